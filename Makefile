@@ -1,0 +1,46 @@
+# make demo   200 virtual clients on one machine: a table and a picture of three selectors
+# make test   the tests
+# Each makes .venv first, with the versions in constraints.txt. It needs Python 3.11 or newer and nothing else.
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+export FLWR_TELEMETRY_ENABLED := 0
+export FLWR_DISABLE_UPDATE_CHECK := 1
+export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION := 1
+export RAY_USAGE_STATS_ENABLED := 0
+
+.PHONY: help demo test slow lint clean
+
+help:
+	@sed -n '/^# make/s/^# //p' Makefile
+
+demo: .venv/installed
+	$(BIN)/fedsel compare digits --selectors bsfl,cs-ucb,random
+
+test: .venv/installed
+	$(BIN)/python -m pytest
+
+# make slow   the tests that take longer than 20 seconds each
+slow: .venv/installed
+	$(BIN)/python -m pytest -m slow
+
+# make lint   ruff and mypy
+lint: .venv/installed
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+# make clean  remove .venv and the tools' caches; runs/ stays
+clean:
+	rm -rf .venv .ci-venv* .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
+
+.venv/installed: pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 or newer is needed, but there is no $(PYTHON); name one: make PYTHON=..."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed, but $(PYTHON) is $$($(PYTHON) -V); name another: make PYTHON=python3.11"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "$(PYTHON) lacks its venv module; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -c constraints.txt -e ".[sim,dev]"
+	@touch $@

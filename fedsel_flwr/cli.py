@@ -1,0 +1,169 @@
+"""The command ``fedsel``: list, run, compare."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import logging
+import os
+import signal
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedsel_flwr import __version__
+from fedsel_flwr.errors import FedSelError, ParameterError, RunError
+
+EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status (0, 2 after an error, 130 after Ctrl-C)."""
+    args = _parser().parse_args(argv)
+    try:
+        _require_simulation()
+        if args.command == "list":
+            return _list()
+        return _compare(args)
+    except FedSelError as error:
+        print(f"fedsel: error: {error}", file=sys.stderr)
+        return EXIT_ERROR
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="fedsel", description="Compare client selectors for federated learning.")
+    parser.add_argument("--version", action="version", version=f"fedsel {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands.add_parser("list", help="show the scenarios and the selectors")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("scenario", nargs="?", default="digits", help="name or TOML file (default: digits)")
+    common.add_argument("--data-dir", metavar="DIR", help="folder of torchvision's data sets (else $FEDSEL_DATA)")
+    common.add_argument("--rounds", type=int, help="number of rounds, instead of the scenario's")
+    common.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
+        help="override a scenario key, for example --set training.learning_rate=0.05 (may be repeated)",
+    )  # fmt: skip
+    common.add_argument("--runs-dir", default="runs", metavar="DIR", help="where run folders go (default: ./runs)")
+    run = commands.add_parser("run", parents=[common], help="run a scenario with one selector")
+    run.add_argument("--selector", help="instead of the scenario's")
+    compare = commands.add_parser("compare", parents=[common], help="run a scenario with several selectors")
+    compare.add_argument("--selectors", default="bsfl,cs-ucb,random", metavar="A,B,C", help="names, with commas")
+    compare.add_argument("--seeds", type=int, default=1, metavar="N", help="runs of each selector (default: 1)")
+    return parser
+
+
+def _list() -> int:
+    from fedsel_flwr.selectors.registry import names, selector_class
+    from fedsel_flwr.simulations.scenario_files import load_scenario, scenario_names
+
+    print("scenarios")
+    for name in scenario_names():
+        print(f"  {name:<16}{load_scenario(name).description}")
+    print("selectors")
+    for name in names():
+        print(f"  {name:<16}{(selector_class(name).__doc__ or '').strip().splitlines()[0]}")
+    return 0
+
+
+def _compare(args: argparse.Namespace) -> int:
+    """Run the runs, print table and folder; ``fedsel run`` is a comparison of one."""
+    from fedsel_flwr.selectors.registry import selector_class
+    from fedsel_flwr.simulations.scenario_files import load_scenario
+
+    scenario = load_scenario(args.scenario, _overrides(args))
+    if args.command == "run":
+        selectors, seeds = [scenario.selector], 1
+    else:
+        selectors, seeds = [name.strip() for name in args.selectors.split(",") if name.strip()], args.seeds
+        if not selectors or len(set(selectors)) != len(selectors):
+            raise ParameterError(f"--selectors must name at least one selector, each once, got {args.selectors!r}")
+    if seeds < 1:
+        raise ParameterError(f"--seeds must be at least 1, got {seeds}")
+    for name in selectors:
+        selector_class(name)
+
+    from fedsel_flwr.report.progress import Progress
+    from fedsel_flwr.report.run_folder import create_run_folder
+    from fedsel_flwr.report.summary import aggregate
+    from fedsel_flwr.report.table import render_table
+    from fedsel_flwr.simulations.comparison import Comparison
+    from fedsel_flwr.simulations.federation import check_selectors
+    from fedsel_flwr.simulations.processes import end_descendants
+    from fedsel_flwr.simulations.world import world_of
+
+    check_selectors(scenario, selectors)
+    world_of(scenario)  # faults in the data come before anything is written
+    folder = create_run_folder(scenario.name, args.runs_dir).resolve()
+    _log_to(folder / "flower.log")
+    comparison = Comparison(scenario, selectors, seeds, folder)
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with Progress() as progress:
+            summaries = comparison.run(progress.start_run, progress.update)
+    except KeyboardInterrupt:
+        _leave_at_once(folder)
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+        end_descendants()
+    render_table(aggregate(summaries), scenario.target_accuracy)
+    print(f"{folder}")
+    return 0
+
+
+def _overrides(args: argparse.Namespace) -> dict[str, Any]:
+    overrides: dict[str, Any] = {"data.data_dir": args.data_dir, "rounds": args.rounds}
+    overrides["selector"] = getattr(args, "selector", None)
+    for text in args.overrides:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise ParameterError(f"--set expects KEY=VALUE, got {text!r}")
+        overrides[key.strip()] = _toml_value(value.strip())
+    return overrides
+
+
+def _toml_value(text: str) -> Any:
+    """A number, boolean or list as TOML reads it, else the text itself."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _require_simulation() -> None:
+    lacking = [name for name in ("pydantic", "torch", "ray", "flwr_datasets") if not importlib.util.find_spec(name)]
+    if lacking:
+        raise RunError(f"{', '.join(lacking)} not installed: pip install 'fedsel-flwr[sim]'")
+    for key, value in (
+        ("FLWR_TELEMETRY_ENABLED", "0"),
+        ("RAY_USAGE_STATS_ENABLED", "0"),
+        ("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"),
+        ("HF_HUB_OFFLINE", "1"),
+    ):
+        os.environ.setdefault(key, value)
+
+
+def _log_to(path: Path) -> None:
+    """Send Flower's and our own log records to a file; the terminal belongs to the progress display."""
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    for name in ("flwr", "fedsel_flwr"):
+        logger = logging.getLogger(name)
+        logger.handlers[:] = [handler]
+        logger.propagate = False
+
+
+def _leave_at_once(folder: Path) -> None:
+    """After Ctrl-C: Flower's server thread cannot be asked to stop, so end Ray's processes and then this one."""
+    from fedsel_flwr.simulations.processes import end_descendants
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_descendants(grace_s=2.0)
+    print(f"fedsel: interrupted; finished runs are in {folder}", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os._exit(EXIT_INTERRUPTED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

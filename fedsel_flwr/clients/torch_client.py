@@ -1,0 +1,104 @@
+"""A Flower client that trains a torch model and reports what the round cost it."""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from flwr.client import NumPyClient
+from flwr.common import Config, NDArrays, Scalar
+from torch import nn
+
+from fedsel_flwr.clients.parameters import get_arrays, set_arrays
+from fedsel_flwr.clients.streams import stream
+from fedsel_flwr.clients.system import SystemModel
+from fedsel_flwr.clients.training import TrainingSettings, evaluate, train
+from fedsel_flwr.errors import ParameterError
+
+LatencyMode = Literal["measured", "model"]
+Delay = Literal["virtual", "sleep"]
+
+
+class TorchClient(NumPyClient):
+    """Trains on its own examples; its channel and processor are those of the system model.
+
+    The config of ``fit`` must carry ``round``, the absolute round, on which every random draw depends.
+
+    Args:
+        partition_id: Which client this is; reported as its identity.
+        model: Scratch model; its parameters are overwritten.
+        inputs: The client's examples, shape (n, ...).
+        labels: Their classes, shape (n,).
+        settings: How to train.
+        system: Delays and energy.
+        latency_mode: "measured" takes the training time of this machine; "model" that of the system model, which
+            makes runs reproducible.
+        delay: "virtual" only reports the delays; "sleep" makes the call last as long as it reports.
+
+    References:
+        Metrics: ``latency_s`` = ``download_s`` + ``compute_s`` + ``upload_s`` (Xia et al., equation (4), not yet
+        capped), ``energy_j`` (always modelled, hence ``energy_modelled`` = 1), ``train_loss``, ``client_id``.
+    """
+
+    def __init__(
+        self,
+        *,
+        partition_id: int,
+        model: nn.Module,
+        inputs: npt.NDArray[np.float32],
+        labels: npt.NDArray[np.int64],
+        settings: TrainingSettings,
+        system: SystemModel,
+        latency_mode: LatencyMode = "measured",
+        delay: Delay = "virtual",
+    ) -> None:
+        if latency_mode not in ("measured", "model"):
+            raise ParameterError(f"latency_mode must be 'measured' or 'model', got {latency_mode!r}")
+        if delay not in ("virtual", "sleep"):
+            raise ParameterError(f"delay must be 'virtual' or 'sleep', got {delay!r}")
+        self._partition_id, self._model, self._inputs, self._labels = partition_id, model, inputs, labels
+        self._settings, self._system = settings, system
+        self._latency_mode, self._delay = latency_mode, delay
+
+    def get_properties(self, config: Config) -> dict[str, Scalar]:
+        """Say who this is and how much data it holds."""
+        return {"client_id": self._partition_id, "num_examples": len(self._labels)}
+
+    def get_parameters(self, config: dict[str, Scalar]) -> NDArrays:
+        """Return the scratch model's arrays."""
+        return get_arrays(self._model)
+
+    def fit(self, parameters: NDArrays, config: dict[str, Scalar]) -> tuple[NDArrays, int, dict[str, Scalar]]:
+        """Train from the received model; returns the arrays, the number of examples and the metrics."""
+        round = config.get("round")
+        if not isinstance(round, int):
+            raise ParameterError(f"the fit config must carry the absolute round as an integer, got {round!r}")
+        delays = self._system.draw(self._partition_id, round)
+        set_arrays(self._model, parameters)
+        order = stream(self._system.seed, "data-order", self._partition_id, round)
+        start = time.perf_counter()
+        loss = train(self._model, self._inputs, self._labels, self._settings, order)
+        measured = time.perf_counter() - start
+        compute = delays.compute_s if self._latency_mode == "model" else measured
+        latency = delays.download_s + compute + delays.upload_s  # (4) before the cap
+        if self._delay == "sleep":
+            time.sleep(max(0.0, min(latency, self._system.max_latency_s) - measured))
+        metrics: dict[str, Scalar] = {
+            "latency_s": latency,
+            "energy_j": self._system.energy_j(delays, compute),
+            "energy_modelled": 1,
+            "download_s": delays.download_s,
+            "compute_s": compute,
+            "upload_s": delays.upload_s,
+            "train_loss": loss,
+            "client_id": self._partition_id,
+        }
+        return get_arrays(self._model), len(self._labels), metrics
+
+    def evaluate(self, parameters: NDArrays, config: dict[str, Scalar]) -> tuple[float, int, dict[str, Scalar]]:
+        """Measure the received model on the client's examples."""
+        set_arrays(self._model, parameters)
+        loss, accuracy = evaluate(self._model, self._inputs, self._labels)
+        return loss, len(self._labels), {"accuracy": accuracy, "client_id": self._partition_id}

@@ -1,0 +1,170 @@
+"""A client's local work: stochastic gradient descent and evaluation with torch, on the CPU."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fedsel_flwr.errors import ParameterError
+
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings:
+    """How a client trains.
+
+    Args:
+        learning_rate: The step length, above 0.
+        batch_size: Examples per step, at least 1; the last batch of a pass may be smaller.
+        local_epochs: Passes over the client's data, at least 1.
+        local_steps: Steps instead of passes, at least 1; the data are passed over as often as needed. None: whole
+            passes.
+        momentum: Of the gradient, in [0, 1).
+        weight_decay: Factor of the squared norm's gradient, at least 0.
+        proximal_mu: FedProx's mu, at least 0: the steps minimise loss + mu/2 |w - w0|² with the received model w0.
+
+    Raises:
+        ParameterError: If a value is out of its range.
+
+    References:
+        Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020 (FedProx).
+    """
+
+    learning_rate: float
+    batch_size: int
+    local_epochs: int = 1
+    local_steps: int | None = None
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    proximal_mu: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check every value."""
+        for name, count in (
+            ("batch_size", self.batch_size),
+            ("local_epochs", self.local_epochs),
+            ("local_steps", 1 if self.local_steps is None else self.local_steps),
+        ):
+            if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
+                raise ParameterError(f"{name} must be a whole number of at least 1; got {count!r}")
+        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
+            raise ParameterError(f"learning_rate must be positive and finite; got {self.learning_rate!r}")
+        if not 0 <= self.momentum < 1:
+            raise ParameterError(f"momentum must be at least 0 and below 1; got {self.momentum!r}")
+        for name, factor in (("weight_decay", self.weight_decay), ("proximal_mu", self.proximal_mu)):
+            if not (math.isfinite(factor) and factor >= 0):
+                raise ParameterError(f"{name} must be finite and at least 0; got {factor!r}")
+
+
+def train(
+    model: nn.Module,
+    inputs: FloatArray,
+    labels: IntArray,
+    settings: TrainingSettings,
+    generator: np.random.Generator,
+) -> float:
+    """Train a model on a client's data by stochastic gradient descent on the cross-entropy.
+
+    Args:
+        model: The received model, changed in place.
+        inputs: The client's examples, shape (n, …), n at least 1.
+        labels: Their classes, shape (n,).
+        settings: How to train.
+        generator: Draws first the seed of the dropout, then a new order of the data for each pass. torch's global
+            random state stays as it is.
+
+    Returns:
+        The mean over the steps taken of the batch's mean cross-entropy before the step, in nats, without the proximal
+        term. Not finite when the training diverged.
+
+    Raises:
+        ParameterError: If there are no examples, or not one label for each.
+
+    Examples:
+        >>> model = nn.Linear(2, 2)
+        >>> _ = [nn.init.zeros_(parameter) for parameter in model.parameters()]
+        >>> inputs, labels = np.ones((1, 2), dtype=np.float32), np.zeros(1, dtype=np.int64)
+        >>> settings = TrainingSettings(learning_rate=0.1, batch_size=1)
+        >>> round(train(model, inputs, labels, settings, np.random.default_rng(0)), 4)
+        0.6931
+    """
+    _check_examples(inputs, labels)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    received = [parameter.detach().clone() for parameter in parameters] if settings.proximal_mu > 0 else []
+    optimizer = torch.optim.SGD(
+        parameters, lr=settings.learning_rate, momentum=settings.momentum, weight_decay=settings.weight_decay
+    )
+    steps = settings.local_steps or settings.local_epochs * math.ceil(len(labels) / settings.batch_size)
+    losses: list[float] = []
+    was_training = model.training
+    model.train()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(int(generator.integers(2**63)))
+        for rows in itertools.islice(_batches(len(labels), settings.batch_size, generator), steps):
+            loss = functional.cross_entropy(model(torch.tensor(inputs[rows])), torch.tensor(labels[rows]))
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            for parameter, start in zip(parameters, received, strict=False):  # none received: no proximal term
+                if parameter.grad is not None:
+                    parameter.grad.add_(parameter.detach() - start, alpha=settings.proximal_mu)
+            optimizer.step()
+            losses.append(loss.item())
+    model.train(was_training)
+    return math.fsum(losses) / steps if all(map(math.isfinite, losses)) else math.nan
+
+
+def evaluate(model: nn.Module, inputs: FloatArray, labels: IntArray, batch_size: int = 1024) -> tuple[float, float]:
+    """Measure a model on examples, with dropout off; the model stays as it is.
+
+    Args:
+        model: The model.
+        inputs: The examples, shape (n, …), n at least 1.
+        labels: Their classes, shape (n,).
+        batch_size: Examples at a time, at least 1; the result does not depend on it but for rounding.
+
+    Returns:
+        The mean cross-entropy in nats, and the fraction classified correctly.
+
+    Raises:
+        ParameterError: If there are no examples, or not one label for each, or `batch_size` is below 1.
+    """
+    _check_examples(inputs, labels)
+    if batch_size < 1:
+        raise ParameterError(f"batch_size must be at least 1; got {batch_size!r}")
+    loss, correct = 0.0, 0
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        for start in range(0, len(labels), batch_size):
+            targets = torch.tensor(labels[start : start + batch_size])
+            logits = model(torch.tensor(inputs[start : start + batch_size]))
+            loss += functional.cross_entropy(logits, targets, reduction="sum").item()
+            correct += int((logits.argmax(dim=1) == targets).sum())
+    model.train(was_training)
+    return loss / len(labels), correct / len(labels)
+
+
+def _batches(count: int, batch_size: int, generator: np.random.Generator) -> Iterator[IntArray]:
+    """Yield the rows of one batch after the other, pass after pass without end, each pass in a new order."""
+    while True:
+        order = generator.permutation(count)
+        for start in range(0, count, batch_size):
+            yield order[start : start + batch_size]
+
+
+def _check_examples(inputs: npt.NDArray[Any], labels: npt.NDArray[Any]) -> None:
+    if len(labels) < 1 or len(inputs) != len(labels):
+        raise ParameterError(
+            f"expected at least one example and one label for each; got {len(inputs)} examples, {len(labels)} labels"
+        )

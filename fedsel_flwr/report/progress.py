@@ -1,0 +1,124 @@
+"""The progress of runs: a live display on a terminal, single plain lines elsewhere."""
+
+from __future__ import annotations
+
+import math
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as LiveProgress
+from rich.table import Column
+
+from fedsel_flwr.errors import RunError
+from fedsel_flwr.report.table import decimals_of
+
+if TYPE_CHECKING:
+    from fedsel_flwr.strategies.history import RoundRecord
+
+LINES_PER_RUN = 10
+
+
+class Progress:
+    """Show how one run after another proceeds.
+
+    On a terminal the current run has a bar, and its last line stays when the next run starts. Elsewhere about ten
+    plain lines per run are printed, the first and the last round always among them.
+
+    Args:
+        console: Where to print; standard output by default.
+
+    Example::
+
+        with Progress() as progress:
+            progress.start_run("bsfl, seed 0", rounds=100)
+            progress.update(record, failures=2)
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        """Prepare the display; nothing is printed yet."""
+        self._console = console or Console()
+        self._live: LiveProgress | None = None
+        if self._console.is_interactive:
+            self._live = LiveProgress(
+                TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
+                BarColumn(bar_width=None, table_column=Column(ratio=1)),
+                TextColumn("{task.fields[figures]}", markup=False, table_column=Column(no_wrap=True)),
+                TimeRemainingColumn(compact=True),
+                console=self._console,
+                expand=True,
+                transient=True,
+            )
+        self._label: str | None = None
+        self._rounds = 0
+        self._line = ""
+        self._printed = True
+
+    def __enter__(self) -> Progress:
+        """Start the display."""
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """End the display; the last line of the last run stays, whether it ended well or not."""
+        self._end_run()
+        if self._live:
+            self._live.stop()
+
+    def start_run(self, label: str, rounds: int) -> None:
+        """Begin the next run.
+
+        Args:
+            label: What to call it, for example ``"bsfl, seed 0"``.
+            rounds: Number of rounds that are planned.
+        """
+        self._end_run()
+        self._label, self._rounds = label, rounds
+        if self._live:
+            self._live.add_task(label, total=rounds, figures=f"0/{rounds}")
+
+    def update(self, record: RoundRecord, failures: int) -> None:
+        """Show that a round has ended.
+
+        Args:
+            record: The round.
+            failures: Failed clients since the run began.
+
+        Raises:
+            RunError: If no run was started.
+        """
+        if self._label is None:
+            raise RunError("Progress.update was called before start_run. Start the run first.")
+        done = f"{record.round:{len(str(self._rounds))}d}/{self._rounds}"
+        accuracy = f"{100 * record.accuracy:4.1f} %" if math.isfinite(record.accuracy) else "-"
+        seconds, joules = _number(record.simulated_s, "s"), _number(record.total_energy_j, "J")
+        self._line = (
+            f"{self._label}: round {done}  accuracy {accuracy}  simulated {seconds}  energy {joules}  failed {failures}"
+        )
+        self._printed = False
+        if self._live:
+            figures = f"{done}  {accuracy}  {seconds}  {joules}  {failures} failed"
+            self._live.update(self._live.task_ids[-1], completed=record.round, figures=figures)
+        elif record.round in (1, self._rounds) or record.round % max(1, math.ceil(self._rounds / LINES_PER_RUN)) == 0:
+            self._print_line()
+
+    def _end_run(self) -> None:
+        if self._live:
+            for task in self._live.task_ids:
+                self._live.remove_task(task)
+            self._live.refresh()
+        if not self._printed:
+            self._print_line()
+        self._label = None
+
+    def _print_line(self) -> None:
+        self._console.print(self._line, markup=False, highlight=False, soft_wrap=True)
+        self._printed = True
+
+
+def _number(value: float, unit: str) -> str:
+    return f"{value:.{decimals_of(value)}f} {unit}" if math.isfinite(value) else f"- {unit}"

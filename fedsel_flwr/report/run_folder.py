@@ -1,0 +1,198 @@
+"""The folder of a run: resolved scenario, history as Parquet, model as safetensors. Every write is atomic."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import fields
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+import numpy as np
+
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.report.files import load_optional, replacing
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from fedsel_flwr.strategies.history import History
+
+ROUNDS = "rounds.parquet"
+CLIENTS = "clients.parquet"
+MODEL = "model.safetensors"
+SCENARIO = "scenario.toml"
+
+
+def create_run_folder(scenario_name: str, root: str | os.PathLike[str] = "runs", now: datetime | None = None) -> Path:
+    """Make a new, empty folder ``<root>/<scenario>-<YYYYmmdd-HHMMSS>``.
+
+    Args:
+        scenario_name: Name of the scenario; whatever is not a letter, digit, ``.``, ``_`` or ``-`` becomes ``-``.
+        root: Folder that holds all runs; made if needed.
+        now: The time in the name; the local time by default.
+
+    Returns:
+        The new folder. A second one in the same second ends in ``-2``, and so on.
+
+    Raises:
+        ParameterError: If nothing usable is left of ``scenario_name``, or no folder can be made in ``root``.
+    """
+    name = re.sub(r"[^\w.-]+", "-", scenario_name, flags=re.ASCII).strip(".-")
+    if not name:
+        raise ParameterError(f"A run folder is named after its scenario; {scenario_name!r} has no letter or digit.")
+    base = f"{name}-{now or datetime.now():%Y%m%d-%H%M%S}"
+    count = 1
+    while True:
+        folder = Path(root) / (base if count == 1 else f"{base}-{count}")
+        try:
+            folder.mkdir(parents=True)
+        except OSError as error:
+            if not (isinstance(error, FileExistsError) and Path(root).is_dir()):
+                raise ParameterError(f"No folder for runs can be made in {os.fspath(root)!r}: {error}.") from error
+            count += 1
+        else:
+            return folder
+
+
+def write_scenario(folder: str | os.PathLike[str], text: str) -> Path:
+    """Write the resolved scenario.
+
+    Args:
+        folder: The run folder.
+        text: The scenario as TOML.
+
+    Returns:
+        The file, ``scenario.toml``.
+    """
+    path = Path(folder) / SCENARIO
+    with replacing(path) as temporary:
+        temporary.write_bytes(text.encode())
+    return path
+
+
+def write_history(folder: str | os.PathLike[str], history: History) -> tuple[Path, Path]:
+    """Write a history as two Parquet files, one column per field of the records, typed as the field is.
+
+    Args:
+        folder: The run folder, or a folder inside it for one of several runs.
+        history: The history.
+
+    Returns:
+        ``rounds.parquet``, a row per round, and ``clients.parquet``, a row per selected client and round.
+
+    Raises:
+        RunError: If pyarrow is not installed.
+    """
+    from fedsel_flwr.strategies.history import ClientRecord, RoundRecord
+
+    paths = Path(folder) / ROUNDS, Path(folder) / CLIENTS
+    _write_records(paths[0], RoundRecord, history.rounds)
+    _write_records(paths[1], ClientRecord, history.clients)
+    return paths
+
+
+def read_history(folder: str | os.PathLike[str]) -> History:
+    """Read back what ``write_history`` wrote.
+
+    Args:
+        folder: The folder given to ``write_history``.
+
+    Returns:
+        The history.
+
+    Raises:
+        ParameterError: If a file is missing, is not Parquet or has other columns.
+        RunError: If pyarrow is not installed.
+    """
+    from fedsel_flwr.strategies.history import ClientRecord, History, RoundRecord
+
+    history = History()
+    history.rounds.extend(_read_records(Path(folder) / ROUNDS, RoundRecord))
+    history.clients.extend(_read_records(Path(folder) / CLIENTS, ClientRecord))
+    return history
+
+
+def write_model(folder: str | os.PathLike[str], arrays: Sequence[NDArray[Any]]) -> Path:
+    """Write a model's arrays under the names "00", "01", …, which keep their order.
+
+    Args:
+        folder: The run folder.
+        arrays: Parameters in the model's order, any shapes.
+
+    Returns:
+        The file, ``model.safetensors``.
+
+    Raises:
+        ParameterError: If an array is of a type that the format cannot hold.
+        RunError: If safetensors is not installed.
+    """
+    save = load_optional("safetensors.numpy").save
+    path = Path(folder) / MODEL
+    digits = max(2, len(str(len(arrays) - 1)))
+    tensors = {f"{i:0{digits}d}": np.asarray(array, order="C") for i, array in enumerate(arrays)}
+    for name, tensor in tensors.items():
+        if tensor.dtype.kind not in "fiub" or not tensor.dtype.isnative:
+            raise ParameterError(
+                f"A model file holds arrays of numbers in the machine's byte order; array {name} is of type "
+                f"{tensor.dtype!s}. Convert it with astype."
+            )
+    with replacing(path) as temporary:
+        temporary.write_bytes(save(tensors))
+    return path
+
+
+def read_model(folder: str | os.PathLike[str]) -> list[NDArray[Any]]:
+    """Read back what ``write_model`` wrote.
+
+    Args:
+        folder: The folder given to ``write_model``.
+
+    Returns:
+        The arrays in the order in which they were given.
+
+    Raises:
+        ParameterError: If the file is missing, damaged or has other names.
+        RunError: If safetensors is not installed.
+    """
+    module = load_optional("safetensors")
+    load = load_optional("safetensors.numpy").load
+    path = Path(folder) / MODEL
+    try:
+        tensors: dict[str, NDArray[Any]] = load(path.read_bytes())
+    except (OSError, module.SafetensorError) as error:
+        raise ParameterError(f"Expected a model that write_model wrote in {path}: {error}") from error
+    if not all(name.isdecimal() for name in tensors):
+        raise ParameterError(f"{path} names its arrays {sorted(tensors)}, not 00, 01, …; it is another program's.")
+    return [tensors[name] for name in sorted(tensors, key=int)]
+
+
+def _write_records(path: Path, record: type, rows: Sequence[Any]) -> None:
+    schema = _schema(record)
+    columns = {name: [getattr(row, name) for row in rows] for name in schema.names}
+    with replacing(path) as temporary:
+        table = load_optional("pyarrow").table(columns, schema=schema)
+        load_optional("pyarrow.parquet").write_table(table, temporary, compression="zstd")
+
+
+def _read_records(path: Path, record: type) -> list[Any]:
+    try:
+        table = load_optional("pyarrow.parquet").ParquetFile(path).read()
+    except (OSError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError
+        raise ParameterError(f"Expected a history that write_history wrote in {path}: {error}") from error
+    schema = _schema(record)
+    if not table.schema.equals(schema):
+        raise ParameterError(
+            f"{path} does not hold the columns of {record.__name__}: expected {schema.names}, found "
+            f"{table.schema.names} (or other types). It is of another version; run the scenario again."
+        )
+    return [record(**row) for row in table.to_pylist()]
+
+
+def _schema(record: type) -> Any:
+    pa = load_optional("pyarrow")
+    types = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string()}
+    hints = get_type_hints(record)
+    return pa.schema([pa.field(field.name, types[hints[field.name]], nullable=False) for field in fields(record)])

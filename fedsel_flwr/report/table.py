@@ -1,0 +1,110 @@
+"""The comparison table: one line per selector."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from fedsel_flwr.report.summary import SelectorRow, Spread, check_target
+
+
+def render_table(rows: Sequence[SelectorRow], target_accuracy: float, console: Console | None = None) -> None:
+    """Print the comparison of selectors.
+
+    A figure with several seeds reads ``mean ±sample standard deviation``. Where only k of n seeds have a value, such
+    as the time to a target that was not always reached, the cell adds ``k of n``; where none has, the time reads
+    ``never`` and any other figure ``-``.
+
+    Args:
+        rows: What ``aggregate`` returned.
+        target_accuracy: The target that the time column refers to, a fraction in (0, 1].
+        console: Where to print; standard output by default. In a pipe the text is plain and no line is folded.
+
+    Raises:
+        ParameterError: If ``target_accuracy`` is not a fraction.
+    """
+    check_target(target_accuracy)
+    out = console or Console()
+    table = _build(rows, target_accuracy, plus_minus=_plus_minus(out.encoding), before_count=" ")
+    natural = Measurement.get(out, out.options.update(width=1000), table).maximum
+    if natural > out.width:
+        if console is None and not out.is_terminal:  # a pipe has no width
+            out = Console(width=natural)
+        else:
+            table = _build(rows, target_accuracy, plus_minus=_plus_minus(out.encoding), before_count="\n")
+    out.print(table)
+
+
+def decimals_of(value: float) -> int:
+    """Return the decimals that leave three significant digits, and at least one decimal below 1,000.
+
+    Args:
+        value: A finite number.
+
+    Returns:
+        The number of decimals.
+
+    Examples:
+        >>> [decimals_of(x) for x in (1234.5, 123.4, 12.3, 1.23, 0.0123)]
+        [0, 1, 1, 2, 4]
+    """
+    exponent = math.floor(math.log10(abs(value))) if value else 0
+    return 1 if exponent == 2 else max(0, 2 - exponent)
+
+
+def _build(rows: Sequence[SelectorRow], target_accuracy: float, plus_minus: str, before_count: str) -> Table:
+    caption = _caption(rows, plus_minus)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), caption=caption, caption_justify="left")
+    table.add_column("selector", overflow="fold")
+    for header in (
+        "accuracy\n%",
+        f"time to {100 * target_accuracy:g} %\nsimulated s",
+        "energy\nJ",
+        "Jain\nindex",
+        "failed\nclients",
+    ):
+        table.add_column(header, justify="right", overflow="fold")
+    for row in rows:
+        cells = (
+            _cell(row.accuracy, scale=100, decimals=1),
+            _cell(row.time_to_target_s, none="never"),
+            _cell(row.energy_j),
+            _cell(row.jain, decimals=3),
+            _cell(row.failed_clients, decimals=0 if row.seeds == 1 else 1),
+        )
+        ready = (cell.replace("±", plus_minus).replace(" (", f"{before_count}(") for cell in cells)
+        table.add_row(Text(row.selector), *map(Text, ready))
+    return table
+
+
+def _cell(spread: Spread, *, scale: float = 1, decimals: int | None = None, none: str = "-") -> str:
+    if not spread.count:
+        return none
+    mean, deviation = scale * spread.mean, scale * spread.deviation
+    digits = decimals_of(mean) if decimals is None else decimals
+    text = f"{mean:.{digits}f}"
+    if math.isfinite(deviation):
+        text += f" ±{deviation:.{digits}f}"
+    return text if spread.count == spread.total else f"{text} ({spread.count} of {spread.total})"
+
+
+def _caption(rows: Sequence[SelectorRow], plus_minus: str) -> Text:
+    counts = {row.seeds for row in rows}
+    if counts <= {1}:
+        return Text("one seed")
+    seeds = f"{counts.pop()} seeds" if len(counts) == 1 else f"{min(counts)} to {max(counts)} seeds"
+    return Text(f"mean {plus_minus} sample standard deviation over {seeds}")
+
+
+def _plus_minus(encoding: str) -> str:
+    try:
+        "±".encode(encoding)
+    except (LookupError, UnicodeEncodeError):
+        return "+/-"
+    return "±"

@@ -1,0 +1,24 @@
+"""Client selection algorithms: one paper, one file, NumPy only.
+
+A selector is an ask/tell object over dense client indices ``0..K-1``. It never sees Flower, a model or a clock:
+
+>>> import numpy as np
+>>> from fedsel_flwr.selectors import RoundReport, create
+>>> selector = create("cs-ucb", clients_per_round=2, max_latency=5.0, seed=1)
+>>> chosen = selector.select(np.arange(4))
+>>> selector.observe(RoundReport(clients=chosen, completed=[True, True], latency=[0.5, 1.0]))
+>>> len(np.intersect1d(chosen, selector.select(np.arange(4))))  # the two clients not seen yet come next
+0
+"""
+
+from __future__ import annotations
+
+from fedsel_flwr.selectors.base import Selector
+from fedsel_flwr.selectors.bsfl import BSFL
+from fedsel_flwr.selectors.cs_ucb import CSUCB
+from fedsel_flwr.selectors.registry import create, names
+from fedsel_flwr.selectors.report import RoundReport
+from fedsel_flwr.selectors.round_robin import RoundRobin
+from fedsel_flwr.selectors.uniform import Random
+
+__all__ = ["BSFL", "CSUCB", "Random", "RoundReport", "RoundRobin", "Selector", "create", "names"]

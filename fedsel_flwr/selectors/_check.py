@@ -1,0 +1,68 @@
+"""Argument checks shared by the selectors: each says what was expected, what came and what to do."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedsel_flwr.errors import ParameterError
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+
+
+def whole(name: str, value: object, minimum: int) -> int:
+    """Return ``value`` as an int of at least ``minimum``."""
+    integral = isinstance(value, Integral) or (isinstance(value, Real) and float(value).is_integer())
+    if isinstance(value, bool | np.bool_) or not integral or int(value) < minimum:  # type: ignore[call-overload]
+        raise ParameterError(f"{name} must be a whole number of at least {minimum}, got {value!r}")
+    return int(value)  # type: ignore[call-overload, no-any-return]
+
+
+def real(name: str, value: object, *, above: float | None = None, at_least: float | None = None) -> float:
+    """Return ``value`` as a finite float, above or at least a limit."""
+    limit = f" above {above:g}" if above is not None else f" of at least {at_least:g}" if at_least is not None else ""
+    ok = isinstance(value, Real) and not isinstance(value, bool | np.bool_) and math.isfinite(value)
+    if ok and above is not None:
+        ok = float(value) > above  # type: ignore[arg-type]
+    if ok and at_least is not None:
+        ok = float(value) >= at_least  # type: ignore[arg-type]
+    if not ok:
+        raise ParameterError(f"{name} must be a finite number{limit}, got {value!r}")
+    return float(value)  # type: ignore[arg-type]
+
+
+def indices(name: str, value: Any) -> IntArray:
+    """Return ``value`` as a one-dimensional array of unique client indices (a copy)."""
+    array = np.asarray(value)
+    if array.size == 0 and array.ndim == 1:
+        return np.empty(0, dtype=np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise ParameterError(
+            f"{name} must be a one-dimensional array of client indices (integers), "
+            f"got {array.dtype} of shape {array.shape}"
+        )
+    if array.min() < 0:
+        raise ParameterError(f"{name} must hold indices of at least 0, got {int(array.min())}")
+    if np.unique(array).size != array.size:
+        raise ParameterError(f"{name} must name each client once, got {array.size - np.unique(array).size} repeated")
+    return array.astype(np.int64)
+
+
+def column(name: str, value: Any, num_rows: int, *, ndim: int = 1) -> FloatArray:
+    """Return ``value`` as a float column with ``num_rows`` rows (a copy)."""
+    try:
+        array = np.array(value, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ParameterError(f"{name} must be an array of numbers, got {value!r}") from error
+    if array.ndim != ndim or array.shape[0] != num_rows:
+        raise ParameterError(
+            f"{name} must have one row per client: expected {num_rows} rows and {ndim} dimension(s), "
+            f"got shape {array.shape}"
+        )
+    return array

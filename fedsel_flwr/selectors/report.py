@@ -1,0 +1,92 @@
+"""What a selector learns after a round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.selectors._check import BoolArray, FloatArray, IntArray, column, indices, real
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RoundReport:
+    """One round's outcome: a row for each selected client, failed ones included.
+
+    Only ``clients``, ``completed`` and ``latency`` are always there; :attr:`Selector.needs` names the optional
+    columns a selector reads. Rows of failed clients hold NaN in what they lack. Arrays are copied and read-only.
+
+    Args:
+        clients: Indices of the selected clients, shape (n,), unique.
+        completed: Whether the client's update arrived in time and could be used, shape (n,).
+        latency: Seconds from sending the model to holding the update, shape (n,); ``max_latency`` where failed.
+        energy: Joules spent by the client, shape (n,).
+        energy_score: The client's energy score in [0, 1] (PCZFL), shape (n,).
+        num_examples: Training examples behind the update, shape (n,).
+        loss: Loss of the received model on the client's training data, before training, shape (n,).
+        rms_loss: Root mean square of the per-sample losses (Oort), shape (n,).
+        local_accuracy: Accuracy of the received model on the client's test data, shape (n,).
+        accuracy: Accuracy of the client's new model on the server's validation set, shape (n,).
+        projection: Projection of the client's update on the server's direction (GPFL), shape (n,).
+        update: Flattened update, shape (n, parameters).
+        kept: Whether FedCA's filter kept the client's model, shape (n,); False where failed.
+        global_accuracy: Accuracy of the new global model on the server's validation set.
+        global_loss: Loss of the new global model on the server's validation set.
+
+    Raises:
+        ParameterError: A column has the wrong shape or holds a value that cannot be (NaN or negative latency).
+    """
+
+    clients: IntArray
+    completed: BoolArray
+    latency: FloatArray
+    energy: FloatArray | None = None
+    energy_score: FloatArray | None = None
+    num_examples: FloatArray | None = None
+    loss: FloatArray | None = None
+    rms_loss: FloatArray | None = None
+    local_accuracy: FloatArray | None = None
+    accuracy: FloatArray | None = None
+    projection: FloatArray | None = None
+    update: FloatArray | None = None
+    kept: BoolArray | None = None
+    global_accuracy: float | None = None
+    global_loss: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check and freeze every column."""
+        clients = indices("clients", self.clients)
+        columns: dict[str, object] = {"clients": clients}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name == "clients" or value is None:
+                continue
+            if field.name in ("global_accuracy", "global_loss"):
+                columns[field.name] = real(field.name, value)
+            elif field.name in ("completed", "kept"):
+                columns[field.name] = _flags(field.name, value, len(clients))
+            else:
+                columns[field.name] = column(field.name, value, len(clients), ndim=2 if field.name == "update" else 1)
+        latency = columns["latency"]
+        if not (np.isfinite(latency).all() and (np.asarray(latency) >= 0).all()):  # type: ignore[call-overload]
+            raise ParameterError(
+                f"latency must be finite and at least 0 s in every row (max_latency where failed), got {latency}"
+            )
+        if self.kept is not None and np.any(np.asarray(columns["kept"]) & ~np.asarray(columns["completed"])):
+            raise ParameterError("kept must be False in the rows of failed clients (completed False)")
+        for name, value in columns.items():
+            if isinstance(value, np.ndarray):
+                value.setflags(write=False)
+            object.__setattr__(self, name, value)
+
+
+def _flags(name: str, value: object, num_rows: int) -> BoolArray:
+    array = np.array(value)
+    if array.size == 0:
+        array = array.astype(np.bool_)
+    if array.dtype != np.bool_ or array.shape != (num_rows,):
+        raise ParameterError(
+            f"{name} must be {num_rows} booleans, one per client, got {array.dtype} of shape {array.shape}"
+        )
+    return array

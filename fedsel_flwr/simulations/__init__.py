@@ -1,0 +1,1 @@
+"""Scenarios, data, the Flower app and the engines that run it."""

@@ -1,0 +1,86 @@
+"""The Flower app of this repository: ``flwr run .``.
+
+Every scenario key can be overridden: ``--run-config "scenario='smoke' selector='cs-ucb' rounds=5"``. An empty string
+leaves the scenario's own value; lists are written as strings, as Flower's bundler refuses lists.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+from flwr.client import ClientApp
+from flwr.common import Context
+from flwr.common.logger import log
+from flwr.server import ServerApp
+from flwr.serverapp import Grid
+
+from fedsel_flwr.report.run_folder import create_run_folder
+from fedsel_flwr.simulations.comparison import write_run
+from fedsel_flwr.simulations.engine import RunResult
+from fedsel_flwr.simulations.federation import make_client_fn, make_server, make_strategy, server_arrays
+from fedsel_flwr.simulations.rounds import count_nodes, run_rounds
+from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.simulations.scenario_files import load_scenario
+from fedsel_flwr.simulations.world import world_of
+from fedsel_flwr.strategies import ClientRecord, RoundRecord
+
+INFO = 20
+OWN_KEYS = ("scenario", "runs_dir")
+"""Run-config keys that are not scenario keys."""
+
+
+def scenario_of(context: Context) -> Scenario:
+    """The scenario that a run config describes.
+
+    Args:
+        context: Flower's context; ``run_config`` holds ``scenario`` and any scenario key, dotted.
+
+    Returns:
+        The scenario.
+
+    Raises:
+        ParameterError: An unknown scenario or key, or a value that is not allowed.
+    """
+    return _scenario(tuple(sorted(context.run_config.items())))
+
+
+@lru_cache(maxsize=8)
+def _scenario(config: tuple[tuple[str, object], ...]) -> Scenario:
+    overrides = {key: value for key, value in config if key not in OWN_KEYS}
+    return load_scenario(str(dict(config).get("scenario") or "digits"), overrides)
+
+
+client_app = ClientApp(client_fn=make_client_fn(scenario_of))
+server_app = ServerApp()
+
+
+@server_app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the scenario over the nodes there are and write the run folder."""
+    scenario = scenario_of(context)
+    count_nodes(grid, scenario)
+    world = world_of(scenario)
+    strategy = make_strategy(scenario, world, _log_round)
+    server = make_server(strategy, scenario.clients_per_round)
+    run_rounds(grid, server, scenario)
+    root = Path(str(context.run_config.get("runs_dir") or "runs")).expanduser()
+    folder = create_run_folder(f"{scenario.name}-{scenario.selector}", root).resolve()
+    write_run(folder, scenario, RunResult(history=strategy.history, arrays=server_arrays(server)))
+    _log_clients(strategy.history.clients[-scenario.clients_per_round :])
+    log(INFO, "history, model and resolved scenario: %s", folder)
+
+
+def _log_round(record: RoundRecord) -> None:
+    log(
+        INFO,
+        "round %d: accuracy %.4f, simulated %.3f s, energy %.4f J, completed %d of %d",
+        record.round, record.accuracy, record.simulated_s, record.total_energy_j,
+        record.num_completed, record.num_selected,
+    )  # fmt: skip
+
+
+def _log_clients(rows: list[ClientRecord]) -> None:
+    log(INFO, "the last round, client by client (every round is in clients.parquet):")
+    for row in rows:
+        log(INFO, "  client %s: %.4f s, %.5f J %s", row.client_id, row.latency_s, row.energy_j, row.problem)

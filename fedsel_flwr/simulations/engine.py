@@ -1,0 +1,98 @@
+"""The Ray engine: a scenario in this process, on hundreds of virtual clients."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.client import ClientApp
+from flwr.common import Context
+from flwr.server import Server, ServerApp
+from flwr.serverapp import Grid
+from flwr.simulation import run_simulation
+
+from fedsel_flwr.errors import RunError
+from fedsel_flwr.simulations.federation import make_client_fn, make_server, make_strategy, server_arrays
+from fedsel_flwr.simulations.rounds import run_rounds
+from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.simulations.world import world_of
+from fedsel_flwr.strategies import History, RoundRecord
+from fedsel_flwr.strategies.replies import Arrays
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a simulation leaves behind.
+
+    Attributes:
+        history: Round by round and client by client.
+        arrays: The final global model.
+    """
+
+    history: History
+    arrays: Arrays
+
+
+def simulate(
+    scenario: Scenario,
+    *,
+    on_round: Callable[[RoundRecord], None] | None = None,
+    num_cpus: int | None = None,
+) -> RunResult:
+    """Run a scenario with Flower on Ray and wait for its end.
+
+    Args:
+        scenario: The scenario; its ``selector`` chooses.
+        on_round: Called with each finished round, from the server's thread.
+        num_cpus: Actors, one core each; None takes every core.
+
+    Returns:
+        History and final model.
+
+    Raises:
+        ParameterError: The data or a parameter cannot be used.
+        RunError: The simulation broke off.
+    """
+    world = world_of(scenario)  # in this thread, so that faults in data and parameters come before Ray starts
+    strategy = make_strategy(scenario, world, on_round)
+    server = make_server(strategy, scenario.clients_per_round)
+
+    server_app = ServerApp()
+
+    @server_app.main()
+    def main(grid: Grid, context: Context) -> None:
+        run_rounds(grid, server, scenario)
+
+    client_app = ClientApp(client_fn=make_client_fn(_Constant(scenario)))
+    _run_quietly(server_app, client_app, scenario.num_clients, num_cpus or os.cpu_count() or 1)
+    if not strategy.history.rounds or strategy.history.rounds[-1].round != scenario.rounds:
+        done = len(strategy.history.rounds)
+        raise RunError(f"the simulation ended after {done} of {scenario.rounds} rounds; see the log for the reason")
+    return RunResult(history=strategy.history, arrays=server_arrays(server))
+
+
+@dataclass(frozen=True)
+class _Constant:
+    """A scenario that does not depend on the node; can be pickled."""
+
+    scenario: Scenario
+
+    def __call__(self, context: Context) -> Scenario:
+        return self.scenario
+
+
+def _run_quietly(server_app: ServerApp, client_app: ClientApp, num_supernodes: int, num_cpus: int) -> None:
+    """Flower's simulation; the notice that ``flwr run`` is preferred is not for the user of this package."""
+    backend: dict[str, Any] = {
+        "init_args": {"num_cpus": num_cpus, "include_dashboard": False, "logging_level": logging.ERROR,
+                      "log_to_driver": False},
+        # Actors that die are started again; without this the pool keeps handing out the dead one.
+        "client_resources": {"num_cpus": 1, "num_gpus": 0.0, "max_restarts": -1},
+    }  # fmt: skip
+    run_simulation(server_app=server_app, client_app=client_app, num_supernodes=num_supernodes, backend_config=backend)
+
+
+__all__ = ["RunResult", "Server", "simulate"]

@@ -1,0 +1,168 @@
+"""Where the pictures come from: scikit-learn's digits, and torchvision's sets from a folder or from the network."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import textwrap
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedsel_flwr.errors import ParameterError
+
+Examples = tuple[npt.NDArray[Any], npt.NDArray[np.int64]]
+
+DATA_DIR_VARIABLE = "FEDSEL_DATA"
+"""The environment variable that names the data folder."""
+
+_DOWNLOAD_TIMEOUT_S = 30.0  # of silence on the line, so that a firewall that drops packets ends in an error
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSet:
+    """One of torchvision's image sets.
+
+    Args:
+        torchvision_name: The class in `torchvision.datasets`.
+        expected_file: One of its files, relative to the data folder; shown when it is missing.
+        shape: The shape of one image (channels, height, width).
+        mean: The usual mean of the training pixels in [0, 1], one per channel.
+        std: Their usual standard deviation, one per channel.
+    """
+
+    torchvision_name: str
+    expected_file: str
+    shape: tuple[int, int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+IMAGE_SETS = {
+    "mnist": ImageSet(
+        torchvision_name="MNIST",
+        expected_file="MNIST/raw/train-images-idx3-ubyte",
+        shape=(1, 28, 28),
+        mean=(0.1307,),
+        std=(0.3081,),
+    ),
+    "fashion-mnist": ImageSet(
+        torchvision_name="FashionMNIST",
+        expected_file="FashionMNIST/raw/train-images-idx3-ubyte",
+        shape=(1, 28, 28),
+        mean=(0.2860,),
+        std=(0.3530,),
+    ),
+    "cifar-10": ImageSet(
+        torchvision_name="CIFAR10",
+        expected_file="cifar-10-batches-py/data_batch_1",
+        shape=(3, 32, 32),
+        mean=(0.4914, 0.4822, 0.4465),
+        std=(0.2470, 0.2435, 0.2616),
+    ),
+}
+"""The sets that torchvision reads, by our name."""
+
+
+def read_digits() -> Examples:
+    """Read scikit-learn's 1,797 handwritten digits.
+
+    Returns:
+        Pixels from 0 to 16 of shape (1797, 1, 8, 8) and labels of shape (1797,).
+    """
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    return bunch.images[:, np.newaxis], bunch.target.astype(np.int64)
+
+
+def find_folder(data_dir: str | os.PathLike[str] | None) -> Path:
+    """Find the folder that holds the image sets.
+
+    Args:
+        data_dir: The folder; None: what FEDSEL_DATA names; without it, a cache folder in the home directory.
+
+    Returns:
+        The folder. It exists, unless it is the cache folder.
+
+    Raises:
+        ParameterError: If a folder was named and does not exist.
+    """
+    named = data_dir or os.environ.get(DATA_DIR_VARIABLE)
+    if not named:
+        return Path.home() / ".cache" / "fedsel-flwr"
+    folder = Path(named).expanduser()
+    if not folder.is_dir():
+        origin = "--data-dir" if data_dir else DATA_DIR_VARIABLE
+        raise ParameterError(
+            f"the data folder {folder} (from {origin}) does not exist or is not a folder; "
+            f"name an existing one with --data-dir or {DATA_DIR_VARIABLE}, or neither to download into a cache folder"
+        )
+    return folder
+
+
+def read_image_set(name: str, folder: Path) -> tuple[Examples, Examples]:
+    """Read a torchvision set, from the network where the folder lacks it.
+
+    Args:
+        name: A key of `IMAGE_SETS`.
+        folder: The folder that holds, or will hold, the files.
+
+    Returns:
+        The training and the test examples: pixels uint8 of shape (n, channels, height, width), labels of shape (n,).
+
+    Raises:
+        ParameterError: If the files are not there and cannot be had, or are damaged.
+    """
+    from torchvision import datasets
+
+    source = IMAGE_SETS[name]
+    torchvision_set = getattr(datasets, source.torchvision_name)
+    try:
+        return _read(torchvision_set, source, folder, train=True), _read(torchvision_set, source, folder, train=False)
+    except (OSError, RuntimeError) as problem:
+        raise ParameterError(
+            f"{name} was not found complete in the data folder {folder} (expected {folder / source.expected_file} and "
+            f"its companions), and the download failed ({textwrap.shorten(str(problem), 160, placeholder=' …')}); "
+            f"name the folder that holds the files with --data-dir or {DATA_DIR_VARIABLE}, or connect to the network"
+        ) from problem
+    except Exception as problem:  # a truncated file: assertions, unpickling and reshaping errors inside torchvision
+        raise ParameterError(
+            f"the files of {name} in the data folder {folder} (such as {folder / source.expected_file}) are damaged "
+            f"({type(problem).__name__}: {problem}); delete them and fetch them again"
+        ) from problem
+
+
+def _read(torchvision_set: Any, source: ImageSet, folder: Path, *, train: bool) -> Examples:
+    """Read the training or the test half, after a download if the folder lacks it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"dtype\(\): align should be passed")  # CIFAR-10's old pickles
+        try:
+            loaded = torchvision_set(os.fspath(folder), train=train)
+        except RuntimeError:  # torchvision's "not found"
+            with _socket_timeout(_DOWNLOAD_TIMEOUT_S):
+                loaded = torchvision_set(os.fspath(folder), train=train, download=True)
+    pixels, labels = np.asarray(loaded.data), np.asarray(loaded.targets, dtype=np.int64)
+    pixels = pixels[:, np.newaxis] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)
+    if pixels.shape[1:] != source.shape or len(pixels) != len(labels):
+        raise ValueError(
+            f"{len(pixels)} images of shape {pixels.shape[1:]} and {len(labels)} labels, not of {source.shape}"
+        )
+    return pixels, labels
+
+
+@contextlib.contextmanager
+def _socket_timeout(seconds: float) -> Iterator[None]:
+    """Give new connections a timeout, for urllib calls that set none."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(seconds)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)

@@ -1,0 +1,152 @@
+"""Who holds which training examples: i.i.d., Dirichlet and shard partitions, drawn by Flower's flwr-datasets."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import numpy as np
+import numpy.typing as npt
+
+from fedsel_flwr.errors import ParameterError
+
+IntArray = npt.NDArray[np.int64]
+
+PARTITIONS = ("iid", "dirichlet", "shards")
+"""The kinds that `partition_indices` knows."""
+
+
+def partition_indices(
+    labels: npt.NDArray[np.integer],
+    num_clients: int,
+    *,
+    kind: str = "iid",
+    alpha: float = 0.5,
+    shards_per_client: int = 2,
+    seed: int = 0,
+) -> tuple[IntArray, ...]:
+    """Share the examples out among the clients, every example to exactly one and at least one to each.
+
+    flwr-datasets' `IidPartitioner`, `DirichletPartitioner` and `ShardPartitioner` draw on a shuffled order of the
+    examples. Two things are done to their draws. A client whom a Dirichlet draw leaves without an example gets a
+    random one of the largest client of the moment (equals: the lowest index). The examples that do not fill a whole
+    shard, which flwr-datasets leaves out, go one by one to the smallest client that already holds their class.
+
+    Args:
+        labels: The class of each example, shape (n,).
+        num_clients: The number of clients, at most n.
+        kind: "iid"; "dirichlet": the share of each class that a client gets is Dirichlet distributed; or "shards":
+            the examples sorted by class are cut into equal shards, each client gets some at random.
+        alpha: The Dirichlet concentration, above 0: the smaller, the more unlike the clients.
+        shards_per_client: The number of shards that each client gets.
+        seed: Draws the partition; the same seed gives the same one in every process.
+
+    Returns:
+        Per client, the rows of its examples in ascending order, int64 of shape (n_k,).
+
+    Raises:
+        ParameterError: For an unknown kind, no or more clients than examples, more shards than examples, an alpha
+            that is not positive and finite, or a negative seed.
+
+    References:
+        Dirichlet: Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML 2019.
+        Shards: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
+        AISTATS 2017.
+
+    Examples:
+        >>> parts = partition_indices(np.arange(100) % 10, 10, kind="shards", shards_per_client=1)
+        >>> len(parts[0]), len({int(row) % 10 for row in parts[0]})
+        (10, 1)
+    """
+    classes = _check_arguments(labels, num_clients, kind, alpha, shards_per_client, seed)
+    rng = np.random.default_rng(seed)
+    rows = rng.permutation(len(classes))
+    partitioner_seed = int(rng.integers(2**32))
+    parts = _draw(rows, classes, num_clients, kind, alpha, shards_per_client, partitioner_seed)
+    _give_leftovers(parts, rows, classes)
+    _fill_empty(parts, rng)
+    return tuple(np.sort(np.asarray(part, dtype=np.int64)) for part in parts)
+
+
+def _draw(
+    rows: IntArray, labels: IntArray, num_clients: int, kind: str, alpha: float, shards_per_client: int, seed: int
+) -> list[list[int]]:
+    """Return what flwr-datasets gives each client."""
+    import datasets
+    from flwr_datasets import partitioner as flower  # its partitioners send no telemetry: only its downloads do
+
+    if kind == "iid":
+        partitioner = flower.IidPartitioner(num_clients)
+    elif kind == "dirichlet":
+        partitioner = flower.DirichletPartitioner(
+            num_clients, "label", float(alpha), min_partition_size=0, shuffle=False, seed=seed
+        )
+    else:
+        partitioner = flower.ShardPartitioner(
+            num_clients, "label", num_shards_per_partition=int(shards_per_client), shuffle=False, seed=seed
+        )
+    partitioner.dataset = datasets.Dataset.from_dict({"row": rows, "label": labels[rows]}).with_format("arrow")
+    with warnings.catch_warnings():  # `datasets` calls pyarrow the old way
+        warnings.filterwarnings("ignore", message="Specifying null_placement", category=FutureWarning)
+        columns = (partitioner.load_partition(client)["row"] for client in range(num_clients))
+        return [column[:].to_pylist() for column in columns]
+
+
+def _give_leftovers(parts: list[list[int]], rows: IntArray, labels: IntArray) -> None:
+    """Give each row that nobody has to the smallest client that holds its class, else to the smallest client."""
+    left = np.ones(len(rows), dtype=bool)
+    left[[row for part in parts for row in part]] = False
+    if not left.any():
+        return
+    sizes = np.array([len(part) for part in parts])
+    holds = np.zeros((len(parts), labels.max() + 1), dtype=bool)
+    for client, part in enumerate(parts):
+        holds[client, labels[part]] = True
+    for row in rows[left[rows]]:
+        candidates = np.flatnonzero(holds[:, labels[row]])
+        if not len(candidates):
+            candidates = np.arange(len(parts))
+        client = candidates[np.argmin(sizes[candidates])]
+        parts[client].append(int(row))
+        sizes[client] += 1
+        holds[client, labels[row]] = True
+
+
+def _fill_empty(parts: list[list[int]], rng: np.random.Generator) -> None:
+    """Move one random example of the largest client to each client that has none."""
+    sizes = np.array([len(part) for part in parts])
+    for client in np.flatnonzero(sizes == 0):
+        largest = int(np.argmax(sizes))
+        parts[client].append(parts[largest].pop(int(rng.integers(sizes[largest]))))
+        sizes[client] += 1
+        sizes[largest] -= 1
+
+
+def _check_arguments(
+    labels: npt.NDArray[np.integer], num_clients: int, kind: str, alpha: float, shards_per_client: int, seed: int
+) -> IntArray:
+    """Check everything and return the classes as 0 … C - 1."""
+    if kind not in PARTITIONS:
+        raise ParameterError(f"unknown partition {kind!r}; choose one of {', '.join(PARTITIONS)}")
+    values = np.asarray(labels)
+    if values.ndim != 1 or not np.issubdtype(values.dtype, np.integer):
+        raise ParameterError(f"labels must be whole numbers of shape (n,); got {values.dtype} of shape {values.shape}")
+    for name, value, least in (
+        ("num_clients", num_clients, 1),
+        ("shards_per_client", shards_per_client, 1),
+        ("seed", seed, 0),
+    ):
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+            raise ParameterError(f"{name} must be a whole number of at least {least}; got {value!r}")
+    if not (math.isfinite(alpha) and alpha > 0):
+        raise ParameterError(f"alpha must be positive and finite; got {alpha!r}")
+    if num_clients > len(values):
+        raise ParameterError(
+            f"{num_clients} clients cannot share {len(values)} examples; use at most {len(values)} clients"
+        )
+    if kind == "shards" and num_clients * shards_per_client > len(values):
+        raise ParameterError(
+            f"{num_clients} clients with {shards_per_client} shards each need {num_clients * shards_per_client} "
+            f"examples; got {len(values)}: use fewer clients or a smaller shards_per_client"
+        )
+    return np.unique(values, return_inverse=True)[1].astype(np.int64)

@@ -1,0 +1,159 @@
+"""A scenario: everything that defines a simulation, units in the names."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from fedsel_flwr.clients.system import SystemModel
+from fedsel_flwr.clients.training import TrainingSettings
+from fedsel_flwr.wireless import OFDMAChannel
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Data(_Table):
+    """The examples; ``data_dir`` is needed by torchvision's data sets only."""
+
+    dataset: Literal["digits", "mnist", "fashion-mnist", "cifar-10"] = "digits"
+    data_dir: str = ""
+    validation_fraction: Fraction = 0.1
+    test_fraction: Fraction = 0.2
+
+
+class Partition(_Table):
+    """How the training examples are spread over the clients."""
+
+    kind: Literal["iid", "dirichlet", "shards"] = "iid"
+    alpha: Positive = 0.5
+    shards_per_client: Count = 2
+
+
+class Model(_Table):
+    """The model that is trained."""
+
+    name: Literal["logistic", "mlp", "cnn"] = "mlp"
+
+
+class Training(_Table):
+    """Local stochastic gradient descent; ``local_steps`` above 0 replaces ``local_epochs``."""
+
+    learning_rate: Positive = 0.1
+    batch_size: Count = 16
+    local_epochs: Count = 1
+    local_steps: Annotated[int, Field(ge=0)] = 0
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    weight_decay: NotNegative = 0.0
+    proximal_mu: NotNegative = 0.0
+
+    def settings(self) -> TrainingSettings:
+        """The settings of a client."""
+        return TrainingSettings(**self.model_dump() | {"local_steps": self.local_steps or None})
+
+
+class Wireless(_Table):
+    """Xia et al., section V; ``channels`` = 0 means as many as clients per round."""
+
+    radius_km: Positive = 0.5
+    min_distance_km: Positive = 0.001
+    bandwidth_hz: Positive = 15_000.0
+    access_point_power_dbm: Finite = 23.0
+    client_power_dbm: Finite = 23.0
+    noise_power_dbm: Finite = -107.0
+    path_loss_at_1km_db: Finite = 128.1
+    path_loss_slope_db: Positive = 37.6
+    payload_down_bits: Positive = 5_000.0
+    payload_up_bits: Positive = 5_000.0
+    max_latency_s: Positive = 5.0
+    channels: Annotated[int, Field(ge=0)] = 0
+
+    def channel(self, transmit_power_dbm: float) -> OFDMAChannel:
+        """The channel of a sender with this power."""
+        return OFDMAChannel(
+            bandwidth_hz=self.bandwidth_hz,
+            transmit_power_dbm=transmit_power_dbm,
+            noise_power_dbm=self.noise_power_dbm,
+            path_loss_at_1km_db=self.path_loss_at_1km_db,
+            path_loss_slope_db=self.path_loss_slope_db,
+            min_distance_km=self.min_distance_km,
+        )
+
+
+class Device(_Table):
+    """Processors of the clients; ``samples_per_round`` is Xia's rho, whatever the model trains on."""
+
+    samples_per_round: Positive = 2.0
+    computing_step: Positive = 20.0
+    cycles_per_sample: NotNegative = 1e7
+    effective_capacitance: NotNegative = 1e-28
+
+
+class Clients(_Table):
+    """How clients keep time."""
+
+    latency_mode: Literal["measured", "model"] = "model"
+    delay: Literal["virtual", "sleep"] = "virtual"
+
+
+class Aggregation(_Table):
+    """The base strategy and the server's patience."""
+
+    base: Literal["fedavg", "fedprox", "fedadam", "fedyogi", "fedavgm"] = "fedavg"
+    server_learning_rate: Positive = 0.1
+    min_completed: Count = 1
+    round_timeout_s: Positive = 600.0
+    wait_timeout_s: Positive = 600.0
+
+
+class Scenario(_Table):
+    """Everything that defines a simulation."""
+
+    name: str
+    description: str = ""
+    seed: Annotated[int, Field(ge=0)] = 1
+    rounds: Count = 10
+    num_clients: Count = 10
+    clients_per_round: Count = 3
+    target_accuracy: Annotated[float, Field(gt=0, le=1)] = 0.8
+    selector: str = "random"
+    data: Data = Data()
+    partition: Partition = Partition()
+    model: Model = Model()
+    training: Training = Training()
+    wireless: Wireless = Wireless()
+    device: Device = Device()
+    clients: Clients = Clients()
+    aggregation: Aggregation = Aggregation()
+    selectors: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _cohort_fits(self) -> Scenario:
+        if self.clients_per_round > self.num_clients:
+            raise ValueError(
+                f"clients_per_round = {self.clients_per_round} is more than num_clients = {self.num_clients}"
+            )
+        return self
+
+    def system(self) -> SystemModel:
+        """Delays and energy of the clients."""
+        w = self.wireless
+        return SystemModel(
+            num_clients=self.num_clients,
+            seed=self.seed,
+            downlink=w.channel(w.access_point_power_dbm),
+            uplink=w.channel(w.client_power_dbm),
+            radius_km=w.radius_km,
+            payload_down_bits=w.payload_down_bits,
+            payload_up_bits=w.payload_up_bits,
+            max_latency_s=w.max_latency_s,
+            **self.device.model_dump(),
+        )

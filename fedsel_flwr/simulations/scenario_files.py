@@ -1,0 +1,149 @@
+"""Scenarios as TOML files: reading, overriding single keys, and errors that name the key."""
+
+from __future__ import annotations
+
+import inspect
+import tomllib
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.selectors import names as selector_names
+from fedsel_flwr.selectors.registry import selector_class
+from fedsel_flwr.simulations.scenario import Scenario
+
+COMMON_PARAMETERS = ("clients_per_round", "seed", "max_latency")
+"""Selector parameters that the scenario sets itself."""
+
+
+def scenario_names() -> tuple[str, ...]:
+    """Names of the scenarios inside the package, sorted."""
+    folder = resources.files("fedsel_flwr.simulations") / "scenarios"
+    return tuple(sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml")))
+
+
+def load_scenario(source: str, overrides: Mapping[str, Any] | None = None) -> Scenario:
+    """Read a scenario and replace single keys.
+
+    Args:
+        source: A name of :func:`scenario_names`, or the path of a TOML file.
+        overrides: Dotted key -> value, as in ``{"training.learning_rate": 0.05}``; values that are None or "" leave
+            the scenario's own. A list may be given as a string, "1, 2, 3".
+
+    Returns:
+        The scenario, checked.
+
+    Raises:
+        ParameterError: No such scenario, broken TOML, an unknown key or a value that is not allowed.
+    """
+    name, text = _read(source)
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ParameterError(f"scenario {source!r} is not valid TOML: {error}") from error
+    for key, value in (overrides or {}).items():
+        if value is not None and value != "":
+            _put(tables, key, value)
+    try:
+        scenario = Scenario.model_validate({"name": name} | tables)
+    except ValidationError as error:
+        raise ParameterError(f"scenario {source!r}: {_explain(error)}") from None
+    _check_selectors(source, scenario)
+    return scenario
+
+
+def override_keys() -> tuple[str, ...]:
+    """Every key that can be overridden, dotted; selector parameters as ``selectors.<name>.<parameter>``."""
+    own = tuple(key for key in _keys(Scenario) if key not in ("name", "description", "selectors"))
+    return own + tuple(
+        f"selectors.{name}.{parameter}"
+        for name in selector_names()
+        for parameter in inspect.signature(selector_class(name)).parameters
+        if parameter not in COMMON_PARAMETERS
+    )
+
+
+def _read(source: str) -> tuple[str, str]:
+    if source in scenario_names():
+        return source, (resources.files("fedsel_flwr.simulations") / "scenarios" / f"{source}.toml").read_text("utf-8")
+    path = Path(source).expanduser()
+    if path.suffix != ".toml" and not path.is_file():
+        raise ParameterError(
+            f"unknown scenario {source!r}; choose one of {', '.join(scenario_names())}, or give the path of a TOML file"
+        )
+    try:
+        return path.stem, path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ParameterError(f"cannot read scenario file {source!r}: {error}") from error
+
+
+def _put(tables: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key; intermediate tables are made where missing."""
+    *parents, last = key.split(".")
+    for parent in parents:
+        tables = tables.setdefault(parent, {})
+        if not isinstance(tables, dict):
+            raise ParameterError(f"cannot set {key!r}: {parent!r} is a value, not a table")
+    tables[last] = _as_list(value)
+
+
+def _as_list(value: Any) -> Any:
+    """A string of numbers with commas as a list; anything else as it is."""
+    if not isinstance(value, str) or "," not in value:
+        return value
+    try:
+        return [float(part) for part in value.strip(" []").split(",")]
+    except ValueError:
+        return value
+
+
+def _keys(table: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for key, field in table.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from _keys(kind, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def _explain(error: ValidationError) -> str:
+    """One line: each key, its value and what is allowed."""
+    lines = []
+    for fault in error.errors():
+        key = ".".join(str(part) for part in fault["loc"])
+        if fault["type"] == "extra_forbidden":
+            parent = key.rpartition(".")[0]
+            known = [k for k in _keys(Scenario) if k.rpartition(".")[0] == parent]
+            tables = (
+                []
+                if parent
+                else [
+                    f"[{k}]"
+                    for k, f in Scenario.model_fields.items()
+                    if f.annotation is not None
+                    and isinstance(f.annotation, type)
+                    and issubclass(f.annotation, BaseModel)
+                ]
+            )
+            lines.append(f"unknown key {key!r}; allowed are {', '.join(known + tables)}")
+        elif key:
+            lines.append(f"{key} = {fault['input']!r}: {fault['msg']}")
+        else:
+            lines.append(str(fault["msg"]).removeprefix("Value error, "))
+    return "; ".join(lines)
+
+
+def _check_selectors(source: str, scenario: Scenario) -> None:
+    selector_class(scenario.selector)
+    for name, params in scenario.selectors.items():
+        accepted = set(inspect.signature(selector_class(name)).parameters)
+        for key in params:
+            if key not in accepted or key in ("clients_per_round", "seed"):
+                allowed = sorted(accepted - {"clients_per_round", "seed"})
+                raise ParameterError(
+                    f"scenario {source!r}: unknown key 'selectors.{name}.{key}'; allowed are {', '.join(allowed)}"
+                )

@@ -1,0 +1,95 @@
+"""What a scenario's clients and server work on: examples, partitions, the model, the system."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from torch import nn
+
+from fedsel_flwr.clients.parameters import get_arrays, set_arrays
+from fedsel_flwr.clients.system import SystemModel
+from fedsel_flwr.clients.torch_client import TorchClient
+from fedsel_flwr.clients.training import evaluate
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.simulations.data import Dataset, cached_dataset
+from fedsel_flwr.simulations.models import build_model
+from fedsel_flwr.simulations.partitions import partition_indices
+from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.strategies.replies import Arrays
+
+
+class World:
+    """The examples and the model of a scenario; the same in every process.
+
+    Args:
+        scenario: The scenario.
+
+    Raises:
+        ParameterError: The data set cannot be found, or has fewer examples than there are clients.
+    """
+
+    def __init__(self, scenario: Scenario) -> None:
+        data = scenario.data
+        self.scenario = scenario
+        self.dataset: Dataset = cached_dataset(
+            data.dataset,
+            data_dir=data.data_dir or None,
+            seed=scenario.seed,
+            validation_fraction=data.validation_fraction,
+            test_fraction=data.test_fraction,
+        )
+        self.partitions = partition_indices(
+            self.dataset.train.labels,
+            scenario.num_clients,
+            kind=scenario.partition.kind,
+            alpha=scenario.partition.alpha,
+            shards_per_client=scenario.partition.shards_per_client,
+            seed=scenario.seed,
+        )
+        self.system: SystemModel = scenario.system()
+        self.model: nn.Module = build_model(
+            scenario.model.name, self.dataset.input_shape, self.dataset.num_classes, scenario.seed
+        )
+        self._initial = get_arrays(self.model)
+
+    def initial_arrays(self) -> Arrays:
+        """The first global model."""
+        return [array.copy() for array in self._initial]
+
+    def num_examples(self) -> dict[int, int]:
+        """How many training examples each client holds."""
+        return {k: len(rows) for k, rows in enumerate(self.partitions)}
+
+    def client(self, partition_id: int) -> TorchClient:
+        """The client with this partition; one at a time per process, as they share the scratch model."""
+        if not 0 <= partition_id < self.scenario.num_clients:
+            raise ParameterError(
+                f"partition-id must be below num_clients = {self.scenario.num_clients}, got {partition_id}: start "
+                f"{self.scenario.num_clients} SuperNodes, or override num_clients"
+            )
+        rows = self.partitions[partition_id]
+        return TorchClient(
+            partition_id=partition_id,
+            model=self.model,
+            inputs=self.dataset.train.inputs[rows],
+            labels=self.dataset.train.labels[rows],
+            settings=self.scenario.training.settings(),
+            system=self.system,
+            latency_mode=self.scenario.clients.latency_mode,
+            delay=self.scenario.clients.delay,
+        )
+
+    def test(self, arrays: Arrays) -> tuple[float, float]:
+        """Loss and accuracy of a model on the test set, which no selector ever sees."""
+        set_arrays(self.model, list(arrays))
+        return evaluate(self.model, self.dataset.test.inputs, self.dataset.test.labels)
+
+
+@lru_cache(maxsize=1)
+def _world(text: str) -> World:
+    return World(Scenario.model_validate_json(text))
+
+
+def world_of(scenario: Scenario) -> World:
+    """The world of ``scenario``, built once per process and kept until another scenario comes."""
+    return _world(scenario.model_dump_json())

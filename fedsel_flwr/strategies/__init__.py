@@ -1,0 +1,41 @@
+"""Flower strategies that choose their clients with a selector.
+
+The names here are for Flower's legacy API (``configure_fit``, ``aggregate_fit``). They are loaded when first used, so
+that :mod:`fedsel_flwr.strategies.core` can be used without Flower.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedsel_flwr.strategies.bsfl import BSFL
+    from fedsel_flwr.strategies.cs_ucb import CSUCB
+    from fedsel_flwr.strategies.history import ClientRecord, History, RoundRecord
+    from fedsel_flwr.strategies.legacy import SelectionStrategy
+    from fedsel_flwr.strategies.replies import MetricKeys
+
+_HOMES = {
+    "BSFL": "bsfl",
+    "CSUCB": "cs_ucb",
+    "ClientRecord": "history",
+    "History": "history",
+    "MetricKeys": "replies",
+    "RoundRecord": "history",
+    "SelectionStrategy": "legacy",
+}
+
+__all__ = ["BSFL", "CSUCB", "ClientRecord", "History", "MetricKeys", "RoundRecord", "SelectionStrategy"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a strategy when it is first used."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """The names that can be loaded."""
+    return sorted(__all__)

@@ -1,0 +1,198 @@
+"""Reading what a client sent: which updates can be used, and which numbers can be believed.
+
+A fault in the arrays makes the client a failed one. A fault in our own metrics is replaced and named, and the update
+is kept. Metrics of other strategies are not looked at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Integral, Real
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fedsel_flwr.strategies.roster import canonical_id
+
+NaN = float("nan")
+Arrays = Sequence[npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricKeys:
+    """The names under which clients report; change them where a deployment has names of its own."""
+
+    latency: str = "latency_s"
+    energy: str = "energy_j"
+    download: str = "download_s"
+    compute: str = "compute_s"
+    upload: str = "upload_s"
+    train_loss: str = "train_loss"
+    client_id: str = "client_id"
+    num_examples: str = "num_examples"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """A client's answer in plain types.
+
+    Attributes:
+        arrays: The client's model; None if it could not be decoded.
+        num_examples: Examples behind the update, as reported.
+        metrics: Everything the client reported.
+        observed_s: Seconds the server waited for this client; None if it was not timed.
+        error: Empty, or why there is no update.
+    """
+
+    arrays: Arrays | None = None
+    num_examples: object = None
+    metrics: Mapping[str, object] = field(default_factory=dict)
+    observed_s: float | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientResult:
+    """A reply after reading.
+
+    Attributes:
+        completed: Whether the update may be aggregated.
+        problems: What was wrong, each with its kind before a colon.
+        faulty_keys: Our metric keys whose values could not be used.
+        latency_s: Seconds for the selector, at most max_latency.
+        values: energy, download, compute, upload, train_loss; NaN where unknown.
+        num_examples: Examples behind the update; 0 where unknown.
+    """
+
+    completed: bool
+    problems: tuple[str, ...]
+    faulty_keys: frozenset[str]
+    latency_s: float
+    values: Mapping[str, float]
+    num_examples: int
+
+
+def read_reply(
+    reply: Reply,
+    *,
+    reference: Arrays | None,
+    client_id: str,
+    max_latency: float,
+    clock: Literal["virtual", "server"],
+    clock_slack: float,
+    keys: MetricKeys,
+) -> ClientResult:
+    """Decide what of a reply can be used.
+
+    Args:
+        reply: The client's answer.
+        reference: The global model the client received; None skips the comparison of arrays.
+        client_id: The id the connection is bound to.
+        max_latency: Longest wait, seconds.
+        clock: "virtual" believes the reported latency (late means failed); "server" holds it against the server's.
+        clock_slack: On the server's clock, how many seconds a report may lie below the observed time.
+        keys: Names of our metrics.
+
+    Returns:
+        The result; never raises for what a client sent.
+    """
+    problems: list[str] = []
+    faulty: set[str] = set()
+    failed = _fault_in_update(reply, reference)
+    if failed:
+        problems.append(failed)
+    values = {}
+    for name in ("energy", "download", "compute", "upload", "train_loss"):
+        key = getattr(keys, name)
+        value = _number(reply.metrics.get(key, NaN))
+        impossible = value is None or math.isinf(value) or (name != "train_loss" and value < 0)
+        if impossible:
+            problems.append(f"{name}: {reply.metrics[key]!r:.80} cannot be used")
+            faulty.add(key)
+        values[name] = NaN if value is None or impossible else value
+    claim = reply.metrics.get(keys.client_id)
+    if claim is not None and canonical_id(claim) != client_id:
+        problems.append(f"identity: claims to be {claim!r:.80}")
+        faulty.add(keys.client_id)
+    latency, problem, late = max_latency, "", False
+    if clock == "server":
+        latency, problem = _server_latency(reply, clock_slack, keys.latency)
+    elif not reply.error:
+        latency, problem, late = _virtual_latency(reply.metrics.get(keys.latency), max_latency)
+    if problem and not reply.error:
+        problems.append(problem)
+        if not late:
+            faulty.add(keys.latency)
+    completed = not failed and not late
+    return ClientResult(
+        completed=completed,
+        problems=tuple(problems),
+        faulty_keys=frozenset(faulty & reply.metrics.keys()),
+        latency_s=min(latency, max_latency) if completed else max_latency,
+        values=values,
+        num_examples=int(reply.num_examples) if isinstance(reply.num_examples, Integral) and not failed else 0,
+    )
+
+
+def _fault_in_update(reply: Reply, reference: Arrays | None) -> str:
+    """Why the update cannot be aggregated; empty if it can."""
+    if reply.error:
+        return reply.error
+    count = reply.num_examples
+    if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
+        return f"num_examples: expected an integer of at least 1, got {count!r:.80}"
+    if reference is None:
+        return ""
+    if reply.arrays is None:
+        return "arrays: cannot be decoded"
+    if len(reply.arrays) != len(reference):
+        return f"arrays: expected {len(reference)}, got {len(reply.arrays)}"
+    for i, (array, own) in enumerate(zip(reply.arrays, reference, strict=True)):
+        if array.shape != own.shape:
+            return f"arrays: expected shape {own.shape} at {i}, got {array.shape}"
+        if array.dtype.kind not in "biuf" or not np.can_cast(array.dtype, own.dtype, "same_kind"):
+            return f"arrays: expected dtype {own.dtype} at {i}, got {array.dtype}"
+        if not np.isfinite(array).all():
+            return f"arrays: not finite at {i}"
+    return ""
+
+
+def _virtual_latency(reported: object, max_latency: float) -> tuple[float, str, bool]:
+    """Latency, problem and whether the client is late, on the clock that the clients keep."""
+    seconds = _number(reported)
+    if reported is None:
+        return max_latency, "latency: not reported, max_latency taken", False
+    if seconds is None or math.isnan(seconds) or seconds < 0:
+        return max_latency, f"latency: {reported!r:.80} cannot be used, max_latency taken", False
+    if seconds >= max_latency:
+        return max_latency, f"late: {seconds:.6g} s reach max_latency = {max_latency:g} s", True
+    return seconds, "", False
+
+
+def _server_latency(reply: Reply, slack: float, key: str) -> tuple[float, str]:
+    """Latency and problem on the server's clock: reports are clipped into [observed - slack, observed]."""
+    observed, reported = reply.observed_s, reply.metrics.get(key)
+    if observed is None:
+        return math.inf, "latency: the server has no time of its own, max_latency taken"
+    seconds = _number(reported)
+    if reported is None:
+        return observed, "latency: not reported, the server's time taken"
+    if seconds is None or math.isnan(seconds):
+        return observed, f"latency: {reported!r:.80} cannot be used, the server's time taken"
+    low = max(0.0, observed - slack)
+    clipped = min(max(seconds, low), observed)
+    problem = "" if clipped == seconds else f"latency: {seconds:.6g} s clipped to [{low:.6g}, {observed:.6g}] s"
+    return clipped, problem
+
+
+def _number(value: object) -> float | None:
+    """``value`` as a float, NaN and infinities included; None if it is no number."""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None

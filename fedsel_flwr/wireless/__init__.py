@@ -1,0 +1,10 @@
+"""The wireless cell: an OFDMA channel, its fading, where the clients stand, and how long a round takes."""
+
+from __future__ import annotations
+
+from fedsel_flwr.wireless.channel import OFDMAChannel
+from fedsel_flwr.wireless.disc import uniform_disc
+from fedsel_flwr.wireless.fading import rayleigh_power
+from fedsel_flwr.wireless.waves import round_time
+
+__all__ = ["OFDMAChannel", "rayleigh_power", "round_time", "uniform_disc"]

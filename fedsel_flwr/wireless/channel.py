@@ -1,0 +1,184 @@
+"""One orthogonal channel of an OFDMA cell: path loss, signal-to-noise ratio, rate, transfer time and radio energy.
+
+References:
+    W. Xia, T. Q. S. Quek, K. Guo, W. Wen, H. H. Yang and H. Zhu, "Multi-armed bandit-based client scheduling for
+    federated learning", IEEE Transactions on Wireless Communications, 2020, section V.
+
+| paper | here |
+| --- | --- |
+| B | `bandwidth_hz` |
+| p, p^D, p^U | `transmit_power_dbm` |
+| sigma^2 | `noise_power_dbm`, the total over one channel, not a density: it does not grow with the bandwidth |
+| abs(h)^2 | path gain x `fading_power` |
+| PL(d) | `path_loss_db` |
+| m_0, m_k | `bits` |
+| R | `rate` |
+| tau^D, tau^U | `transfer_time` |
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from numbers import Real
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedsel_flwr.errors import ParameterError
+
+FloatArray = NDArray[np.float64]
+
+_ABOVE_ZERO = frozenset({"bandwidth_hz", "min_distance_km"})
+_NOT_NEGATIVE = frozenset({"path_loss_slope_db"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class OFDMAChannel:
+    """One channel between a client and its access point; the defaults are Xia's.
+
+    Every method takes scalars or arrays, which broadcast against each other, and returns an array of the common shape
+    (a NumPy float where all inputs are scalars).
+
+    Args:
+        bandwidth_hz: Bandwidth of the channel, Hz.
+        transmit_power_dbm: Power of the sender, dBm.
+        noise_power_dbm: Total noise power in the channel, dBm.
+        path_loss_at_1km_db: Path loss at a distance of 1 km, dB.
+        path_loss_slope_db: Path loss added by every tenfold distance, dB.
+        min_distance_km: Shorter distances count as this one, km.
+
+    Raises:
+        ParameterError: If a value is not a finite number or outside its range; the message names the field.
+
+    References:
+        Xia et al., section V.
+
+    Example:
+        >>> channel = OFDMAChannel()
+        >>> round(10 * float(np.log10(channel.snr(0.25, 1.0))), 3)
+        24.537
+        >>> round(float(channel.rate(0.25, 1.0)), 3)
+        8.156
+        >>> round(1000 * float(channel.transfer_time(5000, 0.25, 1.0)), 2)
+        40.87
+    """
+
+    bandwidth_hz: float = 15e3
+    transmit_power_dbm: float = 23.0
+    noise_power_dbm: float = -107.0
+    path_loss_at_1km_db: float = 128.1
+    path_loss_slope_db: float = 37.6
+    min_distance_km: float = 0.001
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        for name in (field.name for field in fields(self)):
+            value = getattr(self, name)
+            wanted = "a finite number"
+            usable = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+            if name in _ABOVE_ZERO:
+                wanted += " above 0"
+                usable = usable and value > 0
+            elif name in _NOT_NEGATIVE:
+                wanted += " of at least 0"
+                usable = usable and value >= 0
+            if not usable:
+                raise ParameterError(f"{name} must be {wanted}, got {value!r}; change {name} of the channel")
+
+    @property
+    def transmit_power_w(self) -> float:
+        """Power of the sender, W."""
+        return float(10.0 ** ((self.transmit_power_dbm - 30.0) / 10.0))
+
+    def path_loss_db(self, distance_km: ArrayLike) -> FloatArray:
+        """Return the path loss.
+
+        Args:
+            distance_km: Distance between sender and receiver, km, at least 0.
+
+        Returns:
+            Path loss in dB.
+
+        Raises:
+            ParameterError: If a distance is negative or not a number.
+        """
+        distance = np.maximum(_not_negative("distance_km", distance_km), self.min_distance_km)
+        return self.path_loss_at_1km_db + self.path_loss_slope_db * np.log10(distance)  # section V-A
+
+    def snr(self, distance_km: ArrayLike, fading_power: ArrayLike) -> FloatArray:
+        """Return the signal-to-noise ratio at the receiver.
+
+        Args:
+            distance_km: Distance between sender and receiver, km, at least 0.
+            fading_power: Power of the small-scale fading, at least 0, with mean 1 (see `rayleigh_power`).
+
+        Returns:
+            Signal-to-noise ratio, linear (not in dB).
+
+        Raises:
+            ParameterError: If an input is negative or not a number.
+        """
+        fading = _not_negative("fading_power", fading_power)
+        mean_db = self.transmit_power_dbm - self.path_loss_db(distance_km) - self.noise_power_dbm
+        return 10.0 ** (mean_db / 10.0) * fading  # p |h|^2 / sigma^2 in (33), (35)
+
+    def rate(self, distance_km: ArrayLike, fading_power: ArrayLike) -> FloatArray:
+        """Return the rate per bandwidth.
+
+        Args:
+            distance_km: Distance between sender and receiver, km, at least 0.
+            fading_power: Power of the small-scale fading, at least 0.
+
+        Returns:
+            Spectral efficiency in bit/s/Hz; 0 where the fading is 0.
+
+        Raises:
+            ParameterError: If an input is negative or not a number.
+        """
+        nats = np.log1p(self.snr(distance_km, fading_power))  # keeps a deep fade above 0, where log2(1 + snr) is 0
+        return nats / math.log(2.0)  # (33), (35)
+
+    def transfer_time(self, bits: ArrayLike, distance_km: ArrayLike, fading_power: ArrayLike) -> FloatArray:
+        """Return how long a payload takes.
+
+        Args:
+            bits: Size of the payload, bit, at least 0.
+            distance_km: Distance between sender and receiver, km, at least 0.
+            fading_power: Power of the small-scale fading, at least 0.
+
+        Returns:
+            Seconds; infinite where the rate is 0, and 0 for an empty payload.
+
+        Raises:
+            ParameterError: If an input is negative or not a number.
+        """
+        size = _not_negative("bits", bits)
+        speed = self.bandwidth_hz * self.rate(distance_km, fading_power)  # bit/s
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            seconds = size / speed  # (32), (34)
+        return np.where(size > 0, seconds, 0.0)[()]
+
+    def transmit_energy(self, airtime_s: ArrayLike) -> FloatArray:
+        """Return the energy the sender's radio spends; this is ours, no paper defines joules.
+
+        Args:
+            airtime_s: Time spent sending, s, at least 0.
+
+        Returns:
+            Energy in J: transmit power x airtime.
+
+        Raises:
+            ParameterError: If an airtime is negative or not a number.
+        """
+        return self.transmit_power_w * _not_negative("airtime_s", airtime_s)
+
+
+def _not_negative(name: str, value: ArrayLike) -> FloatArray:
+    try:
+        array = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ParameterError(f"{name} must hold numbers, got {value!r}; give a number or an array of them") from error
+    if not np.all(array >= 0):
+        raise ParameterError(f"{name} must be at least 0 and not NaN, got {value!r}; remove the values that are not")
+    return array

@@ -1,0 +1,50 @@
+"""How long a round takes: the slowest client of each wave, when a wave fills the channels."""
+
+from __future__ import annotations
+
+from operator import index
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedsel_flwr.errors import ParameterError
+
+
+def round_time(latency_s: ArrayLike, channels: int) -> float:
+    """Return the time of one round.
+
+    A round waits for its slowest client. Xia selects as many clients as there are channels; a larger cohort (ours) is
+    served in waves of `channels` clients, in the order given, each starting when the one before has ended.
+
+    Args:
+        latency_s: Seconds of each client of the cohort, shape (n,), already capped at the deadline.
+        channels: Clients that can be served at the same time, at least 1.
+
+    Returns:
+        Seconds: the sum of the waves' maxima; 0 for an empty cohort.
+
+    Raises:
+        ParameterError: If a latency is negative or not finite, the shape is wrong, or `channels` is below 1.
+
+    References:
+        Xia et al., "Multi-armed bandit-based client scheduling for federated learning", equation (7).
+
+    Example:
+        >>> round_time([1.0, 3.0, 2.0], 2)
+        5.0
+    """
+    latency = np.asarray(latency_s, dtype=np.float64)
+    if latency.ndim != 1:
+        raise ParameterError(f"latency_s must have shape (n,), got {latency.shape}; give one number per client")
+    if not np.all(np.isfinite(latency) & (latency >= 0)):
+        raise ParameterError(f"latency_s must be finite and at least 0, got {latency_s!r}; cap it at the deadline")
+    try:
+        width = index(channels)
+    except TypeError:
+        width = 0
+    if width < 1:
+        raise ParameterError(f"channels must be an integer of at least 1, got {channels!r}; give the cell a channel")
+    if latency.size == 0:
+        return 0.0
+    slowest = np.maximum.reduceat(latency, np.arange(0, latency.size, width))  # (7), once per wave
+    return float(slowest.sum())

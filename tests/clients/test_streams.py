@@ -1,0 +1,82 @@
+"""A draw depends on seed, purpose, partition and round, and on nothing else."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsel_flwr.clients.streams import PURPOSES, stream
+from fedsel_flwr.errors import ParameterError
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ((7, "placement", 3, 0), 3792206496410867882),
+        ((7, "latency", 3, 2), 3672745802703101566),
+        ((2**64, "model", 0, 0), 14470292454248957854),
+    ],
+)
+def test_golden(arguments: tuple[int, str, int, int], word: int) -> None:
+    """Raw words of the bit generator; a change here changes every recorded run."""
+    assert stream(*arguments).bit_generator.random_raw() == word
+
+
+def test_the_numbers_of_the_purposes_never_change() -> None:
+    """New purposes are added at the end."""
+    recorded = ["placement", "latency", "computing", "energy", "availability", "dropout", "data-order", "model"]
+    assert [PURPOSES[name] for name in recorded] == list(range(8))
+    assert len(set(PURPOSES.values())) == len(PURPOSES)
+    with pytest.raises(TypeError):
+        PURPOSES["placement"] = 9  # type: ignore[index]
+
+
+def test_every_name_has_its_own_stream() -> None:
+    """All combinations of small and large seeds, purposes, partitions and rounds start differently."""
+    names = list(itertools.product((0, 1, 2**32, 2**96 + 1), PURPOSES, (0, 1, 2, 2**32 - 1), (0, 1, 2, 500)))
+    words = {stream(*name).bit_generator.random_raw() for name in names}
+    assert len(words) == len(names)
+
+
+def test_calls_do_not_disturb_each_other() -> None:
+    """Nothing is shared: order and global state play no part, and NumPy integers serve as well."""
+    first = stream(1, "energy", 2, 3).random(4)
+    np.random.seed(0)  # noqa: NPY002
+    stream(1, "energy", 2, 4).random(1000)
+    again = stream(np.int64(1), "energy", np.int32(2), np.int64(3)).random(4)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(first, again)
+    np.testing.assert_array_equal(stream(1, "placement", 2).random(3), stream(1, "placement", 2, 0).random(3))
+
+
+def test_neighbouring_streams_are_uncorrelated() -> None:
+    """First draws over 10,000 partitions, against those of the next round: |correlation| < 4 / sqrt(n)."""
+    now, later = ([stream(5, "latency", k, t).random() for k in range(10_000)] for t in (1, 2))
+    assert abs(np.corrcoef(now, later)[0, 1]) < 0.04
+    assert np.mean(now) == pytest.approx(0.5, abs=4 / np.sqrt(12 * 10_000))
+
+
+def test_unknown_purpose_lists_the_known() -> None:
+    """The message names what came and all that is allowed."""
+    with pytest.raises(ParameterError, match=r"placement, latency, .*data-order, model.*got 'fading'"):
+        stream(1, "fading", 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "seed", "partition_id", "round_number"),
+    [
+        ("seed", -1, 0, 0),
+        ("seed", 2**128, 0, 0),
+        ("seed", None, 0, 0),
+        ("partition_id", 1, -1, 0),
+        ("partition_id", 1, 2**32, 0),
+        ("round", 1, 0, -1),
+        ("round", 1, 0, 1.0),
+    ],
+)
+def test_numbers_out_of_range(name: str, seed: Any, partition_id: Any, round_number: Any) -> None:
+    """None must not mean "from the system's entropy", and a long number must not spill into the next word."""
+    with pytest.raises(ParameterError, match=f"^{name} must be an integer in"):
+        stream(seed, "model", partition_id, round_number)

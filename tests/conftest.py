@@ -1,0 +1,40 @@
+"""What every test shares: a quiet, offline environment of its own, and the folder of real image data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Before flwr, ray, datasets or torch are imported: they read these at import.
+os.environ.update(
+    FLWR_TELEMETRY_ENABLED="0",
+    FLWR_DISABLE_UPDATE_CHECK="1",
+    FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="1",
+    RAY_USAGE_STATS_ENABLED="0",
+    HF_HUB_OFFLINE="1",
+    OMP_NUM_THREADS="1",  # torch's threads: sums in one order, and no contention on two cores
+    MPLBACKEND="Agg",
+)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def flower_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Flower's folder of this test session, in place of the one in the user's home."""
+    home = tmp_path_factory.mktemp("flower-home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FLWR_HOME", str(home))
+        yield home
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder with FashionMNIST/raw and MNIST/raw: $FEDSEL_DATA, or shared/data beside the repository."""
+    folder = Path(os.environ.get("FEDSEL_DATA") or ROOT.parent / "shared" / "data")
+    if not folder.is_dir():
+        pytest.skip(f"no image data: FEDSEL_DATA is {os.environ.get('FEDSEL_DATA', 'not set')}, no ../shared/data")
+    return folder

@@ -1,0 +1,90 @@
+"""The picture: carried-forward values by hand, and what a decoder finds in the PNG."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgb
+
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.report.plots import COLOURS, carry_forward, plot_comparison
+
+
+def test_carry_forward_by_hand() -> None:
+    times, values = [1.0, 2.0, 2.0, 5.0], [0.1, 0.2, 0.3, 0.4]  # two rounds end at 2 s: the later one counts
+    grid = [0.5, 1.0, 1.999, 2.0, 4.9, 5.0, 100.0]
+    np.testing.assert_array_equal(carry_forward(times, values, grid), [np.nan, 0.1, 0.1, 0.3, 0.3, 0.4, 0.4])
+
+
+def test_carry_forward_passes_over_missing_values() -> None:
+    nan = math.nan
+    np.testing.assert_array_equal(carry_forward([1, 2, 3], [nan, 0.2, nan], [1, 2, 3]), [nan, 0.2, 0.2])
+    np.testing.assert_array_equal(carry_forward([], [], [1, 2]), [nan, nan])
+
+
+def pixels_of(path: Path, colour: str) -> int:
+    image = matplotlib.image.imread(path)[..., :3]
+    return int((np.abs(image - np.array(to_rgb(colour))).max(axis=-1) < 0.02).sum())
+
+
+def runs_of(make_history, names: list[str], seeds: int) -> dict[str, list]:
+    generator = np.random.default_rng(3)
+    rounds, clients = 12, 10
+
+    def run(offset: float):
+        chosen = [generator.choice(clients, 3, replace=False).tolist() for _ in range(rounds)]
+        accuracy = offset + np.linspace(0.1, 0.6, rounds) + generator.normal(0, 0.02, rounds)
+        return make_history(chosen, accuracy=accuracy.tolist(), round_s=generator.uniform(1, 2, rounds).tolist())
+
+    return {name: [run(0.05 * i) for _ in range(seeds)] for i, name in enumerate(names)}
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_every_selector_has_its_colour_in_both_panels(make_history, tmp_path: Path, seeds: int) -> None:
+    names = ["bsfl", "cs-ucb", "random", "round-robin"]
+    path = plot_comparison(
+        runs_of(make_history, names, seeds),
+        tmp_path / "new folder" / "comparison.png",
+        num_clients=10,
+        target_accuracy=0.5,
+        title="Four selectors",
+    )
+    assert path.read_bytes().startswith(b"\x89PNG")
+    image = matplotlib.image.imread(path)
+    assert image.shape[:2] == (920, 2000)
+    for colour in COLOURS[:4]:
+        assert pixels_of(path, colour) > 2000
+        exact = np.abs(image[..., :3] - np.array(to_rgb(colour))).max(axis=-1) < 0.02
+        plots = exact[:800]  # above the legend
+        assert plots[:, :1200].any()
+        assert plots[:, 1200:].any()
+    assert pixels_of(path, COLOURS[4]) == 0
+    assert [p.name for p in path.parent.iterdir()] == ["comparison.png"]  # no temporary file is left
+
+
+def test_more_selectors_than_colours_and_a_selector_never_measured(make_history, tmp_path: Path) -> None:
+    runs = runs_of(make_history, [f"selector-{i}" for i in range(16)], 1)
+    runs["unmeasured"] = [make_history([[0], [1]], accuracy=[math.nan, math.nan])] * 2
+    runs["without runs"] = []
+    path = plot_comparison(runs, tmp_path / "many.png", num_clients=10, target_accuracy=0.5)
+    assert min(pixels_of(path, colour) for colour in COLOURS) > 500
+
+
+def test_the_same_histories_draw_the_same_picture_whatever_the_state_of_pyplot(make_history, tmp_path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    runs = runs_of(make_history, ["bsfl", "random"], 2)
+    first = plot_comparison(runs, tmp_path / "1.png", num_clients=10, target_accuracy=0.5).read_bytes()
+    second = plot_comparison(runs, tmp_path / "2.png", num_clients=10, target_accuracy=0.5).read_bytes()
+    assert first == second
+    assert plt.get_fignums() == []
+
+
+def test_a_picture_of_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match="at least one history"):
+        plot_comparison({"bsfl": []}, tmp_path / "x.png", num_clients=3, target_accuracy=0.5)
+    assert list(tmp_path.iterdir()) == []

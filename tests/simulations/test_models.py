@@ -1,0 +1,171 @@
+"""The models: sizes, shapes, seeds, and parameters going in and out as arrays."""
+
+from __future__ import annotations
+
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import nn
+
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.simulations.models import MODELS, build_model, get_arrays, set_arrays
+
+SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32)]
+
+
+def arrays_of(name: str, seed: int) -> list[npt.NDArray[np.float32]]:
+    return get_arrays(build_model(name, (1, 8, 8), 10, seed))
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_logits_and_gradients(name: str, shape: tuple[int, int, int]) -> None:
+    model = build_model(name, shape, 7, seed=0)
+    logits = model(torch.randn(5, *shape, generator=torch.Generator().manual_seed(0)))
+    assert logits.shape == (5, 7)
+    logits.square().sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "count"),
+    [
+        ("logistic", (1, 28, 28), 784 * 10 + 10),
+        ("mlp", (1, 28, 28), 784 * 64 + 64 + 64 * 30 + 30 + 30 * 10 + 10),
+        ("mlp", (1, 8, 8), 64 * 64 + 64 + 64 * 30 + 30 + 30 * 10 + 10),
+        ("cnn", (1, 8, 8), 16 * 9 + 16 + 32 * 16 * 9 + 32 + 32 * 2 * 2 * 10 + 10),
+        ("cnn", (1, 28, 28), 16 * 9 + 16 + 32 * 16 * 9 + 32 + 32 * 7 * 7 * 10 + 10),
+        ("cnn", (3, 32, 32), 16 * 27 + 16 + 32 * 16 * 9 + 32 + 32 * 8 * 8 * 10 + 10),
+    ],
+)
+def test_number_of_parameters(name: str, shape: tuple[int, int, int], count: int) -> None:
+    assert sum(array.size for array in get_arrays(build_model(name, shape, 10, seed=0))) == count
+
+
+def test_logistic_is_a_linear_map_of_the_pixels() -> None:
+    model = build_model("logistic", (1, 2, 2), 3, seed=1)
+    weight, bias = get_arrays(model)
+    image = np.array([[[[1.0, 2.0], [3.0, 4.0]]]], dtype=np.float32)
+    expected = weight @ np.array([1.0, 2.0, 3.0, 4.0], dtype=np.float32) + bias
+    np.testing.assert_allclose(model(torch.tensor(image)).detach().numpy()[0], expected, rtol=1e-6)
+
+
+def test_only_the_cnn_drops_out() -> None:
+    image = torch.ones(1, 1, 8, 8)
+    for name in MODELS:
+        model = build_model(name, (1, 8, 8), 10, seed=0).train()
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(0)
+            same = torch.equal(model(image), model(image))
+        assert same == (name != "cnn")
+        model.eval()
+        assert torch.equal(model(image), model(image))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_seed_decides_the_parameters(name: str) -> None:
+    first, again, other = (arrays_of(name, seed) for seed in (1, 1, 2))
+    for ours, theirs, different in zip(first, again, other, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+        assert not np.array_equal(ours, different)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_global_random_state_neither_matters_nor_changes(name: str) -> None:
+    expected = arrays_of(name, 3)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(99)
+        before = torch.get_rng_state()
+        for ours, theirs in zip(arrays_of(name, 3), expected, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_spawned_process_builds_the_same() -> None:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        model = pool.submit(build_model, "cnn", (1, 8, 8), 10, 2**40).result(timeout=120)
+    for ours, theirs in zip(arrays_of("cnn", 2**40), get_arrays(model), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_arrays_go_out_and_in(name: str) -> None:
+    source, target = (build_model(name, (3, 8, 8), 4, seed=seed) for seed in (1, 2))
+    arrays = get_arrays(source)
+    assert [array.shape for array in arrays] == [tuple(tensor.shape) for tensor in source.state_dict().values()]
+    set_arrays(target, arrays)
+    images = torch.ones(2, 3, 8, 8)
+    assert torch.equal(source.eval()(images), target.eval()(images))
+
+
+def test_arrays_are_copies_both_ways() -> None:
+    model = build_model("logistic", (1, 2, 2), 2, seed=0)
+    kept = get_arrays(model)
+    arrays = get_arrays(model)
+    arrays[0][:] = 5.0
+    np.testing.assert_array_equal(get_arrays(model)[0], kept[0])
+    set_arrays(model, arrays)
+    arrays[0][:] = 6.0
+    np.testing.assert_array_equal(get_arrays(model)[0], np.full((2, 4), 5.0))
+
+
+def test_buffers_and_other_types_are_carried() -> None:
+    source, target = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+    source(torch.randn(8, 3, generator=torch.Generator().manual_seed(0)))
+    arrays = get_arrays(source)
+    assert [str(array.dtype) for array in arrays] == ["float32"] * 4 + ["int64"]
+    set_arrays(target, [array.astype(np.float64) for array in arrays])
+    for ours, theirs in zip(arrays, get_arrays(target), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+        assert ours.dtype == theirs.dtype
+
+
+def test_read_only_arrays_are_taken() -> None:
+    model = build_model("logistic", (1, 2, 2), 2, seed=0)
+    arrays = get_arrays(build_model("logistic", (1, 2, 2), 2, seed=1))
+    for array in arrays:
+        array.flags.writeable = False
+    set_arrays(model, arrays)  # warnings are errors
+    np.testing.assert_array_equal(get_arrays(model)[0], arrays[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda arrays: arrays[:1], r"expected 2 arrays, one per entry of the model's state; got 1"),
+        (
+            lambda arrays: [arrays[0], arrays[1][:1]],
+            r"numbers of shape \(2,\) for '1\.bias'; got float32 of shape \(1,",
+        ),
+        (lambda arrays: [arrays[0], np.array(["a", "b"])], r"expected numbers of shape \(2,\) for '1\.bias'; got <U1"),
+    ],
+)
+def test_unfit_arrays_are_refused_and_change_nothing(change: object, message: str) -> None:
+    model = build_model("logistic", (1, 2, 2), 2, seed=0)
+    kept = get_arrays(model)
+    arrays = [array + 1 for array in kept]
+    with pytest.raises(ParameterError, match=message):
+        set_arrays(model, change(arrays))
+    for ours, theirs in zip(get_arrays(model), kept, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("resnet", (1, 8, 8), 10, 0), r"unknown model 'resnet'; choose one of logistic, mlp, cnn$"),
+        (("cnn", (1, 3, 8), 10, 0), r"at least 4x4 pixels; got \(1, 3, 8\)"),
+        (("cnn", (64,), 10, 0), r"reads images \(channels, height, width\)"),
+        (("mlp", (), 10, 0), r"input_shape must hold positive sizes; got \(\)"),
+        (("mlp", (1, 0, 8), 10, 0), r"input_shape must hold positive sizes; got \(1, 0, 8\)"),
+        (("mlp", (1, 8, 8), 1, 0), r"num_classes must be at least 2; got 1"),
+        (("mlp", (1, 8, 8), 10, -1), r"seed must be a whole number of at least 0; got -1"),
+    ],
+)
+def test_wrong_arguments(arguments: tuple[str, tuple[int, ...], int, int], message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        build_model(*arguments)
