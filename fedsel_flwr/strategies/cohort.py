@@ -103,10 +103,17 @@ class BoundedManager(_View):
         manager: Flower's client manager.
         timeout: Longest wait, seconds.
         generator: Draws the samples.
+        name: The stable identity behind a connection; samples do not depend on connections' own names.
     """
 
-    def __init__(self, manager: ClientManager, timeout: float, generator: np.random.Generator) -> None:
-        self._manager, self._timeout, self._generator = manager, timeout, generator
+    def __init__(
+        self,
+        manager: ClientManager,
+        timeout: float,
+        generator: np.random.Generator,
+        name: Callable[[str], str] = str,
+    ) -> None:
+        self._manager, self._timeout, self._generator, self._name = manager, timeout, generator, name
 
     def num_available(self) -> int:
         """How many clients are connected."""
@@ -131,7 +138,8 @@ class BoundedManager(_View):
         """Draw ``num_clients`` clients, as Flower does, but reproducibly and without waiting for ever."""
         needed = num_clients if min_num_clients is None else min_num_clients
         clients = wait_for_clients(self._manager, needed, self._timeout, "evaluation by the base strategy")
-        eligible = [client for client in clients.values() if criterion is None or criterion.select(client)]
+        ordered = sorted(clients.values(), key=lambda client: id_order(self._name(client.cid)))
+        eligible = [client for client in ordered if criterion is None or criterion.select(client)]
         if num_clients > len(eligible):
             return []
         drawn = self._generator.permutation(len(eligible))[:num_clients]

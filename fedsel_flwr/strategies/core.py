@@ -18,7 +18,7 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import RoundReport, Selector
 from fedsel_flwr.selectors._check import FloatArray, real, whole
 from fedsel_flwr.strategies.history import ClientRecord, History, RoundRecord
-from fedsel_flwr.strategies.replies import Arrays, ClientResult, MetricKeys, Reply, read_reply
+from fedsel_flwr.strategies.replies import Arrays, ClientResult, MetricKeys, Reply, read_reply, usable_count
 from fedsel_flwr.strategies.roster import Roster, RowValues, canonical_id
 from fedsel_flwr.wireless import round_time
 
@@ -98,7 +98,7 @@ class SelectionCore:
 
     def strangers(self, connected: Collection[str]) -> list[str]:
         """Connections that the roll call should ask who they are; those that are gone are released."""
-        self.roster.release(connected)
+        self.roster.release(connected, self.round + 1)
         return self.roster.strangers(connected)
 
     def enroll(self, introductions: Mapping[str, Introduction]) -> None:
@@ -110,29 +110,25 @@ class SelectionCore:
         Raises:
             ParameterError: In the first roll call, parameters given by client do not cover a client.
         """
-        first_call = not self.roster.ids
-        claims = {node: canonical_id(said.client_id) or node for node, said in introductions.items()}
-        for values in self.client_values:
-            missing = sorted({client_id for client_id in claims.values() if not values.covers(client_id)})
-            if missing and first_call:
-                raise ParameterError(
-                    f"{values.name} has {len(values)} entries but none for client {missing[0]!r}: give a mapping "
-                    "{client_id: value} that covers every client (an array is for the ids 0..K-1)"
-                )
-            for node, client_id in list(claims.items()):
-                if client_id in missing:
-                    self.roster.refused[node] = f"client {client_id!r} refused: no entry in {values.name}"
-                    del claims[node]
-        known = set(self.roster.refused)
+        named = set(self.roster.refused)
+        self._refuse_uncovered(introductions, first_call=not self.roster.ids)
+        claims = {
+            node: canonical_id(said.client_id) or node
+            for node, said in introductions.items()
+            if node not in self.roster.refused
+        }
         new, evicted = self.roster.enroll(claims, self.round + 1)
-        for node in self.roster.refused.keys() - known:
+        for node in self.roster.refused.keys() - named:
             logger.warning("%s", self.roster.refused[node])
+        for row in evicted:
+            self._failures.pop(row, None)
+            self._out_until.pop(row, None)
         if evicted:
             self.selector.forget(np.array(evicted))
         if not new:
             return
         rows = self.roster.present(claims, self.round)
-        counts = {row: _count(introductions[node].num_examples) for row, node in rows.items() if row in new}
+        counts = {row: usable_count(introductions[node].num_examples) for row, node in rows.items() if row in new}
         if all(counts.values()):
             self.selector.inform(np.array(list(counts)), num_examples=np.array(list(counts.values()), dtype=float))
         else:
@@ -194,6 +190,20 @@ class SelectionCore:
             clients=[self._record(row, result) for row, result in zip(rows, results, strict=True)],
         )
 
+    def _refuse_uncovered(self, introductions: Mapping[str, Introduction], *, first_call: bool) -> None:
+        """Refuse clients without an entry in a parameter given by client; at the start that is the user's mistake."""
+        for node, said in introductions.items():
+            claim = canonical_id(said.client_id)
+            for values in self.client_values:
+                if values.covers(claim or node):
+                    continue
+                if first_call and claim is not None:
+                    raise ParameterError(
+                        f"{values.name} has {len(values)} entries but none for client {claim!r}: give a mapping "
+                        "{client_id: value} that covers every client (an array is for the ids 0..K-1)"
+                    )
+                self.roster.refused[node] = f"client {claim or node!r} refused: no entry in {values.name}"
+
     def _report(self, rows: list[int], results: list[ClientResult], latency: FloatArray) -> RoundReport:
         completed = np.array([result.completed for result in results], dtype=np.bool_)
         columns: dict[str, FloatArray] = {
@@ -228,9 +238,3 @@ class SelectionCore:
             train_loss=values["train_loss"],
             num_examples=result.num_examples,
         )
-
-
-def _count(value: object) -> int:
-    """A reported number of examples; 0 if it cannot be one."""
-    number = canonical_id(value)
-    return int(number) if number is not None and number.isdigit() and not isinstance(value, str) else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
@@ -16,21 +17,22 @@ from flwr.common import (
     GetParametersIns,
     Parameters,
     Scalar,
+    ndarrays_to_parameters,
     parameters_to_ndarrays,
 )
 from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import Strategy
 
-from fedsel_flwr.errors import FedSelError, ParameterError, RunError
+from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors._check import real, whole
 from fedsel_flwr.strategies import bases
 from fedsel_flwr.strategies.cohort import BoundedManager, ChosenCohort, TimedProxy, wait_for_clients
 from fedsel_flwr.strategies.core import SelectionCore, Settings
 from fedsel_flwr.strategies.history import History, RoundRecord
-from fedsel_flwr.strategies.replies import Arrays, MetricKeys, Reply
-from fedsel_flwr.strategies.rollcall import call_roll
+from fedsel_flwr.strategies.replies import Arrays, ClientResult, MetricKeys, Reply
+from fedsel_flwr.strategies.rollcall import RollCall
 from fedsel_flwr.strategies.roster import Roster, RowValues
 
 FitFailure = tuple[ClientProxy, FitRes] | BaseException
@@ -132,6 +134,7 @@ class SelectionStrategy(Strategy):
             if value is not None:
                 setattr(self.roster, name, whole(name, value, 1))
         self.core = SelectionCore(selector, settings, self.roster, client_values)
+        self._roll_call = RollCall(settings.keys, self.roll_call_timeout)
         self._on_round = on_round
         self._evaluation = np.random.default_rng(0)  # draws the clients of evaluation rounds
         self._reference: Arrays | None = None
@@ -153,9 +156,7 @@ class SelectionStrategy(Strategy):
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters | None:
         """Return the base's initial model, else that of the first client that answers."""
-        parameters = self.base.initialize_parameters(
-            BoundedManager(client_manager, self.wait_timeout, self._evaluation)
-        )
+        parameters = self.base.initialize_parameters(self._bounded(client_manager))
         if parameters is not None:
             return parameters
         clients = wait_for_clients(client_manager, 1, self.wait_timeout, "one to get the initial model from")
@@ -175,8 +176,7 @@ class SelectionStrategy(Strategy):
         clients = wait_for_clients(client_manager, self.min_available, self.wait_timeout, "min_available")
         strangers = self.core.strangers(clients)
         if strangers:
-            asked = [clients[cid] for cid in strangers]
-            self.core.enroll(call_roll(asked, self.core.settings.keys, self.roll_call_timeout))
+            self.core.enroll(self._roll_call.call([clients[cid] for cid in strangers], self.core.round + 1))
         chosen = {cid: clients[cid] for cid in self.core.choose(clients)}
         self._dispatched = {}
         if not chosen:
@@ -208,7 +208,7 @@ class SelectionStrategy(Strategy):
              if (reply := self._reply(proxy, arrived, refused)) is not None},
             self._reference,
         )  # fmt: skip
-        usable = [_unwrapped(arrived[cid], outcome.results[cid].faulty_keys) for cid in outcome.usable]
+        usable = [_cleaned(arrived[cid], outcome.results[cid]) for cid in outcome.usable]
         garbage = [
             RunError(f"client {cid}: {'; '.join(outcome.results[cid].problems)}")
             for cid in outcome.results
@@ -226,7 +226,7 @@ class SelectionStrategy(Strategy):
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, EvaluateIns]]:
         """Return the base's evaluation instructions; waits a bounded time."""
-        manager = BoundedManager(client_manager, self.wait_timeout, self._evaluation)
+        manager = self._bounded(client_manager)
         return self.base.configure_evaluate(server_round=server_round, parameters=parameters, client_manager=manager)
 
     def aggregate_evaluate(
@@ -248,6 +248,9 @@ class SelectionStrategy(Strategy):
         if self._on_round is not None and last is not None and last.round == server_round:
             self._on_round(last)
         return result
+
+    def _bounded(self, manager: ClientManager) -> BoundedManager:
+        return BoundedManager(manager, self.wait_timeout, self._evaluation, self.roster.name)
 
     def _proxies(self, arrived: dict[str, tuple[ClientProxy, FitRes]]) -> list[tuple[str, ClientProxy]]:
         """The proxies of this round: our own, or, if a caller dispatched others, those that answered."""
@@ -287,25 +290,25 @@ def _one_max_latency(selector: Selector, given: float | None) -> float:
 def _decode(parameters: Parameters) -> Arrays | None:
     """The arrays of ``parameters``; None if they are not NumPy arrays (tree ensembles, garbage)."""
     try:
-        return parameters_to_ndarrays(parameters)
+        arrays = parameters_to_ndarrays(parameters)
     except Exception:  # whatever a client sent
         return None
+    return arrays if all(isinstance(array, np.ndarray) for array in arrays) else None
 
 
 def _original(client: ClientProxy) -> ClientProxy:
     return client.proxy if isinstance(client, TimedProxy) else client
 
 
-def _unwrapped(result: tuple[ClientProxy, FitRes], faulty: frozenset[str]) -> tuple[ClientProxy, FitRes]:
-    """The result with Flower's own proxy and without our metrics that could not be used."""
+def _cleaned(result: tuple[ClientProxy, FitRes], read: ClientResult) -> tuple[ClientProxy, FitRes]:
+    """The result with Flower's own proxy, in the model's types, without our metrics that could not be used."""
     client, res = result
-    if faulty:
-        res = replace(res, metrics={key: value for key, value in res.metrics.items() if key not in faulty})
+    if read.faulty_keys:
+        res = replace(res, metrics={key: value for key, value in res.metrics.items() if key not in read.faulty_keys})
+    if read.converted is not None:
+        res = replace(res, parameters=ndarrays_to_parameters(list(read.converted)))
     return _original(client), res
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-__all__ = ["FedSelError", "SelectionStrategy"]
+    return isinstance(value, Real) and not isinstance(value, bool | np.bool_)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from fedsel_flwr.strategies.roster import canonical_id
 
 NaN = float("nan")
+MAX_EXAMPLES = 2**53  # what a float holds exactly
 Arrays = Sequence[npt.NDArray[Any]]
 
 
@@ -65,6 +66,8 @@ class ClientResult:
         latency_s: Seconds for the selector, at most max_latency.
         values: energy, download, compute, upload, train_loss; NaN where unknown.
         num_examples: Examples behind the update; 0 where unknown.
+        converted: The arrays in the types of the global model, where they came in others; None if they can stay.
+            Flower's averages would take the type of whoever comes first.
     """
 
     completed: bool
@@ -73,6 +76,7 @@ class ClientResult:
     latency_s: float
     values: Mapping[str, float]
     num_examples: int
+    converted: Arrays | None = None
 
 
 def read_reply(
@@ -110,12 +114,12 @@ def read_reply(
         value = _number(reply.metrics.get(key, NaN))
         impossible = value is None or math.isinf(value) or (name != "train_loss" and value < 0)
         if impossible:
-            problems.append(f"{name}: {reply.metrics[key]!r:.80} cannot be used")
+            problems.append(f"{name}: {shown(reply.metrics[key])} cannot be used")
             faulty.add(key)
         values[name] = NaN if value is None or impossible else value
     claim = reply.metrics.get(keys.client_id)
     if claim is not None and canonical_id(claim) != client_id:
-        problems.append(f"identity: claims to be {claim!r:.80}")
+        problems.append(f"identity: claims to be {shown(claim)}")
         faulty.add(keys.client_id)
     latency, problem, late = max_latency, "", False
     if clock == "server":
@@ -133,7 +137,8 @@ def read_reply(
         faulty_keys=frozenset(faulty & reply.metrics.keys()),
         latency_s=min(latency, max_latency) if completed else max_latency,
         values=values,
-        num_examples=int(reply.num_examples) if isinstance(reply.num_examples, Integral) and not failed else 0,
+        num_examples=usable_count(reply.num_examples) if not failed else 0,
+        converted=None if failed else _converted(reply.arrays, reference),
     )
 
 
@@ -141,9 +146,8 @@ def _fault_in_update(reply: Reply, reference: Arrays | None) -> str:
     """Why the update cannot be aggregated; empty if it can."""
     if reply.error:
         return reply.error
-    count = reply.num_examples
-    if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
-        return f"num_examples: expected an integer of at least 1, got {count!r:.80}"
+    if not usable_count(reply.num_examples):
+        return f"num_examples: expected an integer of at least 1, got {shown(reply.num_examples)}"
     if reference is None:
         return ""
     if reply.arrays is None:
@@ -155,9 +159,17 @@ def _fault_in_update(reply: Reply, reference: Arrays | None) -> str:
             return f"arrays: expected shape {own.shape} at {i}, got {array.shape}"
         if array.dtype.kind not in "biuf" or not np.can_cast(array.dtype, own.dtype, "same_kind"):
             return f"arrays: expected dtype {own.dtype} at {i}, got {array.dtype}"
-        if not np.isfinite(array).all():
+        with np.errstate(over="ignore"):
+            held = array.astype(own.dtype, copy=False)
+        if not np.isfinite(held).all():
             return f"arrays: not finite at {i}"
     return ""
+
+
+def _converted(arrays: Arrays | None, reference: Arrays | None) -> Arrays | None:
+    if arrays is None or reference is None or all(a.dtype == r.dtype for a, r in zip(arrays, reference, strict=True)):
+        return None
+    return [a.astype(r.dtype, copy=False) for a, r in zip(arrays, reference, strict=True)]
 
 
 def _virtual_latency(reported: object, max_latency: float) -> tuple[float, str, bool]:
@@ -166,7 +178,7 @@ def _virtual_latency(reported: object, max_latency: float) -> tuple[float, str, 
     if reported is None:
         return max_latency, "latency: not reported, max_latency taken", False
     if seconds is None or math.isnan(seconds) or seconds < 0:
-        return max_latency, f"latency: {reported!r:.80} cannot be used, max_latency taken", False
+        return max_latency, f"latency: {shown(reported)} cannot be used, max_latency taken", False
     if seconds >= max_latency:
         return max_latency, f"late: {seconds:.6g} s reach max_latency = {max_latency:g} s", True
     return seconds, "", False
@@ -181,11 +193,30 @@ def _server_latency(reply: Reply, slack: float, key: str) -> tuple[float, str]:
     if reported is None:
         return observed, "latency: not reported, the server's time taken"
     if seconds is None or math.isnan(seconds):
-        return observed, f"latency: {reported!r:.80} cannot be used, the server's time taken"
+        return observed, f"latency: {shown(reported)} cannot be used, the server's time taken"
     low = max(0.0, observed - slack)
     clipped = min(max(seconds, low), observed)
     problem = "" if clipped == seconds else f"latency: {seconds:.6g} s clipped to [{low:.6g}, {observed:.6g}] s"
     return clipped, problem
+
+
+def usable_count(value: object) -> int:
+    """A reported number of examples; 0 if it cannot be one.
+
+    >>> usable_count(12), usable_count(-1), usable_count("12"), usable_count(10**400)
+    (12, 0, 0, 0)
+    """
+    if isinstance(value, bool | np.bool_) or not isinstance(value, Integral) or not 1 <= int(value) <= MAX_EXAMPLES:
+        return 0
+    return int(value)
+
+
+def shown(value: object) -> str:
+    """A client's value in at most 80 characters, for a message."""
+    try:
+        return f"{value!r:.80}"
+    except Exception:  # whatever a client sent
+        return f"a {type(value).__name__} that cannot be shown"
 
 
 def _number(value: object) -> float | None:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from fedsel_flwr.errors import ParameterError
 
 MAX_ID_LENGTH = 256
+MAX_ID_DIGITS = 40
 
 
 def canonical_id(claim: object) -> str | None:
@@ -27,7 +28,7 @@ def canonical_id(claim: object) -> str | None:
     if isinstance(claim, bool | np.bool_):
         return None
     if isinstance(claim, Integral) or (isinstance(claim, float | np.floating) and float(claim).is_integer()):
-        return str(int(claim))
+        return str(int(claim)) if abs(int(claim)) < 10**MAX_ID_DIGITS else None
     if isinstance(claim, str) and 0 < len(claim.strip()) <= MAX_ID_LENGTH and claim.strip().isprintable():
         return claim.strip()
     return None
@@ -62,6 +63,12 @@ class Roster:
     _row_of_id: dict[str, int] = field(default_factory=dict)
     _row_of_node: dict[str, int] = field(default_factory=dict)
     _last_seen: dict[int, int] = field(default_factory=dict)
+    _waits_for: dict[str, int | None] = field(default_factory=dict)  # refused connection -> row; None for any
+
+    def name(self, node: str) -> str:
+        """The client id behind a connection; the connection's own name before it is enrolled."""
+        row = self._row_of_node.get(node)
+        return node if row is None else self.ids[row]
 
     def strangers(self, connected: Collection[str]) -> list[str]:
         """Connections that are neither bound nor refused, in id order."""
@@ -69,13 +76,22 @@ class Roster:
             (node for node in connected if node not in self._row_of_node and node not in self.refused), key=id_order
         )
 
-    def release(self, connected: Collection[str]) -> None:
-        """Forget the bindings and refusals of connections that are gone; ids and rows stay."""
+    def release(self, connected: Collection[str], round: int = 0) -> None:
+        """Forget the bindings and refusals of connections that are gone; ids and rows stay.
+
+        Connections refused because their id was connected, or the roster full, are lifted when that has passed.
+        """
         here = set(connected)
         for gone in [node for node in self._row_of_node if node not in here]:
             del self._row_of_node[gone]
-        for gone in [node for node in self.refused if node not in here]:
-            del self.refused[gone]
+        taken = set(self._row_of_node.values())
+        room = self._free_row(round, taken) is not None
+        for node in list(self.refused):
+            waits = node in self._waits_for
+            row = self._waits_for.get(node)
+            if node not in here or (waits and (room if row is None else row not in taken)):
+                del self.refused[node]
+                self._waits_for.pop(node, None)
 
     def enroll(self, claims: Mapping[str, str], round: int) -> tuple[list[int], list[int]]:
         """Bind connections to the ids they claim, in id order.
@@ -99,6 +115,7 @@ class Roster:
                 row = self._free_row(round, taken)
                 if row is None:
                     self.refused[node] = f"client {client_id!r} refused: max_clients = {self.max_clients} reached"
+                    self._waits_for[node] = None
                     continue
                 if row < len(self.ids):
                     evicted.append(row)
@@ -110,6 +127,7 @@ class Roster:
                 new.append(row)
             elif row in taken:
                 self.refused[node] = f"connection {node} refused: client id {client_id!r} is already connected"
+                self._waits_for[node] = row
                 continue
             self._row_of_node[node] = row
             taken.add(row)

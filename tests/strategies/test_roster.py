@@ -1,0 +1,98 @@
+"""Ids, bindings and numbers by client, without Flower."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.strategies.roster import Roster, RowValues, canonical_id, id_order
+
+
+@pytest.mark.parametrize(
+    ("claim", "expected"),
+    [
+        (7, "7"), (np.int64(7), "7"), (7.0, "7"), (np.float32(7), "7"), ("7", "7"), (" phone ", "phone"), (0, "0"),
+        (-3, "-3"), (2**63, str(2**63)), (True, None), (np.bool_(True), None), (7.5, None), (float("inf"), None),
+        (None, None), ("", None), (b"7", None), ([7], None), ("a\x00b", None), ("a\u202eb", None),
+        ("x" * 256, "x" * 256), ("x" * 257, None),
+    ],
+)  # fmt: skip
+def test_canonical_id(claim: Any, expected: str | None) -> None:
+    assert canonical_id(claim) == expected
+
+
+def test_digits_sort_as_integers_before_other_ids() -> None:
+    ids = ["b", "10", "9", "a10", "100", "a9", "-1", "\u0663"]
+    assert sorted(ids, key=id_order) == ["9", "10", "100", "-1", "a10", "a9", "b", "\u0663"]
+
+
+@given(st.lists(st.text(max_size=6)))
+def test_the_order_of_ids_is_total(ids: list[str]) -> None:
+    assert sorted(ids, key=id_order) == sorted(reversed(ids), key=id_order)
+
+
+def test_a_connection_is_bound_once() -> None:
+    roster = Roster()
+    assert roster.enroll({"n1": "b", "n2": "a"}, 1) == ([0, 1], [])
+    assert roster.ids == ["a", "b"]
+    assert roster.present(["n1", "n2"], 1) == {0: "n2", 1: "n1"}
+    assert roster.strangers(["n1", "n2", "n3"]) == ["n3"]
+    assert roster.enroll({"n3": "a"}, 2) == ([], [])
+    assert list(roster.refused) == ["n3"]
+    assert roster.present(["n1", "n2", "n3"], 2) == {0: "n2", 1: "n1"}
+    assert roster.strangers(["n1", "n2", "n3"]) == []
+
+
+def test_rows_stay_when_connections_go() -> None:
+    roster = Roster()
+    roster.enroll({"n1": "a", "n2": "b"}, 1)
+    roster.release(["n2"])
+    assert roster.present(["n1", "n2"], 2) == {1: "n2"}
+    assert roster.enroll({"n9": "a"}, 2) == ([], [])
+    assert roster.present(["n2", "n9"], 2) == {0: "n9", 1: "n2"}
+
+
+@given(
+    st.lists(st.dictionaries(st.sampled_from("uvwxyz"), st.sampled_from(["a", "b", "1", "2"]), max_size=5), max_size=6),
+    st.one_of(st.none(), st.integers(1, 3)),
+    st.one_of(st.none(), st.integers(1, 2)),
+)
+def test_never_two_connections_on_one_row_nor_two_rows_of_one_id(
+    calls: list[dict[str, str]], max_clients: int | None, max_new: int | None
+) -> None:
+    roster = Roster(max_clients=max_clients, max_new_per_round=max_new, evict_after=1)
+    for number, claims in enumerate(calls, start=1):
+        roster.release(claims)
+        asked = roster.strangers(claims)
+        roster.enroll({node: claims[node] for node in asked}, number)
+        present = roster.present(claims, number)
+        assert len(set(present.values())) == len(present)
+        assert len(set(roster.ids)) == len(roster.ids)
+        assert max_clients is None or len(roster.ids) <= max_clients
+        assert all(0 <= row < len(roster.ids) for row in present)
+        assert list(present) == sorted(present)
+
+
+def test_values_by_row_follow_the_ids() -> None:
+    roster = Roster()
+    values = RowValues("data_weights", {"b": 2.0, "a": 1.0, 10: 3.0}, roster)
+    roster.enroll({"n1": "b", "n2": "10"}, 1)
+    roster.enroll({"n3": "a"}, 2)
+    assert {row: values[row] for row in values} == {0: 3.0, 1: 2.0, 2: 1.0}
+    assert 3 not in values
+    assert -1 not in values
+    assert values.covers("10")
+    assert not values.covers("c")
+    with pytest.raises(KeyError):
+        values[3]
+
+
+@pytest.mark.parametrize("given_", [{True: 1.0}, {1: 1.0, "1": 2.0}, {"": 1.0}, [[1.0], [2.0]], 3.0])
+def test_values_that_do_not_name_each_client_once(given_: Any) -> None:
+    with pytest.raises(ParameterError, match="data_weights"):
+        RowValues("data_weights", given_, Roster())
