@@ -55,7 +55,8 @@ def main() -> None:
         driver, actors, ray = rows[-1]
         print(
             f"round {record.round:3d}  {now - last:6.2f} s  driver {driver:7.1f} MB  actors {actors:7.1f} MB  "
-            f"ray {ray:7.1f} MB  accuracy {record.accuracy:.4f}  completed {record.num_completed}/{record.num_selected}",
+            f"ray {ray:7.1f} MB  accuracy {record.accuracy:.4f}  "
+            f"completed {record.num_completed}/{record.num_selected}",
             flush=True,
         )
         last = now

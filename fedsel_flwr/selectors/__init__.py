@@ -13,12 +13,28 @@ A selector is an ask/tell object over dense client indices ``0..K-1``. It never 
 
 from __future__ import annotations
 
-from fedsel_flwr.selectors.base import Selector
+from fedsel_flwr.selectors.base import Probe, Selector
 from fedsel_flwr.selectors.bsfl import BSFL
+from fedsel_flwr.selectors.by_size import RandomBySize
 from fedsel_flwr.selectors.cs_ucb import CSUCB
+from fedsel_flwr.selectors.cs_ucb_q import CSUCBQ
+from fedsel_flwr.selectors.local_accuracy import LocalAccuracy
 from fedsel_flwr.selectors.registry import create, names
 from fedsel_flwr.selectors.report import RoundReport
 from fedsel_flwr.selectors.round_robin import RoundRobin
 from fedsel_flwr.selectors.uniform import Random
 
-__all__ = ["BSFL", "CSUCB", "Random", "RoundReport", "RoundRobin", "Selector", "create", "names"]
+__all__ = [
+    "BSFL",
+    "CSUCB",
+    "CSUCBQ",
+    "LocalAccuracy",
+    "Probe",
+    "Random",
+    "RandomBySize",
+    "RoundReport",
+    "RoundRobin",
+    "Selector",
+    "create",
+    "names",
+]

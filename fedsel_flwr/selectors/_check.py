@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any
 
@@ -66,3 +67,31 @@ def column(name: str, value: Any, num_rows: int, *, ndim: int = 1) -> FloatArray
             f"got shape {array.shape}"
         )
     return array
+
+
+def one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
+    """Return ``value`` if it is one of ``allowed``."""
+    if value not in allowed:
+        raise ParameterError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+    return value
+
+
+def by_client(name: str, values: Any, *, at_least: float = 0.0) -> Mapping[int, float]:
+    """Return numbers given per client, as an array by index or a mapping, as a mapping from index.
+
+    A mapping is kept as it is, as it may be a view that grows with the fleet.
+    """
+    items: Mapping[int, float] = values
+    if not isinstance(values, Mapping):
+        items = dict(enumerate(column(name, values, len(np.atleast_1d(values))).tolist()))
+    for value in items.values():
+        real(f"every one of {name}", value, at_least=at_least)
+    return items
+
+
+def lookup(name: str, values: Mapping[int, float], clients: IntArray) -> list[float]:
+    """Return the numbers of ``clients``; every one must have one."""
+    missing = [int(k) for k in clients if int(k) not in values]
+    if missing:
+        raise ParameterError(f"{name} covers {len(values)} clients, but not {missing}: give one number per client")
+    return [values[int(k)] for k in clients]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,6 +16,19 @@ from fedsel_flwr.selectors.report import RoundReport
 INFORM_COLUMNS = frozenset(
     {"num_examples", "energy_score", "accuracy", "loss", "local_accuracy", "rms_loss", "gradient", "sketch"}
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """A question to clients before the choice; the answers come by :meth:`Selector.inform`.
+
+    Args:
+        clients: Whom to ask, shape (n,).
+        columns: What to ask for, at the current global model: columns of :meth:`Selector.inform`.
+    """
+
+    clients: IntArray
+    columns: tuple[str, ...]
 
 
 class Selector(ABC):
@@ -56,6 +70,22 @@ class Selector(ABC):
         """How many clients are registered: informed about, or seen in ``available``."""
         return int(np.count_nonzero(self._registered))
 
+    def probe(self, available: IntArray) -> Probe | None:
+        """Say what must be asked before the next :meth:`select`.
+
+        Args:
+            available: Indices of the clients that can take part, shape (n,).
+
+        Returns:
+            None, or whom to ask for what; probes cost simulated time and energy.
+
+        Raises:
+            ParameterError: ``available`` is not an array of unique indices.
+        """
+        available = np.sort(indices("available", available))
+        self._register(available)
+        return self._probe(available) if available.size else None
+
     def select(self, available: IntArray) -> IntArray:
         """Choose the clients of the next round.
 
@@ -71,6 +101,7 @@ class Selector(ABC):
         available = np.sort(indices("available", available))
         self._register(available)
         self._round += 1
+        self._advance()
         if available.size == 0:
             return available
         return np.sort(self._select(available))
@@ -195,6 +226,13 @@ class Selector(ABC):
             setattr(self, attribute, array)
         for attribute in self.scalar_state:
             setattr(self, attribute, type(own[attribute.lstrip("_")])(state[attribute.lstrip("_")]))
+
+    def _probe(self, available: IntArray) -> Probe | None:
+        """What to ask of ``available`` (ascending, not empty) before the next choice."""
+        return None
+
+    def _advance(self) -> None:  # noqa: B027
+        """Begin the round whose number was just counted; called with nobody available too."""
 
     @abstractmethod
     def _select(self, available: IntArray) -> IntArray:

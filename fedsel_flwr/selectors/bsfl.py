@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from heapq import heapify, heapreplace
 from typing import ClassVar
 
 import numpy as np
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors._check import FloatArray, IntArray, column, real, whole
+from fedsel_flwr.selectors._check import FloatArray, IntArray, by_client, lookup, one_of, real, whole
+from fedsel_flwr.selectors.annealing import anneal
 from fedsel_flwr.selectors.base import Selector
 from fedsel_flwr.selectors.report import RoundReport
+from fedsel_flwr.selectors.sweep import maximize
+
+__all__ = ["BSFL", "maximize"]
 
 
 class BSFL(Selector):
@@ -29,7 +32,9 @@ class BSFL(Selector):
     ===============  =====================  ==========================================================
 
     Deviations:
-        * (13) is called exponential and annealed in the paper; :func:`maximize` solves it exactly in O(K log K).
+        * (13) is called exponential and annealed in the paper; :func:`~fedsel_flwr.selectors.sweep.maximize` solves it
+          exactly in O(K log K), and is the default. The paper's two solvers stand in
+          :mod:`~fedsel_flwr.selectors.annealing`.
         * Selected clients that fail count as a play at the speed of their reported latency, tau_max.
         * Speeds are cut at 1, as measured latencies may undercut ``min_latency``.
 
@@ -40,7 +45,9 @@ class BSFL(Selector):
         beta: Exponent of g_k, a natural number.
         data_weights: d_k of (4) by client index, an array or a mapping of any positive scale; None for the i.i.d.
             balanced target m/K of (3).
-        seed: Seed of the generator that breaks ties.
+        solver: "exact", or the paper's "alsa" or "annealing".
+        solver_steps: Steps of the annealing solvers in each round.
+        seed: Seed of the generator that breaks ties and anneals.
 
     Raises:
         ParameterError: A parameter out of range, or a client that ``data_weights`` does not cover.
@@ -75,17 +82,27 @@ class BSFL(Selector):
         alpha: float = 1.0,
         beta: int = 1,
         data_weights: FloatArray | Mapping[int, float] | None = None,
+        solver: str = "exact",
+        solver_steps: int = 1000,
         seed: int | None = None,
     ) -> None:
         super().__init__(clients_per_round=clients_per_round, seed=seed)
         self.min_latency = real("min_latency", min_latency, above=0.0)
         self.alpha = real("alpha", alpha, at_least=0.0)
         self.beta = whole("beta", beta, 1)
+        self.solver = one_of("solver", solver, ("exact", "alsa", "annealing"))
+        self.solver_steps = whole("solver_steps", solver_steps, 1)
         self.data_weights = _checked_weights(data_weights)
 
     def _select(self, available: IntArray) -> IntArray:
         shuffled = self._generator.permutation(available)  # ties at random
-        best = maximize(self._bounds()[shuffled], self._generalization()[shuffled], self.clients_per_round, self.alpha)
+        ucb, g, m = self._bounds()[shuffled], self._generalization()[shuffled], self.clients_per_round
+        if self.solver == "exact":
+            best = maximize(ucb, g, m, self.alpha)  # (13)
+        else:
+            best, _ = anneal(
+                ucb, g, m, self.alpha, neighbours=self.solver, steps=self.solver_steps, generator=self._generator
+            )
         return np.asarray(shuffled[best])
 
     def _observe(self, report: RoundReport) -> None:
@@ -114,83 +131,14 @@ class BSFL(Selector):
         return np.asarray(np.abs(x) ** self.beta * np.sign(x))  # (3), (4)
 
     def _admit(self, clients: IntArray) -> None:
-        if self.data_weights is None:
-            return
-        missing = [int(k) for k in clients if int(k) not in self.data_weights]
-        if missing:
-            raise ParameterError(
-                f"data_weights covers {len(self.data_weights)} clients, but not {missing}: give one weight per client"
-            )
-        self._weight[clients] = [self.data_weights[int(k)] for k in clients]
-
-
-def maximize(ucb: FloatArray, generalization: FloatArray, clients_per_round: int, alpha: float) -> IntArray:
-    """Solve (13) exactly: the set S of m clients with the largest min ucb + (alpha / m) sum of g over S.
-
-    With the clients sorted by falling ucb, the best set whose slowest member is the i-th consists of the m largest g
-    among the first i. One sweep with a heap of m visits every i in O(K log K). Deterministic: among equal sets, the
-    one with the larger smallest ucb, then the order of the input. Among sets of infinite value the one of larger g.
-
-    Args:
-        ucb: Optimistic speeds, shape (K,); +inf for clients never observed.
-        generalization: g_k, shape (K,), finite.
-        clients_per_round: m; all K clients are returned when m >= K.
-        alpha: Weight of the generalization term, at least 0.
-
-    Returns:
-        Indices of the chosen clients, ascending, shape (min(m, K),).
-
-    Raises:
-        ParameterError: Shapes differ, ``ucb`` holds NaN or -inf, ``generalization`` is not finite, m < 1, alpha < 0.
-
-    References:
-        Ben Ami et al., equation (13).
-
-    >>> maximize(np.array([0.9, 0.8, 0.1]), np.array([0.0, -0.1, 0.9]), 2, 1.0)  # 0.75, 0.55 with the slow one
-    array([0, 1])
-    >>> maximize(np.array([0.9, 0.8, 0.1]), np.array([0.0, -0.1, 0.9]), 2, 3.0)
-    array([0, 2])
-    """
-    m, alpha = whole("clients_per_round", clients_per_round, 1), real("alpha", alpha, at_least=0.0)
-    ucb = column("ucb", ucb, len(np.atleast_1d(ucb)))
-    g = column("generalization", generalization, len(ucb))
-    if np.isnan(ucb).any() or np.isneginf(ucb).any() or not np.isfinite(g).all():
-        raise ParameterError("ucb must hold numbers or +inf and generalization finite numbers, got NaN or an infinity")
-    if m >= len(ucb):
-        return np.arange(len(ucb))
-    ucb = _finite_bounds(ucb, g, alpha)
-    order = np.argsort(-ucb, kind="stable")
-    speeds, values = ucb[order].tolist(), g[order].tolist()
-    heap = values[:m]  # the m largest g so far, smallest on top
-    total, scale = sum(heap), alpha / m
-    heapify(heap)
-    best, best_end = speeds[m - 1] + scale * total, m
-    for i in range(m, len(speeds)):
-        if values[i] > heap[0]:
-            total += values[i] - heapreplace(heap, values[i])
-            value = speeds[i] + scale * total
-            if value > best:
-                best, best_end = value, i + 1
-    chosen = np.argsort(-g[order[:best_end]], kind="stable")[:m]
-    return np.sort(order[chosen])
-
-
-def _finite_bounds(ucb: FloatArray, g: FloatArray, alpha: float) -> FloatArray:
-    """Replace infinite bounds by a finite one so large that the order of any two sets stays the same."""
-    finite = ucb[np.isfinite(ucb)]
-    if finite.size == ucb.size:
-        return ucb
-    spread = (np.ptp(finite) if finite.size else 0.0) + alpha * np.ptp(g)  # Delta_max
-    return np.where(np.isfinite(ucb), ucb, finite.max(initial=0.0) + spread + 1.0)
+        if self.data_weights is not None:
+            self._weight[clients] = lookup("data_weights", self.data_weights, clients)
 
 
 def _checked_weights(weights: FloatArray | Mapping[int, float] | None) -> Mapping[int, float] | None:
-    if weights is None or isinstance(weights, Mapping):
-        items = weights
-    else:
-        items = dict(enumerate(column("data_weights", weights, len(np.atleast_1d(weights))).tolist()))
-    for weight in (items or {}).values():
-        real("every one of data_weights", weight, at_least=0.0)
-    if items is not None and not sum(items.values()) > 0.0:
+    if weights is None:
+        return None
+    items = by_client("data_weights", weights)
+    if not sum(items.values()) > 0.0:
         raise ParameterError("data_weights must have a positive sum; leave it out for i.i.d. data")
     return items

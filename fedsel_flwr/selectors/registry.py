@@ -9,18 +9,22 @@ from typing import Any
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors.base import Selector
 from fedsel_flwr.selectors.bsfl import BSFL
+from fedsel_flwr.selectors.by_size import RandomBySize
 from fedsel_flwr.selectors.cs_ucb import CSUCB
+from fedsel_flwr.selectors.cs_ucb_q import CSUCBQ
+from fedsel_flwr.selectors.local_accuracy import LocalAccuracy
 from fedsel_flwr.selectors.round_robin import RoundRobin
 from fedsel_flwr.selectors.uniform import Random
 
-_CLASSES: dict[str, type[Selector]] = {cls.name: cls for cls in (BSFL, CSUCB, Random, RoundRobin)}
+_ALL: tuple[type[Selector], ...] = (BSFL, CSUCB, CSUCBQ, LocalAccuracy, Random, RandomBySize, RoundRobin)
+_CLASSES: dict[str, type[Selector]] = {cls.name: cls for cls in _ALL}
 
 
 def names() -> tuple[str, ...]:
     """Return the names :func:`create` knows, sorted.
 
     >>> names()
-    ('bsfl', 'cs-ucb', 'random', 'round-robin')
+    ('bsfl', 'cs-ucb', 'cs-ucb-q', 'local-accuracy', 'random', 'random-by-size', 'round-robin')
     """
     return tuple(sorted(_CLASSES))
 

@@ -61,6 +61,10 @@ def play(
     for number in rounds:
         world = np.random.default_rng([7, number])
         available = np.flatnonzero(world.uniform(size=num_clients) < availability)
+        request = selector.probe(available)
+        if request is not None:
+            answers = {name: world.uniform(size=request.clients.size) for name in request.columns}
+            selector.inform(request.clients, **answers)
         chosen = selector.select(available)
         completed = (world.uniform(size=chosen.size) < 0.85) & ~np.isin(chosen, dead)
         selector.observe(report_for(selector, chosen, completed, world))

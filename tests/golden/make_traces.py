@@ -17,6 +17,7 @@ FOLDER = Path(__file__).parent
 PARAMETERS: dict[str, dict[str, float]] = {
     "bsfl": {"min_latency": 0.1, "alpha": 0.5},
     "cs-ucb": {"max_latency": 5.0},
+    "cs-ucb-q": {"max_latency": 5.0, "queue_weight": 0.3},
 }
 ROUNDS = 60
 

@@ -12,6 +12,7 @@ from fedsel_flwr.testing import CHECKS, check_selector
 PARAMETERS = {
     "cs-ucb": {"max_latency": 5.0},
     "bsfl": {"min_latency": 0.1, "alpha": 1.0},
+    "cs-ucb-q": {"max_latency": 5.0},
 }
 
 

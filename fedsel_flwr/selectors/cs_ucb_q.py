@@ -1,0 +1,141 @@
+"""CS-UCB-Q: fast clients under a fairness constraint, kept by virtual queues (Xia et al.)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.selectors._check import BoolArray, FloatArray, IntArray, by_client, lookup, real
+from fedsel_flwr.selectors.base import Selector
+from fedsel_flwr.selectors.by_size import filled_sizes
+from fedsel_flwr.selectors.report import RoundReport
+
+BELOW_ONE = float(np.nextafter(1.0, 0.0))
+
+
+class CSUCBQ(Selector):
+    """Chooses by a mix of optimistic reward and how far a client has fallen behind its fair share.
+
+    ===========  ======================  ==============================================================
+    paper        here                    meaning
+    ===========  ======================  ==============================================================
+    N            ``clients_per_round``   clients per round (wireless channels)
+    tau_max      ``max_latency``         longest wait for a client, seconds
+    c_k          ``fairness``            least fraction of the rounds in which client k takes part
+    beta         ``queue_weight``        weight of the queues against the rewards
+    y_k, z_k     ``_mean``, ``_plays``   mean observed reward, rounds observed
+    D_k          ``_queue``              virtual queue: how far client k is behind c_k
+    b_k          ``_served``             whether client k was selected in the round before
+    ===========  ======================  ==============================================================
+
+    Deviations:
+        * Selected clients that fail count as a play with reward 0, and as served (b_k = 1).
+        * A newcomer's queue starts at 0 in its first round. A choice that is never observed serves nobody.
+        * The fairness from data sizes, phi m s_k / sum(s) (section V-C), is capped below 1.
+
+    Args:
+        clients_per_round: m, the paper's N.
+        max_latency: tau_max, seconds.
+        fairness: c by client index, an array or a mapping, each in [0, 1]; None takes it from the data sizes that
+            ``inform(clients, num_examples=...)`` brings (a client of unknown size counts as one of average size).
+        fairness_scale: phi, used only where ``fairness`` is None.
+        queue_weight: beta, in [0, 1]; the regret is sub-linear for beta of at most 1 / sqrt(T).
+        seed: Seed of the generator that breaks ties.
+
+    Raises:
+        ParameterError: A parameter is out of range, or the fairness adds up to more than m.
+
+    References:
+        W. Xia, T. Q. S. Quek, K. Guo, W. Wen, H. H. Yang, H. Zhu, Multi-armed bandit-based client scheduling for
+        federated learning, IEEE Transactions on Wireless Communications 19(11), 2020, Algorithm 2.
+
+    >>> import numpy as np
+    >>> selector = CSUCBQ(clients_per_round=1, max_latency=5.0, fairness=[0.4, 0.4], queue_weight=0.5, seed=0)
+    >>> for _ in range(100):
+    ...     chosen = selector.select(np.arange(2))
+    ...     selector.observe(RoundReport(clients=chosen, completed=[True], latency=0.5 + 4.0 * chosen))
+    >>> selector.state_dict()["plays"].tolist()  # client 1 is slow, but gets its 40 % and more
+    [54, 46]
+    """
+
+    name: ClassVar[str] = "cs-ucb-q"
+    needs: ClassVar[frozenset[str]] = frozenset({"latency"})
+    by_client: ClassVar[frozenset[str]] = frozenset({"fairness"})
+    client_state: ClassVar[dict[str, float | int | bool]] = {
+        "_plays": 0, "_mean": 0.0, "_queue": 0.0, "_served": False, "_new": True, "_share": 0.0, "_size": -1.0,
+    }  # fmt: skip
+
+    _plays: IntArray
+    _mean: FloatArray
+    _queue: FloatArray
+    _served: BoolArray
+    _new: BoolArray
+    _share: FloatArray
+    _size: FloatArray
+
+    def __init__(
+        self,
+        *,
+        clients_per_round: int,
+        max_latency: float,
+        fairness: FloatArray | Mapping[int, float] | None = None,
+        fairness_scale: float = 0.5,
+        queue_weight: float = 0.01,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(clients_per_round=clients_per_round, seed=seed)
+        self.max_latency = real("max_latency", max_latency, above=0.0)
+        self.fairness_scale = real("fairness_scale", fairness_scale, at_least=0.0)
+        self.queue_weight = real("queue_weight", queue_weight, at_least=0.0)
+        if self.queue_weight > 1.0:
+            raise ParameterError(f"queue_weight must be between 0 and 1, got {queue_weight!r}")
+        self.fairness = None if fairness is None else by_client("fairness", fairness)
+        shares = [self.fairness_scale * clients_per_round] if self.fairness is None else list(self.fairness.values())
+        if self.fairness is not None and max(shares, default=0.0) > 1.0:
+            raise ParameterError(f"every one of fairness must be at most 1, got {max(shares)}")
+        if sum(shares) > clients_per_round * (1 + 1e-12):
+            raise ParameterError(
+                f"fairness cannot be met: its sum is {sum(shares):.6g}, but only m = {clients_per_round} clients are "
+                "chosen a round; lower it to at most m"
+            )
+
+    def _advance(self) -> None:
+        share = self._fairness()
+        behind = np.maximum(self._queue + share - self._served, 0.0)  # (27)
+        self._queue = np.where(self._registered & ~self._new, behind, 0.0)
+        self._new[self._registered] = False
+        self._served[:] = False
+
+    def _select(self, available: IntArray) -> IntArray:
+        beta, played = self.queue_weight, self._plays > 0
+        optimistic = np.ones(played.shape)
+        radius = np.sqrt(2.0 * np.log(self.round) / self._plays[played])
+        optimistic[played] = np.minimum(self._mean[played] + radius, 1.0)  # (26)
+        return self._largest((1.0 - beta) * optimistic + beta * self._queue, available)  # (28)
+
+    def _observe(self, report: RoundReport) -> None:
+        k = report.clients
+        reward = 1.0 - np.minimum(report.latency, self.max_latency) / self.max_latency
+        reward = np.where(report.completed, reward, 0.0)
+        self._served[k] = True
+        self._plays[k] += 1  # (25)
+        self._mean[k] += (reward - self._mean[k]) / self._plays[k]  # (24)
+
+    def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
+        if "num_examples" in columns:
+            self._size[clients] = np.maximum(columns["num_examples"], 0.0)
+
+    def _admit(self, clients: IntArray) -> None:
+        if self.fairness is not None:
+            self._share[clients] = lookup("fairness", self.fairness, clients)
+
+    def _fairness(self) -> FloatArray:
+        """c, by index."""
+        if self.fairness is not None:
+            return self._share
+        size = np.where(self._registered, filled_sizes(self._size, self._registered), 0.0)
+        share = self.fairness_scale * self.clients_per_round * size / max(float(size.sum()), 1e-300)
+        return np.minimum(share, BELOW_ONE)
