@@ -31,7 +31,7 @@ LINKS = ("strategies", "clients", "simulations")
 LAYERS = (
     {"errors"},
     {"aggregation", "selectors", "wireless"},
-    {"clients", "strategies", "testing"},
+    {"clients", "strategies", "testing", "theory"},
     {"report"},
     {"simulations"},
     {"cli"},

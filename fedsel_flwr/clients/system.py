@@ -16,13 +16,16 @@ References:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 
 from fedsel_flwr.clients.device import computing_rate_bounds, cpu_energy
 from fedsel_flwr.clients.streams import stream
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.wireless import OFDMAChannel, rayleigh_power, uniform_disc
+
+PROBE_BITS = 64
+"""A scalar answer, bit."""
 
 _ABOVE_ZERO = (
     "radius_km",
@@ -158,6 +161,29 @@ class SystemModel:
             compute_s=self.samples_per_round / rate,  # (36)
             upload_s=float(self.uplink.transfer_time(self.payload_up_bits, distance, fading_up)),  # (34)
             computing_rate=rate,
+        )
+
+    def draw_probe(self, partition_id: int, round: int) -> RoundDelays:
+        """Return what answering a question about the model takes: it is received, evaluated, and a number is sent.
+
+        The channels and the computing rate are those of the round (block fading). Evaluating takes a third of
+        training on the same samples, as the backward pass costs about two forward passes (ours).
+
+        Args:
+            partition_id: The client's partition, in [0, num_clients).
+            round: Absolute round before which the question is asked.
+
+        Returns:
+            The parts of the client's latency, not capped.
+
+        Raises:
+            ParameterError: If there is no such partition, or the round is negative.
+        """
+        delays = self.draw(partition_id, round)
+        return replace(
+            delays,
+            compute_s=delays.compute_s / 3,
+            upload_s=delays.upload_s * PROBE_BITS / self.payload_up_bits,
         )
 
     def energy_j(self, delays: RoundDelays, compute_s: float | None = None) -> float:

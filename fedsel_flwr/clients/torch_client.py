@@ -31,6 +31,9 @@ class TorchClient(NumPyClient):
         model: Scratch model; its parameters are overwritten.
         inputs: The client's examples, shape (n, ...).
         labels: Their classes, shape (n,).
+        test_inputs: The client's own test examples, shape (k, ...); None takes ``inputs``.
+        test_labels: Their classes, shape (k,).
+        energy_score: PCZFL's score in [0, 1], reported where given.
         settings: How to train.
         system: Delays and energy.
         latency_mode: "measured" takes the training time of this machine; "model" that of the system model, which
@@ -51,6 +54,9 @@ class TorchClient(NumPyClient):
         labels: npt.NDArray[np.int64],
         settings: TrainingSettings,
         system: SystemModel,
+        test_inputs: npt.NDArray[np.float32] | None = None,
+        test_labels: npt.NDArray[np.int64] | None = None,
+        energy_score: float | None = None,
         latency_mode: LatencyMode = "measured",
         delay: Delay = "virtual",
     ) -> None:
@@ -59,12 +65,15 @@ class TorchClient(NumPyClient):
         if delay not in ("virtual", "sleep"):
             raise ParameterError(f"delay must be 'virtual' or 'sleep', got {delay!r}")
         self._partition_id, self._model, self._inputs, self._labels = partition_id, model, inputs, labels
+        self._test_inputs = inputs if test_inputs is None else test_inputs
+        self._test_labels = labels if test_labels is None else test_labels
+        self._energy_score: dict[str, Scalar] = {} if energy_score is None else {"energy_score": energy_score}
         self._settings, self._system = settings, system
         self._latency_mode, self._delay = latency_mode, delay
 
     def get_properties(self, config: Config) -> dict[str, Scalar]:
         """Say who this is and how much data it holds."""
-        return {"client_id": self._partition_id, "num_examples": len(self._labels)}
+        return {"client_id": self._partition_id, "num_examples": len(self._labels), **self._energy_score}
 
     def get_parameters(self, config: dict[str, Scalar]) -> NDArrays:
         """Return the scratch model's arrays."""
@@ -72,9 +81,7 @@ class TorchClient(NumPyClient):
 
     def fit(self, parameters: NDArrays, config: dict[str, Scalar]) -> tuple[NDArrays, int, dict[str, Scalar]]:
         """Train from the received model; returns the arrays, the number of examples and the metrics."""
-        round = config.get("round")
-        if not isinstance(round, int):
-            raise ParameterError(f"the fit config must carry the absolute round as an integer, got {round!r}")
+        round = _round(config)
         delays = self._system.draw(self._partition_id, round)
         set_arrays(self._model, parameters)
         order = stream(self._system.seed, "data-order", self._partition_id, round)
@@ -94,11 +101,35 @@ class TorchClient(NumPyClient):
             "upload_s": delays.upload_s,
             "train_loss": loss,
             "client_id": self._partition_id,
+            **self._energy_score,
         }
         return get_arrays(self._model), len(self._labels), metrics
 
     def evaluate(self, parameters: NDArrays, config: dict[str, Scalar]) -> tuple[float, int, dict[str, Scalar]]:
-        """Measure the received model on the client's examples."""
+        """Measure the received model on the client's own test examples.
+
+        For a probe (``probe`` in the config, with ``round``) the metrics hold what was asked for, of ``loss`` (on the
+        training examples) and ``local_accuracy``, and what answering cost.
+        """
         set_arrays(self._model, parameters)
-        loss, accuracy = evaluate(self._model, self._inputs, self._labels)
-        return loss, len(self._labels), {"accuracy": accuracy, "client_id": self._partition_id}
+        start = time.perf_counter()
+        loss, accuracy = evaluate(self._model, self._test_inputs, self._test_labels)
+        metrics: dict[str, Scalar] = {"accuracy": accuracy, "client_id": self._partition_id}
+        if "probe" in config:
+            columns = str(config["probe"]).split(",")
+            if "local_accuracy" in columns:
+                metrics["local_accuracy"] = accuracy
+            if "loss" in columns:
+                metrics["loss"] = evaluate(self._model, self._inputs, self._labels)[0]
+            delays = self._system.draw_probe(self._partition_id, _round(config))
+            compute = delays.compute_s if self._latency_mode == "model" else time.perf_counter() - start
+            metrics["latency_s"] = delays.download_s + compute + delays.upload_s
+            metrics["energy_j"] = self._system.energy_j(delays, compute)
+        return loss, len(self._test_labels), metrics
+
+
+def _round(config: dict[str, Scalar]) -> int:
+    round = config.get("round")
+    if isinstance(round, bool) or not isinstance(round, int):
+        raise ParameterError(f"the config must carry the absolute round as an integer (key round), got {round!r}")
+    return round

@@ -9,7 +9,6 @@ from __future__ import annotations
 from functools import lru_cache
 from pathlib import Path
 
-from flwr.client import ClientApp
 from flwr.common import Context
 from flwr.common.logger import log
 from flwr.server import ServerApp
@@ -17,9 +16,8 @@ from flwr.serverapp import Grid
 
 from fedsel_flwr.report.run_folder import create_run_folder
 from fedsel_flwr.simulations.comparison import write_run
-from fedsel_flwr.simulations.engine import RunResult
-from fedsel_flwr.simulations.federation import make_client_fn, make_server, make_strategy, server_arrays
-from fedsel_flwr.simulations.rounds import count_nodes, run_rounds
+from fedsel_flwr.simulations.federation import ScenarioApp, drive, make_strategy
+from fedsel_flwr.simulations.rounds import count_nodes
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.world import world_of
@@ -51,7 +49,7 @@ def _scenario(config: tuple[tuple[str, object], ...]) -> Scenario:
     return load_scenario(str(dict(config).get("scenario") or "digits"), overrides)
 
 
-client_app = ClientApp(client_fn=make_client_fn(scenario_of))
+client_app = ScenarioApp(scenario_of)
 server_app = ServerApp()
 
 
@@ -62,12 +60,11 @@ def main(grid: Grid, context: Context) -> None:
     count_nodes(grid, scenario)
     world = world_of(scenario)
     strategy = make_strategy(scenario, world, _log_round)
-    server = make_server(strategy, scenario.clients_per_round)
-    run_rounds(grid, server, scenario)
+    result = drive(grid, scenario, world, strategy)
     root = Path(str(context.run_config.get("runs_dir") or "runs")).expanduser()
     folder = create_run_folder(f"{scenario.name}-{scenario.selector}", root).resolve()
-    write_run(folder, scenario, RunResult(history=strategy.history, arrays=server_arrays(server)))
-    _log_clients(strategy.history.clients[-scenario.clients_per_round :])
+    write_run(folder, scenario, result)
+    _log_clients(result.history.clients[-scenario.clients_per_round :])
     log(INFO, "history, model and resolved scenario: %s", folder)
 
 

@@ -12,7 +12,8 @@ import tomli_w
 from fedsel_flwr.report import run_folder
 from fedsel_flwr.report.plots import plot_comparison
 from fedsel_flwr.report.summary import RunSummary, summarize
-from fedsel_flwr.simulations.engine import RunResult, simulate
+from fedsel_flwr.simulations.engine import simulate
+from fedsel_flwr.simulations.federation import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.strategies import History, RoundRecord
 

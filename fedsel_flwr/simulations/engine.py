@@ -10,30 +10,15 @@ from typing import Any
 
 from flwr.client import ClientApp
 from flwr.common import Context
-from flwr.server import Server, ServerApp
+from flwr.server import ServerApp
 from flwr.serverapp import Grid
 from flwr.simulation import run_simulation
 
 from fedsel_flwr.errors import RunError
-from fedsel_flwr.simulations.federation import make_client_fn, make_server, make_strategy, server_arrays
-from fedsel_flwr.simulations.rounds import run_rounds
+from fedsel_flwr.simulations.federation import RunResult, ScenarioApp, drive, make_strategy
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.world import world_of
-from fedsel_flwr.strategies import History, RoundRecord
-from fedsel_flwr.strategies.replies import Arrays
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """What a simulation leaves behind.
-
-    Attributes:
-        history: Round by round and client by client.
-        arrays: The final global model.
-    """
-
-    history: History
-    arrays: Arrays
+from fedsel_flwr.strategies import RoundRecord
 
 
 def simulate(
@@ -58,20 +43,18 @@ def simulate(
     """
     world = world_of(scenario)  # in this thread, so that faults in data and parameters come before Ray starts
     strategy = make_strategy(scenario, world, on_round)
-    server = make_server(strategy, scenario.clients_per_round)
-
+    results: list[RunResult] = []
     server_app = ServerApp()
 
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
-        run_rounds(grid, server, scenario)
+        results.append(drive(grid, scenario, world, strategy))
 
-    client_app = ClientApp(client_fn=make_client_fn(_Constant(scenario)))
-    _run_quietly(server_app, client_app, scenario.num_clients, num_cpus or os.cpu_count() or 1)
-    if not strategy.history.rounds or strategy.history.rounds[-1].round != scenario.rounds:
+    _run_quietly(server_app, ScenarioApp(_Constant(scenario)), scenario.num_clients, num_cpus or os.cpu_count() or 1)
+    if not results:
         done = len(strategy.history.rounds)
         raise RunError(f"the simulation ended after {done} of {scenario.rounds} rounds; see the log for the reason")
-    return RunResult(history=strategy.history, arrays=server_arrays(server))
+    return results[0]
 
 
 @dataclass(frozen=True)
@@ -93,6 +76,3 @@ def _run_quietly(server_app: ServerApp, client_app: ClientApp, num_supernodes: i
         "client_resources": {"num_cpus": 1, "num_gpus": 0.0, "max_restarts": -1},
     }  # fmt: skip
     run_simulation(server_app=server_app, client_app=client_app, num_supernodes=num_supernodes, backend_config=backend)
-
-
-__all__ = ["RunResult", "Server", "simulate"]

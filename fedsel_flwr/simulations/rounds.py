@@ -16,18 +16,8 @@ SETTLED_S = 3.0
 """The number of nodes counts as final when it has not changed for this long."""
 
 
-def run_rounds(grid: Grid, server: Server, scenario: Scenario) -> None:
-    """Wait for the scenario's nodes and run its rounds.
-
-    Args:
-        grid: Flower's connection to the nodes.
-        server: The server with the selection strategy.
-        scenario: The scenario.
-
-    Raises:
-        RunError: There are more or fewer nodes than the scenario has clients; says the command to use.
-    """
-    count_nodes(grid, scenario)
+def run_legacy(grid: Grid, server: Server, scenario: Scenario) -> None:
+    """Run the scenario's rounds with Flower's legacy server."""
     start_grid(
         grid=grid,
         server=server,

@@ -10,11 +10,13 @@ from fedsel_flwr.clients.system import SystemModel
 from fedsel_flwr.clients.training import TrainingSettings
 from fedsel_flwr.wireless import OFDMAChannel
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
-Fraction = Annotated[float, Field(gt=0, lt=1)]
+# strict: a number given as text or as a boolean is a mistake
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
+Finite = Annotated[float, Field(allow_inf_nan=False, strict=True)]
+Fraction = Annotated[float, Field(gt=0, lt=1, strict=True)]
+Count = Annotated[int, Field(ge=1, strict=True)]
+CountOrZero = Annotated[int, Field(ge=0, strict=True)]
 
 
 class _Table(BaseModel):
@@ -22,12 +24,24 @@ class _Table(BaseModel):
 
 
 class Data(_Table):
-    """The examples; ``data_dir`` is needed by torchvision's data sets only."""
+    """The examples; ``data_dir`` is needed by torchvision's data sets only.
+
+    ``local_test_fraction`` of each client's examples are its own test set; with 0 it tests on what it trains on.
+    """
 
     dataset: Literal["digits", "mnist", "fashion-mnist", "cifar-10"] = "digits"
     data_dir: str = ""
     validation_fraction: Fraction = 0.1
     test_fraction: Fraction = 0.2
+    local_test_fraction: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.0
+
+
+class Availability(_Table):
+    """Who is there: everybody, each with a probability, or as the CSV file ``trace`` says."""
+
+    kind: Literal["always", "bernoulli", "trace"] = "always"
+    probability: Annotated[float, Field(gt=0, le=1, strict=True)] = 0.9
+    trace: str = ""
 
 
 class Partition(_Table):
@@ -50,8 +64,8 @@ class Training(_Table):
     learning_rate: Positive = 0.1
     batch_size: Count = 16
     local_epochs: Count = 1
-    local_steps: Annotated[int, Field(ge=0)] = 0
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    local_steps: CountOrZero = 0
+    momentum: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.0
     weight_decay: NotNegative = 0.0
     proximal_mu: NotNegative = 0.0
 
@@ -74,7 +88,7 @@ class Wireless(_Table):
     payload_down_bits: Positive = 5_000.0
     payload_up_bits: Positive = 5_000.0
     max_latency_s: Positive = 5.0
-    channels: Annotated[int, Field(ge=0)] = 0
+    channels: CountOrZero = 0
 
     def channel(self, transmit_power_dbm: float) -> OFDMAChannel:
         """The channel of a sender with this power."""
@@ -98,8 +112,9 @@ class Device(_Table):
 
 
 class Clients(_Table):
-    """How clients keep time."""
+    """How clients keep time; ``energy_score_low`` below 1 draws each client's PCZFL score from U[low, 1], once."""
 
+    energy_score_low: Annotated[float, Field(ge=0, le=1, strict=True)] = 1.0
     latency_mode: Literal["measured", "model"] = "model"
     delay: Literal["virtual", "sleep"] = "virtual"
 
@@ -119,12 +134,13 @@ class Scenario(_Table):
 
     name: str
     description: str = ""
-    seed: Annotated[int, Field(ge=0)] = 1
+    seed: Annotated[int, Field(ge=0, lt=2**63, strict=True)] = 1
     rounds: Count = 10
     num_clients: Count = 10
     clients_per_round: Count = 3
-    target_accuracy: Annotated[float, Field(gt=0, le=1)] = 0.8
+    target_accuracy: Annotated[float, Field(gt=0, le=1, strict=True)] = 0.8
     selector: str = "random"
+    api: Literal["legacy", "message"] = "legacy"
     data: Data = Data()
     partition: Partition = Partition()
     model: Model = Model()
@@ -132,6 +148,7 @@ class Scenario(_Table):
     wireless: Wireless = Wireless()
     device: Device = Device()
     clients: Clients = Clients()
+    availability: Availability = Availability()
     aggregation: Aggregation = Aggregation()
     selectors: dict[str, dict[str, Any]] = Field(default_factory=dict)
 

@@ -140,10 +140,13 @@ def _explain(error: ValidationError) -> str:
 def _check_selectors(source: str, scenario: Scenario) -> None:
     selector_class(scenario.selector)
     for name, params in scenario.selectors.items():
-        accepted = set(inspect.signature(selector_class(name)).parameters)
+        allowed = sorted(inspect.signature(selector_class(name)).parameters.keys() - COMMON_PARAMETERS)
         for key in params:
-            if key not in accepted or key in ("clients_per_round", "seed"):
-                allowed = sorted(accepted - {"clients_per_round", "seed"})
+            if key in COMMON_PARAMETERS:
+                own = "wireless.max_latency_s" if key == "max_latency" else key
+                raise ParameterError(f"scenario {source!r}: set {own!r} in place of 'selectors.{name}.{key}'")
+            if key not in allowed:
                 raise ParameterError(
-                    f"scenario {source!r}: unknown key 'selectors.{name}.{key}'; allowed are {', '.join(allowed)}"
+                    f"scenario {source!r}: unknown key 'selectors.{name}.{key}'; "
+                    f"allowed are {', '.join(allowed) or 'none'}"
                 )

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+import numpy as np
+import numpy.typing as npt
 from torch import nn
 
 from fedsel_flwr.clients.parameters import get_arrays, set_arrays
+from fedsel_flwr.clients.streams import stream
 from fedsel_flwr.clients.system import SystemModel
 from fedsel_flwr.clients.torch_client import TorchClient
 from fedsel_flwr.clients.training import evaluate
@@ -58,7 +61,20 @@ class World:
 
     def num_examples(self) -> dict[int, int]:
         """How many training examples each client holds."""
-        return {k: len(rows) for k, rows in enumerate(self.partitions)}
+        return {k: len(self._split(k)[0]) for k in range(len(self.partitions))}
+
+    def energy_score(self, partition_id: int) -> float | None:
+        """The client's energy score, drawn once; None where the scenario has none."""
+        low = self.scenario.clients.energy_score_low
+        if low >= 1.0:
+            return None
+        return float(stream(self.scenario.seed, "energy", partition_id).uniform(low, 1.0))
+
+    def _split(self, partition_id: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """A client's training and test rows; without test rows of its own it tests on what it trains on."""
+        rows = self.partitions[partition_id]
+        count = min(int(len(rows) * self.scenario.data.local_test_fraction), len(rows) - 1)
+        return (rows[count:], rows[:count]) if count else (rows, rows)
 
     def client(self, partition_id: int) -> TorchClient:
         """The client with this partition; one at a time per process, as they share the scratch model."""
@@ -67,12 +83,16 @@ class World:
                 f"partition-id must be below num_clients = {self.scenario.num_clients}, got {partition_id}: start "
                 f"{self.scenario.num_clients} SuperNodes, or override num_clients"
             )
-        rows = self.partitions[partition_id]
+        rows, test_rows = self._split(partition_id)
+        train = self.dataset.train
         return TorchClient(
             partition_id=partition_id,
             model=self.model,
-            inputs=self.dataset.train.inputs[rows],
-            labels=self.dataset.train.labels[rows],
+            inputs=train.inputs[rows],
+            labels=train.labels[rows],
+            test_inputs=train.inputs[test_rows],
+            test_labels=train.labels[test_rows],
+            energy_score=self.energy_score(partition_id),
             settings=self.scenario.training.settings(),
             system=self.system,
             latency_mode=self.scenario.clients.latency_mode,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedsel_flwr.strategies.bsfl import BSFL
     from fedsel_flwr.strategies.cs_ucb import CSUCB
+    from fedsel_flwr.strategies.cs_ucb_q import CSUCBQ
     from fedsel_flwr.strategies.history import ClientRecord, History, RoundRecord
     from fedsel_flwr.strategies.legacy import SelectionStrategy
     from fedsel_flwr.strategies.replies import MetricKeys
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "BSFL": "bsfl",
     "CSUCB": "cs_ucb",
+    "CSUCBQ": "cs_ucb_q",
     "ClientRecord": "history",
     "History": "history",
     "MetricKeys": "replies",
@@ -26,7 +28,7 @@ _HOMES = {
     "SelectionStrategy": "legacy",
 }
 
-__all__ = ["BSFL", "CSUCB", "ClientRecord", "History", "MetricKeys", "RoundRecord", "SelectionStrategy"]
+__all__ = ["BSFL", "CSUCB", "CSUCBQ", "ClientRecord", "History", "MetricKeys", "RoundRecord", "SelectionStrategy"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,56 +1,58 @@
-"""What must be known of the base strategies that are wrapped (legacy API)."""
+"""What must be known of the base strategies that are wrapped, in either of Flower's APIs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from flwr.server.strategy import Bulyan, FedAvg, Krum, Strategy
-
 from fedsel_flwr.errors import ParameterError, RunError
 
+NEEDED_CLIENTS = (
+    "min_available_clients", "min_available_nodes", "min_train_nodes",
+)  # fmt: skip
+"""Attributes of bases that say how many clients must be connected."""
 
-def default_base() -> FedAvg:
-    """The base strategy where none is given: FedAvg without federated evaluation."""
-    return FedAvg(fraction_evaluate=0.0)
 
-
-def layers(base: Strategy) -> Iterator[Strategy]:
+def layers(base: object) -> Iterator[object]:
     """``base`` and the strategies it wraps, outermost first."""
-    current: object = base
-    while isinstance(current, Strategy):
+    current: object | None = base
+    while current is not None:
         yield current
         current = getattr(current, "strategy", None)
 
 
-def min_available(base: Strategy) -> int:
-    """The largest ``min_available_clients`` of ``base`` and what it wraps."""
-    return max((int(getattr(layer, "min_available_clients", 0)) for layer in layers(base)), default=0)
+def is_a(base: object, *names: str) -> bool:
+    """Whether the class of ``base``, or one it derives from, has one of these names."""
+    return any(cls.__name__ in names for cls in type(base).__mro__)
 
 
-def least_models(base: Strategy) -> tuple[int, str]:
+def min_available(base: object) -> int:
+    """The largest number of connected clients that ``base``, or what it wraps, asks for."""
+    return max((int(getattr(layer, name, 0)) for layer in layers(base) for name in NEEDED_CLIENTS), default=0)
+
+
+def least_models(base: object) -> tuple[int, str]:
     """How many models ``base`` needs to do what it promises, and why.
 
     Krum needs n >= 2f + 3 (Blanchard et al., NeurIPS 2017); Flower's returns the first model below. Bulyan needs
     n >= 4f + 3 (El Mhamdi et al., ICML 2018).
     """
     for layer in layers(base):
-        if isinstance(layer, Krum):
-            f = layer.num_malicious_clients
-            return (2 * f + 3 if f else 1), f"Krum with num_malicious_clients = {f} needs 2f + 3 models"
-        if isinstance(layer, Bulyan):
-            f = layer.num_malicious_clients
-            return 4 * f + 3, f"Bulyan with num_malicious_clients = {f} needs 4f + 3 models"
+        f = int(getattr(layer, "num_malicious_clients", getattr(layer, "num_malicious_nodes", 0)))
+        if is_a(layer, "Bulyan"):
+            return 4 * f + 3, f"Bulyan with f = {f} malicious clients needs 4f + 3 models"
+        if is_a(layer, "Krum", "MultiKrum"):
+            return (2 * f + 3 if f else 1), f"Krum with f = {f} malicious clients needs 2f + 3 models"
     return 1, ""
 
 
-def check_cohort(base: Strategy, clients_per_round: int) -> None:
+def check_cohort(base: object, clients_per_round: int) -> None:
     """Refuse a cohort that ``base`` can never work with."""
     needed, why = least_models(base)
     if clients_per_round < needed:
         raise ParameterError(f"{why}: {needed}, but clients_per_round is {clients_per_round}; raise it or lower f")
 
 
-def check_survivors(base: Strategy, survivors: int, round: int) -> None:
+def check_survivors(base: object, survivors: int, round: int) -> None:
     """Refuse to aggregate fewer models than ``base`` needs."""
     needed, why = least_models(base)
     if survivors < needed:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 from fedsel_flwr import selectors
+from fedsel_flwr.strategies.legacy import SelectionStrategy
 from fedsel_flwr.strategies.paper import PaperStrategy
 
 
-class BSFL(PaperStrategy):
+class BSFL(PaperStrategy, SelectionStrategy):
     """Trades speed against even participation; see :class:`fedsel_flwr.selectors.BSFL`.
 
     >>> strategy = BSFL(clients_per_round=5, min_latency=0.05, alpha=2.0, max_latency=5.0)

@@ -8,7 +8,7 @@ updates in the order given, :meth:`SelectionCore.finish`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,11 +18,20 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import RoundReport, Selector
 from fedsel_flwr.selectors._check import FloatArray, real, whole
 from fedsel_flwr.strategies.history import ClientRecord, History, RoundRecord
-from fedsel_flwr.strategies.replies import Arrays, ClientResult, MetricKeys, Reply, read_reply, usable_count
+from fedsel_flwr.strategies.replies import (
+    Arrays,
+    ClientResult,
+    MetricKeys,
+    Reply,
+    finite_number,
+    read_reply,
+    usable_count,
+)
 from fedsel_flwr.strategies.roster import Roster, RowValues, canonical_id
 from fedsel_flwr.wireless import round_time
 
 logger = logging.getLogger("fedsel_flwr")
+Availability = Callable[[str, int, float], bool]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +62,21 @@ class Introduction:
 
     client_id: object = None
     num_examples: object = None
+    energy_score: object = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A selector's probe, for the adapter to send.
+
+    Attributes:
+        nodes: The connections to ask.
+        config: What to send beside the current model: the columns, comma-separated, under ``probe``, and the absolute
+            round about to be chosen under ``round``.
+    """
+
+    nodes: list[str]
+    config: dict[str, str | int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,13 +102,22 @@ class SelectionCore:
         settings: How clients are treated.
         roster: Who is who.
         client_values: Selector parameters given by client id; clients they do not cover are refused.
+        availability: Called with client id, round and simulated seconds; False leaves the client out of the round.
     """
 
     def __init__(
-        self, selector: Selector, settings: Settings, roster: Roster, client_values: tuple[RowValues, ...] = ()
+        self,
+        selector: Selector,
+        settings: Settings,
+        roster: Roster,
+        client_values: tuple[RowValues, ...] = (),
+        availability: Availability | None = None,
     ) -> None:
         self.selector, self.settings, self.roster = selector, settings, roster
-        self.client_values = client_values
+        self.client_values, self._availability = client_values, availability
+        self._asked: dict[int, str] = {}
+        self._columns: tuple[str, ...] = ()
+        self._probe_s = self._probe_j = 0.0
         self.history = History()
         self._chosen: dict[int, str] = {}
         self._num_available = 0
@@ -128,11 +161,57 @@ class SelectionCore:
         if not new:
             return
         rows = self.roster.present(claims, self.round)
-        counts = {row: usable_count(introductions[node].num_examples) for row, node in rows.items() if row in new}
-        if all(counts.values()):
-            self.selector.inform(np.array(list(counts)), num_examples=np.array(list(counts.values()), dtype=float))
-        else:
-            self.selector.inform(np.array(new))
+        said = {row: introductions[node] for row, node in rows.items() if row in new}
+        columns: dict[str, list[float | None]] = {
+            "num_examples": [usable_count(one.num_examples) or None for one in said.values()],
+            "energy_score": [_score(one.energy_score) for one in said.values()],
+        }
+        known = {name: np.array(column) for name, column in columns.items() if None not in column}
+        self.selector.inform(np.array(list(said)), **{name: column.astype(float) for name, column in known.items()})
+
+    def question(self, connected: Collection[str]) -> Question | None:
+        """Ask the selector what must be asked before the choice.
+
+        Args:
+            connected: Every connection there is.
+
+        Returns:
+            None, or whom to ask; the adapter gives the answers to :meth:`answer`, also when there are none.
+        """
+        here = self._here(connected)
+        probe = self.selector.probe(np.array(list(here), dtype=np.int64))
+        if probe is None or not len(probe.clients):
+            return None
+        self._asked = {int(row): here[int(row)] for row in probe.clients}
+        self._columns = probe.columns
+        return Question(
+            nodes=list(self._asked.values()), config={"probe": ",".join(probe.columns), "round": self.round + 1}
+        )
+
+    def answer(self, answers: Mapping[str, Mapping[str, object]]) -> None:
+        """Pass the answers to a probe on to the selector, and charge their simulated time and energy.
+
+        A client that did not answer, or not with a finite number, informs with NaN and costs ``max_latency``.
+
+        Args:
+            answers: Connection -> the metrics it returned.
+        """
+        keys, limit = self.settings.keys, self.settings.max_latency
+        columns: dict[str, list[float]] = {name: [] for name in self._columns}
+        latency = []
+        for row, node in self._asked.items():
+            metrics = answers.get(node, {})
+            for name in self._columns:
+                value = finite_number(metrics.get(name))
+                columns[name].append(np.nan if value is None else value)
+                if value is None:
+                    logger.warning("round %d, client %s: probe: no %s", self.round + 1, self.roster.ids[row], name)
+            seconds = finite_number(metrics.get(keys.latency))
+            latency.append(limit if seconds is None or not 0 <= seconds <= limit else seconds)
+            energy = finite_number(metrics.get(keys.energy))
+            self._probe_j += energy if energy is not None and energy > 0 else 0.0
+        self._probe_s += round_time(np.array(latency), self.settings.channels)
+        self.selector.inform(np.array(list(self._asked)), **{k: np.array(v) for k, v in columns.items()})
 
     def choose(self, connected: Collection[str]) -> list[str]:
         """Choose this round's clients among the connected ones.
@@ -143,9 +222,8 @@ class SelectionCore:
         Returns:
             The chosen connections, by ascending row.
         """
-        upcoming = self.round + 1
-        here = self.roster.present(connected, upcoming)
-        available = [row for row in here if self._out_until.get(row, 0) < upcoming]
+        here = self._here(connected)
+        available = list(here)
         chosen = self.selector.select(np.array(available, dtype=np.int64))
         self._num_available = len(available)
         self._chosen = {int(row): here[int(row)] for row in chosen}
@@ -183,12 +261,27 @@ class SelectionCore:
             self._failures[row] = failures
             if self.settings.cooldown and failures:
                 self._out_until[row] = self.round + 2 ** min(failures, 30)
-        return self.history.append(
+        record = self.history.append(
             round=self.round,
             num_available=self._num_available,
             round_s=round_time(latency, self.settings.channels),
+            probe_s=self._probe_s,
+            probe_j=self._probe_j,
             clients=[self._record(row, result) for row, result in zip(rows, results, strict=True)],
         )
+        self._probe_s = self._probe_j = 0.0
+        return record
+
+    def _here(self, connected: Collection[str]) -> dict[int, str]:
+        """Row -> connection of the clients that can be chosen in the round to come, by ascending row."""
+        upcoming = self.round + 1
+        seconds = self.history.rounds[-1].simulated_s if self.history.rounds else 0.0
+        return {
+            row: node
+            for row, node in self.roster.present(connected, upcoming).items()
+            if self._out_until.get(row, 0) < upcoming
+            and (self._availability is None or self._availability(self.roster.ids[row], upcoming, seconds))
+        }
 
     def _refuse_uncovered(self, introductions: Mapping[str, Introduction], *, first_call: bool) -> None:
         """Refuse clients without an entry in a parameter given by client; at the start that is the user's mistake."""
@@ -208,6 +301,7 @@ class SelectionCore:
         completed = np.array([result.completed for result in results], dtype=np.bool_)
         columns: dict[str, FloatArray] = {
             "energy": np.array([result.values["energy"] for result in results]),
+            "energy_score": np.array([result.values["energy_score"] for result in results]),
             "num_examples": np.array([result.num_examples or np.nan for result in results]),
         }
         needed: dict[str, Any] = {name: value for name, value in columns.items() if name in self.selector.needs}
@@ -238,3 +332,9 @@ class SelectionCore:
             train_loss=values["train_loss"],
             num_examples=result.num_examples,
         )
+
+
+def _score(value: object) -> float | None:
+    """A reported energy score; None if it cannot be one."""
+    number = finite_number(value)
+    return number if number is not None and 0 <= number <= 1 else None

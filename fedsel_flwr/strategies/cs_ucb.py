@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 from fedsel_flwr import selectors
+from fedsel_flwr.strategies.legacy import SelectionStrategy
 from fedsel_flwr.strategies.paper import PaperStrategy
 
 
-class CSUCB(PaperStrategy):
+class CSUCB(PaperStrategy, SelectionStrategy):
     """Trains the clients with the largest upper confidence bound on speed; see :class:`fedsel_flwr.selectors.CSUCB`.
 
     >>> strategy = CSUCB(clients_per_round=5, max_latency=5.0)

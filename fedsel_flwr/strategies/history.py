@@ -58,6 +58,8 @@ class RoundRecord:
         total_energy_j: Joules since the start, cumulative.
         accuracy: Accuracy of the new global model.
         loss: Loss of the new global model.
+        probe_s: Seconds that questions before the choice took, part of ``round_s``.
+        probe_j: Joules they took, part of ``energy_j``.
     """
 
     round: int
@@ -70,6 +72,8 @@ class RoundRecord:
     total_energy_j: float
     accuracy: float = float("nan")
     loss: float = float("nan")
+    probe_s: float = 0.0
+    probe_j: float = 0.0
 
 
 @dataclass
@@ -84,9 +88,19 @@ class History:
     rounds: list[RoundRecord] = field(default_factory=list)
     clients: list[ClientRecord] = field(default_factory=list)
 
-    def append(self, *, round: int, num_available: int, round_s: float, clients: list[ClientRecord]) -> RoundRecord:
-        """Add a round and its clients; times and joules are accumulated here."""
-        energy = float(np.nansum([row.energy_j for row in clients])) if clients else 0.0
+    def append(
+        self,
+        *,
+        round: int,
+        num_available: int,
+        round_s: float,
+        clients: list[ClientRecord],
+        probe_s: float = 0.0,
+        probe_j: float = 0.0,
+    ) -> RoundRecord:
+        """Add a round and its clients; times and joules are accumulated here, probes are added to the round's."""
+        energy = probe_j + (float(np.nansum([row.energy_j for row in clients])) if clients else 0.0)
+        round_s += probe_s
         last = self.rounds[-1] if self.rounds else None
         record = RoundRecord(
             round=round,
@@ -97,6 +111,8 @@ class History:
             simulated_s=round_s + (last.simulated_s if last else 0.0),
             energy_j=energy,
             total_energy_j=energy + (last.total_energy_j if last else 0.0),
+            probe_s=probe_s,
+            probe_j=probe_j,
         )
         self.rounds.append(record)
         self.clients.extend(clients)

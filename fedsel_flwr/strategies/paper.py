@@ -5,24 +5,22 @@ from __future__ import annotations
 import inspect
 from typing import Any, ClassVar
 
-from flwr.server.strategy import Strategy
-
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import Selector
-from fedsel_flwr.strategies.legacy import SelectionStrategy
+from fedsel_flwr.strategies.adapter import Adapter
 from fedsel_flwr.strategies.roster import Roster, RowValues
 
 
-class PaperStrategy(SelectionStrategy):
-    """A :class:`SelectionStrategy` that builds its own selector.
+class PaperStrategy(Adapter):
+    """A strategy that builds its own selector; comes before ``SelectionStrategy`` of either API among the bases.
 
     Subclasses set :attr:`selector_class`. Parameters are the selector's and the strategy's, all by keyword; where
     both have ``max_latency``, the one argument sets both. Parameters that hold a number per client
     (:attr:`Selector.by_client`) take an array if the client ids are 0..K-1, else a mapping from client id.
 
     Args:
-        base: Any Flower strategy; FedAvg without federated evaluation if None.
-        **params: Parameters of the selector's class and of :class:`SelectionStrategy`.
+        base: Any Flower strategy of the same API; FedAvg without federated evaluation if None.
+        **params: Parameters of the selector's class and of :class:`fedsel_flwr.strategies.adapter.Adapter`.
 
     Raises:
         ParameterError: An unknown or missing parameter, or a value out of range.
@@ -35,7 +33,7 @@ class PaperStrategy(SelectionStrategy):
         super().__init_subclass__(**kwargs)
         cls.__signature__ = inspect.Signature(list(_parameters(cls.selector_class).values()))  # type: ignore[attr-defined]
 
-    def __init__(self, base: Strategy | None = None, **params: Any) -> None:
+    def __init__(self, base: Any = None, **params: Any) -> None:
         accepted = _parameters(self.selector_class)
         unknown = sorted(params.keys() - accepted.keys())
         missing = sorted(k for k, p in accepted.items() if p.default is p.empty and k not in params)
@@ -57,7 +55,7 @@ class PaperStrategy(SelectionStrategy):
 
 def _parameters(selector_class: type[Selector]) -> dict[str, inspect.Parameter]:
     """The parameters of selector and strategy, each once."""
-    outer = inspect.signature(SelectionStrategy.__init__).parameters
+    outer = inspect.signature(Adapter.__init__).parameters
     hidden = ("self", "selector", "roster", "client_values")
     merged = dict(inspect.signature(selector_class).parameters)
     merged |= {k: p for k, p in outer.items() if k not in merged and k not in hidden}

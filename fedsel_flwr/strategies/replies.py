@@ -22,6 +22,10 @@ MAX_EXAMPLES = 2**53  # what a float holds exactly
 Arrays = Sequence[npt.NDArray[Any]]
 
 
+NUMBERS = ("energy", "download", "compute", "upload", "train_loss", "energy_score")
+REPORTED = ("latency", "client_id", *NUMBERS)
+
+
 @dataclass(frozen=True, kw_only=True)
 class MetricKeys:
     """The names under which clients report; change them where a deployment has names of its own."""
@@ -34,6 +38,11 @@ class MetricKeys:
     train_loss: str = "train_loss"
     client_id: str = "client_id"
     num_examples: str = "num_examples"
+    energy_score: str = "energy_score"
+
+    def reported(self) -> frozenset[str]:
+        """The keys that clients report with an update."""
+        return frozenset(getattr(self, name) for name in REPORTED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +73,7 @@ class ClientResult:
         problems: What was wrong, each with its kind before a colon.
         faulty_keys: Our metric keys whose values could not be used.
         latency_s: Seconds for the selector, at most max_latency.
-        values: energy, download, compute, upload, train_loss; NaN where unknown.
+        values: energy, download, compute, upload, train_loss, energy_score; NaN where unknown.
         num_examples: Examples behind the update; 0 where unknown.
         converted: The arrays in the types of the global model, where they came in others; None if they can stay.
             Flower's averages would take the type of whoever comes first.
@@ -108,15 +117,15 @@ def read_reply(
     failed = _fault_in_update(reply, reference)
     if failed:
         problems.append(failed)
-    values = {}
-    for name in ("energy", "download", "compute", "upload", "train_loss"):
+    values: dict[str, float] = {}
+    for name in NUMBERS:
         key = getattr(keys, name)
-        value = _number(reply.metrics.get(key, NaN))
-        impossible = value is None or math.isinf(value) or (name != "train_loss" and value < 0)
-        if impossible:
+        value = finite_number(reply.metrics.get(key))
+        usable = value is not None and (name == "train_loss" or value >= 0) and (name != "energy_score" or value <= 1)
+        values[name] = value if usable and value is not None else NaN
+        if not usable and key in reply.metrics:
             problems.append(f"{name}: {shown(reply.metrics[key])} cannot be used")
             faulty.add(key)
-        values[name] = NaN if value is None or impossible else value
     claim = reply.metrics.get(keys.client_id)
     if claim is not None and canonical_id(claim) != client_id:
         problems.append(f"identity: claims to be {shown(claim)}")
@@ -133,7 +142,7 @@ def read_reply(
     completed = not failed and not late
     return ClientResult(
         completed=completed,
-        problems=tuple(problems),
+        problems=tuple(one_line(problem) for problem in problems),
         faulty_keys=frozenset(faulty & reply.metrics.keys()),
         latency_s=min(latency, max_latency) if completed else max_latency,
         values=values,
@@ -209,6 +218,17 @@ def usable_count(value: object) -> int:
     if isinstance(value, bool | np.bool_) or not isinstance(value, Integral) or not 1 <= int(value) <= MAX_EXAMPLES:
         return 0
     return int(value)
+
+
+def finite_number(value: object) -> float | None:
+    """``value`` as a float; None if it is no finite number."""
+    number = _number(value)
+    return number if number is not None and math.isfinite(number) else None
+
+
+def one_line(text: str) -> str:
+    """A client's text on one line of at most 300 characters, so that it cannot forge log lines."""
+    return " ".join(text.split())[:300]
 
 
 def shown(value: object) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from flwr import common
 from flwr.common import (
     Code,
     DisconnectRes,
@@ -24,7 +26,6 @@ from flwr.common import (
     ReconnectIns,
     Status,
     ndarrays_to_parameters,
-    parameters_to_ndarrays,
 )
 from flwr.server import Server
 from flwr.server.client_manager import ClientManager, SimpleClientManager
@@ -67,6 +68,19 @@ class Answer:
 
 
 Fault = Callable[[Answer, float | None], None]
+
+
+_DECODING = threading.Lock()
+
+
+def parameters_to_ndarrays(parameters: Parameters) -> list[np.ndarray]:
+    """Flower's decoding, one thread at a time.
+
+    NumPy parses headers with ast, whose recursion check CPython 3.11 may trip when threads of one process do so
+    together (SystemError: AST constructor recursion depth mismatch).
+    """
+    with _DECODING:
+        return common.parameters_to_ndarrays(parameters)
 
 
 class FakeProxy(ClientProxy):

@@ -53,7 +53,6 @@ def _crowd() -> list[FakeProxy]:
     hostile = [
         FakeProxy(f"evil-{name}", f"bad-{name}", number=20 + i, latency=1.0, fault=name)
         for i, name in enumerate(FAULTS)
-        if name != "zip"  # has a test of its own below
     ]  # fmt: skip
     return [*honest, *hostile, FakeProxy("evil-late", "bad-late", number=60, latency=3 * MAX_LATENCY)]
 

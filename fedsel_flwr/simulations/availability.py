@@ -1,0 +1,92 @@
+"""Who is there in a round: always everybody, everybody with a probability, or as a trace says."""
+
+from __future__ import annotations
+
+import bisect
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedsel_flwr.clients.streams import stream
+from fedsel_flwr.errors import ParameterError
+
+UNITS = ("round", "second")
+STATES = {"up": True, "down": False}
+
+
+@dataclass(frozen=True)
+class BernoulliAvailability:
+    """Each client is available in each round with the same probability, independently.
+
+    Args:
+        probability: In (0, 1].
+        seed: Seed of the run; a client's draw depends on seed, client and round only.
+    """
+
+    probability: float
+    seed: int
+
+    def __call__(self, client_id: str, round: int, simulated_s: float) -> bool:
+        """Whether the client is available; ids are partition ids."""
+        return bool(stream(self.seed, "availability", int(client_id), round).random() < self.probability)
+
+
+class TraceAvailability:
+    """Clients come and go as a CSV file says.
+
+    The file has a header and one row for each change, in any order: ``round,client,state`` or
+    ``second,client,state``. ``round`` is a 1-based round, ``second`` a time on the simulated clock at which rounds
+    begin, ``client`` a client id, ``state`` is ``up`` or ``down`` from then on. A client is up before its first row,
+    and one that the file does not name is always up::
+
+        round,client,state
+        1,0,down
+        10,0,up
+
+    Args:
+        path: The file.
+
+    Raises:
+        ParameterError: The file cannot be read, or a row is wrong; the message names the line.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        try:
+            with Path(path).expanduser().open(newline="", encoding="utf-8") as file:
+                rows = list(csv.reader(file))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ParameterError(f"cannot read availability trace {str(path)!r}: {error}") from error
+        header = [cell.strip() for cell in rows[0]] if rows else []
+        if len(header) != 3 or header[0] not in UNITS or header[1:] != ["client", "state"]:
+            raise ParameterError(
+                f"availability trace {str(path)!r}: the first line must be 'round,client,state' or "
+                f"'second,client,state', got {','.join(header)!r}"
+            )
+        self.unit = header[0]
+        changes: dict[str, list[tuple[float, bool]]] = {}
+        for number, row in enumerate(rows[1:], start=2):
+            if row:
+                when, client, state = self._change(path, number, row)
+                changes.setdefault(client, []).append((when, state))
+        self._changes = {client: sorted(rows, key=lambda change: change[0]) for client, rows in changes.items()}
+
+    def __call__(self, client_id: str, round: int, simulated_s: float) -> bool:
+        """Whether the client is available."""
+        changes = self._changes.get(client_id, [])
+        now = round if self.unit == "round" else simulated_s
+        last = bisect.bisect_right(changes, now, key=lambda change: change[0]) - 1
+        return True if last < 0 else changes[last][1]
+
+    @staticmethod
+    def _change(path: str | Path, number: int, row: list[str]) -> tuple[float, str, bool]:
+        cells = [cell.strip() for cell in row]
+        try:
+            when = float(cells[0])
+            if len(cells) == 3 and cells[1] and cells[2] in STATES and 0 <= when < float("inf"):
+                return when, cells[1], STATES[cells[2]]
+        except ValueError:
+            pass
+        raise ParameterError(
+            f"availability trace {str(path)!r}, line {number}: expected a number of at least 0, a client id and "
+            f"'up' or 'down', got {','.join(row)!r}"
+        )

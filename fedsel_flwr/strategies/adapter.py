@@ -1,0 +1,158 @@
+"""The options and attributes that the strategies of both Flower APIs share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from numbers import Real
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.selectors import Selector
+from fedsel_flwr.selectors._check import real, whole
+from fedsel_flwr.strategies import bases
+from fedsel_flwr.strategies.core import Availability, SelectionCore, Settings
+from fedsel_flwr.strategies.history import History, RoundRecord
+from fedsel_flwr.strategies.replies import Arrays, MetricKeys
+from fedsel_flwr.strategies.rollcall import RollCall
+from fedsel_flwr.strategies.roster import Roster, RowValues
+
+
+class Adapter:
+    """Builds the core from a strategy's options.
+
+    Args:
+        selector: The selector; it must not be shared with another strategy.
+        base: Any Flower strategy of the same API; FedAvg without federated evaluation if None.
+        max_latency: Longest wait for a client, seconds; None takes the selector's, else 60.
+        min_completed: With fewer usable updates the global model stays as it is.
+        min_available: Clients that must be connected before a round; None takes the larger of what the base asks
+            for and ``clients_per_round``.
+        wait_timeout: Seconds after which waiting for clients ends in an error.
+        channels: Clients that transmit at the same time (Xia's N); a larger cohort goes in waves. None takes
+            ``clients_per_round``.
+        clock: "virtual" believes the reported latency (simulation); "server" times each client itself.
+        clock_slack: On the server's clock, seconds by which a report may undercut the observed time.
+        cooldown: Leave a client out for 2^n rounds after n failures in a row.
+        max_clients: Refuse newcomers beyond this many clients.
+        max_new_per_round: Admit at most this many newcomers a round after the first.
+        evict_after: With ``max_clients`` reached, replace clients away for more than this many rounds.
+        metric_keys: Names under which clients report.
+        roll_call_timeout: Seconds to wait for new clients to say who they are, and for answers to probes.
+        availability: Called with client id, round and simulated seconds; False leaves the client out of the round
+            (simulation).
+        on_round: Called with each finished round's record, after the central evaluation.
+
+    Attributes:
+        selector: The selector.
+        history: What happened, round by round and client by client.
+        base: The wrapped strategy.
+        roster: Connections, client ids and rows.
+
+    Raises:
+        ParameterError: A parameter is out of its range, or the base can never work with so few clients.
+    """
+
+    strategy_type: ClassVar[type]
+
+    def __init__(
+        self,
+        selector: Selector,
+        base: Any = None,
+        *,
+        max_latency: float | None = None,
+        min_completed: int = 1,
+        min_available: int | None = None,
+        wait_timeout: float = 600.0,
+        channels: int | None = None,
+        clock: Literal["virtual", "server"] = "virtual",
+        clock_slack: float = 5.0,
+        cooldown: bool = False,
+        max_clients: int | None = None,
+        max_new_per_round: int | None = None,
+        evict_after: int | None = None,
+        metric_keys: MetricKeys | None = None,
+        roll_call_timeout: float = 60.0,
+        availability: Availability | None = None,
+        on_round: Callable[[RoundRecord], None] | None = None,
+        roster: Roster | None = None,
+        client_values: tuple[RowValues, ...] = (),
+    ) -> None:
+        if not isinstance(selector, Selector):
+            raise ParameterError(f"selector must be a fedsel_flwr.selectors.Selector, got {type(selector).__name__}")
+        if base is not None and not isinstance(base, self.strategy_type):
+            kind = f"{self.strategy_type.__module__}.{self.strategy_type.__qualname__}"
+            raise ParameterError(f"base must be a {kind}, got {type(base).__name__}")
+        self.base: Any = base if base is not None else self._default_base()
+        cohort = selector.clients_per_round
+        bases.check_cohort(self.base, cohort)
+        self.wait_timeout = real("wait_timeout", wait_timeout, at_least=0.0)
+        self.min_available = (
+            max(bases.min_available(self.base), cohort)
+            if min_available is None
+            else whole("min_available", min_available, 1)
+        )
+        settings = Settings(
+            max_latency=_one_max_latency(selector, max_latency),
+            min_completed=min_completed,
+            channels=cohort if channels is None else channels,
+            clock=clock,
+            clock_slack=clock_slack,
+            cooldown=cooldown,
+            keys=metric_keys or MetricKeys(),
+        )
+        self.roster = roster or Roster()
+        limits = {"max_clients": max_clients, "max_new_per_round": max_new_per_round, "evict_after": evict_after}
+        for name, value in limits.items():
+            if value is not None:
+                setattr(self.roster, name, whole(name, value, 1))
+        self.core = SelectionCore(selector, settings, self.roster, client_values, availability)
+        self._roll_call = RollCall(real("roll_call_timeout", roll_call_timeout, above=0.0))
+        self._on_round = on_round
+        self._reference: Arrays | None = None  # the global model that was sent
+        self._dispatched: dict[str, Any] = {}  # connection -> what was sent
+        self._evaluation = np.random.default_rng(0)  # draws the clients of evaluation rounds
+
+    @property
+    def selector(self) -> Selector:
+        """The selector."""
+        return self.core.selector
+
+    @property
+    def history(self) -> History:
+        """What happened, round by round and client by client."""
+        return self.core.history
+
+    def __repr__(self) -> str:
+        """Name the selector and the base."""
+        return f"{type(self).__name__}(selector={self.selector.name!r}, base={self.base!r})"
+
+    def _default_base(self) -> Any:
+        raise NotImplementedError
+
+    def _enter_evaluation(self, server_round: int, loss: object, metrics: Mapping[str, object]) -> None:
+        """Enter the central evaluation into the history."""
+        self.history.evaluated(
+            server_round, loss=_number_or_nan(loss), accuracy=_number_or_nan(metrics.get("accuracy"))
+        )
+
+    def _end_round(self, server_round: int) -> None:
+        """Tell the caller about the round, if it is one that was recorded."""
+        last = self.history.rounds[-1] if self.history.rounds else None
+        if self._on_round is not None and last is not None and last.round == server_round:
+            self._on_round(last)
+
+
+def _one_max_latency(selector: Selector, given: float | None) -> float:
+    """One number for strategy and selector."""
+    own: float | None = getattr(selector, "max_latency", None)
+    if given is None:
+        return 60.0 if own is None else own
+    if own is not None and own != given:
+        raise ParameterError(f"max_latency is {given} for the strategy but {own} for the selector; give it once")
+    return given
+
+
+def _number_or_nan(value: object) -> float:
+    return float(value) if isinstance(value, Real) and not isinstance(value, bool | np.bool_) else float("nan")

@@ -1,0 +1,9 @@
+"""The strategies for Flower's Message API (``configure_train``, ``aggregate_train``; flwr 1.22 and later)."""
+
+from __future__ import annotations
+
+from fedsel_flwr.strategies.message.grids import TimedGrid
+from fedsel_flwr.strategies.message.papers import BSFL, CSUCB, CSUCBQ
+from fedsel_flwr.strategies.message.strategy import SelectionStrategy
+
+__all__ = ["BSFL", "CSUCB", "CSUCBQ", "SelectionStrategy", "TimedGrid"]
