@@ -1,0 +1,281 @@
+"""CS-UCB-Q against rounds worked by hand and against every subset, (26)-(28) of Xia et al. (2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsel_flwr.selectors import CSUCBQ, RoundReport, create
+from tests.selectors.oracle_cs_ucb_q import Arrivals, CSUCBQOracle, Reading
+from tests.selectors.oracles import World, follow
+
+ROUNDS = 400
+FAIRNESS = {0: 0.7, 1: 0.05, 2: 0.3, 3: 0.25, 4: 0.4, 5: 0.1}  # sum 1.8
+
+
+def build(**parameters: Any) -> CSUCBQ:
+    """Make the selector by its name."""
+    return create("cs-ucb-q", **{"clients_per_round": 2, "max_latency": 1.0, "seed": 0} | parameters)
+
+
+def play(selector: CSUCBQ, available: list[int], latencies: dict[int, float], failed: tuple[int, ...] = ()) -> set[int]:
+    """Choose, then report those latencies of the chosen clients; returns the choice."""
+    chosen = selector.select(np.array(available, dtype=np.int64)).tolist()
+    assert len(chosen) == len(set(chosen))
+    completed = np.array([client not in failed for client in chosen], dtype=bool)
+    latency = np.array([latencies[client] for client in chosen], dtype=float)
+    selector.observe(RoundReport(clients=np.array(chosen, dtype=np.int64), completed=completed, latency=latency))
+    return set(chosen)
+
+
+@pytest.mark.parametrize("as_mapping", [True, False], ids=["mapping", "array"])
+def test_rounds_by_hand(as_mapping: bool) -> None:
+    """Three clients, m = 2, max_latency 10 s, beta = .25, c = (.8, .1, .6); rounds 1-5 are forced by availability.
+
+    Client 0 always fails (r 0), 1 takes 1 s (r .9), 2 takes 10 s (r 0). Played: {0, 2}, {0, 1} three times, {2}: at
+    the beginning of round 6 n = (4, 3, 2), and the queues are
+        client 0: 0 0 0 0 0 .8      client 1: 0 .1 0 0 0 .1     client 2: 0 0 .6 1.2 1.8 1.4
+    Round 6, .75 yhat + .25 D; yhat_0 = sqrt(2 ln 6/4) = .9465; the others are cut at 1 (.9 + 1.093, 1.339):
+        .7099 + .25 * .8 = .9099     .75 + .25 * .1 = .7750     .75 + .25 * 1.4 = 1.1000              -> {0, 2}
+    Round 7: n = (5, 3, 3), D = (.6, .2, 1.0), yhat_0 = sqrt(2 ln 7/5) = .8823:
+        .6617 + .15 = .8117          .75 + .05 = .8000          .75 + .25 = 1.0000                    -> {0, 2}
+    Round 8: n = (6, 3, 4), D = (.4, .3, .6), yhat_0 = sqrt(2 ln 8/6) = .8326, yhat_2 = 1 (1.0197 cut):
+        .6244 + .10 = .7244          .75 + .075 = .8250         .75 + .15 = .9000                     -> {1, 2}
+    Each of these readings would choose differently in some round: ln(t-1) or (m+1) ln t under the root, no cut at 1,
+    beta and 1 - beta exchanged, yhat not weighted by 1 - beta, b = 0 or no play for a failed client, D with this
+    round's c.
+    """
+    c = {0: 0.8, 1: 0.1, 2: 0.6} if as_mapping else np.array([0.8, 0.1, 0.6])
+    for seed in range(10):
+        selector = CSUCBQ(clients_per_round=2, max_latency=10.0, fairness=c, queue_weight=0.25, seed=seed)
+        selector.inform(np.arange(3))
+        available = [[0, 2], [0, 1], [1, 0], [0, 1], [2], [0, 1, 2], [2, 0, 1], [1, 0, 2]]
+        choices = [play(selector, now, {0: 10.0, 1: 1.0, 2: 10.0}, failed=(0,)) for now in available]
+        assert choices == [{0, 2}, {0, 1}, {0, 1}, {0, 1}, {2}, {0, 2}, {0, 2}, {1, 2}]
+
+
+def test_queues_by_hand() -> None:
+    """One a round, max_latency 10 s, beta = .1, c = (.4, .3, .1); rounds 1-4 only client 1, round 5 only client 0.
+
+    Client 1 always fails; 0 takes 8 s (r .2), then 6 s. The queues at the beginning of rounds 1-6:
+        client 0: 0 .4 .8 1.2 1.6 1.0     client 1: 0 0 0 0 0 .3     client 2: 0 .1 .2 .3 .4 .5
+    (waiting counts while unavailable; client 1's stays at 0, not at -.7 a round.)
+    Round 6, .9 yhat + .1 D; yhat_1 = sqrt(2 ln 6/4) = .9465, yhat_0 = 1 (.2 + 1.893 cut), yhat_2 = 1 (never played):
+        1.0000    .8819    .9500     -> 0
+    Round 7: D = (.4, .6, .6), yhat_1 = sqrt(2 ln 7/4) = .9864, yhat_0 = 1 (.3 + 1.395 cut):
+        .9400     .9477    .9600     -> 2
+    Round 8: D = (.8, .9, 0), yhat_1 = 1 (1.0197 cut):
+        .9800     .9900    .9000     -> 1
+    Without the cut of the queue at 0, or with queues that stand still while their client is away, rounds 6-8 differ.
+    """
+    for seed in range(10):
+        selector = build(clients_per_round=1, max_latency=10.0, fairness=[0.4, 0.3, 0.1], queue_weight=0.1, seed=seed)
+        selector.inform(np.arange(3))
+        seconds = [{1: 10.0}] * 4 + [{0: 8.0}, {0: 6.0}, {2: 9.5}, {1: 10.0}]
+        available = [[1]] * 4 + [[0]] + [[0, 1, 2]] * 3
+        rounds = zip(available, seconds, strict=True)
+        choices = [play(selector, now, latency, failed=(1,)) for now, latency in rounds]
+        assert choices == [{1}] * 4 + [{0}, {0}, {2}, {1}]
+
+
+@pytest.mark.parametrize(("informed", "expected"), [([0, 1], {0}), ([0, 1, 2], {2})], ids=["newcomer", "registered"])
+def test_newcomer_starts_at_zero(informed: list[int], expected: set[int]) -> None:
+    """Only the queues count (beta = 1), one a round, c = (.3, .3, .2); rounds 1-3 only client 0, round 4 only 1 and 2.
+
+    D_1 = .3, .6, .9 at the beginning of rounds 2-4. Client 2, first seen in round 4, has D = 0 there, so 1 is chosen;
+    round 5: D_0 = 0 + .3 (not played in round 4), D_2 = .2 (it would be .4, had it started at c)        -> 0
+    Registered from the start, client 2 has .2, .4, .6, .8 at the beginning of rounds 2-5                 -> 2
+    """
+    selector = build(clients_per_round=1, fairness=np.array([0.3, 0.3, 0.2]), queue_weight=1.0)
+    selector.inform(np.array(informed))
+    latencies = dict.fromkeys(range(3), 0.5)
+    choices = [play(selector, available, latencies) for available in ([0], [0], [0], [2, 1], [2, 0])]
+    assert choices == [{0}, {0}, {0}, {1}, expected]
+
+
+@pytest.mark.parametrize("queue_weight", [0.0, 0.01, 0.3, 1.0])
+@pytest.mark.parametrize("inform", [True, False], ids=["informed", "seen"])
+@pytest.mark.parametrize("seed", range(2))
+def test_every_choice_maximizes(seed: int, inform: bool, queue_weight: float) -> None:
+    """Given fairness: random availability, failures, unreported rounds and two newcomers, against all subsets."""
+    selector = build(fairness=FAIRNESS, queue_weight=queue_weight, seed=seed)
+    oracle = CSUCBQOracle(2, 1.0, queue_weight=queue_weight, fairness=FAIRNESS)
+    if inform:
+        selector.inform(np.arange(6))
+        oracle.inform(range(6))
+    world = World(num_clients=6, newcomers={0: 40, 5: 90}, grid=(0.1, 0.9, 1.0) if inform else ())
+    assert follow(selector, oracle, RoundReport, world=world, rounds=ROUNDS, seed=3000 + seed) == []
+    assert oracle.decided > ROUNDS / 2 or queue_weight == 0  # yhat alone is cut at 1 for many rounds: all tie
+
+
+@pytest.mark.parametrize("queue_weight", [0.01, 0.3])
+@pytest.mark.parametrize("seed", range(3))
+def test_every_choice_maximizes_with_fairness_from_sizes(seed: int, queue_weight: float) -> None:
+    """c_k = phi m s_k/sum(s), from what `inform` told; clients 0 and 5 are told in rounds 40 and 90."""
+    sizes = dict(enumerate(np.random.default_rng(seed).integers(100, 900, 6).tolist()))
+    settings = {"queue_weight": queue_weight, "fairness_scale": 0.6}
+    oracle = CSUCBQOracle(2, 1.0, sizes=sizes, **settings)
+    arrivals = {0: 40, 1: 1, 2: 1, 3: 1, 4: 1, 5: 90}
+    selector = Arrivals(build(**settings, seed=seed), oracle, arrivals)
+    world = World(num_clients=6, newcomers=arrivals)
+    assert follow(selector, oracle, RoundReport, world=world, rounds=ROUNDS, seed=4000 + seed) == []
+    assert oracle.decided > ROUNDS / 2
+
+
+def test_defaults_are_the_documented_ones() -> None:
+    """Scale .5, weight .01, and equal sizes where nobody's size is known: c_k = m/2K."""
+    selector = build(seed=3)
+    selector.inform(np.arange(5))
+    oracle = CSUCBQOracle(2, 1.0, queue_weight=0.01)
+    oracle.inform(range(5))
+    assert follow(selector, oracle, RoundReport, world=World(num_clients=5), rounds=ROUNDS, seed=5) == []
+    assert oracle.decided > ROUNDS / 2
+
+
+def test_one_reading_survives() -> None:
+    """The oracle's two readings of an unobserved round differ in some choice, so that a selector follows only one."""
+    selector = build(fairness=FAIRNESS, queue_weight=0.3)
+    oracle = CSUCBQOracle(2, 1.0, queue_weight=0.3, fairness=FAIRNESS)
+    follow(selector, oracle, RoundReport, world=World(num_clients=6, unreported=0.3), rounds=200, seed=9)
+    assert oracle.alive in ({Reading(drift=True, later=False)}, {Reading(drift=False, later=False)})
+
+
+@pytest.mark.parametrize("wrong", [0.02, 0.2])
+def test_oracle_faults_another_weight(wrong: float) -> None:
+    """The oracle can say no: a selector with another beta is faulted."""
+    selector = build(fairness=FAIRNESS, queue_weight=wrong)
+    oracle = CSUCBQOracle(2, 1.0, queue_weight=0.1, fairness=FAIRNESS)
+    assert follow(selector, oracle, RoundReport, world=World(num_clients=6), rounds=ROUNDS, seed=0)
+
+
+def fractions(selector: CSUCBQ, num_clients: int, rounds: int) -> np.ndarray:
+    """Play with everyone there and equal latencies; returns each client's share of the rounds."""
+    counts = np.zeros(num_clients)
+    for _ in range(rounds):
+        for client in play(selector, list(range(num_clients)), dict.fromkeys(range(num_clients), 0.5)):
+            counts[client] += 1
+    return counts / rounds
+
+
+def test_sizes_share_the_rounds() -> None:
+    """Only the queues count (beta = 1) and phi = .95: the fractions meet c = .95 * (.6, .3, .1) within 2 of 1,000."""
+    selector = build(clients_per_round=1, fairness_scale=0.95, queue_weight=1.0)
+    selector.inform(np.arange(3), num_examples=np.array([600, 300, 100]))
+    assert (fractions(selector, 3, 1000) > 0.95 * np.array([0.6, 0.3, 0.1]) - 0.002).all()
+
+
+def test_a_giant_is_capped_below_one() -> None:
+    """phi m s_0/sum(s) = .9 * 2 * 1000/1002 = 1.796 is no fraction of rounds; capped, it is feasible: nearly all."""
+    selector = build(fairness_scale=0.9, queue_weight=1.0)
+    selector.inform(np.arange(3), num_examples=np.array([1000, 1, 1]))
+    assert fractions(selector, 3, 500)[0] > 0.9
+
+
+def test_an_unknown_size_does_not_hide_the_known_ones() -> None:
+    """Clients 0 and 1 hold 900 and 100 examples, client 2's size is unknown: refused, or 0 far ahead of 1.
+
+    c_0 = 9 c_1 whatever the third is given, as long as it is not larger than the two together.
+    """
+    selector = build(clients_per_round=1, fairness_scale=0.95, queue_weight=1.0)
+    try:
+        selector.inform(np.arange(2), num_examples=np.array([900, 100]))
+        selector.inform(np.array([2]))
+        shares = fractions(selector, 3, 400)
+    except (ValueError, RuntimeError) as error:
+        assert "num_examples" in str(error)  # noqa: PT017
+    else:
+        assert shares[0] > 3 * shares[1]
+
+
+def test_a_client_outside_the_given_fairness() -> None:
+    """Refused by name, or owed nothing: never an IndexError or KeyError."""
+    for fairness in np.array([0.5, 0.5]), {0: 0.5, 1: 0.5}:
+        selector = build(clients_per_round=1, fairness=fairness, queue_weight=1.0)
+        try:
+            selector.inform(np.arange(3))
+            shares = fractions(selector, 3, 100)
+        except ValueError as error:
+            assert "fairness" in str(error)  # noqa: PT017
+            assert not isinstance(error, KeyError | IndexError)  # noqa: PT017
+        else:
+            assert shares[:2].min() > 0.45
+
+
+def naming(*parts: str) -> str:
+    """Return a pattern that wants every part, in any order."""
+    return "".join(rf"(?=[\s\S]*{part})" for part in parts)
+
+
+@pytest.mark.parametrize("form", [np.array, list, lambda c: dict(enumerate(c))], ids=["array", "list", "mapping"])
+@pytest.mark.parametrize(("c", "total"), [([0.9, 0.8, 0.75], r"2\.45"), ([0.51, 0.5, 0.5, 0.5], r"2\.01")])
+def test_infeasible_fairness_is_refused_at_construction(form: Callable[..., Any], c: list[float], total: str) -> None:
+    """The message names the sum and m."""
+    with pytest.raises(ValueError, match=naming("fairness", total, r"\b2\b")):
+        CSUCBQ(clients_per_round=2, max_latency=1.0, fairness=form(c))
+
+
+@pytest.mark.parametrize("c", [[0.55, 0.34, 0.11], [0.28, 0.33, 0.31, 0.08]])
+def test_a_sum_of_exactly_m_is_feasible(c: list[float]) -> None:
+    """As floats these add up to 1.0000000000000002, on paper to m = 1, which is not above m."""
+    assert sum(c) > 1
+    build(clients_per_round=1, fairness=c).select(np.arange(len(c)))
+
+
+def test_infeasible_fairness_from_sizes_is_refused_when_known() -> None:
+    """phi = 1.5, four equal sizes, m = 2: c_k = .75, sum 3 (or refuse such a scale, by its name, at construction)."""
+
+    def run() -> None:
+        selector = build(fairness_scale=1.5)
+        selector.inform(np.arange(4), num_examples=np.full(4, 100))
+        selector.select(np.arange(4))
+
+    with pytest.raises(ValueError, match="fairness_scale|" + naming("fairness", r"\b3\b", r"\b2\b")):
+        run()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("queue_weight", -0.1),
+        ("queue_weight", 1.1),
+        ("queue_weight", float("nan")),
+        ("fairness_scale", -0.5),
+        ("fairness_scale", float("nan")),
+        ("max_latency", 0.0),
+        ("max_latency", float("nan")),
+        ("clients_per_round", 0),
+    ],
+)
+def test_wrong_parameters_are_refused_by_name(name: str, value: float) -> None:
+    """The message names the parameter and the value that came."""
+    parameters = {"clients_per_round": 2, "max_latency": 1.0, name: value}
+    with pytest.raises(ValueError, match=naming(name, f"{value:g}")):
+        create("cs-ucb-q", **parameters)
+
+
+@pytest.mark.parametrize(
+    "c", [[0.5, -0.1], [0.5, 1.5], [0.5, float("nan")], [[0.5, 0.5]], {0: -0.1}, {0: float("nan")}]
+)
+def test_wrong_fairness_is_refused_by_name(c: Any) -> None:
+    """Fractions of rounds, one per client."""
+    with pytest.raises(ValueError, match="fairness"):
+        build(fairness=c)
+
+
+@pytest.mark.parametrize("queue_weight", [0, 1, 0.5])
+def test_weights_in_the_closed_interval_are_taken(queue_weight: float) -> None:
+    """Beta in [0, 1], ends included."""
+    assert len(build(queue_weight=queue_weight, fairness=[0.5, 0.5, 0.5]).select(np.arange(3))) == 2
+
+
+def test_the_given_fairness_is_copied() -> None:
+    """Changing the caller's array later changes nothing, and the selector does not change it."""
+    c = np.array([0.1, 0.9])
+    selector = build(clients_per_round=1, fairness=c, queue_weight=1.0)
+    c[:] = [0.9, 0.1]
+    shares = fractions(selector, 2, 200)
+    np.testing.assert_array_equal(c, [0.9, 0.1])
+    assert shares[1] > 0.85
