@@ -1,0 +1,40 @@
+"""What the papers claim, as functions: each paper's genie, regret, bounds, and the fair optimum.
+
+No run needs this part; it is for judging selectors against their papers. NumPy only, but for
+:func:`~fedsel_flwr.theory.program.fair_optimum`, which imports SciPy when it is called.
+
+>>> import numpy as np
+>>> from fedsel_flwr.theory import xia_genie, xia_regret
+>>> mean_reward = np.array([0.9, 0.5, 0.7])
+>>> xia_genie(mean_reward, 2)
+(array([0, 2]), 0.7)
+>>> xia_regret(mean_reward, [[0, 1], [0, 2], [1, 2]], 2).round(6).tolist()  # 0.2 is lost whenever client 1 is in
+[0.2, 0.2, 0.4]
+"""
+
+from __future__ import annotations
+
+from fedsel_flwr.theory.bounds import (
+    bsfl_largest_loss,
+    bsfl_regret_bound,
+    cs_ucb_gaps,
+    cs_ucb_q_regret_bound,
+    cs_ucb_regret_bound,
+)
+from fedsel_flwr.theory.genie import bsfl_genie, xia_genie
+from fedsel_flwr.theory.program import fair_optimum
+from fedsel_flwr.theory.regret import bsfl_regret, fair_regret, xia_regret
+
+__all__ = [
+    "bsfl_genie",
+    "bsfl_largest_loss",
+    "bsfl_regret",
+    "bsfl_regret_bound",
+    "cs_ucb_gaps",
+    "cs_ucb_q_regret_bound",
+    "cs_ucb_regret_bound",
+    "fair_optimum",
+    "fair_regret",
+    "xia_genie",
+    "xia_regret",
+]

@@ -1,0 +1,158 @@
+"""The fair optimum: the best stationary policy under fairness and availability, by linear programming.
+
+References:
+    W. Xia et al., Multi-armed bandit-based client scheduling for federated learning, IEEE Transactions on Wireless
+    Communications 19(11), 2020, equations (21)-(24).
+
+===============  ======================  =====================================================================
+paper            here                    meaning
+===============  ======================  =====================================================================
+N                ``clients_per_round``   clients per round (wireless channels)
+mu_k             ``mean_reward``         mean reward of client k; mu(S) is the smallest of its members'
+P_A(e)           ``availability``        probability that e is the set of available clients
+c_k              ``fairness``            least fraction of the rounds in which client k takes part
+q_S(e)           ``policy[e][S]``        probability of choosing S when e is available
+r*               ``best_reward``         mean reward of the best policy that meets the fairness
+===============  ======================  =====================================================================
+
+Deviations:
+    * (23) prints the sum of q_S(e) over e; for each e it is the sum over S that is 1, as in the text before (21).
+    * Q(e) holds the sets of exactly min(N, |e|) clients, (10), not all smaller ones, (5): smaller sets have larger
+      minima, and a single client would always win. mu of the empty set is 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from itertools import combinations, product
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedsel_flwr.errors import ParameterError, RunError
+from fedsel_flwr.selectors._check import FloatArray, real, whole
+from fedsel_flwr.theory.genie import finite_means
+
+Clients = tuple[int, ...]
+MAX_VARIABLES = 20_000  # about 10 clients that come and go, or m = 5 of 20 that are always there
+
+
+def fair_optimum(
+    mean_reward: npt.ArrayLike,
+    availability: npt.ArrayLike | Mapping[Collection[int], float],
+    fairness: npt.ArrayLike,
+    clients_per_round: int,
+) -> tuple[float, dict[Clients, dict[Clients, float]]]:
+    """Return the largest mean reward of a policy that sees only who is available, and that policy.
+
+    Args:
+        mean_reward: mu_k, each client's mean reward, shape (K,).
+        availability: Each client's probability of being available, independent of the others', shape (K,) or one
+            number for all; or the probability of each set of clients, as ``{(0, 2): 0.5, (1,): 0.5}``.
+        fairness: c_k, the least fraction of the rounds for each client, shape (K,) or one number for all, in [0, 1].
+        clients_per_round: m, the paper's N.
+
+    Returns:
+        ``(best_reward, policy)``: r*, and for each available set the probability of each choice above 0.
+
+    Raises:
+        ParameterError: An argument is out of range, no policy meets the fairness, or the program is too large.
+        RunError: SciPy is missing, or its solver gave up.
+
+    References:
+        Xia et al., equations (23) and (24).
+
+    >>> best_reward, policy = fair_optimum([0.4, 0.7, 0.9], 1.0, [0.6, 0.5, 0.4], 2)
+    >>> round(best_reward, 6)  # client 0, the slow one, in 60 % of the rounds and in no more
+    0.52
+    >>> round(policy[0, 1, 2][1, 2], 6)
+    0.4
+    """
+    mean = finite_means("mean_reward", mean_reward)
+    m = whole("clients_per_round", clients_per_round, 1)
+    share = _probabilities("fairness", fairness, mean.size)
+    chances = _available_sets(availability, mean.size, m)
+    pairs = [(e, chosen) for e in chances for chosen in combinations(e, min(m, len(e)))]  # the variables q_S(e)
+    weight = np.array([chances[e] for e, _ in pairs])
+    value = np.array([mean[list(chosen)].min() if chosen else 0.0 for _, chosen in pairs])  # mu(S)
+    q = _solve(weight, value, pairs, list(chances), share)
+    if q is None:
+        present = [sum(chance for e, chance in chances.items() if k in e) for k in range(mean.size)]
+        absent = [k for k in range(mean.size) if share[k] > present[k]]
+        places = sum(chance * min(m, len(e)) for e, chance in chances.items())
+        raise ParameterError(
+            f"fairness cannot be met: its sum is {share.sum():.6g}, and with m = {m} the available clients fill "
+            f"{places:.6g} places a round on average"
+            + (f"; clients {absent} are available less often than their fairness" if absent else "")
+            + "; lower the fairness"
+        )
+    policy: dict[Clients, dict[Clients, float]] = {e: {} for e in chances}
+    for (e, chosen), probability in zip(pairs, q.tolist(), strict=True):
+        if probability > 0.0:
+            policy[e][chosen] = probability
+    return float((weight * value) @ q), policy  # (24)
+
+
+def _solve(
+    weight: FloatArray, value: FloatArray, pairs: list[tuple[Clients, Clients]], sets: list[Clients], share: FloatArray
+) -> FloatArray | None:
+    """Solve (23), whose variables are the pairs (e, S); None where no policy meets the fairness."""
+    try:
+        from scipy.optimize import linprog
+        from scipy.sparse import csr_array
+    except ImportError as error:
+        raise RunError("the linear program (23) needs SciPy, which is not installed; pip install scipy") from error
+    row_of = {e: row for row, e in enumerate(sets)}
+    rows = np.array([row_of[e] for e, _ in pairs])
+    members = np.array([(k, j) for j, (_, chosen) in enumerate(pairs) for k in chosen], dtype=np.int64).reshape(-1, 2)
+    served = csr_array((weight[members[:, 1]], members.T), shape=(share.size, len(pairs)))  # E[b_k], (21)
+    of_set = csr_array((np.ones(len(pairs)), (rows, np.arange(len(pairs)))), shape=(len(sets), len(pairs)))
+    result: Any = linprog(
+        -weight * value, A_ub=-served, b_ub=-share, A_eq=of_set, b_eq=np.ones(len(sets)), method="highs"
+    )  # (23); q >= 0 is linprog's default, and q <= 1 follows
+    if result.status == 2:
+        return None
+    if result.status != 0:
+        raise RunError(f"the linear program (23) was not solved: {result.message}")
+    return np.array(np.clip(result.x, 0.0, 1.0), dtype=np.float64)
+
+
+def _available_sets(availability: Any, num_clients: int, m: int) -> dict[Clients, float]:
+    """Return the probability of every set that can be available, the sets ascending."""
+    if isinstance(availability, Mapping):
+        chances: dict[Clients, float] = {}
+        for clients, chance in availability.items():
+            e = tuple(sorted(whole("every client of availability", k, 0) for k in clients))
+            if max(e, default=-1) >= num_clients or len(set(e)) < len(e):
+                raise ParameterError(f"availability must name clients below {num_clients}, each once, got {clients!r}")
+            chances[e] = chances.get(e, 0.0) + real("every probability of availability", chance, at_least=0.0)
+        if not math.isclose(sum(chances.values()), 1.0, abs_tol=1e-9):
+            raise ParameterError(f"availability must have probabilities that add up to 1, got {sum(chances.values())}")
+        chances = {e: chance for e, chance in sorted(chances.items()) if chance > 0.0}
+        _check_size(sum(math.comb(len(e), min(m, len(e))) for e in chances))
+        return chances
+    chance_of = _probabilities("availability", availability, num_clients).tolist()
+    always, sometimes = chance_of.count(1.0), sum(0.0 < p < 1.0 for p in chance_of)
+    sizes = ((math.comb(sometimes, n), always + n) for n in range(sometimes + 1))
+    _check_size(sum(ways * math.comb(size, min(m, size)) for ways, size in sizes))
+    states = [[(k, 1.0)] if p == 1.0 else [(-1, 1.0 - p), (k, p)] for k, p in enumerate(chance_of) if p > 0.0]
+    return {
+        tuple(k for k, _ in outcome if k >= 0): math.prod(p for _, p in outcome) for outcome in sorted(product(*states))
+    }
+
+
+def _check_size(num_variables: int) -> None:
+    if num_variables > MAX_VARIABLES:
+        raise ParameterError(
+            f"the linear program (23) must have at most {MAX_VARIABLES} variables, got {num_variables}; take fewer "
+            "clients: about 10 where they come and go, or 20 that are always available"
+        )
+
+
+def _probabilities(name: str, values: Any, num_clients: int) -> FloatArray:
+    array = np.full(num_clients, real(name, values)) if np.ndim(values) == 0 else finite_means(name, values)
+    if array.shape != (num_clients,) or array.min() < 0.0 or array.max() > 1.0:
+        raise ParameterError(f"{name} must be {num_clients} numbers in [0, 1], one per client, got {values!r}")
+    return array

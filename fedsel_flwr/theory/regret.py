@@ -1,0 +1,153 @@
+"""Regret: what a run of choices lost against the genie, as a sum of differences of means.
+
+References:
+    [1] W. Xia et al., Multi-armed bandit-based client scheduling for federated learning, IEEE Transactions on
+        Wireless Communications 19(11), 2020, equations (14), (25).
+    [2] D. Ben Ami, K. Cohen, Q. Zhao, Client selection for generalization in accelerated federated learning: a
+        multi-armed bandit approach, IEEE Access 13, 2025, equations (3)-(7).
+
+Deviations: (14), (25) and (7) print the expectation of the realized reward r(S(t)), a minimum of random numbers, but
+the genie's term is a minimum of means. As E[min] < min E, even the genie's own regret would then grow linearly, and
+no bound could hold. Both terms are means here (the pseudo-regret), as in the proofs (37), (63) and (21).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.selectors._check import BoolArray, FloatArray, IntArray, indices, real, whole
+from fedsel_flwr.theory.genie import bsfl_genie, finite_means, xia_genie
+
+Choices = BoolArray | Sequence[npt.ArrayLike]
+
+
+def xia_regret(mean_reward: npt.ArrayLike, choices: Choices, clients_per_round: int) -> FloatArray:
+    """Return the cumulative regret of Xia's ideal scenario after each round.
+
+    Args:
+        mean_reward: mu_k, each client's mean reward, shape (K,).
+        choices: Who was chosen: a boolean array of shape (rounds, K), or a sequence with one array of indices per
+            round. A round that chose nobody has reward 0.
+        clients_per_round: m of the genie, the paper's N.
+
+    Returns:
+        Regret after rounds 1, 2, …, shape (rounds,). It falls only in rounds that chose fewer than m clients.
+
+    Raises:
+        ParameterError: An argument has the wrong shape, or a round chose an unknown client or more than m.
+
+    References:
+        [1], equation (14).
+
+    >>> xia_regret([0.9, 0.5, 0.7], [[0, 1], [0, 2]], 2).round(6).tolist()
+    [0.2, 0.2]
+    """
+    _, best = xia_genie(mean_reward, clients_per_round)
+    return fair_regret(mean_reward, choices, best, clients_per_round)
+
+
+def fair_regret(
+    mean_reward: npt.ArrayLike, choices: Choices, best_reward: float, clients_per_round: int | None = None
+) -> FloatArray:
+    """Return the cumulative regret against a benchmark that earns ``best_reward`` on average in every round.
+
+    Args:
+        mean_reward: mu_k, each client's mean reward, shape (K,).
+        choices: Who was chosen, as in :func:`xia_regret`.
+        best_reward: r*, from :func:`~fedsel_flwr.theory.program.fair_optimum`.
+        clients_per_round: m; None does not check how many were chosen.
+
+    Returns:
+        Regret after rounds 1, 2, …, shape (rounds,). It is negative for a policy that ignores the fairness, or has
+        not met it yet.
+
+    Raises:
+        ParameterError: An argument has the wrong shape, or a round chose an unknown client or more than m.
+
+    References:
+        [1], equation (25).
+
+    >>> fair_regret([0.9, 0.5, 0.7], [[0, 1], [0, 2]], 0.6).round(6).tolist()
+    [0.1, 0.0]
+    """
+    mean = finite_means("mean_reward", mean_reward)
+    chosen = _matrix(choices, mean.size, clients_per_round)
+    return np.asarray(np.cumsum(real("best_reward", best_reward) - _slowest(mean, chosen)))  # (14), (25)
+
+
+def bsfl_regret(
+    mean_speed: npt.ArrayLike,
+    choices: Choices,
+    clients_per_round: int,
+    alpha: float,
+    beta: int = 1,
+    data_weights: npt.ArrayLike | None = None,
+) -> FloatArray:
+    """Return the cumulative regret of BSFL's reward along the policy's own history.
+
+    In each round the genie chooses for that round alone, from the history the policy made. Every client is available.
+
+    Args:
+        mean_speed: mu_k, each client's mean of tau_min / tau_k, shape (K,).
+        choices: Who was chosen, as in :func:`xia_regret`.
+        clients_per_round: m.
+        alpha: Weight of the generalization term, at least 0.
+        beta: Exponent of g_k, a natural number.
+        data_weights: d_k of (4), shape (K,), any positive scale; None for the i.i.d. balanced target m/K of (3).
+
+    Returns:
+        Regret after rounds 1, 2, …, shape (rounds,); it never falls where every round chose m clients.
+
+    Raises:
+        ParameterError: An argument has the wrong shape or is out of range, or a round chose an unknown client or more
+            than m.
+
+    References:
+        [2], equations (3)-(7).
+
+    >>> bsfl_regret([0.9, 0.5, 0.4], [[0], [0], [0]], 1, 2.0).round(6).tolist()  # round 2: 1's .5 + 2(1/3) beat .567
+    [0.0, 0.6, 1.533333]
+    """
+    mean = finite_means("mean_speed", mean_speed)
+    m, beta = whole("clients_per_round", clients_per_round, 1), whole("beta", beta, 1)
+    alpha = real("alpha", alpha, at_least=0.0)
+    chosen = _matrix(choices, mean.size, m)
+    weights = np.ones(mean.size) if data_weights is None else finite_means("data_weights", data_weights)
+    if weights.size != mean.size or weights.min() < 0 or not weights.sum() > 0:
+        raise ParameterError(f"data_weights must be {mean.size} numbers of at least 0, not all 0, got {data_weights!r}")
+    plays_before: IntArray = np.cumsum(chosen, axis=0) - chosen  # c_{k,t}
+    rounds = np.arange(1, len(chosen) + 1)[:, None]
+    below = m * weights / weights.sum() - plays_before / rounds
+    g = np.abs(below) ** beta * np.sign(below)  # (3), (4)
+    best = np.array([bsfl_genie(mean, row, m, alpha)[1] for row in g])  # r*(t), (6)
+    reward = _slowest(mean, chosen) + alpha / m * np.where(chosen, g, 0.0).sum(axis=1)  # (5)
+    return np.asarray(np.cumsum(best - reward))  # (7)
+
+
+def _slowest(mean: FloatArray, chosen: BoolArray) -> FloatArray:
+    """mu(S) = the smallest mean among the chosen of each round, 0 where nobody was."""
+    smallest = np.where(chosen, mean, np.inf).min(axis=1)
+    return np.asarray(np.where(np.isfinite(smallest), smallest, 0.0))
+
+
+def _matrix(choices: Choices, num_clients: int, clients_per_round: int | None) -> BoolArray:
+    """Return ``choices`` as a boolean array of shape (rounds, K)."""
+    if isinstance(choices, np.ndarray) and choices.dtype == np.bool_:
+        if choices.ndim != 2 or choices.shape[1] != num_clients:
+            raise ParameterError(f"choices must have shape (rounds, {num_clients}), got {choices.shape}")
+        chosen = choices
+    else:
+        chosen = np.zeros((len(choices), num_clients), dtype=np.bool_)
+        for row, clients in zip(chosen, choices, strict=True):
+            chosen_now = indices("every round of choices", clients)
+            if chosen_now.max(initial=-1) >= num_clients:
+                raise ParameterError(f"choices must name clients below {num_clients}, got {int(chosen_now.max())}")
+            row[chosen_now] = True
+    most = int(chosen.sum(axis=1).max(initial=0))
+    if clients_per_round is not None and most > clients_per_round:
+        raise ParameterError(f"choices must name at most m = {clients_per_round} clients a round, got {most}; raise m")
+    return chosen

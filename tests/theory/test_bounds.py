@@ -1,0 +1,173 @@
+"""The bounds (19), (29) of Xia et al. and (15) of Ben Ami et al.: by hand, against all sets, and above real runs.
+
+Each run below its bound stands beside a policy without learning that breaks the same bound: a bound that anything
+would pass says nothing. Seen at 20,000 rounds:
+
+    bound   setting                                    bound    selector      regret    random's regret
+    (19)    K = 4, m = 2, means .9 .9 .1 .1             4807    cs-ucb            66             13,385
+    (15)    K = 4, m = 2, means .9 .8 .5 .2, alpha 0    3709    bsfl             122               8044
+    (29)    K = 2, m = 1, means .1 .9, c = (0, .5)      3658    cs-ucb-q          23               7956
+
+At m = 5 of 20 with means .01 apart, (19) stays above what any policy can lose for more than 10^10 rounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.theory import (
+    bsfl_genie,
+    bsfl_largest_loss,
+    bsfl_regret,
+    bsfl_regret_bound,
+    cs_ucb_gaps,
+    cs_ucb_q_regret_bound,
+    cs_ucb_regret_bound,
+    fair_optimum,
+    fair_regret,
+    xia_regret,
+)
+
+ROUNDS = 20_000
+CHECKED = (10, 100, 1000, 5000, ROUNDS)
+Play = Callable[..., np.ndarray]
+Draw = Callable[..., np.ndarray]
+
+
+def test_cs_ucb_bound_by_hand() -> None:
+    """K = 4, m = 2, T = 100, means .9 .8 .5 .2: Delta_min = .8 - .5, Delta_max = 1.7 - .7.
+
+    1.0 [4/2 + 1 + 4 * 4 * 3 * 4 * ln(100) / .09 + 4 + 8 pi^2/3] = 7 + 9824.363 + 26.319 = 9857.682
+    """
+    assert cs_ucb_gaps([0.9, 0.8, 0.5, 0.2], 2) == pytest.approx((0.3, 1.0))
+    assert 192 * math.log(100) / 0.09 == pytest.approx(9824.363, abs=1e-3)
+    assert cs_ucb_regret_bound([0.9, 0.8, 0.5, 0.2], 2, 100) == pytest.approx(9857.682, abs=1e-3)
+    assert cs_ucb_regret_bound([0.2, 0.5, 0.9, 0.8], 2, 1) == pytest.approx(7 + 8 * math.pi**2 / 3)
+
+
+def test_cs_ucb_q_bound_by_hand() -> None:
+    """c = (.6, .5, .4): Omega = .36 + .25 + .36 = .97. m = 2, beta = .1, T = 100.
+
+    .1 * .97 * 50 + .9 [(pi^2/3 + 1) 3 + 4 sqrt(1200 ln 100)] = 4.85 + .9 (12.8696 + 297.3538) = 284.051
+    """
+    assert cs_ucb_q_regret_bound([0.6, 0.5, 0.4], 2, 0.1, 100) == pytest.approx(284.051, abs=1e-3)
+    assert cs_ucb_q_regret_bound([0.6, 0.5, 0.4], 2, 1.0, 100) == pytest.approx(0.97 * 50)
+    assert cs_ucb_q_regret_bound([0.6, 0.5, 0.4], 2, 0.0, 1) == pytest.approx(3 * (math.pi**2 / 3 + 1))
+
+
+def test_bsfl_bound_by_hand() -> None:
+    """K = 4, m = 2, n = 100, Delta_min = .5, Delta_max = 3: 12 (12 ln(100)/.25 + 1 + pi^2/3) = 2704.057"""
+    bound = bsfl_regret_bound(num_clients=4, clients_per_round=2, rounds=100, smallest_loss=0.5, largest_loss=3.0)
+    assert bound == pytest.approx(2704.057, abs=1e-3)
+    assert bsfl_largest_loss([0.9, 0.2, 0.4], 10.0) == pytest.approx(20.7)
+
+
+def test_cs_ucb_gaps_equal_all_sets() -> None:
+    """The closed forms against every set of m clients; means on a grid tie, also at the genie's edge."""
+    generator = np.random.default_rng(9)
+    for case in range(300):
+        num_clients = int(generator.integers(2, 8))
+        m = int(generator.integers(1, num_clients))
+        mean = generator.random(num_clients)
+        mean = np.round(mean * 4) / 4 if case % 2 else mean
+        sums = [mean[list(s)].sum() for s in combinations(range(num_clients), m)]
+        losses = np.array([max(sums) - value for value in sums])
+        if losses.max() < 1e-12:
+            continue
+        assert cs_ucb_gaps(mean, m) == pytest.approx((losses[losses > 1e-12].min(), losses.max()), abs=1e-12)
+
+
+def test_a_tie_at_the_edge_leaves_the_next_smallest_loss() -> None:
+    """Means .9 .5 .5 .2, m = 2: {0, 1} and {0, 2} are both optimal; the next swaps lose .3 and .4."""
+    assert cs_ucb_gaps([0.9, 0.5, 0.5, 0.2], 2) == pytest.approx((0.3, 0.7))
+
+
+@pytest.mark.parametrize(("mean", "m"), [([0.5, 0.5, 0.5], 2), ([0.1, 0.9], 2), ([0.1, 0.9], 3)])
+def test_nothing_to_lose_has_no_smallest_loss(mean: list[float], m: int) -> None:
+    with pytest.raises(ParameterError, match=r"every set of m = \d .* Delta_min of \(19\) is undefined"):
+        cs_ucb_gaps(mean, m)
+    with pytest.raises(ParameterError, match="Delta_min"):
+        cs_ucb_regret_bound(mean, m, 10)
+
+
+@pytest.mark.parametrize("changed", [{"rounds": 0}, {"smallest_loss": 0.0}, {"largest_loss": 0.1}, {"num_clients": 0}])
+def test_bsfl_bound_refuses(changed: dict[str, float]) -> None:
+    values = {"num_clients": 4, "clients_per_round": 2, "rounds": 10, "smallest_loss": 0.5, "largest_loss": 3.0}
+    with pytest.raises(ParameterError, match=next(iter(changed))):
+        bsfl_regret_bound(**(values | changed))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("c", "beta", "t"), [([1.2], 0.5, 10), ([0.5], 1.5, 10), ([0.5], 0.5, 0), ([], 0.5, 10)])
+def test_cs_ucb_q_bound_refuses(c: list[float], beta: float, t: int) -> None:
+    with pytest.raises(ParameterError):
+        cs_ucb_q_regret_bound(c, 1, beta, t)
+
+
+def test_largest_loss_of_bsfl_covers_every_set_and_history() -> None:
+    """(14) <= 2 alpha + mu_max - mu_min, with g anywhere in [-1, 1]."""
+    generator = np.random.default_rng(2)
+    for _ in range(300):
+        mean, g = generator.random(6), generator.uniform(-1, 1, 6)
+        m, alpha = int(generator.integers(1, 7)), float(generator.uniform(0, 5))
+        worst = min(mean[list(s)].min() + alpha * g[list(s)].mean() for s in combinations(range(6), m))
+        assert bsfl_genie(mean, g, m, alpha)[1] - worst <= bsfl_largest_loss(mean, alpha) + 1e-12
+
+
+def test_cs_ucb_stays_below_its_bound(play: Play, noisy: Draw) -> None:
+    mean = np.array([0.9, 0.9, 0.1, 0.1])
+    latency = noisy(mean, 0.1)
+    regret = xia_regret(mean, play("cs-ucb", latency, 2, max_latency=5.0), 2)
+    for t in CHECKED:
+        assert regret[t - 1] <= cs_ucb_regret_bound(mean, 2, t)
+    assert xia_regret(mean, play("random", latency, 2), 2)[-1] > 2 * cs_ucb_regret_bound(mean, 2, ROUNDS)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.25])
+def test_bsfl_stays_below_its_bound(play: Play, alpha: float) -> None:
+    """Delta_min is the smallest loss of this very run, .3 at alpha = 0 and .18 at alpha = .25."""
+    mean = np.array([0.9, 0.8, 0.5, 0.2])
+    latency = 0.1 / (mean + np.random.default_rng(3).uniform(-0.1, 0.1, (ROUNDS, 4)))
+    regret = bsfl_regret(mean, play("bsfl", latency, 2, min_latency=0.1, alpha=alpha), 2, alpha)
+    losses = np.diff(regret, prepend=0.0)
+    gaps = {"smallest_loss": losses[losses > 1e-9].min(), "largest_loss": bsfl_largest_loss(mean, alpha)}
+    for t in CHECKED:
+        assert regret[t - 1] <= bsfl_regret_bound(num_clients=4, clients_per_round=2, rounds=t, **gaps)
+    if alpha == 0.0:
+        bound = bsfl_regret_bound(num_clients=4, clients_per_round=2, rounds=ROUNDS, **gaps)
+        assert bsfl_regret(mean, play("random", latency, 2), 2, alpha)[-1] > 2 * bound
+
+
+def test_cs_ucb_q_stays_below_its_bound(play: Play, noisy: Draw) -> None:
+    """At m = 1 the smallest mean of the set is its sum, so that nothing is wrong with (63).
+
+    Only the fast client has a fair share, so that the regret cannot go below 0 by missing it.
+    """
+    mean, fairness, beta = np.array([0.1, 0.9]), [0.0, 0.5], 0.01
+    latency = noisy(mean, 0.1)
+    best_reward, _ = fair_optimum(mean, 1.0, fairness, 1)
+    assert best_reward == pytest.approx(0.9)
+    chosen = play("cs-ucb-q", latency, 1, max_latency=5.0, fairness=fairness, queue_weight=beta)
+    regret = fair_regret(mean, chosen, best_reward, 1)
+    for t in CHECKED:
+        assert regret[t - 1] <= cs_ucb_q_regret_bound(fairness, 1, beta, t)
+    random = fair_regret(mean, play("random", latency, 1), best_reward, 1)
+    assert random[-1] > 2 * cs_ucb_q_regret_bound(fairness, 1, beta, ROUNDS)
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.1, 0.01, 1 / math.sqrt(ROUNDS)])
+def test_cs_ucb_q_of_fig_4_stays_below_its_bound(play: Play, noisy: Draw, beta: float) -> None:
+    """K = 3, m = 2, c = (.6, .5, .4), available nine times in ten, latencies (3, 1.5, .5) s +- 20%."""
+    mean, fairness = np.array([0.4, 0.7, 0.9]), [0.6, 0.5, 0.4]
+    available = np.random.default_rng(6).random((ROUNDS, 3)) < 0.9
+    best_reward, _ = fair_optimum(mean, 0.9, fairness, 2)
+    latency = noisy(mean, 0.2)
+    chosen = play("cs-ucb-q", latency, 2, available=available, max_latency=5.0, fairness=fairness, queue_weight=beta)
+    regret = fair_regret(mean, chosen, best_reward, 2)
+    for t in CHECKED:
+        assert regret[t - 1] <= cs_ucb_q_regret_bound(fairness, 2, beta, t)

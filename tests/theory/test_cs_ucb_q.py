@@ -1,0 +1,165 @@
+"""CS-UCB-Q's claims, Xia et al. (2020), sections IV and V-C: Theorems 3 and 4, Figs. 4 and 7.
+
+Fig. 5 stands in test_fairness.py. Theorem 4 could not be confirmed in general: see the docstring that says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from fedsel_flwr.theory import cs_ucb_q_regret_bound, fair_optimum, fair_regret
+
+Play = Callable[..., np.ndarray]
+Draw = Callable[..., np.ndarray]
+ROUNDS = 20_000
+# Theorem 4's counterexample: three clients of reward 0 with a fair share, three of reward 1 without; m = 3.
+COUNTER_ROUNDS = 60_000
+COUNTER_MEAN = np.array([0.0, 0.0, 0.0, 1.0, 1.0, 1.0])
+COUNTER_FAIRNESS = np.array([0.34, 0.35, 0.36, 0.0, 0.0, 0.0])
+COUNTER_BETA = 1 / math.sqrt(COUNTER_ROUNDS)
+
+
+def test_smaller_beta_smaller_regret_and_negative_without_fairness(play: Play, noisy: Draw) -> None:
+    """Fig. 4: K = 3, m = 2, c = (.6, .5, .4), available nine times in ten, latencies (3, 1.5, .5) s +- 20 %.
+
+    Seen, regret after 20,000 rounds: 738.6 at beta = 1, 70.8 at .5, -4.2 at .1, -17.4 at .01, -2578.2 at 1e-5, and
+    -2579.1 of CS-UCB, which knows no fairness. Below 0 is fairness that is not met yet: a queue must first grow to
+    about (1 - beta) / beta times the difference of the rewards.
+    """
+    mean, fairness = np.array([0.4, 0.7, 0.9]), [0.6, 0.5, 0.4]
+    available = np.random.default_rng(6).random((ROUNDS, 3)) < 0.9
+    best_reward, _ = fair_optimum(mean, 0.9, fairness, 2)
+    latency, last = noisy(mean, 0.2), []
+    for beta in (1.0, 0.5, 0.01, 1e-5):
+        chosen = play(
+            "cs-ucb-q", latency, 2, available=available, max_latency=5.0, fairness=fairness, queue_weight=beta
+        )
+        last.append(fair_regret(mean, chosen, best_reward, 2)[-1])
+    assert (np.diff(last) < -20).all()
+    chosen = play("cs-ucb", latency, 2, available=available, max_latency=5.0)
+    assert fair_regret(mean, chosen, best_reward, 2)[-1] < -2000
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_feasible_fairness_is_met(play: Play, noisy: Draw, seed: int) -> None:
+    """Theorem 3 and (59): the queues stay bounded, so that n_k >= c_k T - D_k. Seen: no queue above 13.7.
+
+    The fairness is 95 % of what a random policy gives the clients, under random availability: strictly feasible.
+    The bound of (59) is Xi / epsilon with Xi = Omega/2 + (1 - beta) m / beta.
+    """
+    generator = np.random.default_rng(seed)
+    num_clients, rounds, beta = 5, 4000, 0.2
+    m, availability = 1 + seed % 3, generator.uniform(0.3, 1.0, num_clients)
+    served = np.zeros(num_clients)
+    for size in range(1, num_clients + 1):
+        for e in combinations(range(num_clients), size):
+            chance = math.prod(availability[k] if k in e else 1 - availability[k] for k in range(num_clients))
+            sets = list(combinations(e, min(m, size)))
+            for chosen_set, q in zip(sets, generator.dirichlet(np.full(len(sets), 0.4)), strict=True):
+                served[list(chosen_set)] += chance * q
+    fairness = 0.95 * served
+    mean = generator.uniform(0.1, 0.9, num_clients)
+    fair_optimum(mean, availability, fairness, m)  # feasible, or this raises
+    available = generator.random((rounds, num_clients)) < availability
+    chosen = play(
+        "cs-ucb-q", noisy(mean, 0.1, rounds), m, available=available,
+        max_latency=5.0, fairness=fairness, queue_weight=beta,
+    )  # fmt: skip
+    queue, longest = np.zeros(num_clients), np.zeros((rounds, num_clients))
+    for t, now in enumerate(chosen):
+        queue = np.maximum(queue + fairness - now, 0.0)  # (27)
+        longest[t] = queue
+    omega = np.maximum(fairness**2, (1 - fairness) ** 2).sum()
+    assert longest.sum(axis=1).mean() <= (omega / 2 + (1 - beta) * m / beta) / (0.05 * served.min())  # (59)
+    assert longest[rounds // 2 :].max() < 30
+    assert (chosen.mean(axis=0) >= fairness - queue / rounds - 1e-9).all()
+    assert (chosen.mean(axis=0) >= fairness - 0.01).all()
+
+
+def test_delay_grows_with_fairness_and_with_m(play: Play, noisy: Draw) -> None:
+    """Fig. 7, with clear gaps: K = 6, c_k = share x m/6, 4000 rounds. Seen, mean round in s:
+
+        m    share 0      .3      .6      .9
+        1        .72    1.01    1.40    1.80
+        2       1.18    1.65    2.25    2.58
+        3       1.63    2.16    2.74    3.00
+
+    In the printed latency model (K = 20) the truncated bounds stay at 1 through the 20,000 rounds, so that everyone is
+    served alike whatever the fairness: in three cells the delay at share .9 was 1.5 to 7.4 % above that at 0 for m = 8,
+    but -2.6 to .6 % for m = 2 and 5.
+    """
+    latency = noisy(np.array([0.3, 0.4, 0.5, 0.7, 0.8, 0.9]), 0.2, 4000)
+    delay = np.empty((3, 4))
+    for row, m in enumerate((1, 2, 3)):
+        for column, share in enumerate((0.0, 0.3, 0.6, 0.9)):
+            chosen = play("cs-ucb-q", latency, m, max_latency=5.0, fairness=np.full(6, share * m / 6))
+            delay[row, column] = np.where(chosen, latency, 0.0).max(axis=1).mean()
+    assert (np.diff(delay, axis=1) > 0.2).all()
+    assert (np.diff(delay, axis=0) > 0.2).all()
+
+
+def test_a_small_beta_is_sub_linear(play: Play, noisy: Draw) -> None:
+    """(30), where fairness asks for fast clients only: K = 4, m = 2, c = (.5, .5, 0, 0), beta = 1/sqrt(T).
+
+    Seen: regret per round .0315, .0116, .0037 for T = 1250, 5000, 20,000.
+    """
+    mean, fairness = np.array([0.9, 0.8, 0.4, 0.2]), [0.5, 0.5, 0.0, 0.0]
+    per_round = []
+    for rounds in (1250, 5000, ROUNDS):
+        beta = 1 / math.sqrt(rounds)
+        latency = noisy(mean, 0.1, rounds)
+        chosen = play("cs-ucb-q", latency, 2, max_latency=5.0, fairness=fairness, queue_weight=beta)
+        regret = fair_regret(mean, chosen, fair_optimum(mean, 1.0, fairness, 2)[0], 2)[-1]
+        assert 0 < regret <= cs_ucb_q_regret_bound(fairness, 2, beta, rounds)
+        per_round.append(regret / rounds)
+    assert per_round[1] < 0.5 * per_round[0]
+    assert per_round[2] < 0.5 * per_round[1]
+
+
+@pytest.mark.parametrize("rounds", [100, 10_000, 10**6])
+def test_bound_30_covers_29(rounds: int) -> None:
+    """For beta <= 1/sqrt(T), (29) is at most (30)."""
+    simple = 0.97 * math.sqrt(rounds) / 2 + (math.pi**2 / 3 + 1) * 3 + 4 * math.sqrt(12 * rounds * math.log(rounds))
+    for beta in (1e-6, 0.5 / math.sqrt(rounds), 1 / math.sqrt(rounds)):
+        assert cs_ucb_q_regret_bound([0.6, 0.5, 0.4], 2, beta, rounds) <= simple  # (30)
+
+
+@pytest.fixture(scope="module")
+def counterexample(play: Play) -> np.ndarray:
+    """Choices of CS-UCB-Q with beta = 1/sqrt(T) where a client takes 5 s or no time at all."""
+    latency = np.tile(5.0 * (1.0 - COUNTER_MEAN), (COUNTER_ROUNDS, 1))
+    return play("cs-ucb-q", latency, 3, max_latency=5.0, fairness=COUNTER_FAIRNESS, queue_weight=COUNTER_BETA)
+
+
+def test_theorem_4_not_confirmed_for_the_smallest_mean(counterexample: np.ndarray) -> None:
+    """NOT CONFIRMED: regret 21,363 after 60,000 rounds, .36 in every round, above the bound (29) of 19,968.
+
+    The best policy of (23) serves the slow clients together and leaves 64 % of the rounds to the fast ones alone:
+    r* = .64. The choice (28) adds up over the set and sees no gain in company. Each queue goes its own way, some slow
+    client is in 72 % of the rounds, and each of these rounds is worth 0. The step (63) of the proof puts the
+    difference of the smallest means below the difference of the sums; for S* = {3, 4, 5} against {0, 3, 4} that is
+    1 <= 1, but for S* = {0, 1, 2} against {0, 3, 4} it is 0 <= -2, and on average over the rounds .36 <= -.01. So
+    CS-UCB-Q as printed is not optimal for (25) however long it learns, with a fairness that is strictly feasible.
+    """
+    best_reward, _ = fair_optimum(COUNTER_MEAN, 1.0, COUNTER_FAIRNESS, 3)
+    assert best_reward == pytest.approx(0.64, abs=1e-9)
+    regret = fair_regret(COUNTER_MEAN, counterexample, best_reward, 3)
+    before, last = np.diff(regret[[COUNTER_ROUNDS // 4 - 1, COUNTER_ROUNDS // 2 - 1, COUNTER_ROUNDS - 1]])
+    assert last == pytest.approx(2 * before, rel=0.05)
+    assert regret[-1] > 1.03 * cs_ucb_q_regret_bound(COUNTER_FAIRNESS, 3, COUNTER_BETA, COUNTER_ROUNDS)
+    slow = counterexample[:, :3]
+    assert slow.any(axis=1).mean() == pytest.approx(0.716, abs=0.02)
+    assert (slow.mean(axis=0) <= COUNTER_FAIRNESS[:3]).all()  # not for serving them too often
+
+
+def test_theorem_4_for_the_sum_of_means(counterexample: np.ndarray) -> None:
+    """What the proof does show: with rewards that add up, r* = 3 - 1.05, and the same run stays below (29)."""
+    regret = np.cumsum(3 - COUNTER_FAIRNESS.sum() - (counterexample * COUNTER_MEAN).sum(axis=1))
+    for t in (100, 10_000, COUNTER_ROUNDS):
+        assert regret[t - 1] <= cs_ucb_q_regret_bound(COUNTER_FAIRNESS, 3, COUNTER_BETA, t)
+    assert regret[-1] == pytest.approx(-701, abs=20)  # the queues' debt: fairness not quite met

@@ -1,0 +1,149 @@
+"""Both genies against all sets, and the three regrets against sums written out."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.theory import bsfl_genie, bsfl_regret, fair_regret, xia_genie, xia_regret
+
+
+def instances(count: int) -> list[tuple[np.ndarray, np.ndarray, int, float]]:
+    """Random means, g, m and alpha; every third with means on a grid, so that they tie."""
+    generator = np.random.default_rng(4)
+    cases = []
+    for case in range(count):
+        num_clients = int(generator.integers(1, 9))
+        means = generator.random(num_clients)
+        means = np.round(means * 4) / 4 if case % 3 == 0 else means
+        m = int(generator.integers(1, num_clients + 1))
+        cases.append(
+            (means, generator.uniform(-0.5, 0.5, num_clients), m, float(generator.choice([0.0, 0.3, 1.0, 10])))
+        )
+    return cases
+
+
+def test_xia_genie_is_the_best_of_all_sets() -> None:
+    for mean, _, m, _ in instances(300):
+        chosen, value = xia_genie(mean, m)
+        assert chosen.size == m
+        assert (np.diff(chosen) > 0).all()
+        assert value == mean[chosen].min() == max(mean[list(s)].min() for s in combinations(range(mean.size), m))
+        assert mean[chosen].sum() == pytest.approx(max(mean[list(s)].sum() for s in combinations(range(mean.size), m)))
+
+
+def test_bsfl_genie_is_the_best_of_all_sets() -> None:
+    for mean, g, m, alpha in instances(300):
+        chosen, value = bsfl_genie(mean, g, m, alpha)
+        values = [mean[list(s)].min() + alpha / m * g[list(s)].sum() for s in combinations(range(mean.size), m)]
+        assert value == pytest.approx(max(values), abs=1e-12)
+        assert value == pytest.approx(mean[chosen].min() + alpha / m * g[chosen].sum(), abs=1e-12)
+
+
+def test_genies_agree_where_generalization_weighs_nothing() -> None:
+    for mean, g, m, _ in instances(100):
+        assert bsfl_genie(mean, g, m, 0.0)[1] == pytest.approx(xia_genie(mean, m)[1], abs=1e-15)
+
+
+def test_a_genie_with_more_places_than_clients_takes_everyone() -> None:
+    assert xia_genie([0.5, 0.2], 5)[0].tolist() == [0, 1]
+    chosen, value = bsfl_genie([0.5, 0.2], [0.3, 0.1], 4, 2.0)
+    assert chosen.tolist() == [0, 1]
+    assert value == pytest.approx(0.2 + 2 / 4 * 0.4)
+
+
+def test_genies_leave_their_arguments_alone() -> None:
+    mean, g = np.array([0.1, 0.9, 0.5]), np.array([0.2, 0.0, 0.1])
+    xia_genie(mean, 2)
+    bsfl_genie(mean, g, 2, 1.0)
+    assert mean.tolist() == [0.1, 0.9, 0.5]
+    assert g.tolist() == [0.2, 0.0, 0.1]
+
+
+@pytest.mark.parametrize(
+    ("mean", "m", "message"),
+    [([], 1, "mean_reward must hold"), ([0.1, np.nan], 1, "finite"), ([0.1], 0, "clients_per_round"), (0.5, 1, "mean")],
+)
+def test_xia_genie_refuses(mean: object, m: int, message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        xia_genie(mean, m)  # type: ignore[arg-type]
+
+
+def test_bsfl_genie_refuses_other_lengths_and_a_negative_alpha() -> None:
+    with pytest.raises(ParameterError, match="generalization"):
+        bsfl_genie([0.1, 0.2], [0.3], 1, 1.0)
+    with pytest.raises(ParameterError, match="alpha"):
+        bsfl_genie([0.1, 0.2], [0.3, 0.1], 1, -1.0)
+
+
+def test_xia_regret_by_hand() -> None:
+    """The genie takes 0 and 2 for .7. Round 2 loses .7 - .5; round 3 chose 0 alone and gains .2; round 4 nobody."""
+    choices = [[0, 2], [1, 2], [0], []]
+    expected = [0.0, 0.2, 0.0, 0.7]
+    assert xia_regret([0.9, 0.5, 0.7], choices, 2) == pytest.approx(expected)
+    matrix = np.array([[1, 0, 1], [0, 1, 1], [1, 0, 0], [0, 0, 0]], dtype=bool)
+    assert xia_regret([0.9, 0.5, 0.7], matrix, 2) == pytest.approx(expected)
+
+
+def test_xia_regret_of_the_genie_is_zero_and_of_no_rounds_is_empty() -> None:
+    assert xia_regret([0.9, 0.5, 0.7], [[2, 0]] * 5, 2).tolist() == [0.0] * 5
+    assert xia_regret([0.9, 0.5, 0.7], [], 2).shape == (0,)
+
+
+def test_fair_regret_can_be_negative() -> None:
+    """(25) with r* = .52: the fast pair gains .18 a round, the slow client's company loses .12."""
+    assert fair_regret([0.4, 0.7, 0.9], [[1, 2], [0, 1]], 0.52) == pytest.approx([-0.18, -0.06])
+
+
+def test_bsfl_regret_by_hand() -> None:
+    """K = 3, m = 2, alpha = 3 (alpha/m = 1.5), targets 2/3, means (.9, .5, .1).
+
+    Round 1: every g is 2/3, every set gains 1.5 x 4/3 = 2; genie {0, 1}: 2.5. Chosen {0, 1}: lost 0.
+    Round 2: g = 2/3 - 1/2 = 1/6 for clients 0, 1 and 2/3 for 2. {0, 1}: .5 + 1.5 x 1/3 = 1.
+        {0, 2}: .1 + 1.5 x 5/6 = 1.35, the best. Chosen {0, 1}: lost .35.
+    Round 3: g = 2/3 - 2/3 = 0, 0 and 2/3. {0, 1}: .5. With 2: .1 + 1 = 1.1. Chosen {1, 2}: lost 0.
+    """
+    regret = bsfl_regret([0.9, 0.5, 0.1], [[0, 1], [0, 1], [1, 2]], 2, 3.0)
+    assert regret == pytest.approx([0.0, 0.35, 0.35])
+
+
+def test_bsfl_regret_equals_all_sets_with_weights_and_exponent() -> None:
+    """(3)-(7) written out again, over every set, with data weights and beta = 2."""
+    generator = np.random.default_rng(8)
+    mean, weights, m, alpha, beta = generator.random(6), generator.uniform(1, 5, 6), 3, 4.0, 2
+    choices = [sorted(generator.choice(6, m, replace=False).tolist()) for _ in range(60)]
+    plays, total, expected = np.zeros(6), 0.0, []
+    for t, chosen in enumerate(choices, start=1):
+        x = m * weights / weights.sum() - plays / t
+        g = np.abs(x) ** beta * np.sign(x)
+        rewards = {s: mean[list(s)].min() + alpha * g[list(s)].mean() for s in combinations(range(6), m)}
+        total += max(rewards.values()) - rewards[tuple(chosen)]
+        expected.append(total)
+        plays[chosen] += 1
+    assert bsfl_regret(mean, choices, m, alpha, beta, weights) == pytest.approx(expected, abs=1e-12)
+    assert bsfl_regret(mean, choices, m, alpha, beta, 7 * weights) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ([[0, 3]], "below 3"),
+        ([[0, 1, 2]], "at most m = 2"),
+        ([[0, 0]], "once"),
+        (np.ones((4, 2), dtype=bool), r"shape \(rounds, 3\)"),
+    ],
+)
+def test_regrets_refuse_choices_that_cannot_be(choices: object, message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        xia_regret([0.9, 0.5, 0.7], choices, 2)  # type: ignore[arg-type]
+    with pytest.raises(ParameterError, match=message):
+        bsfl_regret([0.9, 0.5, 0.7], choices, 2, 1.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("weights", [[1.0, 2.0], [1.0, -1.0, 1.0], [0.0, 0.0, 0.0]])
+def test_bsfl_regret_refuses_weights(weights: list[float]) -> None:
+    with pytest.raises(ParameterError, match="data_weights"):
+        bsfl_regret([0.9, 0.5, 0.7], [[0, 1]], 2, 1.0, 1, weights)
