@@ -30,6 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except FedSelError as error:
         print(f"fedsel: error: {error}", file=sys.stderr)
         return EXIT_ERROR
+    except KeyboardInterrupt:  # while loading; during the runs, see _leave_at_once
+        print("fedsel: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -90,7 +93,7 @@ def _compare(args: argparse.Namespace) -> int:
     from fedsel_flwr.report.table import render_table
     from fedsel_flwr.simulations.comparison import Comparison
     from fedsel_flwr.simulations.federation import check_selectors
-    from fedsel_flwr.simulations.processes import end_descendants
+    from fedsel_flwr.simulations.processes import adopt_orphans, end_descendants
     from fedsel_flwr.simulations.world import world_of
 
     check_selectors(scenario, selectors)
@@ -98,6 +101,7 @@ def _compare(args: argparse.Namespace) -> int:
     folder = create_run_folder(scenario.name, args.runs_dir).resolve()
     _log_to(folder / "flower.log")
     comparison = Comparison(scenario, selectors, seeds, folder)
+    adopt_orphans()
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with Progress() as progress:

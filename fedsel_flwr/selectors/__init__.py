@@ -18,7 +18,10 @@ from fedsel_flwr.selectors.bsfl import BSFL
 from fedsel_flwr.selectors.by_size import RandomBySize
 from fedsel_flwr.selectors.cs_ucb import CSUCB
 from fedsel_flwr.selectors.cs_ucb_q import CSUCBQ
+from fedsel_flwr.selectors.fedcm import FedCMTS, FedCMUCB
+from fedsel_flwr.selectors.gpfl import GPFL
 from fedsel_flwr.selectors.local_accuracy import LocalAccuracy
+from fedsel_flwr.selectors.pczfl import PCZFL
 from fedsel_flwr.selectors.registry import create, names
 from fedsel_flwr.selectors.report import RoundReport
 from fedsel_flwr.selectors.round_robin import RoundRobin
@@ -28,6 +31,10 @@ __all__ = [
     "BSFL",
     "CSUCB",
     "CSUCBQ",
+    "GPFL",
+    "PCZFL",
+    "FedCMTS",
+    "FedCMUCB",
     "LocalAccuracy",
     "Probe",
     "Random",

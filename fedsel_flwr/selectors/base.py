@@ -49,11 +49,14 @@ class Selector(ABC):
     name: ClassVar[str]
     needs: ClassVar[frozenset[str]] = frozenset()
     by_client: ClassVar[frozenset[str]] = frozenset()  # parameters that hold a number per client, by index
+    asks_failed_for_ever: ClassVar[bool] = False  # whether a client that never answers may be chosen in every round
     client_state: ClassVar[Mapping[str, float | int | bool]] = {}  # attribute -> its value for a new client
     scalar_state: ClassVar[tuple[str, ...]] = ()  # further attributes: numbers
 
-    def __init__(self, *, clients_per_round: int, seed: int | None = None) -> None:
-        self.clients_per_round = whole("clients_per_round", clients_per_round, 1)
+    clients_per_round: Any  # an int; None where the algorithm itself decides how many
+
+    def __init__(self, *, clients_per_round: int | None, seed: int | None = None) -> None:
+        self.clients_per_round = None if clients_per_round is None else whole("clients_per_round", clients_per_round, 1)
         self._generator = np.random.Generator(np.random.PCG64(seed))
         self._round = 0
         self._registered: BoolArray = np.zeros(0, dtype=np.bool_)
@@ -69,6 +72,15 @@ class Selector(ABC):
     def num_clients(self) -> int:
         """How many clients are registered: informed about, or seen in ``available``."""
         return int(np.count_nonzero(self._registered))
+
+    @property
+    def keeps_model(self) -> bool:
+        """Whether the round chosen last only measures clients, so that the global model must stay as it is."""
+        return False
+
+    def expected_count(self, num_available: int) -> int | None:
+        """How many clients the next :meth:`select` returns of so many available; None if only the algorithm knows."""
+        return num_available if self.clients_per_round is None else min(int(self.clients_per_round), num_available)
 
     def probe(self, available: IntArray) -> Probe | None:
         """Say what must be asked before the next :meth:`select`.
@@ -119,6 +131,8 @@ class Selector(ABC):
         unknown = [int(k) for k in report.clients if k >= self._registered.size or not self._registered[k]]
         if unknown:
             raise ParameterError(f"report names clients {unknown}, which were never available nor informed about")
+        if not report.clients.size:
+            return
         for name in sorted(self.needs - {"latency"}):
             value = getattr(report, name)
             if value is None:
@@ -126,8 +140,7 @@ class Selector(ABC):
             rows = np.asarray(value)[report.completed] if np.ndim(value) else np.asarray(value)
             if not np.isfinite(rows).all():
                 raise ParameterError(f"report column {name!r} must be finite for completed clients, got {value}")
-        if report.clients.size:
-            self._observe(report)
+        self._observe(report)
 
     def inform(self, clients: IntArray, **columns: FloatArray) -> None:
         """Take in side information; ``inform(clients)`` alone registers the clients.

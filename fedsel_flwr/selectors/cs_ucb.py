@@ -91,4 +91,4 @@ class CSUCB(Selector):
             self._ideal_fleet = self.num_clients
         if not available.size == self.num_clients == self._ideal_fleet:
             self._ideal_fleet = 0
-        return self.round <= -(-self._ideal_fleet // self.clients_per_round)
+        return bool(self.round <= -(-self._ideal_fleet // self.clients_per_round))

@@ -121,8 +121,8 @@ class CSUCBQ(Selector):
         reward = 1.0 - np.minimum(report.latency, self.max_latency) / self.max_latency
         reward = np.where(report.completed, reward, 0.0)
         self._served[k] = True
-        self._plays[k] += 1  # (25)
-        self._mean[k] += (reward - self._mean[k]) / self._plays[k]  # (24)
+        self._plays[k] += 1  # (17)
+        self._mean[k] += (reward - self._mean[k]) / self._plays[k]  # (16)
 
     def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
         if "num_examples" in columns:
@@ -138,4 +138,4 @@ class CSUCBQ(Selector):
             return self._share
         size = np.where(self._registered, filled_sizes(self._size, self._registered), 0.0)
         share = self.fairness_scale * self.clients_per_round * size / max(float(size.sum()), 1e-300)
-        return np.minimum(share, BELOW_ONE)
+        return np.asarray(np.minimum(share, BELOW_ONE))

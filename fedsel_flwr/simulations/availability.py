@@ -52,9 +52,9 @@ class TraceAvailability:
 
     def __init__(self, path: str | Path) -> None:
         try:
-            with Path(path).expanduser().open(newline="", encoding="utf-8") as file:
+            with Path(path).expanduser().open(newline="", encoding="utf-8-sig") as file:
                 rows = list(csv.reader(file))
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise ParameterError(f"cannot read availability trace {str(path)!r}: {error}") from error
         header = [cell.strip() for cell in rows[0]] if rows else []
         if len(header) != 3 or header[0] not in UNITS or header[1:] != ["client", "state"]:

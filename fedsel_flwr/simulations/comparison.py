@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -76,8 +77,9 @@ class Comparison:
             write_run(target, scenario, result)
             self._add(scenario, result.history)
         self._draw()
-        summaries = [asdict(summary) for summary in self.summaries]
-        (self.folder / "summary.json").write_text(json.dumps(summaries, indent=2) + "\n", encoding="utf-8")
+        summaries = [{key: _json(value) for key, value in asdict(summary).items()} for summary in self.summaries]
+        text = json.dumps(summaries, indent=2, allow_nan=False)
+        (self.folder / "summary.json").write_text(text + "\n", encoding="utf-8")
         return self.summaries
 
     def _add(self, scenario: Scenario, history: History) -> None:
@@ -101,6 +103,11 @@ class Comparison:
             target_accuracy=s.target_accuracy,
             title=f"{s.name}: {s.num_clients} clients, {s.clients_per_round} a round",
         )
+
+
+def _json(value: object) -> object:
+    """JSON has no NaN and no infinity: null."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_run(folder: Path, scenario: Scenario, result: RunResult) -> None:

@@ -25,8 +25,9 @@ from fedsel_flwr.simulations.base_strategies import legacy_base, message_base
 from fedsel_flwr.simulations.rounds import count_nodes, run_legacy
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.world import World, world_of
-from fedsel_flwr.strategies import History, RoundRecord, SelectionStrategy
+from fedsel_flwr.strategies import Filter, History, RoundRecord, SelectionStrategy
 from fedsel_flwr.strategies.core import Availability
+from fedsel_flwr.strategies.measuring import ON_VALIDATION
 from fedsel_flwr.strategies.replies import Arrays
 from fedsel_flwr.strategies.roster import Roster, RowValues
 
@@ -97,6 +98,7 @@ def make_strategy(scenario: Scenario, world: World, on_round: Callable[[RoundRec
         "channels": scenario.wireless.channels or scenario.clients_per_round,
         "availability": make_availability(scenario),
         "on_round": on_round,
+        **_measuring(scenario, world),
     }
     params = selector_params(scenario, world.num_examples())
     for name in api.__all__:
@@ -143,6 +145,22 @@ def drive(grid: Grid, scenario: Scenario, world: World, strategy: Any) -> RunRes
     return RunResult(history=strategy.history, arrays=final.to_numpy_ndarrays())
 
 
+def _measuring(scenario: Scenario, world: World) -> dict[str, Any]:
+    """The options of a strategy whose selector or filter measures models on the server."""
+    needs, chosen = selector_class(scenario.selector).needs, scenario.aggregation
+    score = chosen.filter or ("loss" if "kept" in needs else "")
+    options: dict[str, Any] = {}
+    if score or needs & ON_VALIDATION:
+        options["validation"] = world.validation()
+    if score:
+        options["filter"] = Filter(score=score)
+    if "projection" in needs:
+        options |= {"learning_rate": scenario.training.learning_rate, "momentum": chosen.direction_momentum}
+    if chosen.averaging:
+        options["averaging"] = chosen.averaging
+    return options
+
+
 def make_availability(scenario: Scenario) -> Availability | None:
     """Who is there in a round; None for everybody."""
     kind = scenario.availability.kind
@@ -170,9 +188,14 @@ def check_selectors(scenario: Scenario, names: Sequence[str]) -> None:
 def selector_params(scenario: Scenario, num_examples: Mapping[int, int]) -> dict[str, Any]:
     """The selector's parameters; "sizes" in a per-client parameter stands for the clients' numbers of examples."""
     cls = selector_class(scenario.selector)
-    params: dict[str, Any] = {"clients_per_round": scenario.clients_per_round, "seed": scenario.seed}
+    accepted = inspect.signature(cls).parameters
+    params: dict[str, Any] = {"seed": scenario.seed}
+    if accepted["clients_per_round"].default is inspect.Parameter.empty:
+        params["clients_per_round"] = scenario.clients_per_round
+    if "total_rounds" in accepted:
+        params["total_rounds"] = scenario.rounds
     params |= scenario.selectors.get(scenario.selector, {})
-    if "max_latency" in inspect.signature(cls).parameters:
+    if "max_latency" in accepted:
         params.setdefault("max_latency", scenario.wireless.max_latency_s)
     for key in cls.by_client:
         if params.get(key) == "sizes":

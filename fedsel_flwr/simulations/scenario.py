@@ -120,7 +120,16 @@ class Clients(_Table):
 
 
 class Aggregation(_Table):
-    """The base strategy and the server's patience."""
+    """The base strategy, what is averaged, and the server's patience.
+
+    ``filter`` = "loss" or "accuracy" is FedCA's filter, on the validation set; fedcm-ucb and fedcm-ts take "loss" where
+    it is empty. ``averaging`` is one of Kim et al.'s schemes; empty leaves it to the selector's strategy.
+    ``direction_momentum`` is GPFL's gamma.
+    """
+
+    filter: Literal["", "loss", "accuracy"] = ""
+    averaging: Literal["", "fedpdp", "fedpdp-exact", "fedavg-absent", "mean"] = ""
+    direction_momentum: NotNegative = 0.1
 
     base: Literal["fedavg", "fedprox", "fedadam", "fedyogi", "fedavgm"] = "fedavg"
     server_learning_rate: Positive = 0.1

@@ -16,7 +16,7 @@ from fedsel_flwr.selectors import names as selector_names
 from fedsel_flwr.selectors.registry import selector_class
 from fedsel_flwr.simulations.scenario import Scenario
 
-COMMON_PARAMETERS = ("clients_per_round", "seed", "max_latency")
+COMMON_PARAMETERS = ("clients_per_round", "seed", "max_latency", "total_rounds")
 """Selector parameters that the scenario sets itself."""
 
 

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from torch import nn
 
 from fedsel_flwr.clients.parameters import get_arrays, set_arrays
+from fedsel_flwr.clients.predicting import torch_predict
 from fedsel_flwr.clients.streams import stream
 from fedsel_flwr.clients.system import SystemModel
 from fedsel_flwr.clients.torch_client import TorchClient
@@ -18,6 +19,7 @@ from fedsel_flwr.simulations.data import Dataset, cached_dataset
 from fedsel_flwr.simulations.models import build_model
 from fedsel_flwr.simulations.partitions import partition_indices
 from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.strategies import Validation
 from fedsel_flwr.strategies.replies import Arrays
 
 
@@ -98,6 +100,11 @@ class World:
             latency_mode=self.scenario.clients.latency_mode,
             delay=self.scenario.clients.delay,
         )
+
+    def validation(self) -> Validation:
+        """The server's validation set, for filters and selectors that measure models."""
+        split = self.dataset.validation
+        return Validation(torch_predict(self.model), split.inputs, split.labels)
 
     def test(self, arrays: Arrays) -> tuple[float, float]:
         """Loss and accuracy of a model on the test set, which no selector ever sees."""

@@ -13,8 +13,12 @@ if TYPE_CHECKING:
     from fedsel_flwr.strategies.bsfl import BSFL
     from fedsel_flwr.strategies.cs_ucb import CSUCB
     from fedsel_flwr.strategies.cs_ucb_q import CSUCBQ
+    from fedsel_flwr.strategies.fedca import FedCA, FedCM
+    from fedsel_flwr.strategies.gpfl import GPFL
     from fedsel_flwr.strategies.history import ClientRecord, History, RoundRecord
     from fedsel_flwr.strategies.legacy import SelectionStrategy
+    from fedsel_flwr.strategies.measuring import Filter, Validation
+    from fedsel_flwr.strategies.pczfl import PCZFL
     from fedsel_flwr.strategies.replies import MetricKeys
 
 _HOMES = {
@@ -22,13 +26,34 @@ _HOMES = {
     "CSUCB": "cs_ucb",
     "CSUCBQ": "cs_ucb_q",
     "ClientRecord": "history",
+    "FedCA": "fedca",
+    "FedCM": "fedca",
+    "Filter": "measuring",
+    "GPFL": "gpfl",
     "History": "history",
     "MetricKeys": "replies",
+    "PCZFL": "pczfl",
     "RoundRecord": "history",
     "SelectionStrategy": "legacy",
+    "Validation": "measuring",
 }
 
-__all__ = ["BSFL", "CSUCB", "CSUCBQ", "ClientRecord", "History", "MetricKeys", "RoundRecord", "SelectionStrategy"]
+__all__ = [
+    "BSFL",
+    "CSUCB",
+    "CSUCBQ",
+    "GPFL",
+    "PCZFL",
+    "ClientRecord",
+    "FedCA",
+    "FedCM",
+    "Filter",
+    "History",
+    "MetricKeys",
+    "RoundRecord",
+    "SelectionStrategy",
+    "Validation",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -14,6 +14,7 @@ from fedsel_flwr.selectors._check import real, whole
 from fedsel_flwr.strategies import bases
 from fedsel_flwr.strategies.core import Availability, SelectionCore, Settings
 from fedsel_flwr.strategies.history import History, RoundRecord
+from fedsel_flwr.strategies.measuring import Filter, Measurer, Validation
 from fedsel_flwr.strategies.replies import Arrays, MetricKeys
 from fedsel_flwr.strategies.rollcall import RollCall
 from fedsel_flwr.strategies.roster import Roster, RowValues
@@ -40,6 +41,13 @@ class Adapter:
         evict_after: With ``max_clients`` reached, replace clients away for more than this many rounds.
         metric_keys: Names under which clients report.
         roll_call_timeout: Seconds to wait for new clients to say who they are, and for answers to probes.
+        averaging: How the usable (with a filter: kept) models are averaged, one of
+            :data:`fedsel_flwr.aggregation.SCHEMES`; None leaves it to the base.
+        filter: FedCA's filter, which keeps the best combination of models; None keeps every usable one.
+        validation: Examples on the server and how to run the model on them, for the filter and for selectors that
+            measure models.
+        learning_rate: Nominal initial learning rate of the clients, for selectors that read gradients.
+        momentum: Momentum of the server's direction (GPFL's gamma).
         availability: Called with client id, round and simulated seconds; False leaves the client out of the round
             (simulation).
         on_round: Called with each finished round's record, after the central evaluation.
@@ -74,6 +82,11 @@ class Adapter:
         evict_after: int | None = None,
         metric_keys: MetricKeys | None = None,
         roll_call_timeout: float = 60.0,
+        averaging: str | None = None,
+        filter: Filter | None = None,
+        validation: Validation | None = None,
+        learning_rate: float | None = None,
+        momentum: float = 0.1,
         availability: Availability | None = None,
         on_round: Callable[[RoundRecord], None] | None = None,
         roster: Roster | None = None,
@@ -86,10 +99,13 @@ class Adapter:
             raise ParameterError(f"base must be a {kind}, got {type(base).__name__}")
         self.base: Any = base if base is not None else self._default_base()
         cohort = selector.clients_per_round
-        bases.check_cohort(self.base, cohort)
+        if cohort is not None:
+            bases.check_cohort(self.base, cohort)
+        if averaging not in (None, "fedpdp", "mean"):
+            bases.check_is_average(self.base, str(averaging))
         self.wait_timeout = real("wait_timeout", wait_timeout, at_least=0.0)
         self.min_available = (
-            max(bases.min_available(self.base), cohort)
+            max(bases.min_available(self.base), cohort or 1)
             if min_available is None
             else whole("min_available", min_available, 1)
         )
@@ -97,6 +113,7 @@ class Adapter:
             max_latency=_one_max_latency(selector, max_latency),
             min_completed=min_completed,
             channels=cohort if channels is None else channels,
+            averaging=averaging,
             clock=clock,
             clock_slack=clock_slack,
             cooldown=cooldown,
@@ -107,7 +124,10 @@ class Adapter:
         for name, value in limits.items():
             if value is not None:
                 setattr(self.roster, name, whole(name, value, 1))
-        self.core = SelectionCore(selector, settings, self.roster, client_values, availability)
+        measurer = Measurer(selector, validation, filter, learning_rate, momentum)
+        if measurer.reads_updates:
+            bases.warn_of_privacy(self.base, selector.name)
+        self.core = SelectionCore(selector, settings, self.roster, client_values, availability, measurer)
         self._roll_call = RollCall(real("roll_call_timeout", roll_call_timeout, above=0.0))
         self._on_round = on_round
         self._reference: Arrays | None = None  # the global model that was sent

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 from fedsel_flwr.errors import ParameterError, RunError
 
+logger = logging.getLogger("fedsel_flwr")
 NEEDED_CLIENTS = (
     "min_available_clients", "min_available_nodes", "min_train_nodes",
 )  # fmt: skip
@@ -59,4 +61,31 @@ def check_survivors(base: object, survivors: int, round: int) -> None:
         raise RunError(
             f"round {round}: {why}: {needed}, but {survivors} updates are usable; raise clients_per_round, or set "
             f"min_completed={needed} to keep the global model in such rounds"
+        )
+
+
+def check_is_average(base: object, averaging: str) -> None:
+    """Refuse a scheme that mixes in the old model on a base that is not an average."""
+    if type(base).__name__ not in ("FedAvg", "FedProx"):
+        raise ParameterError(
+            f"averaging {averaging!r} mixes the mean with the old model, which is right for FedAvg and FedProx only, "
+            f"got {type(base).__name__}; use averaging='fedpdp'"
+        )
+
+
+def warn_of_privacy(base: object, selector: str) -> None:
+    """Warn that a selector reads updates that differential privacy does not cover."""
+    if any(type(layer).__name__.startswith("DifferentialPrivacy") for layer in layers(base)):
+        logger.warning(
+            "%s reads the clients' updates before noise is added: its choices are not covered by the "
+            "differential-privacy guarantee of %s", selector, type(base).__name__,
+        )  # fmt: skip
+
+
+def check_not_aggregated(updates: list[object], selector: str) -> None:
+    """Refuse secure aggregation, under which all replies share one object, for a selector that reads updates."""
+    if len(updates) > 1 and all(update is updates[0] for update in updates):
+        raise RunError(
+            f"{selector} reads each client's update, but all replies share one, as under secure aggregation (SecAgg); "
+            "use a selector that reads latencies only, such as cs-ucb or bsfl"
         )

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 
+from fedsel_flwr.aggregation import SCHEMES, Averaging, averaging
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import RoundReport, Selector
-from fedsel_flwr.selectors._check import FloatArray, real, whole
+from fedsel_flwr.selectors._check import BoolArray, FloatArray, one_of, real, whole
 from fedsel_flwr.strategies.history import ClientRecord, History, RoundRecord
+from fedsel_flwr.strategies.measuring import Measurer
 from fedsel_flwr.strategies.replies import (
     Arrays,
     ClientResult,
@@ -31,6 +33,8 @@ from fedsel_flwr.strategies.roster import Roster, RowValues, canonical_id
 from fedsel_flwr.wireless import round_time
 
 logger = logging.getLogger("fedsel_flwr")
+MEASURED = frozenset({"accuracy", "projection", "update"})
+"""Columns that the server measures on each usable model."""
 Availability = Callable[[str, int, float], bool]
 
 
@@ -40,7 +44,8 @@ class Settings:
 
     max_latency: float = 60.0
     min_completed: int = 1
-    channels: int = 1
+    channels: int | None = 1
+    averaging: str | None = None
     clock: Literal["virtual", "server"] = "virtual"
     clock_slack: float = 5.0
     cooldown: bool = False
@@ -50,7 +55,10 @@ class Settings:
         """Check every value."""
         real("max_latency", self.max_latency, above=0.0)
         whole("min_completed", self.min_completed, 1)
-        whole("channels", self.channels, 1)
+        if self.channels is not None:
+            whole("channels", self.channels, 1)
+        if self.averaging is not None:
+            one_of("averaging", self.averaging, tuple(SCHEMES))
         real("clock_slack", self.clock_slack, at_least=0.0)
         if self.clock not in ("virtual", "server"):
             raise ParameterError(f"clock must be 'virtual' or 'server', got {self.clock!r}")
@@ -86,12 +94,23 @@ class Outcome:
     Attributes:
         results: Connection -> its reply after reading, for every chosen client, by ascending row.
         usable: The connections whose updates may be aggregated, by ascending row.
-        enough: Whether at least ``min_completed`` are usable; else the global model must stay.
+        enough: Whether at least ``min_completed`` are usable and the round may change the model; else it must stay.
+        columns: What was measured on the usable models, a row for each.
+        averaging: How the kept models are to be averaged; None leaves it to the base strategy.
     """
 
     results: Mapping[str, ClientResult]
     usable: list[str]
     enough: bool
+    columns: Mapping[str, FloatArray | BoolArray] = field(default_factory=dict)
+    averaging: Averaging | None = None
+
+    @property
+    def kept(self) -> list[str]:
+        """The usable connections that FedCA's filter keeps; without a filter all of them."""
+        if "kept" not in self.columns:
+            return self.usable
+        return [node for node, kept in zip(self.usable, self.columns["kept"], strict=True) if kept]
 
 
 class SelectionCore:
@@ -103,6 +122,7 @@ class SelectionCore:
         roster: Who is who.
         client_values: Selector parameters given by client id; clients they do not cover are refused.
         availability: Called with client id, round and simulated seconds; False leaves the client out of the round.
+        measurer: Measures on the server what the selector needs.
     """
 
     def __init__(
@@ -112,7 +132,13 @@ class SelectionCore:
         roster: Roster,
         client_values: tuple[RowValues, ...] = (),
         availability: Availability | None = None,
+        measurer: Measurer | None = None,
     ) -> None:
+        self.measurer = measurer or Measurer(selector)
+        self._sizes: dict[int, int] = {}
+        self._energy_max = 0.0
+        self._initial_accuracy: float | None = None
+        self._uninformed: list[int] = []
         self.selector, self.settings, self.roster = selector, settings, roster
         self.client_values, self._availability = client_values, availability
         self._asked: dict[int, str] = {}
@@ -128,6 +154,11 @@ class SelectionCore:
     def round(self) -> int:
         """The round chosen last."""
         return self.selector.round
+
+    @property
+    def measures_global(self) -> bool:
+        """Whether :meth:`finish` needs the global model before and after the round."""
+        return bool(self.selector.needs & {"projection", "global_accuracy", "global_loss"})
 
     def strangers(self, connected: Collection[str]) -> list[str]:
         """Connections that the roll call should ask who they are; those that are gone are released."""
@@ -166,8 +197,24 @@ class SelectionCore:
             "num_examples": [usable_count(one.num_examples) or None for one in said.values()],
             "energy_score": [_score(one.energy_score) for one in said.values()],
         }
+        self._sizes |= {row: count for row, one in said.items() if (count := usable_count(one.num_examples))}
+        self._uninformed.extend(said)
         known = {name: np.array(column) for name, column in columns.items() if None not in column}
         self.selector.inform(np.array(list(said)), **{name: column.astype(float) for name, column in known.items()})
+
+    def received(self, model: Arrays | None) -> None:
+        """Note the global model that the round starts from, before the choice.
+
+        A client that has not trained yet counts, for selectors that read ``accuracy``, with the accuracy of the first
+        global model.
+        """
+        if "accuracy" not in self.selector.needs or model is None or not self._uninformed:
+            return
+        if self._initial_accuracy is None:
+            self._initial_accuracy = self.measurer.initial_accuracy(model)
+        accuracy = np.full(len(self._uninformed), self._initial_accuracy)
+        self.selector.inform(np.array(self._uninformed), accuracy=accuracy)
+        self._uninformed = []
 
     def question(self, connected: Collection[str]) -> Question | None:
         """Ask the selector what must be asked before the choice.
@@ -210,7 +257,7 @@ class SelectionCore:
             latency.append(limit if seconds is None or not 0 <= seconds <= limit else seconds)
             energy = finite_number(metrics.get(keys.energy))
             self._probe_j += energy if energy is not None and energy > 0 else 0.0
-        self._probe_s += round_time(np.array(latency), self.settings.channels)
+        self._probe_s += round_time(np.array(latency), self.settings.channels or len(latency))
         self.selector.inform(np.array(list(self._asked)), **{k: np.array(v) for k, v in columns.items()})
 
     def choose(self, connected: Collection[str]) -> list[str]:
@@ -248,14 +295,24 @@ class SelectionCore:
             )  # fmt: skip
             for problem in result.problems:
                 logger.warning("round %d, client %s: %s", self.round, self.roster.ids[row], problem)
+        self._sizes |= {row: n for row, node in self._chosen.items() if (n := results[node].num_examples)}
         usable = [node for node, result in results.items() if result.completed]
-        return Outcome(results=results, usable=usable, enough=len(usable) >= s.min_completed)
+        enough = len(usable) >= s.min_completed and not self.selector.keeps_model
+        outcome = Outcome(results=results, usable=usable, enough=enough)
+        return self._measured(outcome, replies, reference) if usable and reference is not None else outcome
 
-    def finish(self, outcome: Outcome) -> RoundRecord:
-        """Let the selector observe the round and enter it into the history."""
+    def finish(self, outcome: Outcome, before: Arrays | None = None, after: Arrays | None = None) -> RoundRecord:
+        """Let the selector observe the round and enter it into the history.
+
+        Args:
+            outcome: What :meth:`collect` returned.
+            before: The global model of the round; needed where the server measures.
+            after: The new global model; None if it stayed.
+        """
         rows, results = list(self._chosen), [outcome.results[node] for node in self._chosen.values()]
         latency = np.array([result.latency_s for result in results])
-        self.selector.observe(self._report(rows, results, latency))
+        scalars = {} if before is None else self.measurer.global_model(before, before if after is None else after)
+        self.selector.observe(self._report(rows, results, latency, outcome, scalars))
         for row, result in zip(rows, results, strict=True):
             failures = 0 if result.completed else self._failures.get(row, 0) + 1
             self._failures[row] = failures
@@ -264,13 +321,27 @@ class SelectionCore:
         record = self.history.append(
             round=self.round,
             num_available=self._num_available,
-            round_s=round_time(latency, self.settings.channels),
+            round_s=round_time(latency, self.settings.channels or max(1, len(latency))),
             probe_s=self._probe_s,
             probe_j=self._probe_j,
             clients=[self._record(row, result) for row, result in zip(rows, results, strict=True)],
         )
         self._probe_s = self._probe_j = 0.0
         return record
+
+    def _measured(self, outcome: Outcome, replies: Mapping[str, Reply], reference: Arrays) -> Outcome:
+        """The outcome with what the server measures on the usable models, and how they are averaged."""
+        models = [outcome.results[node].converted or replies[node].arrays or [] for node in outcome.usable]
+        outcome = replace(outcome, columns=self.measurer.models(models, reference))
+        if self.settings.averaging is None or not outcome.enough:
+            return outcome
+        if not outcome.kept:
+            return replace(outcome, enough=False)
+        sizes = np.array([outcome.results[node].num_examples for node in outcome.kept], dtype=np.float64)
+        num_clients = self.selector.num_clients
+        known = list(self._sizes.values())
+        total = sum(known) * num_clients / len(known)
+        return replace(outcome, averaging=averaging(self.settings.averaging, sizes, total, num_clients))
 
     def _here(self, connected: Collection[str]) -> dict[int, str]:
         """Row -> connection of the clients that can be chosen in the round to come, by ascending row."""
@@ -297,16 +368,24 @@ class SelectionCore:
                     )
                 self.roster.refused[node] = f"client {claim or node!r} refused: no entry in {values.name}"
 
-    def _report(self, rows: list[int], results: list[ClientResult], latency: FloatArray) -> RoundReport:
+    def _report(
+        self,
+        rows: list[int],
+        results: list[ClientResult],
+        latency: FloatArray,
+        outcome: Outcome,
+        scalars: Mapping[str, float],
+    ) -> RoundReport:
         completed = np.array([result.completed for result in results], dtype=np.bool_)
         columns: dict[str, FloatArray] = {
             "energy": np.array([result.values["energy"] for result in results]),
-            "energy_score": np.array([result.values["energy_score"] for result in results]),
+            "energy_score": self._energy_scores(results),
             "num_examples": np.array([result.num_examples or np.nan for result in results]),
         }
+        columns |= self._spread(outcome, completed)
         needed: dict[str, Any] = {name: value for name, value in columns.items() if name in self.selector.needs}
         for name, value in needed.items():
-            lacking = completed & ~np.isfinite(value)
+            lacking = completed & ~np.isfinite(value.reshape(len(rows), -1)).all(axis=1)
             if lacking.any():
                 ids = [self.roster.ids[row] for row, lacks in zip(rows, lacking, strict=True) if lacks]
                 logger.warning(
@@ -314,7 +393,39 @@ class SelectionCore:
                 )
                 completed &= ~lacking
         latency = np.where(completed, latency, self.settings.max_latency)
-        return RoundReport(clients=np.array(rows, dtype=np.int64), completed=completed, latency=latency, **needed)
+        if "kept" in self.selector.needs:
+            needed["kept"] = np.array([node in outcome.kept for node in self._chosen.values()]) & completed
+        return RoundReport(
+            clients=np.array(rows, dtype=np.int64),
+            completed=completed,
+            latency=latency,
+            **needed,
+            **dict[str, Any](scalars),
+        )
+
+    def _spread(self, outcome: Outcome, completed: BoolArray) -> dict[str, FloatArray]:
+        """Measured columns with a row for each chosen client, NaN where nothing was measured."""
+        spread = {}
+        position = {node: i for i, node in enumerate(self._chosen.values())}
+        for name in self.selector.needs & MEASURED:
+            measured = outcome.columns.get(name)
+            shape = (len(completed), *(np.shape(measured)[1:] if measured is not None else ()))
+            spread[name] = np.full(shape, np.nan)
+            if measured is not None:
+                spread[name][[position[node] for node in outcome.usable]] = measured
+        return spread
+
+    def _energy_scores(self, results: list[ClientResult]) -> FloatArray:
+        """The reported energy scores; where there is none, 1 - E / E_max of the reported joules.
+
+        E_max is the largest energy seen up to the end of the selector's warm-up, and in its first round.
+        """
+        joules = np.array([result.values["energy"] for result in results], dtype=np.float64)
+        if self.round <= max(1, getattr(self.selector, "warmup_rounds", 0)):
+            self._energy_max = max([self._energy_max, *joules[np.isfinite(joules)]])
+        scores = np.array([result.values["energy_score"] for result in results], dtype=np.float64)
+        derived = np.clip(1.0 - joules / self._energy_max, 0.0, 1.0) if self._energy_max > 0 else scores
+        return np.where(np.isfinite(scores), scores, derived)
 
     def _record(self, row: int, result: ClientResult) -> ClientRecord:
         values = result.values

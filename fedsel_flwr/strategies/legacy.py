@@ -69,12 +69,13 @@ class SelectionStrategy(Adapter, Strategy):
         clients = wait_for_clients(client_manager, self.min_available, self.wait_timeout, "min_available")
         self._call_roll(clients)
         self._probe(clients, parameters)
+        self._reference = _decode(parameters)
+        self.core.received(self._reference)
         chosen = {cid: clients[cid] for cid in self.core.choose(clients)}
         self._dispatched = {}
         if not chosen:
             self.core.finish(self.core.collect({}, None))
             return []
-        self._reference = _decode(parameters)
         instructions = self.base.configure_fit(
             server_round=server_round,
             parameters=parameters,
@@ -99,7 +100,8 @@ class SelectionStrategy(Adapter, Strategy):
         outcome = self.core.collect(
             {cid: reply for cid, reply in replies.items() if reply is not None}, self._reference
         )
-        usable = [_cleaned(arrived[cid], outcome.results[cid]) for cid in outcome.usable]
+        if self.core.measurer.reads_updates:
+            bases.check_not_aggregated([res.parameters for _, res in results], self.selector.name)
         garbage = [
             RunError(f"client {cid}: {'; '.join(outcome.results[cid].problems)}")
             for cid in outcome.results
@@ -107,10 +109,18 @@ class SelectionStrategy(Adapter, Strategy):
         ]
         aggregated: tuple[Parameters | None, dict[str, Scalar]] = (None, {})
         if outcome.enough:
-            bases.check_survivors(self.base, len(usable), server_round)
+            kept = [_cleaned(arrived[cid], outcome.results[cid]) for cid in outcome.kept]
+            bases.check_survivors(self.base, len(kept), server_round)
             passed = [(_original(f[0]), f[1]) if isinstance(f, tuple) else f for f in failures]
-            aggregated = self.base.aggregate_fit(server_round, usable, [*passed, *garbage])
-        self.core.finish(outcome)
+            scheme = outcome.averaging
+            if scheme is not None:
+                kept = [(c, replace(r, num_examples=int(w))) for (c, r), w in zip(kept, scheme.weights, strict=True)]
+            aggregated = self.base.aggregate_fit(server_round, kept, [*passed, *garbage])
+            if scheme is not None and aggregated[0] is not None and self._reference is not None:
+                mixed = scheme.mix(self._reference, parameters_to_ndarrays(aggregated[0]))
+                aggregated = (ndarrays_to_parameters(mixed), aggregated[1])
+        after = _decode(aggregated[0]) if aggregated[0] is not None and self.core.measures_global else None
+        self.core.finish(outcome, self._reference if self.core.measures_global else None, after)
         return aggregated
 
     def configure_evaluate(

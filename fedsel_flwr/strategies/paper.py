@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.strategies.adapter import Adapter
 from fedsel_flwr.strategies.roster import Roster, RowValues
+
+OPTION_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"gpfl": {"averaging": "mean"}}  # section II: unweighted mean
+"""Selector -> options whose default differs from the adapter's."""
 
 
 class PaperStrategy(Adapter):
@@ -49,7 +53,9 @@ class PaperStrategy(Adapter):
             if selector_params.get(key) is not None
         }
         selector = self.selector_class(**selector_params | values)
-        rest = {key: value for key, value in params.items() if key not in own}
+        rest = dict(OPTION_DEFAULTS.get(self.selector_class.name, {})) | {
+            key: value for key, value in params.items() if key not in own
+        }
         super().__init__(selector, base, roster=roster, client_values=tuple(values.values()), **rest)
 
 
@@ -59,4 +65,6 @@ def _parameters(selector_class: type[Selector]) -> dict[str, inspect.Parameter]:
     hidden = ("self", "selector", "roster", "client_values")
     merged = dict(inspect.signature(selector_class).parameters)
     merged |= {k: p for k, p in outer.items() if k not in merged and k not in hidden}
+    defaults = OPTION_DEFAULTS.get(selector_class.name, {})
+    merged |= {k: merged[k].replace(default=value) for k, value in defaults.items()}
     return {k: p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for k, p in merged.items()}

@@ -170,13 +170,15 @@ def test_sleep_lasts_as_long_as_reported() -> None:
     assert metrics["latency_s"] - 1e-3 <= elapsed < metrics["latency_s"] + 1
 
 
-def test_sleep_does_not_count_the_training_twice(training: Callable[[float], None]) -> None:
-    training(0.3)
-    start = time.perf_counter()
+def test_sleep_does_not_count_the_training_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings, naps = iter([100.0, 100.25]), list[float]()
+    monkeypatch.setattr(torch_client, "train", lambda *args: 1.5)
+    monkeypatch.setattr(torch_client.time, "perf_counter", lambda: next(readings))
+    monkeypatch.setattr(torch_client.time, "sleep", naps.append)
     metrics = client(delay="sleep", latency_mode="measured").fit(GLOBAL, {"round": 2})[2]
-    elapsed = time.perf_counter() - start
-    assert metrics["latency_s"] == pytest.approx(0.3 + metrics["download_s"] + metrics["upload_s"], abs=0.1)
-    assert metrics["latency_s"] - 1e-3 <= elapsed < metrics["latency_s"] + 0.25
+    monkeypatch.undo()
+    assert metrics["latency_s"] == metrics["download_s"] + 0.25 + metrics["upload_s"]
+    assert naps == [pytest.approx(metrics["download_s"] + metrics["upload_s"])]
 
 
 def test_sleep_ends_at_the_deadline() -> None:

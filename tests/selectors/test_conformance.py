@@ -13,6 +13,7 @@ PARAMETERS = {
     "cs-ucb": {"max_latency": 5.0},
     "bsfl": {"min_latency": 0.1, "alpha": 1.0},
     "cs-ucb-q": {"max_latency": 5.0},
+    "gpfl": {"total_rounds": 100},
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedsel_flwr.strategies.message.grids import TimedGrid
-from fedsel_flwr.strategies.message.papers import BSFL, CSUCB, CSUCBQ
+from fedsel_flwr.strategies.message.papers import BSFL, CSUCB, CSUCBQ, GPFL, PCZFL, FedCA, FedCM
 from fedsel_flwr.strategies.message.strategy import SelectionStrategy
 
-__all__ = ["BSFL", "CSUCB", "CSUCBQ", "SelectionStrategy", "TimedGrid"]
+__all__ = ["BSFL", "CSUCB", "CSUCBQ", "GPFL", "PCZFL", "FedCA", "FedCM", "SelectionStrategy", "TimedGrid"]

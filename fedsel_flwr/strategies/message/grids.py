@@ -114,44 +114,35 @@ class TimedGrid(_Delegate):
         return replies
 
 
-class CrowdGrid(_Delegate):
-    """Shows a base strategy enough nodes for whatever it samples, so that it configures its message at once.
-
-    Its messages are only templates: their destinations are replaced by the chosen nodes.
+class ShownGrid(_Delegate):
+    """Shows a base strategy given nodes, in their order, while it configures a round; it never waits for ever.
 
     Args:
         grid: Flower's grid.
         nodes: The connected nodes.
-        at_least: Show at least this many; the difference is made up of ids that no node has.
+        timeout: Seconds after which a base that still asks for nodes is stopped.
+        at_least: Show at least this many; the difference is made up of ids that no node has. For training, where
+            messages are only templates whose destinations are replaced by the chosen nodes.
     """
 
-    def __init__(self, grid: Grid, nodes: Sequence[str], at_least: int) -> None:
+    def __init__(self, grid: Grid, nodes: Sequence[str], timeout: float, at_least: int = 0) -> None:
         super().__init__(grid)
+        self._timeout, self._deadline = timeout, time.monotonic() + timeout
         real = [int(node) for node in nodes]
         spare = (number for number in range(1, len(real) + at_least + 1) if number not in set(real))
         self._nodes = real + [next(spare) for _ in range(max(0, at_least - len(real)))]
+        self._asked = False
 
     def get_node_ids(self) -> list[int]:
         """The nodes to show."""
+        if self._asked and time.monotonic() >= self._deadline:
+            raise RunError(
+                f"the base strategy waits for more than the {len(self._nodes)} nodes there are, for longer than "
+                f"wait_timeout = {self._timeout:g} s: lower the fraction or the number of nodes it asks for"
+            )
+        self._asked = True
         return list(self._nodes)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Refuse: a base strategy has nothing to send while it configures a round."""
         raise RunError("the base strategy sends messages while it configures a round; it cannot be wrapped")
-
-
-class SettledGrid(_Delegate):
-    """Shows the connected nodes in a stable order, for evaluation rounds.
-
-    Args:
-        grid: Flower's grid.
-        nodes: The connected nodes, ordered.
-    """
-
-    def __init__(self, grid: Grid, nodes: Sequence[str]) -> None:
-        super().__init__(grid)
-        self._nodes = [int(node) for node in nodes]
-
-    def get_node_ids(self) -> list[int]:
-        """The nodes to show."""
-        return list(self._nodes)

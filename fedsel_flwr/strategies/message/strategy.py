@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
+from fedsel_flwr.aggregation import Averaging
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.strategies import bases
 from fedsel_flwr.strategies.adapter import Adapter
 from fedsel_flwr.strategies.core import Introduction
-from fedsel_flwr.strategies.message.grids import CrowdGrid, SettledGrid, TimedGrid, wait_for_nodes
-from fedsel_flwr.strategies.message.records import (
-    addressed,
-    cleaned,
-    numbers_and_text,
-    odd_ones_out,
-    query,
-    reference_of,
-    reply_of,
-)
-from fedsel_flwr.strategies.replies import Reply
+from fedsel_flwr.strategies.message.cleaning import Cleaner, metrics_of
+from fedsel_flwr.strategies.message.grids import ShownGrid, TimedGrid, wait_for_nodes
+from fedsel_flwr.strategies.message.records import addressed, numbers_and_text, query, reference_of, reply_of
+from fedsel_flwr.strategies.replies import Arrays, Reply
+from fedsel_flwr.strategies.roster import id_order
+
+logger = logging.getLogger("fedsel_flwr")
 
 
 class SelectionStrategy(Adapter, Strategy):
@@ -42,6 +41,7 @@ class SelectionStrategy(Adapter, Strategy):
     _timed: TimedGrid | None = None
     _names: tuple[str, ...] = ()
     _evaluates = False
+    _evaluating: tuple[Message, ...] = ()
 
     def start(
         self,
@@ -71,13 +71,14 @@ class SelectionStrategy(Adapter, Strategy):
         nodes = wait_for_nodes(grid, self.min_available, self.wait_timeout, "min_available")
         self._call_roll(nodes, grid)
         self._probe(nodes, arrays, grid)
+        names, self._reference = reference_of(arrays)
+        self._names = tuple(names)
+        self.core.received(self._reference)
         chosen = self.core.choose(nodes)
         self._dispatched = {}
         if not chosen:
             self.core.finish(self.core.collect({}, None))
             return []
-        names, self._reference = reference_of(arrays)
-        self._names = tuple(names)
         template = self._template(server_round, arrays, config, grid, nodes)
         self._dispatched = {node: addressed(template, node) for node in chosen}
         return list(self._dispatched.values())
@@ -86,42 +87,66 @@ class SelectionStrategy(Adapter, Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Clean the replies, let the base aggregate them, and tell the selector what came back."""
-        arrived = self._by_node(replies)
+        arrived = _by_node(self._dispatched, replies)
         if not self._dispatched and not arrived:
             return None, None  # nobody was chosen: the round is in the history already
-        odd = odd_ones_out({node: m for node, m in arrived.items() if self._complete(m)}, self.core.settings.keys)
-        outcome = self.core.collect({node: self._reply(node, m, odd) for node, m in arrived.items()}, self._reference)
-        usable = cleaned(
-            {node: arrived[node] for node in outcome.usable}, dict(outcome.results), self._names,
-            self.core.settings.keys,
-        )  # fmt: skip
+        cleaner = Cleaner(self.base, self.core.settings.keys)
+        odd = cleaner.odd_ones_out(arrived)
+        outcome = self.core.collect(
+            {node: self._reply(node, m, odd, cleaner.weight_key) for node, m in arrived.items()}, self._reference
+        )
         failures = [
-            message if message.has_error() else self._as_error(node, outcome.results[node].problems)
+            message if message.has_error() else self._as_error(self._dispatched[node], outcome.results[node].problems)
             for node, message in arrived.items()
             if node not in outcome.usable and node in outcome.results
         ]
         aggregated: tuple[ArrayRecord | None, MetricRecord | None] = (None, None)
         if outcome.enough:
-            bases.check_survivors(self.base, len(usable), server_round)
-            aggregated = self.base.aggregate_train(server_round, [*usable, *failures])
-        self.core.finish(outcome)
+            kept = cleaner.cleaned({node: arrived[node] for node in outcome.kept}, outcome.results, self._names)
+            bases.check_survivors(self.base, len(kept), server_round)
+            scheme = outcome.averaging
+            if scheme is not None:
+                for message, weight in zip(kept, scheme.weights, strict=True):
+                    metrics_of(message)[cleaner.weight_key] = int(weight)
+            aggregated = self.base.aggregate_train(server_round, [*kept, *failures])
+            if scheme is not None and aggregated[0] is not None and self._reference is not None:
+                aggregated = (self._mixed(aggregated[0], scheme, self._reference), aggregated[1])
+        measures = self.core.measures_global
+        after = self._ordered(aggregated[0]) if measures and aggregated[0] is not None else None
+        self.core.finish(outcome, self._reference if measures else None, after)
         return aggregated
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Return the base's evaluation messages; waits a bounded time."""
-        if getattr(self.base, "fraction_evaluate", 1.0) == 0.0:
+        self._evaluating = ()
+        layers = list(bases.layers(self.base))
+        if 0.0 in [getattr(layer, "fraction_evaluate", None) for layer in layers]:
             return []
-        needed = max(self.min_available, *(int(getattr(layer, "min_evaluate_nodes", 0))
-                                           for layer in bases.layers(self.base)))  # fmt: skip
+        wanted = [getattr(layer, name, 0) for layer in layers for name in ("min_available_nodes", "min_evaluate_nodes")]
+        needed = max(self.min_available, *wanted)
         nodes = wait_for_nodes(grid, needed, self.wait_timeout, "evaluation by the base strategy")
-        nodes.sort(key=lambda node: self.roster.name(node))
-        return list(self.base.configure_evaluate(server_round, arrays, config, SettledGrid(grid, nodes)))
+        nodes.sort(key=lambda node: id_order(self.roster.name(node)))
+        shown = ShownGrid(grid, nodes, self.wait_timeout)
+        messages = list(self.base.configure_evaluate(server_round, arrays, config, shown))
+        self._evaluating = tuple(messages)
+        return messages
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Let the base aggregate."""
-        aggregated: MetricRecord | None = self.base.aggregate_evaluate(server_round, list(replies))
+        """Let the base aggregate the replies that are alike, in id order."""
+        sent = {str(message.metadata.dst_node_id): message for message in self._evaluating}
+        arrived = _by_node(sent, replies)
+        ordered = dict(sorted(arrived.items(), key=lambda item: id_order(self.roster.name(item[0]))))
+        usable, faults = Cleaner(self.base, self.core.settings.keys).evaluations(ordered)
+        for node, fault in faults.items():
+            logger.warning("round %d, client %s: evaluation: %s", server_round, self.roster.name(node), fault)
+        failures = [
+            message if message.has_error() else self._as_error(sent[node], (faults[node],))
+            for node, message in ordered.items()
+            if message.has_error() or node in faults
+        ]
+        aggregated: MetricRecord | None = self.base.aggregate_evaluate(server_round, [*usable, *failures])
         if not self._evaluates:
             self._end_round(server_round)
         return aggregated
@@ -149,7 +174,7 @@ class SelectionStrategy(Adapter, Strategy):
         name = type(self.base).__name__
         if any(bases.is_a(layer, "FedXgbCyclic") for layer in bases.layers(self.base)):
             raise RunError(f"{name} decides itself who trains, one node after the other; no selector can be combined")
-        crowd = CrowdGrid(grid, nodes, bases.min_available(self.base))
+        crowd = ShownGrid(grid, nodes, self.wait_timeout, at_least=bases.min_available(self.base))
         messages: list[Message] = list(self.base.configure_train(server_round, arrays, config, crowd))
         if not messages:
             fraction = getattr(self.base, "fraction_train", "unknown")
@@ -183,7 +208,8 @@ class SelectionStrategy(Adapter, Strategy):
             return
         messages = [query(node, MessageType.EVALUATE, question.config, arrays) for node in question.nodes]
         answers = self._ask(messages, grid)
-        self.core.answer({n: numbers_and_text(m.content) for n, m in answers.items() if m.has_content()})
+        facts = {node: numbers_and_text(m.content) for node, m in answers.items() if m.has_content()}
+        self.core.answer({node: {"local_accuracy": f.get("accuracy")} | f for node, f in facts.items()})
 
     def _ask(self, messages: list[Message], grid: Grid) -> dict[str, Message]:
         """Send questions and wait a bounded time; node -> answer."""
@@ -196,35 +222,31 @@ class SelectionStrategy(Adapter, Strategy):
             if reply.metadata.reply_to_message_id in node_of
         }
 
-    def _by_node(self, replies: Iterable[Message]) -> dict[str, Message]:
-        """Node -> reply. Errors may come from the SuperLink; only the message they answer says whose they are."""
-        node_of = {message.metadata.message_id: node for node, message in self._dispatched.items()}
-        arrived = {}
-        for reply in replies:
-            node = node_of.get(reply.metadata.reply_to_message_id, str(reply.metadata.src_node_id))
-            if node in self._dispatched:
-                arrived[node] = reply
-        return arrived
+    def _ordered(self, record: ArrayRecord) -> list[Any]:
+        """A record's arrays in the order of the model."""
+        return [record[name].numpy() for name in self._names]
 
-    def _complete(self, message: Message) -> bool:
-        """Whether a reply can be compared with the others: no error, one MetricRecord."""
-        return message.has_content() and len(message.content.metric_records) == 1
+    def _mixed(self, mean: ArrayRecord, scheme: Averaging, before: Arrays) -> ArrayRecord:
+        """The new model of an averaging scheme, under the names of the model."""
+        mixed = scheme.mix(before, self._ordered(mean))
+        return ArrayRecord({name: Array(np.asarray(a)) for name, a in zip(self._names, mixed, strict=True)})
 
-    def _reply(self, node: str, message: Message, odd: dict[str, str]) -> Reply:
+    def _reply(self, node: str, message: Message, odd: dict[str, str], weight_key: str) -> Reply:
         observed = self._timed.elapsed_s.get(node) if self._timed is not None else None
         if node in odd:
             return Reply(error=odd[node], observed_s=observed)
-        return reply_of(message, self._names, self._weight_key, observed)
+        return reply_of(message, self._names, weight_key, observed)
 
-    @property
-    def _weight_key(self) -> str:
-        """Under which metric the base finds a client's weight."""
-        keys = [getattr(layer, "weighted_by_key", None) for layer in bases.layers(self.base)]
-        return next((key for key in keys if key is not None), "num-examples")
-
-    def _as_error(self, node: str, problems: tuple[str, ...]) -> Message:
+    def _as_error(self, sent: Message, problems: tuple[str, ...]) -> Message:
         """An unusable reply as the error message that the base expects of a failed client."""
-        client = self.roster.name(node)
-        return Message(
-            error=Error(code=0, reason=f"client {client}: {'; '.join(problems)}"), reply_to=self._dispatched[node]
-        )
+        client = self.roster.name(str(sent.metadata.dst_node_id))
+        return Message(error=Error(code=0, reason=f"client {client}: {'; '.join(problems)}"), reply_to=sent)
+
+
+def _by_node(sent: dict[str, Message], replies: Iterable[Message]) -> dict[str, Message]:
+    """Node -> reply, in the order sent. Errors may come from the SuperLink; the message they answer says whose."""
+    node_of = {message.metadata.message_id: node for node, message in sent.items()}
+    arrived = {
+        node_of.get(reply.metadata.reply_to_message_id, str(reply.metadata.src_node_id)): reply for reply in replies
+    }
+    return {node: arrived[node] for node in sent if node in arrived}

@@ -1,0 +1,104 @@
+"""The averaging schemes of Kim et al., Table 1, as weights of the round's models and of the old one.
+
+Every scheme is (new ``num_examples`` for the base strategy's weighted mean, then an affine mix with the old model):
+``w^t = old * w^{t-1} + new * mean``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedsel_flwr.errors import ParameterError
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """How a round's models become the new one.
+
+    Attributes:
+        weights: Weight of each model in the base strategy's mean, shape (n,), positive.
+        old: Factor of the old global model.
+        new: Factor of the mean.
+    """
+
+    weights: FloatArray
+    old: float
+    new: float
+
+    def mix(self, before: Sequence[npt.NDArray[Any]], mean: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+        """The new model, of the old one and the mean of the round's models."""
+        if self.old == 0.0 and self.new == 1.0:
+            return list(mean)
+        return [np.asarray(self.old * b + self.new * m, dtype=m.dtype) for b, m in zip(before, mean, strict=True)]
+
+
+def averaging(scheme: str, num_examples: FloatArray, total_examples: float, num_clients: int) -> Averaging:
+    """Return what a scheme does with the models of a round.
+
+    ====================  ================  ==================================================
+    scheme                Table 1           new model
+    ====================  ================  ==================================================
+    ``"fedpdp"``          FedPdp            mean weighted by p_k, weights made to sum to 1
+    ``"fedpdp-exact"``    FedPdp            sum over S^t of p_k |S| / |S^t| w_k, as printed
+    ``"fedavg-absent"``   FedAvg            clients not in S^t keep the old model, p_k w^{t-1}
+    ``"mean"``            FedProx           plain mean
+    ====================  ================  ==================================================
+
+    The printed FedPdp's weights sum to 1 only on average, so the model grows and shrinks from round to round; hence
+    the normalized default. FedProx samples by p_k with replacement; a client drawn c times counts c times: pass c as
+    ``num_examples`` with ``"fedpdp"``.
+
+    Args:
+        scheme: One of the names above.
+        num_examples: Examples behind each model of the round, shape (n,).
+        total_examples: Examples of all clients, absent ones included.
+        num_clients: How many clients there are, |S|.
+
+    Returns:
+        The weights and the mix.
+
+    Raises:
+        ParameterError: An unknown scheme, or numbers that are not positive.
+
+    >>> averaging("fedavg-absent", np.array([10.0, 30.0]), 100.0, 5)
+    Averaging(weights=array([10., 30.]), old=0.6, new=0.4)
+    """
+    if scheme not in SCHEMES:
+        raise ParameterError(f"unknown averaging scheme {scheme!r}; choose one of {', '.join(SCHEMES)}")
+    weights = np.asarray(num_examples, dtype=np.float64)
+    if weights.ndim != 1 or not weights.size or not (weights > 0).all() or not total_examples > 0:
+        raise ParameterError(f"num_examples must be positive, one per model, got {weights}")
+    share = float(weights.sum() / total_examples)  # sum of p_k over S^t
+    return SCHEMES[scheme](weights, share, num_clients)
+
+
+def _fedpdp(weights: FloatArray, share: float, num_clients: int) -> Averaging:
+    return Averaging(weights, 0.0, 1.0)
+
+
+def _fedpdp_exact(weights: FloatArray, share: float, num_clients: int) -> Averaging:
+    return Averaging(weights, 0.0, share * num_clients / weights.size)
+
+
+def _fedavg_absent(weights: FloatArray, share: float, num_clients: int) -> Averaging:
+    return Averaging(weights, round(1.0 - share, 15), share)
+
+
+def _mean(weights: FloatArray, share: float, num_clients: int) -> Averaging:
+    return Averaging(np.ones_like(weights), 0.0, 1.0)
+
+
+SCHEMES: dict[str, Callable[[FloatArray, float, int], Averaging]] = {
+    "fedpdp": _fedpdp,
+    "fedpdp-exact": _fedpdp_exact,
+    "fedavg-absent": _fedavg_absent,
+    "mean": _mean,
+}
+"""The schemes by name."""

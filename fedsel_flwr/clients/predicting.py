@@ -1,0 +1,37 @@
+"""A torch model as the function ``predict(arrays, inputs) -> logits`` that the server measures with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from fedsel_flwr.clients.parameters import set_arrays
+
+
+def torch_predict(
+    model: nn.Module, batch_size: int = 1024
+) -> Callable[[Sequence[npt.NDArray[Any]], npt.NDArray[np.float32]], npt.NDArray[np.float64]]:
+    """Return ``predict`` for a torch model.
+
+    Args:
+        model: Scratch model; its parameters are overwritten at each call.
+        batch_size: Examples at a time.
+
+    Returns:
+        A function from arrays (in the order of the model's state dictionary) and inputs, shape (n, ...), to logits,
+        shape (n, n_classes), with dropout off.
+    """
+
+    def predict(arrays: Sequence[npt.NDArray[Any]], inputs: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+        set_arrays(model, list(arrays))
+        model.eval()
+        with torch.no_grad():
+            parts = [model(torch.tensor(inputs[i : i + batch_size])).numpy() for i in range(0, len(inputs), batch_size)]
+        return np.concatenate(parts).astype(np.float64)
+
+    return predict

@@ -1,0 +1,143 @@
+"""GPFL: clients whose gradients point the global model's way (gradient projection and a bandit)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from fedsel_flwr.selectors._check import BoolArray, FloatArray, IntArray, one_of, real, whole
+from fedsel_flwr.selectors.base import Selector
+from fedsel_flwr.selectors.report import RoundReport
+
+CLIP = 50.0
+"""Exponents of (8) are cut here."""
+
+
+class GPFL(Selector):
+    """Chooses by mean reward, from the projection of each client's gradient, plus an exploration term that grows.
+
+    ============  ======================  ==================================================================
+    paper         here                    meaning
+    ============  ======================  ==================================================================
+    c_k           ``report.projection``   <d_k, G> / |G|, of client k's gradient on the server's direction (3)
+    C             ``_projection``         each client's latest c_k
+    mu_k          ``reward``              softmax of C (5), for the clients just selected times (8)
+    n_k           ``_plays``              rounds in which client k was selected and observed
+    A, F          ``_accuracy, _loss``    the global model's accuracy and loss on the validation set
+    T             ``total_rounds``        length of the run
+    rho           ``rho``                 weight of exploration
+    ============  ======================  ==================================================================
+
+    Deviations:
+        * The loss branch of (8) is printed exp(F^t - F^{t-1}), which would reward a rising loss, against the text
+          ("amplify if it improves"); the default is the corrected sign, ``loss_sign="paper"`` keeps the print.
+        * Round 1 is the initialization: every available client computes a gradient, the model stays, A and F are the
+          initial model's and there is no factor. (In this numbering the paper's (6) has t - 2 for our t - 1.)
+        * Rewards (5) are given to every observed client in every round (Algorithm 1 recomputes the selected only).
+        * Selection is by the score (6); Algorithm 1 sorts C.
+        * A failed client counts as a play, keeps its c_k and gets no factor; before its first c_k its reward is 0.
+
+    Args:
+        clients_per_round: m.
+        total_rounds: T, the planned number of rounds, the initialization included.
+        rho: Weight of the exploration term.
+        loss_sign: "corrected" or "paper".
+        seed: Seed of the generator that breaks ties.
+
+    Raises:
+        ParameterError: A parameter is out of range.
+
+    References:
+        Gradient Projection For Client Selection (GPFL), equations (3), (5), (6), (8), Algorithm 1.
+
+    >>> import numpy as np
+    >>> selector = GPFL(clients_per_round=1, total_rounds=10, seed=0)
+    >>> selector.select(np.arange(3))  # the initialization asks everyone
+    array([0, 1, 2])
+    >>> selector.observe(RoundReport(clients=np.arange(3), completed=np.ones(3, bool), latency=np.ones(3),
+    ...                              projection=[0.0, 2.0, 1.0], global_accuracy=0.1, global_loss=2.3))
+    >>> selector.select(np.arange(3))  # softmax(0, 2, 1) = .09, .67, .24; the exploration term is the same for all
+    array([1])
+    """
+
+    name: ClassVar[str] = "gpfl"
+    needs: ClassVar[frozenset[str]] = frozenset({"projection", "global_accuracy", "global_loss"})
+    client_state: ClassVar[dict[str, float | int | bool]] = {
+        "_plays": 0, "_projection": 0.0, "_observed": False, "_reward_sum": 0.0,
+    }  # fmt: skip
+    scalar_state: ClassVar[tuple[str, ...]] = ("_rewarded", "_accuracy", "_loss", "_measured")
+
+    _plays: IntArray
+    _projection: FloatArray
+    _observed: BoolArray
+    _reward_sum: FloatArray
+
+    def __init__(
+        self,
+        *,
+        clients_per_round: int,
+        total_rounds: int,
+        rho: float = 1.0,
+        loss_sign: str = "corrected",
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(clients_per_round=clients_per_round, seed=seed)
+        self.total_rounds = whole("total_rounds", total_rounds, 1)
+        self.rho = real("rho", rho, at_least=0.0)
+        self.loss_sign = one_of("loss_sign", loss_sign, ("corrected", "paper"))
+        self._rewarded = 0  # the last round whose rewards are in the sum
+        self._accuracy = self._loss = 0.0
+        self._measured = 0  # whether A and F are known
+
+    @property
+    def keeps_model(self) -> bool:
+        """Round 1 measures everyone; the model stays."""
+        return self.round == 1
+
+    def expected_count(self, num_available: int) -> int | None:
+        """How many clients the next round takes: everyone in round 1."""
+        return num_available if self.round == 0 else super().expected_count(num_available)
+
+    def _advance(self) -> None:
+        if self._rewarded < self.round - 1:  # nothing was observed in the round before
+            self._reward_sum += self._softmax() * (self.round - 1 - self._rewarded)
+            self._rewarded = self.round - 1
+
+    def _select(self, available: IntArray) -> IntArray:
+        if self.round == 1:
+            return available
+        seen = self._plays > 0
+        score = np.full(seen.shape, np.inf)
+        exploration = np.sqrt(2.0 * np.log(max(1, self._plays.sum())) / self._plays[seen])
+        mean = self._reward_sum[seen] / (self.round - 1)
+        score[seen] = mean + self.rho * (self.round / self.total_rounds) * exploration  # (6)
+        return self._largest(score, available)
+
+    def _observe(self, report: RoundReport) -> None:
+        done = report.clients[report.completed]
+        self._plays[report.clients] += 1
+        self._projection[done] = np.asarray(report.projection)[report.completed]  # (3)
+        self._observed[done] = True
+        reward = self._softmax()  # (5)
+        accuracy, loss = float(report.global_accuracy or 0.0), float(report.global_loss or 0.0)
+        if self._measured:
+            reward[done] *= self._factor(accuracy, loss)  # (8)
+        self._reward_sum += reward
+        self._rewarded = self.round
+        self._accuracy, self._loss, self._measured = accuracy, loss, 1
+
+    def _softmax(self) -> FloatArray:
+        reward = np.zeros(self._projection.shape)
+        if self._observed.any():
+            values = self._projection[self._observed]
+            powers = np.exp(values - values.max())
+            reward[self._observed] = powers / powers.sum()
+        return reward
+
+    def _factor(self, accuracy: float, loss: float) -> float:
+        """The amplification (8) of the clients just selected."""
+        if accuracy != self._accuracy:
+            return float(2.0 * np.exp(np.clip(accuracy - self._accuracy, -CLIP, CLIP)))
+        fall = self._loss - loss if self.loss_sign == "corrected" else loss - self._loss
+        return float(np.exp(np.clip(fall, -CLIP, CLIP)))

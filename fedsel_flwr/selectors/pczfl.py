@@ -1,0 +1,189 @@
+"""PCZFL: clients on the Pareto front of accuracy and energy, by contextual zooming."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fedsel_flwr.errors import StateError
+from fedsel_flwr.selectors._check import BoolArray, FloatArray, IntArray, real, whole
+from fedsel_flwr.selectors.base import Selector
+from fedsel_flwr.selectors.report import RoundReport
+
+INSIDE = 1e-12
+"""Balls are closed; a context this far outside counts as on the surface."""
+TIE = 1e-9
+
+
+class PCZFL(Selector):
+    """Keeps balls over the clients' contexts and selects every client in a ball of the Pareto front.
+
+    ===============  ====================================  =====================================================
+    paper            here                                  meaning
+    ===============  ====================================  =====================================================
+    x_k              ``_accuracy``, ``_energy_score``      context of client k, in [0, 1]^2
+    r(B), centre     ``_radius``, ``_centre``              the balls, in order of creation
+    N_B              ``_ball_plays``                       rounds in which ball B was chosen
+    mu-hat_B         ``_ball_mean``                        mean reward vector of ball B
+    A                ``uncertainty``                       confidence hyper-parameter
+    u_B              ``_spread``                           sqrt(2 A / N_B)
+    g_B              ``_significance``                     significance score (5)
+    ===============  ====================================  =====================================================
+
+    The context of a client is (accuracy of its last model on the server's interview set, energy score); before its
+    first model, the initial model's accuracy. A client not selected keeps its context.
+
+    Deviations:
+        * During ``warmup_rounds`` all available clients train and every relevant ball is chosen and updated as usual;
+          the paper does not say what its balls learn then.
+        * A chosen ball all of whose clients failed changes nothing; otherwise zoom and reward use the completed ones.
+          So a dead client alone in its ball is asked for ever: use the strategies' ``cooldown`` in a deployment.
+        * Distances within 1e-9 of the nearest tie; the lowest client index becomes the new centre.
+        * The zoom test uses the counts before the round; one new ball per chosen ball at most (Algorithm 1; section
+          4.3 says one per round).
+
+    Args:
+        uncertainty: A; the theory's value, about 25, never zooms usefully.
+        warmup_rounds: Rounds in which everyone trains.
+        clients_per_round: Optional cap, met by dropping clients at random; None for none.
+        seed: Seed of the generator that drops clients.
+
+    Raises:
+        ParameterError: A parameter is out of range.
+
+    References:
+        Pareto contextual zooming for federated learning (PCZFL), equations (4), (5), Definition 2, Algorithm 1.
+
+    >>> import numpy as np
+    >>> selector = PCZFL(seed=0)
+    >>> selector.inform(np.arange(3), accuracy=np.array([0.1, 0.1, 0.1]), energy_score=np.array([0.5, 0.7, 0.9]))
+    >>> selector.select(np.arange(3))  # one ball covers everybody
+    array([0, 1, 2])
+    """
+
+    name: ClassVar[str] = "pczfl"
+    needs: ClassVar[frozenset[str]] = frozenset({"accuracy", "energy_score"})
+    asks_failed_for_ever: ClassVar[bool] = True
+    client_state: ClassVar[dict[str, float | int]] = {"_accuracy": 0.0, "_energy_score": 0.0}
+
+    _accuracy: FloatArray
+    _energy_score: FloatArray
+
+    def __init__(
+        self,
+        *,
+        uncertainty: float = 0.02,
+        warmup_rounds: int = 0,
+        clients_per_round: int | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(clients_per_round=clients_per_round, seed=seed)
+        self.uncertainty = real("uncertainty", uncertainty, above=0.0)
+        self.warmup_rounds = whole("warmup_rounds", warmup_rounds, 0)
+        self._centre: FloatArray = np.full((1, 2), 0.5)
+        self._radius: FloatArray = np.ones(1)
+        self._ball_plays: IntArray = np.zeros(1, dtype=np.int64)
+        self._ball_mean: FloatArray = np.zeros((1, 2))
+        self._chosen_balls: IntArray = np.empty(0, dtype=np.int64)
+
+    def expected_count(self, num_available: int) -> int | None:
+        """How many clients the next round takes: everyone in the warm-up, then as many as the front holds."""
+        return num_available if self.round < self.warmup_rounds else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the whole state, the balls included."""
+        return super().state_dict() | {name.lstrip("_"): getattr(self, name).copy() for name in self._balls}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state; nothing changes if it does not fit."""
+        count = len(np.atleast_1d(state.get("radius", ())))
+        shapes = {"_centre": (count, 2), "_radius": (count,), "_ball_plays": (count,), "_ball_mean": (count, 2)}
+        loaded = {name: np.array(state.get(name.lstrip("_"), ())) for name in self._balls}
+        for name, shape in shapes.items():
+            if loaded[name].shape != shape or count < 1:
+                raise StateError(f"state {name.lstrip('_')!r} must have shape {shape}, got {loaded[name].shape}")
+        super().load_state_dict(state)
+        for name, array in loaded.items():
+            setattr(self, name, array.astype(getattr(self, name).dtype))
+
+    _balls: ClassVar[tuple[str, ...]] = ("_centre", "_radius", "_ball_plays", "_ball_mean", "_chosen_balls")
+
+    def _select(self, available: IntArray) -> IntArray:
+        member = self._domains(available)
+        relevant = np.flatnonzero(member.any(axis=0))
+        warmup = self.round <= self.warmup_rounds
+        front = relevant if warmup else relevant[self._undominated(relevant)]
+        chosen = available[member[:, front].any(axis=1)]
+        if self.clients_per_round is not None and not warmup:
+            chosen = np.sort(self._generator.permutation(chosen)[: self.clients_per_round])
+        kept = np.isin(available, chosen)
+        self._chosen_balls = front[member[np.ix_(kept, front)].any(axis=0)]
+        return chosen
+
+    def _observe(self, report: RoundReport) -> None:
+        done = report.clients[report.completed]
+        if done.size:
+            rewards = np.column_stack([np.asarray(report.accuracy), np.asarray(report.energy_score)])
+            order = np.argsort(done)
+            self._update_balls(done[order], np.clip(rewards[report.completed], 0.0, 1.0)[order])
+        self._chosen_balls = self._chosen_balls[:0]
+
+    def _update_balls(self, done: IntArray, rewards: FloatArray) -> None:
+        """Zoom into and update each chosen ball, then move the clients' contexts."""
+        member, contexts = self._domains(done), self._contexts(done)
+        spread = self._spread()
+        centres, radii = [], []
+        for ball in self._chosen_balls:
+            mine = member[:, ball]
+            if not mine.any():
+                continue
+            if spread[ball] <= self._radius[ball]:
+                distance = np.linalg.norm(contexts[mine] - contexts[mine].mean(axis=0), axis=1)
+                centres.append(contexts[mine][np.argmax(distance <= distance.min() + TIE)])  # clients ascend
+                radii.append(self._radius[ball] / 2.0)
+            self._ball_plays[ball] += 1
+            step = rewards[mine].mean(axis=0) - self._ball_mean[ball]
+            self._ball_mean[ball] += step / self._ball_plays[ball]
+        if centres:
+            self._centre = np.vstack([self._centre, centres])
+            self._radius = np.append(self._radius, radii)
+            self._ball_plays = np.append(self._ball_plays, np.zeros(len(radii), dtype=np.int64))
+            self._ball_mean = np.vstack([self._ball_mean, centres])
+        self._accuracy[done], self._energy_score[done] = rewards.T
+
+    def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
+        for name in ("accuracy", "energy_score"):
+            if name in columns:
+                known = np.isfinite(columns[name])
+                getattr(self, f"_{name}")[clients[known]] = np.clip(columns[name][known], 0.0, 1.0)
+
+    def _contexts(self, clients: IntArray) -> FloatArray:
+        return np.column_stack([self._accuracy[clients], self._energy_score[clients]])
+
+    def _domains(self, clients: IntArray) -> BoolArray:
+        """Whether each client lies in each ball's domain (Definition 2), shape (n, balls)."""
+        offset = self._contexts(clients)[:, None, :] - self._centre[None, :, :]
+        inside = np.linalg.norm(offset, axis=2) <= self._radius + INSIDE
+        smallest = np.where(inside, self._radius, np.inf).min(axis=1, keepdims=True)
+        return np.asarray(inside & (self._radius <= smallest))
+
+    def _spread(self) -> FloatArray:
+        """u_B, infinite for a ball never chosen."""
+        with np.errstate(divide="ignore"):
+            return np.sqrt(2.0 * self.uncertainty / self._ball_plays)
+
+    def _significance(self, balls: IntArray) -> FloatArray:
+        """g_B of ``balls``, shape (n, 2)."""
+        ucb = self._ball_mean + (self._spread() + self._radius)[:, None]  # (4)
+        distance = np.linalg.norm(self._centre[balls][:, None, :] - self._centre[None, :, :], axis=2)
+        nearest = (ucb[None, :, :] + distance[:, :, None]).min(axis=1)
+        return np.asarray(self._radius[balls][:, None] + nearest)  # (5)
+
+    def _undominated(self, balls: IntArray) -> BoolArray:
+        """Which of ``balls`` no other one dominates: at least as good everywhere, better somewhere."""
+        g = self._significance(balls)
+        at_least = np.all(g[None, :, :] >= g[:, None, :], axis=2)
+        better = np.any(g[None, :, :] > g[:, None, :], axis=2)
+        return np.asarray(~np.any(at_least & better, axis=1))

@@ -1,0 +1,97 @@
+"""FedCA and FedCM (Kim et al.): what their strategies of both APIs share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.selectors import FedCMTS, FedCMUCB, Random, Selector
+from fedsel_flwr.selectors._check import one_of
+from fedsel_flwr.strategies.adapter import Adapter
+from fedsel_flwr.strategies.measuring import Filter, Validation
+
+
+class CombinatorialAveraging(Adapter):
+    """FedCA: any sampling; of the round's models the best-scoring combination is averaged.
+
+    Args:
+        base: Any Flower strategy of the same API; FedAvg without federated evaluation if None.
+        validation: Examples on the server and how to run the model on them.
+        selector: Chooses the clients; None draws ``clients_per_round`` uniformly.
+        clients_per_round: m, where no selector is given.
+        seed: Seed of the uniform draws, where no selector is given.
+        score: "loss" or "accuracy" (the paper's Dirac delta), of the averaged logits.
+        averaging: The averaging scheme of the kept models, (5): "fedpdp" normalized, or "fedpdp-exact" as printed.
+        **options: Those of :class:`fedsel_flwr.strategies.adapter.Adapter`.
+
+    Raises:
+        ParameterError: There is no validation set, neither or both of ``selector`` and ``clients_per_round`` are
+            given, or a value is out of range.
+
+    References:
+        S. Kim et al., Accurate and fast federated learning via combinatorial multi-armed bandits, 2020, section 3.
+    """
+
+    def __init__(
+        self,
+        base: Any = None,
+        *,
+        validation: Validation | None = None,
+        selector: Selector | None = None,
+        clients_per_round: int | None = None,
+        seed: int | None = None,
+        score: str = "loss",
+        averaging: str = "fedpdp",
+        **options: Any,
+    ) -> None:
+        if (selector is None) == (clients_per_round is None):
+            raise ParameterError("give either selector or clients_per_round (for uniform sampling), not both or none")
+        if selector is None:
+            selector = Random(clients_per_round=clients_per_round or 0, seed=seed)
+        super().__init__(
+            selector, base, validation=validation, filter=Filter(score=score), averaging=averaging, **options
+        )
+
+
+class CombinatorialBandit(Adapter):
+    """FedCM: FedCA, with clients sampled by how often the filter kept their models.
+
+    Args:
+        base: Any Flower strategy of the same API; FedAvg without federated evaluation if None.
+        validation: Examples on the server and how to run the model on them.
+        clients_per_round: m, the paper's SamplingRatio times the number of clients.
+        sampler: "ucb" (Algorithm 2) or "ts" (Algorithm 3, Thompson sampling).
+        seed: Seed of the selector.
+        score: "loss" or "accuracy", of the averaged logits.
+        averaging: The averaging scheme of the kept models.
+        **options: Those of :class:`fedsel_flwr.strategies.adapter.Adapter`.
+
+    Raises:
+        ParameterError: There is no validation set, or a value is out of range.
+
+    References:
+        S. Kim et al., Accurate and fast federated learning via combinatorial multi-armed bandits, 2020, section 4.
+    """
+
+    def __init__(
+        self,
+        base: Any = None,
+        *,
+        clients_per_round: int,
+        validation: Validation | None = None,
+        sampler: str = "ucb",
+        seed: int | None = None,
+        score: str = "loss",
+        averaging: str = "fedpdp",
+        **options: Any,
+    ) -> None:
+        one_of("sampler", sampler, ("ucb", "ts"))
+        kind = FedCMUCB if sampler == "ucb" else FedCMTS
+        super().__init__(
+            kind(clients_per_round=clients_per_round, seed=seed),
+            base,
+            validation=validation,
+            filter=Filter(score=score),
+            averaging=averaging,
+            **options,
+        )

@@ -1,0 +1,181 @@
+"""``flwr run .`` of the repository, in a simulation that Flower's own SuperLink runs."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from flwr.common import Context, RecordDict
+
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.report.run_folder import read_history, read_model
+from fedsel_flwr.simulations.app import scenario_of
+from fedsel_flwr.simulations.scenario_files import load_scenario, override_keys
+from tests.processes import ROOT, Command
+from tests.simulations.inprocess import play
+
+CORES = os.cpu_count() or 1
+USE = f"client-resources-num-cpus=1 init-args-num-cpus={CORES}"
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+Flwr = Callable[..., Command]
+
+
+def context(**run_config: Any) -> Context:
+    config = {key.replace("__", "."): value for key, value in run_config.items()}
+    return Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config)
+
+
+# ---- the run config ------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_run_config_is_the_demonstration() -> None:
+    """As [tool.flwr.app.config] gives it: the scenario's name, everything else empty."""
+    config = dict.fromkeys(override_keys(), "") | {"scenario": "digits", "runs_dir": ""}
+    given = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config)
+    assert scenario_of(given) == load_scenario("digits")
+    assert scenario_of(context()) == load_scenario("digits")
+
+
+def test_run_config_overrides_the_scenario() -> None:
+    overridden = scenario_of(
+        context(
+            scenario="smoke", runs_dir="anywhere", selector="cs-ucb", rounds=7, training__learning_rate=0.05,
+            selectors__bsfl__data_weights="1, 2, 3",
+        )
+    )  # fmt: skip
+    assert (overridden.name, overridden.selector, overridden.rounds) == ("smoke", "cs-ucb", 7)
+    assert overridden.training.learning_rate == 0.05
+    assert overridden.selectors["bsfl"]["data_weights"] == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"scenario": "nosuch"}, "unknown scenario 'nosuch'"),
+        ({"scenario": "smoke", "selector": "nosuch"}, "unknown selector 'nosuch'"),
+        ({"scenario": "smoke", "rounds": 0}, "rounds = 0"),
+        ({"scenario": "smoke", "bogus": 1}, "unknown key 'bogus'"),
+    ],
+)
+def test_faults_in_the_run_config(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        scenario_of(context(**config))
+
+
+# ---- flwr run ------------------------------------------------------------------------------------------------------
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def listener(port: int) -> psutil.Process | None:
+    """The process that listens on a port: Flower's SuperLink stays after ``flwr run``, and nothing else stops it."""
+    for connection in psutil.net_connections(kind="tcp"):
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+            return psutil.Process(connection.pid)
+    return None
+
+
+@pytest.fixture(scope="module")
+def flwr(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flwr]:
+    """``flwr run . --stream`` with further arguments; all runs share one SuperLink, started by the first."""
+    home, port = tmp_path_factory.mktemp("home"), free_port()
+    environment = {"FLWR_HOME": str(home), "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(port)}
+    commands: list[Command] = []
+
+    def start(*arguments: str) -> Command:
+        folder = tmp_path_factory.mktemp("flwr")
+        argv = ("flwr", "run", str(ROOT), "--stream", *arguments)
+        commands.append(Command(*argv, folder=folder, cwd=folder, env=environment))
+        return commands[-1]
+
+    yield start
+    superlink = listener(port)
+    family = [superlink, *superlink.children(recursive=True)] if superlink else []
+    for process in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
+    _, alive = psutil.wait_procs(family, timeout=10)
+    for process in alive:
+        process.kill()
+    for command in commands:
+        command.kill()
+    assert listener(port) is None
+
+
+def run_config(runs: Path, **config: Any) -> str:
+    pairs = {"scenario": "smoke", "runs_dir": str(runs)} | {k.replace("__", "."): v for k, v in config.items()}
+    return " ".join(f"{key}={value!r}" for key, value in pairs.items())
+
+
+def state_of_the_repository() -> tuple[bytes, list[str]]:
+    """What ``flwr run`` might touch: it rewrites a pyproject.toml of the old kind, and builds an archive."""
+    return (ROOT / "pyproject.toml").read_bytes(), sorted(p.name for p in [*ROOT.glob("*.fab"), *ROOT.glob("runs/*")])
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(
+    ("selector", "config"),
+    [
+        ("bsfl", {"selectors__bsfl__data_weights": "1, 2, 3, 4, 5, 5, 4, 3, 2, 1", "selectors__bsfl__alpha": 5.0}),
+        ("cs-ucb", {"rounds": 2, "seed": 4, "training__learning_rate": 0.05}),
+    ],
+)
+def test_flwr_run_trains_and_writes_the_history(
+    selector: str, config: dict[str, Any], flwr: Flwr, tmp_path: Path
+) -> None:
+    before = state_of_the_repository()
+    arguments = run_config(tmp_path / "runs", selector=selector, **config)
+    command = flwr("--run-config", arguments, "--federation-config", f"num-supernodes=10 {USE}")
+    assert command.wait(180) == 0, command.stdout[-3000:] + command.stderr[-3000:]
+    said = ANSI.sub("", command.stdout + command.stderr)
+
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert re.fullmatch(rf"smoke-{selector}-\d{{8}}-\d{{6}}", folder.name)
+    assert str(folder) in said.replace("\n", "")
+    history = read_history(folder)
+    overrides = {key.replace("__", "."): value for key, value in config.items()}
+    scenario = load_scenario("smoke", overrides | {"selector": selector})
+    assert [r.round for r in history.rounds] == list(range(1, scenario.rounds + 1))
+    for row in history.clients:
+        assert row.completed
+        assert 0 < row.latency_s < 5
+        assert 0 < row.energy_j < 5
+        assert math.isfinite(row.train_loss)
+    assert load_scenario(str(folder / "scenario.toml")).selectors == scenario.selectors
+    for row in history.clients[-3:]:  # the log shows the last round's clients
+        assert f"client {row.client_id}: {row.latency_s:.4f} s, {row.energy_j:.5f} J" in said
+    for record in history.rounds:
+        assert f"round {record.round}: accuracy {record.accuracy:.4f}" in said
+
+    expected = play(scenario)  # the same run without grid and Ray: the same choices and the same model
+    assert repr(history.clients) == repr(expected.history.clients)
+    assert repr(history.rounds) == repr(expected.history.rounds)
+    for ours, theirs in zip(expected.arrays, read_model(folder), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert state_of_the_repository() == before
+
+
+@pytest.mark.timeout(200)
+def test_with_two_supernodes_it_stops_and_says_what_to_use(flwr: Flwr, tmp_path: Path) -> None:
+    command = flwr("--run-config", run_config(tmp_path / "runs"))
+    command.wait(90)
+    assert command.seconds < 60
+    said = ANSI.sub("", command.stdout + command.stderr)
+    assert "scenario 'smoke' has 10 clients, but 2 SuperNodes are connected" in said
+    assert f'flwr run . --stream --federation-config "num-supernodes=10 {USE}"' in said
+    assert "[ROUND 1]" not in said
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,186 @@
+"""The Ray engine: the smoke scenario, the same run twice, and clients that lie, break or stay away."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsel_flwr.errors import ParameterError, RunError
+from fedsel_flwr.simulations import engine
+from fedsel_flwr.simulations.engine import simulate
+from fedsel_flwr.simulations.world import World
+from tests.processes import ROOT, Command
+from tests.simulations.inprocess import play
+from tests.simulations.ray_runs import KINDS, MAX_LATENCY_S, ROUNDS, SMOKE
+
+pytestmark = pytest.mark.timeout(150)
+
+HONEST = [k for k, kind in enumerate(KINDS) if kind == "honest"]
+KEEPS_UPDATE = ("honest", "latency-negative", "latency-text")
+EXPECTED = {
+    "nan": ["arrays: not finite"],
+    "shape": ["arrays: expected shape"],
+    "latency-negative": ["latency: -1.0 cannot be used"],
+    "latency-text": ["latency: 'fast' cannot be used"],
+    "latency-infinite": ["late: inf s"],
+    "nothing": ["arrays: expected 2, got 0", "latency: not reported"],
+    "raises": ["exception: "],
+    "late": ["exception: "],  # Flower's legacy server raises for an answer that is not there in time
+}
+
+
+def outcome(name: str, folder: Path) -> Any:
+    """What a run of tests/simulations/ray_runs.py pickled."""
+    result = folder / "result"
+    argv = (sys.executable, "-m", "tests.simulations.ray_runs", name, str(result))
+    command = Command(*argv, folder=folder, cwd=ROOT)
+    try:
+        status = command.wait(140)
+        assert status == 0, command.stderr[-5000:]
+        return pickle.loads(result.read_bytes())
+    finally:
+        command.kill()
+
+
+# ---- the smoke scenario --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def twice(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Two runs of the smoke scenario, with an actor per core and with one, and what the first told ``on_round``."""
+    return outcome("twice", tmp_path_factory.mktemp("twice"))
+
+
+def test_smoke_has_latency_and_energy_per_client(twice: Any) -> None:
+    history = twice[0][0].history
+    assert [(r.round, r.num_available, r.num_selected, r.num_completed) for r in history.rounds] == [
+        (t, 10, 3, 3) for t in (1, 2, 3, 4)
+    ]
+    assert len(history.clients) == 12
+    for row in history.clients:
+        delays = SMOKE.system().draw(int(row.client_id), row.round)
+        assert row.latency_s == delays.download_s + delays.compute_s + delays.upload_s
+        assert row.energy_j == SMOKE.system().energy_j(delays)
+        assert row.energy_j > 0
+        assert (row.completed, row.problem) == (True, "")
+        assert math.isfinite(row.train_loss)
+    assert history.rounds[-1].total_energy_j == pytest.approx(sum(row.energy_j for row in history.clients))
+    assert history.problem_counts() == {}
+
+
+def test_smoke_learns(twice: Any) -> None:
+    result = twice[0][0]
+    world = World(SMOKE)
+    before = world.test(world.initial_arrays())[1]
+    accuracies = [r.accuracy for r in result.history.rounds]
+    assert accuracies[-1] > before + 0.3, (before, accuracies)
+    assert accuracies[-1] == world.test(result.arrays)[1]  # the model that is handed out is the one measured last
+
+
+def test_the_same_scenario_makes_the_same_run(twice: Any) -> None:
+    """Bit by bit: a second run with other actors, and a run in this process without Ray."""
+    first, *others = *twice[0], play(SMOKE)
+    for other in others:
+        assert repr(other.history.clients) == repr(first.history.clients)  # choices, latencies, losses
+        assert repr(other.history.rounds) == repr(first.history.rounds)
+        assert [a.tobytes() for a in other.arrays] == [a.tobytes() for a in first.arrays]
+        assert [a.dtype for a in other.arrays] == [a.dtype for a in first.arrays]
+
+
+def test_rounds_are_told_as_they_end(twice: Any) -> None:
+    (first, _), told = twice
+    assert repr(told) == repr(first.history.rounds)
+
+
+# ---- faults before and after the rounds ----------------------------------------------------------------------------
+
+
+def test_faults_come_before_ray_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "run_simulation", lambda **kwargs: pytest.fail("Flower was started"))
+    faulty = SMOKE.model_copy(update={"selectors": {"bsfl": {"min_latency": -1}}})
+    with pytest.raises(ParameterError, match="min_latency must be a finite number above 0, got -1"):
+        simulate(faulty)
+    with pytest.raises(ParameterError, match="1294 clients cannot share 1293 examples"):
+        simulate(SMOKE.model_copy(update={"num_clients": 1294}))
+
+
+def test_a_simulation_that_breaks_off_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "run_simulation", lambda **kwargs: None)
+    with pytest.raises(RunError, match="ended after 0 of 4 rounds"):
+        simulate(SMOKE)
+
+
+def test_dead_actors_are_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else Flower's pool hands out the dead one, and most later messages fail."""
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(engine, "run_simulation", lambda **kwargs: asked.append(kwargs))
+    with pytest.raises(RunError):
+        simulate(SMOKE, num_cpus=3)
+    assert asked[0]["num_supernodes"] == 10
+    assert asked[0]["backend_config"]["client_resources"] == {"num_cpus": 1, "num_gpus": 0.0, "max_restarts": -1}
+    assert asked[0]["backend_config"]["init_args"]["num_cpus"] == 3
+
+
+# ---- hostile clients -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def aftermath(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Three rounds of three honest clients and one of each other kind, all of them chosen in every round."""
+    return outcome("hostile", tmp_path_factory.mktemp("hostile"))
+
+
+def test_hostile_the_run_goes_on(aftermath: Any) -> None:
+    rounds = aftermath["history"].rounds
+    assert [r.round for r in rounds] == [1, 2, 3]
+    assert [r.num_selected for r in rounds] == [len(KINDS)] * ROUNDS
+    assert [r.num_completed for r in rounds] == [sum(kind in KEEPS_UPDATE for kind in KINDS)] * ROUNDS
+    assert aftermath["ids"] == [str(k) for k in range(len(KINDS))]
+
+
+def test_hostile_only_usable_updates_reach_the_model(aftermath: Any) -> None:
+    """Each usable update adds one to every number."""
+    for array, shape in zip(aftermath["arrays"], [(3, 2), (2,)], strict=True):
+        np.testing.assert_array_equal(array, np.full(shape, ROUNDS, np.float32))
+    assert [r.accuracy for r in aftermath["history"].rounds] == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("kind", EXPECTED)
+def test_hostile_each_kind_is_counted_and_named(kind: str, aftermath: Any) -> None:
+    k = KINDS.index(kind)
+    rows = [row for row in aftermath["history"].clients if row.client_id == str(k)]
+    assert [row.round for row in rows] == [1, 2, 3]
+    for row in rows:
+        problems = row.problem.split("; ")
+        assert len(problems) == len(EXPECTED[kind]), row
+        assert all(map(str.startswith, problems, EXPECTED[kind])), row
+        assert row.completed == (kind in KEEPS_UPDATE)
+        assert row.latency_s == MAX_LATENCY_S
+        for problem in EXPECTED[kind]:
+            said = f"round {row.round}, client {k}: {problem}"
+            assert sum(message.startswith(said) for message in aftermath["messages"]) == 1, said
+
+
+def test_hostile_history_adds_up(aftermath: Any) -> None:
+    expected = Counter(p.split(":")[0] for problems in EXPECTED.values() for p in problems * ROUNDS)
+    assert aftermath["history"].problem_counts() == expected
+    for row in aftermath["history"].clients:
+        if int(row.client_id) in HONEST:
+            assert (row.completed, row.problem, row.energy_j) == (True, "", 0.25)
+            assert row.latency_s == 0.5 + 0.25 * int(row.client_id)
+
+
+def test_hostile_the_selector_knows_the_honest_from_honest_rows_alone(aftermath: Any) -> None:
+    state = aftermath["state"]
+    for k, kind in enumerate(KINDS):
+        latency = 0.5 + 0.25 * k if kind == "honest" else MAX_LATENCY_S
+        assert state["mean"][k] == pytest.approx(1 - latency / MAX_LATENCY_S, abs=1e-15)
+        assert state["plays"][k] == ROUNDS
+    assert all(np.isfinite(np.asarray(value, dtype=float)).all() for value in state.values())

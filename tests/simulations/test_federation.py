@@ -1,0 +1,239 @@
+"""From a scenario to Flower's server: every base and selector, its parameters, and whole rounds without Ray."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.common import Context, GetPropertiesIns, RecordDict
+from flwr.server import SimpleClientManager
+from flwr.server.strategy import FedAdam, FedAvg, FedAvgM, FedProx, FedYogi
+
+from fedsel_flwr.errors import FedSelError, ParameterError
+from fedsel_flwr.simulations.federation import (
+    RunResult,
+    check_selectors,
+    make_client_fn,
+    make_server,
+    make_strategy,
+    selector_params,
+    server_arrays,
+)
+from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.simulations.scenario_files import load_scenario
+from fedsel_flwr.simulations.world import World, world_of
+from fedsel_flwr.strategies import BSFL, CSUCB, RoundRecord, SelectionStrategy
+from tests.simulations.inprocess import play
+
+SMOKE = load_scenario("smoke")
+SELECTORS = ("bsfl", "cs-ucb", "random", "round-robin")  # which need nothing that smoke does not have
+BASES = {"fedavg": FedAvg, "fedprox": FedProx, "fedadam": FedAdam, "fedyogi": FedYogi, "fedavgm": FedAvgM}
+
+
+def smoke(**overrides: Any) -> Scenario:
+    return load_scenario("smoke", {key.replace("__", "."): value for key, value in overrides.items()})
+
+
+def bits(result: RunResult) -> tuple[str, str, list[bytes]]:
+    """Everything a run leaves behind, comparable to the last bit."""
+    return repr(result.history.rounds), repr(result.history.clients), [array.tobytes() for array in result.arrays]
+
+
+def test_the_bases_here_are_those_of_the_scenarios() -> None:
+    annotation = Scenario.model_fields["aggregation"].annotation
+    assert annotation is not None
+    assert set(annotation.model_fields["base"].annotation.__args__) == set(BASES)
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_every_base_builds_and_learns(base: str) -> None:
+    scenario = smoke(
+        aggregation__base=base, training__proximal_mu=0.25, training__local_epochs=5, rounds=3,
+        aggregation__server_learning_rate=1.0 if base == "fedavgm" else 0.03,
+    )  # fmt: skip
+    strategy = make_strategy(scenario, World(scenario))
+    assert type(strategy.base) is BASES[base]
+    result = play(scenario)
+    assert [r.num_completed for r in result.history.rounds] == [3, 3, 3]
+    assert result.history.problem_counts() == {}
+    accuracies = [r.accuracy for r in result.history.rounds]
+    before = World(scenario).test(World(scenario).initial_arrays())[1]
+    assert max(accuracies) > before + 0.2, (before, accuracies)
+
+
+def test_parameters_of_the_bases() -> None:
+    def base_of(name: str) -> Any:
+        scenario = smoke(
+            aggregation__base=name, aggregation__server_learning_rate=0.02, training__proximal_mu=0.25
+        )  # fmt: skip
+        return make_strategy(scenario, world_of(scenario)).base
+
+    assert base_of("fedprox").proximal_mu == 0.25
+    assert base_of("fedadam").eta == base_of("fedyogi").eta == 0.02
+    assert base_of("fedavgm").server_learning_rate == 0.02
+    assert base_of("fedavg").fraction_evaluate == 0.0
+
+
+@pytest.mark.parametrize("selector", SELECTORS)
+def test_every_selector_plays_the_smoke_scenario(selector: str) -> None:
+    result = play(smoke(selector=selector))
+    assert [r.round for r in result.history.rounds] == [1, 2, 3]
+    assert all(r.num_available == 10 for r in result.history.rounds)
+    for row in result.history.clients:
+        assert row.completed
+        assert all(map(math.isfinite, (row.latency_s, row.energy_j, row.train_loss)))
+    assert result.history.rounds[-1].total_energy_j == pytest.approx(sum(r.energy_j for r in result.history.clients))
+
+
+def test_strategies_of_the_papers_are_used_where_there_are_any() -> None:
+    kinds = {name: type(make_strategy(smoke(selector=name), world_of(smoke(selector=name)))) for name in SELECTORS}
+    assert (kinds["bsfl"], kinds["cs-ucb"]) == (BSFL, CSUCB)
+    assert kinds["random"] is kinds["round-robin"] is SelectionStrategy
+
+
+def test_strategy_takes_the_numbers_of_the_scenario() -> None:
+    scenario = smoke(
+        aggregation__min_completed=2, aggregation__wait_timeout_s=12.5, wireless__max_latency_s=4.0, seed=3
+    )
+    for selector in ("bsfl", "cs-ucb", "random"):
+        strategy = make_strategy(scenario.model_copy(update={"selector": selector}), world_of(scenario))
+        settings = strategy.core.settings
+        assert (settings.max_latency, settings.min_completed, settings.channels) == (4.0, 2, 3)
+        assert (settings.clock, strategy.wait_timeout, strategy.min_available) == ("virtual", 12.5, 10)
+        assert strategy.selector.clients_per_round == 3
+    waves = make_strategy(smoke(wireless__channels=2), world_of(smoke(wireless__channels=2)))
+    assert waves.core.settings.channels == 2
+
+
+def test_selector_parameters_come_from_scenario_and_table() -> None:
+    scenario = smoke(selectors__bsfl__alpha=3.0, seed=4)
+    assert selector_params(scenario, {}) == {"clients_per_round": 3, "seed": 4, "min_latency": 0.05, "alpha": 3.0}
+    ucb = smoke(selector="cs-ucb", wireless__max_latency_s=4.0)
+    assert selector_params(ucb, {}) == {"clients_per_round": 3, "seed": 1, "max_latency": 4.0}
+
+
+def test_sizes_stand_for_the_numbers_of_examples() -> None:
+    """d_k of (4) by client id, whatever row the client gets."""
+    scenario = smoke(partition__kind="dirichlet", partition__alpha=0.3, selectors__bsfl__data_weights="sizes")
+    world = World(scenario)
+    assert selector_params(scenario, world.num_examples())["data_weights"] == world.num_examples()
+    result = play(scenario.model_copy(update={"rounds": 40}), world, shuffle=3)
+    counts = dict.fromkeys(map(str, range(10)), 0)
+    for row in result.history.clients:
+        counts[row.client_id] += 1
+    sizes = world.num_examples()
+    large, small = max(sizes, key=sizes.__getitem__), min(sizes, key=sizes.__getitem__)
+    assert sizes[large] > 4 * sizes[small]
+    assert counts[str(large)] > counts[str(small)]
+
+
+def test_data_weights_by_hand_reach_the_right_clients() -> None:
+    """Client 7 has all the weight: it is chosen in every round after the opening, and no other as often."""
+    weights = [0.0] * 7 + [1.0] + [0.0] * 2
+    scenario = smoke(selectors__bsfl__data_weights=weights, selectors__bsfl__alpha=100.0, rounds=30)
+    plays = dict.fromkeys(map(str, range(10)), 0)
+    for row in play(scenario, shuffle=5).history.clients:
+        plays[row.client_id] += 1
+    assert plays["7"] >= 26  # the opening plays the ten clients once each, three a round
+    assert max(count for k, count in plays.items() if k != "7") < plays["7"]
+
+
+@pytest.mark.parametrize("shuffle", [1, 2])
+def test_the_order_in_which_clients_connect_changes_nothing(shuffle: int) -> None:
+    for selector in ("bsfl", "random"):
+        scenario = smoke(selector=selector, rounds=4)
+        assert bits(play(scenario, shuffle=shuffle)) == bits(play(scenario, shuffle=0))
+
+
+def test_another_seed_makes_another_run() -> None:
+    assert bits(play(smoke(seed=1))) != bits(play(smoke(seed=2)))
+
+
+def test_history_is_that_of_the_system_model() -> None:
+    """Latency, energy and their parts, by client id, as the system model draws them."""
+    result, system = play(SMOKE), SMOKE.system()
+    for row in result.history.clients:
+        delays = system.draw(int(row.client_id), row.round)
+        assert (row.download_s, row.compute_s, row.upload_s) == (delays.download_s, delays.compute_s, delays.upload_s)
+        assert row.latency_s == delays.download_s + delays.compute_s + delays.upload_s
+        assert row.energy_j == system.energy_j(delays)
+        assert row.num_examples == world_of(SMOKE).num_examples()[int(row.client_id)]
+    for record in result.history.rounds:
+        latencies = [row.latency_s for row in result.history.clients if row.round == record.round]
+        assert record.round_s == max(latencies)  # one wave: as many channels as clients
+
+
+def test_rounds_are_told_with_their_accuracy() -> None:
+    told: list[RoundRecord] = []
+    scenario, world = smoke(), World(smoke())
+    strategy = make_strategy(scenario, world, told.append)
+    parameters = strategy.initialize_parameters(SimpleClientManager())
+    assert parameters is not None
+    loss, metrics = strategy.evaluate(0, parameters) or (math.nan, {})
+    assert told == []  # the first model belongs to no round
+    assert (loss, metrics["accuracy"]) == world.test(world.initial_arrays())
+
+
+def test_a_late_client_is_no_part_of_the_model() -> None:
+    """A deadline that nobody meets: the global model stays, the rounds take tau_max, all are counted."""
+    scenario = smoke(wireless__max_latency_s=0.001)
+    result = play(scenario)
+    assert [array.tobytes() for array in result.arrays] == [a.tobytes() for a in World(scenario).initial_arrays()]
+    assert [r.num_completed for r in result.history.rounds] == [0, 0, 0]
+    assert [r.round_s for r in result.history.rounds] == [0.001] * 3
+    assert result.history.problem_counts() == {"late": 9}
+
+
+def test_server_has_a_thread_for_each_client_of_a_round() -> None:
+    """Else a client waits for another, and its round trip holds the wait."""
+    strategy = make_strategy(SMOKE, world_of(SMOKE))
+    server = make_server(strategy, 37)
+    assert server.max_workers == 37
+    assert server.strategy is strategy
+    server.parameters = strategy.initialize_parameters(SimpleClientManager())
+    for ours, first in zip(server_arrays(server), world_of(SMOKE).initial_arrays(), strict=True):
+        np.testing.assert_array_equal(ours, first)
+
+
+def context(partition_id: object) -> Context:
+    return Context(
+        run_id=1, node_id=987654321, node_config={"partition-id": partition_id, "num-partitions": 10},
+        state=RecordDict(), run_config={},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("partition_id", [4, "4"])
+def test_client_fn_goes_by_the_partition_of_the_node(partition_id: object) -> None:
+    """An int or a str, depending on how the node was started."""
+    client = make_client_fn(lambda context: SMOKE)(context(partition_id))
+    properties = client.get_properties(GetPropertiesIns(config={})).properties
+    assert properties == {"client_id": 4, "num_examples": world_of(SMOKE).num_examples()[4]}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"selectors.bsfl.alpha": -1}, r"alpha must be a finite number of at least 0, got -1"),
+        ({"selectors.bsfl.beta": 0.5}, r"beta must be a whole number of at least 1, got 0.5"),
+        ({"selectors.bsfl.min_latency": "soon"}, r"min_latency must be a finite number above 0, got 'soon'"),
+        ({"selectors.bsfl.data_weights": "size"}, r"data_weights must be an array of numbers, got 'size'"),
+        (
+            {"selectors.bsfl.data_weights": "1, 2, 3"},
+            r"selectors.bsfl.data_weights has 3 entries but none for client 3",
+        ),
+        ({"selectors.bsfl.data_weights": [0.0] * 10}, r"data_weights must have a positive sum"),
+    ],
+)
+def test_wrong_selector_parameters_are_found_before_anything_starts(overrides: dict[str, Any], message: str) -> None:
+    scenario = load_scenario("smoke", overrides)
+    with pytest.raises(FedSelError, match=message):
+        check_selectors(scenario, ["bsfl"])
+    check_selectors(scenario, ["random", "cs-ucb"])  # theirs are fine
+
+
+def test_a_selector_without_its_parameter_says_so() -> None:
+    scenario = Scenario(name="bare", selector="bsfl")
+    with pytest.raises(ParameterError, match=r"selector 'bsfl' needs min_latency"):
+        check_selectors(scenario, ["bsfl"])

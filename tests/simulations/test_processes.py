@@ -1,0 +1,43 @@
+"""Ending everything that a process started, orphans and the deaf included."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from tests.processes import ROOT
+
+# A child that ignores SIGTERM; and one that starts a grandchild in a session of its own, and ends.
+SCRIPT = """
+import subprocess, sys, time
+from fedsel_flwr.simulations.processes import adopt_orphans, end_descendants
+
+adopt_orphans()
+deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
+child = subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE)
+child.stdout.readline()
+parent = (
+    "import subprocess, sys; "
+    "print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True, "
+    "stdout=subprocess.DEVNULL).pid)"
+)
+orphan = int(subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True).stdout)
+print(child.pid, orphan, flush=True)
+print(end_descendants(grace_s=0.5), end_descendants(grace_s=0.5), flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux only")
+def test_nothing_is_left() -> None:
+    start = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    pids, counts = done.stdout.splitlines()
+    assert counts == "2 0"
+    for pid in map(int, pids.split()):
+        assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    assert time.monotonic() - start < 30

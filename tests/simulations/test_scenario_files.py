@@ -1,0 +1,404 @@
+"""Scenarios: what the packaged ones hold, what can be overridden, and what a user is told about a fault."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+import tomli_w
+from pydantic import BaseModel, ValidationError
+
+from fedsel_flwr.clients.system import SystemModel
+from fedsel_flwr.clients.training import TrainingSettings
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.simulations.scenario_files import load_scenario, override_keys, scenario_names
+
+ROOT = Path(__file__).resolve().parents[2]
+NOT_SCENARIO_KEYS = {"scenario", "runs_dir"}
+
+
+def own_keys(table: type[BaseModel] = Scenario, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every key of a scenario but for the selectors' parameters, and its type."""
+    for key, field in table.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from own_keys(kind, f"{prefix}{key}.")
+        elif prefix or key not in ("name", "description", "selectors"):
+            yield f"{prefix}{key}", kind
+
+
+def another(key: str, kind: Any, value: Any) -> Any:
+    """A value that is allowed and not the given one."""
+    if get_origin(kind) is Literal:
+        return next(option for option in get_args(kind) if option not in (value, ""))
+    if isinstance(value, str):
+        return "cs-ucb" if key == "selector" else "elsewhere"
+    if isinstance(value, bool):
+        return not value
+    return value + 1 if isinstance(value, int) else value / 2 or 0.25
+
+
+def value_at(scenario: Scenario, key: str) -> Any:
+    found: Any = scenario.model_dump()
+    parts = key.split(".", 2) if key.startswith("selectors.") else key.split(".")
+    for part in parts:
+        found = found[part]
+    return found
+
+
+SMOKE = load_scenario("smoke")
+OTHER_VALUES = {key: another(key, kind, value_at(SMOKE, key)) for key, kind in own_keys()}
+"""For every key of a scenario a value that smoke does not have."""
+
+
+def flattened(table: dict[str, Any], prefix: str = "") -> set[str]:
+    keys: set[str] = set()
+    for key, value in table.items():
+        keys |= flattened(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}"}
+    return keys
+
+
+def message_of(source: str, overrides: dict[str, Any] | None = None) -> str:
+    """The message with which a scenario is refused: always one line."""
+    with pytest.raises(ParameterError) as caught:
+        load_scenario(source, overrides)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def file_with(folder: Path, text: str) -> str:
+    path = folder / "mine.toml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+# ---- what the package brings ---------------------------------------------------------------------------------------
+
+
+def test_names_are_the_files_of_the_package() -> None:
+    files = (ROOT / "fedsel_flwr" / "simulations" / "scenarios").glob("*.toml")
+    assert scenario_names() == tuple(sorted(path.stem for path in files))
+    assert {"digits", "fashion-500", "smoke", "xia-ideal"} <= set(scenario_names())
+
+
+@pytest.mark.parametrize("name", scenario_names())
+def test_every_scenario_loads_with_name_and_description(name: str) -> None:
+    scenario = load_scenario(name)
+    assert scenario.name == name
+    assert re.fullmatch(r"\S.{20,}\S", scenario.description)
+    scenario.system()
+    scenario.training.settings()
+
+
+def test_smoke_is_ten_clients_and_three_rounds_of_digits() -> None:
+    s = load_scenario("smoke")
+    assert (s.num_clients, s.rounds, s.data.dataset) == (10, 3, "digits")
+    assert s.clients_per_round < s.num_clients
+    assert (s.clients.latency_mode, s.clients.delay) == ("model", "virtual")
+
+
+def test_digits_is_the_demonstration() -> None:
+    """200 virtual clients, 10 a round, Dirichlet 0.3, Xia's wireless model."""
+    s = load_scenario("digits")
+    assert (s.num_clients, s.clients_per_round, s.data.dataset, s.selector) == (200, 10, "digits", "bsfl")
+    assert (s.partition.kind, s.partition.alpha) == ("dirichlet", 0.3)
+    assert s.system() == SystemModel(num_clients=200, seed=s.seed)
+
+
+def test_fashion_500() -> None:
+    s = load_scenario("fashion-500")
+    assert (s.num_clients, s.clients_per_round, s.rounds) == (500, 25, 50)
+    assert (s.model.name, s.data.dataset) == ("mlp", "fashion-mnist")
+    assert (s.partition.kind, s.partition.alpha) == ("dirichlet", 0.3)
+
+
+def test_xia_ideal_is_section_v() -> None:
+    """K = 20, m = 5, logistic regression on MNIST, i.i.d., SGD with step 0.001 on two samples, one step a round."""
+    s = load_scenario("xia-ideal")
+    assert (s.num_clients, s.clients_per_round, s.selector) == (20, 5, "cs-ucb")
+    assert (s.model.name, s.data.dataset, s.partition.kind) == ("logistic", "mnist", "iid")
+    assert s.training.settings() == TrainingSettings(learning_rate=0.001, batch_size=2, local_steps=1)
+    w, d = s.wireless, s.device
+    assert (w.bandwidth_hz, w.noise_power_dbm, w.access_point_power_dbm, w.client_power_dbm) == (15e3, -107, 23, 23)
+    assert (w.path_loss_at_1km_db, w.path_loss_slope_db, w.radius_km) == (128.1, 37.6, 0.5)
+    assert (w.payload_down_bits, w.payload_up_bits, w.max_latency_s) == (5000, 5000, 5)
+    assert (d.samples_per_round, d.computing_step) == (2, 20)
+
+
+@pytest.mark.parametrize("name", scenario_names())
+def test_a_resolved_scenario_is_the_same_scenario(name: str, tmp_path: Path) -> None:
+    """As the run folder keeps it: written as TOML and read again."""
+    scenario = load_scenario(name, {"selectors.bsfl.data_weights": "1, 2.5, 3"})
+    again = load_scenario(file_with(tmp_path, tomli_w.dumps(scenario.model_dump())))
+    assert again == scenario
+
+
+def test_system_takes_every_number_of_wireless_and_device() -> None:
+    s = load_scenario("smoke", OTHER_VALUES | {"seed": 9, "wireless.access_point_power_dbm": 30.0})
+    system, w, d = s.system(), s.wireless, s.device
+    assert (system.num_clients, system.seed) == (11, 9)
+    assert (system.downlink.transmit_power_dbm, system.uplink.transmit_power_dbm) == (30.0, 11.5)
+    for channel in (system.downlink, system.uplink):
+        for key in (
+            "bandwidth_hz", "noise_power_dbm", "path_loss_at_1km_db", "path_loss_slope_db", "min_distance_km",
+        ):  # fmt: skip
+            assert getattr(channel, key) == getattr(w, key) == OTHER_VALUES[f"wireless.{key}"]
+    for key in ("radius_km", "payload_down_bits", "payload_up_bits", "max_latency_s"):
+        assert getattr(system, key) == getattr(w, key) == OTHER_VALUES[f"wireless.{key}"]
+    for key in ("samples_per_round", "computing_step", "cycles_per_sample", "effective_capacitance"):
+        assert getattr(system, key) == getattr(d, key) == OTHER_VALUES[f"device.{key}"]
+
+
+def test_training_settings_take_every_number() -> None:
+    values = {
+        "learning_rate": 0.05, "batch_size": 4, "local_epochs": 2, "local_steps": 3, "momentum": 0.9,
+        "weight_decay": 1e-4, "proximal_mu": 0.1,
+    }  # fmt: skip
+    scenario = load_scenario("smoke", {f"training.{key}": value for key, value in values.items()})
+    assert scenario.training.settings() == TrainingSettings(**values)
+    assert load_scenario("smoke").training.settings().local_steps is None  # 0 in the file: whole passes
+
+
+# ---- overrides -----------------------------------------------------------------------------------------------------
+
+
+def test_override_keys_are_those_of_the_flower_app() -> None:
+    """Flower overrides only what [tool.flwr.app.config] lists."""
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]
+    assert set(override_keys()) == flattened(config) - NOT_SCENARIO_KEYS
+    assert len(override_keys()) == len(set(override_keys()))
+
+
+def test_override_keys_are_all_keys_of_a_scenario() -> None:
+    keys = flattened(Scenario(name="x").model_dump(exclude={"name", "description", "selectors"}))
+    own = {key for key in override_keys() if not key.startswith("selectors.")}
+    assert own == keys == set(OTHER_VALUES)
+    parameters = set(override_keys()) - own
+    bsfl = {"min_latency", "alpha", "beta", "data_weights"}
+    assert {f"selectors.bsfl.{key}" for key in bsfl} <= parameters
+    set_by_the_scenario = ("clients_per_round", "seed", "max_latency")
+    assert not [key for key in parameters if key.split(".")[2] in set_by_the_scenario]
+
+
+@pytest.mark.parametrize("key", override_keys())
+def test_every_key_can_be_overridden(key: str) -> None:
+    before = load_scenario("smoke")
+    value = OTHER_VALUES.get(key, 0.75)
+    if not key.startswith("selectors."):
+        assert value_at(before, key) != value
+    after = load_scenario("smoke", {key: value})
+    assert value_at(after, key) == value
+    assert type(value_at(after, key)) is type(value)
+    others = [other for other in OTHER_VALUES if other != key]
+    assert [value_at(after, other) for other in others] == [value_at(before, other) for other in others]
+
+
+@pytest.mark.parametrize("nothing", [None, ""])
+def test_none_and_the_empty_string_leave_the_scenarios_own(nothing: str | None) -> None:
+    assert load_scenario("smoke", dict.fromkeys(override_keys(), nothing)) == load_scenario("smoke")
+
+
+def test_overrides_add_to_a_selectors_table() -> None:
+    s = load_scenario("smoke", {"selectors.bsfl.alpha": 3.0})
+    assert s.selectors["bsfl"] == {"min_latency": 0.05, "alpha": 3.0}
+
+
+@pytest.mark.parametrize("given", ["1, 2.5,3", "[1, 2.5, 3]", [1, 2.5, 3], " [1,2.5,3] "])
+def test_lists_may_be_strings(given: Any) -> None:
+    """Flower's bundler refuses lists in a run config."""
+    assert load_scenario("smoke", {"selectors.bsfl.data_weights": given}).selectors["bsfl"]["data_weights"] == [
+        1.0, 2.5, 3.0,
+    ]  # fmt: skip
+
+
+def test_text_with_commas_stays_text() -> None:
+    assert load_scenario("smoke", {"data.data_dir": "a,b"}).data.data_dir == "a,b"
+
+
+def test_overrides_are_not_changed_and_a_scenario_cannot_be() -> None:
+    overrides = {"selectors.bsfl.data_weights": "1, 2", "rounds": 4}
+    scenario = load_scenario("smoke", overrides)
+    assert overrides == {"selectors.bsfl.data_weights": "1, 2", "rounds": 4}
+    with pytest.raises(ValidationError, match="frozen"):
+        scenario.rounds = 5
+    assert load_scenario("smoke").rounds == 3
+
+
+# ---- files of the user ---------------------------------------------------------------------------------------------
+
+
+def test_a_file_is_named_after_itself_or_as_it_says(tmp_path: Path) -> None:
+    assert load_scenario(file_with(tmp_path, "rounds = 4")).name == "mine"
+    assert load_scenario(file_with(tmp_path, 'name = "yours"')).name == "yours"
+
+
+def test_a_file_is_found_relative_and_in_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file_with(tmp_path, "rounds = 4")
+    monkeypatch.chdir(tmp_path)
+    assert load_scenario("mine.toml").rounds == 4
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert load_scenario("~/mine.toml").rounds == 4
+
+
+def test_a_scenario_of_the_package_wins_over_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "smoke").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert load_scenario("smoke").num_clients == 10
+
+
+# ---- faults --------------------------------------------------------------------------------------------------------
+
+
+def test_unknown_scenario_names_all() -> None:
+    said = message_of("nosuch")
+    assert "'nosuch'" in said
+    assert all(name in said for name in scenario_names())
+
+
+def test_missing_file_and_folder(tmp_path: Path) -> None:
+    assert str(tmp_path / "none.toml") in message_of(str(tmp_path / "none.toml"))
+    (tmp_path / "folder.toml").mkdir()
+    assert "folder.toml" in message_of(str(tmp_path / "folder.toml"))
+
+
+def test_broken_toml_names_file_and_line(tmp_path: Path) -> None:
+    said = message_of(file_with(tmp_path, "rounds = 4\nnum_clients = = 3\n"))
+    assert "mine.toml" in said
+    assert "not valid TOML" in said
+    assert "line 2" in said
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_bytes(b"\xff\xfe\x00rounds")
+    assert "mine.toml" in message_of(str(tmp_path / "mine.toml"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
+    path = file_with(tmp_path, "rounds = 4")
+    os.chmod(path, 0)
+    assert "mine.toml" in message_of(path)
+
+
+UNKNOWN = [
+    ("bogus = 1", "bogus", ("rounds", "num_clients", "selector", "[training]", "[wireless]")),
+    ("[training]\nlearningrate = 1", "training.learningrate", ("training.learning_rate", "training.batch_size")),
+    ("[bogus]\nx = 1", "bogus", ("[data]", "[aggregation]")),
+    ("[selectors.bsfl]\ngamma = 1", "selectors.bsfl.gamma", ("alpha", "beta", "min_latency", "data_weights")),
+]
+
+
+@pytest.mark.parametrize(("text", "key", "allowed"), UNKNOWN)
+def test_unknown_key_in_a_file(text: str, key: str, allowed: tuple[str, ...], tmp_path: Path) -> None:
+    said = message_of(file_with(tmp_path, text))
+    assert f"unknown key {key!r}" in said
+    assert "mine.toml" in said
+    assert all(known in said.split("allowed are ")[1] for known in allowed)
+
+
+@pytest.mark.parametrize(
+    ("key", "named"),
+    [
+        ("bogus", "bogus"),
+        ("bogus.x", "bogus"),
+        ("training.learningrate", "training.learningrate"),
+        ("selectors.bsfl.gamma", "selectors.bsfl.gamma"),
+        ("selectors.random.gamma", "selectors.random.gamma"),
+    ],
+)
+def test_unknown_key_in_an_override(key: str, named: str) -> None:
+    said = message_of("smoke", {key: 1})
+    assert f"unknown key {named!r}; allowed are " in said
+
+
+@pytest.mark.parametrize(
+    ("parameter", "own"),
+    [("clients_per_round", "clients_per_round"), ("seed", "seed"), ("max_latency", "wireless.max_latency_s")],
+)
+def test_selector_parameters_that_the_scenario_sets(parameter: str, own: str) -> None:
+    """Two values for one thing would let one of them win without a word."""
+    said = message_of("smoke", {f"selectors.cs-ucb.{parameter}": 3})
+    assert said == f"scenario 'smoke': set {own!r} in place of 'selectors.cs-ucb.{parameter}'"
+
+
+FAULTS = [
+    # key, value, what the message says is allowed
+    ("rounds", 0, "greater than or equal to 1"),
+    ("rounds", 2.5, "valid integer"),
+    ("rounds", "3", "valid integer"),
+    ("rounds", True, "valid integer"),
+    ("rounds", [1, 2], "valid integer"),
+    ("num_clients", -3, "greater than or equal to 1"),
+    ("clients_per_round", 0, "greater than or equal to 1"),
+    ("seed", -1, "greater than or equal to 0"),
+    ("seed", 2**64, "less than"),
+    ("target_accuracy", 80, "less than or equal to 1"),
+    ("target_accuracy", 0.0, "greater than 0"),
+    ("selector", 3, "valid string"),
+    ("data.dataset", "imagenet", "'digits', 'mnist', 'fashion-mnist' or 'cifar-10'"),
+    ("data.test_fraction", 1.0, "less than 1"),
+    ("data.validation_fraction", 0.0, "greater than 0"),
+    ("partition.kind", "random", "'iid', 'dirichlet' or 'shards'"),
+    ("partition.alpha", 0.0, "greater than 0"),
+    ("model.name", "vgg", "'logistic', 'mlp' or 'cnn'"),
+    ("training.learning_rate", -0.1, "greater than 0"),
+    ("training.learning_rate", float("nan"), "finite"),
+    ("training.learning_rate", "fast", "valid number"),
+    ("training.learning_rate", True, "valid number"),
+    ("training.batch_size", 0, "greater than or equal to 1"),
+    ("training.momentum", 1.0, "less than 1"),
+    ("training.local_steps", -1, "greater than or equal to 0"),
+    ("wireless.bandwidth_hz", 0.0, "greater than 0"),
+    ("wireless.max_latency_s", float("inf"), "finite"),
+    ("wireless.noise_power_dbm", "low", "valid number"),
+    ("wireless.channels", -1, "greater than or equal to 0"),
+    ("device.cycles_per_sample", -1.0, "greater than or equal to 0"),
+    ("clients.latency_mode", "guess", "'measured' or 'model'"),
+    ("clients.delay", "wait", "'virtual' or 'sleep'"),
+    ("aggregation.base", "krum", "'fedavg', 'fedprox', 'fedadam', 'fedyogi' or 'fedavgm'"),
+    ("aggregation.round_timeout_s", 0.0, "greater than 0"),
+    ("training", 3, "dictionary"),
+    ("selectors", 3, "dictionary"),
+    ("selectors.bsfl", 3, "dictionary"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "allowed"), FAULTS)
+def test_faults_name_key_value_and_what_is_allowed(key: str, value: Any, allowed: str) -> None:
+    said = message_of("smoke", {key: value})
+    assert f"{key} = {value!r}" in said
+    assert allowed in said
+
+
+def test_all_faults_are_named_at_once(tmp_path: Path) -> None:
+    said = message_of(file_with(tmp_path, "rounds = 0\nbogus = 1\n[training]\nbatch_size = 0\n"))
+    assert all(part in said for part in ("rounds = 0", "unknown key 'bogus'", "training.batch_size = 0"))
+
+
+def test_a_cohort_larger_than_the_fleet() -> None:
+    said = message_of("smoke", {"clients_per_round": 30})
+    assert "clients_per_round = 30" in said
+    assert "num_clients = 10" in said
+
+
+def test_unknown_selectors() -> None:
+    for overrides in ({"selector": "bsfll"}, {"selectors.bsfll.alpha": 1.0}):
+        said = message_of("smoke", overrides)
+        assert "unknown selector 'bsfll' (did you mean 'bsfl'?)" in said
+        assert "random" in said
+
+
+def test_a_key_below_a_value() -> None:
+    assert message_of("smoke", {"rounds.x": 1}) == "cannot set 'rounds.x': 'rounds' is a value, not a table"
+
+
+def test_faults_of_python_callers_are_also_value_errors() -> None:
+    with pytest.raises(ValueError, match="rounds = 0"):
+        load_scenario("smoke", {"rounds": 0})

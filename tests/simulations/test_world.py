@@ -1,0 +1,160 @@
+"""The world of a scenario: who holds which examples, and that it is the same everywhere."""
+
+from __future__ import annotations
+
+import hashlib
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from fedsel_flwr.clients import torch_client
+from fedsel_flwr.clients.training import evaluate
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.simulations.data import Split
+from fedsel_flwr.simulations.models import build_model
+from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.simulations.scenario_files import load_scenario
+from fedsel_flwr.simulations.world import World, world_of
+from tests.simulations.inprocess import play
+
+SMOKE = load_scenario("smoke")
+UNEQUAL = load_scenario(
+    "smoke",
+    {"partition.kind": "dirichlet", "partition.alpha": 0.3, "num_clients": 12, "model.name": "cnn", "seed": 5},
+)
+
+
+def fingerprint(scenario: Scenario) -> tuple[str, list[int]]:
+    """A digest of the examples, partitions, first model and delays of a scenario, and the sizes."""
+    world = World(scenario)
+    digest = hashlib.sha256()
+    for split in (world.dataset.train, world.dataset.validation, world.dataset.test):
+        digest.update(split.inputs.tobytes() + split.labels.tobytes())
+    for array in (*world.partitions, *world.initial_arrays()):
+        digest.update(array.tobytes())
+    digest.update(repr([world.system.draw(k, 3) for k in range(scenario.num_clients)]).encode())
+    return digest.hexdigest(), list(world.num_examples().values())
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+    """The examples on which clients trained, in place of training."""
+    examples: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]] = []
+
+    def train(model: object, inputs: npt.NDArray[Any], labels: npt.NDArray[Any], *rest: object) -> float:
+        examples.append((inputs, labels))
+        return 1.0
+
+    monkeypatch.setattr(torch_client, "train", train)
+    return examples
+
+
+@pytest.mark.parametrize("scenario", [SMOKE, UNEQUAL], ids=["iid", "dirichlet"])
+def test_clients_share_the_training_examples_and_nothing_else(
+    scenario: Scenario, seen: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]
+) -> None:
+    world = World(scenario)
+    rows = np.concatenate(world.partitions)
+    train = world.dataset.train
+    assert sorted(rows.tolist()) == list(range(len(train)))  # every training example once, none of another split
+    for k in range(scenario.num_clients):
+        world.client(k).fit(world.initial_arrays(), {"round": 1})
+        np.testing.assert_array_equal(seen[-1][0], train.inputs[world.partitions[k]])
+        np.testing.assert_array_equal(seen[-1][1], train.labels[world.partitions[k]])
+    assert sum(len(labels) for _, labels in seen) == len(train)
+
+
+@pytest.mark.parametrize("selector", ["bsfl", "cs-ucb", "random"])
+def test_the_test_set_reaches_no_client_and_no_selector(selector: str) -> None:
+    """With other test examples only accuracy and loss differ: not a choice, not a bit of the model."""
+    scenario = load_scenario("smoke", {"selector": selector, "rounds": 4, "selectors.bsfl.data_weights": "sizes"})
+    honest, other = World(scenario), World(scenario)
+    test = other.dataset.test
+    other.dataset = replace(other.dataset, test=Split(test.inputs[:50] * 3, (test.labels[:50] + 1) % 10))
+    ours, theirs = play(scenario, honest), play(scenario, other)
+    assert repr(ours.history.clients) == repr(theirs.history.clients)
+    assert [a.tobytes() for a in ours.arrays] == [a.tobytes() for a in theirs.arrays]
+    assert [r.accuracy for r in ours.history.rounds] != [r.accuracy for r in theirs.history.rounds]
+
+
+def test_accuracy_is_measured_on_the_test_set() -> None:
+    world = World(SMOKE)
+    model = build_model("logistic", (1, 8, 8), 10, seed=99)
+    arrays = [tensor.detach().numpy().copy() for tensor in model.state_dict().values()]
+    assert len(world.dataset.test) == 360
+    assert world.test(arrays) == evaluate(model, world.dataset.test.inputs, world.dataset.test.labels)
+    assert world.test(arrays) != world.test(world.initial_arrays())
+
+
+def test_numbers_of_examples() -> None:
+    sizes = World(UNEQUAL).num_examples()
+    assert list(sizes) == list(range(12))
+    assert sum(sizes.values()) == 1293
+    assert len(set(sizes.values())) > 6  # Dirichlet(0.3): unequal
+    for k in (0, 11):
+        assert World(UNEQUAL).client(k).get_properties({}) == {"client_id": k, "num_examples": sizes[k]}
+
+
+def test_the_first_model_stays() -> None:
+    world = World(SMOKE)
+    first = world.initial_arrays()
+    kept = [array.copy() for array in first]
+    first[0][:] = 7.0
+    world.client(0).fit(kept, {"round": 1})
+    world.test([array + 1 for array in kept])
+    for array, again in zip(kept, world.initial_arrays(), strict=True):
+        np.testing.assert_array_equal(array, again)
+
+
+def test_a_spawned_process_builds_the_same_world() -> None:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        theirs = pool.submit(fingerprint, UNEQUAL).result(timeout=120)
+    assert theirs == fingerprint(UNEQUAL)
+    assert theirs != fingerprint(UNEQUAL.model_copy(update={"seed": 6}))
+
+
+def test_every_seed_is_a_world_of_its_own() -> None:
+    one, two = World(SMOKE), World(SMOKE.model_copy(update={"seed": 2}))
+    assert one.partitions[0].tolist() != two.partitions[0].tolist()
+    assert one.initial_arrays()[0].tobytes() != two.initial_arrays()[0].tobytes()
+    assert one.dataset.test.inputs.tobytes() != two.dataset.test.inputs.tobytes()
+    assert one.system.draw(0, 1) != two.system.draw(0, 1)
+
+
+def test_a_world_is_built_once_per_process() -> None:
+    again = Scenario.model_validate_json(SMOKE.model_dump_json())
+    assert world_of(SMOKE) is world_of(again)
+    other = SMOKE.model_copy(update={"num_clients": 11})
+    assert len(world_of(other).partitions) == 11
+    assert world_of(other) is not world_of(SMOKE)
+
+
+@pytest.mark.parametrize("partition_id", [-1, 10, 200])
+def test_a_node_too_many_is_told_so(partition_id: int) -> None:
+    with pytest.raises(ParameterError, match=rf"below num_clients = 10, got {partition_id}: start 10 SuperNodes"):
+        World(SMOKE).client(partition_id)
+
+
+def test_more_clients_than_examples() -> None:
+    with pytest.raises(ParameterError, match="1294 clients cannot share 1293 examples"):
+        World(SMOKE.model_copy(update={"num_clients": 1294}))
+
+
+def test_clients_keep_time_as_the_scenario_says() -> None:
+    slow = load_scenario("smoke", {"clients.delay": "sleep", "wireless.max_latency_s": 0.01})
+    naps: list[float] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch_client, "train", lambda *args: 1.0)
+        patch.setattr(torch_client.time, "sleep", naps.append)
+        World(slow).client(0).fit(World(slow).initial_arrays(), {"round": 1})
+    assert len(naps) == 1
+    assert 0 < naps[0] <= 0.01
+    measured = load_scenario("smoke", {"clients.latency_mode": "measured"})
+    world = World(measured)
+    metrics = world.client(0).fit(world.initial_arrays(), {"round": 1})[2]
+    assert metrics["compute_s"] != world.system.draw(0, 1).compute_s

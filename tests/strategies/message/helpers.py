@@ -1,0 +1,418 @@
+"""An in-memory grid over programmable nodes, played with Flower's own ``Strategy.start``.
+
+A node trains with the legacy tests' fake proxy, so that the same clients can be run through both APIs.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
+from flwr.common import EvaluateIns, FitIns, GetPropertiesIns
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg, Result
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedsel_flwr.strategies.message import SelectionStrategy
+from tests.strategies.helpers import FakeProxy, initial, model, parameters_to_ndarrays
+
+SERVER_NODE = 1
+NAMES = ("layer.weight", "layer.bias")
+
+
+def arrays_of(value: float = 0.0, names: Sequence[str] = NAMES) -> ArrayRecord:
+    """The tests' model as a record."""
+    return named(model(value), names)
+
+
+def named(arrays: Iterable[Any], names: Sequence[str] = NAMES) -> ArrayRecord:
+    """Arrays under their names."""
+    return ArrayRecord({name: Array(np.asarray(a)) for name, a in zip(names, arrays, strict=True)})
+
+
+Fault = Callable[["FakeNode", Message, RecordDict], "RecordDict | Error | None"]
+"""From a node, the message and its honest content to what it answers instead; None is silence."""
+
+
+def _arrays(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Fault:
+    def fault(node: FakeNode, message: Message, content: RecordDict) -> RecordDict:
+        old = {name: array.numpy() for name, array in content["arrays"].items()}
+        content["arrays"] = ArrayRecord({k: Array(np.asarray(v)) for k, v in change(old).items()})
+        return content
+
+    return fault
+
+
+def _metrics(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Fault:
+    def fault(node: FakeNode, message: Message, content: RecordDict) -> RecordDict:
+        content["metrics"] = MetricRecord(change(dict(content["metrics"])))
+        return content
+
+    return fault
+
+
+def _set(key: str, value: Any) -> Fault:
+    return _metrics(lambda metrics: {**metrics, key: value})
+
+
+def _without(key: str) -> Fault:
+    return _metrics(lambda metrics: {k: v for k, v in metrics.items() if k != key})
+
+
+def _content(change: Callable[[RecordDict], None]) -> Fault:
+    def fault(node: FakeNode, message: Message, content: RecordDict) -> RecordDict:
+        change(content)
+        return content
+
+    return fault
+
+
+def _second_arrays(content: RecordDict) -> None:
+    content["more"] = arrays_of(1.0)
+
+
+def _second_metrics(content: RecordDict) -> None:
+    content["more"] = MetricRecord({"num-examples": 5})
+
+
+def _no_arrays(content: RecordDict) -> None:
+    del content["arrays"]
+
+
+def _no_metrics(content: RecordDict) -> None:
+    del content["metrics"]
+
+
+def _nothing(content: RecordDict) -> None:
+    content.clear()
+
+
+def _garbage(content: RecordDict) -> None:
+    record = content["arrays"]
+    content["arrays"] = ArrayRecord(
+        {n: Array(dtype="float32", shape=(3, 2), stype="numpy.ndarray", data=b"garbage") for n in record}
+    )
+
+
+def _other_names(content: RecordDict) -> None:
+    arrays, metrics = content["arrays"], content["metrics"]
+    content.clear()
+    content["my model"], content["my numbers"] = arrays, metrics
+    content["my text"] = ConfigRecord({"note": "hello"})
+
+
+UPDATE_FAULTS: dict[str, Fault] = {
+    "nan": _arrays(lambda a: {k: v * np.nan for k, v in a.items()}),
+    "infinite": _arrays(lambda a: {k: np.full_like(v, np.inf) for k, v in a.items()}),
+    "shape": _arrays(lambda a: {k: v.T[..., None] for k, v in a.items()}),
+    "names": _arrays(lambda a: {f"x.{k}": v for k, v in a.items()}),
+    "fewer": _arrays(lambda a: dict(list(a.items())[:-1])),
+    "more": _arrays(lambda a: {**a, "extra": np.zeros(2, dtype=np.float32)}),
+    "text": _arrays(lambda a: {k: np.full(v.shape, "x") for k, v in a.items()}),
+    "complex": _arrays(lambda a: {k: v.astype(np.complex64) for k, v in a.items()}),
+    "too-large": _arrays(lambda a: {k: np.full(v.shape, 1e300) for k, v in a.items()}),
+    "two-arrays": _content(_second_arrays),
+    "no-arrays": _content(_no_arrays),
+    "garbage": _content(_garbage),
+}
+METRIC_FAULTS: dict[str, Fault] = {
+    "two-metrics": _content(_second_metrics),
+    "no-metrics": _content(_no_metrics),
+    "nothing": _content(_nothing),
+    "metrics-missing": _without("acc"),
+    "metrics-list": _set("acc", [0.5, 0.5]),
+}
+WEIGHT_FAULTS: dict[str, Fault] = {
+    "weight-zero": _set("num-examples", 0),
+    "weight-negative": _set("num-examples", -5),
+    "weight-nan": _set("num-examples", float("nan")),
+    "weight-infinite": _set("num-examples", float("inf")),
+    "weight-huge": _set("num-examples", 2**62),
+    "weight-list": _set("num-examples", [3, 4]),
+}
+LATENCY_FAULTS: dict[str, Fault] = {
+    "latency-negative": _set("latency_s", -1),
+    "latency-list": _set("latency_s", [1.0, 2.0]),
+    "latency-empty": _set("latency_s", []),
+    "latency-nan": _set("latency_s", float("nan")),
+    "latency-missing": _without("latency_s"),
+}
+ERROR_FAULTS: dict[str, Fault] = {
+    "error": lambda node, message, content: Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "the battery;\n is: empty"),
+    "error-unavailable": lambda node, message, content: Error(ErrorCode.NODE_UNAVAILABLE, "node unavailable"),
+    "error-silent": lambda node, message, content: Error(ErrorCode.UNKNOWN),
+}
+OTHER_FAULTS: dict[str, Fault] = {
+    "energy-negative": _set("energy_j", -3.0),
+    "energy-list": _set("energy_j", [1.0]),
+    "impostor": _set("client_id", 999),
+}
+ODD_BUT_GOOD: dict[str, Fault] = {
+    "metrics-extra": _metrics(lambda m: {"aaa": 1.0, **m, "zzz": [1, 2]}),
+    "other-names": _content(_other_names),
+    "reordered": _arrays(lambda a: dict(reversed(list(a.items())))),
+    "float-weight": _metrics(lambda m: {**m, "num-examples": float(m["num-examples"])}),
+    "double": _arrays(lambda a: {k: v.astype(np.float64) for k, v in a.items()}),
+}
+SILENT: dict[str, Fault] = {"silent": lambda node, message, content: None}
+FAULTS: dict[str, Fault] = {
+    **UPDATE_FAULTS, **METRIC_FAULTS, **WEIGHT_FAULTS, "weight-missing": _without("num-examples"), **LATENCY_FAULTS,
+    "latency-infinite": _set("latency_s", float("inf")), **ERROR_FAULTS, **OTHER_FAULTS, **SILENT,
+}  # fmt: skip
+
+
+class ProbeProxy(FakeProxy):
+    """A client that answers probes: with ``accuracy`` of the round, at a time and an energy of its own."""
+
+    def __init__(
+        self,
+        cid: str,
+        client_id: Any,
+        *,
+        answer: Callable[[ProbeProxy, dict[str, Any]], dict[str, Any]] | None = None,
+        probe_s: float = 0.25,
+        probe_j: float = 0.125,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(cid, client_id, **kwargs)
+        self.answer, self.probe_s, self.probe_j = answer, probe_s, probe_j
+        self.probed: list[dict[str, Any]] = []
+        self.models: list[list[np.ndarray]] = []
+
+    def accuracy(self, server_round: int) -> float:
+        return float(np.random.default_rng([77, self.number, server_round]).random())
+
+    def evaluate(self, ins: EvaluateIns, timeout: float | None, group_id: int | None) -> Any:
+        result = super().evaluate(ins, timeout, group_id)
+        config = dict(ins.config)
+        if "probe" not in config:
+            return result
+        self.probed.append(config)
+        self.models.append(parameters_to_ndarrays(ins.parameters))
+        result.metrics = {
+            "local_accuracy": self.accuracy(int(config["round"])),  # type: ignore[arg-type]
+            "latency_s": self.probe_s,
+            "energy_j": self.probe_j,
+        }
+        if self.answer is not None:
+            result.metrics = self.answer(self, result.metrics)
+        return result
+
+
+class FakeNode:
+    """A node around a fake client.
+
+    Args:
+        proxy: The client; its ``fault`` must be None, faults of this API are given here.
+        fault: Name of one of FAULTS or ODD_BUT_GOOD.
+        extra: Further metrics of a TRAIN reply, those of another strategy.
+        ready: Seconds until its TRAIN reply can be pulled.
+        query_fault: What it does to its QUERY reply.
+        evaluate_fault: What it does to its EVALUATE reply.
+    """
+
+    def __init__(
+        self,
+        proxy: FakeProxy,
+        *,
+        fault: str | None = None,
+        extra: dict[str, Any] | None = None,
+        ready: float = 0.0,
+        query_fault: Fault | None = None,
+        evaluate_fault: Fault | None = None,
+    ) -> None:
+        self.proxy, self.fault, self.ready = proxy, fault, ready
+        self.extra = {"acc": 0.5} if extra is None else extra
+        self.query_fault, self.evaluate_fault = query_fault, evaluate_fault
+        self.received: list[Message] = []
+
+    def messages(self, kind: str) -> list[Message]:
+        return [message for message in self.received if message.metadata.message_type == kind]
+
+    def handle(self, message: Message) -> RecordDict | Error | None:
+        """What it answers to a message."""
+        kind, fault = message.metadata.message_type, None
+        try:
+            if kind == MessageType.QUERY:
+                content, fault = self._query(), self.query_fault
+            elif kind == MessageType.EVALUATE:
+                content, fault = self._evaluate(message), self.evaluate_fault
+            else:
+                content = self._train(message)
+                fault = {**FAULTS, **ODD_BUT_GOOD}[self.fault] if self.fault else None
+            return fault(self, message, content) if fault else content
+        except Exception as error:  # as Flower's ClientApp does
+            return Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error).__name__}: {error}")
+
+    def _query(self) -> RecordDict:
+        properties = self.proxy.get_properties(GetPropertiesIns({}), None, None).properties
+        return RecordDict({"facts": ConfigRecord(dict(properties))})
+
+    def _train(self, message: Message) -> RecordDict:
+        arrays, config = message.content["arrays"], dict(message.content["config"])
+        assert isinstance(arrays, ArrayRecord)
+        server_round = int(config["server-round"])
+        ins = FitIns(initial(), config)
+        ins.parameters = _parameters(arrays)
+        result = self.proxy.fit(ins, None, server_round)
+        metrics = {k: v for k, v in result.metrics.items() if not isinstance(v, str)}
+        return RecordDict(
+            {
+                "arrays": named(parameters_to_ndarrays(result.parameters), list(arrays.keys())),
+                "metrics": MetricRecord({"num-examples": result.num_examples, **metrics, **self.extra}),
+            }
+        )
+
+    def _evaluate(self, message: Message) -> RecordDict:
+        arrays, config = message.content["arrays"], dict(message.content["config"])
+        assert isinstance(arrays, ArrayRecord)
+        result = self.proxy.evaluate(EvaluateIns(_parameters(arrays), config), None, int(config.get("server-round", 0)))
+        return RecordDict(
+            {"metrics": MetricRecord({"num-examples": result.num_examples, "loss": result.loss, **result.metrics})}
+        )
+
+
+def _parameters(arrays: ArrayRecord) -> Any:
+    from flwr.common import ndarrays_to_parameters
+
+    return ndarrays_to_parameters(arrays.to_numpy_ndarrays())
+
+
+class FakeGrid(Grid):
+    """A grid over fake nodes. It sets Flower's ``TaskIdentity``, without which no message can be made.
+
+    Args:
+        nodes: Node id -> node; more may be added later.
+        seed: Shuffles node lists and replies, as node sets and completion order do; None keeps the order.
+    """
+
+    def __init__(self, nodes: dict[int, FakeNode] | None = None, seed: int | None = 0) -> None:
+        TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 7, 1, SERVER_NODE
+        self.nodes = dict(nodes or {})
+        self._generator = None if seed is None else np.random.default_rng(seed)
+        self._replies: dict[str, tuple[float, Message]] = {}
+        self._number = 0
+        self.sent: list[list[Message]] = []
+        self.polls = 0
+
+    def set_run(self, run: Any) -> None:
+        raise NotImplementedError
+
+    @property
+    def run(self) -> Any:
+        return SimpleNamespace(run_id=7)
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        raise NotImplementedError("deprecated")
+
+    def get_node_ids(self) -> Iterable[int]:
+        self.polls += 1
+        return self._shuffled(list(self.nodes))
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        ids = []
+        for message in messages:
+            self._number += 1
+            message.metadata.__dict__["_message_id"] = f"message-{self._number}"
+            assert message.metadata.reply_to_message_id == ""
+            ids.append(message.metadata.message_id)
+            self._deliver(message)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        now = time.monotonic()
+        here = [i for i in message_ids if i in self._replies and self._replies[i][0] <= now]
+        return self._shuffled([self._replies.pop(i)[1] for i in sorted(here)])
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        assert isinstance(messages, list), "the HTTP grid iterates twice: a generator fails only in deployment"
+        self.sent.append(messages)
+        ids = set(self.push_messages(messages))
+        deadline = time.monotonic() + (3600.0 if timeout is None else timeout)
+        replies: list[Message] = []
+        while ids & self._replies.keys() and time.monotonic() < deadline:  # nobody waits for those that never answer
+            arrived = list(self.pull_messages(ids))
+            ids -= {reply.metadata.reply_to_message_id for reply in arrived}
+            replies.extend(arrived)
+            if not arrived:
+                time.sleep(0.005)
+        return replies
+
+    def _deliver(self, message: Message) -> None:
+        """Over the wire: what arrives is a copy, and so is the answer."""
+        there = copy.deepcopy(message)
+        node = self.nodes.get(message.metadata.dst_node_id)
+        answer: RecordDict | Error | None = Error(ErrorCode.NODE_UNAVAILABLE, "no such node")
+        ready = 0.0
+        if node is not None:
+            node.received.append(there)
+            answer = node.handle(there)
+            ready = node.ready if message.metadata.message_type == MessageType.TRAIN else 0.0
+        if answer is None:
+            return
+        reply: Message = Message(copy.deepcopy(answer), reply_to=there)  # type: ignore[call-overload]
+        if isinstance(answer, Error) and answer.code == ErrorCode.NODE_UNAVAILABLE:
+            reply.metadata.__dict__["_src_node_id"] = SERVER_NODE
+        self._replies[message.metadata.message_id] = (time.monotonic() + ready, reply)
+
+    def _shuffled(self, items: list[Any]) -> list[Any]:
+        return items if self._generator is None else [items[i] for i in self._generator.permutation(len(items))]
+
+
+def node_id(k: int) -> int:
+    """Random-looking node ids, whose order is not that of the clients."""
+    return (7919 * (k + 11) % 104729) * 10**6 + 13
+
+
+def crowd(count: int, *, prefix: str = "", **kwargs: Any) -> dict[int, FakeNode]:
+    """Honest nodes with the client ids 0..count-1, or prefixed."""
+    return {
+        node_id(k): FakeNode(FakeProxy(str(node_id(k)), f"{prefix}{k}" if prefix else k, number=k), **kwargs)
+        for k in range(count)
+    }
+
+
+def play(strategy: SelectionStrategy, grid: FakeGrid, rounds: int, **kwargs: Any) -> tuple[Result, list[list[bytes]]]:
+    """Run Flower's own loop; returns its result and the global model after each round."""
+    models: list[list[bytes]] = []
+
+    def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        if server_round:
+            models.append([array.tobytes() for array in arrays.to_numpy_ndarrays()])
+        return MetricRecord({"loss": 1.0 / (server_round + 1), "accuracy": 0.1 * server_round})
+
+    start = {"grid": grid, "initial_arrays": arrays_of(), "num_rounds": rounds, "timeout": 5.0, **kwargs}
+    return strategy.start(evaluate_fn=evaluate_fn, **start), models
+
+
+def fedavg(**kwargs: Any) -> FedAvg:
+    """FedAvg without federated evaluation."""
+    return FedAvg(**{"fraction_evaluate": 0.0, **kwargs})
+
+
+class RecordingBase(FedAvg):
+    """FedAvg that keeps the messages it was given."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**{"fraction_evaluate": 0.0, **kwargs})
+        self.given: list[list[Message]] = []
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+        messages = list(replies)
+        self.given.append([copy.deepcopy(message) for message in messages])
+        return super().aggregate_train(server_round, messages)
+
+
+def dispatched(grid: FakeGrid) -> list[list[str]]:
+    """The client ids that each batch of TRAIN messages went to, in the order sent."""
+    return [
+        [str(grid.nodes[message.metadata.dst_node_id].proxy.client_id) for message in batch]
+        for batch in grid.sent
+        if batch and batch[0].metadata.message_type == MessageType.TRAIN
+    ]

@@ -1,0 +1,201 @@
+"""Grids of our own: timing each node, a bounded wait, and what a base is shown."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+
+from fedsel_flwr.errors import RunError
+from fedsel_flwr.strategies.message import BSFL, CSUCB, TimedGrid
+from fedsel_flwr.strategies.message.grids import ShownGrid, wait_for_nodes
+from fedsel_flwr.strategies.message.records import addressed
+from tests.strategies.helpers import FakeProxy
+from tests.strategies.message.helpers import FakeGrid, FakeNode, arrays_of, crowd, fedavg, play
+
+pytestmark = pytest.mark.timeout(20)
+POLL_S = 0.25  # how often the grid looks
+
+
+def _train(node: int) -> Message:
+    content = RecordDict({"arrays": arrays_of(), "config": ConfigRecord({"server-round": 1})})
+    return Message(content, dst_node_id=node, message_type=MessageType.TRAIN)
+
+
+def _slow(ready: dict[int, float], **kwargs: Any) -> FakeGrid:
+    return FakeGrid(
+        {k: FakeNode(FakeProxy(str(k), k, number=k), ready=seconds, **kwargs) for k, seconds in ready.items()}
+    )
+
+
+def test_each_node_is_timed_by_itself() -> None:
+    grid = TimedGrid(_slow({5: 0.0, 6: 0.3, 7: 0.8}))
+    replies = grid.send_and_receive([_train(k) for k in (7, 5, 6)], timeout=5.0)
+    assert {reply.metadata.src_node_id for reply in replies} == {5, 6, 7}
+    assert grid.elapsed_s.keys() == {"5", "6", "7"}
+    for node, least in (("5", 0.0), ("6", 0.3), ("7", 0.8)):
+        assert least <= grid.elapsed_s[node] < least + POLL_S + 0.2, grid.elapsed_s
+
+
+def test_after_the_timeout_the_rest_are_missing_and_untimed() -> None:
+    grid = TimedGrid(_slow({5: 0.0, 6: 30.0}))
+    start = time.monotonic()
+    replies = grid.send_and_receive([_train(5), _train(6)], timeout=0.4)
+    assert 0.4 <= time.monotonic() - start < 1.2
+    assert [reply.metadata.src_node_id for reply in replies] == [5]
+    assert grid.elapsed_s.keys() == {"5"}
+
+
+def test_a_timeout_of_zero_looks_once_and_no_message_ends_at_once() -> None:
+    grid = TimedGrid(_slow({5: 0.0, 6: 30.0}))
+    start = time.monotonic()
+    assert len(grid.send_and_receive([_train(5), _train(6)], timeout=0.0)) == 1
+    assert grid.send_and_receive([], timeout=None) == []
+    assert grid.elapsed_s == {}
+    assert time.monotonic() - start < 0.5
+
+
+def test_errors_from_the_superlink_are_timed_for_the_node_that_was_asked() -> None:
+    grid = TimedGrid(FakeGrid({5: FakeNode(FakeProxy("5", 5), fault="error-unavailable")}))
+    (reply,) = grid.send_and_receive([_train(5)], timeout=1.0)
+    assert reply.metadata.src_node_id == 1
+    assert grid.elapsed_s.keys() == {"5"}
+
+
+def test_times_are_those_of_the_last_sending() -> None:
+    grid = TimedGrid(_slow({5: 0.0, 6: 0.0}))
+    grid.send_and_receive([_train(5)], timeout=1.0)
+    grid.send_and_receive([_train(6)], timeout=1.0)
+    assert grid.elapsed_s.keys() == {"6"}
+
+
+def test_it_takes_any_iterable_and_polls_four_times_a_second() -> None:
+    inner = _slow({5: 0.6})
+    pulls: list[float] = []
+    pull = inner.pull_messages
+    inner.pull_messages = lambda ids: pulls.append(time.monotonic()) or pull(ids)  # type: ignore[method-assign,func-returns-value]
+    replies = TimedGrid(inner).send_and_receive((_train(k) for k in (5,)), timeout=5.0)
+    assert len(replies) == 1
+    assert 3 <= len(pulls) <= 5
+
+
+def test_everything_else_is_the_inner_grids() -> None:
+    inner = FakeGrid(crowd(3), seed=None)
+    grid = TimedGrid(inner)
+    assert isinstance(grid, Grid)
+    assert sorted(grid.get_node_ids()) == sorted(inner.nodes)
+    assert sorted(info.node_id for info in grid.get_nodes()) == sorted(inner.nodes)
+    assert grid.run.run_id == 7
+    with pytest.raises(NotImplementedError, match="deprecated"):
+        grid.create_message(RecordDict(), "train", 1, "")
+
+
+# ---- through start ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(30)
+def test_on_the_servers_clock_reports_are_clipped_into_the_observed_window() -> None:
+    delay, slack = 0.3, 0.1
+    said: dict[int, Any] = {10: 0.001, 11: 25.0, 12: delay + 0.05, 13: float("inf")}
+    nodes = {
+        k: FakeNode(FakeProxy(str(k), k, number=k - 10, latency=latency), ready=delay) for k, latency in said.items()
+    }
+    nodes[14] = FakeNode(FakeProxy("14", 14, number=4), ready=delay, fault="latency-missing")
+    nodes[15] = FakeNode(FakeProxy("15", 15, number=5), ready=delay, fault="latency-list")
+    nodes[16] = FakeNode(FakeProxy("16", 16, number=6), ready=delay, fault="latency-negative")
+    strategy = CSUCB(
+        clients_per_round=7, max_latency=30.0, seed=0, base=fedavg(), clock="server", clock_slack=slack, min_available=7
+    )
+    play(strategy, FakeGrid(nodes), 1)
+    rows = {row.client_id: row for row in strategy.history.clients}
+    assert all(row.completed for row in rows.values())  # each replacement counted, the update kept
+    for client_id in ("11", "13", "14", "15"):
+        assert delay <= rows[client_id].latency_s < delay + POLL_S + 0.2, client_id
+    observed = rows["11"].latency_s
+    for client_id in ("10", "16"):
+        assert rows[client_id].latency_s == pytest.approx(observed - slack, abs=0.02), client_id
+    assert observed - slack <= rows["12"].latency_s <= observed
+    assert {client_id for client_id, row in rows.items() if row.problem} >= {"10", "11", "13", "14", "15", "16"}
+    assert strategy.history.rounds[0].round_s == max(row.latency_s for row in rows.values())
+
+
+@pytest.mark.timeout(30)
+def test_on_the_servers_clock_a_node_that_does_not_answer_in_time_has_failed() -> None:
+    strategy = BSFL(
+        clients_per_round=3, min_latency=0.01, max_latency=2.0, seed=0, base=fedavg(), clock="server", clock_slack=0.5
+    )
+    grid = FakeGrid(
+        {
+            5: FakeNode(FakeProxy("5", "late", number=1), ready=30.0),
+            6: FakeNode(FakeProxy("6", "dead", number=2), fault="error-unavailable"),
+            7: FakeNode(FakeProxy("7", "good", number=3, latency=0.2)),
+        }
+    )
+    start = time.monotonic()
+    play(strategy, grid, 2, timeout=0.3)
+    assert time.monotonic() - start < 3.0
+    found = [(r.client_id, r.completed, r.problem.split(":")[0]) for r in strategy.history.clients]
+    assert {(c, ok) for c, ok, _ in found} == {("late", False), ("dead", False), ("good", True)}
+    assert {p for c, _, p in found if c == "late"} == {"no answer"}
+    assert {p for c, _, p in found if c == "dead"} == {"exception"}
+    assert {r.latency_s for r in strategy.history.clients if not r.completed} == {2.0}
+
+
+def test_on_the_virtual_clock_the_grid_is_not_replaced() -> None:
+    grid = FakeGrid(crowd(3))
+    strategy = CSUCB(clients_per_round=2, max_latency=9.0, seed=0, base=fedavg())
+    play(strategy, grid, 1)
+    assert [len(batch) for batch in grid.sent if batch] == [3, 2]  # Flower's own sending, roll call and training
+
+
+# ---- what a base is shown -----------------------------------------------------------------------------------------
+
+
+def test_the_shown_nodes_are_made_up_to_the_number_a_base_asks_for() -> None:
+    inner = FakeGrid(crowd(3))
+    nodes = sorted(str(node) for node in inner.nodes)
+    shown = ShownGrid(inner, nodes, 1.0, at_least=6).get_node_ids()
+    assert len(set(shown)) == 6
+    assert shown[:3] == [int(node) for node in nodes]
+    assert ShownGrid(inner, ["1", "2", "4"], 1.0, at_least=5).get_node_ids() == [1, 2, 4, 3, 5]
+    assert ShownGrid(inner, nodes, 1.0).get_node_ids() == [int(node) for node in nodes]
+
+
+def test_a_base_cannot_send_while_it_configures() -> None:
+    with pytest.raises(RunError, match="while it configures"):
+        ShownGrid(FakeGrid(), [], 1.0).send_and_receive([])
+
+
+def test_even_at_no_patience_the_nodes_are_shown_once() -> None:
+    shown = ShownGrid(FakeGrid(), ["5"], 0.0)
+    assert shown.get_node_ids() == [5]
+    with pytest.raises(RunError, match="wait_timeout = 0 s"):
+        shown.get_node_ids()
+
+
+def test_waiting_orders_ids_as_numbers_and_ends_as_soon_as_enough_are_there() -> None:
+    grid = FakeGrid({k: FakeNode(FakeProxy(str(k))) for k in (100, 9, 20)})
+    start = time.monotonic()
+    assert wait_for_nodes(grid, 3, 60.0, "a test") == ["9", "20", "100"]
+    assert time.monotonic() - start < 1.0
+    with pytest.raises(RunError, match=r"4 nodes \(a test\), but 3 are connected"):
+        wait_for_nodes(grid, 4, 0.1, "a test")
+
+
+def test_an_addressed_copy_shares_arrays_only() -> None:
+    template = Message(
+        RecordDict({"a": arrays_of(), "c": ConfigRecord({"list": [1]}), "m": MetricRecord({"list": [1]})}),
+        dst_node_id=5, message_type="train", ttl=9.0, group_id="g",
+    )  # fmt: skip
+    FakeGrid()
+    twin = addressed(template, "77")
+    assert (twin.metadata.dst_node_id, twin.metadata.ttl, twin.metadata.group_id) == (77, 9.0, "g")
+    assert list(twin.content) == list(template.content)
+    twin.content["c"]["list"].append(2)
+    twin.content["m"]["list"].append(2)
+    assert template.content["c"]["list"] == template.content["m"]["list"] == [1]
+    assert twin.content["a"] is template.content["a"]
+    assert template.metadata.dst_node_id == 5

@@ -1,0 +1,325 @@
+"""The command ``fedsel``: lists, faults in one line, runs with everything they leave behind, and Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsel_flwr import __version__
+from fedsel_flwr.cli import main
+from fedsel_flwr.report.run_folder import read_history, read_model
+from fedsel_flwr.selectors import names
+from fedsel_flwr.simulations import comparison
+from fedsel_flwr.simulations.scenario_files import load_scenario, scenario_names
+from fedsel_flwr.simulations.world import World
+from tests.processes import Command
+from tests.simulations.inprocess import play
+
+RUN_FILES = {"scenario.toml", "rounds.parquet", "clients.parquet", "model.safetensors"}
+FILES = RUN_FILES | {"comparison.png", "summary.json"}
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every command runs in a folder of its own, so that ./runs would be seen."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):
+        monkeypatch.setenv(name, "0")
+    return tmp_path
+
+
+@pytest.fixture
+def loggers() -> Iterator[None]:
+    """Give Flower's and our loggers back what a run takes from them."""
+    kept = {name: logging.getLogger(name) for name in ("flwr", "fedsel_flwr")}
+    before = {name: (logger.handlers[:], logger.propagate) for name, logger in kept.items()}
+    yield
+    for name, logger in kept.items():
+        for handler in set(logger.handlers) - set(before[name][0]):
+            handler.close()
+        logger.handlers[:], logger.propagate = before[name]
+
+
+def fault_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """The one line on standard error with which a command line is refused."""
+    status = main(argv)
+    out, err = capsys.readouterr()
+    assert status == 2
+    assert out == ""
+    assert err.startswith("fedsel: error: ")
+    assert err.endswith("\n")
+    assert err.count("\n") == 1
+    assert list(Path.cwd().glob("runs*")) == []
+    return err
+
+
+# ---- without a run -------------------------------------------------------------------------------------------------
+
+
+def test_list_names_every_scenario_and_selector(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    out, err = capsys.readouterr()
+    scenarios, selectors = out.removeprefix("scenarios\n").split("selectors\n")
+    for listed, known in ((scenarios, scenario_names()), (selectors, names())):
+        rows = [line.split(maxsplit=1) for line in listed.splitlines()]
+        assert [row[0] for row in rows] == list(known)
+        assert all(len(row[1]) > 10 for row in rows)
+    assert load_scenario("smoke").description in out
+    assert err == ""
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"fedsel {__version__}\n"
+
+
+@pytest.mark.parametrize("argv", [[], ["fly"], ["run", "--rounds", "x"], ["run", "--nosuch"], ["list", "x"]])
+def test_a_command_line_that_cannot_be_read(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    out, err = capsys.readouterr()
+    assert ended.value.code == 2
+    assert out == ""
+    assert err.startswith("usage: fedsel")
+
+
+FAULTS: list[tuple[list[str], list[str]]] = [
+    (["run", "smoke", "--selector", "bsfll"], ["'bsfll'", "did you mean 'bsfl'", "random"]),
+    (["run", "smoke", "--set", "selectors.bsfl.alpha=-1"], ["alpha", "-1", "at least 0"]),
+    (["run", "smoke", "--set", "clients_per_round=30"], ["clients_per_round = 30", "num_clients = 10"]),
+    (["run", "smoke", "--set", "data.dataset=mnist", "--data-dir", "nowhere"], ["nowhere", "--data-dir"]),
+    (["run", "nosuch"], ["'nosuch'", "smoke"]),
+    (["run", "nosuch.toml"], ["nosuch.toml"]),
+    (["run", "smoke", "--set", "bogus=1"], ["unknown key 'bogus'", "allowed are"]),
+    (["run", "smoke", "--set", "rounds"], ["KEY=VALUE", "'rounds'"]),
+    (["run", "smoke", "--set", "=3"], ["KEY=VALUE", "'=3'"]),
+    (["run", "smoke", "--set", "model.name=vgg"], ["model.name = 'vgg'", "'logistic', 'mlp' or 'cnn'"]),
+    (["run", "smoke", "--rounds", "0"], ["rounds = 0", "greater than or equal to 1"]),
+    (["run", "smoke", "--set", "num_clients=1294"], ["1294 clients", "1293 examples"]),
+    (["run", "smoke", "--set", "data.test_fraction=0.9999"], ["test_fraction = 0.9999"]),
+    (["run", "smoke", "--set", "wireless.radius_km=0.0001"], ["radius_km", "0.0001"]),
+    (["run", "smoke", "--set", "selectors.bsfl.data_weights=1,2"], ["data_weights", "2 entries", "client 2"]),
+    (["run", "smoke", "--set", "selectors.bsfl.gamma=2"], ["selectors.bsfl.gamma", "alpha"]),
+    (["compare", "smoke", "--selectors", "bsfl,nosuch"], ["'nosuch'", "random"]),
+    (["compare", "smoke", "--selectors", "bsfl,bsfl"], ["--selectors", "'bsfl,bsfl'"]),
+    (["compare", "smoke", "--selectors", " , "], ["--selectors"]),
+    (["compare", "smoke", "--seeds", "0"], ["--seeds", "0"]),
+]
+
+
+@pytest.mark.parametrize(("argv", "said"), FAULTS, ids=[" ".join(argv) for argv, _ in FAULTS])
+def test_a_fault_is_one_line(argv: list[str], said: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    message = fault_of(capsys, *argv)
+    assert [part for part in said if part not in message] == []
+
+
+def test_broken_toml(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (own_folder / "mine.toml").write_text("rounds = 3\n[data\n")
+    message = fault_of(capsys, "run", "mine.toml")
+    assert "mine.toml" in message
+    assert "line 2" in message
+
+
+def test_data_folder_of_the_environment(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FEDSEL_DATA", "nowhere-else")
+    message = fault_of(capsys, "run", "smoke", "--set", "data.dataset=fashion-mnist")
+    assert "nowhere-else" in message
+    assert "FEDSEL_DATA" in message
+
+
+def test_a_selector_that_needs_more_than_the_scenario_says(
+    own_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (own_folder / "mine.toml").write_text("rounds = 3\n")
+    assert "'bsfl' needs min_latency" in fault_of(capsys, "compare", "mine.toml", "--selectors", "random,bsfl")
+
+
+def test_runs_dir_that_is_a_file(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (own_folder / "taken").write_text("")
+    assert "taken" in fault_of(capsys, "run", "smoke", "--runs-dir", "taken")
+
+
+def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in ("ray", "torch") else object())
+    message = fault_of(capsys, "run", "smoke")
+    assert "torch, ray not installed" in message
+    assert "pip install 'fedsel-flwr[sim]'" in message
+
+
+def test_ctrl_c_while_loading(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedsel_flwr.simulations.scenario_files.load_scenario", interrupted)
+    assert main(["run", "smoke"]) == 130
+    assert capsys.readouterr() == ("", "fedsel: interrupted\n")
+
+
+# ---- compare, with the simulation played in this process ----------------------------------------------------------
+
+
+def test_compare_runs_every_selector_on_every_seed(
+    own_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], loggers: None
+) -> None:
+    played: list[tuple[str, int]] = []
+
+    def simulate(scenario: Any, *, on_round: Any) -> Any:
+        played.append((scenario.selector, scenario.seed))
+        result = play(scenario)
+        for record in result.history.rounds:
+            on_round(record)
+        return result
+
+    monkeypatch.setattr(comparison, "simulate", simulate)
+    argv = ["compare", "smoke", "--selectors", "cs-ucb, random", "--seeds", "2", "--rounds", "4", "--set", "seed=5"]
+    assert main(argv) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert played == [("cs-ucb", 5), ("cs-ucb", 6), ("random", 5), ("random", 6)]
+    folder = Path(out.splitlines()[-1])
+    assert folder.parent == own_folder / "runs"
+    assert {path.name for path in folder.iterdir()} == {
+        "cs-ucb-seed5", "cs-ucb-seed6", "random-seed5", "random-seed6", "comparison.png", "summary.json", "flower.log",
+    }  # fmt: skip
+    summaries = json.loads((folder / "summary.json").read_text())
+    assert [(s["selector"], s["seed"]) for s in summaries] == played
+    for summary in summaries:
+        run = folder / f"{summary['selector']}-seed{summary['seed']}"
+        assert {path.name for path in run.iterdir()} == RUN_FILES
+        history = read_history(run)
+        assert [r.round for r in history.rounds] == [1, 2, 3, 4]
+        assert summary["accuracy"] == history.rounds[-1].accuracy
+        resolved = load_scenario(str(run / "scenario.toml"))
+        assert (resolved.selector, resolved.seed, resolved.rounds) == (summary["selector"], summary["seed"], 4)
+    for label in ("cs-ucb, seed 5", "cs-ucb, seed 6", "random, seed 5", "random, seed 6"):
+        assert f"{label}: round 4/4" in out
+    rows = [line for line in out.splitlines() if re.match(r"(cs-ucb|random) +\S+ ±", line)]
+    assert len(rows) == 2  # one line a selector: mean ± spread
+
+
+# ---- one run from the shell ----------------------------------------------------------------------------------------
+
+
+class Shell:
+    """A finished ``fedsel`` command."""
+
+    def __init__(self, folder: Path, *argv: str) -> None:
+        command = fedsel(folder, *argv)
+        try:
+            self.status = command.wait(120)
+            self.left = command.left()
+            self.started = command.number_started
+        finally:
+            command.kill()
+        self.out, self.err, self.seconds = command.stdout, command.stderr, command.seconds
+        self.folder = Path(self.out.splitlines()[-1])
+
+
+def fedsel(folder: Path, *argv: str) -> Command:
+    work = folder / "work"
+    work.mkdir()
+    return Command(sys.executable, "-m", "fedsel_flwr.cli", *argv, folder=folder, cwd=work)
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Shell:
+    """``fedsel run smoke``."""
+    return Shell(tmp_path_factory.mktemp("first"), "run", "smoke")
+
+
+@pytest.mark.timeout(150)
+def test_run_prints_plain_lines_a_table_and_the_folder(first: Shell) -> None:
+    assert first.status == 0, first.err
+    assert first.err == ""
+    assert "\x1b" not in first.out
+    lines = first.out.splitlines()
+    for i in (1, 2, 3):
+        assert re.fullmatch(
+            rf"bsfl: round {i}/3  accuracy +[\d.]+ %  simulated [\d.]+ s  energy [\d.]+ J  failed 0", lines[i - 1]
+        )
+    header = " ".join(lines[3:5])
+    assert all(word in header for word in ("accuracy", "time to", "energy", "Jain", "failed"))
+    assert any(re.match(r"bsfl +[\d.]+ ", line) for line in lines[5:])
+    assert re.fullmatch(r".*/work/runs/smoke-\d{8}-\d{6}", lines[-1])
+    assert first.folder.is_dir()
+
+
+@pytest.mark.timeout(150)
+def test_run_folder_holds_everything(first: Shell) -> None:
+    assert {path.name for path in first.folder.iterdir()} == FILES | {"flower.log"}
+    assert (first.folder / "comparison.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    history = read_history(first.folder)
+    assert [r.round for r in history.rounds] == [1, 2, 3]
+    assert len(history.clients) == 9
+    assert all(map(math.isfinite, (x for row in history.clients for x in (row.latency_s, row.energy_j))))
+    smoke = load_scenario("smoke")
+    assert load_scenario(str(first.folder / "scenario.toml")).model_dump(exclude={"name"}) == smoke.model_dump(
+        exclude={"name"}
+    )
+    assert World(smoke).test(read_model(first.folder))[1] == history.rounds[-1].accuracy
+    assert "configure_fit" in (first.folder / "flower.log").read_text()
+
+
+@pytest.mark.timeout(150)
+def test_summary_is_json_that_any_reader_takes(first: Shell) -> None:
+    """No NaN and no Infinity, which only Python's reader knows."""
+
+    def refuse(constant: str) -> None:
+        pytest.fail(f"summary.json holds {constant}")
+
+    (summary,) = json.loads((first.folder / "summary.json").read_text(), parse_constant=refuse)
+    history = read_history(first.folder)
+    assert (summary["selector"], summary["seed"], summary["failed_clients"]) == ("bsfl", 1, 0)
+    assert summary["accuracy"] == history.rounds[-1].accuracy
+    assert summary["energy_j"] == history.rounds[-1].total_energy_j
+    reached = [r.simulated_s for r in history.rounds if r.accuracy >= 0.5]
+    assert summary["time_to_target_s"] == (reached[0] if reached else None)
+
+
+@pytest.mark.timeout(150)
+def test_run_leaves_no_process(first: Shell) -> None:
+    assert first.started > 4  # Ray was there: server, raylet, actors
+    assert first.left == []
+
+
+@pytest.mark.timeout(300)
+def test_the_resolved_scenario_makes_the_same_run(first: Shell, tmp_path: Path) -> None:
+    """In a process of its own: the same choices, latencies and losses, and the same model, bit by bit."""
+    again = Shell(tmp_path, "run", str(first.folder / "scenario.toml"), "--runs-dir", str(tmp_path / "elsewhere"))
+    assert again.status == 0, again.err
+    assert again.folder.parent == tmp_path / "elsewhere"
+    assert again.left == []
+    ours, theirs = read_history(first.folder), read_history(again.folder)
+    assert repr(ours.clients) == repr(theirs.clients)
+    assert repr(ours.rounds) == repr(theirs.rounds)
+    model = (first.folder / "model.safetensors").read_bytes()
+    assert model == (again.folder / "model.safetensors").read_bytes()
+    assert (first.folder / "scenario.toml").read_text() == (again.folder / "scenario.toml").read_text()
+
+
+@pytest.mark.timeout(150)
+def test_ctrl_c_ends_everything_at_once(tmp_path: Path) -> None:
+    command = fedsel(tmp_path, "run", "smoke", "--rounds", "3000", "--selector", "random")
+    try:
+        command.wait_for("random: round    1/3000", timeout=100)
+        assert command.number_started > 4
+        time.sleep(0.5)
+        pressed = time.monotonic()
+        command.interrupt()
+        assert command.wait(30) == 130
+        assert time.monotonic() - pressed < 10
+        assert command.left() == []
+    finally:
+        command.kill()
+    assert re.fullmatch(r"fedsel: interrupted; finished runs are in \S+\n", command.stderr), command.stderr
