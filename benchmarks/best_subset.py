@@ -22,4 +22,6 @@ if __name__ == "__main__":
                 start = time.perf_counter()
                 kept, value = best_subset(logits, labels, score)
                 times.append(time.perf_counter() - start)
-            print(f"{n} models x {examples} x {classes}, {score}: min {min(times):.2f} s, keeps {kept.sum()}, {value:.4f}")
+            print(
+                f"{n} models x {examples} x {classes}, {score}: min {min(times):.2f} s, keeps {kept.sum()}, {value:.4f}"
+            )

@@ -251,7 +251,7 @@ def test_run_prints_plain_lines_a_table_and_the_folder(first: Shell) -> None:
     header = " ".join(lines[3:5])
     assert all(word in header for word in ("accuracy", "time to", "energy", "Jain", "failed"))
     assert any(re.match(r"bsfl +[\d.]+ ", line) for line in lines[5:])
-    assert re.fullmatch(r".*/work/runs/smoke-\d{8}-\d{6}", lines[-1])
+    assert re.fullmatch(r".*/runs/smoke-\d{8}-\d{6}", lines[-1])
     assert first.folder.is_dir()
 
 

@@ -59,7 +59,7 @@ def best_subset(logits: FloatArray, labels: IntArray, score: Score = "loss") -> 
     else:
         members, value = _greedy(stack, scorer)
     kept = np.zeros(len(stack), dtype=np.bool_)
-    kept[list(members)] = True
+    kept[list(members)] = True  # S_opt (4)
     return kept, value
 
 
@@ -76,7 +76,7 @@ class _Loss:
         top = mean.max(axis=0)
         mean -= top
         np.exp(mean, out=mean)
-        return float((chosen - top - np.log(mean.sum(axis=0))).mean())
+        return float((chosen - top - np.log(mean.sum(axis=0))).mean())  # u(X, g), classification loss
 
 
 class _Accuracy:
@@ -86,7 +86,7 @@ class _Accuracy:
         self._right = right
 
     def __call__(self, total: FloatArray, size: int) -> float:
-        return float((total.argmax(axis=0) == self._right).mean())
+        return float((total.argmax(axis=0) == self._right).mean())  # u(X, g), Dirac delta
 
 
 def _exact(stack: FloatArray, scorer: Any) -> tuple[tuple[int, ...], float]:

@@ -80,19 +80,19 @@ def averaging(scheme: str, num_examples: FloatArray, total_examples: float, num_
 
 
 def _fedpdp(weights: FloatArray, share: float, num_clients: int) -> Averaging:
-    return Averaging(weights, 0.0, 1.0)
+    return Averaging(weights, 0.0, 1.0)  # (5), normalized
 
 
 def _fedpdp_exact(weights: FloatArray, share: float, num_clients: int) -> Averaging:
-    return Averaging(weights, 0.0, share * num_clients / weights.size)
+    return Averaging(weights, 0.0, share * num_clients / weights.size)  # (5)
 
 
 def _fedavg_absent(weights: FloatArray, share: float, num_clients: int) -> Averaging:
-    return Averaging(weights, round(1.0 - share, 15), share)
+    return Averaging(weights, round(1.0 - share, 15), share)  # (3)
 
 
 def _mean(weights: FloatArray, share: float, num_clients: int) -> Averaging:
-    return Averaging(np.ones_like(weights), 0.0, 1.0)
+    return Averaging(np.ones_like(weights), 0.0, 1.0)  # Table 1, FedProx
 
 
 SCHEMES: dict[str, Callable[[FloatArray, float, int], Averaging]] = {

@@ -143,7 +143,7 @@ def _draw(swaps: Swaps, generator: np.random.Generator) -> tuple[int, int]:
 
 def _energy(ucb: FloatArray, g: FloatArray, alpha: float) -> float:
     """The energy (17) of the set with these bounds and values."""
-    return float(ucb.min() + alpha * g.mean())
+    return float(ucb.min() + alpha * g.mean())  # (17)
 
 
 def _finite(ucb: FloatArray, g: FloatArray, alpha: float) -> tuple[FloatArray, FloatArray]:

@@ -80,7 +80,7 @@ class CSUCB(Selector):
 
     def _observe(self, report: RoundReport) -> None:
         k = report.clients
-        reward = 1.0 - np.minimum(report.latency, self.max_latency) / self.max_latency
+        reward = 1.0 - np.minimum(report.latency, self.max_latency) / self.max_latency  # r_k, below (12)
         reward = np.where(report.completed, reward, 0.0)
         self._plays[k] += 1  # (17)
         self._mean[k] += (reward - self._mean[k]) / self._plays[k]  # (16)

@@ -118,7 +118,7 @@ class CSUCBQ(Selector):
 
     def _observe(self, report: RoundReport) -> None:
         k = report.clients
-        reward = 1.0 - np.minimum(report.latency, self.max_latency) / self.max_latency
+        reward = 1.0 - np.minimum(report.latency, self.max_latency) / self.max_latency  # r_k, below (12)
         reward = np.where(report.completed, reward, 0.0)
         self._served[k] = True
         self._plays[k] += 1  # (17)
@@ -137,5 +137,5 @@ class CSUCBQ(Selector):
         if self.fairness is not None:
             return self._share
         size = np.where(self._registered, filled_sizes(self._size, self._registered), 0.0)
-        share = self.fairness_scale * self.clients_per_round * size / max(float(size.sum()), 1e-300)
+        share = self.fairness_scale * self.clients_per_round * size / max(float(size.sum()), 1e-300)  # c_k
         return np.asarray(np.minimum(share, BELOW_ONE))

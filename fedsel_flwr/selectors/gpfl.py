@@ -111,7 +111,7 @@ class GPFL(Selector):
         score = np.full(seen.shape, np.inf)
         exploration = np.sqrt(2.0 * np.log(max(1, self._plays.sum())) / self._plays[seen])
         mean = self._reward_sum[seen] / (self.round - 1)
-        score[seen] = mean + self.rho * (self.round / self.total_rounds) * exploration  # (6)
+        score[seen] = mean + self.rho * (self.round / self.total_rounds) * exploration  # (6), (7)
         return self._largest(score, available)
 
     def _observe(self, report: RoundReport) -> None:
@@ -132,12 +132,12 @@ class GPFL(Selector):
         if self._observed.any():
             values = self._projection[self._observed]
             powers = np.exp(values - values.max())
-            reward[self._observed] = powers / powers.sum()
+            reward[self._observed] = powers / powers.sum()  # (5)
         return reward
 
     def _factor(self, accuracy: float, loss: float) -> float:
         """The amplification (8) of the clients just selected."""
         if accuracy != self._accuracy:
-            return float(2.0 * np.exp(np.clip(accuracy - self._accuracy, -CLIP, CLIP)))
+            return float(2.0 * np.exp(np.clip(accuracy - self._accuracy, -CLIP, CLIP)))  # (8)
         fall = self._loss - loss if self.loss_sign == "corrected" else loss - self._loss
-        return float(np.exp(np.clip(fall, -CLIP, CLIP)))
+        return float(np.exp(np.clip(fall, -CLIP, CLIP)))  # (8)

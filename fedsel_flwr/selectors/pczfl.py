@@ -139,13 +139,13 @@ class PCZFL(Selector):
             mine = member[:, ball]
             if not mine.any():
                 continue
-            if spread[ball] <= self._radius[ball]:
+            if spread[ball] <= self._radius[ball]:  # Algorithm 1, zooming
                 distance = np.linalg.norm(contexts[mine] - contexts[mine].mean(axis=0), axis=1)
                 centres.append(contexts[mine][np.argmax(distance <= distance.min() + TIE)])  # clients ascend
                 radii.append(self._radius[ball] / 2.0)
             self._ball_plays[ball] += 1
             step = rewards[mine].mean(axis=0) - self._ball_mean[ball]
-            self._ball_mean[ball] += step / self._ball_plays[ball]
+            self._ball_mean[ball] += step / self._ball_plays[ball]  # Algorithm 1, update
         if centres:
             self._centre = np.vstack([self._centre, centres])
             self._radius = np.append(self._radius, radii)
@@ -160,19 +160,19 @@ class PCZFL(Selector):
                 getattr(self, f"_{name}")[clients[known]] = np.clip(columns[name][known], 0.0, 1.0)
 
     def _contexts(self, clients: IntArray) -> FloatArray:
-        return np.column_stack([self._accuracy[clients], self._energy_score[clients]])
+        return np.column_stack([self._accuracy[clients], self._energy_score[clients]])  # (3)
 
     def _domains(self, clients: IntArray) -> BoolArray:
         """Whether each client lies in each ball's domain (Definition 2), shape (n, balls)."""
         offset = self._contexts(clients)[:, None, :] - self._centre[None, :, :]
         inside = np.linalg.norm(offset, axis=2) <= self._radius + INSIDE
         smallest = np.where(inside, self._radius, np.inf).min(axis=1, keepdims=True)
-        return np.asarray(inside & (self._radius <= smallest))
+        return np.asarray(inside & (self._radius <= smallest))  # (2), Definition 2
 
     def _spread(self) -> FloatArray:
         """u_B, infinite for a ball never chosen."""
         with np.errstate(divide="ignore"):
-            return np.sqrt(2.0 * self.uncertainty / self._ball_plays)
+            return np.sqrt(2.0 * self.uncertainty / self._ball_plays)  # u_B, below (4)
 
     def _significance(self, balls: IntArray) -> FloatArray:
         """g_B of ``balls``, shape (n, 2)."""
@@ -186,4 +186,4 @@ class PCZFL(Selector):
         g = self._significance(balls)
         at_least = np.all(g[None, :, :] >= g[:, None, :], axis=2)
         better = np.any(g[None, :, :] > g[:, None, :], axis=2)
-        return np.asarray(~np.any(at_least & better, axis=1))
+        return np.asarray(~np.any(at_least & better, axis=1))  # Algorithm 1, front

@@ -30,7 +30,7 @@ def end_descendants(grace_s: float = 5.0) -> int:
     Returns:
         How many processes there were.
     """
-    descendants = psutil.Process().children(recursive=True)
+    descendants = [process for process in psutil.Process().children(recursive=True) if not _is_tracker(process)]
     for process in descendants:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
@@ -40,3 +40,10 @@ def end_descendants(grace_s: float = 5.0) -> int:
             process.kill()
     psutil.wait_procs(alive, timeout=grace_s)
     return len(descendants)
+
+
+def _is_tracker(process: psutil.Process) -> bool:
+    """Whether this is Python's resource tracker, which ends with its parent, and which the parent still needs."""
+    with contextlib.suppress(psutil.Error):
+        return any("multiprocessing.resource_tracker" in part for part in process.cmdline())
+    return False

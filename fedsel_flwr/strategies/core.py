@@ -35,6 +35,8 @@ from fedsel_flwr.wireless import round_time
 logger = logging.getLogger("fedsel_flwr")
 MEASURED = frozenset({"accuracy", "projection", "update"})
 """Columns that the server measures on each usable model."""
+FRACTIONS = frozenset({"local_accuracy", "accuracy", "energy_score"})
+"""Columns that lie in [0, 1]."""
 Availability = Callable[[str, int, float], bool]
 
 
@@ -187,6 +189,7 @@ class SelectionCore:
         for row in evicted:
             self._failures.pop(row, None)
             self._out_until.pop(row, None)
+            self._sizes.pop(row, None)
         if evicted:
             self.selector.forget(np.array(evicted))
         if not new:
@@ -250,10 +253,13 @@ class SelectionCore:
             metrics = answers.get(node, {})
             for name in self._columns:
                 value = finite_number(metrics.get(name))
+                if value is not None and name in FRACTIONS and not 0 <= value <= 1:
+                    value = None
                 columns[name].append(np.nan if value is None else value)
                 if value is None:
                     logger.warning("round %d, client %s: probe: no %s", self.round + 1, self.roster.ids[row], name)
-            seconds = finite_number(metrics.get(keys.latency))
+            answered = all(np.isfinite(columns[name][-1]) for name in self._columns)
+            seconds = finite_number(metrics.get(keys.latency)) if answered else None
             latency.append(limit if seconds is None or not 0 <= seconds <= limit else seconds)
             energy = finite_number(metrics.get(keys.energy))
             self._probe_j += energy if energy is not None and energy > 0 else 0.0
@@ -333,10 +339,10 @@ class SelectionCore:
         """The outcome with what the server measures on the usable models, and how they are averaged."""
         models = [outcome.results[node].converted or replies[node].arrays or [] for node in outcome.usable]
         outcome = replace(outcome, columns=self.measurer.models(models, reference))
-        if self.settings.averaging is None or not outcome.enough:
-            return outcome
         if not outcome.kept:
             return replace(outcome, enough=False)
+        if self.settings.averaging is None or not outcome.enough:
+            return outcome
         sizes = np.array([outcome.results[node].num_examples for node in outcome.kept], dtype=np.float64)
         num_clients = self.selector.num_clients
         known = list(self._sizes.values())
@@ -385,7 +391,7 @@ class SelectionCore:
         columns |= self._spread(outcome, completed)
         needed: dict[str, Any] = {name: value for name, value in columns.items() if name in self.selector.needs}
         for name, value in needed.items():
-            lacking = completed & ~np.isfinite(value.reshape(len(rows), -1)).all(axis=1)
+            lacking = completed & ~np.isfinite(value).all(axis=tuple(range(1, value.ndim)))
             if lacking.any():
                 ids = [self.roster.ids[row] for row, lacks in zip(rows, lacking, strict=True) if lacks]
                 logger.warning(
@@ -394,7 +400,8 @@ class SelectionCore:
                 completed &= ~lacking
         latency = np.where(completed, latency, self.settings.max_latency)
         if "kept" in self.selector.needs:
-            needed["kept"] = np.array([node in outcome.kept for node in self._chosen.values()]) & completed
+            kept = [node in outcome.kept for node in self._chosen.values()]
+            needed["kept"] = np.array(kept, dtype=np.bool_) & completed
         return RoundReport(
             clients=np.array(rows, dtype=np.int64),
             completed=completed,
@@ -409,8 +416,8 @@ class SelectionCore:
         position = {node: i for i, node in enumerate(self._chosen.values())}
         for name in self.selector.needs & MEASURED:
             measured = outcome.columns.get(name)
-            shape = (len(completed), *(np.shape(measured)[1:] if measured is not None else ()))
-            spread[name] = np.full(shape, np.nan)
+            row = np.shape(measured)[1:] if measured is not None else (0,) * (name == "update")
+            spread[name] = np.full((len(completed), *row), np.nan)
             if measured is not None:
                 spread[name][[position[node] for node in outcome.usable]] = measured
         return spread

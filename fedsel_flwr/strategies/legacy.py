@@ -74,7 +74,7 @@ class SelectionStrategy(Adapter, Strategy):
         chosen = {cid: clients[cid] for cid in self.core.choose(clients)}
         self._dispatched = {}
         if not chosen:
-            self.core.finish(self.core.collect({}, None))
+            self.core.finish(self.core.collect({}, None), self._reference)
             return []
         instructions = self.base.configure_fit(
             server_round=server_round,

@@ -67,6 +67,9 @@ class Validation:
             raise ParameterError(
                 f"predict must return logits of shape ({len(self.labels)}, n_classes), got shape {logits.shape}"
             )
+        low, high = np.min(self.labels), np.max(self.labels)
+        if low < 0 or high >= logits.shape[1]:
+            raise ParameterError(f"labels must lie in 0..{logits.shape[1] - 1}, predict's classes, got {low}..{high}")
         return logits if np.isfinite(logits).all() else np.full_like(logits, np.nan)
 
     def loss_and_accuracy(self, arrays: Arrays) -> tuple[float, float]:

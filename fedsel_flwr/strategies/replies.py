@@ -23,7 +23,7 @@ Arrays = Sequence[npt.NDArray[Any]]
 
 
 NUMBERS = ("energy", "download", "compute", "upload", "train_loss", "energy_score")
-REPORTED = ("latency", "client_id", *NUMBERS)
+REPORTED = ("latency", "client_id", "energy_modelled", *NUMBERS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +39,7 @@ class MetricKeys:
     client_id: str = "client_id"
     num_examples: str = "num_examples"
     energy_score: str = "energy_score"
+    energy_modelled: str = "energy_modelled"
 
     def reported(self) -> frozenset[str]:
         """The keys that clients report with an update."""

@@ -23,7 +23,7 @@ child.stdout.readline()
 parent = (
     "import subprocess, sys; "
     "print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True, "
-    "stdout=subprocess.DEVNULL).pid)"
+    "stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid)"
 )
 orphan = int(subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True).stdout)
 print(child.pid, orphan, flush=True)

@@ -77,7 +77,7 @@ class SelectionStrategy(Adapter, Strategy):
         chosen = self.core.choose(nodes)
         self._dispatched = {}
         if not chosen:
-            self.core.finish(self.core.collect({}, None))
+            self.core.finish(self.core.collect({}, None), self._reference)
             return []
         template = self._template(server_round, arrays, config, grid, nodes)
         self._dispatched = {node: addressed(template, node) for node in chosen}

@@ -1,0 +1,302 @@
+"""FedCA's filter against plain enumeration of all subsets, (4) of Kim et al. (2021)."""
+
+from __future__ import annotations
+
+import math
+import time
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsel_flwr.aggregation import best_subset
+
+SCORES = ["loss", "accuracy"]
+
+
+def score_of(members: tuple[int, ...], logits: np.ndarray, labels: np.ndarray, score: str) -> float:
+    """Score the averaged logits of some models: fraction correct, or minus the mean cross-entropy in nats."""
+    total = 0.0
+    for example, label in enumerate(labels.tolist()):
+        rows = [[float(value) for value in logits[model, example]] for model in members]
+        mean = [math.fsum(values) / len(members) for values in zip(*rows, strict=True)]
+        if score == "accuracy":
+            total += max(range(len(mean)), key=mean.__getitem__) == label
+        else:
+            top = max(mean)
+            total += mean[label] - top - math.log(sum(math.exp(value - top) for value in mean))
+    return total / len(labels)
+
+
+def enumerate_subsets(logits: np.ndarray, labels: np.ndarray, score: str) -> dict[tuple[int, ...], float]:
+    """Score every non-empty subset, in the order in which ties are broken: larger first, then the lowest indices."""
+    n = len(logits)
+    sets = [members for size in range(n, 0, -1) for members in combinations(range(n), size)]
+    return {members: score_of(members, logits, labels, score) for members in sets}
+
+
+def check(logits: np.ndarray, labels: np.ndarray, score: str) -> tuple[int, ...]:
+    """Compare with enumeration: the value, and the first of the sets that reach it; returns that set."""
+    values = enumerate_subsets(logits, labels, score)
+    best = max(values.values())
+    expected = next(members for members, value in values.items() if value >= best - 1e-12)
+    kept, value = best_subset(logits, labels, score)
+    kept = np.asarray(kept)
+    assert kept.dtype == np.bool_
+    assert kept.shape == (len(logits),)
+    assert isinstance(value, float)
+    assert value == pytest.approx(best, rel=1e-9, abs=1e-9)
+    assert tuple(np.flatnonzero(kept).tolist()) == expected
+    return expected
+
+
+def random_case(n: int, seed: int, examples: int = 10, classes: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    """Models that know something, each biased to a class of its own."""
+    rng = np.random.default_rng([seed, n])
+    labels = rng.integers(0, classes, examples)
+    logits = rng.normal(0, 1, (n, examples, classes))
+    logits[:, np.arange(examples), labels] += 0.4
+    logits[np.arange(n), :, rng.integers(0, classes, n)] += rng.uniform(0, 2, n)[:, None]
+    return logits, labels
+
+
+def test_by_hand() -> None:
+    """Three models, two examples, two classes; only the difference of the two logits matters, here class 1 - class 0.
+
+    Labels 0 and 1. Differences: model 0 (-3, -1), model 1 (1, 3), model 2 (-4, -6).
+    Accuracy: alone 1/2 each (0: only the first is right; 1: only the second; 2: only the first). {0, 1}: (-1, 1): both
+        right, 1. {0, 2}: (-3.5, -3.5), {1, 2}: (-1.5, -1.5), all: (-2, -4/3): 1/2                        -> {0, 1}, 1
+    Loss, ln(1 + e^d) at label 0 and ln(1 + e^-d) at label 1, on average:
+        {0}: (ln(1 + e^-3) + ln(1 + e^1))/2 = (.0486 + 1.3133)/2 = .6809
+        {1}: (1.3133 + .0486)/2 = .6809     {2}: (.0181 + 6.0025)/2 = 3.0103
+        {0, 1}: ln(1 + e^-1) = .3133        {0, 2}: (.0298 + 3.5298)/2 = 1.7798
+        {1, 2}: (.2014 + 1.7014)/2 = .9514  all: (ln(1 + e^-2) + ln(1 + e^4/3))/2 = (.1269 + 1.5676)/2 = .8473
+                                                                                                    -> {0, 1}, -.3133
+    """
+    differences = np.array([[-3.0, -1.0], [1.0, 3.0], [-4.0, -6.0]])
+    logits = np.stack([np.zeros_like(differences), differences], axis=2)
+    labels = np.array([0, 1])
+    for score, expected in (("accuracy", 1.0), ("loss", -0.3132617)):
+        kept, value = best_subset(logits, labels, score=score)
+        assert kept.tolist() == [True, True, False]
+        assert value == pytest.approx(expected, abs=1e-7)
+
+
+def test_the_average_is_of_logits() -> None:
+    """Not of probabilities, and not a vote: one loud model outweighs two quiet ones.
+
+    Label 0, logits (9, 0), (-1, 0), (-1, 0). Accuracy of all: mean (7/3, 0), right, though two of three are wrong, so
+    the tie of {0}, {0, 1}, {0, 2} and all goes to the largest set.
+    """
+    logits = np.array([[[9.0, 0.0]], [[-1.0, 0.0]], [[-1.0, 0.0]]])
+    assert best_subset(logits, np.array([0]), "accuracy")[0].tolist() == [True, True, True]
+    kept, value = best_subset(logits, np.array([0]), "loss")
+    assert kept.tolist() == [True, False, False]
+    assert value == pytest.approx(-math.log1p(math.exp(-9)))
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("n", range(1, 11))
+def test_equals_enumeration(n: int, score: str) -> None:
+    """Up to ten models, several worlds."""
+    sizes = {len(check(*random_case(n, seed), score)) for seed in range(6 if n < 8 else 2)}
+    assert n < 5 or sizes - {n}  # somewhere a model was left out
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_equals_enumeration_of_twelve(score: str) -> None:
+    """4,095 subsets."""
+    assert 1 < len(check(*random_case(12, 3, examples=6), score)) < 12
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), score=st.sampled_from(SCORES))
+def test_equals_enumeration_with_many_ties(data: st.DataObject, score: str) -> None:
+    """Few examples and models that repeat one another: many sets score alike; class ties are kept out."""
+    n, examples, classes = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 4)), data.draw(st.integers(2, 3))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    logits = rng.normal(0, 2, (n, examples, classes))[rng.integers(0, n, n)]
+    check(logits, rng.integers(0, classes, examples), score)
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_copies_of_one_model_are_all_kept(score: str) -> None:
+    """Whole numbers add up exactly, so all subsets score exactly alike: the largest wins, for any n."""
+    for n in (2, 3, 5, 7, 12):
+        logits = np.tile(np.array([[[3.0, -1.0, 0.0], [1.0, 2.0, 0.0]]]), (n, 1, 1))
+        assert best_subset(logits, np.array([0, 1]), score)[0].all()
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_ties_go_to_the_larger_set(score: str) -> None:
+    """Models 1 and 3 are one good model, 0 and 2 a bad one: {1, 3} scores as {1} or {3} alone."""
+    good, bad = [[4.0, 0.0], [0.0, 4.0]], [[0.0, 8.0], [8.0, 0.0]]
+    kept, _ = best_subset(np.array([bad, good, bad, good]), np.array([0, 1]), score)
+    assert kept.tolist() == [False, True, False, True]
+
+
+def test_ties_go_to_the_lowest_indices() -> None:
+    """One example, label 0; a set is right if its sum of differences of logits, class 0 - class 1, is positive.
+
+    (+5, -4, -4, -4): {0, 1}, {0, 2}, {0, 3} are right, all larger sets are wrong                         -> {0, 1}
+    (-4, -4, +5, -4): {0, 2}, {1, 2}, {2, 3}                                                              -> {0, 2}
+    (-4, -4, -4, +5): {0, 3}, {1, 3}, {2, 3}                                                              -> {0, 3}
+    (+5, -4, -4, +5): the largest set is right                                                            -> all
+    (-12, +5, +5, -12): {1, 2} alone of the pairs; {0, 1, 2}: -2 is wrong                                 -> {1, 2}
+    """
+    cases: dict[tuple[float, ...], list[int]] = {
+        (5, -4, -4, -4): [0, 1],
+        (-4, -4, 5, -4): [0, 2],
+        (-4, -4, -4, 5): [0, 3],
+        (5, -4, -4, 5): [0, 1, 2, 3],
+        (-12, 5, 5, -12): [1, 2],
+    }
+    for differences, expected in cases.items():
+        logits = np.array([[[difference, 0.0]] for difference in differences])
+        kept, value = best_subset(logits, np.array([0]), "accuracy")
+        assert np.flatnonzero(kept).tolist() == expected
+        assert value == 1.0
+
+
+def test_lowest_indices_compare_the_first_one_first() -> None:
+    """Two examples, label 0; {0, 3} gets only the first right, {1, 2} only the second: 0 is the lowest index of all.
+
+    Differences of logits: first example (5, -10, -10, -4): {0} and {0, 3} are right; second (-10, 5, -4, -10): {1} and
+    {1, 2}. All other sets get none; the two pairs are the larger ones.
+    """
+    differences = np.array([[5.0, -10.0], [-10.0, 5.0], [-10.0, -4.0], [-4.0, -10.0]])
+    logits = np.stack([differences, np.zeros_like(differences)], axis=2)
+    kept, value = best_subset(logits, np.array([0, 0]), "accuracy")
+    assert np.flatnonzero(kept).tolist() == [0, 3]
+    assert value == 0.5
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_one_model(score: str) -> None:
+    """It is kept, however bad."""
+    kept, value = best_subset(np.array([[[0.0, 2.0]]]), np.array([0]), score)
+    assert kept.tolist() == [True]
+    assert value == pytest.approx(0.0 if score == "accuracy" else -math.log1p(math.exp(2)))
+
+
+def test_loss_is_the_default_and_arguments_go_by_name() -> None:
+    """best_subset(logits, labels) scores by loss."""
+    logits, labels = random_case(4, 0)
+    kept, value = best_subset(logits=logits, labels=labels)
+    assert value == best_subset(logits, labels, "loss")[1] < 0
+    np.testing.assert_array_equal(kept, best_subset(logits, labels, score="loss")[0])
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_types_and_scales(score: str) -> None:
+    """float32 as it comes from torch, lists, int32 labels; nothing is changed; huge logits do not overflow."""
+    logits, labels = random_case(5, 1)
+    before = logits.copy(), labels.copy()
+    kept, value = best_subset(logits, labels, score)
+    np.testing.assert_array_equal(logits, before[0])
+    np.testing.assert_array_equal(labels, before[1])
+    for other in (logits.astype(np.float32), logits.tolist(), np.asfortranarray(logits)):
+        same, close = best_subset(other, labels.astype(np.int32), score)
+        np.testing.assert_array_equal(same, kept)
+        assert close == pytest.approx(value, abs=1e-5)
+    frozen = logits.copy()
+    frozen.setflags(write=False)
+    np.testing.assert_array_equal(best_subset(frozen, labels, score)[0], kept)
+    assert math.isfinite(best_subset(logits * 1e6, labels, score)[1])
+    shifted = logits + 1000.0 * np.arange(5)[:, None, None]  # a constant per model changes no probability
+    np.testing.assert_array_equal(best_subset(shifted, labels, score)[0], kept)
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("n", [17, pytest.param(20, marks=pytest.mark.slow)])
+def test_exact_to_twenty(n: int, score: str) -> None:
+    """A million subsets of 20 models on 16 examples, two classes: the optimum is found, against one matrix product.
+
+    Two classes: only differences of logits matter, and subsets are the rows of a table of bits.
+    """
+    examples = 16
+    rng = np.random.default_rng(5)
+    differences = rng.normal(0.0, 2.0, (n, examples)) - 0.5  # above 0: right
+    best = -math.inf
+    for start in range(1, 2**n, 2**16):
+        subsets = np.arange(start, min(start + 2**16, 2**n))
+        bits = ((subsets[:, None] >> np.arange(n)) & 1).astype(float)
+        mean = bits @ differences / bits.sum(1, keepdims=True)
+        values = (mean > 0).mean(1) if score == "accuracy" else -np.logaddexp(0, -mean).mean(1)
+        best = max(best, float(values.max()))
+    logits = np.stack([differences, np.zeros_like(differences)], axis=2)
+    kept, value = best_subset(logits, np.zeros(examples, dtype=np.int64), score)
+    assert value == pytest.approx(best, abs=1e-9)
+    assert value == pytest.approx(score_of(tuple(np.flatnonzero(kept)), logits, np.zeros(examples, dtype=int), score))
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("n", [25, 60])
+def test_greedy_beyond_the_limit(n: int, score: str) -> None:
+    """Never empty, never worse than the best single model, the value is that of the set; within seconds."""
+    for seed in range(3):
+        logits, labels = random_case(n, seed, examples=30)
+        begin = time.perf_counter()
+        kept, value = best_subset(logits, labels, score)
+        assert time.perf_counter() - begin < 10
+        assert kept.any()
+        members = tuple(np.flatnonzero(kept).tolist())
+        assert value == pytest.approx(score_of(members, logits, labels, score), abs=1e-9)
+        singles = [score_of((model,), logits, labels, score) for model in range(n)]
+        assert value >= max(singles) - 1e-12
+
+
+def test_greedy_with_one_good_model() -> None:
+    """Thirty models are wrong in all examples, one is right: nothing but it is kept by loss."""
+    logits = np.zeros((31, 4, 2))
+    logits[:, :, 1] = 5.0
+    logits[17] = [[8.0, 0.0]] * 4
+    kept, value = best_subset(logits, np.zeros(4, dtype=np.int64), "loss")
+    assert np.flatnonzero(kept).tolist() == [17]
+    assert value == pytest.approx(-math.log1p(math.exp(-8)))
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_a_model_that_diverged_is_not_kept(score: str) -> None:
+    """NaN or infinite logits: refused, or the model is left out and the value is a number."""
+    logits, labels = random_case(4, 0)
+    for bad in (math.nan, math.inf):
+        broken = logits.copy()
+        broken[2, 3, 1] = bad
+        try:
+            kept, value = best_subset(broken, labels, score)
+        except ValueError as error:
+            assert "logits" in str(error)  # noqa: PT017
+        else:
+            assert not kept[2]
+            assert kept.any()
+            assert math.isfinite(value)
+
+
+LOGITS = np.zeros((2, 3, 4))
+LABELS = np.zeros(3, dtype=np.int64)
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels", "score", "named"),
+    [
+        (LOGITS[0], LABELS, "loss", "logits"),
+        (LOGITS[None], LABELS, "loss", "logits"),
+        (LOGITS[:0], LABELS, "loss", "logits|model"),
+        (LOGITS[:, :0], LABELS[:0], "loss", "logits|labels|example"),
+        (LOGITS, LABELS[:2], "loss", "labels"),
+        (LOGITS, LABELS[:, None], "loss", "labels"),
+        (LOGITS, np.array([0, 1, 4]), "loss", "labels"),
+        (LOGITS, np.array([0, -1, 2]), "accuracy", "labels"),
+        (LOGITS, np.array([0.0, 0.5, 2.0]), "loss", "labels"),
+        (LOGITS, LABELS, "dirac", "score"),
+        (LOGITS, LABELS, "", "score"),
+    ],
+)
+def test_wrong_input_is_refused_by_name(logits: Any, labels: Any, score: str, named: str) -> None:
+    """The message names the argument."""
+    with pytest.raises(ValueError, match=named):
+        best_subset(logits, labels, score)

@@ -1,0 +1,232 @@
+"""The averaging schemes of Kim et al., Table 1: by hand, and through strategies with a FedAvg base."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsel_flwr import strategies as legacy_api
+from fedsel_flwr.aggregation import SCHEMES, Averaging, averaging
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.selectors import create
+from fedsel_flwr.strategies import message as message_api
+from fedsel_flwr.strategies.core import Introduction, SelectionCore, Settings
+from fedsel_flwr.strategies.replies import Reply
+from fedsel_flwr.strategies.roster import Roster
+from tests.strategies import numpy_world as world
+from tests.strategies.flower_world import legacy_base, message_base, play_legacy, play_messages
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def _combined(scheme: Averaging, models: list[float], before: float) -> float:
+    """The new model as a base strategy and the mix make it."""
+    mean = np.average(np.array(models), weights=scheme.weights)
+    return float(scheme.mix([np.array([before])], [np.array([mean])])[0][0])
+
+
+# Three of five clients with 10, 20 and 30 of 100 examples: p = .1, .2, .3; models 1, 2 and 6, the old model 10.
+# fedpdp         (.1*1 + .2*2 + .3*6) / .6            = 2.3 / .6 = 3.8333
+# fedpdp-exact   5/3 * (.1*1 + .2*2 + .3*6)           = 5/3 * 2.3 = 3.8333
+# fedavg-absent  .4 * 10 + (.1*1 + .2*2 + .3*6)       = 6.3
+# mean           (1 + 2 + 6) / 3                      = 3
+# Here .6 = 3/5, so the printed FedPdp equals the normalized one. With 80 more examples elsewhere it does not:
+# p = 10, 20, 30 of 180; sum p = 1/3: exact = 5/3 * (10 + 40 + 180)/180 = 2.1296; absent = 2/3*10 + 230/180 = 7.9444.
+BY_HAND = [
+    ("fedpdp", 100.0, 23 / 6), ("fedpdp-exact", 100.0, 23 / 6), ("fedavg-absent", 100.0, 6.3), ("mean", 100.0, 3.0),
+    ("fedpdp", 180.0, 23 / 6), ("fedpdp-exact", 180.0, 5 / 3 * 230 / 180), ("fedavg-absent", 180.0, 143 / 18),
+    ("mean", 180.0, 3.0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "total", "expected"), BY_HAND)
+def test_three_of_five_clients_by_hand(name: str, total: float, expected: float) -> None:
+    scheme = averaging(name, np.array([10.0, 20.0, 30.0]), total, 5)
+    assert _combined(scheme, [1.0, 2.0, 6.0], before=10.0) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "old", "new"),
+    [
+        ("fedpdp", [10.0, 30.0], 0.0, 1.0),
+        ("fedpdp-exact", [10.0, 30.0], 0.0, 0.5 * 8 / 2),
+        ("fedavg-absent", [10.0, 30.0], 0.5, 0.5),
+        ("mean", [1.0, 1.0], 0.0, 1.0),
+    ],
+)
+def test_weights_and_mix(name: str, weights: list[float], old: float, new: float) -> None:
+    """Two of eight clients hold half of the data."""
+    scheme = averaging(name, np.array([10.0, 30.0]), 80.0, 8)
+    assert scheme.weights.tolist() == weights
+    assert (scheme.old, scheme.new) == pytest.approx((old, new), abs=1e-12)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_the_given_numbers_are_not_changed(name: str) -> None:
+    given = np.array([3.0, 1.0])
+    before, mean = [np.zeros(2)], [np.ones(2)]
+    averaging(name, given, 9.0, 4).mix(before, mean)
+    assert given.tolist() == [3.0, 1.0]
+    assert (before[0].tolist(), mean[0].tolist()) == ([0.0, 0.0], [1.0, 1.0])
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEMES if name != "mean"])
+def test_with_every_client_in_the_round_all_weighted_schemes_are_fedavg(name: str) -> None:
+    scheme = averaging(name, np.array([10.0, 20.0, 70.0]), 100.0, 3)
+    assert _combined(scheme, [1.0, 2.0, 3.0], before=99.0) == pytest.approx(0.1 + 0.4 + 2.1, abs=1e-12)
+
+
+def test_one_client_of_two() -> None:
+    """FedPdp keeps the scale on average only: a client with 3/4 of the data is blown up by 2 * 3/4."""
+    number = np.array([3.0])
+    assert _combined(averaging("fedpdp-exact", number, 4.0, 2), [8.0], 0.0) == 12.0
+    assert _combined(averaging("fedpdp", number, 4.0, 2), [8.0], 0.0) == 8.0
+    assert _combined(averaging("fedavg-absent", number, 4.0, 2), [8.0], 4.0) == 7.0
+
+
+def test_the_printed_fedpdp_is_right_on_average_over_the_subsets() -> None:
+    """Over all sets of two of three clients the exact form's mean is the full average, the normalized one's is not."""
+    sizes, models = np.array([10.0, 20.0, 70.0]), np.array([1.0, 2.0, 3.0])
+    pairs = [[0, 1], [0, 2], [1, 2]]
+    found = {
+        name: np.mean([_combined(averaging(name, sizes[p], 100.0, 3), models[p].tolist(), 0.0) for p in pairs])
+        for name in ("fedpdp", "fedpdp-exact")
+    }
+    assert found["fedpdp-exact"] == pytest.approx(2.6, abs=1e-12)
+    assert found["fedpdp"] != pytest.approx(2.6, abs=0.05)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", SCHEMES)
+def test_the_model_keeps_its_types_and_shapes(name: str, dtype: Any) -> None:
+    before = [np.ones((3, 2), dtype=dtype), np.ones(2, dtype=dtype)]
+    mixed = averaging(name, np.array([1.0, 2.0]), 7.0, 4).mix(before, [3 * array for array in before])
+    assert [(a.shape, a.dtype) for a in mixed] == [(a.shape, a.dtype) for a in before]
+
+
+def test_an_identity_hands_the_mean_on_unchanged() -> None:
+    mean = [np.array([0.1, np.pi], dtype=np.float32)]
+    for name in ("fedpdp", "mean"):
+        assert averaging(name, np.array([1.0, 2.0]), 7.0, 4).mix([np.zeros(2)], mean)[0] is mean[0]
+
+
+def test_fedprox_counts_a_client_drawn_twice_twice() -> None:
+    """Sampling by p_k with replacement drew client 0 twice and client 1 once: (2 * 1 + 4) / 3 = 2."""
+    assert _combined(averaging("fedpdp", np.array([2.0, 1.0]), 3.0, 5), [1.0, 4.0], 0.0) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers", "total", "message"),
+    [
+        ("fedsgd", [1.0], 2.0, "unknown averaging scheme 'fedsgd'; choose one of fedpdp, fedpdp-exact"),
+        ("fedpdp", [], 2.0, "positive"),
+        ("fedpdp", [1.0, 0.0], 2.0, "positive"),
+        ("fedpdp", [1.0, -1.0], 2.0, "positive"),
+        ("fedpdp", [1.0, float("nan")], 2.0, "positive"),
+        ("fedpdp", [[1.0]], 2.0, "positive"),
+        ("fedavg-absent", [1.0], 0.0, "positive"),
+    ],
+)
+def test_refusals(name: str, numbers: Any, total: float, message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        averaging(name, np.array(numbers), total, 3)
+
+
+# ---- through a strategy with a FedAvg base ---------------------------------------------------------------------------
+
+
+def _by_hand(name: str, before: world.Array, kept: list[int], trained: world.Array) -> world.Array:
+    """The formula of Table 1, with S the eight clients of the world, whose sizes are all known from the roll call."""
+    sizes = np.array([world.num_examples(k) for k in range(world.FLEET)], dtype=float)
+    p = sizes / sizes.sum()
+    own = (p[kept][:, None] * trained).sum(axis=0)
+    return np.asarray(
+        {
+            "fedavg-absent": p[[k for k in range(world.FLEET) if k not in kept]].sum() * before + own,
+            "fedpdp-exact": world.FLEET / len(kept) * own,
+            "fedpdp": own / p[kept].sum(),
+            "mean": trained.mean(axis=0),
+        }[name]
+    )
+
+
+@pytest.mark.parametrize("api", ["legacy", "message"])
+@pytest.mark.parametrize("name", SCHEMES)
+def test_through_a_strategy_eight_rounds_equal_the_formula(name: str, api: str) -> None:
+    """S^t is the usable models: failed clients (3, 7 and sometimes 5) are absent ones."""
+    options = {"max_latency": world.MAX_LATENCY, "averaging": name}
+    selector = create("random", clients_per_round=4, seed=8)
+    if api == "legacy":
+        strategy: Any = legacy_api.SelectionStrategy(selector, legacy_base(), **options)
+        models = play_legacy(strategy, 8)
+    else:
+        strategy = message_api.SelectionStrategy(selector, message_base(), **options)
+        models = play_messages(strategy, 8)
+    before = world.initial()
+    absent = 0
+    for server_round, model in enumerate(models, start=1):
+        rows = [row for row in strategy.history.clients if row.round == server_round]
+        usable = [row.client for row in rows if row.completed]
+        absent += len(rows) - len(usable)
+        expected = _by_hand(name, before, usable, world.train(before, np.array(usable)))
+        np.testing.assert_allclose(model, expected, rtol=0, atol=1e-12)
+        before = model
+    assert absent > 3
+
+
+@pytest.mark.parametrize("name", ["fedavg-absent", "fedpdp-exact", "fedpdp"])
+def test_through_fedca_the_kept_models_are_the_round(name: str) -> None:
+    """Equation (5): the scheme over S_opt; a model that the filter dropped counts as absent."""
+    strategy = legacy_api.FedCA(
+        legacy_base(), clients_per_round=4, seed=8, validation=world.validation(), averaging=name,
+        max_latency=world.MAX_LATENCY,
+    )  # fmt: skip
+    outcomes: list[Any] = []
+    collect = strategy.core.collect
+    strategy.core.collect = lambda *args: outcomes.append(collect(*args)) or outcomes[-1]  # type: ignore[func-returns-value,method-assign]
+    models = play_legacy(strategy, 6)
+    before = world.initial()
+    for outcome, model in zip(outcomes, models, strict=True):
+        kept = [int(node.split("-")[1]) for node in outcome.kept]
+        expected = _by_hand(name, before, kept, world.train(before, np.array(kept)))
+        np.testing.assert_allclose(model, expected, rtol=0, atol=1e-12)
+        before = model
+    assert any(len(outcome.kept) < len(outcome.usable) for outcome in outcomes)
+
+
+def test_clients_of_unknown_size_count_with_the_mean_of_the_known() -> None:
+    """Nothing said in the roll call: p_k of those never heard of is that of an average client."""
+    selector = create("round-robin", clients_per_round=2)
+    core = SelectionCore(selector, Settings(averaging="fedavg-absent"), Roster())
+    core.enroll({str(k): Introduction(client_id=k) for k in range(5)})
+    sizes = {node: 10 if i == 0 else 30 for i, node in enumerate(core.choose([str(k) for k in range(5)]))}
+    replies = {n: Reply(arrays=[np.zeros(1)], num_examples=s, metrics={"latency_s": 1.0}) for n, s in sizes.items()}
+    scheme = core.collect(replies, [np.zeros(1)]).averaging
+    assert scheme is not None
+    assert (scheme.old, scheme.new) == pytest.approx((0.6, 0.4))  # 40 of 5 * 20 examples
+
+
+def test_an_evicted_clients_size_does_not_count_for_the_newcomer_in_its_row() -> None:
+    """Client b leaves with 70 of 80 examples; c, of unknown size, gets its row: c counts as 10, as a, not as 70."""
+    core = SelectionCore(
+        create("random", clients_per_round=1, seed=0), Settings(averaging="fedavg-absent"),
+        Roster(max_clients=2, evict_after=1),
+    )  # fmt: skip
+    core.enroll({"x": Introduction(client_id="a", num_examples=10), "y": Introduction(client_id="b", num_examples=70)})
+    for _ in range(4):
+        core.strangers(["x"])
+        core.choose(["x"])
+        reply = Reply(arrays=[np.zeros(1)], num_examples=10, metrics={"latency_s": 1.0})
+        outcome = core.collect({"x": reply}, [np.zeros(1)])
+        core.finish(outcome)
+    assert outcome.averaging is not None
+    assert outcome.averaging.new == pytest.approx(10 / 80)  # b is away, but still one of the clients
+    core.strangers(["x", "z"])
+    core.enroll({"z": Introduction(client_id="c")})
+    assert core.roster.ids == ["a", "c"]
+    core.choose(["x"])
+    scheme = core.collect({"x": reply}, [np.zeros(1)]).averaging
+    assert scheme is not None
+    assert scheme.new == pytest.approx(10 / 20)

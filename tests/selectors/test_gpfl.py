@@ -1,0 +1,302 @@
+"""GPFL against rounds worked by hand and against a plain recount of the whole history, (5)-(8) of the paper."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsel_flwr.selectors import RoundReport, create
+from tests.selectors.oracle_gpfl import GPFLOracle, Idle, follow
+from tests.selectors.oracles import World
+
+ROUNDS = 120
+WORLD = World(num_clients=9, newcomers={0: 20, 6: 50}, unreported=0.0)
+
+
+def build(**parameters: Any) -> Any:
+    """Make the selector by its name."""
+    return create("gpfl", **{"clients_per_round": 3, "total_rounds": ROUNDS, "seed": 0} | parameters)
+
+
+def report(chosen: Sequence[int], projections: dict[int, float], accuracy: float, loss: float) -> RoundReport:
+    """Report the projections of the chosen clients; NaN: it failed."""
+    projection = np.array([projections[client] for client in chosen])
+    completed = ~np.isnan(projection)
+    return RoundReport(
+        clients=np.array(chosen, dtype=np.int64),
+        completed=completed,
+        latency=np.where(completed, 1.0, 5.0),
+        projection=projection,
+        global_accuracy=accuracy,
+        global_loss=loss,
+    )
+
+
+def play(selector: Any, available: list[int], projections: dict[int, float], accuracy: float, loss: float) -> set[int]:
+    """Choose and report; returns the choice."""
+    chosen = selector.select(np.array(available, dtype=np.int64)).tolist()
+    selector.observe(report(chosen, projections, accuracy, loss))
+    return set(chosen)
+
+
+def test_rounds_by_hand() -> None:
+    """Three clients, one a round, T = 10, rho = 1, corrected sign. Scores: mean + t/10 sqrt(2 ln n/n_k).
+
+    Round 1: everyone; c = (0, ln 2, ln 3), so ctilde = (1/6, 2/6, 3/6); A = .1, F = 2.3, no factor.
+    Round 2: mean (.1667, .3333, .5), bonus .2 sqrt(2 ln 3) = .2965 for all                                      -> 2
+        c_2 = 0: ctilde = (.25, .5, .25); A as before, F falls to 1.3: mu_2 = .25 e^1 = .6796; n = (1, 1, 2)
+    Round 3: mean (.2083, .4167, .5898) + (.4995, .4995, .3532) = (.7079, .9162, .9430)                          -> 2
+        It fails: C kept, mu = (.25, .5, .25) without a factor; n = (1, 1, 3)
+    Round 4: mean (.2222, .4444, .4765) + (.7176, .7176, .4143) = (.9399, 1.1621, .8909)                         -> 1
+        c_1 = ln 6: ctilde = (.125, .75, .125); A rises to .3: mu_1 = .75 * 2 e^.2 = 1.8321; n = (1, 2, 3)
+    Round 5: mean (.1979, .7914, .3886) + (.9465, .6693, .5465) = (1.1444, 1.4606, .9351)                        -> 1
+        c_1 = ln 2: ctilde = (.25, .5, .25); A falls to .25: still amplified, mu_1 = .5 * 2 e^-.05 = .9512
+    Round 6, 1 away: mean (.2083, ., .3609) + (1.1837, ., .6834) = (1.3920, ., 1.0443)                           -> 0
+    """
+    for seed in range(10):
+        selector = build(clients_per_round=1, total_rounds=10, seed=seed)
+        everyone = [0, 1, 2]
+        assert play(selector, everyone, {0: 0.0, 1: math.log(2), 2: math.log(3)}, 0.1, 2.3) == {0, 1, 2}
+        assert play(selector, everyone, {2: 0.0}, 0.1, 1.3) == {2}
+        assert play(selector, everyone, {2: math.nan}, 0.1, 1.3) == {2}
+        assert play(selector, everyone, {1: math.log(6)}, 0.3, 1.2) == {1}
+        assert play(selector, everyone, {1: math.log(2)}, 0.25, 1.3) == {1}
+        assert selector.select(np.array([0, 2])).tolist() == [0]
+
+
+@pytest.mark.parametrize(("loss_sign", "expected"), [("corrected", {2}), ("paper", {1})])
+def test_loss_sign_by_hand(loss_sign: str, expected: set[int]) -> None:
+    """Round 3 of the rounds above: as printed the fall by 1 makes mu_2 = .25 e^-1 = .0920, mean (.5 + .0920)/2 = .2960.
+
+    Scores (.7079, .9162, .2960 + .3532 = .6492)                                                                 -> 1
+    """
+    selector = build(clients_per_round=1, total_rounds=10, loss_sign=loss_sign)
+    everyone = [0, 1, 2]
+    play(selector, everyone, {0: 0.0, 1: math.log(2), 2: math.log(3)}, 0.1, 2.3)
+    assert play(selector, everyone, {2: 0.0}, 0.1, 1.3) == {2}
+    assert play(selector, everyone, {1: 0.0, 2: 0.0}, 0.1, 1.3) == expected
+
+
+@pytest.mark.parametrize("loss_sign", ["corrected", "paper"])
+def test_exponents_are_clipped(loss_sign: str) -> None:
+    """T = 10,000, so that bonuses do not count. Round 1: c = (0, 0, 0), F = 5,000.
+
+    Round 2, client 0 alone: c_0 = 1, ctilde_0 = e/(e + 2) = .5761, F "improves" by 100: mu_0 = .5761 e^50.
+    Round 3, client 1 alone: c_1 = .5, ctilde_1 = .3072, F "improves" by 1,000: mu_1 = .3072 e^50.
+    Round 4: client 0; without the clipping client 1, or an overflow.
+    """
+    better = -1 if loss_sign == "corrected" else 1
+    selector = build(clients_per_round=1, total_rounds=10_000, loss_sign=loss_sign)
+    play(selector, [0, 1, 2], {0: 0.0, 1: 0.0, 2: 0.0}, 0.1, 5000.0)
+    play(selector, [0], {0: 1.0}, 0.1, 5000.0 + better * 100)
+    play(selector, [1], {1: 0.5}, 0.1, 5000.0 + better * 1100)
+    assert selector.select(np.arange(3)).tolist() == [0]
+
+
+def test_large_projections_do_not_overflow() -> None:
+    """A softmax of (5000, 4999, -5000) is (.7311, .2689, 0): the largest goes next, then still the largest."""
+    selector = build(clients_per_round=1)
+    assert play(selector, [0, 1, 2], {0: 5000.0, 1: 4999.0, 2: -5000.0}, 0.1, 2.3) == {0, 1, 2}
+    assert play(selector, [0, 1, 2], {0: 5000.0}, 0.1, 2.3) == {0}
+    assert play(selector, [0, 1, 2], {0: 5000.0}, 0.1, 2.3) == {0}
+
+
+def test_a_newcomer_goes_first_and_has_earned_nothing_before() -> None:
+    """One a round, T = 1,000, so that bonuses hardly count. Round 1: 0 and 1, c = (2, 0), ctilde = (.8808, .1192).
+
+    Round 2: newcomer 2 has an infinite score                                                                    -> 2
+        c_2 = 3: ctilde = (.2595, .0351, .7054); A and F as they were: factor e^0 = 1.
+    Round 3: mean ((.8808 + .2595)/2 = .5701, .0771, (0 + .7054)/2 = .3527); averaged over its own rounds alone, client
+        2 would have .7054                                                                                       -> 0
+    """
+    selector = build(clients_per_round=1, total_rounds=1000)
+    assert play(selector, [0, 1], {0: 2.0, 1: 0.0}, 0.1, 2.3) == {0, 1}
+    assert play(selector, [0, 1, 2], {2: 3.0}, 0.1, 2.3) == {2}
+    assert selector.select(np.arange(3)).tolist() == [0]
+
+
+def test_a_failure_in_round_one_is_a_play() -> None:
+    """Client 1 fails in round 1: its score is finite (n = 1, mu = 0), so newcomer 2 goes before it, then 0."""
+    for seed in range(20):
+        selector = build(clients_per_round=1, total_rounds=1000, seed=seed)
+        assert play(selector, [0, 1], {0: 0.0, 1: math.nan}, 0.1, 2.3) == {0, 1}
+        assert play(selector, [0, 1, 2], {2: 0.0}, 0.1, 2.3) == {2}
+        assert play(selector, [0, 1, 2], {0: 0.0}, 0.1, 2.3) == {0}
+
+
+@pytest.mark.parametrize("loss_sign", ["corrected", "paper"])
+@pytest.mark.parametrize("seed", range(4))
+def test_every_choice_has_the_largest_scores(seed: int, loss_sign: str) -> None:
+    """Random availability, failures, newcomers and returning strangers; accuracy changes in half of the rounds."""
+    oracle = GPFLOracle(3, ROUNDS, loss_sign=loss_sign)
+    selector = build(loss_sign=loss_sign, seed=seed)
+    assert follow(selector, oracle, RoundReport, world=WORLD, rounds=ROUNDS, seed=seed, forget_every=30) == []
+    assert oracle.decided > ROUNDS / 2
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.3, 5.0])
+def test_every_weight_of_exploration(rho: float) -> None:
+    """Rho from 0 up, softmaxes from flat to sharp."""
+    for seed, spread in enumerate((0.1, 3.0, 20.0)):
+        oracle = GPFLOracle(3, 200, rho=rho)
+        selector = build(rho=rho, total_rounds=200)
+        assert follow(selector, oracle, RoundReport, world=WORLD, rounds=ROUNDS, seed=seed, spread=spread) == []
+        assert oracle.decided > ROUNDS / 3
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_unobserved_rounds(seed: int) -> None:
+    """Nobody available, or no report: one of the oracle's three readings is followed throughout."""
+    oracle = GPFLOracle(3, ROUNDS)
+    world = World(num_clients=9, newcomers={0: 20, 6: 50}, unreported=0.25)
+    assert follow(build(seed=seed), oracle, RoundReport, world=world, rounds=ROUNDS, seed=seed) == []
+    assert len(oracle.alive) == 1
+    assert oracle.decided > ROUNDS / 2
+
+
+def test_round_one_takes_everyone_once() -> None:
+    """All available clients, whatever m; then m, of which those unseen in round 1 come first."""
+    selector = build(clients_per_round=2)
+    assert play(selector, [7, 1, 4, 2, 9], dict.fromkeys([7, 1, 4, 2, 9], 0.5), 0.1, 2.3) == {1, 2, 4, 7, 9}
+    assert play(selector, list(range(10)), dict.fromkeys(range(10), 0.5), 0.1, 2.3) <= {0, 3, 5, 6, 8}
+    assert len(selector.select(np.arange(10))) == 2
+
+
+def test_ties_are_broken_at_random() -> None:
+    """Four equal clients, one of them next: each 100 times in 400 seeds (4.5 sd = 39)."""
+    counts: Counter[int] = Counter()
+    for seed in range(400):
+        selector = build(clients_per_round=1, seed=seed)
+        play(selector, [0, 1, 2, 3], dict.fromkeys(range(4), 0.5), 0.1, 2.3)
+        counts[int(selector.select(np.arange(4))[0])] += 1
+    assert len(counts) == 4
+    assert max(abs(count - 100) for count in counts.values()) < 39
+
+
+def test_saved_between_choice_and_report() -> None:
+    """What is saved after `select` and loaded elsewhere goes on as if never stopped, from any round."""
+    for stop in (1, 2, 15):
+        straight, resumed = build(seed=1), build(seed=2)
+        rng = np.random.default_rng(stop)
+        for t in range(1, 40):
+            chosen = straight.select(np.arange(8))
+            if t == stop:
+                resumed.load_state_dict(straight.state_dict())
+            elif t > stop:
+                np.testing.assert_array_equal(resumed.select(np.arange(8)), chosen)
+            told = report(
+                chosen.tolist(), {k: float(rng.normal()) for k in range(8)}, float(rng.integers(3)) / 3, rng.random()
+            )
+            for selector in (straight, resumed) if t >= stop else (straight,):
+                selector.observe(told)
+
+
+@pytest.mark.parametrize("column", ["projection", "global_accuracy", "global_loss"])
+def test_needs(column: str) -> None:
+    """A report without one of them is refused by name."""
+    selector = build()
+    assert selector.needs - {"latency"} == {"projection", "global_accuracy", "global_loss"}
+    chosen = selector.select(np.arange(2))
+    columns: dict[str, Any] = {"projection": [0.5, 0.5], "global_accuracy": 0.1, "global_loss": 2.3}
+    del columns[column]
+    with pytest.raises(ValueError, match=column):
+        selector.observe(RoundReport(clients=chosen, completed=[True, True], latency=[1.0, 1.0], **columns))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("total_rounds", 0), ("rho", -0.5), ("rho", math.nan), ("loss_sign", "minus"), ("clients_per_round", 0)],
+)
+def test_wrong_parameters_are_refused_by_name(name: str, value: Any) -> None:
+    """The message names the parameter."""
+    with pytest.raises(ValueError, match=name):
+        build(**{name: value})
+
+
+# ---- the judge itself ----------------------------------------------------------------------------------------------
+
+
+class Replay:
+    """Chooses by an oracle's own scores: to be wrong on purpose."""
+
+    def __init__(self, oracle: GPFLOracle) -> None:
+        """Wrap an oracle."""
+        self.oracle = oracle
+
+    def select(self, available: np.ndarray) -> np.ndarray:
+        """Choose the largest scores."""
+        clients = sorted(available.tolist())
+        self.oracle.inform(clients)
+        if self.oracle.rounds:
+            scores = self.oracle.scores(clients, Idle.STANDING)
+            clients = sorted(clients, key=lambda client: -scores[client])[: self.oracle.m]
+        assert self.oracle.explain(available.tolist(), clients) == ""
+        return np.array(clients)
+
+    def observe(self, report: RoundReport) -> None:
+        """Pass on."""
+        rows = (report.clients, report.completed, report.projection)
+        self.oracle.observe(*map(list, rows), report.global_accuracy, report.global_loss)  # type: ignore[arg-type]
+
+
+class SameFactor(GPFLOracle):
+    """(8) by the accuracy branch alone."""
+
+    def factor(self, index: int) -> float:
+        """Forget the loss."""
+        before = [past.accuracy for past in self.rounds[:index] if past.accuracy is not None]
+        return 2 * math.exp(self.rounds[index].accuracy - before[-1]) if before else 1.0  # type: ignore[operator]
+
+
+class Unfactored(GPFLOracle):
+    """(5) without (8)."""
+
+    def factor(self, index: int) -> float:
+        """Forget (8)."""
+        return 1.0
+
+
+class FailureUnplayed(GPFLOracle):
+    """A failure is no play."""
+
+    def plays(self, client: int) -> int:
+        """Count completed rows; at least one, or a dead client would be asked for ever."""
+        asked = super().plays(client)
+        return max(asked and 1, sum(row[0] == client and row[1] for past in self.rounds for row in past.rows))
+
+
+class EarlierRound(GPFLOracle):
+    """Alpha with t - 1."""
+
+    def scores(self, available: Sequence[int], idle: Idle) -> dict[int, float]:
+        """Count rounds from the first after initialization, here by a longer T."""
+        t = len(self.rounds) + 1
+        rho, self.rho = self.rho, self.rho * (t - 1) / t
+        try:
+            return super().scores(available, idle)
+        finally:
+            self.rho = rho
+
+
+@pytest.mark.parametrize("wrong", [SameFactor, Unfactored, FailureUnplayed, EarlierRound])
+def test_oracle_faults_wrong_readings(wrong: type[GPFLOracle]) -> None:
+    """The oracle can say no to whoever reads one line otherwise."""
+    selector = Replay(wrong(3, ROUNDS))
+    assert follow(selector, GPFLOracle(3, ROUNDS), RoundReport, world=WORLD, rounds=ROUNDS, seed=0)
+
+
+@pytest.mark.parametrize("changed", [{"rho": 1.1}, {"total_rounds": 100}, {"loss_sign": "paper"}])
+def test_oracle_faults_other_parameters(changed: dict[str, Any]) -> None:
+    """The oracle can say no to a selector with another rho, T or sign."""
+    assert follow(build(**changed), GPFLOracle(3, ROUNDS), RoundReport, world=WORLD, rounds=ROUNDS, seed=0)
+
+
+def test_oracle_agrees_with_itself() -> None:
+    """An oracle that plays by its own scores is not faulted."""
+    replay = Replay(GPFLOracle(3, ROUNDS))
+    assert follow(replay, GPFLOracle(3, ROUNDS), RoundReport, world=WORLD, rounds=ROUNDS, seed=0) == []

@@ -1,0 +1,76 @@
+"""Fake Flower clients, of both APIs, that do the arithmetic of the NumPy world."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+from flwr.common import EvaluateIns, EvaluateRes, FitIns, FitRes, GetPropertiesIns, GetPropertiesRes
+from flwr.common import ndarrays_to_parameters as encoded
+from flwr.server import strategy as legacy_bases
+from flwr.serverapp import strategy as message_bases
+
+from tests.strategies import numpy_world as world
+from tests.strategies.helpers import OK, FakeProxy, Federation, parameters_to_ndarrays
+from tests.strategies.message.helpers import FakeGrid, FakeNode, node_id, play
+
+
+class WorldProxy(FakeProxy):
+    """Client ``number`` of the NumPy world."""
+
+    def get_properties(self, ins: GetPropertiesIns, timeout: float | None, group_id: int | None) -> GetPropertiesRes:
+        return GetPropertiesRes(OK, world.facts(self.number))
+
+    def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
+        assert group_id is not None
+        if not world.answers(self.number):
+            raise TypeError("the battery is empty")
+        (model,) = parameters_to_ndarrays(ins.parameters)
+        trained = world.train(model, np.array([self.number]))[0]
+        metrics = world.metrics(self.number, group_id)
+        return FitRes(OK, encoded([trained]), world.num_examples(self.number), metrics)
+
+    def evaluate(self, ins: EvaluateIns, timeout: float | None, group_id: int | None) -> EvaluateRes:
+        (model,) = parameters_to_ndarrays(ins.parameters)
+        return EvaluateRes(OK, 0.0, world.num_examples(self.number), world.probed(self.number, model))
+
+
+def proxies() -> list[WorldProxy]:
+    return [WorldProxy(f"node-{k}", k, number=k) for k in range(world.FLEET)]
+
+
+def legacy_base() -> legacy_bases.FedAvg:
+    return legacy_bases.FedAvg(fraction_evaluate=0.0, initial_parameters=encoded([world.initial()]))
+
+
+def message_base() -> message_bases.FedAvg:
+    return message_bases.FedAvg(fraction_evaluate=0.0)
+
+
+def play_legacy(strategy: Any, rounds: int) -> list[world.Array]:
+    """Play rounds; returns the global model after each of them."""
+    federation, models = Federation(strategy, proxies()), []
+    for _ in range(rounds):
+        models.append(federation.play().arrays()[0])
+    return models
+
+
+def play_messages(strategy: Any, rounds: int) -> list[world.Array]:
+    """Play rounds; returns the global model after each of them."""
+    grid = FakeGrid({node_id(k): FakeNode(proxy, extra={}) for k, proxy in enumerate(proxies())})
+    _, models = play(strategy, grid, rounds, initial_arrays=ArrayRecord({"model": Array(world.initial())}))
+    return [np.frombuffer(one[0]) for one in models]
+
+
+def comparable(history: Any) -> Any:
+    """What a history says, without texts that differ between the adapters."""
+    rounds = [
+        (r.round, r.num_available, r.num_selected, r.num_completed, r.round_s, r.simulated_s, r.energy_j, r.probe_s)
+        for r in history.rounds
+    ]
+    clients = [
+        (r.round, r.client_id, r.client, r.completed, r.latency_s, repr(r.energy_j), r.num_examples)
+        for r in history.clients
+    ]
+    return rounds, clients

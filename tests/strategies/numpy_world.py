@@ -1,0 +1,111 @@
+"""A small world that any adapter can be played on: softmax regression, latencies, faults and probes in plain NumPy.
+
+Eight clients with two kinds of data each; the labels of clients 2 and 6 are wrong, so that FedCA's filter has something
+to drop. Client 3 never answers, 7 sends NaN, 5 is late in every third round, 1 does not tell its latency in round 4,
+and 6 does not answer probes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedsel_flwr.strategies.measuring import Validation
+
+Array = npt.NDArray[Any]
+FLEET, COHORT, ROUNDS, MAX_LATENCY, ETA, STEPS = 8, 3, 10, 4.0, 0.5, 3
+FEATURES, CLASSES, EXAMPLES = 4, 3, 12
+PARAMETERS = FEATURES * CLASSES
+PARAMS: dict[str, dict[str, Any]] = {
+    "cs-ucb": {"max_latency": MAX_LATENCY},
+    "cs-ucb-q": {"max_latency": MAX_LATENCY, "queue_weight": 0.1},
+    "bsfl": {"min_latency": 0.1, "alpha": 2.0},
+    "gpfl": {"total_rounds": ROUNDS},
+    "pczfl": {"warmup_rounds": 2, "uncertainty": 0.01, "clients_per_round": None},
+}
+"""Selector -> parameters beside ``clients_per_round`` and ``seed``."""
+
+
+def selector_params(name: str) -> dict[str, Any]:
+    return {"clients_per_round": COHORT, "seed": 3, **PARAMS.get(name, {})}
+
+
+def _examples(stream: int, labels: Array) -> Array:
+    generator = np.random.default_rng([41, stream])
+    return np.eye(CLASSES, FEATURES)[labels] + generator.normal(0.0, 0.6, (len(labels), FEATURES))
+
+
+def _data() -> tuple[Array, Array]:
+    """Inputs (clients, examples, features) and labels (clients, examples)."""
+    own = np.array([[(k + (i % 2)) % CLASSES for i in range(EXAMPLES)] for k in range(FLEET)])
+    inputs = np.stack([_examples(k, labels) for k, labels in enumerate(own)])
+    own[[2, 6]] = (own[[2, 6]] + 1) % CLASSES
+    return inputs, own
+
+
+INPUTS, LABELS = _data()
+
+
+def initial() -> Array:
+    """The initial model, shape (parameters,)."""
+    return np.random.default_rng(5).normal(0.0, 0.1, PARAMETERS)
+
+
+def predict(arrays: Any, inputs: Array) -> Array:
+    return np.asarray(inputs @ arrays[0].reshape(FEATURES, CLASSES))
+
+
+def validation() -> Validation:
+    labels = np.arange(60) % CLASSES
+    return Validation(predict, _examples(99, labels), labels)
+
+
+def train(model: Array, clients: Array) -> Array:
+    """Train all ``clients`` at once: three steps of gradient descent; shape (clients, parameters)."""
+    inputs, targets = INPUTS[clients], np.eye(CLASSES)[LABELS[clients]]
+    stack = np.broadcast_to(model.reshape(FEATURES, CLASSES), (len(clients), FEATURES, CLASSES)).copy()
+    for _ in range(STEPS):
+        logits = inputs @ stack
+        powers = np.exp(logits - logits.max(axis=2, keepdims=True))
+        wrong = powers / powers.sum(axis=2, keepdims=True) - targets
+        stack -= ETA * inputs.transpose(0, 2, 1) @ wrong / EXAMPLES
+    stack[np.asarray(clients) == 7] = np.nan
+    return stack.reshape(len(clients), PARAMETERS)
+
+
+def num_examples(k: int) -> int:
+    return 10 + 3 * k
+
+
+def facts(k: int) -> dict[str, Any]:
+    """What client k says of itself; only the even ones know an energy score."""
+    return {"client_id": k, "num_examples": num_examples(k)} | ({"energy_score": 0.3 + 0.05 * k} if k % 2 == 0 else {})
+
+
+def answers(k: int) -> bool:
+    return k != 3
+
+
+def metrics(k: int, server_round: int) -> dict[str, Any]:
+    """What client k reports with its update."""
+    draw = np.random.default_rng([7, k, server_round]).random(2)
+    latency = 2 * MAX_LATENCY if k == 5 and server_round % 3 == 0 else 0.2 + 0.2 * k + float(draw[0])
+    reported = {"energy_j": 0.5 + 0.25 * k + float(draw[1]), "latency_s": latency}
+    reported |= {"energy_score": 0.3 + 0.05 * k} if k % 2 == 0 else {}
+    if k == 1 and server_round == 4:
+        del reported["latency_s"]
+    return reported
+
+
+def probed(k: int, model: Array) -> dict[str, Any]:
+    """What client k answers to a probe of ``model``."""
+    right = predict([model], INPUTS[k]).argmax(axis=1) == LABELS[k]
+    own = {} if k == 6 else {"local_accuracy": float(right.mean())}
+    return {"latency_s": 0.1 + 0.05 * k, "energy_j": 0.125, **own}
+
+
+def available(client_id: str, server_round: int, seconds: float) -> bool:
+    """Most clients in most rounds, and nobody in round 6."""
+    return server_round != 6 and np.random.default_rng([9, int(client_id), server_round]).random() < 0.85
