@@ -126,7 +126,7 @@ class Adapter:
                 setattr(self.roster, name, whole(name, value, 1))
         measurer = Measurer(selector, validation, filter, learning_rate, momentum)
         if measurer.reads_updates:
-            bases.warn_of_privacy(self.base, selector.name)
+            bases.warn_of_privacy(self.base, measurer.reader)
         self.core = SelectionCore(selector, settings, self.roster, client_values, availability, measurer)
         self._roll_call = RollCall(real("roll_call_timeout", roll_call_timeout, above=0.0))
         self._on_round = on_round

@@ -73,19 +73,19 @@ def check_is_average(base: object, averaging: str) -> None:
         )
 
 
-def warn_of_privacy(base: object, selector: str) -> None:
+def warn_of_privacy(base: object, reader: str) -> None:
     """Warn that a selector reads updates that differential privacy does not cover."""
     if any(type(layer).__name__.startswith("DifferentialPrivacy") for layer in layers(base)):
         logger.warning(
             "%s reads the clients' updates before noise is added: its choices are not covered by the "
-            "differential-privacy guarantee of %s", selector, type(base).__name__,
+            "differential-privacy guarantee of %s", reader, type(base).__name__,
         )  # fmt: skip
 
 
-def check_not_aggregated(updates: list[object], selector: str) -> None:
+def check_not_aggregated(updates: list[object], reader: str) -> None:
     """Refuse secure aggregation, under which all replies share one object, for a selector that reads updates."""
     if len(updates) > 1 and all(update is updates[0] for update in updates):
         raise RunError(
-            f"{selector} reads each client's update, but all replies share one, as under secure aggregation (SecAgg); "
+            f"{reader} reads each client's update, but all replies share one, as under secure aggregation (SecAgg); "
             "use a selector that reads latencies only, such as cs-ucb or bsfl"
         )

@@ -8,111 +8,33 @@ updates in the order given, :meth:`SelectionCore.finish`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 import numpy as np
 
-from fedsel_flwr.aggregation import SCHEMES, Averaging, averaging
+from fedsel_flwr.aggregation import averaging
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors import RoundReport, Selector
-from fedsel_flwr.selectors._check import BoolArray, FloatArray, one_of, real, whole
-from fedsel_flwr.strategies.history import ClientRecord, History, RoundRecord
+from fedsel_flwr.selectors import Selector
+from fedsel_flwr.strategies.history import History, RoundRecord
 from fedsel_flwr.strategies.measuring import Measurer
 from fedsel_flwr.strategies.replies import (
     Arrays,
-    ClientResult,
-    MetricKeys,
     Reply,
     finite_number,
     read_reply,
     usable_count,
 )
+from fedsel_flwr.strategies.reporting import Reporter
 from fedsel_flwr.strategies.roster import Roster, RowValues, canonical_id
+from fedsel_flwr.strategies.terms import Availability, Introduction, Outcome, Question, Settings
 from fedsel_flwr.wireless import round_time
 
+__all__ = ["Availability", "Introduction", "Outcome", "Question", "SelectionCore", "Settings"]
+
 logger = logging.getLogger("fedsel_flwr")
-MEASURED = frozenset({"accuracy", "projection", "update"})
-"""Columns that the server measures on each usable model."""
 FRACTIONS = frozenset({"local_accuracy", "accuracy", "energy_score"})
 """Columns that lie in [0, 1]."""
-Availability = Callable[[str, int, float], bool]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """How a strategy treats its clients; see :class:`fedsel_flwr.strategies.SelectionStrategy`."""
-
-    max_latency: float = 60.0
-    min_completed: int = 1
-    channels: int | None = 1
-    averaging: str | None = None
-    clock: Literal["virtual", "server"] = "virtual"
-    clock_slack: float = 5.0
-    cooldown: bool = False
-    keys: MetricKeys = field(default_factory=MetricKeys)
-
-    def __post_init__(self) -> None:
-        """Check every value."""
-        real("max_latency", self.max_latency, above=0.0)
-        whole("min_completed", self.min_completed, 1)
-        if self.channels is not None:
-            whole("channels", self.channels, 1)
-        if self.averaging is not None:
-            one_of("averaging", self.averaging, tuple(SCHEMES))
-        real("clock_slack", self.clock_slack, at_least=0.0)
-        if self.clock not in ("virtual", "server"):
-            raise ParameterError(f"clock must be 'virtual' or 'server', got {self.clock!r}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Introduction:
-    """What a connection says of itself in the roll call; None where it says nothing."""
-
-    client_id: object = None
-    num_examples: object = None
-    energy_score: object = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Question:
-    """A selector's probe, for the adapter to send.
-
-    Attributes:
-        nodes: The connections to ask.
-        config: What to send beside the current model: the columns, comma-separated, under ``probe``, and the absolute
-            round about to be chosen under ``round``.
-    """
-
-    nodes: list[str]
-    config: dict[str, str | int]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What came back in a round.
-
-    Attributes:
-        results: Connection -> its reply after reading, for every chosen client, by ascending row.
-        usable: The connections whose updates may be aggregated, by ascending row.
-        enough: Whether at least ``min_completed`` are usable and the round may change the model; else it must stay.
-        columns: What was measured on the usable models, a row for each.
-        averaging: How the kept models are to be averaged; None leaves it to the base strategy.
-    """
-
-    results: Mapping[str, ClientResult]
-    usable: list[str]
-    enough: bool
-    columns: Mapping[str, FloatArray | BoolArray] = field(default_factory=dict)
-    averaging: Averaging | None = None
-
-    @property
-    def kept(self) -> list[str]:
-        """The usable connections that FedCA's filter keeps; without a filter all of them."""
-        if "kept" not in self.columns:
-            return self.usable
-        return [node for node, kept in zip(self.usable, self.columns["kept"], strict=True) if kept]
 
 
 class SelectionCore:
@@ -138,7 +60,7 @@ class SelectionCore:
     ) -> None:
         self.measurer = measurer or Measurer(selector)
         self._sizes: dict[int, int] = {}
-        self._energy_max = 0.0
+        self._reporter = Reporter(selector, roster, settings.max_latency)
         self._initial_accuracy: float | None = None
         self._uninformed: list[int] = []
         self.selector, self.settings, self.roster = selector, settings, roster
@@ -318,7 +240,7 @@ class SelectionCore:
         rows, results = list(self._chosen), [outcome.results[node] for node in self._chosen.values()]
         latency = np.array([result.latency_s for result in results])
         scalars = {} if before is None else self.measurer.global_model(before, before if after is None else after)
-        self.selector.observe(self._report(rows, results, latency, outcome, scalars))
+        self.selector.observe(self._reporter.report(self._chosen, outcome, scalars))
         for row, result in zip(rows, results, strict=True):
             failures = 0 if result.completed else self._failures.get(row, 0) + 1
             self._failures[row] = failures
@@ -330,7 +252,7 @@ class SelectionCore:
             round_s=round_time(latency, self.settings.channels or max(1, len(latency))),
             probe_s=self._probe_s,
             probe_j=self._probe_j,
-            clients=[self._record(row, result) for row, result in zip(rows, results, strict=True)],
+            clients=[self._reporter.record(row, result) for row, result in zip(rows, results, strict=True)],
         )
         self._probe_s = self._probe_j = 0.0
         return record
@@ -373,83 +295,6 @@ class SelectionCore:
                         "{client_id: value} that covers every client (an array is for the ids 0..K-1)"
                     )
                 self.roster.refused[node] = f"client {claim or node!r} refused: no entry in {values.name}"
-
-    def _report(
-        self,
-        rows: list[int],
-        results: list[ClientResult],
-        latency: FloatArray,
-        outcome: Outcome,
-        scalars: Mapping[str, float],
-    ) -> RoundReport:
-        completed = np.array([result.completed for result in results], dtype=np.bool_)
-        columns: dict[str, FloatArray] = {
-            "energy": np.array([result.values["energy"] for result in results]),
-            "energy_score": self._energy_scores(results),
-            "num_examples": np.array([result.num_examples or np.nan for result in results]),
-        }
-        columns |= self._spread(outcome, completed)
-        needed: dict[str, Any] = {name: value for name, value in columns.items() if name in self.selector.needs}
-        for name, value in needed.items():
-            lacking = completed & ~np.isfinite(value).all(axis=tuple(range(1, value.ndim)))
-            if lacking.any():
-                ids = [self.roster.ids[row] for row, lacks in zip(rows, lacking, strict=True) if lacks]
-                logger.warning(
-                    "round %d: clients %s lack %s and count as failed for the selector", self.round, ids, name
-                )
-                completed &= ~lacking
-        latency = np.where(completed, latency, self.settings.max_latency)
-        if "kept" in self.selector.needs:
-            kept = [node in outcome.kept for node in self._chosen.values()]
-            needed["kept"] = np.array(kept, dtype=np.bool_) & completed
-        return RoundReport(
-            clients=np.array(rows, dtype=np.int64),
-            completed=completed,
-            latency=latency,
-            **needed,
-            **dict[str, Any](scalars),
-        )
-
-    def _spread(self, outcome: Outcome, completed: BoolArray) -> dict[str, FloatArray]:
-        """Measured columns with a row for each chosen client, NaN where nothing was measured."""
-        spread = {}
-        position = {node: i for i, node in enumerate(self._chosen.values())}
-        for name in self.selector.needs & MEASURED:
-            measured = outcome.columns.get(name)
-            row = np.shape(measured)[1:] if measured is not None else (0,) * (name == "update")
-            spread[name] = np.full((len(completed), *row), np.nan)
-            if measured is not None:
-                spread[name][[position[node] for node in outcome.usable]] = measured
-        return spread
-
-    def _energy_scores(self, results: list[ClientResult]) -> FloatArray:
-        """The reported energy scores; where there is none, 1 - E / E_max of the reported joules.
-
-        E_max is the largest energy seen up to the end of the selector's warm-up, and in its first round.
-        """
-        joules = np.array([result.values["energy"] for result in results], dtype=np.float64)
-        if self.round <= max(1, getattr(self.selector, "warmup_rounds", 0)):
-            self._energy_max = max([self._energy_max, *joules[np.isfinite(joules)]])
-        scores = np.array([result.values["energy_score"] for result in results], dtype=np.float64)
-        derived = np.clip(1.0 - joules / self._energy_max, 0.0, 1.0) if self._energy_max > 0 else scores
-        return np.where(np.isfinite(scores), scores, derived)
-
-    def _record(self, row: int, result: ClientResult) -> ClientRecord:
-        values = result.values
-        return ClientRecord(
-            round=self.round,
-            client_id=self.roster.ids[row],
-            client=row,
-            completed=result.completed,
-            problem="; ".join(problem.replace(";", ",") for problem in result.problems),
-            latency_s=result.latency_s,
-            energy_j=values["energy"],
-            download_s=values["download"],
-            compute_s=values["compute"],
-            upload_s=values["upload"],
-            train_loss=values["train_loss"],
-            num_examples=result.num_examples,
-        )
 
 
 def _score(value: object) -> float | None:

@@ -101,7 +101,7 @@ class SelectionStrategy(Adapter, Strategy):
             {cid: reply for cid, reply in replies.items() if reply is not None}, self._reference
         )
         if self.core.measurer.reads_updates:
-            bases.check_not_aggregated([res.parameters for _, res in results], self.selector.name)
+            bases.check_not_aggregated([res.parameters for _, res in results], self.core.measurer.reader)
         garbage = [
             RunError(f"client {cid}: {'; '.join(outcome.results[cid].problems)}")
             for cid in outcome.results

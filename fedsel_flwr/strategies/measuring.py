@@ -137,6 +137,11 @@ class Measurer:
         """Whether anything is read off individual updates."""
         return self.filter is not None or bool(self.selector.needs & FROM_UPDATES)
 
+    @property
+    def reader(self) -> str:
+        """What reads individual updates, for messages."""
+        return self.selector.name if self.selector.needs & FROM_UPDATES else "FedCA's filter"
+
     def models(self, models: Sequence[Arrays], reference: Arrays) -> dict[str, FloatArray | BoolArray]:
         """Measure the usable models of a round.
 

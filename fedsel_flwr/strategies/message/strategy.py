@@ -190,6 +190,8 @@ class SelectionStrategy(Adapter, Strategy):
         if not due:
             return
         answers = self._ask([query(node, MessageType.QUERY, {}) for node in due], grid)
+        unclear = [node for node, message in answers.items() if message.has_error()]  # they are asked once more
+        answers |= self._ask([query(node, MessageType.QUERY, {}) for node in unclear], grid) if unclear else {}
         keys = self.core.settings.keys
         said = {}
         for node, message in answers.items():
