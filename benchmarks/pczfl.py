@@ -1,7 +1,8 @@
-"""PCZFL's cohort and energy: ``python benchmarks/pczfl.py --data-dir DIR`` (section 5.5.2, Fashion-MNIST).
+"""PCZFL's cohort and energy: ``python benchmarks/pczfl.py [fashion|cifar] --data-dir DIR`` (section 5.5.2).
 
-Prints the mean cohort after the warm-up (the paper: about 5) and the energy, the sum over rounds and selected clients
-of 1 - score (the paper: 286.71), and draws the balls at three times into ``runs/pczfl.png``.
+Runs the scenario pczfl-fashion or pczfl-cifar with several seeds and prints for each the mean cohort after the warm-up
+(the paper: about 5), the energy, which is the sum over rounds and selected clients of 1 - score, and the accuracy on
+the test set; draws the balls of the first seed at three times into ``runs/pczfl-*.png``.
 """
 
 from __future__ import annotations
@@ -20,49 +21,65 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle
 
-from fedsel_flwr.simulations import engine
+from fedsel_flwr.simulations.engine import simulate
+from fedsel_flwr.simulations.federation import make_strategy
 from fedsel_flwr.simulations.processes import end_descendants
+from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.world import world_of
 from fedsel_flwr.strategies import RoundRecord
 
+PAPER = {"fashion": (286.71, 0.919), "cifar": (208.15, 0.5389)}
+"""Energy and accuracy that the paper prints."""
+
 
 def main() -> None:
-    """Run, print, draw."""
+    """Run each seed, print, draw the first."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("dataset", choices=PAPER, nargs="?", default="fashion")
     parser.add_argument("--data-dir", default="")
     parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--seeds", type=int, default=3)
     args = parser.parse_args()
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
-    scenario = load_scenario("pczfl-fashion", {"data.data_dir": args.data_dir, "rounds": args.rounds})
+    energy, accuracy = PAPER[args.dataset]
+    print(f"{args.dataset}, the paper: mean cohort about 5, energy {energy}, accuracy {accuracy}", flush=True)
+    found = []
+    for seed in range(1, args.seeds + 1):
+        overrides = {"data.data_dir": args.data_dir, "rounds": args.rounds, "seed": seed}
+        figures, snapshots = run(load_scenario(f"pczfl-{args.dataset}", overrides))
+        found.append(figures)
+        print(
+            f"seed {seed}, {args.rounds} rounds: mean cohort {figures[0]:.2f}, energy {figures[1]:.2f}, "
+            f"accuracy {figures[2]:.4f} (best {figures[3]:.4f}), {len(snapshots[args.rounds]['radius'])} balls",
+            flush=True,
+        )
+        if seed == 1:
+            print(draw(snapshots, Path(f"runs/pczfl-{args.dataset}.png")), flush=True)
+    mean, spread = np.mean(found, axis=0), np.std(found, axis=0)
+    for name, m, s in zip(("mean cohort", "energy", "accuracy", "best accuracy"), mean, spread, strict=True):
+        print(f"{args.seeds} seeds: {name} {m:.4g} +- {s:.2g}")
+    end_descendants()
+
+
+def run(scenario: Scenario) -> tuple[tuple[float, ...], dict[int, dict[str, Any]]]:
+    """Return mean cohort, energy, last and best accuracy, and the selector's state at three times."""
     warmup = scenario.selectors["pczfl"]["warmup_rounds"]
-    times = (warmup, (warmup + args.rounds) // 4, args.rounds)
+    times = (warmup, (warmup + scenario.rounds) // 4, scenario.rounds)
     snapshots: dict[int, dict[str, Any]] = {}
-    made: list[Any] = []
-    original = engine.make_strategy
-
-    def keep(*arguments: Any) -> Any:
-        made.append(original(*arguments))
-        return made[-1]
-
-    engine.make_strategy = keep  # to look into the selector while it learns
 
     def on_round(record: RoundRecord) -> None:
         if record.round in times:
-            snapshots[record.round] = made[0].selector.state_dict()
+            snapshots[record.round] = strategy.selector.state_dict()
 
-    history = engine.simulate(scenario, on_round=on_round).history
-    end_descendants()
     world = world_of(scenario)
+    strategy = make_strategy(scenario, world, on_round)
+    history = simulate(scenario, strategy=strategy).history
     scores = np.array([world.energy_score(k) for k in range(scenario.num_clients)])
-    cohorts = [record.num_selected for record in history.rounds[warmup:]]
+    cohort = np.mean([record.num_selected for record in history.rounds[warmup:]])
     energy = sum(1.0 - scores[int(row.client_id)] for row in history.clients)
-    print(
-        f"{args.rounds} rounds: mean cohort after the warm-up {np.mean(cohorts):.2f} (paper: about 5), "
-        f"energy {energy:.2f} (paper: 286.71), accuracy {history.rounds[-1].accuracy:.4f} (paper, a CNN: 0.919), "
-        f"{len(made[0].selector.state_dict()['radius'])} balls"
-    )
-    print(draw(snapshots, Path("runs/pczfl.png")))
+    accuracies = [record.accuracy or 0.0 for record in history.rounds]
+    return (float(cohort), energy, accuracies[-1], max(accuracies)), snapshots
 
 
 def draw(snapshots: dict[int, dict[str, Any]], path: Path) -> Path:

@@ -26,6 +26,7 @@ def simulate(
     *,
     on_round: Callable[[RoundRecord], None] | None = None,
     num_cpus: int | None = None,
+    strategy: Any = None,
 ) -> RunResult:
     """Run a scenario with Flower on Ray and wait for its end.
 
@@ -33,6 +34,8 @@ def simulate(
         scenario: The scenario; its ``selector`` chooses.
         on_round: Called with each finished round, from the server's thread.
         num_cpus: Actors, one core each; None takes every core.
+        strategy: A selection strategy of the scenario's API, such as one with a selector of your own; None makes the
+            scenario's (:func:`~fedsel_flwr.simulations.federation.make_strategy`). ``on_round`` is for the latter only.
 
     Returns:
         History and final model.
@@ -42,7 +45,7 @@ def simulate(
         RunError: The simulation broke off.
     """
     world = world_of(scenario)  # in this thread, so that faults in data and parameters come before Ray starts
-    strategy = make_strategy(scenario, world, on_round)
+    strategy = make_strategy(scenario, world, on_round) if strategy is None else strategy
     results: list[RunResult] = []
     server_app = ServerApp()
 
