@@ -39,7 +39,13 @@ class Averaging:
         return [np.asarray(self.old * b + self.new * m, dtype=m.dtype) for b, m in zip(before, mean, strict=True)]
 
 
-def averaging(scheme: str, num_examples: FloatArray, total_examples: float, num_clients: int) -> Averaging:
+def averaging(
+    scheme: str,
+    num_examples: FloatArray,
+    total_examples: float,
+    num_clients: int,
+    draws: npt.ArrayLike | None = None,
+) -> Averaging:
     """Return what a scheme does with the models of a round.
 
     ====================  ================  ==================================================
@@ -48,18 +54,19 @@ def averaging(scheme: str, num_examples: FloatArray, total_examples: float, num_
     ``"fedpdp"``          FedPdp            mean weighted by p_k, weights made to sum to 1
     ``"fedpdp-exact"``    FedPdp            sum over S^t of p_k |S| / |S^t| w_k, as printed
     ``"fedavg-absent"``   FedAvg            clients not in S^t keep the old model, p_k w^{t-1}
-    ``"mean"``            FedProx           plain mean
+    ``"mean"``            FedProx           plain mean over the multiset of the clients drawn
     ====================  ================  ==================================================
 
     The printed FedPdp's weights sum to 1 only on average, so the model grows and shrinks from round to round; hence
-    the normalized default. FedProx samples by p_k with replacement; a client drawn c times counts c times: pass c as
-    ``num_examples`` with ``"fedpdp"``.
+    the normalized default. FedProx samples by p_k with replacement
+    (:class:`~fedsel_flwr.selectors.RandomBySize`); a client drawn c times counts c times in its mean.
 
     Args:
         scheme: One of the names above.
         num_examples: Examples behind each model of the round, shape (n,).
         total_examples: Examples of all clients, absent ones included.
         num_clients: How many clients there are, |S|.
+        draws: How often the client behind each model was drawn, shape (n,), whole numbers of at least 1; None for once.
 
     Returns:
         The weights and the mix.
@@ -75,27 +82,30 @@ def averaging(scheme: str, num_examples: FloatArray, total_examples: float, num_
     weights = np.asarray(num_examples, dtype=np.float64)
     if weights.ndim != 1 or not weights.size or not (weights > 0).all() or not total_examples > 0:
         raise ParameterError(f"num_examples must be positive, one per model, got {weights}")
+    counts = np.ones_like(weights) if draws is None else np.asarray(draws, dtype=np.float64)
+    if counts.shape != weights.shape or not (counts >= 1).all():
+        raise ParameterError(f"draws must be at least 1, one per model, got {counts}")
     share = float(weights.sum() / total_examples)  # sum of p_k over S^t
-    return SCHEMES[scheme](weights, share, num_clients)
+    return SCHEMES[scheme](weights, share, num_clients, counts)
 
 
-def _fedpdp(weights: FloatArray, share: float, num_clients: int) -> Averaging:
+def _fedpdp(weights: FloatArray, share: float, num_clients: int, draws: FloatArray) -> Averaging:
     return Averaging(weights, 0.0, 1.0)  # (5), normalized
 
 
-def _fedpdp_exact(weights: FloatArray, share: float, num_clients: int) -> Averaging:
+def _fedpdp_exact(weights: FloatArray, share: float, num_clients: int, draws: FloatArray) -> Averaging:
     return Averaging(weights, 0.0, share * num_clients / weights.size)  # (5)
 
 
-def _fedavg_absent(weights: FloatArray, share: float, num_clients: int) -> Averaging:
+def _fedavg_absent(weights: FloatArray, share: float, num_clients: int, draws: FloatArray) -> Averaging:
     return Averaging(weights, round(1.0 - share, 15), share)  # (3)
 
 
-def _mean(weights: FloatArray, share: float, num_clients: int) -> Averaging:
-    return Averaging(np.ones_like(weights), 0.0, 1.0)  # Table 1, FedProx
+def _mean(weights: FloatArray, share: float, num_clients: int, draws: FloatArray) -> Averaging:
+    return Averaging(draws, 0.0, 1.0)  # Table 1, FedProx
 
 
-SCHEMES: dict[str, Callable[[FloatArray, float, int], Averaging]] = {
+SCHEMES: dict[str, Callable[[FloatArray, float, int, FloatArray], Averaging]] = {
     "fedpdp": _fedpdp,
     "fedpdp-exact": _fedpdp_exact,
     "fedavg-absent": _fedavg_absent,

@@ -82,6 +82,10 @@ class Selector(ABC):
         """How many clients the next :meth:`select` returns of so many available; None if only the algorithm knows."""
         return num_available if self.clients_per_round is None else min(int(self.clients_per_round), num_available)
 
+    def draws(self, clients: IntArray) -> IntArray:
+        """How often each of ``clients``, shape (n,), was drawn in the round chosen last: once, without replacement."""
+        return np.ones(len(clients), dtype=np.int64)
+
     def probe(self, available: IntArray) -> Probe | None:
         """Say what must be asked before the next :meth:`select`.
 

@@ -269,7 +269,8 @@ class SelectionCore:
         num_clients = self.selector.num_clients
         known = list(self._sizes.values())
         total = sum(known) * num_clients / len(known)
-        return replace(outcome, averaging=averaging(self.settings.averaging, sizes, total, num_clients))
+        draws = self.selector.draws(np.array([row for row, node in self._chosen.items() if node in outcome.kept]))
+        return replace(outcome, averaging=averaging(self.settings.averaging, sizes, total, num_clients, draws))
 
     def _here(self, connected: Collection[str]) -> dict[int, str]:
         """Row -> connection of the clients that can be chosen in the round to come, by ascending row."""

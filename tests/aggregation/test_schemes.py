@@ -113,8 +113,15 @@ def test_an_identity_hands_the_mean_on_unchanged() -> None:
 
 
 def test_fedprox_counts_a_client_drawn_twice_twice() -> None:
-    """Sampling by p_k with replacement drew client 0 twice and client 1 once: (2 * 1 + 4) / 3 = 2."""
-    assert _combined(averaging("fedpdp", np.array([2.0, 1.0]), 3.0, 5), [1.0, 4.0], 0.0) == 2.0
+    """Client 0 was drawn twice and client 1 once: (2 * 1 + 4) / 3 = 2, whatever the sizes."""
+    scheme = averaging("mean", np.array([10.0, 90.0]), 300.0, 5, draws=[2, 1])
+    assert _combined(scheme, [1.0, 4.0], 0.0) == 2.0
+
+
+@pytest.mark.parametrize("draws", [[1.0], [1, 0], [1, float("nan")], [[1, 1]]])
+def test_draws_are_counts_one_for_each_model(draws: Any) -> None:
+    with pytest.raises(ParameterError, match="draws must be at least 1, one per model"):
+        averaging("mean", np.array([1.0, 2.0]), 3.0, 5, draws=draws)
 
 
 @pytest.mark.parametrize(
@@ -174,6 +181,34 @@ def test_through_a_strategy_eight_rounds_equal_the_formula(name: str, api: str) 
         np.testing.assert_allclose(model, expected, rtol=0, atol=1e-12)
         before = model
     assert absent > 3
+
+
+@pytest.mark.parametrize("api", ["legacy", "message"])
+def test_fedprox_through_a_strategy_is_the_plain_mean_over_the_multiset_drawn(api: str) -> None:
+    """Table 1: clients drawn by p_k with replacement, each asked once, the mean over the draws that came back."""
+    drawn: list[dict[int, int]] = []
+    selector = create("random-by-size", clients_per_round=5, replacement=True, seed=3)
+
+    def on_round(record: Any) -> None:
+        rows = np.array([row.client for row in strategy.history.clients if row.round == record.round])
+        drawn.append(dict(zip(rows.tolist(), selector.draws(rows).tolist(), strict=True)))
+
+    options: dict[str, Any] = {"max_latency": world.MAX_LATENCY, "averaging": "mean", "on_round": on_round}
+    if api == "legacy":
+        strategy: Any = legacy_api.SelectionStrategy(selector, legacy_base(), **options)
+        models = play_legacy(strategy, 12)
+    else:
+        strategy = message_api.SelectionStrategy(selector, message_base(), **options)
+        models = play_messages(strategy, 12)
+    before = world.initial()
+    for server_round, (model, draws) in enumerate(zip(models, drawn, strict=True), start=1):
+        assert sum(draws.values()) == 5
+        usable = [row.client for row in strategy.history.clients if row.round == server_round and row.completed]
+        weights = [draws[k] for k in usable]
+        expected = np.average(world.train(before, np.array(usable)), axis=0, weights=weights)
+        np.testing.assert_allclose(model, expected, rtol=0, atol=1e-12)
+        before = model
+    assert max(max(draws.values()) for draws in drawn) > 1
 
 
 @pytest.mark.parametrize("name", ["fedavg-absent", "fedpdp-exact", "fedpdp"])

@@ -23,6 +23,11 @@ def test_conformance(name, check):
     check(partial(create, name, clients_per_round=3, **PARAMETERS.get(name, {})))
 
 
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_conformance_of_sampling_with_replacement(check):
+    check(partial(create, "random-by-size", clients_per_round=3, replacement=True))
+
+
 class Greedy(Random):
     """Breaks several promises: always the same clients, unavailable ones and global randomness included."""
 
