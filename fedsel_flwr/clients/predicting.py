@@ -14,7 +14,7 @@ from fedsel_flwr.clients.parameters import set_arrays
 
 
 def torch_predict(
-    model: nn.Module, batch_size: int = 1024
+    model: nn.Module, batch_size: int = 256
 ) -> Callable[[Sequence[npt.NDArray[Any]], npt.NDArray[np.float32]], npt.NDArray[np.float64]]:
     """Return ``predict`` for a torch model.
 

@@ -124,7 +124,7 @@ def train(
     return math.fsum(losses) / steps if all(map(math.isfinite, losses)) else math.nan
 
 
-def evaluate(model: nn.Module, inputs: FloatArray, labels: IntArray, batch_size: int = 1024) -> tuple[float, float]:
+def evaluate(model: nn.Module, inputs: FloatArray, labels: IntArray, batch_size: int = 256) -> tuple[float, float]:
     """Measure a model on examples, with dropout off; the model stays as it is.
 
     Args:
