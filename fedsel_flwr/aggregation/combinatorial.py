@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
@@ -16,19 +15,20 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 Score = Literal["loss", "accuracy"]
+Found = tuple[tuple[int, ...], float]  # members, ascending, and their score
 
 MAX_EXACT = 20
 """Up to this many models every subset is searched."""
 TIE = 1e-12
-"""Scores closer than this are equal."""
+"""Scores no further apart than this, or this share of a score above 1 in size, are equal."""
 
 
 def best_subset(logits: FloatArray, labels: IntArray, score: Score = "loss") -> tuple[BoolArray, float]:
     """Find the non-empty subset of models whose averaged logits score best on the validation set.
 
-    Up to 20 models all 2^n - 1 subsets are searched: each model's logits come in once, and walking the subsets in the
-    order of a Gray code costs one addition or subtraction of logits for each. Above that the search is greedy: from
-    the best single model, the model whose addition scores best is added while that does not lower the score.
+    Up to 20 models all 2^n - 1 subsets are searched: each model's logits come in once, and walking the subsets depth
+    first costs one addition of logits for each. Above that the search is greedy: from the best single model, the model
+    whose addition scores best is added while that does not lower the score.
 
     Ties: the larger subset, then the lowest indices.
 
@@ -45,7 +45,7 @@ def best_subset(logits: FloatArray, labels: IntArray, score: Score = "loss") -> 
         ParameterError: A shape, a label or the score's name is wrong, or a logit is not finite.
 
     References:
-        S. Kim et al., equation (4); the scores below it. The paper calls the accuracy "Dirac delta function".
+        T. Kim et al., equation (4); the scores below it. The paper calls the accuracy "Dirac delta function".
 
     >>> logits = np.array([[[2.0, 0.0], [0.0, 1.0]], [[0.0, 3.0], [0.0, 2.0]]])  # model 1 is wrong on example 0
     >>> kept, value = best_subset(logits, np.array([0, 1]))
@@ -54,10 +54,8 @@ def best_subset(logits: FloatArray, labels: IntArray, score: Score = "loss") -> 
     """
     stack, right = _checked(logits, labels, score)
     scorer = _Loss(stack, right) if score == "loss" else _Accuracy(stack, right)
-    if len(stack) <= MAX_EXACT:
-        members, value = _exact(stack, scorer)
-    else:
-        members, value = _greedy(stack, scorer)
+    with np.errstate(all="ignore"):  # sums of huge logits overflow
+        members, value = _exact(stack, scorer) if len(stack) <= MAX_EXACT else _greedy(stack, scorer)
     kept = np.zeros(len(stack), dtype=np.bool_)
     kept[list(members)] = True  # S_opt (4)
     return kept, value
@@ -71,12 +69,12 @@ class _Loss:
         self._columns = np.arange(right.size)
 
     def __call__(self, total: FloatArray, size: int) -> float:
-        mean = total * (1.0 / size)
+        mean = total * (1.0 / size)  # g-tilde (4)
         chosen = mean[self._right, self._columns]
         top = mean.max(axis=0)
         mean -= top
         np.exp(mean, out=mean)
-        return float((chosen - top - np.log(mean.sum(axis=0))).mean())  # u(X, g), classification loss
+        return float((chosen - top - np.log(mean.sum(axis=0))).mean())  # classification loss, below (4)
 
 
 class _Accuracy:
@@ -86,69 +84,73 @@ class _Accuracy:
         self._right = right
 
     def __call__(self, total: FloatArray, size: int) -> float:
-        return float((total.argmax(axis=0) == self._right).mean())  # u(X, g), Dirac delta
+        return float((total.argmax(axis=0) == self._right).mean())  # Dirac delta, below (4)
 
 
-def _exact(stack: FloatArray, scorer: Any) -> tuple[tuple[int, ...], float]:
-    """Every subset; the walk is cut into parts by the highest models, one thread for each processor."""
+def _exact(stack: FloatArray, scorer: Any) -> Found:
+    """Every subset: one walk for each choice among the first three models, a thread for each processor."""
     n = len(stack)
     fixed = min(n - 1, 3)
-    parts = [[k for k in range(fixed) if prefix >> k & 1] for prefix in range(1 << fixed)]
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        found = list(pool.map(lambda part: _walk(stack, scorer, part, range(fixed, n)), parts))
-    return _best([one for one in found if one is not None])
+    parts = [tuple(k for k in range(fixed) if prefix >> k & 1) for prefix in range(1 << fixed)]
+
+    def walk(part: tuple[int, ...]) -> Found:
+        with np.errstate(all="ignore"):  # a thread has its own
+            return _walk(stack, scorer, part, range(fixed, n))
+
+    with ThreadPoolExecutor(min(len(parts), os.cpu_count() or 1)) as pool:
+        return _best(list(pool.map(walk, parts)))
 
 
-def _walk(stack: FloatArray, scorer: Any, fixed: list[int], free: range) -> tuple[tuple[int, ...], float] | None:
-    """The best subset that holds ``fixed`` and any of ``free``."""
-    total = stack[fixed].sum(axis=0) if fixed else np.zeros(stack.shape[1:])
-    members = set(fixed)
-    best = _candidate(members, scorer(total, len(members))) if members else None
-    for k in _gray_flips(len(free)):
-        model = free[k]
-        if model in members:
-            members.remove(model)
-            total -= stack[model]
-        else:
-            members.add(model)
-            total += stack[model]
-        if len(members) <= 1:
-            total = stack[next(iter(members))].copy() if members else np.zeros(stack.shape[1:])  # no rounding left over
-        if members:
-            one = _candidate(members, scorer(total, len(members)))
-            best = one if best is None else _best([best, one])
+def _walk(stack: FloatArray, scorer: Any, fixed: tuple[int, ...], free: range) -> Found:
+    """The best non-empty subset that holds ``fixed`` and any of ``free``, depth first.
+
+    Nothing is ever subtracted from a sum: a model with huge logits would leave its rounding behind.
+    """
+    sums = np.empty((len(free) + 1, *stack.shape[1:]))  # one for each depth
+    sums[0] = stack[list(fixed)].sum(axis=0)
+    best = _candidate(fixed, scorer(sums[0], len(fixed))) if fixed else ((), -np.inf)
+
+    def grow(members: tuple[int, ...], start: int, depth: int) -> None:
+        nonlocal best
+        for k in range(start, free.stop):
+            total = np.add(sums[depth], stack[k], out=sums[depth + 1])
+            larger = (*members, k)
+            best = _best([best, _candidate(larger, scorer(total, len(larger)))])
+            grow(larger, k + 1, depth + 1)
+
+    grow(fixed, free.start, 0)
     return best
 
 
-def _gray_flips(bits: int) -> Iterator[int]:
-    """Which bit changes at each step of the reflected Gray code, through all 2^bits - 1 non-zero words."""
-    for step in range(1, 1 << bits):
-        yield (step & -step).bit_length() - 1
-
-
-def _greedy(stack: FloatArray, scorer: Any) -> tuple[tuple[int, ...], float]:
-    best = _best([_candidate({k}, scorer(stack[k], 1)) for k in range(len(stack))])
+def _greedy(stack: FloatArray, scorer: Any) -> Found:
+    """The best single model, then, one at a time, the best addition while it does not lower the score."""
+    best = _best([_candidate((k,), scorer(stack[k], 1)) for k in range(len(stack))])
     while len(best[0]) < len(stack):
-        total, members = stack[list(best[0])].sum(axis=0), set(best[0])
+        total, members = stack[list(best[0])].sum(axis=0), best[0]
+        others = [k for k in range(len(stack)) if k not in members]
         grown = _best(
-            [_candidate(members | {k}, scorer(total + stack[k], len(members) + 1)) for k in range(len(stack))
-             if k not in members]
-        )  # fmt: skip
-        if grown[1] < best[1] - TIE:
+            [_candidate(tuple(sorted((*members, k))), scorer(total + stack[k], len(members) + 1)) for k in others]
+        )
+        if not _reaches(grown[1], best[1]):
             break
         best = grown
     return best
 
 
-def _candidate(members: set[int], value: float) -> tuple[tuple[int, ...], float]:
-    return tuple(sorted(members)), value
+def _candidate(members: tuple[int, ...], value: float) -> Found:
+    """A set and its score; a score that is no number, of sums that overflowed, is the worst."""
+    return members, -np.inf if np.isnan(value) else value
 
 
-def _best(found: list[tuple[tuple[int, ...], float]]) -> tuple[tuple[int, ...], float]:
+def _reaches(value: float, top: float) -> bool:
+    """Whether a score is at least ``top``, or equal but for rounding."""
+    return bool(value >= top - TIE * max(1.0, abs(top)))
+
+
+def _best(found: list[Found]) -> Found:
     """The best score; among equals the larger subset, then the lowest indices."""
     top = max(value for _, value in found)
-    equal = [one for one in found if one[1] >= top - TIE * max(1.0, abs(top))]
-    return min(equal, key=lambda one: (-len(one[0]), one[0]))
+    return min((one for one in found if _reaches(one[1], top)), key=lambda one: (-len(one[0]), one[0]))
 
 
 def _checked(logits: FloatArray, labels: IntArray, score: str) -> tuple[FloatArray, IntArray]:

@@ -1,6 +1,6 @@
 """The averaging schemes of Kim et al., Table 1, as weights of the round's models and of the old one.
 
-Every scheme is (new ``num_examples`` for the base strategy's weighted mean, then an affine mix with the old model):
+A scheme gives each model's weight in the base strategy's mean, then mixes that mean with the old model:
 ``w^t = old * w^{t-1} + new * mean``.
 """
 
@@ -36,7 +36,8 @@ class Averaging:
         """The new model, of the old one and the mean of the round's models."""
         if self.old == 0.0 and self.new == 1.0:
             return list(mean)
-        return [np.asarray(self.old * b + self.new * m, dtype=m.dtype) for b, m in zip(before, mean, strict=True)]
+        pairs = zip(before, mean, strict=True)
+        return [np.asarray(self.old * b + self.new * m, dtype=m.dtype) for b, m in pairs]  # (3), (5)
 
 
 def averaging(
@@ -90,7 +91,7 @@ def averaging(
 
 
 def _fedpdp(weights: FloatArray, share: float, num_clients: int, draws: FloatArray) -> Averaging:
-    return Averaging(weights, 0.0, 1.0)  # (5), normalized
+    return Averaging(weights, 0.0, 1.0)  # normalized (5)
 
 
 def _fedpdp_exact(weights: FloatArray, share: float, num_clients: int, draws: FloatArray) -> Averaging:

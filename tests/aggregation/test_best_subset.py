@@ -1,4 +1,4 @@
-"""FedCA's filter against plain enumeration of all subsets, (4) of Kim et al. (2021)."""
+"""FedCA's filter against plain enumeration of all subsets, (4) of Kim et al. (2020)."""
 
 from __future__ import annotations
 
@@ -274,6 +274,62 @@ def test_a_model_that_diverged_is_not_kept(score: str) -> None:
             assert not kept[2]
             assert kept.any()
             assert math.isfinite(value)
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("huge", range(6))
+def test_a_huge_model_leaves_no_rounding_behind(huge: int, score: str) -> None:
+    """One of six models has logits 1e20 times as large: sets without it are scored as if it were not there.
+
+    Adding and subtracting it, as the walk once did, left sums of 0 for the sets that came after.
+    """
+    for seed in range(4):
+        logits, labels = random_case(6, seed)
+        logits[huge] *= 1e20
+        kept = check(logits, labels, score)
+        assert score == "accuracy" or huge not in kept
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("n", [2, 5, 21], ids=["two", "threads", "greedy"])
+def test_sums_that_overflow_do_not_warn(n: int, score: str) -> None:
+    """Logits of 1.7e308, of which two do not add up to a number: nothing is raised or warned (warnings are errors).
+
+    Models 0 and 1 are right on both examples and best alone, at the largest score there is; the others are wrong.
+    """
+    logits = np.zeros((n, 2, 2))
+    logits[:, :, 1] = 1.7e308
+    logits[:2] = logits[:2, :, ::-1]
+    with np.errstate(all="raise"):
+        kept, value = best_subset(logits, np.array([0, 0]), score)
+    assert kept[:2].any()
+    assert value == (1.0 if score == "accuracy" else 0.0)
+    kept, value = best_subset(-logits[:1], np.array([0, 1]), score)  # minus a cross-entropy of 1.7e308 / 2
+    assert kept.tolist() == [True]
+    assert value == (0.5 if score == "accuracy" else -1.7e308 / 2)
+
+
+def test_greedy_ties_are_relative() -> None:
+    """25 copies of a model that is wrong by about 3e5: their sums differ in rounding, far above 1e-12; all are kept."""
+    logits = np.tile(np.array([[[0.0, 1e5 * math.pi], [0.0, 1e5 * math.e]]]), (25, 1, 1))
+    values = [score_of(tuple(range(size)), logits, np.array([0, 0]), "loss") for size in range(1, 26)]
+    sums = [float(np.add.reduce(logits[:size, 0, 1])) * (1.0 / size) for size in range(1, 26)]
+    assert np.ptp(sums) > 1e-12  # so that an absolute tolerance would see differences
+    kept, value = best_subset(logits, np.array([0, 0]), "loss")
+    assert kept.all()
+    assert value == pytest.approx(values[0], rel=1e-12)
+
+
+@pytest.mark.parametrize("scale", [1e3, 1e6, 1e12])
+def test_greedy_with_losses_far_above_one(scale: float) -> None:
+    """Thirty models wrong to different degrees: the best alone, and its copies; adding any other lowers the score."""
+    wrong = scale * np.linspace(2.0, 5.0, 30)
+    wrong[[7, 11, 23]] = scale * math.sqrt(2)
+    logits = np.zeros((30, 3, 2))
+    logits[:, :, 1] = wrong[:, None]
+    kept, value = best_subset(logits, np.zeros(3, dtype=np.int64), "loss")
+    assert np.flatnonzero(kept).tolist() == [7, 11, 23]
+    assert value == pytest.approx(-scale * math.sqrt(2), rel=1e-9)
 
 
 LOGITS = np.zeros((2, 3, 4))
