@@ -43,7 +43,7 @@ def shares(runs: int, steps: int) -> None:
         m = int(rng.integers(1, max(2, k // 2)))
         alpha = float(rng.choice([0.1, 1.0, 10.0]))
         ucb, g = instance(rng, k, m)
-        ends = {kind: anneal(ucb, g, m, alpha, neighbours=kind, steps=steps, generator=rng)[1][-1] for kind in KINDS}
+        ends = {kind: anneal(ucb, g, m, alpha, kind=kind, steps=steps, generator=rng)[1][-1] for kind in KINDS}
         at_or_above += ends["alsa"] >= ends["annealing"]
         above += ends["alsa"] > ends["annealing"]
         exact_above += energy(maximize(ucb, g, m, alpha), ucb, g, alpha) >= max(ends.values()) - 1e-9
@@ -63,7 +63,7 @@ def figure(path: Path, steps: int, repeats: int) -> None:
     for kind, colour, label in zip(KINDS, ("#0072b2", "#d55e00"), ("ALSA (19)", "annealing (18)"), strict=True):
         curves = np.array(
             [
-                anneal(ucb, g, 25, 1.0, neighbours=kind, steps=steps, generator=np.random.default_rng(seed))[1]
+                anneal(ucb, g, 25, 1.0, kind=kind, steps=steps, generator=np.random.default_rng(seed))[1]
                 for seed in range(repeats)
             ]
         )

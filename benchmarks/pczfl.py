@@ -21,8 +21,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle
 
+from fedsel_flwr.simulations.building import make_strategy
 from fedsel_flwr.simulations.engine import simulate
-from fedsel_flwr.simulations.federation import make_strategy
 from fedsel_flwr.simulations.processes import end_descendants
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
@@ -77,8 +77,8 @@ def run(scenario: Scenario) -> tuple[tuple[float, ...], dict[int, dict[str, Any]
     history = simulate(scenario, strategy=strategy).history
     scores = np.array([world.energy_score(k) for k in range(scenario.num_clients)])
     cohort = np.mean([record.num_selected for record in history.rounds[warmup:]])
-    energy = sum(1.0 - scores[int(row.client_id)] for row in history.clients)
-    accuracies = [record.accuracy or 0.0 for record in history.rounds]
+    energy = sum(1.0 - scores[int(row.client_id)] for row in history.clients)  # section 5.5
+    accuracies = [record.accuracy for record in history.rounds]
     return (float(cohort), energy, accuracies[-1], max(accuracies)), snapshots
 
 

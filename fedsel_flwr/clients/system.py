@@ -62,6 +62,9 @@ class SystemModel:
     Payloads and samples are constants of the scenario, never derived from the trained model: a VGG-11 over 15 kHz
     would take 40 minutes.
 
+    Deviations: one fading draw per client, round and direction stands for the paper's average over a round's coherence
+    times (text above (33)); K other than 20, see :func:`computing_rate_bounds`; the probe and the energy are ours.
+
     Args:
         num_clients: Number of clients, with partition ids 0 … num_clients - 1.
         seed: Seed of the run, at least 0.

@@ -31,7 +31,7 @@ class TrainingSettings:
         local_steps: Steps instead of passes, at least 1; the data are passed over as often as needed. None: whole
             passes.
         momentum: Of the gradient, in [0, 1).
-        weight_decay: Factor of the squared norm's gradient, at least 0.
+        weight_decay: Factor of the weights that are added to the gradient, at least 0.
         proximal_mu: FedProx's mu, at least 0: the steps minimise loss + mu/2 |w - w0|² with the received model w0.
 
     Raises:
@@ -117,8 +117,8 @@ def train(
             loss.backward()  # type: ignore[no-untyped-call]
             for parameter, start in zip(parameters, received, strict=False):  # none received: no proximal term
                 if parameter.grad is not None:
-                    parameter.grad.add_(parameter.detach() - start, alpha=settings.proximal_mu)
-            optimizer.step()
+                    parameter.grad.add_(parameter.detach() - start, alpha=settings.proximal_mu)  # FedProx's mu (w - w0)
+            optimizer.step()  # Kim (2); GPFL (1), (2)
             losses.append(loss.item())
     model.train(was_training)
     return math.fsum(losses) / steps if all(map(math.isfinite, losses)) else math.nan

@@ -1,4 +1,4 @@
-"""Client selection algorithms: one paper, one file, NumPy only.
+"""Client selection algorithms: one algorithm, one file, NumPy only.
 
 A selector is an ask/tell object over dense client indices ``0..K-1``. It never sees Flower, a model or a clock:
 

@@ -280,4 +280,4 @@ class Selector(ABC):
         """The ``clients_per_round`` available clients of the largest score (by client index); ties at random."""
         shuffled = self._generator.permutation(available)
         order = np.argsort(-score[shuffled], kind="stable")
-        return np.asarray(shuffled[order[: self.clients_per_round]])
+        return np.asarray(shuffled[order[: self.clients_per_round]])  # Xia (8), (10)

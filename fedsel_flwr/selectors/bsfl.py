@@ -37,6 +37,9 @@ class BSFL(Selector):
           :mod:`~fedsel_flwr.selectors.annealing`.
         * Selected clients that fail count as a play at the speed of their reported latency, tau_max.
         * Speeds are cut at 1, as measured latencies may undercut ``min_latency``.
+        * The annealing solvers take the range of the finite bounds plus alpha times that of g for Delta_max (14), and a
+          finite bound above all others for an infinite one.
+        * (17) prints the sum inside the minimum; it is the same number.
 
     Args:
         clients_per_round: m.
@@ -95,29 +98,30 @@ class BSFL(Selector):
         self.data_weights = _checked_weights(data_weights)
 
     def _select(self, available: IntArray) -> IntArray:
-        shuffled = self._generator.permutation(available)  # ties at random
+        shuffled = self._generator.permutation(available)  # clients equal in bound and g: at random
         ucb, g, m = self._bounds()[shuffled], self._generalization()[shuffled], self.clients_per_round
         if self.solver == "exact":
             best = maximize(ucb, g, m, self.alpha)  # (13)
         else:
             best, _ = anneal(
-                ucb, g, m, self.alpha, neighbours=self.solver, steps=self.solver_steps, generator=self._generator
+                ucb, g, m, self.alpha, kind=self.solver, steps=self.solver_steps, generator=self._generator
             )
         return np.asarray(shuffled[best])
 
     def _observe(self, report: RoundReport) -> None:
         k = report.clients
-        speed = self.min_latency / np.maximum(report.latency, self.min_latency)  # min(1, tau_min / tau_k)
+        latency = np.maximum(report.latency, self.min_latency)
+        speed = self.min_latency / latency  # tau_min / tau_k of (8), (11), at most 1
         self._plays[k] += 1  # (10)
-        self._mean[k] += (speed - self._mean[k]) / self._plays[k]  # (11)
+        self._mean[k] += (speed - self._mean[k]) / self._plays[k]  # (11), which is (8)
 
     def _bounds(self) -> FloatArray:
         """ucb(k, t - 1), infinite for clients never observed."""
+        t = max(self.round - 1, 1)
         played = self._plays > 0
         bound = np.full(played.shape, np.inf)
-        if played.any():  # so that t - 1 is at least 1
-            radius = np.sqrt((self.clients_per_round + 1) * np.log(self.round - 1) / self._plays[played])
-            bound[played] = self._mean[played] + radius  # (12)
+        radius = np.sqrt((self.clients_per_round + 1) * np.log(t) / self._plays[played])  # (12)
+        bound[played] = self._mean[played] + radius  # (12), which is (9)
         return bound
 
     def _generalization(self) -> FloatArray:
@@ -127,7 +131,7 @@ class BSFL(Selector):
         else:
             total = sum(self.data_weights.values())
             target = self.clients_per_round * self._weight / total  # (4)
-        x = target - self._plays / self.round
+        x = target - self._plays / self.round  # (3), (4)
         return np.asarray(np.abs(x) ** self.beta * np.sign(x))  # (3), (4)
 
     def _admit(self, clients: IntArray) -> None:

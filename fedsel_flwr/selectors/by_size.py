@@ -9,6 +9,7 @@ import numpy as np
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors._check import FloatArray, IntArray
+from fedsel_flwr.selectors._sizes import filled_sizes, take_sizes
 from fedsel_flwr.selectors.base import Selector
 
 
@@ -20,8 +21,8 @@ class RandomBySize(Selector):
     over the multiset (averaging scheme ``"mean"``). Together they are FedProx in Table 1 of Kim et al.; fewer than m
     different clients may be chosen.
 
-    Deviations: none. Sizes come by ``inform(clients, num_examples=...)``; a client of unknown size counts as one of
-    average size. Among the available clients the p_k are made to sum to 1.
+    Deviations: none. Sizes come by ``inform(clients, num_examples=...)``; a client of unknown (or NaN)
+    size counts as one of average size. Among the available clients the p_k are made to sum to 1.
 
     Args:
         clients_per_round: How many clients to draw each round (m).
@@ -83,12 +84,4 @@ class RandomBySize(Selector):
         return chosen
 
     def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
-        if "num_examples" in columns:
-            self._size[clients] = np.maximum(columns["num_examples"], 0.0)
-
-
-def filled_sizes(size: FloatArray, registered: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> FloatArray:
-    """Return ``size`` with the unknown entries (-1) of registered clients at the mean of the known, or at 1."""
-    known = registered & (size >= 0)
-    mean = float(size[known].mean()) if known.any() else 1.0
-    return np.where(size >= 0, size, mean)
+        take_sizes(self._size, clients, columns)

@@ -7,6 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedsel_flwr.selectors._check import FloatArray, IntArray, real
+from fedsel_flwr.selectors._reward import latency_reward
 from fedsel_flwr.selectors.base import Selector
 from fedsel_flwr.selectors.report import RoundReport
 
@@ -24,10 +25,11 @@ class CSUCB(Selector):
     tau_max      ``max_latency``         longest wait for a client, seconds
     y_k          ``_mean``               mean observed reward of client k
     z_k          ``_plays``              rounds in which client k was selected and observed
-    kappa        ``ceil(K/m)``           opening rounds that play every client once
+    kappa        ``ceil(K/m)``           opening rounds that play every client at least once
     ===========  ======================  ====================================================
 
     Deviations:
+        * (16) prints r_k(t - 1); the reward of round t itself enters the mean.
         * Selected clients that fail count as a play with reward 0 (a failed client of section V-B has latency
           tau_max), so that a dead client is not asked for ever.
         * Partial availability and newcomers ("modified CS-UCB" of section V-C): unplayed available clients first,
@@ -72,16 +74,15 @@ class CSUCB(Selector):
         m, played = self.clients_per_round, self._plays > 0
         bound = np.full(played.shape, np.inf)
         if self._is_opening(available):
-            bound[played] = 0.0  # topped up at random
+            bound[played] = 0.0  # Algorithm 1, line 4: topped up at random
         else:
-            radius = np.sqrt((m + 1) * np.log(self.round) / self._plays[played])
+            radius = np.sqrt((m + 1) * np.log(self.round) / self._plays[played])  # (18)
             bound[played] = self._mean[played] + radius  # (18)
         return self._largest(bound, available)
 
     def _observe(self, report: RoundReport) -> None:
         k = report.clients
-        reward = 1.0 - np.minimum(report.latency, self.max_latency) / self.max_latency  # r_k, below (12)
-        reward = np.where(report.completed, reward, 0.0)
+        reward = latency_reward(report, self.max_latency)
         self._plays[k] += 1  # (17)
         self._mean[k] += (reward - self._mean[k]) / self._plays[k]  # (16)
 
@@ -91,4 +92,4 @@ class CSUCB(Selector):
             self._ideal_fleet = self.num_clients
         if not available.size == self.num_clients == self._ideal_fleet:
             self._ideal_fleet = 0
-        return bool(self.round <= -(-self._ideal_fleet // self.clients_per_round))
+        return bool(self.round <= -(-self._ideal_fleet // self.clients_per_round))  # kappa

@@ -9,8 +9,9 @@ import numpy as np
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors._check import BoolArray, FloatArray, IntArray, by_client, lookup, real
+from fedsel_flwr.selectors._reward import latency_reward
+from fedsel_flwr.selectors._sizes import filled_sizes, take_sizes
 from fedsel_flwr.selectors.base import Selector
-from fedsel_flwr.selectors.by_size import filled_sizes
 from fedsel_flwr.selectors.report import RoundReport
 
 BELOW_ONE = float(np.nextafter(1.0, 0.0))
@@ -32,16 +33,19 @@ class CSUCBQ(Selector):
     ===========  ======================  ==============================================================
 
     Deviations:
+        * (16) prints r_k(t - 1); the reward of round t itself enters the mean.
         * Selected clients that fail count as a play with reward 0, and as served (b_k = 1).
         * A newcomer's queue starts at 0 in its first round. A choice that is never observed serves nobody.
-        * The fairness from data sizes, phi m s_k / sum(s) (section V-C), is capped below 1.
+        * The fairness from data sizes, phi m s_k / sum(s) (section II-C with c_min at its lower limit; V-C), is capped
+          below 1.
+        * c_k = 1 and phi = 1 are allowed; the print has [0, 1).
 
     Args:
         clients_per_round: m, the paper's N.
         max_latency: tau_max, seconds.
         fairness: c by client index, an array or a mapping, each in [0, 1]; None takes it from the data sizes that
             ``inform(clients, num_examples=...)`` brings (a client of unknown size counts as one of average size).
-        fairness_scale: phi, used only where ``fairness`` is None.
+        fairness_scale: phi, in [0, 1], used only where ``fairness`` is None.
         queue_weight: beta, in [0, 1]; the regret is sub-linear for beta of at most 1 / sqrt(T).
         seed: Seed of the generator that breaks ties.
 
@@ -93,8 +97,10 @@ class CSUCBQ(Selector):
         if self.queue_weight > 1.0:
             raise ParameterError(f"queue_weight must be between 0 and 1, got {queue_weight!r}")
         self.fairness = None if fairness is None else by_client("fairness", fairness)
-        shares = [self.fairness_scale * clients_per_round] if self.fairness is None else list(self.fairness.values())
-        if self.fairness is not None and max(shares, default=0.0) > 1.0:
+        if self.fairness is None and self.fairness_scale > 1.0:
+            raise ParameterError(f"fairness_scale must be at most 1, got {fairness_scale!r}")
+        shares = [] if self.fairness is None else list(self.fairness.values())
+        if max(shares, default=0.0) > 1.0:
             raise ParameterError(f"every one of fairness must be at most 1, got {max(shares)}")
         if sum(shares) > clients_per_round * (1 + 1e-12):
             raise ParameterError(
@@ -111,22 +117,20 @@ class CSUCBQ(Selector):
 
     def _select(self, available: IntArray) -> IntArray:
         beta, played = self.queue_weight, self._plays > 0
-        optimistic = np.ones(played.shape)
-        radius = np.sqrt(2.0 * np.log(self.round) / self._plays[played])
+        optimistic = np.ones(played.shape)  # 1 where z_k = 0, below (26)
+        radius = np.sqrt(2.0 * np.log(self.round) / self._plays[played])  # (26)
         optimistic[played] = np.minimum(self._mean[played] + radius, 1.0)  # (26)
         return self._largest((1.0 - beta) * optimistic + beta * self._queue, available)  # (28)
 
     def _observe(self, report: RoundReport) -> None:
         k = report.clients
-        reward = 1.0 - np.minimum(report.latency, self.max_latency) / self.max_latency  # r_k, below (12)
-        reward = np.where(report.completed, reward, 0.0)
+        reward = latency_reward(report, self.max_latency)
         self._served[k] = True
         self._plays[k] += 1  # (17)
         self._mean[k] += (reward - self._mean[k]) / self._plays[k]  # (16)
 
     def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
-        if "num_examples" in columns:
-            self._size[clients] = np.maximum(columns["num_examples"], 0.0)
+        take_sizes(self._size, clients, columns)
 
     def _admit(self, clients: IntArray) -> None:
         if self.fairness is not None:
@@ -137,5 +141,6 @@ class CSUCBQ(Selector):
         if self.fairness is not None:
             return self._share
         size = np.where(self._registered, filled_sizes(self._size, self._registered), 0.0)
-        share = self.fairness_scale * self.clients_per_round * size / max(float(size.sum()), 1e-300)  # c_k
+        total = max(float(size.sum()), 1e-300)
+        share = self.fairness_scale * self.clients_per_round * size / total  # c_k of (6), sections II-C, V-C
         return np.asarray(np.minimum(share, BELOW_ONE))

@@ -19,11 +19,14 @@ class FedCMUCB(Selector):
     ============  ======================  ================================================
     r_k           ``report.kept``         whether client k is in S_opt
     mu-hat_k      ``_mean``               estimated probability, starts at a fair coin's draw
-    a_k           ``_plays``              1 + rounds in which client k was selected
+    a_k           ``_plays``              1 + rounds in which client k was selected and observed
     ============  ======================  ================================================
 
     Deviations:
         * Algorithm 2 prints the refresh of the bound only for last round's clients; all are refreshed.
+        * Line 4 as printed leaves out all clients that tie across the limit (in round 1 perhaps everybody); here
+          exactly m of those available are chosen, ties at random.
+        * "The random binomial distribution" of the first means (Appendix C) is taken as a fair coin.
         * A client that failed is not in S_opt: its reward is 0.
         * The paper samples a ratio of the clients; here ``clients_per_round`` says how many.
 
@@ -32,7 +35,7 @@ class FedCMUCB(Selector):
         seed: Seed of the generator of initial means and ties.
 
     References:
-        S. Kim et al., Accurate and fast federated learning via combinatorial multi-armed bandits, 2020, Algorithm 2.
+        T. Kim et al., Accurate and fast federated learning via combinatorial multi-armed bandits, 2020, Algorithm 2.
 
     >>> import numpy as np
     >>> selector = FedCMUCB(clients_per_round=1, seed=0)
@@ -45,23 +48,23 @@ class FedCMUCB(Selector):
 
     name: ClassVar[str] = "fedcm-ucb"
     needs: ClassVar[frozenset[str]] = frozenset({"kept"})
-    client_state: ClassVar[dict[str, float | int]] = {"_plays": 1, "_mean": 0.0}
+    client_state: ClassVar[dict[str, float | int]] = {"_plays": 1, "_mean": 0.0}  # Appendix C
 
     _plays: IntArray
     _mean: FloatArray
 
     def _select(self, available: IntArray) -> IntArray:
         bound = self._mean + np.sqrt(3.0 * np.log(self.round) / (2.0 * self._plays))  # Algorithm 2, line 3
-        return self._largest(bound, available)  # line 4
+        return self._largest(bound, available)  # Algorithm 2, line 4
 
     def _observe(self, report: RoundReport) -> None:
         k = report.clients
-        reward = np.asarray(report.kept, dtype=np.float64)
-        self._mean[k] = (self._plays[k] * self._mean[k] + reward) / (self._plays[k] + 1)  # line 2
-        self._plays[k] += 1
+        reward = np.asarray(report.kept, dtype=np.float64)  # r_k
+        self._mean[k] = (self._plays[k] * self._mean[k] + reward) / (self._plays[k] + 1)  # Algorithm 2, line 2
+        self._plays[k] += 1  # Algorithm 2, line 2
 
     def _admit(self, clients: IntArray) -> None:
-        self._mean[clients] = self._generator.integers(0, 2, clients.size)  # Bernoulli(1/2)
+        self._mean[clients] = self._generator.integers(0, 2, clients.size)  # Bernoulli(1/2), Appendix C
 
 
 class FedCMTS(Selector):
@@ -76,13 +79,14 @@ class FedCMTS(Selector):
     ============  ======================  ================================================
 
     Deviations: as :class:`FedCMUCB`; Algorithm 3 prints the draw only for last round's clients, all draw.
+    Its line 4 lacks the division by |S|.
 
     Args:
         clients_per_round: m.
         seed: Seed of the generator of the draws.
 
     References:
-        S. Kim et al., Accurate and fast federated learning via combinatorial multi-armed bandits, 2020, Algorithm 3.
+        T. Kim et al., Accurate and fast federated learning via combinatorial multi-armed bandits, 2020, Algorithm 3.
 
     >>> import numpy as np
     >>> selector = FedCMTS(clients_per_round=1, seed=0)
@@ -95,17 +99,18 @@ class FedCMTS(Selector):
 
     name: ClassVar[str] = "fedcm-ts"
     needs: ClassVar[frozenset[str]] = frozenset({"kept"})
-    client_state: ClassVar[dict[str, float | int]] = {"_successes": 1, "_failures": 1}
+    client_state: ClassVar[dict[str, float | int]] = {"_successes": 1, "_failures": 1}  # Beta(1, 1), Appendix C
 
     _successes: IntArray
     _failures: IntArray
 
     def _select(self, available: IntArray) -> IntArray:
         draw = np.zeros(self._successes.shape)
-        draw[available] = self._generator.beta(self._successes[available], self._failures[available])  # line 3
-        return self._largest(draw, available)  # line 4
+        alpha, beta = self._successes[available], self._failures[available]
+        draw[available] = self._generator.beta(alpha, beta)  # Algorithm 3, line 3
+        return self._largest(draw, available)  # Algorithm 3, line 4
 
     def _observe(self, report: RoundReport) -> None:
         k, kept = report.clients, np.asarray(report.kept)
-        self._successes[k] += kept  # line 2
-        self._failures[k] += ~kept
+        self._successes[k] += kept  # Algorithm 3, line 2
+        self._failures[k] += ~kept  # Algorithm 3, line 2

@@ -31,11 +31,20 @@ class GPFL(Selector):
 
     Deviations:
         * The loss branch of (8) is printed exp(F^t - F^{t-1}), which would reward a rising loss, against the text
-          ("amplify if it improves"); the default is the corrected sign, ``loss_sign="paper"`` keeps the print.
+          ("if the model's accuracy improves ... we amplify the reward value"); the default is the corrected sign,
+          ``loss_sign="paper"`` keeps the print.
         * Round 1 is the initialization: every available client computes a gradient, the model stays, A and F are the
-          initial model's and there is no factor. (In this numbering the paper's (6) has t - 2 for our t - 1.)
+          initial model's and there is no factor. (In this numbering the paper's mean in (6) is over t - 2 rounds,
+          ours over t - 1, and its (7) has (t - 2) / T for our t / T.)
         * Rewards (5) are given to every observed client in every round (Algorithm 1 recomputes the selected only).
         * Selection is by the score (6); Algorithm 1 sorts C.
+        * In (3) d_k = (w^{t-1} - w_k) / eta, the sum over the local steps with the nominal eta, stands for the printed
+          gradient of F at w_k^t, and G^t = gamma G^{t-1} + (w^{t-1} - w^t) / eta, with the G of the round before, for
+          that at w^{t-1}; where |G| = 0, c_k = 0.
+        * The softmax (5) is over the clients with an observed c_k, exponents of (8) are cut at 50 in size, A and F are
+          taken on a validation set.
+        * A client first seen later has an infinite score and no reward for the rounds before.
+        * A client's momentum (1) starts at 0 in every round: clients keep no state.
         * A failed client counts as a play, keeps its c_k and gets no factor; before its first c_k its reward is 0.
 
     Args:
@@ -49,7 +58,8 @@ class GPFL(Selector):
         ParameterError: A parameter is out of range.
 
     References:
-        Gradient Projection For Client Selection (GPFL), equations (3), (5), (6), (8), Algorithm 1.
+        S. Na, Y. Liang, S.-M. Yiu, GPFL: a gradient projection-based client selection framework for efficient federated
+        learning, equations (3), (5) to (8), Algorithm 1.
 
     >>> import numpy as np
     >>> selector = GPFL(clients_per_round=1, total_rounds=10, seed=0)
@@ -101,7 +111,7 @@ class GPFL(Selector):
 
     def _advance(self) -> None:
         if self._rewarded < self.round - 1:  # nothing was observed in the round before
-            self._reward_sum += self._softmax() * (self.round - 1 - self._rewarded)
+            self._reward_sum += self._softmax() * (self.round - 1 - self._rewarded)  # (5)
             self._rewarded = self.round - 1
 
     def _select(self, available: IntArray) -> IntArray:
@@ -109,15 +119,15 @@ class GPFL(Selector):
             return available
         seen = self._plays > 0
         score = np.full(seen.shape, np.inf)
-        exploration = np.sqrt(2.0 * np.log(max(1, self._plays.sum())) / self._plays[seen])
-        mean = self._reward_sum[seen] / (self.round - 1)
+        exploration = np.sqrt(2.0 * np.log(max(1, self._plays.sum())) / self._plays[seen])  # (6)
+        mean = self._reward_sum[seen] / (self.round - 1)  # mu-tilde, below (6)
         score[seen] = mean + self.rho * (self.round / self.total_rounds) * exploration  # (6), (7)
         return self._largest(score, available)
 
     def _observe(self, report: RoundReport) -> None:
         done = report.clients[report.completed]
         self._plays[report.clients] += 1
-        self._projection[done] = np.asarray(report.projection)[report.completed]  # (3)
+        self._projection[done] = np.asarray(report.projection)[report.completed]  # C, Algorithm 1
         self._observed[done] = True
         reward = self._softmax()  # (5)
         accuracy, loss = float(report.global_accuracy or 0.0), float(report.global_loss or 0.0)
@@ -130,8 +140,8 @@ class GPFL(Selector):
     def _softmax(self) -> FloatArray:
         reward = np.zeros(self._projection.shape)
         if self._observed.any():
-            values = self._projection[self._observed]
-            powers = np.exp(values - values.max())
+            values = self._projection[self._observed]  # C
+            powers = np.exp(values - values.max())  # (5)
             reward[self._observed] = powers / powers.sum()  # (5)
         return reward
 
@@ -139,5 +149,5 @@ class GPFL(Selector):
         """The amplification (8) of the clients just selected."""
         if accuracy != self._accuracy:
             return float(2.0 * np.exp(np.clip(accuracy - self._accuracy, -CLIP, CLIP)))  # (8)
-        fall = self._loss - loss if self.loss_sign == "corrected" else loss - self._loss
+        fall = self._loss - loss if self.loss_sign == "corrected" else loss - self._loss  # (8)
         return float(np.exp(np.clip(fall, -CLIP, CLIP)))  # (8)

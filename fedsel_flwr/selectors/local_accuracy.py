@@ -15,7 +15,8 @@ class LocalAccuracy(Selector):
     """Asks every available client for the current model's accuracy on its test data and takes the lowest m.
 
     Deviations: the paper does not say how the server learns the accuracies. Here they are a probe before each round,
-    whose time and energy are charged; clients that did not answer come last.
+    whose time and energy are charged; clients whose answer is NaN come last; one that is not informed about keeps its
+    former answer.
 
     Args:
         clients_per_round: How many clients to choose each round (m).

@@ -15,6 +15,7 @@ from fedsel_flwr.selectors.report import RoundReport
 INSIDE = 1e-12
 """Balls are closed; a context this far outside counts as on the surface."""
 TIE = 1e-9
+"""Clients whose distances to the mean context differ by no more than this are equally near."""
 
 
 class PCZFL(Selector):
@@ -36,13 +37,19 @@ class PCZFL(Selector):
     first model, the initial model's accuracy. A client not selected keeps its context.
 
     Deviations:
+        * The second coordinate of (3), printed as consumption, is the energy score of section 5.5.1. Two objectives, as
+          in the experiments; contexts and rewards are clipped to [0, 1].
+        * The first ball has centre (0.5, 0.5) and radius 1. Balls are closed, with a tolerance of 1e-12.
         * During ``warmup_rounds`` all available clients train and every relevant ball is chosen and updated as usual;
           the paper does not say what its balls learn then.
-        * A chosen ball all of whose clients failed changes nothing; otherwise zoom and reward use the completed ones.
-          So a dead client alone in its ball is asked for ever: use the strategies' ``cooldown`` in a deployment.
-        * Distances within 1e-9 of the nearest tie; the lowest client index becomes the new centre.
+        * A ball's reward is the mean over its selected completed clients; line 17 has one reward. A chosen ball all of
+          whose clients failed changes nothing, so a dead client alone in its ball is asked for ever: use the
+          strategies' ``cooldown`` in a deployment.
+        * The new ball stands on the context, as at selection, of the client nearest to the mean of these clients'
+          contexts; within 1e-9 the lowest client index wins. Line 13 has one context per ball.
         * The zoom test uses the counts before the round; one new ball per chosen ball at most (Algorithm 1; section
           4.3 says one per round).
+        * ``uncertainty`` is free, as in the experiments; ``clients_per_round``, a cap met at random, is ours.
 
     Args:
         uncertainty: A; the theory's value, about 25, never zooms usefully.
@@ -54,7 +61,8 @@ class PCZFL(Selector):
         ParameterError: A parameter is out of range.
 
     References:
-        Pareto contextual zooming for federated learning (PCZFL), equations (4), (5), Definition 2, Algorithm 1.
+        Optimizing federated learning client selection via multi-objective contextual bandits (under review): (2) to
+        (5), Definitions 1 and 2, Algorithm 1.
 
     >>> import numpy as np
     >>> selector = PCZFL(seed=0)
@@ -67,6 +75,7 @@ class PCZFL(Selector):
     needs: ClassVar[frozenset[str]] = frozenset({"accuracy", "energy_score"})
     asks_failed_for_ever: ClassVar[bool] = True
     client_state: ClassVar[dict[str, float | int]] = {"_accuracy": 0.0, "_energy_score": 0.0}
+    _balls: ClassVar[tuple[str, ...]] = ("_centre", "_radius", "_ball_plays", "_ball_mean", "_chosen_balls")
 
     _accuracy: FloatArray
     _energy_score: FloatArray
@@ -82,10 +91,10 @@ class PCZFL(Selector):
         super().__init__(clients_per_round=clients_per_round, seed=seed)
         self.uncertainty = real("uncertainty", uncertainty, above=0.0)
         self.warmup_rounds = whole("warmup_rounds", warmup_rounds, 0)
-        self._centre: FloatArray = np.full((1, 2), 0.5)
-        self._radius: FloatArray = np.ones(1)
-        self._ball_plays: IntArray = np.zeros(1, dtype=np.int64)
-        self._ball_mean: FloatArray = np.zeros((1, 2))
+        self._centre: FloatArray = np.full((1, 2), 0.5)  # Algorithm 1, line 3
+        self._radius: FloatArray = np.ones(1)  # Algorithm 1, line 3
+        self._ball_plays: IntArray = np.zeros(1, dtype=np.int64)  # Algorithm 1, line 3
+        self._ball_mean: FloatArray = np.zeros((1, 2))  # Algorithm 1, line 3
         self._chosen_balls: IntArray = np.empty(0, dtype=np.int64)
 
     def expected_count(self, num_available: int) -> int | None:
@@ -98,24 +107,30 @@ class PCZFL(Selector):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state; nothing changes if it does not fit."""
-        count = len(np.atleast_1d(state.get("radius", ())))
-        shapes = {"_centre": (count, 2), "_radius": (count,), "_ball_plays": (count,), "_ball_mean": (count, 2)}
-        loaded = {name: np.array(state.get(name.lstrip("_"), ())) for name in self._balls}
-        for name, shape in shapes.items():
-            if loaded[name].shape != shape or count < 1:
-                raise StateError(f"state {name.lstrip('_')!r} must have shape {shape}, got {loaded[name].shape}")
+        complete = self.state_dict().keys() == state.keys()  # if not, the base refuses it
+        loaded = self._loaded_balls(state) if complete else {}
         super().load_state_dict(state)
         for name, array in loaded.items():
-            setattr(self, name, array.astype(getattr(self, name).dtype))
+            setattr(self, name, array)
 
-    _balls: ClassVar[tuple[str, ...]] = ("_centre", "_radius", "_ball_plays", "_ball_mean", "_chosen_balls")
+    def _loaded_balls(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """The balls' arrays of a state that has all keys, checked."""
+        loaded = {name: _finite(name, state[name.lstrip("_")], getattr(self, name).dtype) for name in self._balls}
+        count, chosen = max(1, loaded["_radius"].size), loaded["_chosen_balls"]
+        shapes = {"_radius": (count,), "_centre": (count, 2), "_ball_plays": (count,), "_ball_mean": (count, 2)}
+        for name, shape in shapes.items():
+            if loaded[name].shape != shape:
+                raise StateError(f"state {name.lstrip('_')!r} must have shape {shape}, got {loaded[name].shape}")
+        if chosen.ndim != 1 or not np.isin(chosen, np.arange(count)).all():
+            raise StateError(f"state 'chosen_balls' must be one-dimensional, of 0..{count - 1}, got {chosen.tolist()}")
+        return loaded
 
     def _select(self, available: IntArray) -> IntArray:
         member = self._domains(available)
-        relevant = np.flatnonzero(member.any(axis=0))
+        relevant = np.flatnonzero(member.any(axis=0))  # Algorithm 1, line 6
         warmup = self.round <= self.warmup_rounds
-        front = relevant if warmup else relevant[self._undominated(relevant)]
-        chosen = available[member[:, front].any(axis=1)]
+        front = relevant if warmup else relevant[self._undominated(relevant)]  # Algorithm 1, line 7
+        chosen = available[member[:, front].any(axis=1)]  # Algorithm 1, line 8
         if self.clients_per_round is not None and not warmup:
             chosen = np.sort(self._generator.permutation(chosen)[: self.clients_per_round])
         kept = np.isin(available, chosen)
@@ -139,19 +154,21 @@ class PCZFL(Selector):
             mine = member[:, ball]
             if not mine.any():
                 continue
-            if spread[ball] <= self._radius[ball]:  # Algorithm 1, zooming
+            if spread[ball] <= self._radius[ball]:  # Algorithm 1, line 12
                 distance = np.linalg.norm(contexts[mine] - contexts[mine].mean(axis=0), axis=1)
-                centres.append(contexts[mine][np.argmax(distance <= distance.min() + TIE)])  # clients ascend
-                radii.append(self._radius[ball] / 2.0)
-            self._ball_plays[ball] += 1
-            step = rewards[mine].mean(axis=0) - self._ball_mean[ball]
-            self._ball_mean[ball] += step / self._ball_plays[ball]  # Algorithm 1, update
+                nearest = np.argmax(distance <= distance.min() + TIE)  # the lowest index: clients ascend
+                centres.append(contexts[mine][nearest])  # Algorithm 1, line 13
+                radii.append(self._radius[ball] / 2.0)  # Algorithm 1, line 13
+            self._ball_plays[ball] += 1  # Algorithm 1, line 18
+            step = rewards[mine].mean(axis=0) - self._ball_mean[ball]  # Algorithm 1, line 17
+            self._ball_mean[ball] += step / self._ball_plays[ball]  # Algorithm 1, line 17
         if centres:
             self._centre = np.vstack([self._centre, centres])
             self._radius = np.append(self._radius, radii)
-            self._ball_plays = np.append(self._ball_plays, np.zeros(len(radii), dtype=np.int64))
-            self._ball_mean = np.vstack([self._ball_mean, centres])
-        self._accuracy[done], self._energy_score[done] = rewards.T
+            unplayed = np.zeros(len(radii), dtype=np.int64)
+            self._ball_plays = np.append(self._ball_plays, unplayed)  # Algorithm 1, line 14
+            self._ball_mean = np.vstack([self._ball_mean, centres])  # Algorithm 1, line 14
+        self._accuracy[done], self._energy_score[done] = rewards.T  # (3)
 
     def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
         for name in ("accuracy", "energy_score"):
@@ -165,8 +182,8 @@ class PCZFL(Selector):
     def _domains(self, clients: IntArray) -> BoolArray:
         """Whether each client lies in each ball's domain (Definition 2), shape (n, balls)."""
         offset = self._contexts(clients)[:, None, :] - self._centre[None, :, :]
-        inside = np.linalg.norm(offset, axis=2) <= self._radius + INSIDE
-        smallest = np.where(inside, self._radius, np.inf).min(axis=1, keepdims=True)
+        inside = np.linalg.norm(offset, axis=2) <= self._radius + INSIDE  # (2)
+        smallest = np.where(inside, self._radius, np.inf).min(axis=1, keepdims=True)  # (2)
         return np.asarray(inside & (self._radius <= smallest))  # (2), Definition 2
 
     def _spread(self) -> FloatArray:
@@ -178,12 +195,25 @@ class PCZFL(Selector):
         """g_B of ``balls``, shape (n, 2)."""
         ucb = self._ball_mean + (self._spread() + self._radius)[:, None]  # (4)
         distance = np.linalg.norm(self._centre[balls][:, None, :] - self._centre[None, :, :], axis=2)
-        nearest = (ucb[None, :, :] + distance[:, :, None]).min(axis=1)
+        nearest = (ucb[None, :, :] + distance[:, :, None]).min(axis=1)  # (5)
         return np.asarray(self._radius[balls][:, None] + nearest)  # (5)
 
     def _undominated(self, balls: IntArray) -> BoolArray:
         """Which of ``balls`` no other one dominates: at least as good everywhere, better somewhere."""
         g = self._significance(balls)
-        at_least = np.all(g[None, :, :] >= g[:, None, :], axis=2)
-        better = np.any(g[None, :, :] > g[:, None, :], axis=2)
-        return np.asarray(~np.any(at_least & better, axis=1))  # Algorithm 1, front
+        at_least = np.all(g[None, :, :] >= g[:, None, :], axis=2)  # Definition 1
+        better = np.any(g[None, :, :] > g[:, None, :], axis=2)  # Definition 1
+        return np.asarray(~np.any(at_least & better, axis=1))  # Algorithm 1, line 7
+
+
+def _finite(name: str, value: Any, dtype: np.dtype[Any]) -> Any:
+    """The state ``value`` as a new array of finite numbers; an empty list fits any type."""
+    refusal = StateError(f"state {name.lstrip('_')!r} must hold finite {dtype} numbers, got {value!r}")
+    try:
+        array = np.array(value)
+    except ValueError:  # rows of different lengths
+        raise refusal from None
+    castable = not array.size or np.can_cast(array.dtype, dtype, "same_kind")
+    if not castable or not np.isfinite(array.astype(dtype)).all():
+        raise refusal
+    return array.astype(dtype)

@@ -13,14 +13,15 @@ from fedsel_flwr.selectors.base import Selector
 class RoundRobin(Selector):
     """Takes the clients in turn, by index; a client that is away when its turn comes waits for the next cycle.
 
-    Deviations: none; the paper only names the policy, the order by index is ours.
+    Deviations: the paper's groups of N are taken here by index; where m does not divide K, a round runs on into the
+    next cycle (the paper's K and N divide), and a client that is away is skipped.
 
     Args:
         clients_per_round: How many clients to choose each round (m).
         seed: Accepted for uniformity; nothing is drawn.
 
     References:
-        Xia et al., Multi-armed bandit-based client scheduling for federated learning, IEEE TWC 2020, section V.
+        Xia et al., Multi-armed bandit-based client scheduling for federated learning, IEEE TWC 2020, section V-B.
 
     >>> import numpy as np
     >>> selector = RoundRobin(clients_per_round=2)

@@ -6,8 +6,8 @@ from heapq import heapify, heapreplace
 
 import numpy as np
 
-from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors._check import FloatArray, IntArray, column, real, whole
+from fedsel_flwr.selectors._check import FloatArray, IntArray, real, whole
+from fedsel_flwr.selectors._instance import checked_instance, finite_bounds
 
 
 def maximize(ucb: FloatArray, generalization: FloatArray, clients_per_round: int, alpha: float) -> IntArray:
@@ -15,7 +15,8 @@ def maximize(ucb: FloatArray, generalization: FloatArray, clients_per_round: int
 
     With the clients sorted by falling ucb, the best set whose slowest member is the i-th consists of the m largest g
     among the first i. One sweep with a heap of m visits every i in O(K log K). Deterministic: among equal sets, the
-    one with the larger smallest ucb, then the order of the input. Among sets of infinite value the one of larger g.
+    one with the larger smallest ucb, then members of larger ucb, then the order of the input. Among sets of infinite
+    value the one of larger g.
 
     Args:
         ucb: Optimistic speeds, shape (K,); +inf for clients never observed.
@@ -47,37 +48,12 @@ def maximize(ucb: FloatArray, generalization: FloatArray, clients_per_round: int
     heap = values[:m]  # the m largest g so far, smallest on top
     total, scale = sum(heap), alpha / m
     heapify(heap)
-    best, best_end = speeds[m - 1] + scale * total, m
+    best, best_end = speeds[m - 1] + scale * total, m  # (13)
     for i in range(m, len(speeds)):
         if values[i] > heap[0]:
             total += values[i] - heapreplace(heap, values[i])
-            value = speeds[i] + scale * total
+            value = speeds[i] + scale * total  # (13)
             if value > best:
                 best, best_end = value, i + 1
     chosen = np.argsort(-g[order[:best_end]], kind="stable")[:m]
     return np.sort(order[chosen])
-
-
-def finite_bounds(ucb: FloatArray, g: FloatArray, alpha: float) -> tuple[FloatArray, float]:
-    """Replace infinite bounds by a finite one so large that the order of any two sets stays the same.
-
-    Args:
-        ucb: Bounds, shape (K,), some perhaps +inf.
-        g: Generalization values, shape (K,).
-        alpha: Weight of the generalization term.
-
-    Returns:
-        The bounds, and Delta_max = range of the finite bounds + alpha times the range of ``g``.
-    """
-    finite = ucb[np.isfinite(ucb)]
-    spread = float((np.ptp(finite) if finite.size else 0.0) + alpha * np.ptp(g))  # Delta_max, (14)
-    return np.where(np.isfinite(ucb), ucb, finite.max(initial=0.0) + spread + 1.0), spread
-
-
-def checked_instance(ucb: FloatArray, generalization: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return copies of both arrays; raise :class:`ParameterError` if (13) has no meaning for them."""
-    ucb = column("ucb", ucb, len(np.atleast_1d(ucb)))
-    g = column("generalization", generalization, len(ucb))
-    if np.isnan(ucb).any() or np.isneginf(ucb).any() or not np.isfinite(g).all():
-        raise ParameterError("ucb must hold numbers or +inf and generalization finite numbers, got NaN or an infinity")
-    return ucb, g

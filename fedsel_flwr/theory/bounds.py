@@ -68,8 +68,8 @@ def cs_ucb_gaps(mean_reward: npt.ArrayLike, clients_per_round: int) -> tuple[flo
             f"mean_reward must leave something to lose: every set of m = {clients_per_round} of the {mean.size} "
             "clients is optimal, the regret is 0 and Delta_min of (19) is undefined; take a smaller m or other means"
         )
-    m_smallest = np.sort(mean)[: best.size]
-    return float(swaps[swaps > 0.0].min()), float(mean[best].sum() - m_smallest.sum())
+    slowest = np.sort(mean)[: best.size]
+    return float(swaps[swaps > 0.0].min()), float(mean[best].sum() - slowest.sum())  # Delta_min, Delta_max, below (19)
 
 
 def cs_ucb_regret_bound(mean_reward: npt.ArrayLike, clients_per_round: int, rounds: int) -> float:
@@ -94,7 +94,7 @@ def cs_ucb_regret_bound(mean_reward: npt.ArrayLike, clients_per_round: int, roun
     """
     smallest, largest = cs_ucb_gaps(mean_reward, clients_per_round)
     n, k, t = int(clients_per_round), len(finite_means("mean_reward", mean_reward)), whole("rounds", rounds, 1)
-    learning = 4 * n**2 * (n + 1) * k * math.log(t) / smallest**2
+    learning = 4 * n**2 * (n + 1) * k * math.log(t) / smallest**2  # (19)
     return largest * (k / n + 1 + learning + k + math.pi**2 / 3 * n * k)  # (19)
 
 
@@ -131,13 +131,17 @@ def cs_ucb_q_regret_bound(fairness: npt.ArrayLike, clients_per_round: int, queue
     beta = real("queue_weight", queue_weight, at_least=0.0)
     if beta > 1.0 or c.min() < 0.0 or c.max() > 1.0:
         raise ParameterError(f"queue_weight and fairness must be in [0, 1], got {queue_weight!r} and {fairness!r}")
-    omega = float(np.maximum(c**2, (1 - c) ** 2).sum())
-    learning = (math.pi**2 / 3 + 1) * c.size + 4 * math.sqrt(2 * c.size * n * t * math.log(t))
+    omega = float(np.maximum(c**2, (1 - c) ** 2).sum())  # Omega, below (29)
+    learning = (math.pi**2 / 3 + 1) * c.size + 4 * math.sqrt(2 * c.size * n * t * math.log(t))  # (29)
     return beta * omega * t / 2 + (1 - beta) * learning  # (29)
 
 
 def bsfl_largest_loss(mean_speed: npt.ArrayLike, alpha: float) -> float:
     """Return the paper's bound on Delta_max: 2 alpha + mu_max - mu_min.
+
+    It holds for g_k in [-1, 1], as the paper defines it. With beta > 1 a target m d_k / sum(d) above 1 takes g_k of (4)
+    out of that range, and a loss may be larger: for K = 6, m = 5, d = (100, 1, 1, 1, 1, 1), beta = 3 and equal means a
+    first round without client 0 loses 21.6 alpha.
 
     Args:
         mean_speed: mu_k, each client's mean of tau_min / tau_k, shape (K,).
@@ -155,7 +159,7 @@ def bsfl_largest_loss(mean_speed: npt.ArrayLike, alpha: float) -> float:
     >>> bsfl_largest_loss([0.75, 0.5, 0.25], 1.0)
     2.5
     """
-    return 2 * real("alpha", alpha, at_least=0.0) + float(np.ptp(finite_means("mean_speed", mean_speed)))
+    return 2 * real("alpha", alpha, at_least=0.0) + float(np.ptp(finite_means("mean_speed", mean_speed)))  # below (14)
 
 
 def bsfl_regret_bound(
@@ -169,7 +173,7 @@ def bsfl_regret_bound(
         rounds: n, at least 1.
         smallest_loss: Delta_min, the smallest difference of two rewards. The paper assumes quantized rewards; the proof
             needs no more than the smallest loss above 0 of any choice the policy makes.
-        largest_loss: Delta_max (14), at most :func:`bsfl_largest_loss`.
+        largest_loss: Delta_max (14); where every g_k is in [-1, 1], at most :func:`bsfl_largest_loss`.
 
     Returns:
         The bound, in units of the reward.

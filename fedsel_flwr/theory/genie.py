@@ -45,7 +45,7 @@ def xia_genie(mean_reward: npt.ArrayLike, clients_per_round: int) -> tuple[IntAr
     mean = finite_means("mean_reward", mean_reward)
     m = whole("clients_per_round", clients_per_round, 1)
     chosen = np.sort(np.argsort(-mean, kind="stable")[:m])  # (13)
-    return chosen, float(mean[chosen].min())
+    return chosen, float(mean[chosen].min())  # mu(S*), below (14)
 
 
 def bsfl_genie(
@@ -74,8 +74,9 @@ def bsfl_genie(
     """
     mean = finite_means("mean_speed", mean_speed)
     g = finite_means("generalization", generalization)
-    chosen = maximize(mean, g, clients_per_round, alpha)  # (6)
-    return chosen, float(mean[chosen].min() + real("alpha", alpha) / int(clients_per_round) * g[chosen].sum())
+    m, alpha = whole("clients_per_round", clients_per_round, 1), real("alpha", alpha, at_least=0.0)
+    chosen = maximize(mean, g, m, alpha)  # (6)
+    return chosen, float(mean[chosen].min() + alpha / m * g[chosen].sum())  # r*(t), (6)
 
 
 def finite_means(name: str, values: Any) -> FloatArray:

@@ -18,7 +18,7 @@ r*               ``best_reward``         mean reward of the best policy that mee
 Deviations:
     * (23) prints the sum of q_S(e) over e; for each e it is the sum over S that is 1, as in the text before (21).
     * Q(e) holds the sets of exactly min(N, |e|) clients, (10), not all smaller ones, (5): smaller sets have larger
-      minima, and a single client would always win. mu of the empty set is 0.
+      minima, so that without fairness a single client would win. mu of the empty set is 0.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def fair_optimum(
     chances = _available_sets(availability, mean.size, m)
     pairs = [(e, chosen) for e in chances for chosen in combinations(e, min(m, len(e)))]  # the variables q_S(e)
     weight = np.array([chances[e] for e, _ in pairs])
-    value = np.array([mean[list(chosen)].min() if chosen else 0.0 for _, chosen in pairs])  # mu(S)
+    value = np.array([mean[list(chosen)].min() if chosen else 0.0 for _, chosen in pairs])  # mu(S), below (14)
     q = _solve(weight, value, pairs, list(chances), share)
     if q is None:
         present = [sum(chance for e, chance in chances.items() if k in e) for k in range(mean.size)]

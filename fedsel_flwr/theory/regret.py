@@ -121,7 +121,7 @@ def bsfl_regret(
         raise ParameterError(f"data_weights must be {mean.size} numbers of at least 0, not all 0, got {data_weights!r}")
     plays_before: IntArray = np.cumsum(chosen, axis=0) - chosen  # c_{k,t}
     rounds = np.arange(1, len(chosen) + 1)[:, None]
-    below = m * weights / weights.sum() - plays_before / rounds
+    below = m * weights / weights.sum() - plays_before / rounds  # (3), (4)
     g = np.abs(below) ** beta * np.sign(below)  # (3), (4)
     best = np.array([bsfl_genie(mean, row, m, alpha)[1] for row in g])  # r*(t), (6)
     reward = _slowest(mean, chosen) + alpha / m * np.where(chosen, g, 0.0).sum(axis=1)  # (5)
@@ -130,7 +130,7 @@ def bsfl_regret(
 
 def _slowest(mean: FloatArray, chosen: BoolArray) -> FloatArray:
     """mu(S) = the smallest mean among the chosen of each round, 0 where nobody was."""
-    smallest = np.where(chosen, mean, np.inf).min(axis=1)
+    smallest = np.where(chosen, mean, np.inf).min(axis=1)  # mu(S), below (14)
     return np.asarray(np.where(np.isfinite(smallest), smallest, 0.0))
 
 

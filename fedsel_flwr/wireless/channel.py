@@ -35,10 +35,12 @@ _NOT_NEGATIVE = frozenset({"path_loss_slope_db"})
 
 @dataclass(frozen=True, kw_only=True)
 class OFDMAChannel:
-    """One channel between a client and its access point; the defaults are Xia's.
+    """One channel between a client and its access point; the defaults are Xia's but for `min_distance_km`.
 
     Every method takes scalars or arrays, which broadcast against each other, and returns an array of the common shape
     (a NumPy float where all inputs are scalars).
+
+    Deviations: distances below `min_distance_km` count as it; the print has no limit at 0.
 
     Args:
         bandwidth_hz: Bandwidth of the channel, Hz.

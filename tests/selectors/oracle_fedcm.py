@@ -9,7 +9,7 @@ State keys that this needs: `registered`, `mean` and `plays` of fedcm-ucb, `succ
 the prior's 1 in them or without: both are read).
 
 References:
-    Kim et al. (2021), Accurate and Fast Federated Learning via Combinatorial Multi-Armed Bandits, Algorithms 2 and 3.
+    Kim et al. (2020), Accurate and Fast Federated Learning via Combinatorial Multi-Armed Bandits, Algorithms 2 and 3.
 """
 
 from __future__ import annotations

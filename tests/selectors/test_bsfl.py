@@ -108,6 +108,19 @@ def test_unreported_round_by_hand() -> None:
     assert choices == [[0], [0], [1], [], [1]]
 
 
+def test_a_report_before_the_first_choice() -> None:
+    """Warm starts are rounds before round 1, where (12) has ln(t - 1) = ln 0: it counts as ln 1 = 0.
+
+    Speeds .5 and .25 are known of clients 0 and 1; client 2, never observed, is first, and 0 beats 1 without a bonus.
+    """
+    for available, expected in ([0, 1, 2], [2]), ([0, 1], [0]):
+        selector = BSFL(clients_per_round=1, min_latency=0.1, alpha=0.0, seed=0)
+        selector.inform(np.arange(3))
+        selector.observe(RoundReport(clients=[0, 1], completed=[True, True], latency=[0.2, 0.4]))
+        assert selector._bounds().tolist() == [0.5, 0.25, math.inf]
+        assert selector.select(np.array(available)).tolist() == expected
+
+
 @pytest.mark.parametrize("weighted", [True, False], ids=["weights", "iid"])
 @pytest.mark.parametrize("inform", [True, False], ids=["informed", "seen"])
 @pytest.mark.parametrize("beta", [1, 2])
@@ -206,6 +219,17 @@ def test_maximize_keeps_input_order_on_ties() -> None:
     """Five equal clients: the first two; and the same answer every time."""
     for _ in range(3):
         assert set(np.asarray(maximize(np.ones(5), np.full(5, 0.2), 2, 1.0)).tolist()) == {0, 1}
+
+
+def test_maximize_among_sets_of_equal_value() -> None:
+    """First the larger smallest ucb, then members of larger ucb, then the order of the input.
+
+    ucb = (.8, .9, .1), g = (.5, .5, 1), alpha = 10, m = 2: with client 2 both sets have .1 + 5 x 1.5; 1 is faster than
+    0. For ucb = (.5, .7), g = (.4, .2), m = 1, alpha = 1 both have .9; 1 is the faster set.
+    """
+    assert maximize(np.array([0.8, 0.9, 0.1]), np.array([0.5, 0.5, 1.0]), 2, 10.0).tolist() == [1, 2]
+    assert maximize(np.array([0.5, 0.75]), np.array([0.5, 0.25]), 1, 1.0).tolist() == [1]
+    assert maximize(np.array([0.8, 0.8, 0.1]), np.array([0.5, 0.5, 1.0]), 2, 10.0).tolist() == [0, 2]
 
 
 def test_slow_but_useful_clients_travel_together() -> None:

@@ -60,6 +60,16 @@ def test_clients_without_examples_are_drawn_only_where_nobody_has_any() -> None:
     assert {int(k) for _ in range(50) for k in selector.select(np.array([0, 2]))} == {0, 2}
 
 
+@pytest.mark.parametrize("told", [np.nan, np.inf])
+def test_a_size_that_is_no_number_is_unknown(told: float) -> None:
+    """It never enters the state: unknown stays -1, and a size known before stays."""
+    selector = RandomBySize(clients_per_round=1, seed=3)
+    selector.inform(np.arange(3), num_examples=np.array([6.0, told, 2.0]))
+    assert selector.state_dict()["size"].tolist() == [6.0, -1.0, 2.0]
+    selector.inform(np.arange(3), num_examples=np.array([told, 3.0, told]))
+    assert selector.state_dict()["size"].tolist() == [6.0, 3.0, 2.0]
+
+
 @pytest.mark.parametrize("value", [1, "yes", None])
 def test_replacement_is_a_boolean(value: Any) -> None:
     with pytest.raises(ParameterError, match="replacement must be True or False"):

@@ -190,6 +190,19 @@ def test_an_unknown_size_does_not_hide_the_known_ones() -> None:
         assert shares[0] > 3 * shares[1]
 
 
+@pytest.mark.parametrize("told", [np.nan, np.inf])
+def test_a_size_that_is_no_number_is_unknown(told: float) -> None:
+    """It never enters the state: client 1 counts as one of average size, 4, then as the 2 it is told to have."""
+    selector = build(clients_per_round=1, fairness_scale=0.5, queue_weight=1.0)
+    selector.inform(np.arange(3), num_examples=np.array([6.0, told, 2.0]))
+    assert selector.state_dict()["size"].tolist() == [6.0, -1.0, 2.0]
+    selector.select(np.array([0]))
+    selector.select(np.array([0]))
+    assert selector.state_dict()["queue"] == pytest.approx(0.5 * np.array([6, 4, 2]) / 12)
+    selector.inform(np.arange(3), num_examples=np.array([told, 2.0, told]))
+    assert selector.state_dict()["size"].tolist() == [6.0, 2.0, 2.0]
+
+
 def test_a_client_outside_the_given_fairness() -> None:
     """Refused by name, or owed nothing: never an IndexError or KeyError."""
     for fairness in np.array([0.5, 0.5]), {0: 0.5, 1: 0.5}:
@@ -234,6 +247,13 @@ def test_infeasible_fairness_from_sizes_is_refused_when_known() -> None:
 
     with pytest.raises(ValueError, match="fairness_scale|" + naming("fairness", r"\b3\b", r"\b2\b")):
         run()
+
+
+def test_a_scale_above_one_is_refused_by_its_own_name() -> None:
+    """phi = 1 is taken; above it nobody gave a ``fairness`` to lower."""
+    build(fairness_scale=1.0).select(np.arange(4))
+    with pytest.raises(ValueError, match=r"^fairness_scale must be at most 1, got 1\.5$"):
+        build(fairness_scale=1.5)
 
 
 @pytest.mark.parametrize(

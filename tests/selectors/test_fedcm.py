@@ -1,4 +1,4 @@
-"""FedCM's two samplers against rounds worked by hand and against a plain reading of Kim et al. (2021)."""
+"""FedCM's two samplers against rounds worked by hand and against a plain reading of Kim et al. (2020)."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedsel_flwr.errors import StateError
 from fedsel_flwr.selectors import RoundReport, create
 from tests.selectors.oracle_pczfl import Ball, PCZFLOracle, Point, Replay, follow
 from tests.selectors.oracles import World
@@ -238,6 +240,102 @@ def test_saved_between_choice_and_report() -> None:
                 np.testing.assert_array_equal(resumed.select(np.arange(9)), chosen)
             for selector in (straight, resumed) if t >= 20 else (straight,):
                 selector.observe(report(chosen, rewards))
+
+
+def after(played: int) -> tuple[Any, list[Rewards]]:
+    """A selector that has played some rounds (after two there are two balls), and the rewards of rounds to come."""
+    selector = build()
+    inform(selector, {k: (0.1, 0.5 + k / 25) for k in range(9)})
+    rng = np.random.default_rng(1)
+    rewards: list[Rewards] = [
+        {k: (float(rng.uniform(0.1, 0.3) + k / 20), float(rng.uniform(0, 1))) for k in range(9)} for _ in range(30)
+    ]
+    for one in rewards[:played]:
+        play(selector, list(range(9)), one)
+    return selector, rewards[played:]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("radius", ["a", "b"], "finite float64 numbers"),
+        ("radius", "a", "finite float64 numbers"),
+        ("radius", [1.0, math.nan], "finite float64 numbers"),
+        ("radius", [1.0, math.inf], "finite float64 numbers"),
+        ("radius", [[1.0], [0.5, 0.5]], "finite float64 numbers"),
+        ("radius", None, "finite float64 numbers"),
+        ("radius", 1.0, "shape"),
+        ("radius", [], "shape"),
+        ("centre", [[0.5, math.nan], [0.2, 0.2]], "finite float64 numbers"),
+        ("centre", [0.5, 0.5], "shape"),
+        ("centre", [[0.5, 0.5]], "shape"),
+        ("ball_mean", [[0.5, 0.5j], [0.2, 0.2]], "finite float64 numbers"),
+        ("ball_plays", [1.5, 0.0], "finite int64 numbers"),
+        ("ball_plays", [1], "shape"),
+        ("chosen_balls", [2], "0..1"),
+        ("chosen_balls", [0, 7], "0..1"),
+        ("chosen_balls", [-1], "0..1"),
+        ("chosen_balls", [2**64 - 1], "0..1"),
+        ("chosen_balls", 0, "one-dimensional"),
+        ("chosen_balls", [[0]], "one-dimensional"),
+        ("chosen_balls", ["0"], "finite int64 numbers"),
+        ("chosen_balls", [0.0], "finite int64 numbers"),
+    ],
+)
+def test_balls_that_do_not_fit_change_nothing(name: str, value: Any, said: str) -> None:
+    """A state with two balls, one array of it damaged, is refused by name; the selector plays on as its twin does.
+
+    The state is a round further, so that whatever was taken over of it would show.
+    """
+    (selector, rewards), (twin, _), (other, _) = after(1), after(1), after(2)
+    state = other.state_dict()
+    assert len(state["radius"]) == 2
+    with pytest.raises(StateError, match=f"^state '{name}' must .*{re.escape(said)}"):
+        selector.load_state_dict(state | {name: value})
+    for key, kept in twin.state_dict().items():
+        np.testing.assert_array_equal(selector.state_dict()[key], kept)
+    for one in rewards:
+        assert play(selector, list(range(9)), one) == play(twin, list(range(9)), one)
+
+
+def test_a_state_of_other_keys_is_refused_by_its_keys() -> None:
+    """Missing or foreign keys are named, even where an array does not fit either; nothing changes."""
+    (selector, rewards), (twin, _), (other, _) = after(1), after(1), after(2)
+    state = other.state_dict() | {"chosen_balls": [7]}
+    short = {key: value for key, value in state.items() if key != "radius"}
+    for foreign, said in (
+        (short, "missing ['radius'], unexpected []"),
+        (state | {"surprise": 1}, "missing [], unexpected ['surprise']"),
+        ({}, "missing ['accuracy', 'ball_mean'"),
+        (create("round-robin", clients_per_round=2).state_dict(), "unexpected ['"),
+    ):
+        with pytest.raises(StateError, match="does not belong to pczfl") as refused:
+            selector.load_state_dict(foreign)
+        assert said in str(refused.value)
+    for one in rewards:
+        assert play(selector, list(range(9)), one) == play(twin, list(range(9)), one)
+
+
+def test_a_state_may_be_of_lists() -> None:
+    """As JSON would give it back: lists of numbers, an empty one included."""
+    (straight, rewards), resumed = after(5), build(seed=9)
+    state = straight.state_dict()
+    assert not state["chosen_balls"].size
+    resumed.load_state_dict(state | {name: state[name].tolist() for name in ("centre", "radius", "chosen_balls")})
+    for one in rewards:
+        assert play(resumed, list(range(9)), one) == play(straight, list(range(9)), one)
+
+
+def test_a_loaded_state_is_a_copy() -> None:
+    """Playing on does not change what was loaded."""
+    (straight, rewards), resumed = after(5), build()
+    state = straight.state_dict()
+    before = {key: np.array(value) for key, value in state.items()}
+    resumed.load_state_dict(state)
+    for one in rewards:
+        play(resumed, list(range(9)), one)
+    for key, value in before.items():
+        np.testing.assert_array_equal(state[key], value)
 
 
 def test_first_round_takes_clients_nobody_told_about() -> None:

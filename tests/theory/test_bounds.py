@@ -119,6 +119,19 @@ def test_largest_loss_of_bsfl_covers_every_set_and_history() -> None:
         assert bsfl_genie(mean, g, m, alpha)[1] - worst <= bsfl_largest_loss(mean, alpha) + 1e-12
 
 
+def test_largest_loss_of_bsfl_needs_g_of_at_most_one() -> None:
+    """K = 6, m = 5, d = (100, 1, 1, 1, 1, 1), equal means: the target of client 0 is 500/105 = 4.76.
+
+    A first round without it loses alpha/5 (4.76^beta - (1/21)^beta): .943 alpha for beta = 1, and 21.6 alpha for
+    beta = 3, where the paper's bound is 2 alpha.
+    """
+    mean, weights = np.full(6, 0.5), np.array([100.0, 1, 1, 1, 1, 1])
+    lost = {beta: bsfl_regret(mean, [[1, 2, 3, 4, 5]], 5, 1.0, beta, weights)[0] for beta in (1, 3)}
+    assert lost == pytest.approx({1: (100 - 1) / 105, 3: (4 + 16 / 21) ** 3 / 5 - (1 / 21) ** 3 / 5})
+    assert lost[1] <= bsfl_largest_loss(mean, 1.0) == 2.0
+    assert lost[3] > 10 * bsfl_largest_loss(mean, 1.0)
+
+
 def test_cs_ucb_stays_below_its_bound(play: Play, noisy: Draw) -> None:
     mean = np.array([0.9, 0.9, 0.1, 0.1])
     latency = noisy(mean, 0.1)

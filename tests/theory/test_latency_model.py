@@ -41,6 +41,7 @@ import pytest
 
 from fedsel_flwr.clients.device import computing_rate_bounds
 from fedsel_flwr.clients.system import SystemModel
+from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.theory import xia_genie, xia_regret
 from fedsel_flwr.wireless import rayleigh_power
 
@@ -95,6 +96,13 @@ def seen(play: Play) -> dict[tuple[int, str], dict[str, float]]:
                 for key, value in row.items():
                     total[key] += float(value) / len(CELLS)
     return sums
+
+
+def test_the_scenario_chooses_by_test_data() -> None:
+    """Section V-B ranks clients by local *test* accuracy: each keeps test examples that it does not train on."""
+    data = load_scenario("xia-ideal").data
+    assert data.local_test_fraction == 0.1
+    assert data.validation_fraction == 0.1
 
 
 def test_table_has_the_law_of_the_system_model() -> None:
