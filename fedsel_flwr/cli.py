@@ -91,8 +91,8 @@ def _compare(args: argparse.Namespace) -> int:
     from fedsel_flwr.report.run_folder import create_run_folder
     from fedsel_flwr.report.summary import aggregate
     from fedsel_flwr.report.table import render_table
+    from fedsel_flwr.simulations.building import check_selectors
     from fedsel_flwr.simulations.comparison import Comparison
-    from fedsel_flwr.simulations.federation import check_selectors
     from fedsel_flwr.simulations.processes import adopt_orphans, end_descendants
     from fedsel_flwr.simulations.world import world_of
 

@@ -15,13 +15,12 @@ from flwr.server import ServerApp
 from flwr.serverapp import Grid
 
 from fedsel_flwr.report.run_folder import create_run_folder
+from fedsel_flwr.simulations.client_app import ScenarioApp
 from fedsel_flwr.simulations.comparison import write_run
-from fedsel_flwr.simulations.federation import ScenarioApp, drive, make_strategy
-from fedsel_flwr.simulations.rounds import count_nodes
+from fedsel_flwr.simulations.rounds import drive
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
-from fedsel_flwr.simulations.world import world_of
-from fedsel_flwr.strategies import ClientRecord, RoundRecord
+from fedsel_flwr.strategies import History, RoundRecord
 
 INFO = 20
 OWN_KEYS = ("scenario", "runs_dir")
@@ -57,14 +56,11 @@ server_app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run the scenario over the nodes there are and write the run folder."""
     scenario = scenario_of(context)
-    count_nodes(grid, scenario)
-    world = world_of(scenario)
-    strategy = make_strategy(scenario, world, _log_round)
-    result = drive(grid, scenario, world, strategy)
+    result = drive(grid, scenario, on_round=_log_round)
     root = Path(str(context.run_config.get("runs_dir") or "runs")).expanduser()
     folder = create_run_folder(f"{scenario.name}-{scenario.selector}", root).resolve()
     write_run(folder, scenario, result)
-    _log_clients(result.history.clients[-scenario.clients_per_round :])
+    _log_last_clients(result.history)
     log(INFO, "history, model and resolved scenario: %s", folder)
 
 
@@ -77,7 +73,9 @@ def _log_round(record: RoundRecord) -> None:
     )  # fmt: skip
 
 
-def _log_clients(rows: list[ClientRecord]) -> None:
+def _log_last_clients(history: History) -> None:
+    last = history.rounds[-1].round
     log(INFO, "the last round, client by client (every round is in clients.parquet):")
-    for row in rows:
-        log(INFO, "  client %s: %.4f s, %.5f J %s", row.client_id, row.latency_s, row.energy_j, row.problem)
+    for row in history.clients:
+        if row.round == last:
+            log(INFO, "  client %s: %.4f s, %.5f J %s", row.client_id, row.latency_s, row.energy_j, row.problem)

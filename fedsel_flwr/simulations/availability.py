@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import csv
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,14 +22,23 @@ class BernoulliAvailability:
     Args:
         probability: In (0, 1].
         seed: Seed of the run; a client's draw depends on seed, client and round only.
+
+    Raises:
+        ParameterError: When called for a client whose id is no partition id, a whole number below 2**32.
     """
 
     probability: float
     seed: int
 
     def __call__(self, client_id: str, round: int, simulated_s: float) -> bool:
-        """Whether the client is available; ids are partition ids."""
-        return bool(stream(self.seed, "availability", int(client_id), round).random() < self.probability)
+        """Whether the client is available; its id is its partition id."""
+        partition_id = int(client_id) if re.fullmatch("[0-9]{1,10}", client_id) else -1
+        if not 0 <= partition_id < 2**32:
+            raise ParameterError(
+                "availability by probability draws by partition id, a whole number below 2**32, but a client calls "
+                f"itself {client_id!r}: report the partition id as client_id, or use a trace"
+            )
+        return bool(stream(self.seed, "availability", partition_id, round).random() < self.probability)
 
 
 class TraceAvailability:

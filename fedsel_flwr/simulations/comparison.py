@@ -14,7 +14,7 @@ from fedsel_flwr.report import run_folder
 from fedsel_flwr.report.plots import plot_comparison
 from fedsel_flwr.report.summary import RunSummary, summarize
 from fedsel_flwr.simulations.engine import simulate
-from fedsel_flwr.simulations.federation import RunResult
+from fedsel_flwr.simulations.rounds import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.strategies import History, RoundRecord
 

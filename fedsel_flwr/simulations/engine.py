@@ -15,7 +15,9 @@ from flwr.serverapp import Grid
 from flwr.simulation import run_simulation
 
 from fedsel_flwr.errors import RunError
-from fedsel_flwr.simulations.federation import RunResult, ScenarioApp, drive, make_strategy
+from fedsel_flwr.simulations.building import given_or_made
+from fedsel_flwr.simulations.client_app import ScenarioApp
+from fedsel_flwr.simulations.rounds import RunResult, drive
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.world import world_of
 from fedsel_flwr.strategies import RoundRecord
@@ -34,24 +36,25 @@ def simulate(
         scenario: The scenario; its ``selector`` chooses.
         on_round: Called with each finished round, from the server's thread.
         num_cpus: Actors, one core each; None takes every core.
-        strategy: A selection strategy of the scenario's API, such as one with a selector of your own; None makes the
-            scenario's (:func:`~fedsel_flwr.simulations.federation.make_strategy`). ``on_round`` is for the latter only.
+        strategy: A selection strategy of the scenario's API, such as one with a selector of your own, which takes
+            ``on_round`` itself; None makes the scenario's (:func:`~fedsel_flwr.simulations.building.make_strategy`).
 
     Returns:
         History and final model.
 
     Raises:
-        ParameterError: The data or a parameter cannot be used.
+        ParameterError: The data or a parameter cannot be used, or the strategy is not of the scenario's API or is
+            given together with ``on_round``.
         RunError: The simulation broke off.
     """
     world = world_of(scenario)  # in this thread, so that faults in data and parameters come before Ray starts
-    strategy = make_strategy(scenario, world, on_round) if strategy is None else strategy
+    strategy = given_or_made(scenario, world, strategy, on_round)
     results: list[RunResult] = []
     server_app = ServerApp()
 
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
-        results.append(drive(grid, scenario, world, strategy))
+        results.append(drive(grid, scenario, strategy=strategy))
 
     _run_quietly(server_app, ScenarioApp(_Constant(scenario)), scenario.num_clients, num_cpus or os.cpu_count() or 1)
     if not results:

@@ -129,7 +129,7 @@ class Aggregation(_Table):
 
     filter: Literal["", "loss", "accuracy"] = ""
     averaging: Literal["", "fedpdp", "fedpdp-exact", "fedavg-absent", "mean"] = ""
-    direction_momentum: NotNegative = 0.1
+    direction_momentum: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.1
 
     base: Literal["fedavg", "fedprox", "fedadam", "fedyogi", "fedavgm"] = "fedavg"
     server_learning_rate: Positive = 0.1

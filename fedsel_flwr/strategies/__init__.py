@@ -14,12 +14,13 @@ if TYPE_CHECKING:
     from fedsel_flwr.strategies.cs_ucb import CSUCB
     from fedsel_flwr.strategies.cs_ucb_q import CSUCBQ
     from fedsel_flwr.strategies.fedca import FedCA, FedCM
+    from fedsel_flwr.strategies.filter import Filter
     from fedsel_flwr.strategies.gpfl import GPFL
     from fedsel_flwr.strategies.history import ClientRecord, History, RoundRecord
     from fedsel_flwr.strategies.legacy import SelectionStrategy
-    from fedsel_flwr.strategies.measuring import Filter, Validation
     from fedsel_flwr.strategies.pczfl import PCZFL
     from fedsel_flwr.strategies.replies import MetricKeys
+    from fedsel_flwr.strategies.validation import Validation
 
 _HOMES = {
     "BSFL": "bsfl",
@@ -28,14 +29,14 @@ _HOMES = {
     "ClientRecord": "history",
     "FedCA": "fedca",
     "FedCM": "fedca",
-    "Filter": "measuring",
+    "Filter": "filter",
     "GPFL": "gpfl",
     "History": "history",
     "MetricKeys": "replies",
     "PCZFL": "pczfl",
     "RoundRecord": "history",
     "SelectionStrategy": "legacy",
-    "Validation": "measuring",
+    "Validation": "validation",
 }
 
 __all__ = [

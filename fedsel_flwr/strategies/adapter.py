@@ -1,23 +1,29 @@
-"""The options and attributes that the strategies of both Flower APIs share."""
+"""What the strategies of both Flower APIs share: options, attributes, and the course of a round."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from numbers import Real
+import logging
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar, Literal
-
-import numpy as np
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors._check import real, whole
 from fedsel_flwr.strategies import bases
-from fedsel_flwr.strategies.core import Availability, SelectionCore, Settings
+from fedsel_flwr.strategies.core import Availability, Introduction, Outcome, SelectionCore, Settings
+from fedsel_flwr.strategies.filter import Filter
 from fedsel_flwr.strategies.history import History, RoundRecord
-from fedsel_flwr.strategies.measuring import Filter, Measurer, Validation
+from fedsel_flwr.strategies.measuring import Measurer
 from fedsel_flwr.strategies.replies import Arrays, MetricKeys
 from fedsel_flwr.strategies.rollcall import RollCall
-from fedsel_flwr.strategies.roster import Roster, RowValues
+from fedsel_flwr.strategies.roster import Roster
+from fedsel_flwr.strategies.row_values import RowValues
+from fedsel_flwr.strategies.validation import Validation
+from fedsel_flwr.strategies.values import number
+
+logger = logging.getLogger("fedsel_flwr")
+Ask = Callable[[list[str]], tuple[Mapping[str, Mapping[str, object] | None], list[str]]]
+"""Asks connections who they are; returns connection -> facts, None for an error, and those that hang."""
 
 
 class Adapter:
@@ -51,6 +57,8 @@ class Adapter:
         availability: Called with client id, round and simulated seconds; False leaves the client out of the round
             (simulation).
         on_round: Called with each finished round's record, after the central evaluation.
+        roster: Connections, client ids and rows; None starts with an empty one.
+        client_values: Selector parameters given by client id, already bound to ``roster``.
 
     Attributes:
         selector: The selector.
@@ -63,6 +71,7 @@ class Adapter:
     """
 
     strategy_type: ClassVar[type]
+    default_base: ClassVar[Callable[[], Any]]
 
     def __init__(
         self,
@@ -97,7 +106,7 @@ class Adapter:
         if base is not None and not isinstance(base, self.strategy_type):
             kind = f"{self.strategy_type.__module__}.{self.strategy_type.__qualname__}"
             raise ParameterError(f"base must be a {kind}, got {type(base).__name__}")
-        self.base: Any = base if base is not None else self._default_base()
+        self.base: Any = base if base is not None else type(self).default_base()
         cohort = selector.clients_per_round
         if cohort is not None:
             bases.check_cohort(self.base, cohort)
@@ -132,7 +141,6 @@ class Adapter:
         self._on_round = on_round
         self._reference: Arrays | None = None  # the global model that was sent
         self._dispatched: dict[str, Any] = {}  # connection -> what was sent
-        self._evaluation = np.random.default_rng(0)  # draws the clients of evaluation rounds
 
     @property
     def selector(self) -> Selector:
@@ -148,14 +156,74 @@ class Adapter:
         """Name the selector and the base."""
         return f"{type(self).__name__}(selector={self.selector.name!r}, base={self.base!r})"
 
-    def _default_base(self) -> Any:
-        raise NotImplementedError
+    def _call_roll(self, connected: Collection[str], ask: Ask) -> None:
+        """Ask the connections that are due who they are, those that answered with an error once more."""
+        upcoming = self.core.round + 1
+        due = self._roll_call.due(self.core.strangers(connected), upcoming)
+        if not due:
+            return
+        answers, missed = ask(due)
+        said = dict(answers)
+        if unclear := [node for node, facts in said.items() if facts is None]:
+            again, hanging = ask(unclear)
+            said |= again
+            missed = [*missed, *hanging]
+        for node in missed:
+            said.pop(node, None)
+        for node in [node for node, facts in said.items() if facts is None]:
+            logger.warning("roll call: client %s answers with errors; its connection serves as its id", node)
+        self._roll_call.missed(missed, upcoming)
+        keys = self.core.settings.keys
+        self.core.enroll({node: Introduction.of(facts or {}, keys) for node, facts in said.items()})
+
+    def _choose(self, connected: Collection[str], reference: Arrays | None) -> list[str]:
+        """Choose among the connected; a round without anybody is entered at once."""
+        self._reference, self._dispatched = reference, {}
+        self.core.received(reference)
+        chosen = self.core.choose(connected)
+        if not chosen:
+            self.core.finish(self.core.collect({}, None), reference)
+        return chosen
+
+    def _finish(
+        self,
+        server_round: int,
+        outcome: Outcome,
+        aggregate: Callable[[], tuple[Any, Any]],
+        decode: Callable[[Any], Arrays | None],
+        encode: Callable[[Arrays], Any],
+        nothing: tuple[Any, Any],
+    ) -> tuple[Any, Any]:
+        """Let the base aggregate, mix the model as the averaging scheme says, and tell the selector.
+
+        Args:
+            server_round: Flower's round.
+            outcome: What came back.
+            aggregate: Runs the base; returns its model, None if there is none, and its metrics.
+            decode: The arrays of a model.
+            encode: A model of these arrays.
+            nothing: What is returned where the model stays.
+        """
+        model, metrics = nothing
+        if outcome.enough:
+            bases.check_survivors(self.base, len(outcome.kept), server_round)
+            model, metrics = aggregate()
+        scheme, after = outcome.averaging, None
+        if model is not None and (scheme is not None or self.core.measures_global):
+            after = decode(model)
+        if scheme is not None and after is not None and self._reference is not None:
+            after = scheme.mix(self._reference, after)
+            model = encode(after)
+        self.core.finish(outcome, self._reference, after)
+        return model, metrics
+
+    def _fault(self, node: str, problems: Collection[str]) -> str:
+        """What was wrong with a client's reply, for the base strategy and Flower's log."""
+        return f"client {self.roster.name(node)}: {'; '.join(problems)}"
 
     def _enter_evaluation(self, server_round: int, loss: object, metrics: Mapping[str, object]) -> None:
         """Enter the central evaluation into the history."""
-        self.history.evaluated(
-            server_round, loss=_number_or_nan(loss), accuracy=_number_or_nan(metrics.get("accuracy"))
-        )
+        self.history.evaluated(server_round, loss=_or_nan(loss), accuracy=_or_nan(metrics.get("accuracy")))
 
     def _end_round(self, server_round: int) -> None:
         """Tell the caller about the round, if it is one that was recorded."""
@@ -174,5 +242,6 @@ def _one_max_latency(selector: Selector, given: float | None) -> float:
     return given
 
 
-def _number_or_nan(value: object) -> float:
-    return float(value) if isinstance(value, Real) and not isinstance(value, bool | np.bool_) else float("nan")
+def _or_nan(value: object) -> float:
+    as_float = number(value)
+    return float("nan") if as_float is None else as_float

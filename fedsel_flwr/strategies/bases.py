@@ -65,11 +65,16 @@ def check_survivors(base: object, survivors: int, round: int) -> None:
 
 
 def check_is_average(base: object, averaging: str) -> None:
-    """Refuse a scheme that mixes in the old model on a base that is not an average."""
+    """Refuse a scheme that needs each client's share of all examples on a base that does not weigh by examples."""
     if type(base).__name__ not in ("FedAvg", "FedProx"):
         raise ParameterError(
             f"averaging {averaging!r} mixes the mean with the old model, which is right for FedAvg and FedProx only, "
             f"got {type(base).__name__}; use averaging='fedpdp'"
+        )
+    if (key := getattr(base, "weighted_by_key", "num-examples")) != "num-examples":
+        raise ParameterError(
+            f"averaging {averaging!r} needs each client's share of all examples, but the base weighs by {key!r}; use "
+            "averaging='fedpdp'"
         )
 
 

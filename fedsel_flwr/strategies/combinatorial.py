@@ -8,11 +8,20 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import FedCMTS, FedCMUCB, Random, Selector
 from fedsel_flwr.selectors._check import one_of
 from fedsel_flwr.strategies.adapter import Adapter
-from fedsel_flwr.strategies.measuring import Filter, Validation
+from fedsel_flwr.strategies.filter import Filter
+from fedsel_flwr.strategies.validation import Validation
 
 
 class CombinatorialAveraging(Adapter):
     """FedCA: any sampling; of the round's models the best-scoring combination is averaged.
+
+    Deviations:
+        * FedPdp's weights are normalized; ``averaging="fedpdp-exact"`` is (5) as printed.
+        * The loss score is minus the cross-entropy of the softmax of the averaged logits; the print takes the logarithm
+          of a logit, and its sign would keep the worst combination.
+        * Above 20 models the search is greedy. Ties: the larger subset, then the lowest indices. Never the empty one.
+        * A model whose logits are not finite is never kept.
+        * A client of unknown size counts in p_k as an average one.
 
     Args:
         base: Any Flower strategy of the same API; FedAvg without federated evaluation if None.
@@ -29,7 +38,7 @@ class CombinatorialAveraging(Adapter):
             given, or a value is out of range.
 
     References:
-        S. Kim et al., Accurate and fast federated learning via combinatorial multi-armed bandits, 2020, section 3.
+        T. Kim et al., Accurate and fast federated learning via combinatorial multi-armed bandits, 2020, section 3.
     """
 
     def __init__(
@@ -56,6 +65,8 @@ class CombinatorialAveraging(Adapter):
 class CombinatorialBandit(Adapter):
     """FedCM: FedCA, with clients sampled by how often the filter kept their models.
 
+    Deviations: as :class:`CombinatorialAveraging`; of the sampling, see :class:`~fedsel_flwr.selectors.FedCMUCB`.
+
     Args:
         base: Any Flower strategy of the same API; FedAvg without federated evaluation if None.
         validation: Examples on the server and how to run the model on them.
@@ -70,7 +81,7 @@ class CombinatorialBandit(Adapter):
         ParameterError: There is no validation set, or a value is out of range.
 
     References:
-        S. Kim et al., Accurate and fast federated learning via combinatorial multi-armed bandits, 2020, section 4.
+        T. Kim et al., Accurate and fast federated learning via combinatorial multi-armed bandits, 2020, section 4.
     """
 
     def __init__(

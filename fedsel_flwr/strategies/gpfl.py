@@ -12,8 +12,8 @@ from fedsel_flwr.strategies.paper import PaperStrategy
 class GPFL(PaperStrategy, SelectionStrategy):
     """Trains the clients whose gradients point the global model's way; see :class:`fedsel_flwr.selectors.GPFL`.
 
-    Round 1 measures every client and keeps the model. Models are averaged without weights (section II); give the
-    clients' nominal initial ``learning_rate`` and a ``validation`` set.
+    Round 1 measures every available client and keeps the model. Models are averaged without weights (section II);
+    give the clients' nominal initial ``learning_rate`` and a ``validation`` set.
     """
 
     selector_class: ClassVar[type[selectors.Selector]] = selectors.GPFL

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.strategies.adapter import Adapter
-from fedsel_flwr.strategies.roster import Roster, RowValues
+from fedsel_flwr.strategies.roster import Roster
+from fedsel_flwr.strategies.row_values import RowValues
 
 OPTION_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"gpfl": {"averaging": "mean"}}  # section II: unweighted mean
 """Selector -> options whose default differs from the adapter's."""

@@ -9,16 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Integral, Real
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from fedsel_flwr.strategies.roster import canonical_id
+from fedsel_flwr.strategies.values import finite_number, fraction, number, one_line, shown, usable_count
 
 NaN = float("nan")
-MAX_EXAMPLES = 2**53  # what a float holds exactly
 Arrays = Sequence[npt.NDArray[Any]]
 
 
@@ -53,6 +52,7 @@ class Reply:
     Attributes:
         arrays: The client's model; None if it could not be decoded.
         num_examples: Examples behind the update, as reported.
+        weight: What the base strategy weighs the update with, where that is not the number of examples.
         metrics: Everything the client reported.
         observed_s: Seconds the server waited for this client; None if it was not timed.
         error: Empty, or why there is no update.
@@ -60,6 +60,7 @@ class Reply:
 
     arrays: Arrays | None = None
     num_examples: object = None
+    weight: object = None
     metrics: Mapping[str, object] = field(default_factory=dict)
     observed_s: float | None = None
     error: str = ""
@@ -76,6 +77,7 @@ class ClientResult:
         latency_s: Seconds for the selector, at most max_latency.
         values: energy, download, compute, upload, train_loss, energy_score; NaN where unknown.
         num_examples: Examples behind the update; 0 where unknown.
+        weight: What the update weighs in a mean; 0 where unknown.
         converted: The arrays in the types of the global model, where they came in others; None if they can stay.
             Flower's averages would take the type of whoever comes first.
     """
@@ -86,6 +88,7 @@ class ClientResult:
     latency_s: float
     values: Mapping[str, float]
     num_examples: int
+    weight: float
     converted: Arrays | None = None
 
 
@@ -121,8 +124,8 @@ def read_reply(
     values: dict[str, float] = {}
     for name in NUMBERS:
         key = getattr(keys, name)
-        value = finite_number(reply.metrics.get(key))
-        usable = value is not None and (name == "train_loss" or value >= 0) and (name != "energy_score" or value <= 1)
+        value = (fraction if name == "energy_score" else finite_number)(reply.metrics.get(key))
+        usable = value is not None and (name == "train_loss" or value >= 0)
         values[name] = value if usable and value is not None else NaN
         if not usable and key in reply.metrics:
             problems.append(f"{name}: {shown(reply.metrics[key])} cannot be used")
@@ -141,13 +144,16 @@ def read_reply(
         if not late:
             faulty.add(keys.latency)
     completed = not failed and not late
+    count = usable_count(reply.num_examples) if not failed else 0
+    weight = finite_number(reply.weight)
     return ClientResult(
         completed=completed,
         problems=tuple(one_line(problem) for problem in problems),
         faulty_keys=frozenset(faulty & reply.metrics.keys()),
-        latency_s=min(latency, max_latency) if completed else max_latency,
+        latency_s=min(latency, max_latency) if completed else max_latency,  # Xia (4), Ben Ami (2)
         values=values,
-        num_examples=usable_count(reply.num_examples) if not failed else 0,
+        num_examples=count,
+        weight=float(count) if failed or weight is None else weight,
         converted=None if failed else _converted(reply.arrays, reference),
     )
 
@@ -184,7 +190,7 @@ def _converted(arrays: Arrays | None, reference: Arrays | None) -> Arrays | None
 
 def _virtual_latency(reported: object, max_latency: float) -> tuple[float, str, bool]:
     """Latency, problem and whether the client is late, on the clock that the clients keep."""
-    seconds = _number(reported)
+    seconds = number(reported)
     if reported is None:
         return max_latency, "latency: not reported, max_latency taken", False
     if seconds is None or math.isnan(seconds) or seconds < 0:
@@ -199,7 +205,7 @@ def _server_latency(reply: Reply, slack: float, key: str) -> tuple[float, str]:
     observed, reported = reply.observed_s, reply.metrics.get(key)
     if observed is None:
         return math.inf, "latency: the server has no time of its own, max_latency taken"
-    seconds = _number(reported)
+    seconds = number(reported)
     if reported is None:
         return observed, "latency: not reported, the server's time taken"
     if seconds is None or math.isnan(seconds):
@@ -208,43 +214,3 @@ def _server_latency(reply: Reply, slack: float, key: str) -> tuple[float, str]:
     clipped = min(max(seconds, low), observed)
     problem = "" if clipped == seconds else f"latency: {seconds:.6g} s clipped to [{low:.6g}, {observed:.6g}] s"
     return clipped, problem
-
-
-def usable_count(value: object) -> int:
-    """A reported number of examples; 0 if it cannot be one.
-
-    >>> usable_count(12), usable_count(-1), usable_count("12"), usable_count(10**400)
-    (12, 0, 0, 0)
-    """
-    if isinstance(value, bool | np.bool_) or not isinstance(value, Integral) or not 1 <= int(value) <= MAX_EXAMPLES:
-        return 0
-    return int(value)
-
-
-def finite_number(value: object) -> float | None:
-    """``value`` as a float; None if it is no finite number."""
-    number = _number(value)
-    return number if number is not None and math.isfinite(number) else None
-
-
-def one_line(text: str) -> str:
-    """A client's text on one line of at most 300 characters, so that it cannot forge log lines."""
-    return " ".join(text.split())[:300]
-
-
-def shown(value: object) -> str:
-    """A client's value in at most 80 characters, for a message."""
-    try:
-        return f"{value!r:.80}"
-    except Exception:  # whatever a client sent
-        return f"a {type(value).__name__} that cannot be shown"
-
-
-def _number(value: object) -> float | None:
-    """``value`` as a float, NaN and infinities included; None if it is no number."""
-    if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
-        return None
-    try:
-        return float(value)
-    except OverflowError:
-        return None

@@ -105,11 +105,11 @@ class Reporter:
     def _energy_scores(self, results: list[ClientResult]) -> FloatArray:
         """The reported energy scores; where there is none, 1 - E / E_max of the reported joules.
 
-        E_max is the largest energy seen up to the end of the selector's warm-up, and in its first round.
+        E_max is the largest energy seen up to the end of the selector's warm-up, at least until there was one.
         """
         joules = np.array([result.values["energy"] for result in results], dtype=np.float64)
-        if self._selector.round <= max(1, getattr(self._selector, "warmup_rounds", 0)):
+        if not self._energy_max or self._selector.round <= getattr(self._selector, "warmup_rounds", 0):
             self._energy_max = max([self._energy_max, *joules[np.isfinite(joules)]])
         scores = np.array([result.values["energy_score"] for result in results], dtype=np.float64)
-        derived = np.clip(1.0 - joules / self._energy_max, 0.0, 1.0) if self._energy_max > 0 else scores
+        derived = np.clip(1.0 - joules / (self._energy_max or 1.0), 0.0, 1.0)  # energy score, ours; NaN without joules
         return np.where(np.isfinite(scores), scores, derived)

@@ -16,7 +16,11 @@ Availability = Callable[[str, int, float], bool]
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How a strategy treats its clients; see :class:`fedsel_flwr.strategies.SelectionStrategy`."""
+    """How a strategy treats its clients; see :class:`fedsel_flwr.strategies.adapter.Adapter`.
+
+    Raises:
+        ParameterError: A value is out of range.
+    """
 
     max_latency: float = 60.0
     min_completed: int = 1
@@ -46,6 +50,15 @@ class Introduction:
     client_id: object = None
     num_examples: object = None
     energy_score: object = None
+
+    @classmethod
+    def of(cls, facts: Mapping[str, object], keys: MetricKeys) -> Introduction:
+        """Pick out of an answer's facts what counts; Flower's own "num-examples" will do too."""
+        return cls(
+            client_id=facts.get(keys.client_id),
+            num_examples=facts.get(keys.num_examples, facts.get("num-examples")),
+            energy_score=facts.get(keys.energy_score),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,18 @@
-"""A scenario played with Flower's own server and the real torch clients, in this process: no grid and no Ray."""
+"""Scenarios with the real torch clients in this process, without Ray.
+
+:func:`play` has Flower's own server and no grid; :class:`AppGrid` is a grid of nodes that answer with a ``ClientApp``.
+"""
 
 from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Iterable
 
+from flwr.app import Error, Message
+from flwr.client import ClientApp
 from flwr.common import (
+    Context,
     DisconnectRes,
     EvaluateIns,
     EvaluateRes,
@@ -16,12 +23,15 @@ from flwr.common import (
     GetPropertiesIns,
     GetPropertiesRes,
     ReconnectIns,
+    RecordDict,
 )
 from flwr.server.client_proxy import ClientProxy
 
-from fedsel_flwr.simulations.federation import RunResult, make_server, make_strategy, server_arrays
+from fedsel_flwr.simulations.building import make_strategy
+from fedsel_flwr.simulations.rounds import RunResult, make_server, server_arrays
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.world import World
+from tests.strategies.message.helpers import FakeGrid, FakeNode, ProbeProxy, node_id
 
 
 class LocalProxy(ClientProxy):
@@ -67,7 +77,7 @@ def play(scenario: Scenario, world: World | None = None, *, shuffle: int = 0) ->
     """
     world = world or World(scenario)
     strategy = make_strategy(scenario, world)
-    server = make_server(strategy, scenario.clients_per_round)
+    server = make_server(strategy, scenario.num_clients)
     drawn, turn = random.Random(shuffle), threading.Lock()
     names = drawn.sample(range(10**9), scenario.num_clients)
     proxies = [LocalProxy(str(name), world, k, turn) for k, name in enumerate(names)]
@@ -76,3 +86,41 @@ def play(scenario: Scenario, world: World | None = None, *, shuffle: int = 0) ->
         server.client_manager().register(proxy)
     server.fit(num_rounds=scenario.rounds, timeout=None)
     return RunResult(history=strategy.history, arrays=server_arrays(server))
+
+
+class AppNode(FakeNode):
+    """A node that answers with a ``ClientApp``.
+
+    Args:
+        app: The app.
+        partition_id: The node's partition.
+    """
+
+    def __init__(self, app: ClientApp, partition_id: int) -> None:
+        super().__init__(ProbeProxy(str(partition_id), partition_id))
+        self._app = app
+        self._context = Context(
+            run_id=7, node_id=partition_id + 2, node_config={"partition-id": partition_id}, state=RecordDict(),
+            run_config={},
+        )  # fmt: skip
+
+    def handle(self, message: Message) -> RecordDict | Error | None:
+        reply = self._app(message, self._context)
+        return reply.error if reply.has_error() else reply.content
+
+
+class AppGrid(FakeGrid):
+    """A grid of nodes with one app; one message at a time, as the clients share the world's scratch model.
+
+    Args:
+        app: The app.
+        num_nodes: How many nodes; their partitions are counted up from 0.
+    """
+
+    def __init__(self, app: ClientApp, num_nodes: int) -> None:
+        super().__init__({node_id(k): AppNode(app, k) for k in range(num_nodes)})
+        self._turn = threading.Lock()
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        with self._turn:
+            return super().send_and_receive(messages, timeout=timeout)

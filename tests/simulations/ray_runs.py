@@ -22,8 +22,7 @@ from flwr.serverapp import Grid
 from fedsel_flwr.selectors import create
 from fedsel_flwr.simulations import engine
 from fedsel_flwr.simulations.engine import simulate
-from fedsel_flwr.simulations.federation import RunResult, make_server, server_arrays
-from fedsel_flwr.simulations.rounds import count_nodes, run_legacy
+from fedsel_flwr.simulations.rounds import RunResult, drive
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.strategies import RoundRecord, SelectionStrategy
 
@@ -59,13 +58,12 @@ def hostile() -> dict[str, Any]:
     )  # fmt: skip
     selector = create("cs-ucb", clients_per_round=len(KINDS), max_latency=MAX_LATENCY_S, seed=1)
     strategy = SelectionStrategy(selector, base, max_latency=MAX_LATENCY_S, wait_timeout=60.0)
-    server = make_server(strategy, len(KINDS))
+    results: list[RunResult] = []
     server_app = ServerApp()
 
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
-        count_nodes(grid, scenario)
-        run_legacy(grid, server, scenario)
+        results.append(drive(grid, scenario, strategy=strategy))
 
     messages: list[str] = []
     handler = logging.Handler()
@@ -74,7 +72,7 @@ def hostile() -> dict[str, Any]:
     # More actors than cores: each of the three late answers keeps one asleep.
     engine._run_quietly(server_app, ClientApp(client_fn=_client_fn), len(KINDS), num_cpus=5)
     return {
-        "history": strategy.history, "arrays": server_arrays(server), "state": selector.state_dict(),
+        "history": strategy.history, "arrays": results[0].arrays, "state": selector.state_dict(),
         "ids": strategy.roster.ids, "messages": messages,
     }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""``flwr run .`` of the repository, in a simulation that Flower's own SuperLink runs."""
+"""``flwr run .`` of the repository, in a simulation that Flower's own SuperLink runs, and ``fedsel run`` beside it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import os
 import re
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from flwr.common import Context, RecordDict
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report.run_folder import read_history, read_model
+from fedsel_flwr.simulations import app
 from fedsel_flwr.simulations.app import scenario_of
 from fedsel_flwr.simulations.scenario_files import load_scenario, override_keys
 from tests.processes import ROOT, Command
@@ -70,6 +72,37 @@ def test_run_config_overrides_the_scenario() -> None:
 def test_faults_in_the_run_config(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ParameterError, match=message):
         scenario_of(context(**config))
+
+
+# ---- the log -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "last"),
+    [
+        ({"selector": "gpfl", "rounds": 1}, 10),  # the initialization asks everybody
+        ({"selector": "pczfl", "rounds": 1, "selectors__pczfl__warmup_rounds": 1}, 10),
+        ({"selector": "random", "rounds": 2, "availability__kind": "trace"}, 1),
+        ({"selector": "random"}, 3),
+    ],
+)
+def test_the_log_shows_the_last_rounds_clients(
+    overrides: dict[str, Any], last: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many they are, and each once."""
+    (tmp_path / "trace.csv").write_text("round,client,state\n" + "".join(f"2,{k},down\n" for k in range(9)))
+    if "availability__kind" in overrides:
+        overrides = {**overrides, "availability__trace": str(tmp_path / "trace.csv")}
+    result = play(load_scenario("smoke", {key.replace("__", "."): value for key, value in overrides.items()}))
+    rows = [row for row in result.history.clients if row.round == result.history.rounds[-1].round]
+    assert len(rows) == last
+    said: list[str] = []
+    monkeypatch.setattr(app, "drive", lambda grid, scenario, on_round: result)
+    monkeypatch.setattr(app, "log", lambda level, text, *values: said.append(text % values))
+    app.main(None, context(scenario="smoke", runs_dir=str(tmp_path / "runs"), **overrides))
+    assert [line.split(":")[0] for line in said if line.startswith("  client ")] == [
+        f"  client {row.client_id}" for row in rows
+    ]
 
 
 # ---- flwr run ------------------------------------------------------------------------------------------------------
@@ -179,3 +212,62 @@ def test_with_two_supernodes_it_stops_and_says_what_to_use(flwr: Flwr, tmp_path:
     assert f'flwr run . --stream --federation-config "num-supernodes=10 {USE}"' in said
     assert "[ROUND 1]" not in said
     assert not (tmp_path / "runs").exists()
+
+
+# ---- the same run by every way there is ----------------------------------------------------------------------------
+
+EVERY_WAY: dict[str, dict[str, Any]] = {
+    "fedcm-ucb": {"selector": "fedcm-ucb"},
+    "fedcm-ts": {"selector": "fedcm-ts"},
+    "pczfl": {"selector": "pczfl", "selectors__pczfl__warmup_rounds": 2},
+    "gpfl": {"selector": "gpfl"},
+    "fedca": {"selector": "random", "aggregation__filter": "loss", "aggregation__averaging": "fedpdp"},
+}
+
+
+def fedsel_run(folder: Path, config: dict[str, Any]) -> Path:
+    """``fedsel run digits``, on Ray in a process of its own; returns the run folder."""
+    options = dict(config)
+    argv = ["--selector", options.pop("selector"), "--rounds", str(options.pop("rounds"))]
+    argv += [part for key, value in options.items() for part in ("--set", f"{key.replace('__', '.')}={value}")]
+    command = Command(
+        sys.executable, "-m", "fedsel_flwr.cli", "run", "digits", *argv, "--runs-dir", str(folder / "runs"),
+        folder=folder, cwd=folder,
+    )  # fmt: skip
+    try:
+        assert command.wait(560) == 0, command.stdout[-3000:] + command.stderr[-3000:]
+        return Path(command.stdout.splitlines()[-1])
+    finally:
+        command.kill()
+
+
+def flwr_run(flwr: Flwr, folder: Path, config: dict[str, Any]) -> Path:
+    """``flwr run .`` of the same; returns the run folder."""
+    arguments = run_config(folder / "runs", scenario="digits", **config)
+    federation = "num-supernodes=200 client-resources-num-cpus=1 init-args-num-cpus=2"
+    command = flwr("--run-config", arguments, "--federation-config", federation)
+    assert command.wait(560) == 0, command.stdout[-3000:] + command.stderr[-3000:]
+    (run,) = (folder / "runs").iterdir()
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", EVERY_WAY)
+def test_the_same_run_by_every_way(name: str, flwr: Flwr, tmp_path: Path) -> None:
+    """200 clients by ``fedsel run``, and by ``flwr run .`` through either API: the same choices and the same model."""
+    config = {"rounds": 6, "clients__energy_score_low": 0.5, **EVERY_WAY[name]}
+    ours = fedsel_run(tmp_path / "fedsel", config)
+    history, model = read_history(ours), read_model(ours)
+    assert [record.round for record in history.rounds] == [1, 2, 3, 4, 5, 6]
+    assert all(record.num_available == 200 for record in history.rounds)
+    assert len({tuple(row.client_id for row in history.clients if row.round == t) for t in (3, 4, 5, 6)}) > 1
+    for api in ("legacy", "message"):
+        folder = flwr_run(flwr, tmp_path / api, {**config, "api": api})
+        theirs = read_history(folder)
+        assert [(row.round, row.client_id, row.completed, row.latency_s) for row in theirs.clients] == [
+            (row.round, row.client_id, row.completed, row.latency_s) for row in history.clients
+        ]
+        assert [r.accuracy for r in theirs.rounds] == pytest.approx([r.accuracy for r in history.rounds], abs=1e-6)
+        for a, b in zip(model, read_model(folder), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)

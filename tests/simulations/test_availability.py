@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,19 @@ def test_the_frequency_is_the_probability_by_client_and_by_round(probability: fl
 def test_probability_one_is_everybody() -> None:
     model = BernoulliAvailability(1.0, seed=1)
     assert all(model(str(k), r, 0.0) for k in range(50) for r in range(1, 20))
+
+
+@pytest.mark.parametrize(
+    "client_id", ["phone-7", "-3", str(2**32), str(2**63 + 5), "9" * 5000, "", "1.0", "1_0", " 1", "+1", "\u0663"]
+)
+def test_an_id_that_is_no_partition_id_is_named(client_id: str) -> None:
+    said = f"a whole number below 2**32, but a client calls itself {client_id!r}: report the partition id as client_id"
+    with pytest.raises(ParameterError, match=re.escape(said)):
+        BernoulliAvailability(0.5, seed=1)(client_id, 1, 0.0)
+
+
+def test_the_largest_partition_id_can_be_drawn() -> None:
+    assert BernoulliAvailability(1.0, seed=1)(str(2**32 - 1), 1, 0.0)
 
 
 # ---- traces -------------------------------------------------------------------------------------------------------
@@ -144,6 +158,17 @@ def _message(selector: Any, rounds: int, **options: Any) -> tuple[Any, list[list
 
 APIS = pytest.mark.parametrize("run", [_legacy, _message], ids=["legacy", "message"])
 Run = Callable[..., tuple[Any, list[list[str]]]]
+
+
+def test_a_client_whose_id_is_no_partition_id_ends_the_run_with_the_reason() -> None:
+    model = BernoulliAvailability(0.5, seed=1)
+    options: dict[str, Any] = {"availability": model, "max_latency": 9.0, "min_available": 1}
+    strategy = LegacyStrategy(create("random", clients_per_round=1, seed=0), legacy.fedavg(), **options)
+    with pytest.raises(ParameterError, match=r"a client calls itself 'phone-7': report the partition id"):
+        legacy.run_rounds(strategy, [legacy.FakeProxy("node", "phone-7")], 1)
+    strategy = MessageStrategy(create("random", clients_per_round=1, seed=0), message.fedavg(), **options)
+    with pytest.raises(ParameterError, match=r"a client calls itself 'phone-0': report the partition id"):
+        message.play(strategy, message.FakeGrid(message.crowd(1, prefix="phone-")), 1)
 
 
 @APIS

@@ -1,4 +1,4 @@
-"""The Ray engine: the smoke scenario, the same run twice, and clients that lie, break or stay away."""
+"""The Ray engine: the smoke scenario, the same run twice, strategies of the user's, and clients that lie or break."""
 
 from __future__ import annotations
 
@@ -11,13 +11,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.common import Context, RecordDict
+from flwr.server.strategy import FedAvg
 
+from fedsel_flwr import strategies as legacy_api
 from fedsel_flwr.errors import ParameterError, RunError
+from fedsel_flwr.selectors import Selector, create
+from fedsel_flwr.selectors._check import IntArray
 from fedsel_flwr.simulations import engine
+from fedsel_flwr.simulations.base_strategies import legacy_base, message_base
 from fedsel_flwr.simulations.engine import simulate
-from fedsel_flwr.simulations.world import World
+from fedsel_flwr.simulations.world import World, world_of
+from fedsel_flwr.strategies import RoundRecord
+from fedsel_flwr.strategies import message as message_api
 from tests.processes import ROOT, Command
-from tests.simulations.inprocess import play
+from tests.simulations.inprocess import AppGrid, play
 from tests.simulations.ray_runs import KINDS, MAX_LATENCY_S, ROUNDS, SMOKE
 
 pytestmark = pytest.mark.timeout(150)
@@ -126,6 +134,73 @@ def test_dead_actors_are_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked[0]["num_supernodes"] == 10
     assert asked[0]["backend_config"]["client_resources"] == {"num_cpus": 1, "num_gpus": 0.0, "max_restarts": -1}
     assert asked[0]["backend_config"]["init_args"]["num_cpus"] == 3
+
+
+# ---- a strategy of the user's own ----------------------------------------------------------------------------------
+
+
+class Neighbours(Selector):
+    """A selector of the user's: in round t the clients t, t + 1, ..., round and round."""
+
+    name = "neighbours"
+
+    def _select(self, available: IntArray) -> IntArray:
+        return available[(self.round + np.arange(self.clients_per_round)) % len(available)]
+
+
+def own_strategy(api: str, **options: Any) -> Any:
+    """A selection strategy of this API, which no scenario made."""
+    scenario = SMOKE.model_copy(update={"api": api})
+    base = message_base(scenario) if api == "message" else legacy_base(scenario, world_of(scenario))
+    package = message_api if api == "message" else legacy_api
+    return package.SelectionStrategy(Neighbours(clients_per_round=2, seed=0), base, **options)
+
+
+def in_process(**kwargs: Any) -> None:
+    """As Flower's ``run_simulation``, without Ray."""
+    context = Context(run_id=7, node_id=1, node_config={}, state=RecordDict(), run_config={})
+    kwargs["server_app"](AppGrid(kwargs["client_app"], kwargs["num_supernodes"]), context)
+
+
+@pytest.mark.parametrize("api", ["legacy", "message"])
+def test_a_strategy_with_a_selector_of_ones_own_runs(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "run_simulation", in_process)
+    told: list[RoundRecord] = []
+    strategy = own_strategy(api, on_round=told.append)
+    result = simulate(SMOKE.model_copy(update={"api": api}), strategy=strategy)
+    assert result.history is strategy.history
+    assert [(row.round, row.client_id) for row in result.history.clients] == [
+        (t, str(k)) for t in (1, 2, 3, 4) for k in (t, t + 1)
+    ]
+    assert all(row.completed for row in result.history.clients)
+    assert told == result.history.rounds
+    world = World(SMOKE)
+    assert told[-1].accuracy == world.test(result.arrays)[1] > world.test(world.initial_arrays())[1]
+
+
+@pytest.fixture
+def no_flower(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "run_simulation", lambda **kwargs: pytest.fail("Flower was started"))
+
+
+def test_on_round_belongs_to_a_strategy_of_ones_own(no_flower: None) -> None:
+    with pytest.raises(ParameterError, match="strategy and on_round cannot be given together: give on_round to the s"):
+        simulate(SMOKE, strategy=own_strategy("legacy"), on_round=lambda record: None)
+
+
+@pytest.mark.parametrize(("api", "other"), [("legacy", "message"), ("message", "legacy")])
+def test_a_strategy_of_the_other_api_is_refused(api: str, other: str, no_flower: None) -> None:
+    package = "fedsel_flwr.strategies" + (".message" if api == "message" else "")
+    said = rf"selection strategy of the API '{api}', such as {package}\.SelectionStrategy\(.*, got .*{other}.*Strategy$"
+    with pytest.raises(ParameterError, match=said):
+        simulate(SMOKE.model_copy(update={"api": api}), strategy=own_strategy(other))
+
+
+@pytest.mark.parametrize("thing", [FedAvg(), create("random", clients_per_round=2), "bsfl"])
+def test_what_is_no_selection_strategy_is_refused(thing: object, no_flower: None) -> None:
+    """A strategy of Flower's own has no history, and a selector or its name is no strategy."""
+    with pytest.raises(ParameterError, match=rf"must be a selection strategy .*{type(thing).__name__}$"):
+        simulate(SMOKE, strategy=thing)
 
 
 # ---- hostile clients -----------------------------------------------------------------------------------------------

@@ -146,7 +146,15 @@ def test_evaluate_puts_loss_and_accuracy_into_the_history() -> None:
 
 @pytest.mark.parametrize(
     ("accuracy", "expected"),
-    [(0.5, 0.5), (1, 1.0), (np.float64(0.5), 0.5), (np.float32(0.5), 0.5), ("good", math.nan), (True, math.nan)],
+    [
+        (0.5, 0.5),
+        (1, 1.0),
+        (np.float64(0.5), 0.5),
+        (np.float32(0.5), 0.5),
+        ("good", math.nan),
+        (True, math.nan),
+        (10**400, math.nan),
+    ],
 )
 def test_any_kind_of_number_serves_as_accuracy(accuracy: Any, expected: float) -> None:
     base = fedavg(evaluate_fn=lambda r, arrays, config: (np.float32(0.25), {"accuracy": accuracy}))

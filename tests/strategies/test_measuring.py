@@ -128,6 +128,12 @@ def test_large_logits_do_not_overflow_the_loss() -> None:
     assert _validation().loss_and_accuracy([np.array([[0.0, 1e5], [0.0, 1e5]])]) == (pytest.approx(5e4), 0.5)
 
 
+def test_a_model_that_diverges_has_a_large_finite_loss() -> None:
+    """Logits of 1e308 and -1e308: their difference is no float any more."""
+    for wrong in (1e308, np.nan, np.inf):
+        assert _validation().loss_and_accuracy([np.array([[-wrong, wrong], [0.0, 0.0]])])[0] == 1e6
+
+
 def test_predict_must_return_one_row_of_logits_per_example() -> None:
     for wrong in (np.zeros((3, 2)), np.zeros(2), np.zeros((2, 2, 1))):
         with pytest.raises(ParameterError, match=r"logits of shape \(2, n_classes\)"):
@@ -266,10 +272,10 @@ def test_the_direction_by_hand() -> None:
         measurer.global_model([before], [np.array(after)])
         before = np.array(after)
     step = 0.1 * np.array([2.01, 1.105]) + [0.0, 1.0]
-    np.testing.assert_allclose(measurer._direction, step, atol=1e-12)
+    np.testing.assert_allclose(measurer.direction._direction, step, atol=1e-12)
     selector.select(np.arange(2))
     measurer.global_model([before], [before])
-    np.testing.assert_allclose(measurer._direction, 0.1 * step, atol=1e-12)
+    np.testing.assert_allclose(measurer.direction._direction, 0.1 * step, atol=1e-12)
 
 
 def test_without_a_direction_the_projection_is_zero() -> None:
@@ -293,7 +299,8 @@ def test_a_round_without_clients_is_one_in_which_the_model_stayed(api: str) -> N
     )  # fmt: skip
     assert [record.num_selected for record in strategy.history.rounds] == [2, 2, 0, 2]
     np.testing.assert_allclose(models, [MODELS[0], MODELS[1], MODELS[1], MODELS[2]], atol=1e-15)
-    np.testing.assert_allclose(strategy.core.measurer._direction, 0.01 * np.array([0.1, 1.05]) + [2.0, 1.0], atol=1e-12)
+    direction = strategy.core.measurer.direction._direction
+    np.testing.assert_allclose(direction, 0.01 * np.array([0.1, 1.05]) + [2.0, 1.0], atol=1e-12)
 
 
 # ---- before the base may overwrite replies ---------------------------------------------------------------------------
@@ -469,7 +476,38 @@ def test_a_client_without_score_and_joules_counts_as_failed_for_the_selector_onl
 
 
 @APIS
-def test_energy_scores_of_the_roll_call_are_passed_on_if_everybody_has_one(api: str) -> None:
+def test_the_largest_energy_is_looked_for_until_there_was_one(api: str) -> None:
+    """Nobody is there in round 1, and nobody reports joules above 0 in round 2: E_max is round 3's 4 J."""
+    joules = {2: (0.0, 0.0), 3: (4.0, 1.0), 4: (8.0, 2.0)}
+    spy = Spy("energy_score")
+    _play(
+        api, spy, lambda k, t, w: w, 4, start=[1.0], report=lambda k, t: {"energy_j": joules[t][k]},
+        availability=lambda client_id, server_round, seconds: server_round > 1,
+    )  # fmt: skip
+    scores = [report.energy_score.tolist() for report in spy.reports]  # type: ignore[union-attr]
+    assert scores == [[1.0, 1.0], [0.0, 0.75], [0.0, 0.5]]
+    assert all(report.completed.all() for report in spy.reports)
+
+
+@APIS
+def test_a_client_without_a_number_does_not_hide_those_of_the_others(api: str) -> None:
+    """Client 1 says neither its examples nor its energy score: the selector hears of clients 0 and 2."""
+    spy = Spy("energy_score")
+    said: dict[int, dict[str, Any]] = {
+        0: {"num_examples": 7, "energy_score": 0.25}, 1: {"energy_score": 1.5},
+        2: {"num_examples": 9, "energy_score": 1.0},
+    }  # fmt: skip
+    _play(
+        api, spy, lambda k, t, w: w, 1, start=[1.0], clients=3, facts=lambda k: said[k],
+        report=lambda k, t: {"energy_score": 0.5},
+    )  # fmt: skip
+    told = [(rows, columns) for rows, columns in spy.informed if columns]
+    assert told == [([0, 2], {"num_examples": [7.0, 9.0]}), ([0, 2], {"energy_score": [0.25, 1.0]})]
+    assert spy.num_clients == 3
+
+
+@APIS
+def test_energy_scores_of_the_roll_call_are_passed_on(api: str) -> None:
     spy = Spy("energy_score")
     _play(
         api, spy, lambda k, t, w: w, 1, start=[1.0], facts=lambda k: {"energy_score": 0.25 + 0.5 * k},

@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, Error, Message, MessageType, RecordDict
+from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.common import ndarrays_to_parameters
 from flwr.serverapp import strategy as message_bases
 
 from fedsel_flwr import strategies as legacy_api
 from fedsel_flwr.selectors import create
 from fedsel_flwr.simulations.availability import BernoulliAvailability
-from fedsel_flwr.simulations.federation import ScenarioApp, drive, make_strategy
+from fedsel_flwr.simulations.client_app import ScenarioApp
+from fedsel_flwr.simulations.rounds import drive
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.world import World
@@ -136,22 +137,6 @@ def test_other_bases_agree_too(base: str) -> None:
 # ---- a scenario with its real torch clients, without Ray -------------------------------------------------------------
 
 
-class _AppNode(FakeNode):
-    """A node that answers with the scenario's own ClientApp."""
-
-    def __init__(self, app: ScenarioApp, partition_id: int) -> None:
-        super().__init__(ProbeProxy(str(partition_id), partition_id))
-        self._app = app
-        self._context = Context(
-            run_id=7, node_id=partition_id + 2, node_config={"partition-id": partition_id}, state=RecordDict(),
-            run_config={},
-        )  # fmt: skip
-
-    def handle(self, message: Message) -> RecordDict | Error | None:
-        reply = self._app(message, self._context)
-        return reply.error if reply.has_error() else reply.content
-
-
 class _Constant:
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
@@ -161,11 +146,7 @@ class _Constant:
 
 
 def _played(scenario: Scenario) -> Any:
-    world = World(scenario)
-    strategy = make_strategy(scenario, world)
-    app = ScenarioApp(_Constant(scenario))
-    grid = FakeGrid({node_id(k): _AppNode(app, k) for k in range(scenario.num_clients)})
-    return drive(grid, scenario, world, strategy)
+    return drive(inprocess.AppGrid(ScenarioApp(_Constant(scenario)), scenario.num_clients), scenario)
 
 
 @pytest.mark.parametrize(
@@ -238,7 +219,7 @@ def test_on_ray(apis: list[str], tmp_path: Path) -> None:
 def test_queries_and_probes_of_the_scenarios_app_are_what_the_strategy_reads() -> None:
     """The Message API's app says who it is, with ``num_examples`` and no text."""
     scenario = load_scenario("smoke", {"api": "message"})
-    node = _AppNode(ScenarioApp(_Constant(scenario)), 4)
+    node = inprocess.AppNode(ScenarioApp(_Constant(scenario)), 4)
     FakeGrid()
     answer = node.handle(Message(RecordDict(), dst_node_id=6, message_type=MessageType.QUERY))
     assert isinstance(answer, RecordDict)

@@ -16,9 +16,13 @@ from flwr.serverapp import strategy as message_bases
 
 from fedsel_flwr import strategies as legacy_api
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError
-from fedsel_flwr.selectors import create, names
+from fedsel_flwr.selectors import Random, create, names
 from fedsel_flwr.strategies import Filter, Validation
 from fedsel_flwr.strategies import message as message_api
+from fedsel_flwr.strategies.core import Introduction, SelectionCore, Settings
+from fedsel_flwr.strategies.measuring import Measurer
+from fedsel_flwr.strategies.replies import Reply
+from fedsel_flwr.strategies.roster import Roster
 from tests.strategies import numpy_world as world
 from tests.strategies.flower_world import legacy_base, message_base, proxies
 from tests.strategies.helpers import OK
@@ -151,6 +155,37 @@ def test_schemes_that_mix_in_the_old_model_are_refused_on_bases_that_are_no_aver
             api.FedCA(base, clients_per_round=3, validation=world.validation(), averaging=averaging)
     assert _strategy(api, "random", _base(api), averaging=averaging).base is not None
     assert _strategy(api, "random", _bases(api).FedProx(proximal_mu=0.1, fraction_evaluate=0.0), averaging=averaging)
+
+
+@pytest.mark.parametrize("averaging", ["fedpdp-exact", "fedavg-absent"])
+def test_shares_of_all_examples_are_refused_where_the_base_weighs_by_something_else(averaging: str) -> None:
+    base = message_bases.FedAvg(fraction_evaluate=0.0, weighted_by_key="share")
+    with pytest.raises(ParameterError, match=f"{averaging}.* weighs by 'share'; use averaging='fedpdp'"):
+        _strategy(message_api, "random", base, averaging=averaging)
+
+
+@pytest.mark.parametrize("momentum", [1.0, 1.5, -0.1, float("nan")])
+def test_the_direction_of_gpfl_does_not_grow_without_bound(momentum: float) -> None:
+    with pytest.raises(ParameterError, match="momentum must be"):
+        _strategy(legacy_api, "gpfl", _base(legacy_api), momentum=momentum)
+
+
+def test_models_that_are_no_arrays_cannot_be_filtered() -> None:
+    """A forest of trees as the global model: FedCA would keep every reply and say nothing."""
+    selector = Random(clients_per_round=2, seed=0)
+    measurer = Measurer(selector, world.validation(), Filter())
+    for core, refused in (
+        (SelectionCore(selector, Settings(), Roster(), measurer=measurer), True),
+        (SelectionCore(Random(clients_per_round=2, seed=0), Settings(averaging="mean"), Roster()), True),
+        (SelectionCore(Random(clients_per_round=2, seed=0), Settings(), Roster()), False),
+    ):
+        core.enroll({node: Introduction(client_id=node) for node in ("a", "b")})
+        replies = {node: Reply(num_examples=3, metrics={"latency_s": 1.0}) for node in core.choose(["a", "b"])}
+        if refused:
+            with pytest.raises(RunError, match="cannot be decoded into NumPy arrays"):
+                core.collect(replies, None)
+        else:
+            assert core.collect(replies, None).usable == ["a", "b"]
 
 
 @APIS

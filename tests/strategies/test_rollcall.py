@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.common import Code, GetPropertiesRes, Status
+from flwr.common import Code, EvaluateRes, GetPropertiesRes, Status
+from flwr.server.strategy import FedAvg
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import Random
 from fedsel_flwr.strategies import BSFL, CSUCB, SelectionStrategy
-from tests.strategies.helpers import ABSENT, FakeProxy, Federation, chosen, fedavg, fleet, row_of
+from tests.strategies.helpers import ABSENT, OK, FakeProxy, Federation, chosen, fedavg, fleet, initial, row_of
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -102,6 +103,40 @@ def test_a_client_that_does_not_answer_in_time_is_left_out_and_asked_again(caplo
     federation.play(1)
     assert chosen(strategy)[-1] == ["a", "slow"]
     assert slow.asked == 2
+
+
+def test_a_client_that_fails_and_then_hangs_is_asked_again_in_a_later_round() -> None:
+    """It may yet say who it is: its connection does not become its id."""
+
+    def fails_then_hangs(proxy: FakeProxy) -> None:
+        if proxy.asked == 1:
+            raise ConnectionError("try again")
+        if proxy.asked == 2:
+            time.sleep(0.6)
+
+    proxy = FakeProxy("31337", "a", on_properties=fails_then_hangs)
+    strategy, federation = _all_in([proxy, FakeProxy("b", "b")], roll_call_timeout=0.2)
+    assert chosen(strategy) == [["b"]]
+    time.sleep(0.5)
+    federation.play(1)
+    assert sorted(chosen(strategy)[-1]) == ["a", "b"]
+
+
+def test_evaluations_are_aggregated_in_the_order_of_the_clients_ids() -> None:
+    """Whatever their connections are called: sums of floats depend on the order."""
+
+    class Ordered(FedAvg):
+        def aggregate_evaluate(self, server_round: int, results: Any, failures: Any) -> Any:
+            order.append([client.cid for client, _ in results])
+            return super().aggregate_evaluate(server_round, results, failures)
+
+    order: list[list[str]] = []
+    base = Ordered(fraction_evaluate=1.0, min_evaluate_clients=3, min_available_clients=3, initial_parameters=initial())
+    strategy = SelectionStrategy(Random(clients_per_round=3, seed=0), base, max_latency=60.0)
+    Federation(strategy, [FakeProxy("x", 10), FakeProxy("y", 9), FakeProxy("z", 2)]).play(1)
+    answers = [(proxy, EvaluateRes(OK, 0.5, 3, {})) for proxy in (FakeProxy("x"), FakeProxy("z"), FakeProxy("y"))]
+    strategy.aggregate_evaluate(1, answers, [])
+    assert order[-1] == ["z", "y", "x"]
 
 
 def test_many_that_never_answer_do_not_keep_the_others_out() -> None:

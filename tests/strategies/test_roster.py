@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.strategies.roster import Roster, RowValues, canonical_id, id_order
+from fedsel_flwr.strategies.roster import Roster, canonical_id, id_order
+from fedsel_flwr.strategies.row_values import RowValues
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ import pytest
 from fedsel_flwr.selectors import create, names
 from fedsel_flwr.strategies import SelectionStrategy
 from fedsel_flwr.strategies.core import SelectionCore, Settings
-from fedsel_flwr.strategies.measuring import Filter, Measurer
+from fedsel_flwr.strategies.filter import Filter
+from fedsel_flwr.strategies.measuring import Measurer
 from fedsel_flwr.strategies.roster import Roster
 from tests.processes import ROOT, Command
 from tests.strategies import numpy_world as world
@@ -97,13 +98,13 @@ FRESH = """
 import sys
 import numpy as np
 from fedsel_flwr.selectors import create
-from fedsel_flwr.strategies import core, measuring
+from fedsel_flwr.strategies import core, filter, measuring
 from fedsel_flwr.strategies.roster import Roster
 assert not {"flwr", "torch", "ray"} & sys.modules.keys(), sorted(sys.modules)
 from tests.strategies import numpy_world as world
 from tests.strategies.third_adapter import play_stacked
 selector = create("gpfl", **world.selector_params("gpfl"))
-measurer = measuring.Measurer(selector, world.validation(), measuring.Filter(), learning_rate=world.ETA)
+measurer = measuring.Measurer(selector, world.validation(), filter.Filter(), learning_rate=world.ETA)
 settings = core.Settings(max_latency=world.MAX_LATENCY, averaging="mean")
 own = core.SelectionCore(selector, settings, Roster(), availability=world.available, measurer=measurer)
 models = play_stacked(own, world.ROUNDS)

@@ -12,7 +12,8 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
 from fedsel_flwr.strategies import bases
 from fedsel_flwr.strategies.message.records import reply_of
-from fedsel_flwr.strategies.replies import ClientResult, MetricKeys, shown, usable_count
+from fedsel_flwr.strategies.replies import ClientResult, MetricKeys
+from fedsel_flwr.strategies.values import finite_number, shown, usable_count
 
 Kinds = frozenset[tuple[str, int]]
 """Metric keys, each with -1 for a number, the length of a list, or 0 for a list where lengths may differ."""
@@ -30,8 +31,9 @@ class Cleaner:
         layers = list(bases.layers(base))
         weights = [getattr(layer, "weighted_by_key", None) for layer in layers]
         self.weight_key: str = next((key for key in weights if key is not None), "num-examples")
-        read = {getattr(layer, "train_loss_key", None) for layer in layers}  # QFedAvg
-        self._ours = keys.reported() - {self.weight_key} - read
+        losses = [getattr(layer, "train_loss_key", None) for layer in layers]  # QFedAvg
+        self._losses = [key for key in losses if key is not None]
+        self._ours = keys.reported() - {self.weight_key, *self._losses}
         self._averages = any(  # Flower's own adds lists element by element, a user's function may not
             getattr(getattr(layer, name, None), "__name__", "") == "aggregate_metricrecords"
             for layer in layers
@@ -59,6 +61,20 @@ class Cleaner:
             node: f"metrics: lacks {', '.join(sorted(key for key, _ in expected - own))} as the other replies have it"
             for node, own in kinds.items()
             if not expected <= own
+        }
+
+    def unusable_losses(self, messages: Mapping[str, Message]) -> dict[str, str]:
+        """Which replies hold a training loss of which the base would make a model of NaN.
+
+        Returns:
+            Connection -> what is wrong.
+        """
+        return {
+            node: f"metrics: {key}: expected a finite number of at least 0, got {shown(metrics_of(message)[key])}"
+            for node, message in messages.items()
+            if comparable(message)
+            for key in self._losses
+            if key in metrics_of(message) and ((loss := finite_number(metrics_of(message)[key])) is None or loss < 0.0)
         }
 
     def cleaned(

@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.strategies.roster import id_order
+from fedsel_flwr.strategies.waiting import wait_for
 
 POLL_S = 0.25
 
@@ -30,15 +31,10 @@ def wait_for_nodes(grid: Grid, number: int, timeout: float, reason: str) -> list
     Raises:
         RunError: Fewer nodes were connected when the time was over.
     """
-    deadline = time.monotonic() + timeout
-    while len(nodes := sorted({str(node) for node in grid.get_node_ids()}, key=id_order)) < number:
-        if time.monotonic() >= deadline:
-            raise RunError(
-                f"waited {timeout:g} s for {number} nodes ({reason}), but {len(nodes)} are connected: start more "
-                "SuperNodes, lower min_available or clients_per_round, or raise wait_timeout"
-            )
-        time.sleep(min(POLL_S, max(0.0, deadline - time.monotonic())))
-    return nodes
+    return wait_for(
+        lambda: sorted({str(node) for node in grid.get_node_ids()}, key=id_order),
+        number, timeout, what="nodes", start="SuperNodes", reason=reason, poll_s=POLL_S,
+    )  # fmt: skip
 
 
 class _Delegate(Grid):

@@ -55,6 +55,7 @@ def reply_of(message: Message, names: Sequence[str], weight_key: str, observed_s
     return Reply(
         arrays=_arrays(content, names),
         num_examples=_weight(values.get(weight_key), whole=weight_key == "num-examples"),
+        weight=values.get(weight_key),
         metrics=values,
         observed_s=observed_s,
     )

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar
+from functools import partial
+from typing import ClassVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
-from fedsel_flwr.aggregation import Averaging
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.strategies import bases
 from fedsel_flwr.strategies.adapter import Adapter
-from fedsel_flwr.strategies.core import Introduction
 from fedsel_flwr.strategies.message.cleaning import Cleaner, metrics_of
 from fedsel_flwr.strategies.message.grids import ShownGrid, TimedGrid, wait_for_nodes
 from fedsel_flwr.strategies.message.records import addressed, numbers_and_text, query, reference_of, reply_of
@@ -38,6 +37,7 @@ class SelectionStrategy(Adapter, Strategy):
     """
 
     strategy_type: ClassVar[type] = Strategy
+    default_base = partial(FedAvg, fraction_evaluate=0.0)
     _timed: TimedGrid | None = None
     _names: tuple[str, ...] = ()
     _evaluates = False
@@ -67,17 +67,18 @@ class SelectionStrategy(Adapter, Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Choose nodes and return the base's message for each of them."""
+        """Choose nodes and return the base's message for each of them.
+
+        Raises:
+            RunError: Too few nodes were connected when the time was over, or the base decides itself who trains.
+        """
         nodes = wait_for_nodes(grid, self.min_available, self.wait_timeout, "min_available")
-        self._call_roll(nodes, grid)
+        self._call_roll(nodes, lambda due: self._introductions(due, grid))
         self._probe(nodes, arrays, grid)
-        names, self._reference = reference_of(arrays)
+        names, reference = reference_of(arrays)
         self._names = tuple(names)
-        self.core.received(self._reference)
-        chosen = self.core.choose(nodes)
-        self._dispatched = {}
+        chosen = self._choose(nodes, reference)
         if not chosen:
-            self.core.finish(self.core.collect({}, None), self._reference)
             return []
         template = self._template(server_round, arrays, config, grid, nodes)
         self._dispatched = {node: addressed(template, node) for node in chosen}
@@ -86,35 +87,36 @@ class SelectionStrategy(Adapter, Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Clean the replies, let the base aggregate them, and tell the selector what came back."""
+        """Clean the replies, let the base aggregate them, and tell the selector what came back.
+
+        Raises:
+            RunError: The base needs more models.
+        """
         arrived = _by_node(self._dispatched, replies)
-        if not self._dispatched and not arrived:
+        if not self._dispatched:
             return None, None  # nobody was chosen: the round is in the history already
         cleaner = Cleaner(self.base, self.core.settings.keys)
-        odd = cleaner.odd_ones_out(arrived)
+        odd = cleaner.odd_ones_out(arrived) | cleaner.unusable_losses(arrived)
         outcome = self.core.collect(
             {node: self._reply(node, m, odd, cleaner.weight_key) for node, m in arrived.items()}, self._reference
         )
-        failures = [
-            message if message.has_error() else self._as_error(self._dispatched[node], outcome.results[node].problems)
-            for node, message in arrived.items()
-            if node not in outcome.usable and node in outcome.results
-        ]
-        aggregated: tuple[ArrayRecord | None, MetricRecord | None] = (None, None)
-        if outcome.enough:
+
+        def aggregate() -> tuple[ArrayRecord | None, MetricRecord | None]:
+            failures = [
+                message if message.has_error() else self._as_error(sent, outcome.results[node].problems)
+                for node, sent in self._dispatched.items()
+                if (message := arrived.get(node)) is not None and node not in outcome.usable
+            ]
             kept = cleaner.cleaned({node: arrived[node] for node in outcome.kept}, outcome.results, self._names)
-            bases.check_survivors(self.base, len(kept), server_round)
-            scheme = outcome.averaging
-            if scheme is not None:
-                for message, weight in zip(kept, scheme.weights, strict=True):
-                    metrics_of(message)[cleaner.weight_key] = int(weight)
-            aggregated = self.base.aggregate_train(server_round, [*kept, *failures])
-            if scheme is not None and aggregated[0] is not None and self._reference is not None:
-                aggregated = (self._mixed(aggregated[0], scheme, self._reference), aggregated[1])
-        measures = self.core.measures_global
-        after = self._ordered(aggregated[0]) if measures and aggregated[0] is not None else None
-        self.core.finish(outcome, self._reference if measures else None, after)
-        return aggregated
+            if outcome.averaging is not None:
+                for message, weight in zip(kept, outcome.averaging.weights.tolist(), strict=True):
+                    metrics_of(message)[cleaner.weight_key] = int(weight) if weight.is_integer() else weight
+            aggregated: tuple[ArrayRecord | None, MetricRecord | None] = self.base.aggregate_train(
+                server_round, [*kept, *failures]
+            )
+            return aggregated
+
+        return self._finish(server_round, outcome, aggregate, self._decode, self._encode, (None, None))
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -151,9 +153,6 @@ class SelectionStrategy(Adapter, Strategy):
             self._end_round(server_round)
         return aggregated
 
-    def _default_base(self) -> FedAvg:
-        return FedAvg(fraction_evaluate=0.0)
-
     def _entering(
         self, evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None]
     ) -> Callable[[int, ArrayRecord], MetricRecord | None]:
@@ -184,25 +183,11 @@ class SelectionStrategy(Adapter, Strategy):
             )
         return messages[0]
 
-    def _call_roll(self, nodes: list[str], grid: Grid) -> None:
-        upcoming = self.core.round + 1
-        due = self._roll_call.due(self.core.strangers(nodes), upcoming)
-        if not due:
-            return
-        answers = self._ask([query(node, MessageType.QUERY, {}) for node in due], grid)
-        unclear = [node for node, message in answers.items() if message.has_error()]  # they are asked once more
-        answers |= self._ask([query(node, MessageType.QUERY, {}) for node in unclear], grid) if unclear else {}
-        keys = self.core.settings.keys
-        said = {}
-        for node, message in answers.items():
-            facts = numbers_and_text(message.content) if message.has_content() else {}
-            said[node] = Introduction(
-                client_id=facts.get(keys.client_id),
-                num_examples=facts.get(keys.num_examples, facts.get("num-examples")),
-                energy_score=facts.get(keys.energy_score),
-            )
-        self._roll_call.missed([node for node in due if node not in said], upcoming)
-        self.core.enroll(said)
+    def _introductions(self, nodes: list[str], grid: Grid) -> tuple[dict[str, dict[str, object] | None], list[str]]:
+        """Ask nodes who they are: node -> what it said, None for an error, and the nodes that hang."""
+        answers = self._ask([query(node, MessageType.QUERY, {}) for node in nodes], grid)
+        said = {node: numbers_and_text(m.content) if m.has_content() else None for node, m in answers.items()}
+        return said, [node for node in nodes if node not in said]
 
     def _probe(self, nodes: list[str], arrays: ArrayRecord, grid: Grid) -> None:
         question = self.core.question(nodes)
@@ -210,8 +195,7 @@ class SelectionStrategy(Adapter, Strategy):
             return
         messages = [query(node, MessageType.EVALUATE, question.config, arrays) for node in question.nodes]
         answers = self._ask(messages, grid)
-        facts = {node: numbers_and_text(m.content) for node, m in answers.items() if m.has_content()}
-        self.core.answer({node: {"local_accuracy": f.get("accuracy")} | f for node, f in facts.items()})
+        self.core.answer({node: numbers_and_text(m.content) for node, m in answers.items() if m.has_content()})
 
     def _ask(self, messages: list[Message], grid: Grid) -> dict[str, Message]:
         """Send questions and wait a bounded time; node -> answer."""
@@ -224,14 +208,13 @@ class SelectionStrategy(Adapter, Strategy):
             if reply.metadata.reply_to_message_id in node_of
         }
 
-    def _ordered(self, record: ArrayRecord) -> list[Any]:
+    def _decode(self, record: ArrayRecord) -> Arrays:
         """A record's arrays in the order of the model."""
         return [record[name].numpy() for name in self._names]
 
-    def _mixed(self, mean: ArrayRecord, scheme: Averaging, before: Arrays) -> ArrayRecord:
-        """The new model of an averaging scheme, under the names of the model."""
-        mixed = scheme.mix(before, self._ordered(mean))
-        return ArrayRecord({name: Array(np.asarray(a)) for name, a in zip(self._names, mixed, strict=True)})
+    def _encode(self, arrays: Arrays) -> ArrayRecord:
+        """Arrays under the names of the model."""
+        return ArrayRecord({name: Array(np.asarray(a)) for name, a in zip(self._names, arrays, strict=True)})
 
     def _reply(self, node: str, message: Message, odd: dict[str, str], weight_key: str) -> Reply:
         observed = self._timed.elapsed_s.get(node) if self._timed is not None else None
@@ -241,8 +224,8 @@ class SelectionStrategy(Adapter, Strategy):
 
     def _as_error(self, sent: Message, problems: tuple[str, ...]) -> Message:
         """An unusable reply as the error message that the base expects of a failed client."""
-        client = self.roster.name(str(sent.metadata.dst_node_id))
-        return Message(error=Error(code=0, reason=f"client {client}: {'; '.join(problems)}"), reply_to=sent)
+        reason = self._fault(str(sent.metadata.dst_node_id), problems)
+        return Message(error=Error(code=0, reason=reason), reply_to=sent)
 
 
 def _by_node(sent: dict[str, Message], replies: Iterable[Message]) -> dict[str, Message]:

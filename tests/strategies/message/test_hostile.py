@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord
 from flwr.common.constant import ErrorCode
-from flwr.serverapp.strategy import FedAvg, FedMedian, FedTrimmedAvg, Krum
+from flwr.serverapp.strategy import FedAvg, FedMedian, FedTrimmedAvg, Krum, QFedAvg
 
 from fedsel_flwr import selectors
 from fedsel_flwr.errors import RunError
@@ -313,6 +313,33 @@ def test_a_weight_of_the_users_own_name_may_be_any_positive_number() -> None:
     a, b = update(0, model(), 1), update(1, model(), 1)
     for array, x, y in zip(result.arrays.to_numpy_ndarrays(), a, b, strict=True):
         np.testing.assert_allclose(array, 0.25 * x + 0.75 * y, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(("averaging", "weights"), [("fedpdp", [0.25, 0.75]), ("mean", [1, 1])])
+def test_an_averaging_scheme_weighs_with_the_bases_own_weights(averaging: str, weights: list[float]) -> None:
+    nodes = {
+        node_id(k): FakeNode(FakeProxy(str(k), k, number=k), extra={"share": share})
+        for k, share in enumerate([0.25, 0.75])
+    }
+    base = RecordingBase(weighted_by_key="share")
+    strategy = SelectionStrategy(Random(clients_per_round=2, seed=0), base, max_latency=9.0, averaging=averaging)
+    result, _ = play(strategy, FakeGrid(nodes), 1)
+    assert [message.content["metrics"]["share"] for message in base.given[0]] == weights
+    a, b = update(0, model(), 1), update(1, model(), 1)
+    for array, x, y in zip(result.arrays.to_numpy_ndarrays(), a, b, strict=True):
+        np.testing.assert_allclose(array, np.average([x, y], axis=0, weights=weights), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), -1.0, [0.5]])
+def test_a_loss_of_which_qfedavg_would_make_a_model_of_nan_is_a_failure(loss: Any) -> None:
+    nodes = crowd(3, extra={"train_loss": 0.5})
+    nodes[node_id(2)] = FakeNode(FakeProxy("2", 2, number=2), extra={"train_loss": loss})
+    base = QFedAvg(client_learning_rate=0.1, q=0.1, fraction_evaluate=0.0)
+    strategy = SelectionStrategy(Random(clients_per_round=3, seed=0), base, max_latency=9.0)
+    result, _ = play(strategy, FakeGrid(nodes), 2)
+    assert [r.client_id for r in strategy.history.clients if not r.completed] == ["2", "2"]
+    assert strategy.history.problem_counts()["metrics"] == 2
+    assert all(np.isfinite(array).all() for array in result.arrays.to_numpy_ndarrays())
 
 
 def test_a_metric_called_like_ours_is_ours_only_under_our_names() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -25,9 +26,10 @@ from flwr.server.strategy import FedAvg, Strategy
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.strategies import bases
 from fedsel_flwr.strategies.adapter import Adapter
-from fedsel_flwr.strategies.asking import ask_all, introduce, probe
-from fedsel_flwr.strategies.cohort import BoundedManager, ChosenCohort, TimedProxy, wait_for_clients
+from fedsel_flwr.strategies.legacy.asking import ask_all, introduce, probe
+from fedsel_flwr.strategies.legacy.cohort import BoundedManager, ChosenCohort, TimedProxy, wait_for_clients
 from fedsel_flwr.strategies.replies import Arrays, ClientResult, Reply
+from fedsel_flwr.strategies.roster import id_order
 
 FitFailure = tuple[ClientProxy, FitRes] | BaseException
 EvaluateFailure = tuple[ClientProxy, EvaluateRes] | BaseException
@@ -46,6 +48,7 @@ class SelectionStrategy(Adapter, Strategy):
     """
 
     strategy_type: ClassVar[type] = Strategy
+    default_base = partial(FedAvg, fraction_evaluate=0.0)
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters | None:
         """Return the base's initial model, else that of the first client that answers."""
@@ -65,16 +68,19 @@ class SelectionStrategy(Adapter, Strategy):
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
-        """Choose clients and return the base's instructions for exactly these."""
+        """Choose clients and return the base's instructions for exactly these.
+
+        Raises:
+            RunError: Too few clients were connected when the time was over, or the base decides itself who trains.
+        """
         clients = wait_for_clients(client_manager, self.min_available, self.wait_timeout, "min_available")
-        self._call_roll(clients)
+        timeout = self._roll_call.timeout
+        self._call_roll(
+            clients, lambda due: ask_all([clients[cid] for cid in due], lambda c: introduce(c, timeout), timeout)
+        )
         self._probe(clients, parameters)
-        self._reference = _decode(parameters)
-        self.core.received(self._reference)
-        chosen = {cid: clients[cid] for cid in self.core.choose(clients)}
-        self._dispatched = {}
+        chosen = {cid: clients[cid] for cid in self._choose(clients, _decode(parameters))}
         if not chosen:
-            self.core.finish(self.core.collect({}, None), self._reference)
             return []
         instructions = self.base.configure_fit(
             server_round=server_round,
@@ -93,35 +99,41 @@ class SelectionStrategy(Adapter, Strategy):
     def aggregate_fit(
         self, server_round: int, results: list[tuple[ClientProxy, FitRes]], failures: list[FitFailure]
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
-        """Clean the results, let the base aggregate them, and tell the selector what came back."""
+        """Clean the results, let the base aggregate them, and tell the selector what came back.
+
+        Raises:
+            RunError: The base needs more models, or updates must be read that are not there (secure aggregation).
+        """
+        if not self._dispatched:
+            return None, {}  # nobody was chosen: the round is in the history already
         arrived = {client.cid: (client, res) for client, res in results}
         refused = {failure[0].cid: failure[1] for failure in failures if isinstance(failure, tuple)}
-        replies = {cid: self._reply(proxy, arrived, refused) for cid, proxy in self._proxies(arrived).items()}
+        replies = {cid: _reply(proxy, arrived.get(cid), refused.get(cid)) for cid, proxy in self._dispatched.items()}
         outcome = self.core.collect(
             {cid: reply for cid, reply in replies.items() if reply is not None}, self._reference
         )
         if self.core.measurer.reads_updates:
             bases.check_not_aggregated([res.parameters for _, res in results], self.core.measurer.reader)
-        garbage = [
-            RunError(f"client {cid}: {'; '.join(outcome.results[cid].problems)}")
-            for cid in outcome.results
-            if cid in arrived and not outcome.results[cid].completed
-        ]
-        aggregated: tuple[Parameters | None, dict[str, Scalar]] = (None, {})
-        if outcome.enough:
+
+        def aggregate() -> tuple[Parameters | None, dict[str, Scalar]]:
+            garbage = [
+                RunError(self._fault(cid, result.problems))
+                for cid, result in outcome.results.items()
+                if cid in arrived and not result.completed
+            ]
             kept = [_cleaned(arrived[cid], outcome.results[cid]) for cid in outcome.kept]
-            bases.check_survivors(self.base, len(kept), server_round)
+            if outcome.averaging is not None:
+                weights = outcome.averaging.weights
+                kept = [(c, replace(res, num_examples=int(w))) for (c, res), w in zip(kept, weights, strict=True)]
             passed = [(_original(f[0]), f[1]) if isinstance(f, tuple) else f for f in failures]
-            scheme = outcome.averaging
-            if scheme is not None:
-                kept = [(c, replace(r, num_examples=int(w))) for (c, r), w in zip(kept, scheme.weights, strict=True)]
-            aggregated = self.base.aggregate_fit(server_round, kept, [*passed, *garbage])
-            if scheme is not None and aggregated[0] is not None and self._reference is not None:
-                mixed = scheme.mix(self._reference, parameters_to_ndarrays(aggregated[0]))
-                aggregated = (ndarrays_to_parameters(mixed), aggregated[1])
-        after = _decode(aggregated[0]) if aggregated[0] is not None and self.core.measures_global else None
-        self.core.finish(outcome, self._reference if self.core.measures_global else None, after)
-        return aggregated
+            aggregated: tuple[Parameters | None, dict[str, Scalar]] = self.base.aggregate_fit(
+                server_round, kept, [*passed, *garbage]
+            )
+            return aggregated
+
+        return self._finish(
+            server_round, outcome, aggregate, _decode, lambda arrays: ndarrays_to_parameters(list(arrays)), (None, {})
+        )
 
     def configure_evaluate(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
@@ -136,7 +148,7 @@ class SelectionStrategy(Adapter, Strategy):
         self, server_round: int, results: list[tuple[ClientProxy, EvaluateRes]], failures: list[EvaluateFailure]
     ) -> tuple[float | None, dict[str, Scalar]]:
         """Let the base aggregate, in id order."""
-        ordered = sorted(results, key=lambda result: result[0].cid)
+        ordered = sorted(results, key=lambda result: id_order(self.roster.name(result[0].cid)))
         aggregated: tuple[float | None, dict[str, Scalar]] = self.base.aggregate_evaluate(
             server_round, ordered, failures
         )
@@ -150,17 +162,6 @@ class SelectionStrategy(Adapter, Strategy):
         self._end_round(server_round)
         return result
 
-    def _default_base(self) -> FedAvg:
-        return FedAvg(fraction_evaluate=0.0)
-
-    def _call_roll(self, clients: dict[str, ClientProxy]) -> None:
-        upcoming, keys, timeout = self.core.round + 1, self.core.settings.keys, self._roll_call.timeout
-        due = self._roll_call.due(self.core.strangers(clients), upcoming)
-        if due:
-            said, missed = ask_all([clients[cid] for cid in due], lambda c: introduce(c, keys, timeout), timeout)
-            self._roll_call.missed(missed, upcoming)
-            self.core.enroll(said)
-
     def _probe(self, clients: dict[str, ClientProxy], parameters: Parameters) -> None:
         question = self.core.question(clients)
         if question is None:
@@ -171,33 +172,25 @@ class SelectionStrategy(Adapter, Strategy):
         self.core.answer({cid: answer for cid, answer in answers.items() if answer is not None})
 
     def _bounded(self, manager: ClientManager) -> BoundedManager:
-        return BoundedManager(manager, self.wait_timeout, self._evaluation, self.roster.name)
+        generator = np.random.default_rng(self.core.round)  # not global, and the same where a run is resumed
+        return BoundedManager(manager, self.wait_timeout, generator, self.roster.name)
 
-    def _proxies(self, arrived: dict[str, tuple[ClientProxy, FitRes]]) -> dict[str, ClientProxy]:
-        """The proxies of this round: our own, or, if a caller dispatched others, those that answered."""
-        own: dict[str, ClientProxy] = {cid: client for cid, (client, _) in arrived.items()}
-        return own | self._dispatched
 
-    def _reply(
-        self, proxy: ClientProxy, arrived: dict[str, tuple[ClientProxy, FitRes]], refused: dict[str, FitRes]
-    ) -> Reply | None:
-        """What came from one client, in plain types; None if nothing did."""
-        observed = proxy.elapsed_s if isinstance(proxy, TimedProxy) else None
-        if proxy.cid in arrived:
-            res = arrived[proxy.cid][1]
-            return Reply(
-                arrays=_decode(res.parameters),
-                num_examples=res.num_examples,
-                metrics=res.metrics or {},
-                observed_s=observed,
-            )
-        if proxy.cid in refused:
-            status = refused[proxy.cid].status
-            return Reply(error=f"status: {status.code.name}: {status.message}", observed_s=observed)
-        error = proxy.error if isinstance(proxy, TimedProxy) else None
-        if error is not None:
-            return Reply(error=f"exception: {type(error).__name__}: {error}", observed_s=observed)
-        return None
+def _reply(proxy: TimedProxy, arrived: tuple[ClientProxy, FitRes] | None, refused: FitRes | None) -> Reply | None:
+    """What came from one client, in plain types; None if nothing did."""
+    if arrived is not None:
+        res = arrived[1]
+        return Reply(
+            arrays=_decode(res.parameters),
+            num_examples=res.num_examples,
+            metrics=res.metrics or {},
+            observed_s=proxy.elapsed_s,
+        )
+    if refused is not None:
+        return Reply(error=f"status: {refused.status.code.name}: {refused.status.message}", observed_s=proxy.elapsed_s)
+    if proxy.error is not None:
+        return Reply(error=f"exception: {type(proxy.error).__name__}: {proxy.error}", observed_s=proxy.elapsed_s)
+    return None
 
 
 def _decode(parameters: Parameters) -> Arrays | None:

@@ -1,26 +1,17 @@
-"""From a scenario to Flower's server: every base and selector, its parameters, and whole rounds without Ray."""
+"""From a scenario to its strategy: every base and selector, its parameters, and whole rounds without Ray."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-import numpy as np
 import pytest
-from flwr.common import Context, GetPropertiesIns, RecordDict
 from flwr.server import SimpleClientManager
 from flwr.server.strategy import FedAdam, FedAvg, FedAvgM, FedProx, FedYogi
 
 from fedsel_flwr.errors import FedSelError, ParameterError
-from fedsel_flwr.simulations.federation import (
-    RunResult,
-    check_selectors,
-    make_client_fn,
-    make_server,
-    make_strategy,
-    selector_params,
-    server_arrays,
-)
+from fedsel_flwr.simulations.building import check_selectors, make_availability, make_strategy, selector_params
+from fedsel_flwr.simulations.rounds import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.world import World, world_of
@@ -95,13 +86,15 @@ def test_strategies_of_the_papers_are_used_where_there_are_any() -> None:
 
 def test_strategy_takes_the_numbers_of_the_scenario() -> None:
     scenario = smoke(
-        aggregation__min_completed=2, aggregation__wait_timeout_s=12.5, wireless__max_latency_s=4.0, seed=3
-    )
+        aggregation__min_completed=2, aggregation__wait_timeout_s=12.5, aggregation__round_timeout_s=77.0,
+        wireless__max_latency_s=4.0, seed=3,
+    )  # fmt: skip
     for selector in ("bsfl", "cs-ucb", "random"):
         strategy = make_strategy(scenario.model_copy(update={"selector": selector}), world_of(scenario))
         settings = strategy.core.settings
         assert (settings.max_latency, settings.min_completed, settings.channels) == (4.0, 2, 3)
         assert (settings.clock, strategy.wait_timeout, strategy.min_available) == ("virtual", 12.5, 10)
+        assert strategy._roll_call.timeout == 77.0  # actors of a busy machine start slowly, which must not matter
         assert strategy.selector.clients_per_round == 3
     waves = make_strategy(smoke(wireless__channels=2), world_of(smoke(wireless__channels=2)))
     assert waves.core.settings.channels == 2
@@ -186,30 +179,12 @@ def test_a_late_client_is_no_part_of_the_model() -> None:
     assert result.history.problem_counts() == {"late": 9}
 
 
-def test_server_has_a_thread_for_each_client_of_a_round() -> None:
-    """Else a client waits for another, and its round trip holds the wait."""
-    strategy = make_strategy(SMOKE, world_of(SMOKE))
-    server = make_server(strategy, 37)
-    assert server.max_workers == 37
-    assert server.strategy is strategy
-    server.parameters = strategy.initialize_parameters(SimpleClientManager())
-    for ours, first in zip(server_arrays(server), world_of(SMOKE).initial_arrays(), strict=True):
-        np.testing.assert_array_equal(ours, first)
-
-
-def context(partition_id: object) -> Context:
-    return Context(
-        run_id=1, node_id=987654321, node_config={"partition-id": partition_id, "num-partitions": 10},
-        state=RecordDict(), run_config={},
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("partition_id", [4, "4"])
-def test_client_fn_goes_by_the_partition_of_the_node(partition_id: object) -> None:
-    """An int or a str, depending on how the node was started."""
-    client = make_client_fn(lambda context: SMOKE)(context(partition_id))
-    properties = client.get_properties(GetPropertiesIns(config={})).properties
-    assert properties == {"client_id": 4, "num_examples": world_of(SMOKE).num_examples()[4]}
+def test_a_trace_that_cannot_be_used_is_found_before_anything_starts() -> None:
+    assert make_availability(SMOKE) is None
+    scenario = smoke(availability__kind="trace", availability__trace="nowhere.csv")
+    for build in (make_availability, lambda s: make_strategy(s, world_of(SMOKE))):
+        with pytest.raises(ParameterError, match=r"cannot read availability trace 'nowhere\.csv'"):
+            build(scenario)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from flwr.server.criterion import Criterion
 
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.strategies.roster import id_order
+from fedsel_flwr.strategies.waiting import wait_for
 
 POLL_S = 0.1
 
@@ -43,14 +44,7 @@ def wait_for_clients(manager: ClientManager, number: int, timeout: float, reason
     Raises:
         RunError: Fewer clients were connected when the time was over.
     """
-    deadline = time.monotonic() + timeout
-    while (connected := manager.num_available()) < number:
-        if time.monotonic() >= deadline:
-            raise RunError(
-                f"waited {timeout:g} s for {number} clients ({reason}), but {connected} are connected: start more "
-                "clients, lower min_available or clients_per_round, or raise wait_timeout"
-            )
-        time.sleep(min(POLL_S, max(0.0, deadline - time.monotonic())))
+    wait_for(manager.all, number, timeout, what="clients", start="clients", reason=reason, poll_s=POLL_S)
     clients = dict(manager.all())
     return {cid: clients[cid] for cid in sorted(clients, key=id_order)}
 
@@ -135,7 +129,11 @@ class BoundedManager(_View):
     def sample(
         self, num_clients: int, min_num_clients: int | None = None, criterion: Criterion | None = None
     ) -> list[ClientProxy]:
-        """Draw ``num_clients`` clients, as Flower does, but reproducibly and without waiting for ever."""
+        """Draw ``num_clients`` clients, as Flower does, but reproducibly and without waiting for ever.
+
+        Raises:
+            RunError: Too few clients were connected when the time was over.
+        """
         needed = num_clients if min_num_clients is None else min_num_clients
         clients = wait_for_clients(self._manager, needed, self._timeout, "evaluation by the base strategy")
         ordered = sorted(clients.values(), key=lambda client: id_order(self._name(client.cid)))

@@ -10,9 +10,6 @@ from typing import TypeVar
 from flwr.common import Code, EvaluateIns, GetPropertiesIns, Parameters, Scalar
 from flwr.server.client_proxy import ClientProxy
 
-from fedsel_flwr.strategies.core import Introduction
-from fedsel_flwr.strategies.replies import MetricKeys
-
 logger = logging.getLogger("fedsel_flwr")
 MAX_PARALLEL = 32
 Answer = TypeVar("Answer")
@@ -39,25 +36,14 @@ def ask_all(
     return {cid: future.result() for cid, future in futures.items() if future in done}, missed
 
 
-def introduce(client: ClientProxy, keys: MetricKeys, timeout: float) -> Introduction:
-    """Ask a client who it is; one that answers with an error, twice, introduces itself with nothing."""
-    for attempt in (1, 2):
-        try:
-            answer = client.get_properties(GetPropertiesIns(config={}), timeout, None)
-            if answer.status.code == Code.OK:
-                properties = answer.properties
-                return Introduction(
-                    client_id=properties.get(keys.client_id),
-                    num_examples=properties.get(keys.num_examples),
-                    energy_score=properties.get(keys.energy_score),
-                )
-            return Introduction()  # the client has no get_properties
-        except Exception as error:  # a client that fails is data
-            if attempt == 2:
-                logger.warning(
-                    "roll call: client %s answered with %r; its connection serves as its id", client.cid, error
-                )
-    return Introduction()
+def introduce(client: ClientProxy, timeout: float) -> dict[str, object] | None:
+    """Ask a client who it is: its properties (without ``get_properties`` it has none), None for an error."""
+    try:
+        answer = client.get_properties(GetPropertiesIns(config={}), timeout, None)
+        return dict(answer.properties) if answer.status.code == Code.OK else {}
+    except Exception as error:  # a client that fails is data
+        logger.warning("roll call: client %s answered with %r", client.cid, error)
+        return None
 
 
 def probe(
@@ -65,7 +51,7 @@ def probe(
 ) -> dict[str, object] | None:
     """Have a client evaluate the current model; None if it fails.
 
-    The metrics of ``evaluate`` count; ``loss`` and ``local_accuracy`` fall back on the result's loss and ``accuracy``.
+    The metrics of ``evaluate`` count; without ``loss`` among them, the result's loss.
     """
     try:
         answer = client.evaluate(EvaluateIns(parameters, dict(config)), timeout, None)
@@ -75,4 +61,4 @@ def probe(
     except Exception as error:  # a client that fails is data
         logger.warning("probe: client %s answered with %r", client.cid, error)
         return None
-    return {"loss": answer.loss, "local_accuracy": metrics.get("accuracy")} | metrics
+    return {"loss": answer.loss} | metrics

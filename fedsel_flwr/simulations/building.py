@@ -1,77 +1,30 @@
-"""A scenario as Flower sees it: the client function and the server with its selection strategy."""
+"""From a scenario to its selection strategy: base, selector with its parameters, measuring, availability."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import torch
-from flwr.app import ArrayRecord, Message, MetricRecord
-from flwr.client import Client, ClientApp
-from flwr.common import Context, parameters_to_ndarrays
-from flwr.server import Server, SimpleClientManager
-from flwr.serverapp import Grid
+from flwr.server.strategy import Strategy as LegacyStrategy
+from flwr.serverapp.strategy import Strategy as MessageStrategy
 
-from fedsel_flwr.clients.message_client import make_message_app
-from fedsel_flwr.clients.torch_client import TorchClient
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import create
 from fedsel_flwr.selectors.registry import selector_class
 from fedsel_flwr.simulations.availability import BernoulliAvailability, TraceAvailability
 from fedsel_flwr.simulations.base_strategies import legacy_base, message_base
-from fedsel_flwr.simulations.rounds import count_nodes, run_legacy
 from fedsel_flwr.simulations.scenario import Scenario
-from fedsel_flwr.simulations.world import World, world_of
-from fedsel_flwr.strategies import Filter, History, RoundRecord, SelectionStrategy
+from fedsel_flwr.simulations.world import World
+from fedsel_flwr.strategies import Filter, History, RoundRecord
 from fedsel_flwr.strategies.core import Availability
 from fedsel_flwr.strategies.measuring import ON_VALIDATION
-from fedsel_flwr.strategies.replies import Arrays
-from fedsel_flwr.strategies.roster import Roster, RowValues
+from fedsel_flwr.strategies.roster import Roster
+from fedsel_flwr.strategies.row_values import RowValues
 
-
-@dataclass(frozen=True)
-class RunResult:
-    """What a simulation leaves behind.
-
-    Attributes:
-        history: Round by round and client by client.
-        arrays: The final global model.
-    """
-
-    history: History
-    arrays: Arrays
-
-
-class ScenarioApp(ClientApp):
-    """The simulated clients, in the API that the scenario names.
-
-    Args:
-        scenario_of: Returns the scenario from a node's context; must be picklable. The node's ``partition-id`` says
-            which client it is.
-    """
-
-    def __init__(self, scenario_of: Callable[[Context], Scenario]) -> None:
-        super().__init__()
-        self._scenario_of = scenario_of
-        self._legacy = ClientApp(client_fn=make_client_fn(scenario_of))
-        self._message = make_message_app(lambda context: _client(scenario_of(context), context))
-
-    def __call__(self, message: Message, context: Context) -> Message:
-        """Answer a message."""
-        app = self._message if self._scenario_of(context).api == "message" else self._legacy
-        return app(message, context)
-
-
-def make_client_fn(scenario_of: Callable[[Context], Scenario]) -> Callable[[Context], Client]:
-    """Return the legacy API's ``client_fn``; the node's ``partition-id`` says which client it is."""
-
-    def client_fn(context: Context) -> Client:
-        return _client(scenario_of(context), context).to_client()
-
-    return client_fn
+PACKAGES = {"legacy": "fedsel_flwr.strategies", "message": "fedsel_flwr.strategies.message"}
+"""Where the selection strategies of each API are."""
 
 
 def make_strategy(scenario: Scenario, world: World, on_round: Callable[[RoundRecord], None] | None = None) -> Any:
@@ -86,15 +39,16 @@ def make_strategy(scenario: Scenario, world: World, on_round: Callable[[RoundRec
         The strategy, a ``SelectionStrategy`` of either API.
 
     Raises:
-        ParameterError: A selector parameter is missing or out of range.
+        ParameterError: A selector parameter is missing or out of range, or the availability trace cannot be used.
     """
-    api = importlib.import_module("fedsel_flwr.strategies" + (".message" if scenario.api == "message" else ""))
+    api = importlib.import_module(PACKAGES[scenario.api])
     options: dict[str, Any] = {
         "base": message_base(scenario) if scenario.api == "message" else legacy_base(scenario, world),
         "max_latency": scenario.wireless.max_latency_s,
         "min_completed": scenario.aggregation.min_completed,
         "min_available": scenario.num_clients,
         "wait_timeout": scenario.aggregation.wait_timeout_s,
+        "roll_call_timeout": scenario.aggregation.round_timeout_s,  # a busy machine must not change who is known
         "channels": scenario.wireless.channels or scenario.clients_per_round,
         "availability": make_availability(scenario),
         "on_round": on_round,
@@ -108,41 +62,38 @@ def make_strategy(scenario: Scenario, world: World, on_round: Callable[[RoundRec
     return api.SelectionStrategy(create(scenario.selector, **params), **options)
 
 
-def drive(grid: Grid, scenario: Scenario, world: World, strategy: Any) -> RunResult:
-    """Run the scenario's rounds over the nodes of a grid.
+def given_or_made(
+    scenario: Scenario, world: World, strategy: Any = None, on_round: Callable[[RoundRecord], None] | None = None
+) -> Any:
+    """The strategy that the caller gave, if it fits the scenario, else the scenario's own.
 
     Args:
-        grid: Flower's connection to the nodes.
         scenario: The scenario.
         world: Its data and model.
-        strategy: What :func:`make_strategy` returned.
+        strategy: The caller's; None makes the scenario's (:func:`make_strategy`).
+        on_round: Called with each finished round of the scenario's strategy; a strategy of the caller's has its own.
 
     Returns:
-        History and final model.
+        The strategy.
 
     Raises:
-        RunError: There are more or fewer nodes than the scenario has clients; says the command to use.
+        ParameterError: A strategy together with ``on_round``, a strategy that is no selection strategy of the
+            scenario's API, or a fault that :func:`make_strategy` finds.
     """
-    count_nodes(grid, scenario)
-    if scenario.api == "legacy":
-        server = make_server(strategy, scenario.clients_per_round)
-        run_legacy(grid, server, scenario)
-        return RunResult(history=strategy.history, arrays=server_arrays(server))
-    initial = ArrayRecord(list(world.initial_arrays()))
-
-    def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-        loss, accuracy = world.test(arrays.to_numpy_ndarrays())
-        return MetricRecord({"loss": loss, "accuracy": accuracy})
-
-    result = strategy.start(
-        grid=grid,
-        initial_arrays=initial,
-        num_rounds=scenario.rounds,
-        timeout=scenario.aggregation.round_timeout_s,
-        evaluate_fn=evaluate_fn,
-    )
-    final = result.arrays if result.arrays else initial
-    return RunResult(history=strategy.history, arrays=final.to_numpy_ndarrays())
+    if strategy is None:
+        return make_strategy(scenario, world, on_round)
+    if on_round is not None:
+        raise ParameterError(
+            "strategy and on_round cannot be given together: give on_round to the strategy when you make it"
+        )
+    kind = MessageStrategy if scenario.api == "message" else LegacyStrategy
+    if not isinstance(strategy, kind) or not isinstance(getattr(strategy, "history", None), History):
+        raise ParameterError(
+            f"strategy must be a selection strategy of the API {scenario.api!r}, such as "
+            f"{PACKAGES[scenario.api]}.SelectionStrategy(selector, base), "
+            f"got {type(strategy).__module__}.{type(strategy).__qualname__}"
+        )
+    return strategy
 
 
 def _measuring(scenario: Scenario, world: World) -> dict[str, Any]:
@@ -162,7 +113,17 @@ def _measuring(scenario: Scenario, world: World) -> dict[str, Any]:
 
 
 def make_availability(scenario: Scenario) -> Availability | None:
-    """Who is there in a round; None for everybody."""
+    """Who is there in a round.
+
+    Args:
+        scenario: The scenario; its table ``availability`` says.
+
+    Returns:
+        Called with client id, round and simulated seconds; None where everybody is always there.
+
+    Raises:
+        ParameterError: The trace cannot be read, or one of its rows is wrong.
+    """
     kind = scenario.availability.kind
     if kind == "bernoulli":
         return BernoulliAvailability(scenario.availability.probability, scenario.seed)
@@ -170,7 +131,15 @@ def make_availability(scenario: Scenario) -> Availability | None:
 
 
 def check_selectors(scenario: Scenario, names: Sequence[str]) -> None:
-    """Raise :class:`ParameterError` if one of the selectors lacks a parameter or has one out of range."""
+    """Find faults in the parameters of several selectors before anything starts.
+
+    Args:
+        scenario: The scenario.
+        names: Names of selectors, each to run in place of the scenario's.
+
+    Raises:
+        ParameterError: A selector is unknown, lacks a parameter, or has one out of range or not for every client.
+    """
     sizes = dict.fromkeys(range(scenario.num_clients), 1)
     for name in names:
         params = selector_params(scenario.model_copy(update={"selector": name}), sizes)
@@ -186,7 +155,18 @@ def check_selectors(scenario: Scenario, names: Sequence[str]) -> None:
 
 
 def selector_params(scenario: Scenario, num_examples: Mapping[int, int]) -> dict[str, Any]:
-    """The selector's parameters; "sizes" in a per-client parameter stands for the clients' numbers of examples."""
+    """The parameters with which the scenario's selector is made.
+
+    Args:
+        scenario: The scenario.
+        num_examples: Client -> its number of training examples; "sizes" in a per-client parameter stands for it.
+
+    Returns:
+        Keyword arguments of the selector's class; whether they are in range, the class says.
+
+    Raises:
+        ParameterError: The selector is unknown.
+    """
     cls = selector_class(scenario.selector)
     accepted = inspect.signature(cls).parameters
     params: dict[str, Any] = {"seed": scenario.seed}
@@ -201,20 +181,3 @@ def selector_params(scenario: Scenario, num_examples: Mapping[int, int]) -> dict
         if params.get(key) == "sizes":
             params[key] = dict(num_examples)
     return params
-
-
-def make_server(strategy: SelectionStrategy, clients_per_round: int) -> Server:
-    """Flower's server with a thread for each client of a round, so that none waits for another."""
-    server = Server(client_manager=SimpleClientManager(), strategy=strategy)
-    server.set_max_workers(clients_per_round)
-    return server
-
-
-def server_arrays(server: Server) -> Arrays:
-    """The global model a server holds."""
-    return parameters_to_ndarrays(server.parameters)
-
-
-def _client(scenario: Scenario, context: Context) -> TorchClient:
-    torch.set_num_threads(1)  # an actor has one core; the same sums in the same order everywhere
-    return world_of(scenario).client(int(context.node_config["partition-id"]))
