@@ -98,7 +98,11 @@ class CSUCBQ(Selector):
             raise ParameterError(f"queue_weight must be between 0 and 1, got {queue_weight!r}")
         self.fairness = None if fairness is None else by_client("fairness", fairness)
         if self.fairness is None and self.fairness_scale > 1.0:
-            raise ParameterError(f"fairness_scale must be at most 1, got {fairness_scale!r}")
+            raise ParameterError(
+                f"fairness_scale must be at most 1, got {fairness_scale!r}: the fairness from data sizes would have "
+                f"the sum {self.fairness_scale * clients_per_round:.6g}, but only m = {clients_per_round} clients are "
+                "chosen a round"
+            )
         shares = [] if self.fairness is None else list(self.fairness.values())
         if max(shares, default=0.0) > 1.0:
             raise ParameterError(f"every one of fairness must be at most 1, got {max(shares)}")
