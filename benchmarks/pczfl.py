@@ -31,6 +31,7 @@ from fedsel_flwr.strategies import RoundRecord
 
 PAPER = {"fashion": (286.71, 0.919), "cifar": (208.15, 0.5389)}
 """Energy and accuracy that the paper prints."""
+CHOSEN, UNCHOSEN = "#0072b2", "#999999"
 
 
 def main() -> None:
@@ -89,15 +90,15 @@ def draw(snapshots: dict[int, dict[str, Any]], path: Path) -> Path:
         np.atleast_1d(canvas.figure.subplots(1, len(snapshots))), snapshots.items(), strict=True
     ):
         for centre, radius, plays in zip(state["centre"], state["radius"], state["ball_plays"], strict=True):
-            axes.add_patch(
-                Circle(centre, radius, fill=False, lw=0.8, alpha=0.7, color="#0072b2" if plays else "#999999")
-            )
+            axes.add_patch(Circle(centre, radius, fill=False, lw=0.8, alpha=0.7, color=CHOSEN if plays else UNCHOSEN))
+        axes.plot([], [], color=CHOSEN, lw=0.8, label="ball that was chosen")
+        axes.plot([], [], color=UNCHOSEN, lw=0.8, label="ball not chosen yet")
         axes.plot(state["accuracy"], state["energy_score"], "o", ms=4, color="#d55e00", label="contexts of the clients")
         axes.set(
             xlim=(0, 1), ylim=(0, 1), aspect="equal", title=f"round {round}: {len(state['radius'])} balls",
             xlabel="accuracy on the interview set", ylabel="energy score",
         )  # fmt: skip
-    canvas.figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center")
+    canvas.figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     path.parent.mkdir(parents=True, exist_ok=True)
     canvas.figure.savefig(path, dpi=130)
     return path
