@@ -121,8 +121,12 @@ class PCZFL(Selector):
         for name, shape in shapes.items():
             if loaded[name].shape != shape:
                 raise StateError(f"state {name.lstrip('_')!r} must have shape {shape}, got {loaded[name].shape}")
-        if chosen.ndim != 1 or not np.isin(chosen, np.arange(count)).all():
-            raise StateError(f"state 'chosen_balls' must be one-dimensional, of 0..{count - 1}, got {chosen.tolist()}")
+        if (plays := loaded["_ball_plays"]).min() < 0:
+            raise StateError(f"state 'ball_plays' must not be negative, got {plays.tolist()}")
+        if chosen.ndim != 1 or not np.isin(chosen, np.arange(count)).all() or np.unique(chosen).size < chosen.size:
+            raise StateError(
+                f"state 'chosen_balls' must be one-dimensional, distinct and of 0..{count - 1}, got {chosen.tolist()}"
+            )
         return loaded
 
     def _select(self, available: IntArray) -> IntArray:
