@@ -1,0 +1,107 @@
+"""Clients whose models and reports are written down, played through either API to a selector that keeps everything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord
+from flwr.common import FitIns, FitRes, GetPropertiesIns, GetPropertiesRes, ndarrays_to_parameters
+from flwr.server import strategy as legacy_bases
+from flwr.serverapp import strategy as message_bases
+
+from fedsel_flwr.selectors import RoundReport
+from fedsel_flwr.selectors.base import Selector
+from fedsel_flwr.strategies import SelectionStrategy as LegacyStrategy
+from fedsel_flwr.strategies import Validation
+from fedsel_flwr.strategies.message import SelectionStrategy as MessageStrategy
+from tests.strategies.helpers import OK, FakeProxy, Federation, parameters_to_ndarrays
+from tests.strategies.message.helpers import FakeGrid, FakeNode, node_id, play
+
+MAX_LATENCY = 9.0
+APIS = pytest.mark.parametrize("api", ["legacy", "message"])
+Script = Callable[[int, int, Any], Any]
+"""From client, round and received model to the client's new model."""
+# Three models over two examples, as rows (logits of example 0, logits of example 1):
+#   A right on both, B wrong on both by 3, C right on 0 by 1, wrong on 1 by 0.2.
+A, B, C = [[2.0, 0.0], [0.0, 2.0]], [[0.0, 3.0], [3.0, 0.0]], [[1.0, 0.0], [0.2, 0.0]]
+
+
+class Spy(Selector):
+    """Asks everybody, reads what it is told to read, and keeps everything it is told."""
+
+    name = "spy"
+
+    def __init__(self, *needs: str, warmup_rounds: int = 0) -> None:
+        super().__init__(clients_per_round=9)
+        self.needs = frozenset(needs)  # type: ignore[misc]
+        self.warmup_rounds = warmup_rounds
+        self.reports: list[RoundReport] = []
+        self.informed: list[tuple[list[int], dict[str, list[float]]]] = []
+
+    def _select(self, available: Any) -> Any:
+        return available
+
+    def _observe(self, report: RoundReport) -> None:
+        self.reports.append(report)
+
+    def _inform(self, clients: Any, columns: Mapping[str, Any]) -> None:
+        self.informed.append((clients.tolist(), {k: v.tolist() for k, v in columns.items()}))
+
+
+class Scripted(FakeProxy):
+    """A client whose models, metrics and facts are written down."""
+
+    def __init__(self, number: int, script: Script, report: Callable[[int, int], dict[str, Any]], facts: Any) -> None:
+        super().__init__(f"node-{number}", number, number=number)
+        self.script, self.report, self.facts = script, report, facts
+
+    def get_properties(self, ins: GetPropertiesIns, timeout: float | None, group_id: int | None) -> GetPropertiesRes:
+        return GetPropertiesRes(OK, {"client_id": self.number, **self.facts(self.number)})
+
+    def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
+        assert group_id is not None
+        (received,) = parameters_to_ndarrays(ins.parameters)
+        model = np.array(self.script(self.number, group_id, received), dtype=np.float64)
+        metrics = {"latency_s": 1.0, **self.report(self.number, group_id)}
+        return FitRes(OK, ndarrays_to_parameters([model]), 10, metrics)
+
+
+class Counted:
+    """Softmax regression, ``inputs @ w``; of a vector w, the logits of class 1 are 0. Keeps the models it saw."""
+
+    def __init__(self) -> None:
+        self.models: list[list[Any]] = []
+
+    def __call__(self, arrays: Any, inputs: Any) -> Any:
+        self.models.append(arrays[0].tolist())
+        logits = inputs @ arrays[0]
+        return logits if logits.ndim == 2 else np.column_stack([logits, np.zeros(len(logits))])
+
+
+def two_examples(predict: Any = None) -> Validation:
+    """Examples (1, 0) of class 0 and (0, 1) of class 1: the logits are the rows of w."""
+    return Validation(predict or Counted(), np.eye(2), np.array([0, 1]))
+
+
+def play_scripted(
+    api: str, selector: Selector, script: Script, rounds: int, *, start: Any, clients: int = 2,
+    base: Any = None, report: Any = lambda k, t: {}, facts: Any = lambda k: {}, **options: Any,
+) -> tuple[Any, list[Any]]:  # fmt: skip
+    """Play scripted clients through an API; returns the strategy and the model after each round."""
+    first = np.array(start, dtype=np.float64)
+    everyone = [Scripted(k, script, report, facts) for k in range(clients)]
+    options = {"max_latency": MAX_LATENCY, "min_available": 1, **options}
+    if api == "legacy":
+        own = base or legacy_bases.FedAvg(fraction_evaluate=0.0)
+        inner = getattr(own, "strategy", own)
+        inner.initial_parameters = ndarrays_to_parameters([first])
+        strategy: Any = LegacyStrategy(selector, own, **options)
+        federation = Federation(strategy, everyone)
+        return strategy, [federation.play().arrays()[0].tolist() for _ in range(rounds)]
+    strategy = MessageStrategy(selector, base or message_bases.FedAvg(fraction_evaluate=0.0), **options)
+    grid = FakeGrid({node_id(p.number): FakeNode(p, extra={}) for p in everyone})
+    _, models = play(strategy, grid, rounds, initial_arrays=ArrayRecord({"w": Array(first)}))
+    return strategy, [np.frombuffer(one[0]).reshape(first.shape).tolist() for one in models]

@@ -1,0 +1,94 @@
+"""What the selector hears of clients before they train."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord
+from flwr.common import ndarrays_to_parameters
+from flwr.server import strategy as legacy_bases
+from flwr.serverapp import strategy as message_bases
+
+from fedsel_flwr.strategies import SelectionStrategy as LegacyStrategy
+from fedsel_flwr.strategies.message import SelectionStrategy as MessageStrategy
+from tests.strategies.helpers import Federation
+from tests.strategies.message.helpers import FakeGrid, FakeNode, node_id, play
+from tests.strategies.scripted import APIS, MAX_LATENCY, A, C, Counted, Scripted, Spy, play_scripted, two_examples
+
+pytestmark = pytest.mark.timeout(30)
+
+
+@APIS
+def test_a_client_without_a_number_does_not_hide_those_of_the_others(api: str) -> None:
+    """Client 1 says neither its examples nor its energy score: the selector hears of clients 0 and 2."""
+    spy = Spy("energy_score")
+    said: dict[int, dict[str, Any]] = {
+        0: {"num_examples": 7, "energy_score": 0.25}, 1: {"energy_score": 1.5},
+        2: {"num_examples": 9, "energy_score": 1.0},
+    }  # fmt: skip
+    play_scripted(
+        api, spy, lambda k, t, w: w, 1, start=[1.0], clients=3, facts=lambda k: said[k],
+        report=lambda k, t: {"energy_score": 0.5},
+    )  # fmt: skip
+    told = [(rows, columns) for rows, columns in spy.informed if columns]
+    assert told == [([0, 2], {"num_examples": [7.0, 9.0]}), ([0, 2], {"energy_score": [0.25, 1.0]})]
+    assert spy.num_clients == 3
+
+
+@APIS
+def test_energy_scores_of_the_roll_call_are_passed_on(api: str) -> None:
+    spy = Spy("energy_score")
+    play_scripted(
+        api, spy, lambda k, t, w: w, 1, start=[1.0], facts=lambda k: {"energy_score": 0.25 + 0.5 * k},
+        report=lambda k, t: {"energy_score": 0.5},
+    )  # fmt: skip
+    assert ([0, 1], {"energy_score": [0.25, 0.75]}) in [
+        (rows, {k: v for k, v in columns.items() if k == "energy_score"}) for rows, columns in spy.informed
+    ]
+
+
+def _of_accuracy(spy: Spy) -> list[tuple[list[int], list[float]]]:
+    return [(rows, columns["accuracy"]) for rows, columns in spy.informed if "accuracy" in columns]
+
+
+@APIS
+def test_everybody_starts_with_the_accuracy_of_the_initial_model(api: str) -> None:
+    """C is right on one of two."""
+    spy = Spy("accuracy")
+    play_scripted(api, spy, lambda k, t, w: A, 3, start=C, clients=3, validation=two_examples())
+    assert _of_accuracy(spy) == [([0, 1, 2], [0.5, 0.5, 0.5])]
+
+
+@APIS
+def test_newcomers_start_with_the_initial_models_accuracy_too(api: str) -> None:
+    """One newcomer a round: they hear w0's accuracy, although the model is right on both by then."""
+    spy, predict = Spy("accuracy"), Counted()
+    first = [Scripted(k, lambda k, t, w: A, lambda k, t: {}, lambda k: {}) for k in range(2)]
+    late = Scripted(2, lambda k, t, w: A, lambda k, t: {}, lambda k: {})
+    options: dict[str, Any] = {"max_latency": MAX_LATENCY, "min_available": 1, "validation": two_examples(predict)}
+    if api == "legacy":
+        base = legacy_bases.FedAvg(fraction_evaluate=0.0, initial_parameters=ndarrays_to_parameters([np.array(C)]))
+        federation = Federation(LegacyStrategy(spy, base, **options), first).play(2)
+        federation.manager.register(late)
+        federation.play(2)
+    else:
+        grid = FakeGrid({node_id(p.number): FakeNode(p, extra={}) for p in first})
+
+        def arrive(record: Any) -> None:
+            if record.round == 2:
+                grid.nodes[node_id(2)] = FakeNode(late, extra={})
+
+        strategy = MessageStrategy(spy, message_bases.FedAvg(fraction_evaluate=0.0), on_round=arrive, **options)
+        play(strategy, grid, 4, initial_arrays=ArrayRecord({"w": Array(np.array(C))}))
+    assert _of_accuracy(spy) == [([0, 1], [0.5, 0.5]), ([2], [0.5])]
+    assert predict.models.count(C) == 1
+    assert [report.clients.tolist() for report in spy.reports] == [[0, 1], [0, 1], [0, 1, 2], [0, 1, 2]]
+
+
+@APIS
+def test_without_need_nobody_hears_of_accuracy(api: str) -> None:
+    spy = Spy("global_accuracy")
+    play_scripted(api, spy, lambda k, t, w: A, 1, start=C, validation=two_examples())
+    assert _of_accuracy(spy) == []
