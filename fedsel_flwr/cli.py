@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import logging
 import os
 import signal
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedsel_flwr import __version__
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError
+
+if TYPE_CHECKING:
+    from fedsel_flwr.report.progress import Progress
 
 EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
 
@@ -30,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except FedSelError as error:
         print(f"fedsel: error: {error}", file=sys.stderr)
         return EXIT_ERROR
-    except KeyboardInterrupt:  # while loading; during the runs, see _leave_at_once
+    except KeyboardInterrupt:  # while loading; during the runs, see _leaving_at_once
         print("fedsel: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
 
@@ -102,14 +106,10 @@ def _compare(args: argparse.Namespace) -> int:
     _log_to(folder / "flower.log")
     comparison = Comparison(scenario, selectors, seeds, folder)
     adopt_orphans()
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with Progress() as progress:
+        with Progress() as progress, _leaving_at_once(progress, folder):
             summaries = comparison.run(progress.start_run, progress.update)
-    except KeyboardInterrupt:
-        _leave_at_once(folder)
     finally:
-        signal.signal(signal.SIGTERM, previous)
         end_descendants()
     render_table(aggregate(summaries), scenario.target_accuracy)
     print(f"{folder}")
@@ -158,15 +158,33 @@ def _log_to(path: Path) -> None:
         logger.propagate = False
 
 
-def _leave_at_once(folder: Path) -> None:
-    """After Ctrl-C: Flower's server thread cannot be asked to stop, so end Ray's processes and then this one."""
+@contextlib.contextmanager
+def _leaving_at_once(progress: Progress, folder: Path) -> Iterator[None]:
+    """After Ctrl-C or SIGTERM: end Ray's processes, then this one.
+
+    In the signal's handler, for an exception would first have to pass Flower's orderly end, which on a busy machine
+    waits long for Ray's dead workers; and Flower's server thread cannot be asked to stop.
+    """
     from fedsel_flwr.simulations.processes import end_descendants
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_descendants(grace_s=2.0)
-    print(f"fedsel: interrupted; finished runs are in {folder}", file=sys.stderr, flush=True)
-    sys.stdout.flush()
-    os._exit(EXIT_INTERRUPTED)
+    signals = (signal.SIGINT, signal.SIGTERM)
+
+    def leave(*_: object) -> None:
+        for each in signals:
+            signal.signal(each, signal.SIG_IGN)
+        progress.__exit__(None, None, None)
+        end_descendants(grace_s=2.0)
+        with contextlib.suppress(RuntimeError, OSError):  # the signal came while it was being written to
+            sys.stdout.flush()
+        os.write(2, f"fedsel: interrupted; finished runs are in {folder}\n".encode())
+        os._exit(EXIT_INTERRUPTED)
+
+    previous = {each: signal.signal(each, leave) for each in signals}
+    try:
+        yield
+    finally:
+        for each, handler in previous.items():
+            signal.signal(each, handler)
 
 
 if __name__ == "__main__":

@@ -308,9 +308,19 @@ def test_the_resolved_scenario_makes_the_same_run(first: Shell, tmp_path: Path) 
     assert (first.folder / "scenario.toml").read_text() == (again.folder / "scenario.toml").read_text()
 
 
+BUSY = """
+import time
+from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
+from fedsel_flwr.cli import main
+RayBackend.terminate = lambda self: time.sleep(60)  # as on a busy machine, where Flower waits for Ray's dead workers
+raise SystemExit(main())
+"""
+
+
 @pytest.mark.timeout(150)
 def test_ctrl_c_ends_everything_at_once(tmp_path: Path) -> None:
-    command = fedsel(tmp_path, "run", "smoke", "--rounds", "3000", "--selector", "random")
+    argv = ["run", "smoke", "--rounds", "3000", "--selector", "random"]
+    command = Command(sys.executable, "-c", BUSY, *argv, folder=tmp_path, cwd=tmp_path)
     try:
         command.wait_for("random: round    1/3000", timeout=100)
         assert command.number_started > 4
