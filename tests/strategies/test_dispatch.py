@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.common import FitRes, Parameters, ndarrays_to_parameters, parameters_to_ndarrays
+from flwr.common import EvaluateRes, FitRes, Parameters, ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.server.client_manager import SimpleClientManager
 from flwr.server.strategy import (
     DifferentialPrivacyServerSideAdaptiveClipping,
@@ -28,7 +28,18 @@ from fedsel_flwr.errors import RunError
 from fedsel_flwr.selectors import CSUCB as CSUCBSelector
 from fedsel_flwr.selectors import Random
 from fedsel_flwr.strategies import BSFL, CSUCB, SelectionStrategy
-from tests.strategies.helpers import OK, Federation, chosen, fedavg, fleet, initial, model, run_rounds, update
+from tests.strategies.helpers import (
+    OK,
+    FakeProxy,
+    Federation,
+    chosen,
+    fedavg,
+    fleet,
+    initial,
+    model,
+    run_rounds,
+    update,
+)
 
 pytestmark = pytest.mark.timeout(60)
 COHORT, FLEET, ROUNDS = 5, 12, 4
@@ -247,3 +258,20 @@ def test_the_same_seed_chooses_the_same_and_the_selector_is_asked_once_a_round()
         assert int(selector.state_dict()["plays"].sum()) == 24
         runs.append(chosen(strategy))
     assert runs[0] == runs[1]
+
+
+def test_evaluations_are_aggregated_in_the_order_of_the_clients_ids() -> None:
+    """Whatever their connections are called: sums of floats depend on the order."""
+
+    class Ordered(FedAvg):
+        def aggregate_evaluate(self, server_round: int, results: Any, failures: Any) -> Any:
+            order.append([client.cid for client, _ in results])
+            return super().aggregate_evaluate(server_round, results, failures)
+
+    order: list[list[str]] = []
+    base = Ordered(fraction_evaluate=1.0, min_evaluate_clients=3, min_available_clients=3, initial_parameters=initial())
+    strategy = SelectionStrategy(Random(clients_per_round=3, seed=0), base, max_latency=60.0)
+    Federation(strategy, [FakeProxy("x", 10), FakeProxy("y", 9), FakeProxy("z", 2)]).play(1)
+    answers = [(proxy, EvaluateRes(OK, 0.5, 3, {})) for proxy in (FakeProxy("x"), FakeProxy("z"), FakeProxy("y"))]
+    strategy.aggregate_evaluate(1, answers, [])
+    assert order[-1] == ["z", "y", "x"]

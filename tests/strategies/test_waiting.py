@@ -116,6 +116,38 @@ def test_too_few_in_a_later_round_is_an_error_too() -> None:
         federation.play(1)
 
 
+@pytest.mark.timeout(15)
+@pytest.mark.parametrize("name", ["min_available_clients", "min_fit_clients"])
+def test_a_base_that_wants_more_clients_than_there_are(name: str) -> None:
+    strategy = SelectionStrategy(Random(clients_per_round=3, seed=0), fedavg(**{name: 50}), wait_timeout=0.4)
+    if name == "min_available_clients":
+        with pytest.raises(RunError, match=r"50 clients.*6 are connected"):
+            run_rounds(strategy, fleet(6), 1)
+    else:  # the selector decides how many train: Flower's legacy sample never sees the number
+        run_rounds(strategy, fleet(6), 1)
+        assert [r.num_completed for r in strategy.history.rounds] == [3]
+
+
+@pytest.mark.timeout(15)
+@pytest.mark.parametrize("fraction", [0.0, 0.1, 2.0])
+def test_a_cohort_of_one_at_the_bases_defaults(fraction: float) -> None:
+    strategy = SelectionStrategy(Random(clients_per_round=1, seed=0), fedavg(fraction_fit=fraction), wait_timeout=0.4)
+    run_rounds(strategy, fleet(4), 2)
+    assert [r.num_completed for r in strategy.history.rounds] == [1, 1]
+
+
+@pytest.mark.timeout(15)
+def test_a_fleet_of_one() -> None:
+    with pytest.raises(RunError, match=r"2 clients.*1 are connected"):
+        run_rounds(
+            SelectionStrategy(Random(clients_per_round=1, seed=0), fedavg(), wait_timeout=0.3),
+            fleet(1), 1,
+        )  # fmt: skip
+    strategy = SelectionStrategy(Random(clients_per_round=1, seed=0), fedavg(), wait_timeout=0.3, min_available=1)
+    run_rounds(strategy, fleet(1), 2)
+    assert [r.num_completed for r in strategy.history.rounds] == [1, 1]
+
+
 # ---- evaluation ---------------------------------------------------------------------------------------------------
 
 

@@ -1,9 +1,7 @@
-"""Who is dispatched and what the base aggregates, through Flower's own ``Strategy.start``; and never a hang."""
+"""Who is dispatched and what the base aggregates, through Flower's own ``Strategy.start``."""
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +9,6 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.common import FitIns, ndarrays_to_parameters
-from flwr.server.strategy import FedAvg as LegacyFedAvg
 from flwr.serverapp.strategy import (
     DifferentialPrivacyServerSideAdaptiveClipping,
     DifferentialPrivacyServerSideFixedClipping,
@@ -21,7 +18,6 @@ from flwr.serverapp.strategy import (
     FedMedian,
     FedProx,
     FedTrimmedAvg,
-    FedXgbCyclic,
     FedYogi,
     Krum,
     MultiKrum,
@@ -29,11 +25,8 @@ from flwr.serverapp.strategy import (
     Strategy,
 )
 
-from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.selectors import Random
-from fedsel_flwr.strategies import SelectionStrategy as LegacySelectionStrategy
 from fedsel_flwr.strategies.message import BSFL, CSUCB, CSUCBQ, SelectionStrategy
-from tests.strategies import helpers as legacy
 from tests.strategies.helpers import FakeProxy, chosen, model, parameters_to_ndarrays, update
 from tests.strategies.message.helpers import (
     NAMES,
@@ -251,255 +244,6 @@ def test_history_holds_the_central_evaluation_and_on_round_is_told_once() -> Non
     play(strategy, FakeGrid(crowd(4)), 3)
     assert told == [(1, 0.5, 0.1), (2, pytest.approx(1 / 3), 0.2), (3, 0.25, pytest.approx(0.3))]
     assert [(r.round, r.loss, r.accuracy) for r in strategy.history.rounds] == told
-
-
-# ---- errors, and never a hang -------------------------------------------------------------------------------------
-
-
-def _wrapped(cohort: int = 3, base: Any = None, **kwargs: Any) -> SelectionStrategy:
-    options = {"max_latency": 9.0, "wait_timeout": 0.4, **kwargs}
-    return SelectionStrategy(Random(clients_per_round=cohort, seed=0), base or fedavg(), **options)
-
-
-@pytest.mark.timeout(15)
-@pytest.mark.parametrize("dp", [False, True])
-def test_a_base_that_picks_its_own_node_is_refused_by_name(dp: bool) -> None:
-    base: Any = FedXgbCyclic(fraction_evaluate=0.0)
-    if dp:
-        base = DifferentialPrivacyServerSideFixedClipping(base, 0.0, 1.0, 3)
-    grid = FakeGrid(crowd(6))
-    with pytest.raises((RunError, ParameterError), match=r"FedXgbCyclic|Clipping"):
-        play(_wrapped(base=base), grid, 1)
-    assert dispatched(grid) == []
-
-
-@pytest.mark.timeout(15)
-@pytest.mark.parametrize("cohort", [1, 3])
-def test_cyclic_is_refused_for_every_cohort(cohort: int) -> None:
-    with pytest.raises((RunError, ParameterError), match="FedXgbCyclic"):
-        play(_wrapped(cohort, FedXgbCyclic(fraction_evaluate=0.0)), FakeGrid(crowd(4)), 1)
-
-
-@pytest.mark.timeout(15)
-def test_fraction_train_zero_is_an_error_that_names_it() -> None:
-    with pytest.raises(RunError, match=r"FedAvg.*fraction_train.*0"):
-        play(_wrapped(base=fedavg(fraction_train=0.0)), FakeGrid(crowd(6)), 1)
-
-
-@pytest.mark.timeout(15)
-@pytest.mark.parametrize("name", ["min_available_nodes", "min_train_nodes"])
-def test_a_base_that_wants_more_nodes_than_there_are_ends_in_an_error(name: str) -> None:
-    strategy = _wrapped(base=fedavg(**{name: 50}))
-    assert strategy.min_available == 50
-    start = time.monotonic()
-    with pytest.raises(RunError, match=r"50 nodes.*6 are connected.*wait_timeout"):
-        play(strategy, FakeGrid(crowd(6)), 1)
-    assert 0.4 <= time.monotonic() - start < 3.0
-
-
-@pytest.mark.timeout(15)
-def test_min_available_looks_inside_a_dp_wrapper() -> None:
-    base = DifferentialPrivacyServerSideFixedClipping(fedavg(min_available_nodes=9), 0.0, 1.0, 4)
-    assert _wrapped(4, base).min_available == 9
-
-
-@pytest.mark.timeout(15)
-@pytest.mark.parametrize("name", ["min_available_nodes", "min_train_nodes"])
-def test_min_available_given_is_taken_even_below_the_bases(name: str) -> None:
-    strategy = _wrapped(base=fedavg(**{name: 50}), min_available=2)
-    grid = FakeGrid(crowd(3))
-    play(strategy, grid, 2)
-    assert dispatched(grid) == [["0", "1", "2"]] * 2
-
-
-@pytest.mark.timeout(15)
-def test_min_available_above_the_fleet() -> None:
-    with pytest.raises(RunError, match=r"20 nodes.*6 are connected"):
-        play(_wrapped(min_available=20), FakeGrid(crowd(6)), 1)
-
-
-@pytest.mark.timeout(15)
-def test_no_node_at_all() -> None:
-    with pytest.raises(RunError, match=r"3 nodes.*0 are connected"):
-        play(_wrapped(), FakeGrid(), 1)
-
-
-@pytest.mark.timeout(15)
-@pytest.mark.parametrize("base", [FedAvg, FedAdam, FedMedian, FedTrimmedAvg, Krum, MultiKrum])
-def test_a_cohort_of_one_works_at_the_bases_defaults(base: type) -> None:
-    grid = FakeGrid(crowd(4))
-    strategy = _wrapped(1, base(fraction_evaluate=0.0))
-    play(strategy, grid, 3)
-    assert [len(cohort) for cohort in dispatched(grid)] == [1, 1, 1]
-    assert [r.num_completed for r in strategy.history.rounds] == [1, 1, 1]
-
-
-@pytest.mark.timeout(15)
-@pytest.mark.parametrize("dp", [False, True])
-def test_a_fleet_of_one(dp: bool) -> None:
-    def base() -> Any:
-        return DifferentialPrivacyServerSideFixedClipping(fedavg(), 0.0, 1.0, 1) if dp else fedavg()
-
-    with pytest.raises(RunError, match=r"2 nodes.*1 are connected"):
-        play(_wrapped(1, base()), FakeGrid(crowd(1)), 1)
-    strategy = _wrapped(1, base(), min_available=1)
-    play(strategy, FakeGrid(crowd(1)), 2)
-    assert [r.num_completed for r in strategy.history.rounds] == [1, 1]
-
-
-@pytest.mark.timeout(15)
-def test_a_fraction_above_one_does_not_hang() -> None:
-    with pytest.raises(RunError, match=r"wait_timeout = 0.4"):
-        play(_wrapped(base=fedavg(fraction_train=2.0)), FakeGrid(crowd(6)), 1)
-
-
-@pytest.mark.timeout(15)
-def test_a_base_that_polls_for_nodes_of_its_own_accord_does_not_hang() -> None:
-    class Polls(FedAvg):
-        def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Any:
-            while len(list(grid.get_node_ids())) < 100:
-                time.sleep(0.05)
-            return super().configure_train(server_round, arrays, config, grid)
-
-    with pytest.raises(RunError, match="wait_timeout"):
-        play(_wrapped(base=Polls(fraction_evaluate=0.0)), FakeGrid(crowd(6)), 1)
-
-
-def test_nodes_that_register_late_are_waited_for_before_round_one() -> None:
-    grid, nodes = FakeGrid(), crowd(12)
-    strategy = _wrapped(3, fedavg(fraction_train=0.5), min_available=12, wait_timeout=10.0)
-
-    def arrive() -> None:
-        for key, node in nodes.items():
-            time.sleep(0.02)
-            grid.nodes = {**grid.nodes, key: node}
-
-    thread = threading.Thread(target=arrive)
-    thread.start()
-    play(strategy, grid, 3)
-    thread.join()
-    assert [r.num_available for r in strategy.history.rounds] == [12, 12, 12]
-    assert [r.num_selected for r in strategy.history.rounds] == [3, 3, 3]
-
-
-def test_a_node_that_leaves_is_not_chosen_and_its_return_under_a_new_node_id_is_noticed() -> None:
-    grid = FakeGrid(crowd(4))
-    strategy = _wrapped(4, min_available=2)
-    play(strategy, grid, 1)
-    gone = [grid.nodes.pop(node_id(k)) for k in (0, 1)]
-    play(strategy, grid, 1)
-    grid.nodes[99] = gone[0]
-    play(strategy, grid, 1)
-    assert chosen(strategy) == [["0", "1", "2", "3"], ["2", "3"], ["0", "2", "3"]]
-    plays = [r.client for r in strategy.history.clients if r.client_id == "0"]
-    assert plays == [0, 0]  # the same row
-
-
-# ---- evaluation ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.timeout(15)
-def test_evaluation_is_bounded() -> None:
-    for options in ({"min_evaluate_nodes": 50}, {"min_available_nodes": 50}, {"fraction_evaluate": 2.0}):
-        base = FedAvg(**{"fraction_evaluate": 0.5, **options})
-        with pytest.raises(RunError, match="wait_timeout"):
-            play(_wrapped(2, base, min_available=2), FakeGrid(crowd(3)), 1)
-
-
-def test_evaluation_reaches_the_number_the_base_asks_for() -> None:
-    strategy = _wrapped(2, FedAvg(fraction_evaluate=0.5, min_evaluate_nodes=1))
-    grid = FakeGrid(crowd(8))
-    result, _ = play(strategy, grid, 3)
-    evaluated = [len(b) for b in grid.sent if b and b[0].metadata.message_type == MessageType.EVALUATE]
-    assert evaluated == [4, 4, 4]
-    assert sorted(result.evaluate_metrics_clientapp) == [1, 2, 3]
-
-
-@pytest.mark.parametrize("fault", ["extra", "lacks", "list", "two", "none", "weight", "error"])
-def test_an_odd_evaluation_does_not_end_the_run(fault: str) -> None:
-    from flwr.app import Error
-
-    def change(node: FakeNode, message: Message, content: RecordDict) -> Any:
-        metrics = dict(content["metrics"])
-        if fault == "error":
-            return Error(0, "I break")
-        if fault == "two":
-            content["again"] = MetricRecord({"num-examples": 1, "loss": 1.0})
-        elif fault == "none":
-            del content["metrics"]
-        else:
-            new = {
-                "extra": {**metrics, "x": 1.0}, "lacks": {"num-examples": 1}, "list": {**metrics, "loss": [1.0]},
-                "weight": {**metrics, "num-examples": [1, 2]},
-            }  # fmt: skip
-            content["metrics"] = MetricRecord(new[fault])
-        return content
-
-    nodes = crowd(3)
-    nodes[node_id(3)] = FakeNode(FakeProxy("3", 3, number=3), evaluate_fault=change)
-    result, _ = play(_wrapped(2, FedAvg(fraction_evaluate=1.0), min_available=4), FakeGrid(nodes), 2)
-    honest = sum((10 + 3 * k) * 0.1 * (k + 1) for k in range(3)) / sum(10 + 3 * k for k in range(3))
-    with_odd = (honest * 39 + 19 * 0.1 * 4) / 58
-    expected = with_odd if fault == "extra" else honest
-    assert result.evaluate_metrics_clientapp[2]["loss"] == pytest.approx(expected)
-
-
-def test_evaluation_does_not_disturb_the_choice_of_training_nodes() -> None:
-    runs = []
-    for fraction in (0.0, 1.0):
-        strategy = CSUCB(clients_per_round=3, max_latency=9.0, seed=2, base=FedAvg(fraction_evaluate=fraction))
-        play(strategy, FakeGrid(crowd(9)), 5)
-        runs.append(chosen(strategy))
-    assert runs[0] == runs[1]
-
-
-# ---- the legacy counterparts of "never a hang" that are not beside the legacy tests ---------------------------------
-
-
-@pytest.mark.timeout(15)
-@pytest.mark.parametrize("name", ["min_available_clients", "min_fit_clients"])
-def test_legacy_base_that_wants_more_clients_than_there_are(name: str) -> None:
-    strategy = LegacySelectionStrategy(
-        Random(clients_per_round=3, seed=0), legacy.fedavg(**{name: 50}), wait_timeout=0.4
-    )
-    if name == "min_available_clients":
-        with pytest.raises(RunError, match=r"50 clients.*6 are connected"):
-            legacy.run_rounds(strategy, legacy.fleet(6), 1)
-    else:  # the selector decides how many train: Flower's legacy sample never sees the number
-        legacy.run_rounds(strategy, legacy.fleet(6), 1)
-        assert [r.num_completed for r in strategy.history.rounds] == [3]
-
-
-@pytest.mark.timeout(15)
-@pytest.mark.parametrize("fraction", [0.0, 0.1, 2.0])
-def test_legacy_cohort_of_one_at_the_bases_defaults(fraction: float) -> None:
-    strategy = LegacySelectionStrategy(
-        Random(clients_per_round=1, seed=0), legacy.fedavg(fraction_fit=fraction), wait_timeout=0.4
-    )
-    legacy.run_rounds(strategy, legacy.fleet(4), 2)
-    assert [r.num_completed for r in strategy.history.rounds] == [1, 1]
-
-
-@pytest.mark.timeout(15)
-def test_legacy_fleet_of_one() -> None:
-    with pytest.raises(RunError, match=r"2 clients.*1 are connected"):
-        legacy.run_rounds(
-            LegacySelectionStrategy(Random(clients_per_round=1, seed=0), legacy.fedavg(), wait_timeout=0.3),
-            legacy.fleet(1), 1,
-        )  # fmt: skip
-    strategy = LegacySelectionStrategy(
-        Random(clients_per_round=1, seed=0), legacy.fedavg(), wait_timeout=0.3, min_available=1
-    )
-    legacy.run_rounds(strategy, legacy.fleet(1), 2)
-    assert [r.num_completed for r in strategy.history.rounds] == [1, 1]
-
-
-@pytest.mark.timeout(15)
-def test_a_base_of_the_other_api_is_refused() -> None:
-    with pytest.raises(ParameterError, match="base must be"):
-        SelectionStrategy(Random(clients_per_round=1), LegacyFedAvg())
-    with pytest.raises(ParameterError, match="base must be"):
-        LegacySelectionStrategy(Random(clients_per_round=1), FedAvg())
 
 
 def test_the_helpers_read_and_write_the_same_model() -> None:

@@ -1,0 +1,77 @@
+"""Late clients, and the two clocks: what clients report, and what the server times itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedsel_flwr.strategies import BSFL, CSUCB
+from tests.strategies.helpers import (
+    FakeProxy,
+    Federation,
+    RecordingBase,
+    fedavg,
+    initial,
+)
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def test_on_the_virtual_clock_a_client_at_max_latency_has_failed() -> None:
+    base = RecordingBase()
+    strategy = CSUCB(clients_per_round=3, max_latency=5.0, seed=0, base=base)
+    proxies = [
+        FakeProxy("a", "a", number=0, latency=4.999),
+        FakeProxy("b", "b", number=1, latency=5.0),
+        FakeProxy("c", "c", number=2, latency=500.0),
+    ]
+    Federation(strategy, proxies).play(1)
+    assert [(r.client_id, r.completed, r.latency_s) for r in strategy.history.clients] == [
+        ("a", True, 4.999), ("b", False, 5.0), ("c", False, 5.0)
+    ]  # fmt: skip
+    ((results, failures),) = base.given
+    assert [client.cid for client, _ in results] == ["a"]
+    assert len(failures) == 2
+    assert strategy.selector.state_dict()["mean"].tolist() == pytest.approx([1 - 4.999 / 5, 0.0, 0.0])
+    assert strategy.history.rounds[0].round_s == 5.0
+
+
+@pytest.mark.timeout(30)
+def test_on_the_servers_clock_reports_are_clipped_into_the_observed_window() -> None:
+    slack, delay = 1.0, 1.2  # a second of room for a busy machine
+    strategy = CSUCB(clients_per_round=6, max_latency=30.0, seed=0, base=fedavg(), clock="server", clock_slack=slack)
+    proxies = [
+        FakeProxy("boaster", "boaster", number=0, latency=0.001, delay=delay),
+        FakeProxy("moaner", "moaner", number=1, latency=25.0, delay=delay),
+        FakeProxy("absent", "absent", number=2, fault="latency-missing", delay=delay),
+        FakeProxy("honest", "honest", number=3, latency=delay, delay=delay + 0.02),
+        FakeProxy("text", "text", number=4, fault="latency-text", delay=delay),
+        FakeProxy("minus", "minus", number=5, fault="latency-negative", delay=delay),
+    ]
+    federation = Federation(strategy, proxies, max_workers=6).play(1)
+    rows = {row.client_id: row for row in strategy.history.clients}
+    assert all(row.completed for row in rows.values())  # each replacement counted, the update kept
+    assert delay - slack <= rows["boaster"].latency_s < delay
+    for name in ("moaner", "absent", "text"):
+        assert delay <= rows[name].latency_s < delay + 1.0, name
+    assert delay - slack <= rows["minus"].latency_s < delay + 1.0
+    assert rows["honest"].latency_s == delay
+    assert rows["honest"].problem == ""
+    assert strategy.history.problem_counts() == {"latency": 5}
+    assert federation.models[-1] != initial().tensors
+
+
+@pytest.mark.timeout(30)
+def test_on_the_servers_clock_faults_fail_and_the_selector_stays_finite() -> None:
+    strategy = BSFL(
+        clients_per_round=6, min_latency=0.01, max_latency=2.0, seed=0, base=fedavg(), clock="server", clock_slack=0.1
+    )
+    faults = ["nan", "raises", "status", "straggler", "latency-infinite"]
+    proxies = [FakeProxy(name, f"bad-{name}", fault=name) for name in faults]
+    proxies.append(FakeProxy("h", "h", number=1, delay=0.05, latency=0.05))
+    Federation(strategy, proxies, max_workers=6, timeout=0.05).play(3)
+    for row in strategy.history.clients:
+        good = row.client_id in ("h", "bad-latency-infinite")
+        assert row.completed == good, row
+        assert row.latency_s == 2.0 or good
+    assert all(np.isfinite(np.asarray(v, dtype=float)).all() for v in strategy.selector.state_dict().values())
