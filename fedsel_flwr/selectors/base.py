@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedsel_flwr.errors import ParameterError, StateError
+from fedsel_flwr.errors import ParameterError, RunError, StateError
 from fedsel_flwr.selectors._check import BoolArray, FloatArray, IntArray, column, indices, whole
 from fedsel_flwr.selectors.report import RoundReport
 
@@ -46,7 +46,7 @@ class Selector(ABC):
         ParameterError: A parameter is out of its range.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str]  # the class's own name, where a subclass sets none
     needs: ClassVar[frozenset[str]] = frozenset()
     by_client: ClassVar[frozenset[str]] = frozenset()  # parameters that hold a number per client, by index
     asks_failed_for_ever: ClassVar[bool] = False  # whether a client that never answers may be chosen in every round
@@ -54,6 +54,11 @@ class Selector(ABC):
     scalar_state: ClassVar[tuple[str, ...]] = ()  # further attributes: numbers
 
     clients_per_round: Any  # an int; None where the algorithm itself decides how many
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if not hasattr(cls, "name"):
+            cls.name = cls.__name__
 
     def __init__(self, *, clients_per_round: int | None, seed: int | None = None) -> None:
         self.clients_per_round = None if clients_per_round is None else whole("clients_per_round", clients_per_round, 1)
@@ -113,6 +118,7 @@ class Selector(ABC):
 
         Raises:
             ParameterError: ``available`` is not an array of unique indices.
+            RunError: The algorithm chose somebody who is not available, or twice.
         """
         available = np.sort(indices("available", available))
         self._register(available)
@@ -120,7 +126,13 @@ class Selector(ABC):
         self._advance()
         if available.size == 0:
             return available
-        return np.sort(self._select(available))
+        chosen = np.sort(np.asarray(self._select(available)))
+        if chosen.ndim != 1 or (np.diff(chosen) == 0).any() or not np.isin(chosen, available).all():
+            raise RunError(
+                f"{type(self).__name__}._select must return different clients of those available, as an array of "
+                f"indices, got {chosen.tolist()}"
+            )
+        return chosen
 
     def observe(self, report: RoundReport) -> None:
         """Learn from a round.

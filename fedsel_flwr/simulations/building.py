@@ -11,7 +11,7 @@ from flwr.server.strategy import Strategy as LegacyStrategy
 from flwr.serverapp.strategy import Strategy as MessageStrategy
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors import create
+from fedsel_flwr.selectors import Selector, create
 from fedsel_flwr.selectors.registry import selector_class
 from fedsel_flwr.simulations.availability import BernoulliAvailability, TraceAvailability
 from fedsel_flwr.simulations.base_strategies import legacy_base, message_base
@@ -27,13 +27,19 @@ PACKAGES = {"legacy": "fedsel_flwr.strategies", "message": "fedsel_flwr.strategi
 """Where the selection strategies of each API are."""
 
 
-def make_strategy(scenario: Scenario, world: World, on_round: Callable[[RoundRecord], None] | None = None) -> Any:
+def make_strategy(
+    scenario: Scenario,
+    world: World,
+    on_round: Callable[[RoundRecord], None] | None = None,
+    selector: Selector | None = None,
+) -> Any:
     """Build the scenario's selection strategy around its base strategy, in the API that the scenario names.
 
     Args:
         scenario: The scenario.
         world: Its data and model.
         on_round: Called with each finished round.
+        selector: Chooses in place of the scenario's selector; None makes that one.
 
     Returns:
         The strategy, a ``SelectionStrategy`` of either API.
@@ -52,8 +58,10 @@ def make_strategy(scenario: Scenario, world: World, on_round: Callable[[RoundRec
         "channels": scenario.wireless.channels or scenario.clients_per_round,
         "availability": make_availability(scenario),
         "on_round": on_round,
-        **_measuring(scenario, world),
+        **_measuring(scenario, world, selector_class(scenario.selector).needs if selector is None else selector.needs),
     }
+    if selector is not None:
+        return api.SelectionStrategy(selector, **options)
     params = selector_params(scenario, world.num_examples())
     for name in api.__all__:
         paper = getattr(api, name)
@@ -63,7 +71,11 @@ def make_strategy(scenario: Scenario, world: World, on_round: Callable[[RoundRec
 
 
 def given_or_made(
-    scenario: Scenario, world: World, strategy: Any = None, on_round: Callable[[RoundRecord], None] | None = None
+    scenario: Scenario,
+    world: World,
+    strategy: Any = None,
+    on_round: Callable[[RoundRecord], None] | None = None,
+    selector: Selector | None = None,
 ) -> Any:
     """The strategy that the caller gave, if it fits the scenario, else the scenario's own.
 
@@ -72,20 +84,22 @@ def given_or_made(
         world: Its data and model.
         strategy: The caller's; None makes the scenario's (:func:`make_strategy`).
         on_round: Called with each finished round of the scenario's strategy; a strategy of the caller's has its own.
+        selector: Chooses in place of the scenario's selector; None makes that one.
 
     Returns:
         The strategy.
 
     Raises:
-        ParameterError: A strategy together with ``on_round``, a strategy that is no selection strategy of the
-            scenario's API, or a fault that :func:`make_strategy` finds.
+        ParameterError: A strategy together with ``on_round`` or ``selector``, a strategy that is no selection
+            strategy of the scenario's API, or a fault that :func:`make_strategy` finds.
     """
     if strategy is None:
-        return make_strategy(scenario, world, on_round)
-    if on_round is not None:
-        raise ParameterError(
-            "strategy and on_round cannot be given together: give on_round to the strategy when you make it"
-        )
+        return make_strategy(scenario, world, on_round, selector)
+    for name, value in (("on_round", on_round), ("selector", selector)):
+        if value is not None:
+            raise ParameterError(
+                f"strategy and {name} cannot be given together: give {name} to the strategy when you make it"
+            )
     kind = MessageStrategy if scenario.api == "message" else LegacyStrategy
     if not isinstance(strategy, kind) or not isinstance(getattr(strategy, "history", None), History):
         raise ParameterError(
@@ -96,9 +110,9 @@ def given_or_made(
     return strategy
 
 
-def _measuring(scenario: Scenario, world: World) -> dict[str, Any]:
-    """The options of a strategy whose selector or filter measures models on the server."""
-    needs, chosen = selector_class(scenario.selector).needs, scenario.aggregation
+def _measuring(scenario: Scenario, world: World, needs: frozenset[str]) -> dict[str, Any]:
+    """The options of a strategy whose selector, which reads the columns ``needs``, or filter measures models."""
+    chosen = scenario.aggregation
     score = chosen.filter or ("loss" if "kept" in needs else "")
     options: dict[str, Any] = {}
     if score or needs & ON_VALIDATION:

@@ -14,7 +14,8 @@ from flwr.server import ServerApp
 from flwr.serverapp import Grid
 from flwr.simulation import run_simulation
 
-from fedsel_flwr.errors import RunError
+from fedsel_flwr.errors import ParameterError, RunError
+from fedsel_flwr.selectors import Selector
 from fedsel_flwr.simulations.building import given_or_made
 from fedsel_flwr.simulations.client_app import ScenarioApp
 from fedsel_flwr.simulations.rounds import RunResult, drive
@@ -29,6 +30,7 @@ def simulate(
     on_round: Callable[[RoundRecord], None] | None = None,
     num_cpus: int | None = None,
     strategy: Any = None,
+    selector: Selector | None = None,
 ) -> RunResult:
     """Run a scenario with Flower on Ray and wait for its end.
 
@@ -36,19 +38,30 @@ def simulate(
         scenario: The scenario; its ``selector`` chooses.
         on_round: Called with each finished round, from the server's thread.
         num_cpus: Actors, one core each; None takes every core.
-        strategy: A selection strategy of the scenario's API, such as one with a selector of your own, which takes
-            ``on_round`` itself; None makes the scenario's (:func:`~fedsel_flwr.simulations.building.make_strategy`).
+        strategy: A selection strategy of your own, of the scenario's API; the scenario's latencies, channels and
+            availability are then what you give it, and its base sends ``round`` in the config (legacy API). None makes
+            the scenario's (:func:`~fedsel_flwr.simulations.building.make_strategy`).
+        selector: A selector of your own, in place of the scenario's; everything else is the scenario's.
 
     Returns:
         History and final model.
 
     Raises:
         ParameterError: The data or a parameter cannot be used, or the strategy is not of the scenario's API or is
-            given together with ``on_round``.
-        RunError: The simulation broke off.
+            given together with ``on_round`` or ``selector``.
+        RunError: The simulation broke off, or no client ever completed a round of a strategy of your own.
+
+    >>> from fedsel_flwr.simulations.scenario_files import load_scenario
+    >>> result = simulate(load_scenario("smoke"), selector=MySelector(clients_per_round=3))  # doctest: +SKIP
     """
+    if not isinstance(scenario, Scenario):
+        raise ParameterError(
+            f"scenario must be a Scenario, got {type(scenario).__name__}; "
+            "fedsel_flwr.simulations.scenario_files.load_scenario makes one of a name or file"
+        )
     world = world_of(scenario)  # in this thread, so that faults in data and parameters come before Ray starts
-    strategy = given_or_made(scenario, world, strategy, on_round)
+    own = strategy is not None
+    strategy = given_or_made(scenario, world, strategy, on_round, selector)
     results: list[RunResult] = []
     server_app = ServerApp()
 
@@ -60,6 +73,12 @@ def simulate(
     if not results:
         done = len(strategy.history.rounds)
         raise RunError(f"the simulation ended after {done} of {scenario.rounds} rounds; see the log for the reason")
+    rows = strategy.history.clients
+    if own and rows and not any(row.completed for row in rows):
+        raise RunError(
+            f"no client completed in any of {scenario.rounds} rounds, the first because of {rows[0].problem!r}; "
+            "to try a selector of your own, give simulate selector= in place of strategy="
+        )
     return results[0]
 
 

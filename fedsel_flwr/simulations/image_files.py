@@ -124,9 +124,13 @@ def read_image_set(name: str, folder: Path) -> tuple[Examples, Examples]:
 
     source = IMAGE_SETS[name]
     torchvision_set = getattr(datasets, source.torchvision_name)
+    top = folder / Path(source.expected_file).parts[0]
+    existed = top.exists()
     try:
         return _read(torchvision_set, source, folder, train=True), _read(torchvision_set, source, folder, train=False)
     except (OSError, RuntimeError) as problem:
+        if not existed:
+            _remove_empty(top)
         raise ParameterError(
             f"{name} was not found complete in the data folder {folder} (expected {folder / source.expected_file} and "
             f"its companions), and the download failed ({textwrap.shorten(str(problem), 160, placeholder=' …')}); "
@@ -137,6 +141,13 @@ def read_image_set(name: str, folder: Path) -> tuple[Examples, Examples]:
             f"the files of {name} in the data folder {folder} (such as {folder / source.expected_file}) are damaged "
             f"({type(problem).__name__}: {problem}); delete them and fetch them again"
         ) from problem
+
+
+def _remove_empty(folder: Path) -> None:
+    """Remove the folders that torchvision made for a download of which nothing came."""
+    for path in sorted([*folder.rglob("*"), folder], reverse=True):
+        with contextlib.suppress(OSError):  # a file, or a folder that holds one
+            path.rmdir()
 
 
 def _read(torchvision_set: Any, source: ImageSet, folder: Path, *, train: bool) -> Examples:

@@ -235,11 +235,13 @@ class Adapter:
 def _one_max_latency(selector: Selector, given: float | None) -> float:
     """One number for strategy and selector."""
     own: float | None = getattr(selector, "max_latency", None)
-    if given is None:
-        return 60.0 if own is None else own
-    if own is not None and own != given:
+    if given is not None and own is not None and own != given:
         raise ParameterError(f"max_latency is {given} for the strategy but {own} for the selector; give it once")
-    return given
+    longest = given if given is not None else 60.0 if own is None else own
+    shortest, limit = number(getattr(selector, "min_latency", None)), number(longest)
+    if shortest is not None and limit is not None and shortest >= limit:
+        logger.warning("min_latency is %g s and max_latency %g s: every client counts as the fastest", shortest, limit)
+    return longest
 
 
 def _or_nan(value: object) -> float:

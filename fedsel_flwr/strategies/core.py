@@ -21,7 +21,7 @@ from fedsel_flwr.strategies.enrolment import Enrolment
 from fedsel_flwr.strategies.history import History, RoundRecord
 from fedsel_flwr.strategies.measuring import Measurer
 from fedsel_flwr.strategies.probing import Probing
-from fedsel_flwr.strategies.replies import Arrays, Reply, read_reply
+from fedsel_flwr.strategies.replies import NOT_REPORTED, Arrays, Reply, read_reply
 from fedsel_flwr.strategies.reporting import Reporter
 from fedsel_flwr.strategies.roster import Roster
 from fedsel_flwr.strategies.row_values import RowValues
@@ -65,6 +65,7 @@ class SelectionCore:
         self._num_available = 0
         self._failures: dict[int, int] = {}
         self._out_until: dict[int, int] = {}
+        self._not_reporting: set[int] = set()  # clients that leave the time to the server, which is logged once
 
     @property
     def round(self) -> int:
@@ -86,6 +87,7 @@ class SelectionCore:
         for row in self._enrolment.enroll(introductions, self.round + 1):
             self._failures.pop(row, None)
             self._out_until.pop(row, None)
+            self._not_reporting.discard(row)
 
     def received(self, model: Arrays | None) -> None:
         """Note the global model that the round starts from, before the choice; see :meth:`Enrolment.received`."""
@@ -143,7 +145,11 @@ class SelectionCore:
                 clock=s.clock, clock_slack=s.clock_slack, keys=s.keys,
             )  # fmt: skip
             for problem in result.problems:
-                logger.warning("round %d, client %s: %s", self.round, self.roster.ids[row], problem)
+                known = problem == NOT_REPORTED and row in self._not_reporting
+                level = logging.DEBUG if known else logging.WARNING
+                logger.log(level, "round %d, client %s: %s", self.round, self.roster.ids[row], problem)
+            if NOT_REPORTED in result.problems:
+                self._not_reporting.add(row)
         self._enrolment.reported({row: results[node].num_examples for row, node in self._chosen.items()})
         usable = [node for node, result in results.items() if result.completed]
         enough = len(usable) >= s.min_completed and not self.selector.keeps_model

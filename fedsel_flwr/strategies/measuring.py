@@ -47,6 +47,8 @@ class Measurer:
         momentum: float = 0.1,
     ) -> None:
         needs, name = selector.needs, selector.name
+        if validation is not None and not isinstance(validation, Validation):
+            raise ParameterError(f"validation must be a Validation, got {type(validation).__name__}")
         if validation is None and (filter is not None or needs & ON_VALIDATION):
             what = "FedCA's filter" if filter is not None else f"{name} ({', '.join(sorted(needs & ON_VALIDATION))})"
             raise ParameterError(f"{what} needs a validation set on the server: pass validation=Validation(...)")

@@ -19,8 +19,8 @@ from fedsel_flwr.strategies.values import finite_number, fraction, number, one_l
 
 NaN = float("nan")
 Arrays = Sequence[npt.NDArray[Any]]
-
-
+NOT_REPORTED = "latency: not reported, the server's time taken"
+"""What is usual on the server's clock; counted, but said once."""
 NUMBERS = ("energy", "download", "compute", "upload", "train_loss", "energy_score")
 REPORTED = ("latency", "client_id", "energy_modelled", *NUMBERS)
 
@@ -207,7 +207,7 @@ def _server_latency(reply: Reply, slack: float, key: str) -> tuple[float, str]:
         return math.inf, "latency: the server has no time of its own, max_latency taken"
     seconds = number(reported)
     if reported is None:
-        return observed, "latency: not reported, the server's time taken"
+        return observed, NOT_REPORTED
     if seconds is None or math.isnan(seconds):
         return observed, f"latency: {shown(reported)} cannot be used, the server's time taken"
     low = max(0.0, observed - slack)

@@ -28,7 +28,8 @@ class Validation:
         labels: Their classes, shape (n_examples,).
 
     Raises:
-        ParameterError: ``predict`` cannot be called, or there are no labels.
+        ParameterError: ``predict`` cannot be called, there are no labels, or not as many as inputs (where these have a
+            length).
 
     >>> validation = Validation(lambda arrays, inputs: inputs @ arrays[0], np.eye(2), np.array([0, 1]))
     >>> loss, accuracy = validation.loss_and_accuracy([np.eye(2)])
@@ -41,13 +42,15 @@ class Validation:
     labels: IntArray
 
     def __post_init__(self) -> None:
-        """Check both."""
+        """Check function, labels and lengths."""
         labels = np.asarray(self.labels)
         if not callable(self.predict) or labels.ndim != 1 or not labels.size or labels.dtype.kind not in "iu":
             raise ParameterError(
                 "validation needs a function predict(arrays, inputs) -> logits and integer labels, one per example, "
                 f"got {type(self.predict).__name__} and labels of shape {labels.shape}"
             )
+        if hasattr(self.inputs, "shape") and len(self.inputs) != len(labels):
+            raise ParameterError(f"validation needs one label per example, got {len(self.inputs)} and {len(labels)}")
 
     def logits(self, arrays: Arrays) -> FloatArray:
         """The outputs of the model with these arrays.

@@ -266,3 +266,20 @@ def test_real_cifar_10(no_network: list[str]) -> None:
     np.testing.assert_array_equal(np.bincount(loaded.train.labels), [4500] * 10)
     np.testing.assert_allclose(loaded.train.inputs.mean(axis=(0, 2, 3), dtype=np.float64), 0.0, atol=0.01)
     np.testing.assert_allclose(loaded.train.inputs.std(axis=(0, 2, 3), dtype=np.float64), 1.0, atol=0.01)
+
+
+def test_a_download_of_which_nothing_came_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchvision makes its folders before it asks the network; a folder that was there stays."""
+
+    def download(self: torchvision_datasets.FashionMNIST) -> None:
+        Path(self.raw_folder).mkdir(parents=True, exist_ok=True)
+        raise OSError("no network")
+
+    monkeypatch.setattr(torchvision_datasets.MNIST, "download", download)
+    with pytest.raises(ParameterError, match="download failed"):
+        load_dataset("fashion-mnist", data_dir=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "FashionMNIST").mkdir()
+    with pytest.raises(ParameterError, match="download failed"):
+        load_dataset("fashion-mnist", data_dir=tmp_path)
+    assert (tmp_path / "FashionMNIST").is_dir()

@@ -21,6 +21,7 @@ from fedsel_flwr.selectors._check import IntArray
 from fedsel_flwr.simulations import engine
 from fedsel_flwr.simulations.base_strategies import legacy_base, message_base
 from fedsel_flwr.simulations.engine import simulate
+from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.world import World, world_of
 from fedsel_flwr.strategies import RoundRecord
 from fedsel_flwr.strategies import message as message_api
@@ -178,6 +179,31 @@ def test_a_strategy_with_a_selector_of_ones_own_runs(api: str, monkeypatch: pyte
     assert told[-1].accuracy == world.test(result.arrays)[1] > world.test(world.initial_arrays())[1]
 
 
+@pytest.mark.parametrize("api", ["legacy", "message"])
+def test_a_selector_of_ones_own_takes_the_place_of_the_scenarios(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Latencies, limit, channels and availability stay the scenario's: round robin is what the scenario makes of it."""
+    monkeypatch.setattr(engine, "run_simulation", in_process)
+    overrides = {"api": api, "selector": "round-robin", "availability.kind": "bernoulli", "wireless.channels": 2}
+    scenario = load_scenario("smoke", overrides)
+    told: list[RoundRecord] = []
+    own = simulate(scenario, selector=create("round-robin", clients_per_round=3, seed=1), on_round=told.append)
+    theirs = simulate(scenario)
+    assert repr(own.history.clients) == repr(theirs.history.clients)
+    assert repr(own.history.rounds) == repr(theirs.history.rounds)
+    assert told == own.history.rounds
+    mine = simulate(SMOKE.model_copy(update={"api": api}), selector=Neighbours(clients_per_round=2, seed=0))
+    assert [row.client_id for row in mine.history.clients] == ["1", "2", "2", "3", "3", "4", "4", "5"]
+
+
+def test_a_strategy_under_which_nobody_ever_completes_ends_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower's own FedAvg sends no round to legacy clients."""
+    monkeypatch.setattr(engine, "run_simulation", in_process)
+    strategy = legacy_api.SelectionStrategy(Neighbours(clients_per_round=2, seed=0))
+    with pytest.raises(RunError, match=r"no client completed in any of 4 rounds, .*key round.*selector= in place of"):
+        simulate(SMOKE, strategy=strategy)
+    assert len(strategy.history.clients) == 8  # not lost
+
+
 @pytest.fixture
 def no_flower(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "run_simulation", lambda **kwargs: pytest.fail("Flower was started"))
@@ -186,6 +212,16 @@ def no_flower(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_on_round_belongs_to_a_strategy_of_ones_own(no_flower: None) -> None:
     with pytest.raises(ParameterError, match="strategy and on_round cannot be given together: give on_round to the s"):
         simulate(SMOKE, strategy=own_strategy("legacy"), on_round=lambda record: None)
+
+
+def test_a_selector_belongs_to_a_strategy_of_ones_own(no_flower: None) -> None:
+    with pytest.raises(ParameterError, match="strategy and selector cannot be given together: give selector to the s"):
+        simulate(SMOKE, strategy=own_strategy("legacy"), selector=Neighbours(clients_per_round=2))
+
+
+def test_the_name_of_a_scenario_is_no_scenario(no_flower: None) -> None:
+    with pytest.raises(ParameterError, match=r"scenario must be a Scenario, got str; .*load_scenario"):
+        simulate("smoke")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("api", "other"), [("legacy", "message"), ("message", "legacy")])

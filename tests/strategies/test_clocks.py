@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import pytest
 
@@ -75,3 +77,22 @@ def test_on_the_servers_clock_faults_fail_and_the_selector_stays_finite() -> Non
         assert row.completed == good, row
         assert row.latency_s == 2.0 or good
     assert all(np.isfinite(np.asarray(v, dtype=float)).all() for v in strategy.selector.state_dict().values())
+
+
+def test_who_leaves_the_time_to_the_server_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Which is usual in a deployment; the history counts it in every round, and faults are named in every round."""
+    strategy = CSUCB(clients_per_round=2, max_latency=5.0, seed=0, base=fedavg(), clock="server")
+    proxies = [FakeProxy("a", "a", fault="latency-missing"), FakeProxy("b", "b", fault="nan")]
+    with caplog.at_level(logging.WARNING, logger="fedsel_flwr"):
+        Federation(strategy, proxies).play(3)
+    said = [record.getMessage() for record in caplog.records]
+    assert sum("client a: latency: not reported, the server's time taken" in text for text in said) == 1
+    assert sum("client b: arrays: not finite" in text for text in said) == 3
+    problems = [row.problem for row in strategy.history.clients if row.client_id == "a"]
+    assert problems == ["latency: not reported, the server's time taken"] * 3
+
+
+def test_a_least_latency_above_the_longest_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="fedsel_flwr"):
+        BSFL(clients_per_round=2, min_latency=100.0, max_latency=5.0, base=fedavg())
+    assert "min_latency is 100 s and max_latency 5 s" in caplog.text

@@ -15,11 +15,17 @@ from flwr.server.strategy import FedAvg, Strategy
 import fedsel_flwr.strategies as strategies
 from fedsel_flwr import selectors
 from fedsel_flwr.errors import FedSelError, ParameterError
-from fedsel_flwr.strategies import BSFL, CSUCB, History, SelectionStrategy
+from fedsel_flwr.strategies import BSFL, CSUCB, History, SelectionStrategy, message
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMON = {"base", "max_latency", "min_completed", "min_available", "wait_timeout", "channels", "clock"}
 DEFAULTS = {"min_completed": 1, "min_available": None, "wait_timeout": 600.0, "channels": None, "clock": "virtual"}
+
+
+def test_the_message_package_has_every_name_of_the_legacy_one() -> None:
+    assert set(strategies.__all__) <= set(message.__all__)
+    for name in ("Validation", "Filter", "MetricKeys", "History"):
+        assert getattr(message, name) is getattr(strategies, name)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.strategies import Validation
+from fedsel_flwr.strategies import FedCM, Validation
 from tests.strategies.scripted import two_examples
 
 pytestmark = pytest.mark.timeout(30)
@@ -45,6 +45,16 @@ def test_predict_must_return_one_row_of_logits_per_example() -> None:
 def test_labels_must_be_classes_that_predict_knows(labels: list[int]) -> None:
     with pytest.raises(ParameterError, match="label"):
         Validation(lambda a, i: i @ a[0], np.eye(2), np.array(labels)).loss_and_accuracy([np.eye(2)])
+
+
+def test_there_is_a_label_for_each_example() -> None:
+    with pytest.raises(ParameterError, match="one label per example, got 3 and 2"):
+        Validation(lambda a, i: i, np.eye(3), np.array([0, 1]))
+
+
+def test_what_is_no_validation_is_refused_before_round_one() -> None:
+    with pytest.raises(ParameterError, match="validation must be a Validation, got tuple"):
+        FedCM(clients_per_round=2, validation=(lambda a, i: i, np.eye(2), np.array([0, 1])))
 
 
 def test_measuring_changes_neither_labels_nor_inputs() -> None:

@@ -2,8 +2,28 @@
 
 from __future__ import annotations
 
+from fedsel_flwr.strategies.filter import Filter
+from fedsel_flwr.strategies.history import ClientRecord, History, RoundRecord
 from fedsel_flwr.strategies.message.grids import TimedGrid
 from fedsel_flwr.strategies.message.papers import BSFL, CSUCB, CSUCBQ, GPFL, PCZFL, FedCA, FedCM
 from fedsel_flwr.strategies.message.strategy import SelectionStrategy
+from fedsel_flwr.strategies.replies import MetricKeys
+from fedsel_flwr.strategies.validation import Validation
 
-__all__ = ["BSFL", "CSUCB", "CSUCBQ", "GPFL", "PCZFL", "FedCA", "FedCM", "SelectionStrategy", "TimedGrid"]
+__all__ = [
+    "BSFL",
+    "CSUCB",
+    "CSUCBQ",
+    "GPFL",
+    "PCZFL",
+    "ClientRecord",
+    "FedCA",
+    "FedCM",
+    "Filter",
+    "History",
+    "MetricKeys",
+    "RoundRecord",
+    "SelectionStrategy",
+    "TimedGrid",
+    "Validation",
+]
