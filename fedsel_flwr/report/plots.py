@@ -84,10 +84,14 @@ def plot_comparison(
     load_optional("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     drawn = {selector: histories for selector, histories in runs.items() if histories}
+    shapes: list[bytes] = []
     for index, (selector, histories) in enumerate(drawn.items()):
         look = _look(index, len(drawn))
         _draw_accuracy(left, selector, histories, look)
-        _draw_counts(right, histories, look, num_clients)
+        counts = np.stack([np.sort(h.selection_counts(num_clients))[::-1] for h in histories])
+        shapes.append(counts.mean(axis=0).tobytes())
+        wider = {"linewidth": look["linewidth"] + 2.4 * (shapes.count(shapes[-1]) - 1)}  # shows below one like it
+        _draw_counts(right, counts, look | wider)
     seeds = sorted({len(histories) for histories in drawn.values()})
     of_seeds = f" (mean and range of {' or '.join(map(str, seeds))} seeds)" if seeds[-1] > 1 else ""
     target = f"target {100 * target_accuracy:g} %"
@@ -128,9 +132,8 @@ def _draw_accuracy(axes: Axes, selector: str, histories: Sequence[History], look
         _band(axes, grid, curves, look)
 
 
-def _draw_counts(axes: Axes, histories: Sequence[History], look: dict[str, Any], num_clients: int) -> None:
-    counts = np.stack([np.sort(h.selection_counts(num_clients))[::-1] for h in histories])
-    edges = np.arange(num_clients + 1)
+def _draw_counts(axes: Axes, counts: NDArray[Any], look: dict[str, Any]) -> None:
+    edges = np.arange(counts.shape[1] + 1)
     axes.stairs(counts.mean(axis=0), edges, baseline=None, **look)
     if len(counts) > 1:
         _band(axes, edges, np.append(counts, counts[:, -1:], axis=1), look)

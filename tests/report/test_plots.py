@@ -66,6 +66,15 @@ def test_every_selector_has_its_colour_in_both_panels(make_history, tmp_path: Pa
     assert [p.name for p in path.parent.iterdir()] == ["comparison.png"]  # no temporary file is left
 
 
+def test_two_that_select_everybody_as_often_are_both_seen(make_history, tmp_path: Path) -> None:
+    """In the right panel, where the first lies on top."""
+    (run,) = runs_of(make_history, ["bsfl"], 1)["bsfl"]
+    path = plot_comparison({"bsfl": [run], "cs-ucb": [run]}, tmp_path / "two.png", num_clients=10, target_accuracy=0.5)
+    right = matplotlib.image.imread(path)[:800, 1200:, :3]
+    for colour in COLOURS[:2]:
+        assert (np.abs(right - np.array(to_rgb(colour))).max(axis=-1) < 0.02).sum() > 500
+
+
 def test_more_selectors_than_colours_and_a_selector_never_measured(make_history, tmp_path: Path) -> None:
     runs = runs_of(make_history, [f"selector-{i}" for i in range(16)], 1)
     runs["unmeasured"] = [make_history([[0], [1]], accuracy=[math.nan, math.nan])] * 2
