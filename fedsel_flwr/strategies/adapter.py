@@ -128,6 +128,9 @@ class Adapter:
             cooldown=cooldown,
             keys=metric_keys or MetricKeys(),
         )
+        low, high = number(getattr(selector, "min_latency", None)), settings.max_latency
+        if low is not None and low >= high:
+            logger.warning("min_latency is %g s and max_latency %g s: every client counts as the fastest", low, high)
         self.roster = roster or Roster()
         limits = {"max_clients": max_clients, "max_new_per_round": max_new_per_round, "evict_after": evict_after}
         for name, value in limits.items():
@@ -235,13 +238,11 @@ class Adapter:
 def _one_max_latency(selector: Selector, given: float | None) -> float:
     """One number for strategy and selector."""
     own: float | None = getattr(selector, "max_latency", None)
-    if given is not None and own is not None and own != given:
+    if given is None:
+        return 60.0 if own is None else own
+    if own is not None and own != given:
         raise ParameterError(f"max_latency is {given} for the strategy but {own} for the selector; give it once")
-    longest = given if given is not None else 60.0 if own is None else own
-    shortest, limit = number(getattr(selector, "min_latency", None)), number(longest)
-    if shortest is not None and limit is not None and shortest >= limit:
-        logger.warning("min_latency is %g s and max_latency %g s: every client counts as the fastest", shortest, limit)
-    return longest
+    return given
 
 
 def _or_nan(value: object) -> float:

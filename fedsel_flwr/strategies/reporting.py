@@ -58,11 +58,10 @@ class Reporter:
             if lacking.any():
                 ids = [self._roster.ids[row] for row, lacks in zip(chosen, lacking, strict=True) if lacks]
                 number = self._selector.round
-                what = {"energy_score": "energy_score or energy_j", "energy": "energy_j"}.get(name, name)
+                remedy = "have them report it" + (", or their joules" if name == "energy_score" else "")
                 logger.warning(
-                    "round %d: clients %s lack %s and count as failed for the selector: have them report %s",
-                    number, ids, name, what,
-                )  # fmt: skip
+                    "round %d: clients %s lack %s and count as failed for the selector: %s", number, ids, name, remedy
+                )
                 completed &= ~lacking
         if "kept" in needs:
             kept: BoolArray = np.array([node in outcome.kept for node in chosen.values()], dtype=np.bool_)

@@ -28,8 +28,8 @@ class Validation:
         labels: Their classes, shape (n_examples,).
 
     Raises:
-        ParameterError: ``predict`` cannot be called, there are no labels, or not as many as inputs (where these have a
-            length).
+        ParameterError: ``predict`` cannot be called, there are no labels, or not as many as inputs (where these are an
+            array).
 
     >>> validation = Validation(lambda arrays, inputs: inputs @ arrays[0], np.eye(2), np.array([0, 1]))
     >>> loss, accuracy = validation.loss_and_accuracy([np.eye(2)])

@@ -86,6 +86,8 @@ def check_choice(make: SelectorFactory) -> None:
                 f"broken promise: every chosen client is available, and chosen once: {error}"
             ) from None
         _promise(np.array_equal(available, before), "select leaves `available` as it was")
+        _promise(np.isin(chosen, available).all(), "every chosen client is available")
+        _promise(np.unique(chosen).size == chosen.size, "no client is chosen twice")
         _promise(expected in (None, chosen.size), f"{expected} clients are chosen, as expected_count says")
         _promise(chosen.size > 0 or not available.size, "somebody is chosen where somebody is available")
         selector.observe(report_for(selector, chosen, world.uniform(size=chosen.size) < 0.8, world))

@@ -33,6 +33,7 @@ from flwr.server.client_proxy import ClientProxy
 from flwr.server.history import History as FlowerHistory
 from flwr.server.strategy import FedAvg, Strategy
 
+from fedsel_flwr.selectors import Random
 from fedsel_flwr.strategies import SelectionStrategy
 
 ABSENT: Any = object()
@@ -328,3 +329,11 @@ def chosen(strategy: SelectionStrategy) -> list[list[str]]:
 def row_of(strategy: SelectionStrategy, client_id: str) -> int:
     """The selector's row of a client that was selected at least once."""
     return {row.client_id: row.client for row in strategy.history.clients}[client_id]
+
+
+def all_in(proxies: list[FakeProxy], **kwargs: Any) -> tuple[SelectionStrategy, Federation]:
+    """A strategy that trains everyone it knows, after one round."""
+    strategy = SelectionStrategy(
+        Random(clients_per_round=100, seed=0), fedavg(), **{"min_available": 1, "max_latency": 60.0, **kwargs}
+    )
+    return strategy, Federation(strategy, proxies).play(1)

@@ -8,13 +8,7 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.strategies import BSFL, CSUCB
-from tests.strategies.helpers import (
-    FakeProxy,
-    Federation,
-    RecordingBase,
-    fedavg,
-    initial,
-)
+from tests.strategies.helpers import FakeProxy, Federation, RecordingBase, fedavg, initial
 
 pytestmark = pytest.mark.timeout(60)
 

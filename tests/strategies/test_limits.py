@@ -10,25 +10,16 @@ from typing import Any
 import pytest
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors import Random
 from fedsel_flwr.strategies import CSUCB, SelectionStrategy
-from tests.strategies.helpers import FakeProxy, Federation, chosen, fedavg, fleet, row_of
+from tests.strategies.helpers import FakeProxy, Federation, all_in, chosen, fedavg, fleet, row_of
 
 pytestmark = pytest.mark.timeout(30)
-
-
-def _all_in(proxies: list[FakeProxy], **kwargs: Any) -> tuple[SelectionStrategy, Federation]:
-    """A strategy that trains everyone it knows, after one round."""
-    strategy = SelectionStrategy(
-        Random(clients_per_round=100, seed=0), fedavg(), **{"min_available": 1, "max_latency": 60.0, **kwargs}
-    )
-    return strategy, Federation(strategy, proxies).play(1)
 
 
 def test_max_clients_refuses_the_rest_and_says_so(caplog: Any) -> None:
     proxies = fleet(6)
     with caplog.at_level(logging.WARNING, logger="fedsel_flwr"):
-        strategy, federation = _all_in(proxies, max_clients=4)
+        strategy, federation = all_in(proxies, max_clients=4)
         federation.play(2)
     assert chosen(strategy) == [["0", "1", "2", "3"]] * 3
     for client_id in ("'4'", "'5'"):
@@ -37,7 +28,7 @@ def test_max_clients_refuses_the_rest_and_says_so(caplog: Any) -> None:
 
 
 def test_max_new_per_round_admits_a_few_at_a_time() -> None:
-    strategy, federation = _all_in(fleet(3), max_new_per_round=2)
+    strategy, federation = all_in(fleet(3), max_new_per_round=2)
     assert chosen(strategy)[-1] == ["0", "1", "2"]  # the first roll call is not limited
     for proxy in [FakeProxy(f"new-{k}", k, number=k) for k in range(3, 8)]:
         federation.manager.register(proxy)
@@ -47,7 +38,7 @@ def test_max_new_per_round_admits_a_few_at_a_time() -> None:
 
 def test_max_new_per_round_does_not_hold_back_known_clients() -> None:
     proxies = fleet(5)
-    strategy, federation = _all_in(proxies, max_new_per_round=1)
+    strategy, federation = all_in(proxies, max_new_per_round=1)
     for proxy in proxies:
         federation.manager.unregister(proxy)
     for k in range(5):

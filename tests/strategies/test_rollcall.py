@@ -12,7 +12,7 @@ from flwr.common import Code, GetPropertiesRes, Status
 
 from fedsel_flwr.selectors import Random
 from fedsel_flwr.strategies import BSFL, CSUCB, SelectionStrategy
-from tests.strategies.helpers import ABSENT, FakeProxy, Federation, chosen, fedavg, fleet
+from tests.strategies.helpers import ABSENT, FakeProxy, Federation, all_in, chosen, fedavg, fleet
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -21,26 +21,18 @@ def _everyone(strategy: SelectionStrategy) -> list[str]:
     return chosen(strategy)[-1]
 
 
-def _all_in(proxies: list[FakeProxy], **kwargs: Any) -> tuple[SelectionStrategy, Federation]:
-    """A strategy that trains everyone it knows, after one round."""
-    strategy = SelectionStrategy(
-        Random(clients_per_round=100, seed=0), fedavg(), **{"min_available": 1, "max_latency": 60.0, **kwargs}
-    )
-    return strategy, Federation(strategy, proxies).play(1)
-
-
 # ---- ids ----------------------------------------------------------------------------------------------------------
 
 
 def test_ids_are_canonical_strings_and_rows_follow_them_digits_as_integers() -> None:
     claims = [10, "9", 2, "beta", "alpha", np.int64(100), "11"]
-    strategy, _ = _all_in([FakeProxy(f"node-{i}", claim, number=i) for i, claim in enumerate(claims)])
+    strategy, _ = all_in([FakeProxy(f"node-{i}", claim, number=i) for i, claim in enumerate(claims)])
     assert _everyone(strategy) == ["2", "9", "10", "11", "100", "alpha", "beta"]
     assert [row.client for row in strategy.history.clients] == list(range(7))
 
 
 def test_the_same_id_as_an_integer_and_as_text_is_one_client() -> None:
-    strategy, federation = _all_in([FakeProxy("a", 7)])
+    strategy, federation = all_in([FakeProxy("a", 7)])
     federation.manager.unregister(federation.manager.all()["a"])
     federation.manager.register(FakeProxy("b", "7"))
     federation.play(1)
@@ -50,7 +42,7 @@ def test_the_same_id_as_an_integer_and_as_text_is_one_client() -> None:
 
 @pytest.mark.parametrize("claim", [ABSENT, None, "", "   ", True, float("nan"), 1.5, b"bytes", "a\nb", "x" * 5000])
 def test_without_a_usable_id_the_connection_serves_as_one(claim: Any) -> None:
-    strategy, _ = _all_in([FakeProxy("12345", claim), FakeProxy("other", "named")])
+    strategy, _ = all_in([FakeProxy("12345", claim), FakeProxy("other", "named")])
     assert _everyone(strategy) == ["12345", "named"]
 
 
@@ -59,7 +51,7 @@ def test_a_client_without_get_properties_takes_part_under_its_connection() -> No
         def get_properties(self, ins: Any, timeout: float | None, group_id: int | None) -> GetPropertiesRes:
             return GetPropertiesRes(Status(Code.GET_PROPERTIES_NOT_IMPLEMENTED, "no"), {"client_id": "liar"})
 
-    strategy, _ = _all_in([Old("424242"), FakeProxy("b", "b")])
+    strategy, _ = all_in([Old("424242"), FakeProxy("b", "b")])
     assert _everyone(strategy) == ["424242", "b"]
 
 
@@ -68,7 +60,7 @@ def test_a_client_whose_get_properties_raises_takes_part_under_its_connection(ca
         raise ValueError("Message contains an Error")
 
     with caplog.at_level(logging.WARNING, logger="fedsel_flwr"):
-        strategy, federation = _all_in([FakeProxy("31337", "a", on_properties=broken), FakeProxy("b", "b")])
+        strategy, federation = all_in([FakeProxy("31337", "a", on_properties=broken), FakeProxy("b", "b")])
     assert _everyone(strategy) == ["31337", "b"]
     assert any("31337" in record.getMessage() for record in caplog.records)
     federation.play(2)
@@ -80,7 +72,7 @@ def test_one_failed_question_is_asked_again_at_once() -> None:
         if proxy.asked == 1:
             raise ConnectionError("try again")
 
-    strategy, _ = _all_in([FakeProxy("31337", "a", on_properties=hiccup)])
+    strategy, _ = all_in([FakeProxy("31337", "a", on_properties=hiccup)])
     assert _everyone(strategy) == ["a"]
 
 
@@ -92,7 +84,7 @@ def test_a_client_that_does_not_answer_in_time_is_left_out_and_asked_again(caplo
     slow = FakeProxy("slow-node", "slow", number=1, on_properties=slow_once)
     start = time.monotonic()
     with caplog.at_level(logging.WARNING, logger="fedsel_flwr"):
-        strategy, federation = _all_in([FakeProxy("a", "a"), slow], roll_call_timeout=0.2)
+        strategy, federation = all_in([FakeProxy("a", "a"), slow], roll_call_timeout=0.2)
     assert time.monotonic() - start < 0.55
     assert chosen(strategy) == [["a"]]
     assert any("slow-node" in record.getMessage() for record in caplog.records)
@@ -111,7 +103,7 @@ def test_a_client_that_fails_and_then_hangs_is_asked_again_in_a_later_round() ->
             time.sleep(0.6)
 
     proxy = FakeProxy("31337", "a", on_properties=fails_then_hangs)
-    strategy, federation = _all_in([proxy, FakeProxy("b", "b")], roll_call_timeout=0.2)
+    strategy, federation = all_in([proxy, FakeProxy("b", "b")], roll_call_timeout=0.2)
     assert chosen(strategy) == [["b"]]
     time.sleep(0.5)
     federation.play(1)
@@ -126,14 +118,14 @@ def test_many_that_never_answer_do_not_keep_the_others_out() -> None:
 
     mute = [FakeProxy(str(k), f"mute-{k}", on_properties=hangs) for k in range(40)]
     honest = [FakeProxy(f"z-{k}", f"honest-{k}", number=k) for k in range(3)]
-    strategy, federation = _all_in([*mute, *honest], roll_call_timeout=0.15)
+    strategy, federation = all_in([*mute, *honest], roll_call_timeout=0.15)
     federation.play(2)
     assert _everyone(strategy) == ["honest-0", "honest-1", "honest-2"]
 
 
 def test_known_clients_are_not_asked_again() -> None:
     proxies = fleet(4)
-    _, federation = _all_in(proxies)
+    _, federation = all_in(proxies)
     federation.play(3)
     assert [proxy.asked for proxy in proxies] == [1, 1, 1, 1]
 
@@ -142,7 +134,7 @@ def test_known_clients_are_not_asked_again() -> None:
 
 
 def test_a_second_connection_with_the_same_id_is_refused_and_named(caplog: Any) -> None:
-    strategy, federation = _all_in([FakeProxy("first", "x", number=1), FakeProxy("o", "o", number=2)])
+    strategy, federation = all_in([FakeProxy("first", "x", number=1), FakeProxy("o", "o", number=2)])
     thief = FakeProxy("second", "x", number=3, latency=0.001)
     federation.manager.register(thief)
     with caplog.at_level(logging.WARNING, logger="fedsel_flwr"):
@@ -158,7 +150,7 @@ def test_a_second_connection_with_the_same_id_is_refused_and_named(caplog: Any) 
 def test_two_with_one_id_in_the_same_roll_call() -> None:
     for order in (["n1", "n2"], ["n2", "n1"]):
         proxies = {cid: FakeProxy(cid, "twin", number=i) for i, cid in enumerate(["n1", "n2"])}
-        strategy, federation = _all_in([proxies[cid] for cid in order])
+        strategy, federation = all_in([proxies[cid] for cid in order])
         federation.play(2)
         assert chosen(strategy) == [["twin"]] * 3
         assert [len(proxies["n1"].fits), len(proxies["n2"].fits)] == [3, 0]  # never by who came first
@@ -181,7 +173,7 @@ def test_a_reconnected_client_keeps_its_row_and_statistics() -> None:
 def test_a_restarted_client_is_taken_back_once_its_old_connection_is_gone() -> None:
     """A SuperNode killed and restarted gets a new node id while the server still lists the old one (up to 60 s)."""
     old = FakeProxy("before", "phone", number=1)
-    strategy, federation = _all_in([old, FakeProxy("o", "other", number=2)])
+    strategy, federation = all_in([old, FakeProxy("o", "other", number=2)])
     new = FakeProxy("after", "phone", number=1)
     federation.manager.register(new)
     federation.play(1)

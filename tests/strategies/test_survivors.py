@@ -15,14 +15,7 @@ from flwr.server.strategy import (
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.selectors import Random
 from fedsel_flwr.strategies import BSFL, CSUCB, SelectionStrategy
-from tests.strategies.helpers import (
-    FakeProxy,
-    Federation,
-    RecordingBase,
-    fleet,
-    initial,
-    row_of,
-)
+from tests.strategies.helpers import FakeProxy, Federation, RecordingBase, fleet, initial, row_of
 
 pytestmark = pytest.mark.timeout(60)
 

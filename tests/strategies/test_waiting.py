@@ -11,10 +11,7 @@ import pytest
 from flwr.common import Code, GetParametersIns, GetParametersRes, Parameters, Status, parameters_to_ndarrays
 from flwr.server.client_manager import ClientManager, SimpleClientManager
 from flwr.server.client_proxy import ClientProxy
-from flwr.server.strategy import (
-    DifferentialPrivacyServerSideFixedClipping,
-    FedAvg,
-)
+from flwr.server.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 
 from fedsel_flwr.errors import FedSelError, RunError
 from fedsel_flwr.selectors import Random

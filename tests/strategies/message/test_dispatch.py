@@ -28,18 +28,8 @@ from flwr.serverapp.strategy import (
 from fedsel_flwr.selectors import Random
 from fedsel_flwr.strategies.message import BSFL, CSUCB, CSUCBQ, SelectionStrategy
 from tests.strategies.helpers import FakeProxy, chosen, model, parameters_to_ndarrays, update
-from tests.strategies.message.helpers import (
-    NAMES,
-    FakeGrid,
-    FakeNode,
-    arrays_of,
-    crowd,
-    dispatched,
-    fedavg,
-    named,
-    node_id,
-    play,
-)
+from tests.strategies.message.helpers import FakeGrid, FakeNode, crowd, dispatched, fedavg, node_id, play
+from tests.strategies.message.models import NAMES, arrays_of, named
 
 pytestmark = pytest.mark.timeout(30)
 COHORT, FLEET, ROUNDS = 5, 12, 4

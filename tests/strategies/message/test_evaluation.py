@@ -6,29 +6,14 @@ from typing import Any
 
 import pytest
 from flwr.app import Message, MessageType, MetricRecord, RecordDict
-from flwr.serverapp.strategy import (
-    FedAvg,
-)
+from flwr.serverapp.strategy import FedAvg
 
 from fedsel_flwr.errors import RunError
-from fedsel_flwr.selectors import Random
-from fedsel_flwr.strategies.message import CSUCB, SelectionStrategy
+from fedsel_flwr.strategies.message import CSUCB
 from tests.strategies.helpers import FakeProxy, chosen
-from tests.strategies.message.helpers import (
-    FakeGrid,
-    FakeNode,
-    crowd,
-    fedavg,
-    node_id,
-    play,
-)
+from tests.strategies.message.helpers import FakeGrid, FakeNode, crowd, node_id, play, wrapped
 
 pytestmark = pytest.mark.timeout(30)
-
-
-def _wrapped(cohort: int = 3, base: Any = None, **kwargs: Any) -> SelectionStrategy:
-    options = {"max_latency": 9.0, "wait_timeout": 0.4, **kwargs}
-    return SelectionStrategy(Random(clients_per_round=cohort, seed=0), base or fedavg(), **options)
 
 
 @pytest.mark.timeout(15)
@@ -36,11 +21,11 @@ def test_evaluation_is_bounded() -> None:
     for options in ({"min_evaluate_nodes": 50}, {"min_available_nodes": 50}, {"fraction_evaluate": 2.0}):
         base = FedAvg(**{"fraction_evaluate": 0.5, **options})
         with pytest.raises(RunError, match="wait_timeout"):
-            play(_wrapped(2, base, min_available=2), FakeGrid(crowd(3)), 1)
+            play(wrapped(2, base, min_available=2), FakeGrid(crowd(3)), 1)
 
 
 def test_evaluation_reaches_the_number_the_base_asks_for() -> None:
-    strategy = _wrapped(2, FedAvg(fraction_evaluate=0.5, min_evaluate_nodes=1))
+    strategy = wrapped(2, FedAvg(fraction_evaluate=0.5, min_evaluate_nodes=1))
     grid = FakeGrid(crowd(8))
     result, _ = play(strategy, grid, 3)
     evaluated = [len(b) for b in grid.sent if b and b[0].metadata.message_type == MessageType.EVALUATE]
@@ -70,7 +55,7 @@ def test_an_odd_evaluation_does_not_end_the_run(fault: str) -> None:
 
     nodes = crowd(3)
     nodes[node_id(3)] = FakeNode(FakeProxy("3", 3, number=3), evaluate_fault=change)
-    result, _ = play(_wrapped(2, FedAvg(fraction_evaluate=1.0), min_available=4), FakeGrid(nodes), 2)
+    result, _ = play(wrapped(2, FedAvg(fraction_evaluate=1.0), min_available=4), FakeGrid(nodes), 2)
     honest = sum((10 + 3 * k) * 0.1 * (k + 1) for k in range(3)) / sum(10 + 3 * k for k in range(3))
     with_odd = (honest * 39 + 19 * 0.1 * 4) / 58
     expected = with_odd if fault == "extra" else honest

@@ -14,7 +14,8 @@ from fedsel_flwr.strategies.message import BSFL, CSUCB, TimedGrid
 from fedsel_flwr.strategies.message.grids import ShownGrid, wait_for_nodes
 from fedsel_flwr.strategies.message.records import addressed
 from tests.strategies.helpers import FakeProxy
-from tests.strategies.message.helpers import FakeGrid, FakeNode, arrays_of, crowd, fedavg, play
+from tests.strategies.message.helpers import FakeGrid, FakeNode, crowd, fedavg, play
+from tests.strategies.message.models import arrays_of
 
 pytestmark = pytest.mark.timeout(20)
 POLL_S = 0.25  # how often the grid looks

@@ -18,25 +18,18 @@ from fedsel_flwr.errors import RunError
 from fedsel_flwr.selectors import Random
 from fedsel_flwr.strategies.message import BSFL, CSUCB, SelectionStrategy
 from tests.strategies.helpers import ABSENT, FakeProxy, model, row_of, update
-from tests.strategies.message.helpers import (
+from tests.strategies.message.faults import (
     ERROR_FAULTS,
     FAULTS,
     LATENCY_FAULTS,
     METRIC_FAULTS,
-    NAMES,
     ODD_BUT_GOOD,
     OTHER_FAULTS,
     UPDATE_FAULTS,
     WEIGHT_FAULTS,
-    FakeGrid,
-    FakeNode,
-    RecordingBase,
-    arrays_of,
-    crowd,
-    fedavg,
-    node_id,
-    play,
 )
+from tests.strategies.message.helpers import FakeGrid, FakeNode, RecordingBase, crowd, fedavg, node_id, play
+from tests.strategies.message.models import NAMES, arrays_of
 
 pytestmark = pytest.mark.timeout(60)
 MAX_LATENCY, MIN_LATENCY, COHORT, ROUNDS = 4.0, 0.1, 8, 16
