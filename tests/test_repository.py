@@ -30,9 +30,10 @@ LINKS = ("strategies", "clients", "simulations")
 # Who may import whom, lowest layer first: each part imports the layers below its own. Everyone may import errors.
 LAYERS = (
     {"errors"},
+    {"checks"},
     {"aggregation", "selectors", "wireless"},
-    {"clients", "strategies", "testing", "theory"},
-    {"report"},
+    {"rounds", "testing", "theory"},
+    {"clients", "report", "strategies"},
     {"simulations"},
     {"cli"},
 )

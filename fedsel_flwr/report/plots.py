@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from numpy.typing import ArrayLike, NDArray
 
-    from fedsel_flwr.strategies.history import History
+    from fedsel_flwr.rounds.history import History
 
     FloatArray = NDArray[np.float64]
 

@@ -15,7 +15,7 @@ from fedsel_flwr.errors import RunError
 from fedsel_flwr.report.table import decimals_of
 
 if TYPE_CHECKING:
-    from fedsel_flwr.strategies.history import RoundRecord
+    from fedsel_flwr.rounds.history import RoundRecord
 
 LINES_PER_RUN = 10
 

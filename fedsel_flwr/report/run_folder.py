@@ -18,7 +18,7 @@ from fedsel_flwr.report.files import load_optional, replacing
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from fedsel_flwr.strategies.history import History
+    from fedsel_flwr.rounds.history import History
 
 ROUNDS = "rounds.parquet"
 CLIENTS = "clients.parquet"
@@ -86,7 +86,7 @@ def write_history(folder: str | os.PathLike[str], history: History) -> tuple[Pat
     Raises:
         RunError: If pyarrow is not installed.
     """
-    from fedsel_flwr.strategies.history import ClientRecord, RoundRecord
+    from fedsel_flwr.rounds.history import ClientRecord, RoundRecord
 
     paths = Path(folder) / ROUNDS, Path(folder) / CLIENTS
     _write_records(paths[0], RoundRecord, history.rounds)
@@ -107,7 +107,7 @@ def read_history(folder: str | os.PathLike[str]) -> History:
         ParameterError: If a file is missing, is not Parquet or has other columns.
         RunError: If pyarrow is not installed.
     """
-    from fedsel_flwr.strategies.history import ClientRecord, History, RoundRecord
+    from fedsel_flwr.rounds.history import ClientRecord, History, RoundRecord
 
     history = History()
     history.rounds.extend(_read_records(Path(folder) / ROUNDS, RoundRecord))

@@ -14,7 +14,7 @@ from fedsel_flwr.errors import ParameterError
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-    from fedsel_flwr.strategies.history import History
+    from fedsel_flwr.rounds.history import History
 
 
 @dataclass(frozen=True, kw_only=True)

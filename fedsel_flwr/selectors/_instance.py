@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedsel_flwr.checks import FloatArray, column
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors._check import FloatArray, column
 
 
 def checked_instance(ucb: FloatArray, generalization: FloatArray) -> tuple[FloatArray, FloatArray]:

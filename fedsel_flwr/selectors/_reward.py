@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedsel_flwr.selectors._check import FloatArray
+from fedsel_flwr.checks import FloatArray
 from fedsel_flwr.selectors.report import RoundReport
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fedsel_flwr.selectors._check import BoolArray, FloatArray, IntArray
+from fedsel_flwr.checks import BoolArray, FloatArray, IntArray
 
 
 def take_sizes(size: FloatArray, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:

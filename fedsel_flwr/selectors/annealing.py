@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedsel_flwr.selectors._check import BoolArray, FloatArray, IntArray, one_of, real, whole
+from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, one_of, real, whole
 from fedsel_flwr.selectors._instance import checked_instance, finite_bounds
 
 KINDS = ("alsa", "annealing")

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, column, indices, whole
 from fedsel_flwr.errors import ParameterError, RunError, StateError
-from fedsel_flwr.selectors._check import BoolArray, FloatArray, IntArray, column, indices, whole
 from fedsel_flwr.selectors.report import RoundReport
 
 INFORM_COLUMNS = frozenset(

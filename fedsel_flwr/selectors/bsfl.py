@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedsel_flwr.checks import FloatArray, IntArray, by_client, lookup, one_of, real, whole
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors._check import FloatArray, IntArray, by_client, lookup, one_of, real, whole
 from fedsel_flwr.selectors.annealing import anneal
 from fedsel_flwr.selectors.base import Selector
 from fedsel_flwr.selectors.report import RoundReport

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, by_client, lookup, real
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors._check import BoolArray, FloatArray, IntArray, by_client, lookup, real
 from fedsel_flwr.selectors._reward import latency_reward
 from fedsel_flwr.selectors._sizes import filled_sizes, take_sizes
 from fedsel_flwr.selectors.base import Selector

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedsel_flwr.selectors._check import FloatArray, IntArray
+from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.selectors.base import Selector
 from fedsel_flwr.selectors.report import RoundReport
 

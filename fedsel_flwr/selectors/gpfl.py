@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedsel_flwr.selectors._check import BoolArray, FloatArray, IntArray, one_of, real, whole
+from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, one_of, real, whole
 from fedsel_flwr.selectors.base import Selector
 from fedsel_flwr.selectors.report import RoundReport
 

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, real, whole
 from fedsel_flwr.errors import StateError
-from fedsel_flwr.selectors._check import BoolArray, FloatArray, IntArray, real, whole
 from fedsel_flwr.selectors.base import Selector
 from fedsel_flwr.selectors.report import RoundReport
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, column, indices, real
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors._check import BoolArray, FloatArray, IntArray, column, indices, real
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

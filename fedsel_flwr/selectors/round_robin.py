@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedsel_flwr.selectors._check import IntArray
+from fedsel_flwr.checks import IntArray
 from fedsel_flwr.selectors.base import Selector
 
 

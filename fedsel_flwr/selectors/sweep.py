@@ -6,7 +6,7 @@ from heapq import heapify, heapreplace
 
 import numpy as np
 
-from fedsel_flwr.selectors._check import FloatArray, IntArray, real, whole
+from fedsel_flwr.checks import FloatArray, IntArray, real, whole
 from fedsel_flwr.selectors._instance import checked_instance, finite_bounds
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from fedsel_flwr.selectors._check import IntArray
+from fedsel_flwr.checks import IntArray
 from fedsel_flwr.selectors.base import Selector
 
 

@@ -11,6 +11,10 @@ from flwr.server.strategy import Strategy as LegacyStrategy
 from flwr.serverapp.strategy import Strategy as MessageStrategy
 
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.rounds.client_values import ClientValues
+from fedsel_flwr.rounds.core import Availability
+from fedsel_flwr.rounds.measuring import ON_VALIDATION
+from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.selectors import Selector, create
 from fedsel_flwr.selectors.registry import selector_class
 from fedsel_flwr.simulations.availability import BernoulliAvailability, TraceAvailability
@@ -18,10 +22,6 @@ from fedsel_flwr.simulations.base_strategies import legacy_base, message_base
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.world import World
 from fedsel_flwr.strategies import Filter, History, RoundRecord
-from fedsel_flwr.strategies.core import Availability
-from fedsel_flwr.strategies.measuring import ON_VALIDATION
-from fedsel_flwr.strategies.roster import Roster
-from fedsel_flwr.strategies.row_values import RowValues
 
 PACKAGES = {"legacy": "fedsel_flwr.strategies", "message": "fedsel_flwr.strategies.message"}
 """Where the selection strategies of each API are."""
@@ -159,7 +159,7 @@ def check_selectors(scenario: Scenario, names: Sequence[str]) -> None:
         params = selector_params(scenario.model_copy(update={"selector": name}), sizes)
         create(name, **params)
         for key in selector_class(name).by_client & {key for key, value in params.items() if value is not None}:
-            values = RowValues(key, params[key], Roster())
+            values = ClientValues(key, params[key], Roster())
             lacking = [k for k in range(scenario.num_clients) if not values.covers(str(k))]
             if lacking:
                 raise ParameterError(

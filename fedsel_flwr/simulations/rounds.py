@@ -15,11 +15,11 @@ from flwr.server.compat import start_grid
 from flwr.serverapp import Grid
 
 from fedsel_flwr.errors import RunError
+from fedsel_flwr.rounds.replies import Arrays
 from fedsel_flwr.simulations.building import given_or_made
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.world import World, world_of
 from fedsel_flwr.strategies import History, RoundRecord, SelectionStrategy
-from fedsel_flwr.strategies.replies import Arrays
 
 SETTLED_S = 3.0
 """The number of nodes counts as final when it has not changed for this long."""

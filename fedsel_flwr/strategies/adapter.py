@@ -6,20 +6,20 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar, Literal
 
+from fedsel_flwr.aggregation.filter import Filter
+from fedsel_flwr.checks import real, whole
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.rounds.client_values import ClientValues
+from fedsel_flwr.rounds.core import Availability, Introduction, Outcome, SelectionCore, Settings
+from fedsel_flwr.rounds.history import History, RoundRecord
+from fedsel_flwr.rounds.measuring import Measurer
+from fedsel_flwr.rounds.replies import Arrays, MetricKeys
+from fedsel_flwr.rounds.rollcall import RollCall
+from fedsel_flwr.rounds.roster import Roster
+from fedsel_flwr.rounds.untrusted import number
+from fedsel_flwr.rounds.validation import Validation
 from fedsel_flwr.selectors import Selector
-from fedsel_flwr.selectors._check import real, whole
 from fedsel_flwr.strategies import bases
-from fedsel_flwr.strategies.core import Availability, Introduction, Outcome, SelectionCore, Settings
-from fedsel_flwr.strategies.filter import Filter
-from fedsel_flwr.strategies.history import History, RoundRecord
-from fedsel_flwr.strategies.measuring import Measurer
-from fedsel_flwr.strategies.replies import Arrays, MetricKeys
-from fedsel_flwr.strategies.rollcall import RollCall
-from fedsel_flwr.strategies.roster import Roster
-from fedsel_flwr.strategies.row_values import RowValues
-from fedsel_flwr.strategies.validation import Validation
-from fedsel_flwr.strategies.values import number
 
 logger = logging.getLogger("fedsel_flwr")
 Ask = Callable[[list[str]], tuple[Mapping[str, Mapping[str, object] | None], list[str]]]
@@ -99,7 +99,7 @@ class Adapter:
         availability: Availability | None = None,
         on_round: Callable[[RoundRecord], None] | None = None,
         roster: Roster | None = None,
-        client_values: tuple[RowValues, ...] = (),
+        client_values: tuple[ClientValues, ...] = (),
     ) -> None:
         if not isinstance(selector, Selector):
             raise ParameterError(f"selector must be a fedsel_flwr.selectors.Selector, got {type(selector).__name__}")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from fedsel_flwr.aggregation.filter import Filter
+from fedsel_flwr.checks import one_of
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.rounds.validation import Validation
 from fedsel_flwr.selectors import FedCMTS, FedCMUCB, Random, Selector
-from fedsel_flwr.selectors._check import one_of
 from fedsel_flwr.strategies.adapter import Adapter
-from fedsel_flwr.strategies.filter import Filter
-from fedsel_flwr.strategies.validation import Validation
 
 
 class CombinatorialAveraging(Adapter):

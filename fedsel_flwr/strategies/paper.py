@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.rounds.client_values import ClientValues
+from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.strategies.adapter import Adapter
-from fedsel_flwr.strategies.roster import Roster
-from fedsel_flwr.strategies.row_values import RowValues
 
 OPTION_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"gpfl": {"averaging": "mean"}}  # section II: unweighted mean
 """Selector -> options whose default differs from the adapter's."""
@@ -49,7 +49,7 @@ class PaperStrategy(Adapter):
         own = inspect.signature(self.selector_class).parameters
         selector_params = {key: value for key, value in params.items() if key in own}
         values = {
-            key: RowValues(key, selector_params[key], roster)
+            key: ClientValues(key, selector_params[key], roster)
             for key in self.selector_class.by_client
             if selector_params.get(key) is not None
         }

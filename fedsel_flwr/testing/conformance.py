@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from fedsel_flwr.checks import BoolArray, IntArray
 from fedsel_flwr.errors import ParameterError, RunError, StateError
-from fedsel_flwr.selectors._check import BoolArray, IntArray
 from fedsel_flwr.selectors.base import Selector
 from fedsel_flwr.selectors.report import RoundReport
 

@@ -27,8 +27,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from fedsel_flwr.checks import real, whole
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors._check import real, whole
 from fedsel_flwr.theory.genie import finite_means, xia_genie
 
 

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedsel_flwr.checks import FloatArray, IntArray, column, real, whole
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors._check import FloatArray, IntArray, column, real, whole
 from fedsel_flwr.selectors.bsfl import maximize
 
 

@@ -31,8 +31,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedsel_flwr.checks import FloatArray, real, whole
 from fedsel_flwr.errors import ParameterError, RunError
-from fedsel_flwr.selectors._check import FloatArray, real, whole
 from fedsel_flwr.theory.genie import finite_means
 
 Clients = tuple[int, ...]

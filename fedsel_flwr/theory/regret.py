@@ -18,8 +18,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, indices, real, whole
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors._check import BoolArray, FloatArray, IntArray, indices, real, whole
 from fedsel_flwr.theory.genie import bsfl_genie, finite_means, xia_genie
 
 Choices = BoolArray | Sequence[npt.ArrayLike]

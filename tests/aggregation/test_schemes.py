@@ -10,11 +10,11 @@ import pytest
 from fedsel_flwr import strategies as legacy_api
 from fedsel_flwr.aggregation import SCHEMES, Averaging, averaging
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.rounds.core import Introduction, SelectionCore, Settings
+from fedsel_flwr.rounds.replies import Reply
+from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.selectors import create
 from fedsel_flwr.strategies import message as message_api
-from fedsel_flwr.strategies.core import Introduction, SelectionCore, Settings
-from fedsel_flwr.strategies.replies import Reply
-from fedsel_flwr.strategies.roster import Roster
 from tests.strategies import numpy_world as world
 from tests.strategies.flower_world import legacy_base, message_base, play_legacy, play_messages
 

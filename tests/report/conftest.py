@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from fedsel_flwr.strategies.history import ClientRecord, History, RoundRecord
+from fedsel_flwr.rounds.history import ClientRecord, History, RoundRecord
 
 MakeHistory = Callable[..., History]
 

@@ -5,8 +5,8 @@ from functools import partial
 import numpy as np
 import pytest
 
+from fedsel_flwr.checks import IntArray
 from fedsel_flwr.selectors import Random, create, names
-from fedsel_flwr.selectors._check import IntArray
 from fedsel_flwr.testing import CHECKS, check_selector
 
 PARAMETERS = {

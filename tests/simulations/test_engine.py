@@ -15,9 +15,9 @@ from flwr.common import Context, RecordDict
 from flwr.server.strategy import FedAvg
 
 from fedsel_flwr import strategies as legacy_api
+from fedsel_flwr.checks import IntArray
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.selectors import Selector, create
-from fedsel_flwr.selectors._check import IntArray
 from fedsel_flwr.simulations import engine
 from fedsel_flwr.simulations.base_strategies import legacy_base, message_base
 from fedsel_flwr.simulations.engine import simulate

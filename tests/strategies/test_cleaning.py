@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fedsel_flwr import selectors
-from fedsel_flwr.strategies.core import Introduction, SelectionCore, Settings
-from fedsel_flwr.strategies.replies import ClientResult, MetricKeys, Reply, read_reply
-from fedsel_flwr.strategies.roster import Roster, canonical_id, id_order
+from fedsel_flwr.rounds.core import Introduction, SelectionCore, Settings
+from fedsel_flwr.rounds.replies import ClientResult, MetricKeys, Reply, read_reply
+from fedsel_flwr.rounds.roster import Roster, canonical_id, id_order
 
 KEYS = MetricKeys()
 OURS = [getattr(KEYS, entry.name) for entry in fields(MetricKeys)]

@@ -16,13 +16,13 @@ from flwr.serverapp import strategy as message_bases
 
 from fedsel_flwr import strategies as legacy_api
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError
+from fedsel_flwr.rounds.core import Introduction, SelectionCore, Settings
+from fedsel_flwr.rounds.measuring import Measurer
+from fedsel_flwr.rounds.replies import Reply
+from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.selectors import Random, create, names
 from fedsel_flwr.strategies import Filter, Validation
 from fedsel_flwr.strategies import message as message_api
-from fedsel_flwr.strategies.core import Introduction, SelectionCore, Settings
-from fedsel_flwr.strategies.measuring import Measurer
-from fedsel_flwr.strategies.replies import Reply
-from fedsel_flwr.strategies.roster import Roster
 from tests.strategies import numpy_world as world
 from tests.strategies.flower_world import legacy_base, message_base, proxies
 from tests.strategies.helpers import OK

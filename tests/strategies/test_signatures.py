@@ -150,8 +150,8 @@ def _loads(statement: str) -> set[str]:
     [
         "import fedsel_flwr",
         "import fedsel_flwr.strategies",
-        "import fedsel_flwr.strategies.core",
-        "from fedsel_flwr.strategies.history import History",
+        "import fedsel_flwr.rounds.core",
+        "from fedsel_flwr.rounds.history import History",
         "import fedsel_flwr.selectors",
     ],
 )

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedsel_flwr.aggregation.filter import Filter
+from fedsel_flwr.rounds.core import SelectionCore, Settings
+from fedsel_flwr.rounds.measuring import Measurer
+from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.selectors import create, names
 from fedsel_flwr.strategies import SelectionStrategy
-from fedsel_flwr.strategies.core import SelectionCore, Settings
-from fedsel_flwr.strategies.filter import Filter
-from fedsel_flwr.strategies.measuring import Measurer
-from fedsel_flwr.strategies.roster import Roster
 from tests.processes import ROOT, Command
 from tests.strategies import numpy_world as world
 from tests.strategies.flower_world import comparable, legacy_base, play_legacy
@@ -98,8 +98,9 @@ FRESH = """
 import sys
 import numpy as np
 from fedsel_flwr.selectors import create
-from fedsel_flwr.strategies import core, filter, measuring
-from fedsel_flwr.strategies.roster import Roster
+from fedsel_flwr.aggregation import filter
+from fedsel_flwr.rounds import core, measuring
+from fedsel_flwr.rounds.roster import Roster
 assert not {"flwr", "torch", "ray"} & sys.modules.keys(), sorted(sys.modules)
 from tests.strategies import numpy_world as world
 from tests.strategies.third_adapter import play_stacked

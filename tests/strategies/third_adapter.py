@@ -5,8 +5,8 @@ This is what a vectorized engine stands on.
 
 from __future__ import annotations
 
-from fedsel_flwr.strategies.core import Introduction, SelectionCore
-from fedsel_flwr.strategies.replies import Reply
+from fedsel_flwr.rounds.core import Introduction, SelectionCore
+from fedsel_flwr.rounds.replies import Reply
 from tests.strategies import numpy_world as world
 
 

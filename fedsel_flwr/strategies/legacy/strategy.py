@@ -24,12 +24,12 @@ from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import FedAvg, Strategy
 
 from fedsel_flwr.errors import RunError
+from fedsel_flwr.rounds.replies import Arrays, ClientResult, Reply
+from fedsel_flwr.rounds.roster import id_order
 from fedsel_flwr.strategies import bases
 from fedsel_flwr.strategies.adapter import Adapter
 from fedsel_flwr.strategies.legacy.asking import ask_all, introduce, probe
 from fedsel_flwr.strategies.legacy.cohort import BoundedManager, ChosenCohort, TimedProxy, wait_for_clients
-from fedsel_flwr.strategies.replies import Arrays, ClientResult, Reply
-from fedsel_flwr.strategies.roster import id_order
 
 FitFailure = tuple[ClientProxy, FitRes] | BaseException
 EvaluateFailure = tuple[ClientProxy, EvaluateRes] | BaseException

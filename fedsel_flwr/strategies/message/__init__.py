@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from fedsel_flwr.strategies.filter import Filter
-from fedsel_flwr.strategies.history import ClientRecord, History, RoundRecord
+from fedsel_flwr.aggregation.filter import Filter
+from fedsel_flwr.rounds.history import ClientRecord, History, RoundRecord
+from fedsel_flwr.rounds.replies import MetricKeys
+from fedsel_flwr.rounds.validation import Validation
 from fedsel_flwr.strategies.message.grids import TimedGrid
 from fedsel_flwr.strategies.message.papers import BSFL, CSUCB, CSUCBQ, GPFL, PCZFL, FedCA, FedCM
 from fedsel_flwr.strategies.message.strategy import SelectionStrategy
-from fedsel_flwr.strategies.replies import MetricKeys
-from fedsel_flwr.strategies.validation import Validation
 
 __all__ = [
     "BSFL",

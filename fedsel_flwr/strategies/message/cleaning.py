@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
+from fedsel_flwr.rounds.replies import ClientResult, MetricKeys
+from fedsel_flwr.rounds.untrusted import finite_number, shown, usable_count
 from fedsel_flwr.strategies import bases
 from fedsel_flwr.strategies.message.records import reply_of
-from fedsel_flwr.strategies.replies import ClientResult, MetricKeys
-from fedsel_flwr.strategies.values import finite_number, shown, usable_count
 
 Kinds = frozenset[tuple[str, int]]
 """Metric keys, each with -1 for a number, the length of a list, or 0 for a list where lengths may differ."""

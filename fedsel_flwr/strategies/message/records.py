@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
-from fedsel_flwr.strategies.replies import Arrays, Reply
+from fedsel_flwr.rounds.replies import Arrays, Reply
 
 
 def addressed(template: Message, node: str) -> Message:

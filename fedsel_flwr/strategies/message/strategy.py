@@ -13,13 +13,13 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
 from fedsel_flwr.errors import RunError
+from fedsel_flwr.rounds.replies import Arrays, Reply
+from fedsel_flwr.rounds.roster import id_order
 from fedsel_flwr.strategies import bases
 from fedsel_flwr.strategies.adapter import Adapter
 from fedsel_flwr.strategies.message.cleaning import Cleaner, metrics_of
 from fedsel_flwr.strategies.message.grids import ShownGrid, TimedGrid, wait_for_nodes
 from fedsel_flwr.strategies.message.records import addressed, numbers_and_text, query, reference_of, reply_of
-from fedsel_flwr.strategies.replies import Arrays, Reply
-from fedsel_flwr.strategies.roster import id_order
 
 logger = logging.getLogger("fedsel_flwr")
 

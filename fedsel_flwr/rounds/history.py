@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from fedsel_flwr.selectors._check import IntArray
+from fedsel_flwr.checks import IntArray
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fedsel_flwr.rounds.measuring import Measurer
 from fedsel_flwr.selectors import create
-from fedsel_flwr.strategies.measuring import Measurer
 from tests.strategies.scripted import APIS, Counted, Spy, play_scripted, two_examples
 
 pytestmark = pytest.mark.timeout(30)

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedsel_flwr.checks import FloatArray, real
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors._check import FloatArray, real
 
 
 class Direction:

@@ -16,16 +16,16 @@ import numpy as np
 
 from fedsel_flwr.aggregation import averaging
 from fedsel_flwr.errors import RunError
+from fedsel_flwr.rounds.client_values import ClientValues
+from fedsel_flwr.rounds.enrolment import Enrolment
+from fedsel_flwr.rounds.history import History, RoundRecord
+from fedsel_flwr.rounds.measuring import Measurer
+from fedsel_flwr.rounds.probing import Probing
+from fedsel_flwr.rounds.replies import NOT_REPORTED, Arrays, Reply, read_reply
+from fedsel_flwr.rounds.reporting import Reporter
+from fedsel_flwr.rounds.roster import Roster
+from fedsel_flwr.rounds.settings import Availability, Introduction, Outcome, Question, Settings
 from fedsel_flwr.selectors import Selector
-from fedsel_flwr.strategies.enrolment import Enrolment
-from fedsel_flwr.strategies.history import History, RoundRecord
-from fedsel_flwr.strategies.measuring import Measurer
-from fedsel_flwr.strategies.probing import Probing
-from fedsel_flwr.strategies.replies import NOT_REPORTED, Arrays, Reply, read_reply
-from fedsel_flwr.strategies.reporting import Reporter
-from fedsel_flwr.strategies.roster import Roster
-from fedsel_flwr.strategies.row_values import RowValues
-from fedsel_flwr.strategies.terms import Availability, Introduction, Outcome, Question, Settings
 from fedsel_flwr.wireless import round_time
 
 __all__ = ["Availability", "Introduction", "Outcome", "Question", "SelectionCore", "Settings"]
@@ -50,7 +50,7 @@ class SelectionCore:
         selector: Selector,
         settings: Settings,
         roster: Roster,
-        client_values: tuple[RowValues, ...] = (),
+        client_values: tuple[ClientValues, ...] = (),
         availability: Availability | None = None,
         measurer: Measurer | None = None,
     ) -> None:

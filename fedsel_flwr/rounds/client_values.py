@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.strategies.roster import Roster, canonical_id
+from fedsel_flwr.rounds.roster import Roster, canonical_id
 
 
-class RowValues(Mapping[int, float]):
+class ClientValues(Mapping[int, float]):
     """A number for each client, given by client id, read by row through the roster.
 
     Args:

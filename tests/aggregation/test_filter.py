@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedsel_flwr.rounds.measuring import Measurer
 from fedsel_flwr.strategies import Filter
-from fedsel_flwr.strategies.measuring import Measurer
 from tests.strategies.scripted import APIS, A, B, C, Spy, play_scripted, two_examples
 
 pytestmark = pytest.mark.timeout(30)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.strategies.roster import Roster, canonical_id, id_order
-from fedsel_flwr.strategies.row_values import RowValues
+from fedsel_flwr.rounds.client_values import ClientValues
+from fedsel_flwr.rounds.roster import Roster, canonical_id, id_order
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_never_two_connections_on_one_row_nor_two_rows_of_one_id(
 
 def test_values_by_row_follow_the_ids() -> None:
     roster = Roster()
-    values = RowValues("data_weights", {"b": 2.0, "a": 1.0, 10: 3.0}, roster)
+    values = ClientValues("data_weights", {"b": 2.0, "a": 1.0, 10: 3.0}, roster)
     roster.enroll({"n1": "b", "n2": "10"}, 1)
     roster.enroll({"n3": "a"}, 2)
     assert {row: values[row] for row in values} == {0: 3.0, 1: 2.0, 2: 1.0}
@@ -96,4 +96,4 @@ def test_values_by_row_follow_the_ids() -> None:
 @pytest.mark.parametrize("given_", [{True: 1.0}, {1: 1.0, "1": 2.0}, {"": 1.0}, [[1.0], [2.0]], 3.0])
 def test_values_that_do_not_name_each_client_once(given_: Any) -> None:
     with pytest.raises(ParameterError, match="data_weights"):
-        RowValues("data_weights", given_, Roster())
+        ClientValues("data_weights", given_, Roster())

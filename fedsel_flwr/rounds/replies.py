@@ -14,8 +14,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedsel_flwr.strategies.roster import canonical_id
-from fedsel_flwr.strategies.values import finite_number, fraction, number, one_line, shown, usable_count
+from fedsel_flwr.rounds.roster import canonical_id
+from fedsel_flwr.rounds.untrusted import finite_number, fraction, number, one_line, shown, usable_count
 
 NaN = float("nan")
 Arrays = Sequence[npt.NDArray[Any]]

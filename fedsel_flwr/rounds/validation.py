@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors._check import FloatArray, IntArray
-from fedsel_flwr.strategies.replies import Arrays
+from fedsel_flwr.rounds.replies import Arrays
 
 Predict = Callable[[Arrays, Any], FloatArray]
 DIVERGED = 1e6

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from fedsel_flwr.checks import BoolArray, FloatArray
+from fedsel_flwr.rounds.history import ClientRecord
+from fedsel_flwr.rounds.replies import ClientResult
+from fedsel_flwr.rounds.roster import Roster
+from fedsel_flwr.rounds.settings import Outcome
 from fedsel_flwr.selectors import RoundReport, Selector
-from fedsel_flwr.selectors._check import BoolArray, FloatArray
-from fedsel_flwr.strategies.history import ClientRecord
-from fedsel_flwr.strategies.replies import ClientResult
-from fedsel_flwr.strategies.roster import Roster
-from fedsel_flwr.strategies.terms import Outcome
 
 logger = logging.getLogger("fedsel_flwr")
 MEASURED = frozenset({"accuracy", "projection", "update"})

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from flwr.server.strategy import FedAvg
 
+from fedsel_flwr.rounds.history import ClientRecord, History
 from fedsel_flwr.selectors import Random
 from fedsel_flwr.strategies import CSUCB, RoundRecord, SelectionStrategy
-from fedsel_flwr.strategies.history import ClientRecord, History
 from tests.strategies.helpers import FakeProxy, Federation, chosen, fedavg, fleet, initial, run_rounds
 
 pytestmark = pytest.mark.timeout(20)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fedsel_flwr.aggregation import SCHEMES, Averaging
-from fedsel_flwr.selectors._check import BoolArray, FloatArray, one_of, real, whole
-from fedsel_flwr.strategies.replies import ClientResult, MetricKeys
+from fedsel_flwr.checks import BoolArray, FloatArray, one_of, real, whole
+from fedsel_flwr.rounds.replies import ClientResult, MetricKeys
 
 Availability = Callable[[str, int, float], bool]
 """Called with client id, round and simulated seconds; False leaves the client out of the round."""

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from fedsel_flwr.rounds.roster import Roster
+from fedsel_flwr.rounds.settings import Question, Settings
+from fedsel_flwr.rounds.untrusted import finite_number, fraction
 from fedsel_flwr.selectors import Selector
-from fedsel_flwr.strategies.roster import Roster
-from fedsel_flwr.strategies.terms import Question, Settings
-from fedsel_flwr.strategies.values import finite_number, fraction
 from fedsel_flwr.wireless import round_time
 
 logger = logging.getLogger("fedsel_flwr")

@@ -9,9 +9,9 @@ from typing import cast
 import numpy as np
 
 from fedsel_flwr.aggregation import best_subset
-from fedsel_flwr.aggregation.combinatorial import Score
+from fedsel_flwr.aggregation.subsets import Score
+from fedsel_flwr.checks import BoolArray, FloatArray, IntArray
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors._check import BoolArray, FloatArray, IntArray
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedsel_flwr.aggregation.filter import Filter
+from fedsel_flwr.checks import BoolArray, FloatArray
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.rounds.direction import Direction
+from fedsel_flwr.rounds.replies import Arrays
+from fedsel_flwr.rounds.validation import Validation
 from fedsel_flwr.selectors import Selector
-from fedsel_flwr.selectors._check import BoolArray, FloatArray
-from fedsel_flwr.strategies.direction import Direction
-from fedsel_flwr.strategies.filter import Filter
-from fedsel_flwr.strategies.replies import Arrays
-from fedsel_flwr.strategies.validation import Validation
 
 ON_VALIDATION = frozenset({"kept", "accuracy", "global_accuracy", "global_loss"})
 """Columns that need a validation set."""

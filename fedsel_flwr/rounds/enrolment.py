@@ -8,13 +8,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.rounds.client_values import ClientValues
+from fedsel_flwr.rounds.measuring import Measurer
+from fedsel_flwr.rounds.replies import Arrays
+from fedsel_flwr.rounds.roster import Roster, canonical_id
+from fedsel_flwr.rounds.settings import Introduction
+from fedsel_flwr.rounds.untrusted import fraction, usable_count
 from fedsel_flwr.selectors import Selector
-from fedsel_flwr.strategies.measuring import Measurer
-from fedsel_flwr.strategies.replies import Arrays
-from fedsel_flwr.strategies.roster import Roster, canonical_id
-from fedsel_flwr.strategies.row_values import RowValues
-from fedsel_flwr.strategies.terms import Introduction
-from fedsel_flwr.strategies.values import fraction, usable_count
 
 logger = logging.getLogger("fedsel_flwr")
 
@@ -30,7 +30,7 @@ class Enrolment:
     """
 
     def __init__(
-        self, selector: Selector, roster: Roster, measurer: Measurer, client_values: tuple[RowValues, ...]
+        self, selector: Selector, roster: Roster, measurer: Measurer, client_values: tuple[ClientValues, ...]
     ) -> None:
         self._selector, self._roster, self._measurer, self._client_values = selector, roster, measurer, client_values
         self._sizes: dict[int, int] = {}
