@@ -12,10 +12,10 @@ from flwr.serverapp.strategy import Strategy as MessageStrategy
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.client_values import ClientValues
-from fedsel_flwr.rounds.core import Availability
-from fedsel_flwr.rounds.measuring import ON_VALIDATION
+from fedsel_flwr.rounds.presence import Availability
 from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.selectors import Selector, create
+from fedsel_flwr.selectors.columns import ON_VALIDATION
 from fedsel_flwr.selectors.registry import selector_class
 from fedsel_flwr.simulations.availability import BernoulliAvailability, TraceAvailability
 from fedsel_flwr.simulations.base_strategies import legacy_base, message_base

@@ -15,7 +15,7 @@ from flwr.server.compat import start_grid
 from flwr.serverapp import Grid
 
 from fedsel_flwr.errors import RunError
-from fedsel_flwr.rounds.replies import Arrays
+from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.simulations.building import given_or_made
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.world import World, world_of
