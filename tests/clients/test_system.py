@@ -62,7 +62,7 @@ def test_delays_follow_from_the_streams() -> None:
     )
     d = 0.5 * math.sqrt(stream(11, "placement", 1).random())
     down, up = stream(11, "latency", 1, 4).standard_exponential(2)
-    phi = stream(11, "computing", 1, 4).uniform(115, 135)  # k' = 10.5
+    phi = stream(11, "computing", 1, 4).uniform(30, 50)  # k = 2
     gain = 10 ** (-(128.1 + 37.6 * math.log10(d)) / 10)
     noise = 10**-10.7 / 1000  # -107 dBm
     drawn = system.draw(1, 4)
