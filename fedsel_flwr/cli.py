@@ -27,9 +27,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status (0, 2 after an error, 130 after Ctrl-C)."""
     args = _parser().parse_args(argv)
     try:
-        _require_simulation()
         if args.command == "list":
+            _require("pydantic")
             return _list()
+        _require("pydantic", "torch", "ray", "flwr_datasets")
+        _set_environment()
         return _compare(args)
     except FedSelError as error:
         print(f"fedsel: error: {error}", file=sys.stderr)
@@ -135,10 +137,14 @@ def _toml_value(text: str) -> Any:
         return text
 
 
-def _require_simulation() -> None:
-    lacking = [name for name in ("pydantic", "torch", "ray", "flwr_datasets") if not importlib.util.find_spec(name)]
+def _require(*packages: str) -> None:
+    lacking = [name for name in packages if not importlib.util.find_spec(name)]
     if lacking:
         raise RunError(f"{', '.join(lacking)} not installed: pip install 'fedsel-flwr[sim]'")
+
+
+def _set_environment() -> None:
+    """What Flower and Ray read when they are imported."""
     for key, value in (
         ("FLWR_TELEMETRY_ENABLED", "0"),
         ("RAY_USAGE_STATS_ENABLED", "0"),
