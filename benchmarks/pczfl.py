@@ -74,7 +74,7 @@ def run(scenario: Scenario) -> tuple[tuple[float, ...], dict[int, dict[str, Any]
             snapshots[record.round] = strategy.selector.state_dict()
 
     world = world_of(scenario)
-    strategy = make_strategy(scenario, world, on_round)
+    strategy = make_strategy(world, on_round)
     history = simulate(scenario, strategy=strategy).history
     scores = np.array([world.energy_score(k) for k in range(scenario.num_clients)])
     cohort = np.mean([record.num_selected for record in history.rounds[warmup:]])

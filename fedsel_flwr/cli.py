@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.util
 import logging
 import os
-import signal
 import sys
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedsel_flwr import __version__
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError
-
-if TYPE_CHECKING:
-    from fedsel_flwr.report.progress import Progress
 
 EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
 
@@ -27,14 +22,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status (0, 2 after an error, 130 after Ctrl-C)."""
     args = _parser().parse_args(argv)
     try:
-        _require_simulation()
         if args.command == "list":
+            _require("pydantic")
             return _list()
+        _require("pydantic", "torch", "ray", "flwr_datasets")
+        _set_environment()
         return _compare(args)
     except FedSelError as error:
         print(f"fedsel: error: {error}", file=sys.stderr)
         return EXIT_ERROR
-    except KeyboardInterrupt:  # while loading; during the runs, see _leaving_at_once
+    except KeyboardInterrupt:  # while loading; during the runs, see leaving_at_once
         print("fedsel: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
 
@@ -97,7 +94,7 @@ def _compare(args: argparse.Namespace) -> int:
     from fedsel_flwr.report.table import render_table
     from fedsel_flwr.simulations.building import check_selectors
     from fedsel_flwr.simulations.comparison import Comparison
-    from fedsel_flwr.simulations.processes import adopt_orphans, end_descendants
+    from fedsel_flwr.simulations.processes import adopt_orphans, end_descendants, leaving_at_once
     from fedsel_flwr.simulations.world import world_of
 
     check_selectors(scenario, selectors)
@@ -106,8 +103,9 @@ def _compare(args: argparse.Namespace) -> int:
     _log_to(folder / "flower.log")
     comparison = Comparison(scenario, selectors, seeds, folder)
     adopt_orphans()
+    message = f"fedsel: interrupted; finished runs are in {folder}"
     try:
-        with Progress() as progress, _leaving_at_once(progress, folder):
+        with Progress() as progress, leaving_at_once(progress.stop, message, EXIT_INTERRUPTED):
             summaries = comparison.run(progress.start_run, progress.update)
     finally:
         end_descendants()
@@ -135,10 +133,14 @@ def _toml_value(text: str) -> Any:
         return text
 
 
-def _require_simulation() -> None:
-    lacking = [name for name in ("pydantic", "torch", "ray", "flwr_datasets") if not importlib.util.find_spec(name)]
+def _require(*packages: str) -> None:
+    lacking = [name for name in packages if not importlib.util.find_spec(name)]
     if lacking:
         raise RunError(f"{', '.join(lacking)} not installed: pip install 'fedsel-flwr[sim]'")
+
+
+def _set_environment() -> None:
+    """What Flower and Ray read when they are imported."""
     for key, value in (
         ("FLWR_TELEMETRY_ENABLED", "0"),
         ("RAY_USAGE_STATS_ENABLED", "0"),
@@ -156,35 +158,6 @@ def _log_to(path: Path) -> None:
         logger = logging.getLogger(name)
         logger.handlers[:] = [handler]
         logger.propagate = False
-
-
-@contextlib.contextmanager
-def _leaving_at_once(progress: Progress, folder: Path) -> Iterator[None]:
-    """After Ctrl-C or SIGTERM: end Ray's processes, then this one.
-
-    In the signal's handler, for an exception would first have to pass Flower's orderly end, which on a busy machine
-    waits long for Ray's dead workers; and Flower's server thread cannot be asked to stop.
-    """
-    from fedsel_flwr.simulations.processes import end_descendants
-
-    signals = (signal.SIGINT, signal.SIGTERM)
-
-    def leave(*_: object) -> None:
-        for each in signals:
-            signal.signal(each, signal.SIG_IGN)
-        progress.__exit__(None, None, None)
-        end_descendants(grace_s=2.0)
-        with contextlib.suppress(RuntimeError, OSError):  # the signal came while it was being written to
-            sys.stdout.flush()
-        os.write(2, f"fedsel: interrupted; finished runs are in {folder}\n".encode())
-        os._exit(EXIT_INTERRUPTED)
-
-    previous = {each: signal.signal(each, leave) for each in signals}
-    try:
-        yield
-    finally:
-        for each, handler in previous.items():
-            signal.signal(each, handler)
 
 
 if __name__ == "__main__":

@@ -77,6 +77,34 @@ def test_list_names_every_scenario_and_selector(capsys: pytest.CaptureFixture[st
     assert err == ""
 
 
+LOADED = """
+import sys
+from fedsel_flwr.cli import main
+status = main(["list"])
+print("heavy:", *sorted({"torch", "flwr", "ray", "pandas", "sklearn", "matplotlib", "datasets"} & sys.modules.keys()))
+raise SystemExit(status)
+"""
+
+
+def test_list_loads_neither_torch_nor_flower_nor_ray(tmp_path: Path) -> None:
+    command = Command(sys.executable, "-c", LOADED, folder=tmp_path, cwd=tmp_path)
+    try:
+        assert command.wait(60) == 0, command.stderr
+    finally:
+        command.kill()
+    assert command.stderr == ""
+    assert "smoke" in command.stdout
+    assert command.stdout.splitlines()[-1] == "heavy:"
+
+
+def test_list_needs_no_more_than_it_loads(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if name == "pydantic" else None)
+    assert main(["list"]) == 0
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    capsys.readouterr()
+    assert "pydantic not installed" in fault_of(capsys, "list")
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--version"])

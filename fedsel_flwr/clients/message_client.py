@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedsel_flwr.clients.torch_client import TorchClient
@@ -18,9 +19,10 @@ def make_message_app(client_of: Callable[[Context], TorchClient]) -> ClientApp:
         client_of: Returns the client of a node.
 
     Returns:
-        The app. It reads the record ``arrays`` and the keys ``server-round`` or ``round``, and for a probe ``probe``,
-        of the record ``config``. It answers with the records ``arrays`` and ``metrics``; Flower's weight is
-        ``num-examples``.
+        The app. It reads the record ``arrays`` and the keys ``server-round`` or ``round``, ``needs``, and for a probe
+        ``probe``, of the record ``config``. It answers with the records ``arrays`` and ``metrics``; Flower's weight is
+        ``num-examples``. A vector that was asked for travels in an ``ArrayRecord`` of its own: record and array have
+        the column's name, and the array is float32 of shape (n,).
     """
     app = ClientApp()
 
@@ -60,7 +62,11 @@ def _config(message: Message) -> dict[str, Any]:
 
 
 def _answer(message: Message, metrics: dict[str, Any], arrays: ArrayRecord | None = None) -> Message:
-    content = RecordDict({"metrics": MetricRecord(metrics)})
+    vectors = {name: value for name, value in metrics.items() if isinstance(value, bytes)}
+    numbers = {name: value for name, value in metrics.items() if name not in vectors}
+    content = RecordDict({"metrics": MetricRecord(numbers)})
     if arrays is not None:
         content["arrays"] = arrays
+    for name, value in vectors.items():
+        content[name] = ArrayRecord({name: Array(np.frombuffer(value, dtype=np.float32))})
     return Message(content=content, reply_to=message)

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from numbers import Integral, Real
 
+from fedsel_flwr.checks import real, whole
 from fedsel_flwr.clients.device import computing_rate_bounds, cpu_energy
 from fedsel_flwr.clients.streams import stream
 from fedsel_flwr.errors import ParameterError
@@ -96,9 +96,9 @@ class SystemModel:
     downlink: OFDMAChannel = field(default_factory=OFDMAChannel)
     uplink: OFDMAChannel = field(default_factory=OFDMAChannel)
     radius_km: float = 0.5
-    payload_down_bits: float = 5000
-    payload_up_bits: float = 5000
-    samples_per_round: float = 2
+    payload_down_bits: float = 5_000.0
+    payload_up_bits: float = 5_000.0
+    samples_per_round: float = 2.0
     computing_step: float = 20.0
     cycles_per_sample: float = 1e7
     effective_capacitance: float = 1e-28
@@ -107,20 +107,16 @@ class SystemModel:
     def __post_init__(self) -> None:
         """Check every field."""
         for name, lowest in (("num_clients", 1), ("seed", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, Integral) or isinstance(value, bool) or value < lowest:
-                raise ParameterError(f"{name} must be an integer of at least {lowest}, got {value!r}; change {name}")
+            object.__setattr__(self, name, whole(name, getattr(self, name), lowest))
         for name in ("downlink", "uplink"):
             if not isinstance(getattr(self, name), OFDMAChannel):
                 raise ParameterError(
                     f"{name} must be an OFDMAChannel, got {getattr(self, name)!r}; pass OFDMAChannel()"
                 )
-        for name in (*_ABOVE_ZERO, *_NOT_NEGATIVE):
-            value = getattr(self, name)
-            usable = isinstance(value, Real) and not isinstance(value, bool) and 0 <= float(value) < math.inf
-            if not usable or (name in _ABOVE_ZERO and value == 0):
-                wanted = "above 0" if name in _ABOVE_ZERO else "of at least 0"
-                raise ParameterError(f"{name} must be a finite number {wanted}, got {value!r}; change {name}")
+        for name in _ABOVE_ZERO:
+            real(name, getattr(self, name), above=0.0)
+        for name in _NOT_NEGATIVE:
+            real(name, getattr(self, name), at_least=0.0)
         if self.radius_km < self._min_distance_km:
             raise ParameterError(
                 f"radius_km must be at least the channels' min_distance_km = {self._min_distance_km!r}, "
@@ -166,15 +162,19 @@ class SystemModel:
             computing_rate=rate,
         )
 
-    def draw_probe(self, partition_id: int, round: int) -> RoundDelays:
-        """Return what answering a question about the model takes: it is received, evaluated, and a number is sent.
+    def draw_probe(
+        self, partition_id: int, round: int, *, forward_passes: int = 1, bits: float = PROBE_BITS
+    ) -> RoundDelays:
+        """Return what answering a question about the model takes: it is received, evaluated, and the answer is sent.
 
-        The channels and the computing rate are those of the round (block fading). Evaluating takes a third of
+        The channels and the computing rate are those of the round (block fading). A forward pass takes a third of
         training on the same samples, as the backward pass costs about two forward passes (ours).
 
         Args:
             partition_id: The client's partition, in [0, num_clients).
             round: Absolute round before which the question is asked.
+            forward_passes: Passes over the samples of a round that the answer takes.
+            bits: Size of the answer, bit.
 
         Returns:
             The parts of the client's latency, not capped.
@@ -185,8 +185,8 @@ class SystemModel:
         delays = self.draw(partition_id, round)
         return replace(
             delays,
-            compute_s=delays.compute_s / 3,
-            upload_s=delays.upload_s * PROBE_BITS / self.payload_up_bits,
+            compute_s=delays.compute_s * forward_passes / 3,
+            upload_s=delays.upload_s * bits / self.payload_up_bits,
         )
 
     def energy_j(self, delays: RoundDelays, compute_s: float | None = None) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +11,11 @@ from flwr.client import NumPyClient
 from flwr.common import Config, NDArrays, Scalar
 from torch import nn
 
+from fedsel_flwr.checks import one_of
+from fedsel_flwr.clients.answering import answer, asked_columns, forward_passes, with_answers
 from fedsel_flwr.clients.parameters import get_arrays, set_arrays
 from fedsel_flwr.clients.streams import stream
-from fedsel_flwr.clients.system import SystemModel
+from fedsel_flwr.clients.system import PROBE_BITS, SystemModel
 from fedsel_flwr.clients.training import TrainingSettings, evaluate, train
 from fedsel_flwr.errors import ParameterError
 
@@ -24,7 +26,8 @@ Delay = Literal["virtual", "sleep"]
 class TorchClient(NumPyClient):
     """Trains on its own examples; its channel and processor are those of the system model.
 
-    The config of ``fit`` must carry ``round``, the absolute round, on which every random draw depends.
+    The config of ``fit`` must carry ``round``, the absolute round, on which every random draw depends. ``needs`` in it
+    names columns that the client is to report with its update, see :mod:`fedsel_flwr.clients.answering`.
 
     Args:
         partition_id: Which client this is; reported as its identity.
@@ -60,33 +63,37 @@ class TorchClient(NumPyClient):
         latency_mode: LatencyMode = "measured",
         delay: Delay = "virtual",
     ) -> None:
-        if latency_mode not in ("measured", "model"):
-            raise ParameterError(f"latency_mode must be 'measured' or 'model', got {latency_mode!r}")
-        if delay not in ("virtual", "sleep"):
-            raise ParameterError(f"delay must be 'virtual' or 'sleep', got {delay!r}")
-        self._partition_id, self._model, self._inputs, self._labels = partition_id, model, inputs, labels
-        self._test_inputs = inputs if test_inputs is None else test_inputs
-        self._test_labels = labels if test_labels is None else test_labels
+        one_of("latency_mode", latency_mode, get_args(LatencyMode))
+        one_of("delay", delay, get_args(Delay))
+        self._partition_id, self._model, self._train = partition_id, model, (inputs, labels)
+        self._test = (
+            inputs if test_inputs is None else test_inputs,
+            labels if test_labels is None else test_labels,
+        )
         self._energy_score: dict[str, Scalar] = {} if energy_score is None else {"energy_score": energy_score}
         self._settings, self._system = settings, system
         self._latency_mode, self._delay = latency_mode, delay
 
     def get_properties(self, config: Config) -> dict[str, Scalar]:
         """Say who this is and how much data it holds."""
-        return {"client_id": self._partition_id, "num_examples": len(self._labels), **self._energy_score}
+        return {"client_id": self._partition_id, "num_examples": len(self._train[1]), **self._energy_score}
 
     def get_parameters(self, config: dict[str, Scalar]) -> NDArrays:
         """Return the scratch model's arrays."""
         return get_arrays(self._model)
 
     def fit(self, parameters: NDArrays, config: dict[str, Scalar]) -> tuple[NDArrays, int, dict[str, Scalar]]:
-        """Train from the received model; returns the arrays, the number of examples and the metrics."""
-        round = _round(config)
-        delays = self._system.draw(self._partition_id, round)
+        """Train from the received model; returns the arrays, the number of examples and the metrics.
+
+        What ``needs`` asks for is answered before training, and its time and energy are part of the round's.
+        """
+        round, asked = _round(config), asked_columns(config.get("needs"))
+        delays = with_answers(self._system.draw(self._partition_id, round), asked)
         set_arrays(self._model, parameters)
         order = stream(self._system.seed, "data-order", self._partition_id, round)
         start = time.perf_counter()
-        loss = train(self._model, self._inputs, self._labels, self._settings, order)
+        answers = answer(self._model, asked, self._train, self._test)
+        loss = train(self._model, *self._train, self._settings, order)
         measured = time.perf_counter() - start
         compute = delays.compute_s if self._latency_mode == "model" else measured
         latency = delays.download_s + compute + delays.upload_s  # (4) before the cap
@@ -102,30 +109,35 @@ class TorchClient(NumPyClient):
             "train_loss": loss,
             "client_id": self._partition_id,
             **self._energy_score,
+            **answers,
         }
-        return get_arrays(self._model), len(self._labels), metrics
+        return get_arrays(self._model), len(self._train[1]), metrics
 
     def evaluate(self, parameters: NDArrays, config: dict[str, Scalar]) -> tuple[float, int, dict[str, Scalar]]:
         """Measure the received model on the client's own test examples.
 
-        For a probe (``probe`` in the config, with ``round``) the metrics hold what was asked for, of ``loss`` (on the
-        training examples) and ``local_accuracy``, and what answering cost.
+        For a probe (``probe`` in the config, with ``round``) the metrics hold what was asked for, see
+        :mod:`fedsel_flwr.clients.answering`, and what answering cost: one pass over the examples at least.
         """
         set_arrays(self._model, parameters)
         start = time.perf_counter()
-        loss, accuracy = evaluate(self._model, self._test_inputs, self._test_labels)
+        loss, accuracy = evaluate(self._model, *self._test)
         metrics: dict[str, Scalar] = {"accuracy": accuracy, "client_id": self._partition_id}
         if "probe" in config:
-            columns = str(config["probe"]).split(",")
-            if "local_accuracy" in columns:
+            asked = asked_columns(config["probe"])
+            metrics |= answer(self._model, asked - {"local_accuracy"}, self._train, self._test)
+            if "local_accuracy" in asked:
                 metrics["local_accuracy"] = accuracy
-            if "loss" in columns:
-                metrics["loss"] = evaluate(self._model, self._inputs, self._labels)[0]
-            delays = self._system.draw_probe(self._partition_id, _round(config))
+            delays = self._system.draw_probe(
+                self._partition_id,
+                _round(config),
+                forward_passes=max(1, forward_passes(asked)),
+                bits=self._system.payload_up_bits if "gradient" in asked else PROBE_BITS,
+            )
             compute = delays.compute_s if self._latency_mode == "model" else time.perf_counter() - start
             metrics["latency_s"] = delays.download_s + compute + delays.upload_s
             metrics["energy_j"] = self._system.energy_j(delays, compute)
-        return loss, len(self._test_labels), metrics
+        return loss, len(self._test[1]), metrics
 
 
 def _round(config: dict[str, Scalar]) -> int:

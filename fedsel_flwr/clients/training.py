@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,57 +13,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from fedsel_flwr.checks import whole
+from fedsel_flwr.clients.settings import TrainingSettings
 from fedsel_flwr.errors import ParameterError
+
+__all__ = ["TrainingSettings", "check_examples", "evaluate", "train"]
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingSettings:
-    """How a client trains.
-
-    Args:
-        learning_rate: The step length, above 0.
-        batch_size: Examples per step, at least 1; the last batch of a pass may be smaller.
-        local_epochs: Passes over the client's data, at least 1.
-        local_steps: Steps instead of passes, at least 1; the data are passed over as often as needed. None: whole
-            passes.
-        momentum: Of the gradient, in [0, 1).
-        weight_decay: Factor of the weights that are added to the gradient, at least 0.
-        proximal_mu: FedProx's mu, at least 0: the steps minimise loss + mu/2 |w - w0|² with the received model w0.
-
-    Raises:
-        ParameterError: If a value is out of its range.
-
-    References:
-        Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020 (FedProx).
-    """
-
-    learning_rate: float
-    batch_size: int
-    local_epochs: int = 1
-    local_steps: int | None = None
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    proximal_mu: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Check every value."""
-        for name, count in (
-            ("batch_size", self.batch_size),
-            ("local_epochs", self.local_epochs),
-            ("local_steps", 1 if self.local_steps is None else self.local_steps),
-        ):
-            if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
-                raise ParameterError(f"{name} must be a whole number of at least 1; got {count!r}")
-        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
-            raise ParameterError(f"learning_rate must be positive and finite; got {self.learning_rate!r}")
-        if not 0 <= self.momentum < 1:
-            raise ParameterError(f"momentum must be at least 0 and below 1; got {self.momentum!r}")
-        for name, factor in (("weight_decay", self.weight_decay), ("proximal_mu", self.proximal_mu)):
-            if not (math.isfinite(factor) and factor >= 0):
-                raise ParameterError(f"{name} must be finite and at least 0; got {factor!r}")
 
 
 def train(
@@ -99,7 +55,7 @@ def train(
         >>> round(train(model, inputs, labels, settings, np.random.default_rng(0)), 4)
         0.6931
     """
-    _check_examples(inputs, labels)
+    check_examples(inputs, labels)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     received = [parameter.detach().clone() for parameter in parameters] if settings.proximal_mu > 0 else []
     optimizer = torch.optim.SGD(
@@ -139,9 +95,8 @@ def evaluate(model: nn.Module, inputs: FloatArray, labels: IntArray, batch_size:
     Raises:
         ParameterError: If there are no examples, or not one label for each, or `batch_size` is below 1.
     """
-    _check_examples(inputs, labels)
-    if batch_size < 1:
-        raise ParameterError(f"batch_size must be at least 1; got {batch_size!r}")
+    check_examples(inputs, labels)
+    batch_size = whole("batch_size", batch_size, 1)
     loss, correct = 0.0, 0
     was_training = model.training
     model.eval()
@@ -163,7 +118,8 @@ def _batches(count: int, batch_size: int, generator: np.random.Generator) -> Ite
             yield order[start : start + batch_size]
 
 
-def _check_examples(inputs: npt.NDArray[Any], labels: npt.NDArray[Any]) -> None:
+def check_examples(inputs: npt.NDArray[Any], labels: npt.NDArray[Any]) -> None:
+    """Refuse no examples, and examples without one label for each."""
     if len(labels) < 1 or len(inputs) != len(labels):
         raise ParameterError(
             f"expected at least one example and one label for each; got {len(inputs)} examples, {len(labels)} labels"

@@ -64,6 +64,10 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        """End the display."""
+        self.stop()
+
+    def stop(self) -> None:
         """End the display; the last line of the last run stays, whether it ended well or not."""
         self._end_run()
         if self._live:

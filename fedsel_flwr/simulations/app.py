@@ -15,12 +15,12 @@ from flwr.server import ServerApp
 from flwr.serverapp import Grid
 
 from fedsel_flwr.report.run_folder import create_run_folder
+from fedsel_flwr.rounds.history import History, RoundRecord
 from fedsel_flwr.simulations.client_app import ScenarioApp
-from fedsel_flwr.simulations.comparison import write_run
-from fedsel_flwr.simulations.rounds import drive
+from fedsel_flwr.simulations.driving import drive
+from fedsel_flwr.simulations.results import write_run
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
-from fedsel_flwr.strategies import History, RoundRecord
 
 INFO = 20
 OWN_KEYS = ("scenario", "runs_dir")

@@ -5,9 +5,13 @@ from __future__ import annotations
 import bisect
 import csv
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
+from fedsel_flwr.checks import BoolArray
 from fedsel_flwr.clients.streams import stream
 from fedsel_flwr.errors import ParameterError
 
@@ -39,6 +43,10 @@ class BernoulliAvailability:
                 f"itself {client_id!r}: report the partition id as client_id, or use a trace"
             )
         return bool(stream(self.seed, "availability", partition_id, round).random() < self.probability)
+
+    def at(self, ids: Sequence[str], round: int, simulated_s: float) -> BoolArray:
+        """Whether each of the clients is available, shape (len(ids),); the answers of single calls."""
+        return np.array([self(client_id, round, simulated_s) for client_id in ids], dtype=np.bool_)
 
 
 class TraceAvailability:
@@ -86,6 +94,12 @@ class TraceAvailability:
         now = round if self.unit == "round" else simulated_s
         last = bisect.bisect_right(changes, now, key=lambda change: change[0]) - 1
         return True if last < 0 else changes[last][1]
+
+    def at(self, ids: Sequence[str], round: int, simulated_s: float) -> BoolArray:
+        """Whether each of the clients is available, shape (len(ids),); only those that the file names are looked up."""
+        named = self._changes
+        there = (client_id not in named or self(client_id, round, simulated_s) for client_id in ids)
+        return np.fromiter(there, dtype=np.bool_, count=len(ids))
 
     @staticmethod
     def _change(path: str | Path, number: int, row: list[str]) -> tuple[float, str, bool]:

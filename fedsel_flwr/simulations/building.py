@@ -7,28 +7,22 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from flwr.server.strategy import Strategy as LegacyStrategy
-from flwr.serverapp.strategy import Strategy as MessageStrategy
-
+from fedsel_flwr.aggregation.filter import Filter
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.client_values import ClientValues
+from fedsel_flwr.rounds.history import History, RoundRecord
 from fedsel_flwr.rounds.presence import Availability
 from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.selectors import Selector, create
 from fedsel_flwr.selectors.columns import ON_VALIDATION
 from fedsel_flwr.selectors.registry import selector_class
+from fedsel_flwr.simulations.apis import APIS
 from fedsel_flwr.simulations.availability import BernoulliAvailability, TraceAvailability
-from fedsel_flwr.simulations.base_strategies import legacy_base, message_base
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.world import World
-from fedsel_flwr.strategies import Filter, History, RoundRecord
-
-PACKAGES = {"legacy": "fedsel_flwr.strategies", "message": "fedsel_flwr.strategies.message"}
-"""Where the selection strategies of each API are."""
 
 
 def make_strategy(
-    scenario: Scenario,
     world: World,
     on_round: Callable[[RoundRecord], None] | None = None,
     selector: Selector | None = None,
@@ -36,8 +30,7 @@ def make_strategy(
     """Build the scenario's selection strategy around its base strategy, in the API that the scenario names.
 
     Args:
-        scenario: The scenario.
-        world: Its data and model.
+        world: The scenario's world.
         on_round: Called with each finished round.
         selector: Chooses in place of the scenario's selector; None makes that one.
 
@@ -47,9 +40,10 @@ def make_strategy(
     Raises:
         ParameterError: A selector parameter is missing or out of range, or the availability trace cannot be used.
     """
-    api = importlib.import_module(PACKAGES[scenario.api])
+    scenario = world.scenario
+    api = APIS[scenario.api]
     options: dict[str, Any] = {
-        "base": message_base(scenario) if scenario.api == "message" else legacy_base(scenario, world),
+        "base": api.make_base(world),
         "max_latency": scenario.wireless.max_latency_s,
         "min_completed": scenario.aggregation.min_completed,
         "min_available": scenario.num_clients,
@@ -58,20 +52,20 @@ def make_strategy(
         "channels": scenario.wireless.channels or scenario.clients_per_round,
         "availability": make_availability(scenario),
         "on_round": on_round,
-        **_measuring(scenario, world, selector_class(scenario.selector).needs if selector is None else selector.needs),
+        **_measuring(world, selector_class(scenario.selector).needs if selector is None else selector.needs),
     }
+    package = importlib.import_module(api.PACKAGE)
     if selector is not None:
-        return api.SelectionStrategy(selector, **options)
+        return package.SelectionStrategy(selector, **options)
     params = selector_params(scenario, world.num_examples())
-    for name in api.__all__:
-        paper = getattr(api, name)
+    for name in package.__all__:
+        paper = getattr(package, name)
         if getattr(getattr(paper, "selector_class", None), "name", None) == scenario.selector:
             return paper(**params | options)
-    return api.SelectionStrategy(create(scenario.selector, **params), **options)
+    return package.SelectionStrategy(create(scenario.selector, **params), **options)
 
 
 def given_or_made(
-    scenario: Scenario,
     world: World,
     strategy: Any = None,
     on_round: Callable[[RoundRecord], None] | None = None,
@@ -80,8 +74,7 @@ def given_or_made(
     """The strategy that the caller gave, if it fits the scenario, else the scenario's own.
 
     Args:
-        scenario: The scenario.
-        world: Its data and model.
+        world: The scenario's world.
         strategy: The caller's; None makes the scenario's (:func:`make_strategy`).
         on_round: Called with each finished round of the scenario's strategy; a strategy of the caller's has its own.
         selector: Chooses in place of the scenario's selector; None makes that one.
@@ -94,24 +87,25 @@ def given_or_made(
             strategy of the scenario's API, or a fault that :func:`make_strategy` finds.
     """
     if strategy is None:
-        return make_strategy(scenario, world, on_round, selector)
+        return make_strategy(world, on_round, selector)
     for name, value in (("on_round", on_round), ("selector", selector)):
         if value is not None:
             raise ParameterError(
                 f"strategy and {name} cannot be given together: give {name} to the strategy when you make it"
             )
-    kind = MessageStrategy if scenario.api == "message" else LegacyStrategy
-    if not isinstance(strategy, kind) or not isinstance(getattr(strategy, "history", None), History):
+    name, api = world.scenario.api, APIS[world.scenario.api]
+    if not isinstance(strategy, api.STRATEGY) or not isinstance(getattr(strategy, "history", None), History):
         raise ParameterError(
-            f"strategy must be a selection strategy of the API {scenario.api!r}, such as "
-            f"{PACKAGES[scenario.api]}.SelectionStrategy(selector, base), "
+            f"strategy must be a selection strategy of the API {name!r}, such as "
+            f"{api.PACKAGE}.SelectionStrategy(selector, base), "
             f"got {type(strategy).__module__}.{type(strategy).__qualname__}"
         )
     return strategy
 
 
-def _measuring(scenario: Scenario, world: World, needs: frozenset[str]) -> dict[str, Any]:
+def _measuring(world: World, needs: frozenset[str]) -> dict[str, Any]:
     """The options of a strategy whose selector, which reads the columns ``needs``, or filter measures models."""
+    scenario = world.scenario
     chosen = scenario.aggregation
     score = chosen.filter or ("loss" if "kept" in needs else "")
     options: dict[str, Any] = {}

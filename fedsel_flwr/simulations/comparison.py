@@ -8,15 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-import tomli_w
-
-from fedsel_flwr.report import run_folder
 from fedsel_flwr.report.plots import plot_comparison
 from fedsel_flwr.report.summary import RunSummary, summarize
+from fedsel_flwr.rounds.history import History, RoundRecord
 from fedsel_flwr.simulations.engine import simulate
-from fedsel_flwr.simulations.rounds import RunResult
+from fedsel_flwr.simulations.results import write_run
 from fedsel_flwr.simulations.scenario import Scenario
-from fedsel_flwr.strategies import History, RoundRecord
 
 
 @dataclass
@@ -108,11 +105,3 @@ class Comparison:
 def _json(value: object) -> object:
     """JSON has no NaN and no infinity: null."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def write_run(folder: Path, scenario: Scenario, result: RunResult) -> None:
-    """Write the resolved scenario, the history and the model of one run."""
-    folder.mkdir(parents=True, exist_ok=True)
-    run_folder.write_scenario(folder, tomli_w.dumps(scenario.model_dump(exclude={"name"})))
-    run_folder.write_history(folder, result.history)
-    run_folder.write_model(folder, list(result.arrays))

@@ -15,13 +15,14 @@ from flwr.serverapp import Grid
 from flwr.simulation import run_simulation
 
 from fedsel_flwr.errors import ParameterError, RunError
+from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.simulations.building import given_or_made
 from fedsel_flwr.simulations.client_app import ScenarioApp
-from fedsel_flwr.simulations.rounds import RunResult, drive
+from fedsel_flwr.simulations.driving import count_nodes, run_rounds
+from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.world import world_of
-from fedsel_flwr.strategies import RoundRecord
 
 
 def simulate(
@@ -61,13 +62,14 @@ def simulate(
         )
     world = world_of(scenario)  # in this thread, so that faults in data and parameters come before Ray starts
     own = strategy is not None
-    strategy = given_or_made(scenario, world, strategy, on_round, selector)
+    strategy = given_or_made(world, strategy, on_round, selector)
     results: list[RunResult] = []
     server_app = ServerApp()
 
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
-        results.append(drive(grid, scenario, strategy=strategy))
+        count_nodes(grid, scenario)
+        results.append(run_rounds(grid, world, strategy))
 
     _run_quietly(server_app, ScenarioApp(_Constant(scenario)), scenario.num_clients, num_cpus or os.cpu_count() or 1)
     if not results:

@@ -1,4 +1,7 @@
-"""A scenario: everything that defines a simulation, units in the names."""
+"""A scenario: everything that defines a simulation, units in the names. Loads neither torch nor Flower.
+
+Defaults of the channel, the devices and the training are those of the classes that they are handed to.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from fedsel_flwr.clients.settings import TrainingSettings
 from fedsel_flwr.clients.system import SystemModel
-from fedsel_flwr.clients.training import TrainingSettings
 from fedsel_flwr.wireless import OFDMAChannel
 
 # strict: a number given as text or as a boolean is a mistake
@@ -63,11 +66,11 @@ class Training(_Table):
 
     learning_rate: Positive = 0.1
     batch_size: Count = 16
-    local_epochs: Count = 1
+    local_epochs: Count = TrainingSettings.local_epochs
     local_steps: CountOrZero = 0
-    momentum: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.0
-    weight_decay: NotNegative = 0.0
-    proximal_mu: NotNegative = 0.0
+    momentum: Annotated[float, Field(ge=0, lt=1, strict=True)] = TrainingSettings.momentum
+    weight_decay: NotNegative = TrainingSettings.weight_decay
+    proximal_mu: NotNegative = TrainingSettings.proximal_mu
 
     def settings(self) -> TrainingSettings:
         """The settings of a client."""
@@ -77,17 +80,17 @@ class Training(_Table):
 class Wireless(_Table):
     """Xia et al., section V; ``channels`` = 0 means as many as clients per round."""
 
-    radius_km: Positive = 0.5
-    min_distance_km: Positive = 0.001
-    bandwidth_hz: Positive = 15_000.0
-    access_point_power_dbm: Finite = 23.0
-    client_power_dbm: Finite = 23.0
-    noise_power_dbm: Finite = -107.0
-    path_loss_at_1km_db: Finite = 128.1
-    path_loss_slope_db: Positive = 37.6
-    payload_down_bits: Positive = 5_000.0
-    payload_up_bits: Positive = 5_000.0
-    max_latency_s: Positive = 5.0
+    radius_km: Positive = SystemModel.radius_km
+    min_distance_km: Positive = OFDMAChannel.min_distance_km
+    bandwidth_hz: Positive = OFDMAChannel.bandwidth_hz
+    access_point_power_dbm: Finite = OFDMAChannel.transmit_power_dbm
+    client_power_dbm: Finite = OFDMAChannel.transmit_power_dbm
+    noise_power_dbm: Finite = OFDMAChannel.noise_power_dbm
+    path_loss_at_1km_db: Finite = OFDMAChannel.path_loss_at_1km_db
+    path_loss_slope_db: Positive = OFDMAChannel.path_loss_slope_db
+    payload_down_bits: Positive = SystemModel.payload_down_bits
+    payload_up_bits: Positive = SystemModel.payload_up_bits
+    max_latency_s: Positive = SystemModel.max_latency_s
     channels: CountOrZero = 0
 
     def channel(self, transmit_power_dbm: float) -> OFDMAChannel:
@@ -105,10 +108,10 @@ class Wireless(_Table):
 class Device(_Table):
     """Processors of the clients; ``samples_per_round`` is Xia's rho, whatever the model trains on."""
 
-    samples_per_round: Positive = 2.0
-    computing_step: Positive = 20.0
-    cycles_per_sample: NotNegative = 1e7
-    effective_capacitance: NotNegative = 1e-28
+    samples_per_round: Positive = SystemModel.samples_per_round
+    computing_step: Positive = SystemModel.computing_step
+    cycles_per_sample: NotNegative = SystemModel.cycles_per_sample
+    effective_capacitance: NotNegative = SystemModel.effective_capacitance
 
 
 class Clients(_Table):

@@ -197,7 +197,7 @@ def test_no_such_partition(partition_id: int) -> None:
     ("name", "value"),
     [
         ("num_clients", 0),
-        ("num_clients", 20.0),
+        ("num_clients", 20.5),
         ("seed", -1),
         ("seed", None),
         ("downlink", None),

@@ -246,8 +246,8 @@ def test_fit_without_a_round_says_what_is_missing(config: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"latency_mode": "guess"}, r"latency_mode must be 'measured' or 'model', got 'guess'"),
-        ({"delay": "wait"}, r"delay must be 'virtual' or 'sleep', got 'wait'"),
+        ({"latency_mode": "guess"}, r"latency_mode must be one of measured, model, got 'guess'"),
+        ({"delay": "wait"}, r"delay must be one of virtual, sleep, got 'wait'"),
     ],
 )
 def test_unknown_modes_are_refused(how: dict[str, str], message: str) -> None:

@@ -210,20 +210,27 @@ def test_train_uses_dropout_and_leaves_the_mode(training: bool) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"learning_rate": 0.0}, r"learning_rate must be positive and finite; got 0\.0"),
-        ({"learning_rate": math.inf}, r"learning_rate must be positive and finite; got inf"),
-        ({"batch_size": 0}, r"batch_size must be a whole number of at least 1; got 0"),
-        ({"batch_size": 2.5}, r"batch_size must be a whole number of at least 1; got 2\.5"),
-        ({"local_epochs": 0}, r"local_epochs must be a whole number of at least 1; got 0"),
-        ({"local_steps": 0}, r"local_steps must be a whole number of at least 1; got 0"),
-        ({"momentum": 1.0}, r"momentum must be at least 0 and below 1; got 1\.0"),
-        ({"weight_decay": -0.1}, r"weight_decay must be finite and at least 0; got -0\.1"),
-        ({"proximal_mu": math.nan}, r"proximal_mu must be finite and at least 0; got nan"),
+        ({"learning_rate": 0.0}, r"learning_rate must be a finite number above 0, got 0\.0"),
+        ({"learning_rate": math.inf}, r"learning_rate must be a finite number above 0, got inf"),
+        ({"batch_size": 0}, r"batch_size must be a whole number of at least 1, got 0"),
+        ({"batch_size": 2.5}, r"batch_size must be a whole number of at least 1, got 2\.5"),
+        ({"local_epochs": 0}, r"local_epochs must be a whole number of at least 1, got 0"),
+        ({"local_steps": 0}, r"local_steps must be a whole number of at least 1, got 0"),
+        ({"momentum": 1.0}, r"momentum must be at least 0 and below 1, got 1\.0"),
+        ({"momentum": -0.1}, r"momentum must be a finite number of at least 0, got -0\.1"),
+        ({"weight_decay": -0.1}, r"weight_decay must be a finite number of at least 0, got -0\.1"),
+        ({"proximal_mu": math.nan}, r"proximal_mu must be a finite number of at least 0, got nan"),
     ],
 )
 def test_wrong_settings(values: dict[str, float], message: str) -> None:
     with pytest.raises(ParameterError, match=message):
         TrainingSettings(**{"learning_rate": 0.1, "batch_size": 8} | values)
+
+
+def test_whole_numbers_are_kept_as_such() -> None:
+    settings = TrainingSettings(learning_rate=1, batch_size=8.0, local_steps=np.int64(3))  # type: ignore[arg-type]
+    assert (settings.batch_size, settings.local_steps) == (8, 3)
+    assert type(settings.batch_size) is type(settings.local_steps) is int
 
 
 def test_no_examples_or_unequal_numbers_are_refused() -> None:
@@ -232,5 +239,5 @@ def test_no_examples_or_unequal_numbers_are_refused() -> None:
         train(logistic_model(), INPUTS[:0], LABELS[:0], settings, np.random.default_rng(0))
     with pytest.raises(ParameterError, match="got 12 examples, 11 labels"):
         evaluate(logistic_model(), INPUTS, LABELS[:11])
-    with pytest.raises(ParameterError, match="batch_size must be at least 1; got 0"):
+    with pytest.raises(ParameterError, match="batch_size must be a whole number of at least 1, got 0"):
         evaluate(logistic_model(), INPUTS, LABELS, batch_size=0)

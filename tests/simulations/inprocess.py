@@ -28,7 +28,8 @@ from flwr.common import (
 from flwr.server.client_proxy import ClientProxy
 
 from fedsel_flwr.simulations.building import make_strategy
-from fedsel_flwr.simulations.rounds import RunResult, make_server, server_arrays
+from fedsel_flwr.simulations.legacy_api import make_server, server_arrays
+from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.world import World
 from tests.strategies.message.helpers import FakeGrid, FakeNode, ProbeProxy, node_id
@@ -76,7 +77,7 @@ def play(scenario: Scenario, world: World | None = None, *, shuffle: int = 0) ->
         shuffle: Draws the names of the connections and the order in which they are made.
     """
     world = world or World(scenario)
-    strategy = make_strategy(scenario, world)
+    strategy = make_strategy(world)
     server = make_server(strategy, scenario.num_clients)
     drawn, turn = random.Random(shuffle), threading.Lock()
     names = drawn.sample(range(10**9), scenario.num_clients)

@@ -21,9 +21,11 @@ from flwr.serverapp import Grid
 
 from fedsel_flwr.selectors import create
 from fedsel_flwr.simulations import engine
+from fedsel_flwr.simulations.driving import count_nodes, run_rounds
 from fedsel_flwr.simulations.engine import simulate
-from fedsel_flwr.simulations.rounds import RunResult, drive
+from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario_files import load_scenario
+from fedsel_flwr.simulations.world import world_of
 from fedsel_flwr.strategies import RoundRecord, SelectionStrategy
 
 SMOKE = load_scenario(
@@ -63,7 +65,8 @@ def hostile() -> dict[str, Any]:
 
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
-        results.append(drive(grid, scenario, strategy=strategy))
+        count_nodes(grid, scenario)
+        results.append(run_rounds(grid, world_of(scenario), strategy))
 
     messages: list[str] = []
     handler = logging.Handler()

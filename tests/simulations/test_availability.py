@@ -69,6 +69,17 @@ def test_the_largest_partition_id_can_be_drawn() -> None:
     assert BernoulliAvailability(1.0, seed=1)(str(2**32 - 1), 1, 0.0)
 
 
+def test_many_at_once_are_the_single_answers() -> None:
+    model, ids = BernoulliAvailability(0.5, seed=3), [str(k) for k in (7, 0, 4_000_000_000, 12, 3)]
+    for number in range(1, 21):
+        together = model.at(ids, number, 2.5)
+        assert together.dtype == np.bool_
+        assert together.tolist() == [model(client_id, number, 2.5) for client_id in ids]
+    assert model.at([], 1, 0.0).shape == (0,)
+    with pytest.raises(ParameterError, match="a client calls itself 'phone-7'"):
+        model.at(["1", "phone-7"], 1, 0.0)
+
+
 # ---- traces -------------------------------------------------------------------------------------------------------
 
 
@@ -83,6 +94,21 @@ def test_rounds_in_any_order_and_from_then_on(tmp_path: Path) -> None:
     assert [there("0", r, 0.0) for r in (1, 2, 9, 10, 19, 20, 500)] == [False, False, False, True, True, False, False]
     assert [there("phone-7", r, 0.0) for r in (1, 2, 3, 4)] == [True, True, False, False]  # up before its first row
     assert all(there("unknown", r, 0.0) for r in (1, 100))
+
+
+def test_many_at_once_are_the_single_answers_of_a_trace(tmp_path: Path) -> None:
+    ids = ["2", "unknown", "0", "phone-7"]
+    by_round = trace(tmp_path, "round,client,state\n10,0,up\n1,0,down\n3,phone-7,down\n")
+    by_second = trace(tmp_path, "second,client,state\n2.5,0,down\n4,0,up\n3,2,down\n")
+    answers = set()
+    for there in (by_round, by_second):
+        for number, seconds in [(1, 0.0), (3, 2.5), (3, 3.0), (9, 3.9), (10, 4.0)]:
+            together = there.at(ids, number, seconds)
+            assert together.dtype == np.bool_
+            assert together.tolist() == [there(client_id, number, seconds) for client_id in ids]
+            answers.add(tuple(together.tolist()))
+    assert len(answers) == 6
+    assert by_round.at([], 1, 0.0).shape == (0,)
 
 
 def test_seconds_go_by_the_simulated_clock(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from flwr.server.strategy import FedAdam, FedAvg, FedAvgM, FedProx, FedYogi
 
 from fedsel_flwr.errors import FedSelError, ParameterError
 from fedsel_flwr.simulations.building import check_selectors, make_availability, make_strategy, selector_params
-from fedsel_flwr.simulations.rounds import RunResult
+from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.world import World, world_of
@@ -44,7 +44,7 @@ def test_every_base_builds_and_learns(base: str) -> None:
         aggregation__base=base, training__proximal_mu=0.25, training__local_epochs=5, rounds=3,
         aggregation__server_learning_rate=1.0 if base == "fedavgm" else 0.03,
     )  # fmt: skip
-    strategy = make_strategy(scenario, World(scenario))
+    strategy = make_strategy(World(scenario))
     assert type(strategy.base) is BASES[base]
     result = play(scenario)
     assert [r.num_completed for r in result.history.rounds] == [3, 3, 3]
@@ -59,7 +59,7 @@ def test_parameters_of_the_bases() -> None:
         scenario = smoke(
             aggregation__base=name, aggregation__server_learning_rate=0.02, training__proximal_mu=0.25
         )  # fmt: skip
-        return make_strategy(scenario, world_of(scenario)).base
+        return make_strategy(world_of(scenario)).base
 
     assert base_of("fedprox").proximal_mu == 0.25
     assert base_of("fedadam").eta == base_of("fedyogi").eta == 0.02
@@ -79,7 +79,7 @@ def test_every_selector_plays_the_smoke_scenario(selector: str) -> None:
 
 
 def test_strategies_of_the_papers_are_used_where_there_are_any() -> None:
-    kinds = {name: type(make_strategy(smoke(selector=name), world_of(smoke(selector=name)))) for name in SELECTORS}
+    kinds = {name: type(make_strategy(world_of(smoke(selector=name)))) for name in SELECTORS}
     assert (kinds["bsfl"], kinds["cs-ucb"]) == (BSFL, CSUCB)
     assert kinds["random"] is kinds["round-robin"] is SelectionStrategy
 
@@ -90,13 +90,13 @@ def test_strategy_takes_the_numbers_of_the_scenario() -> None:
         wireless__max_latency_s=4.0, seed=3,
     )  # fmt: skip
     for selector in ("bsfl", "cs-ucb", "random"):
-        strategy = make_strategy(scenario.model_copy(update={"selector": selector}), world_of(scenario))
+        strategy = make_strategy(world_of(scenario.model_copy(update={"selector": selector})))
         settings = strategy.core.settings
         assert (settings.max_latency, settings.min_completed, settings.channels) == (4.0, 2, 3)
         assert (settings.clock, strategy.wait_timeout, strategy.min_available) == ("virtual", 12.5, 10)
         assert strategy._question_timeout == 77.0  # actors of a busy machine start slowly, which must not matter
         assert strategy.selector.clients_per_round == 3
-    waves = make_strategy(smoke(wireless__channels=2), world_of(smoke(wireless__channels=2)))
+    waves = make_strategy(world_of(smoke(wireless__channels=2)))
     assert waves.core.settings.channels == 2
 
 
@@ -160,8 +160,8 @@ def test_history_is_that_of_the_system_model() -> None:
 
 def test_rounds_are_told_with_their_accuracy() -> None:
     told: list[RoundRecord] = []
-    scenario, world = smoke(), World(smoke())
-    strategy = make_strategy(scenario, world, told.append)
+    world = World(smoke())
+    strategy = make_strategy(world, told.append)
     parameters = strategy.initialize_parameters(SimpleClientManager())
     assert parameters is not None
     loss, metrics = strategy.evaluate(0, parameters) or (math.nan, {})
@@ -182,7 +182,7 @@ def test_a_late_client_is_no_part_of_the_model() -> None:
 def test_a_trace_that_cannot_be_used_is_found_before_anything_starts() -> None:
     assert make_availability(SMOKE) is None
     scenario = smoke(availability__kind="trace", availability__trace="nowhere.csv")
-    for build in (make_availability, lambda s: make_strategy(s, world_of(SMOKE))):
+    for build in (make_availability, lambda s: make_strategy(world_of(s))):
         with pytest.raises(ParameterError, match=r"cannot read availability trace 'nowhere\.csv'"):
             build(scenario)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from flwr.common import Context, GetPropertiesIns, RecordDict
+from flwr.common import Context, RecordDict
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.simulations.client_app import make_client_fn
+from fedsel_flwr.simulations.client_app import client_of
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.world import world_of
 
@@ -23,11 +23,10 @@ def context(partition_id: object) -> Context:
 @pytest.mark.parametrize("partition_id", [4, "4"])
 def test_client_fn_goes_by_the_partition_of_the_node(partition_id: object) -> None:
     """An int or a str, depending on how the node was started."""
-    client = make_client_fn(lambda context: SMOKE)(context(partition_id))
-    properties = client.get_properties(GetPropertiesIns(config={})).properties
+    properties = client_of(SMOKE, context(partition_id)).get_properties({})
     assert properties == {"client_id": 4, "num_examples": world_of(SMOKE).num_examples()[4]}
 
 
 def test_a_node_beyond_the_scenarios_clients_is_told_so() -> None:
     with pytest.raises(ParameterError, match=r"partition-id must be below num_clients = 10, got 10"):
-        make_client_fn(lambda context: SMOKE)(context(10))
+        client_of(SMOKE, context(10))

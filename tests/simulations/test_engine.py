@@ -18,8 +18,8 @@ from fedsel_flwr import strategies as legacy_api
 from fedsel_flwr.checks import IntArray
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.selectors import Selector, create
-from fedsel_flwr.simulations import engine
-from fedsel_flwr.simulations.base_strategies import legacy_base, message_base
+from fedsel_flwr.simulations import building, driving, engine
+from fedsel_flwr.simulations.apis import APIS
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.world import World, world_of
@@ -152,7 +152,7 @@ class Neighbours(Selector):
 def own_strategy(api: str, **options: Any) -> Any:
     """A selection strategy of this API, which no scenario made."""
     scenario = SMOKE.model_copy(update={"api": api})
-    base = message_base(scenario) if api == "message" else legacy_base(scenario, world_of(scenario))
+    base = APIS[api].make_base(world_of(scenario))
     package = message_api if api == "message" else legacy_api
     return package.SelectionStrategy(Neighbours(clients_per_round=2, seed=0), base, **options)
 
@@ -193,6 +193,23 @@ def test_a_selector_of_ones_own_takes_the_place_of_the_scenarios(api: str, monke
     assert told == own.history.rounds
     mine = simulate(SMOKE.model_copy(update={"api": api}), selector=Neighbours(clients_per_round=2, seed=0))
     assert [row.client_id for row in mine.history.clients] == ["1", "2", "2", "3", "3", "4", "4", "5"]
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_strategy_is_checked_or_made_once_a_run(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second one would be thrown away, with the data it measures on."""
+    monkeypatch.setattr(engine, "run_simulation", in_process)
+    calls: list[str] = []
+    for module, name in ((engine, "given_or_made"), (building, "make_strategy"), (driving, "make_strategy")):
+        original = getattr(module, name)
+
+        def counted(*args: Any, original: Any = original, name: str = name) -> Any:
+            calls.append(name)
+            return original(*args)
+
+        monkeypatch.setattr(module, name, counted)
+    simulate(SMOKE, strategy=own_strategy("legacy") if own else None)
+    assert calls == (["given_or_made"] if own else ["given_or_made", "make_strategy"])
 
 
 def test_a_strategy_under_which_nobody_ever_completes_ends_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

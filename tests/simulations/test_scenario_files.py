@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +19,9 @@ from pydantic import BaseModel, ValidationError
 from fedsel_flwr.clients.system import SystemModel
 from fedsel_flwr.clients.training import TrainingSettings
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.simulations.scenario import Device, Scenario, Wireless
 from fedsel_flwr.simulations.scenario_files import load_scenario, override_keys, scenario_names
+from tests.processes import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_SCENARIO_KEYS = {"scenario", "runs_dir"}
@@ -153,6 +157,26 @@ def test_system_takes_every_number_of_wireless_and_device() -> None:
         assert getattr(system, key) == getattr(w, key) == OTHER_VALUES[f"wireless.{key}"]
     for key in ("samples_per_round", "computing_step", "cycles_per_sample", "effective_capacitance"):
         assert getattr(system, key) == getattr(d, key) == OTHER_VALUES[f"device.{key}"]
+
+
+def test_defaults_are_those_of_the_classes_that_take_them() -> None:
+    """Xia's channel and devices stand once, in the classes of the channel and of the system."""
+    bare = Scenario(name="bare", num_clients=20)
+    assert bare.system() == SystemModel(num_clients=20, seed=1)
+    settings = bare.training.settings()
+    assert settings == TrainingSettings(learning_rate=0.1, batch_size=16)
+    source = inspect.getsource(Wireless) + inspect.getsource(Device)
+    assert re.findall(r"= [\d.e_-]+$", source, flags=re.MULTILINE) == ["= 0"]  # channels, which are the server's
+
+
+def test_a_scenario_loads_without_torch_flower_and_ray() -> None:
+    code = (
+        "import sys; from fedsel_flwr.simulations.scenario_files import load_scenario, scenario_names; "
+        "print(len([load_scenario(name).training.settings() for name in scenario_names()])); "
+        "print('heavy:', *sorted({name.split('.')[0] for name in sys.modules} & {'torch', 'flwr', 'ray', 'datasets'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment())
+    assert done.stdout.splitlines() == [str(len(scenario_names())), "heavy:"]
 
 
 def test_training_settings_take_every_number() -> None:

@@ -113,7 +113,9 @@ def test_a_report_gains_no_more_than_the_slack(claim: float, slack: float | None
     assert result.latency_source == ("reported" if claim == expected else "clipped")
 
 
-@pytest.mark.parametrize(("reported", "expected"), [({"latency_s": 1.5}, (1.5, "reported")), ({}, (4.0, "max_latency"))])
+@pytest.mark.parametrize(
+    ("reported", "expected"), [({"latency_s": 1.5}, (1.5, "reported")), ({}, (4.0, "max_latency"))]
+)
 def test_a_client_whom_nothing_timed_is_believed(reported: dict[str, float], expected: tuple[float, str]) -> None:
     """Under secure aggregation Flower's workflow asks the clients itself, and the server has no time of its own."""
     reply = Reply(arrays=[], num_examples=1, metrics=reported)

@@ -18,7 +18,7 @@ from fedsel_flwr import strategies as legacy_api
 from fedsel_flwr.selectors import create
 from fedsel_flwr.simulations.availability import BernoulliAvailability
 from fedsel_flwr.simulations.client_app import ScenarioApp
-from fedsel_flwr.simulations.rounds import drive
+from fedsel_flwr.simulations.driving import drive
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.world import World

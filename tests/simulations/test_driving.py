@@ -11,11 +11,12 @@ import pytest
 from flwr.common import Context
 from flwr.server import SimpleClientManager
 
-from fedsel_flwr.errors import ParameterError, RunError
-from fedsel_flwr.simulations import rounds
+from fedsel_flwr.errors import RunError
+from fedsel_flwr.simulations import driving, legacy_api
 from fedsel_flwr.simulations.building import make_strategy
 from fedsel_flwr.simulations.client_app import ScenarioApp
-from fedsel_flwr.simulations.rounds import drive, make_server, server_arrays
+from fedsel_flwr.simulations.driving import drive
+from fedsel_flwr.simulations.legacy_api import make_server, server_arrays
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.world import world_of
@@ -34,8 +35,8 @@ def grid_of(scenario: Scenario, num_nodes: int | None = None) -> AppGrid:
 
 @pytest.mark.parametrize("num_nodes", [9, 11])
 def test_the_nodes_are_counted_before_the_data_are_read(num_nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "SETTLED_S", 0.1)
-    monkeypatch.setattr(rounds, "world_of", lambda scenario: pytest.fail("the data were read"))
+    monkeypatch.setattr(driving, "SETTLED_S", 0.1)
+    monkeypatch.setattr(driving, "world_of", lambda scenario: pytest.fail("the data were read"))
     with pytest.raises(RunError, match=f"'smoke' has 10 clients, but {num_nodes} SuperNodes are connected"):
         drive(grid_of(SMOKE, num_nodes), SMOKE)
 
@@ -49,23 +50,17 @@ def test_drive_makes_the_strategy_and_tells_each_round(api: str) -> None:
     assert told[-1].accuracy == world_of(scenario).test(result.arrays)[1]
 
 
-def test_drive_refuses_a_strategy_that_simulate_refuses() -> None:
-    strategy = make_strategy(SMOKE, world_of(SMOKE))
-    with pytest.raises(ParameterError, match="strategy and on_round cannot be given together"):
-        drive(grid_of(SMOKE), SMOKE, strategy=strategy, on_round=lambda record: None)
-
-
 def test_server_has_a_thread_for_each_client_that_may_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a client waits for another, and its round trip holds the wait; GPFL asks everybody in round 1."""
     servers: list[Any] = []
-    monkeypatch.setattr(rounds, "start_grid", lambda server, **kwargs: servers.append(server))
-    monkeypatch.setattr(rounds, "server_arrays", lambda server: [])
+    monkeypatch.setattr(legacy_api, "start_grid", lambda server, **kwargs: servers.append(server))
+    monkeypatch.setattr(legacy_api, "server_arrays", lambda server: [])
     drive(grid_of(SMOKE), SMOKE)
     assert servers[0].max_workers == 10
 
 
 def test_make_server_holds_strategy_and_model() -> None:
-    strategy = make_strategy(SMOKE, world_of(SMOKE))
+    strategy = make_strategy(world_of(SMOKE))
     server = make_server(strategy, 37)
     assert server.max_workers == 37
     assert server.strategy is strategy

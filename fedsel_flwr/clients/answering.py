@@ -1,0 +1,161 @@
+"""What a simulated client says about the model it received when it is asked, and what answering costs.
+
+A strategy asks in the train config (key ``needs``) or by a probe (key ``probe``), with names of columns and commas
+between them. A client answers those it can, each under the column's name, and passes over the others:
+
+| column | answer |
+| --- | --- |
+| ``loss`` | mean cross-entropy on the client's training examples, nats |
+| ``rms_loss`` | root mean square of the losses of the single training examples, nats (Oort) |
+| ``local_accuracy`` | fraction of the client's test examples that are classified correctly |
+| ``gradient`` | gradient of the mean cross-entropy on all training examples, parameter by parameter, flattened |
+
+Dropout is off, and neither weight decay nor a proximal term is part of loss and gradient.
+
+Costs (ours): time is counted in forward passes, of which training on the same examples takes three, as the backward
+pass costs about two. ``loss`` and ``rms_loss`` share one pass, ``local_accuracy`` is another, and ``gradient`` takes
+three, which bring the losses along. Numbers travel with the update at no cost; a gradient is as large as an update,
+and takes as long to send.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fedsel_flwr.checks import FloatArray
+from fedsel_flwr.clients.system import RoundDelays
+from fedsel_flwr.clients.training import check_examples, evaluate
+
+ANSWERED = frozenset({"loss", "rms_loss", "local_accuracy", "gradient"})
+"""The columns that a simulated client can answer."""
+
+Examples = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
+"""Inputs of shape (n, ...) and labels of shape (n,)."""
+
+
+def asked_columns(names: object) -> frozenset[str]:
+    """Return which of the columns that a config names a simulated client can answer.
+
+    Args:
+        names: Names with commas between them; None where the config has none.
+
+    Returns:
+        Those of :data:`ANSWERED`.
+
+    Example:
+        >>> sorted(asked_columns("rms_loss, sketch,loss"))
+        ['loss', 'rms_loss']
+    """
+    given = () if names is None else str(names).split(",")
+    return ANSWERED & {name.strip() for name in given}
+
+
+def answer(model: nn.Module, asked: Collection[str], train: Examples, test: Examples) -> dict[str, float | bytes]:
+    """Answer for a model; the model stays as it is.
+
+    Args:
+        model: The received model.
+        asked: Columns of :data:`ANSWERED`.
+        train: The client's training examples, at least one.
+        test: The client's test examples, at least one.
+
+    Returns:
+        Column -> number, or the bytes of a float32 array of shape (number of parameters,).
+
+    Raises:
+        ParameterError: There are no examples, or not one label for each.
+    """
+    said: dict[str, float | bytes] = {}
+    if {"loss", "rms_loss", "gradient"} & set(asked):
+        losses, gradient = losses_and_gradient(model, *train, with_gradient="gradient" in asked)
+        said = {"loss": float(losses.mean()), "rms_loss": float(np.sqrt(np.mean(losses**2)))}
+        said["gradient"] = gradient.tobytes()
+    if "local_accuracy" in asked:
+        said["local_accuracy"] = evaluate(model, *test)[1]
+    return {name: value for name, value in said.items() if name in asked}
+
+
+def forward_passes(asked: Collection[str]) -> int:
+    """Return how many forward passes answering takes; training on the same examples takes three.
+
+    Args:
+        asked: Columns of :data:`ANSWERED`.
+
+    Returns:
+        0 … 4.
+
+    Example:
+        >>> forward_passes(["loss", "rms_loss"]), forward_passes(["gradient", "loss", "local_accuracy"])
+        (1, 4)
+    """
+    names = set(asked)
+    on_training = 3 if "gradient" in names else int(bool(names & {"loss", "rms_loss"}))
+    return on_training + int("local_accuracy" in names)
+
+
+def with_answers(delays: RoundDelays, asked: Collection[str]) -> RoundDelays:
+    """Return what a round takes in which a client answers and trains.
+
+    Args:
+        delays: What the round takes without an answer.
+        asked: Columns of :data:`ANSWERED`; without any the delays stay to the last bit.
+
+    Returns:
+        The delays with longer computing, and, for a gradient, longer sending.
+    """
+    return replace(
+        delays,
+        compute_s=delays.compute_s * (1 + forward_passes(asked) / 3),
+        upload_s=delays.upload_s * (2 if "gradient" in asked else 1),
+    )
+
+
+def losses_and_gradient(
+    model: nn.Module,
+    inputs: npt.NDArray[np.float32],
+    labels: npt.NDArray[np.int64],
+    *,
+    with_gradient: bool = True,
+    batch_size: int = 256,
+) -> tuple[FloatArray, npt.NDArray[np.float32]]:
+    """Return the cross-entropy of each example, and the gradient of their mean, with dropout off.
+
+    Args:
+        model: The model; it stays as it is.
+        inputs: The examples, shape (n, ...), n at least 1.
+        labels: Their classes, shape (n,).
+        with_gradient: Without it the gradient is empty, and takes no time.
+        batch_size: Examples at a time; the result does not depend on it but for rounding.
+
+    Returns:
+        The losses in nats, shape (n,); the gradient in the order of ``model.parameters()``, flattened.
+
+    Raises:
+        ParameterError: There are no examples, or not one label for each.
+    """
+    check_examples(inputs, labels)
+    parameters = list(model.parameters()) if with_gradient else []
+    total = [torch.zeros_like(parameter) for parameter in parameters]
+    losses = []
+    was_training = model.training
+    model.eval()
+    with torch.set_grad_enabled(with_gradient):
+        for start in range(0, len(labels), batch_size):
+            rows = slice(start, start + batch_size)
+            each = functional.cross_entropy(
+                model(torch.tensor(inputs[rows])), torch.tensor(labels[rows]), reduction="none"
+            )
+            losses.append(each.detach().numpy().astype(np.float64))
+            if parameters:
+                for sums, part in zip(total, torch.autograd.grad(each.sum(), parameters), strict=True):
+                    sums += part
+    model.train(was_training)
+    flat = [(part / len(labels)).numpy().astype(np.float32).ravel() for part in total]
+    return np.concatenate(losses), np.concatenate(flat) if flat else np.empty(0, dtype=np.float32)

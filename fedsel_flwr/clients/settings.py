@@ -1,0 +1,53 @@
+"""How a client trains; loads no torch, so that scenario files can be read without it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedsel_flwr.checks import real, whole
+from fedsel_flwr.errors import ParameterError
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings:
+    """How a client trains.
+
+    Args:
+        learning_rate: The step length, above 0.
+        batch_size: Examples per step, at least 1; the last batch of a pass may be smaller.
+        local_epochs: Passes over the client's data, at least 1.
+        local_steps: Steps instead of passes, at least 1; the data are passed over as often as needed. None: whole
+            passes.
+        momentum: Of the gradient, in [0, 1).
+        weight_decay: Factor of the weights that are added to the gradient, at least 0.
+        proximal_mu: FedProx's mu, at least 0: the steps minimise loss + mu/2 |w - w0|² with the received model w0.
+
+    Raises:
+        ParameterError: If a value is out of its range.
+
+    References:
+        Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020 (FedProx).
+
+    Example:
+        >>> TrainingSettings(learning_rate=0.1, batch_size=16).local_epochs
+        1
+    """
+
+    learning_rate: float
+    batch_size: int
+    local_epochs: int = 1
+    local_steps: int | None = None
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    proximal_mu: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check every value."""
+        for name in ("batch_size", "local_epochs", "local_steps"):
+            if (count := getattr(self, name)) is not None:
+                object.__setattr__(self, name, whole(name, count, 1))
+        real("learning_rate", self.learning_rate, above=0.0)
+        for name in ("momentum", "weight_decay", "proximal_mu"):
+            real(name, getattr(self, name), at_least=0.0)
+        if self.momentum >= 1:
+            raise ParameterError(f"momentum must be at least 0 and below 1, got {self.momentum!r}")

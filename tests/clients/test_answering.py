@@ -1,0 +1,265 @@
+"""What clients answer about the received model, against NumPy by hand, and what answering costs, in both APIs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.common import Code, Context, EvaluateIns, FitIns, ndarrays_to_parameters
+from torch import nn
+
+from fedsel_flwr.clients import torch_client
+from fedsel_flwr.clients.answering import ANSWERED, answer, asked_columns, forward_passes, losses_and_gradient
+from fedsel_flwr.clients.message_client import make_message_app
+from fedsel_flwr.clients.parameters import get_arrays, set_arrays
+from fedsel_flwr.clients.system import SystemModel
+from fedsel_flwr.clients.torch_client import TorchClient
+from fedsel_flwr.clients.training import TrainingSettings
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.selectors.columns import ASKED
+from tests.strategies.message.helpers import FakeGrid
+
+FloatArray = npt.NDArray[np.float64]
+SYSTEM = SystemModel(num_clients=20, seed=7)
+WATT = 10**2.3 / 1000  # 23 dBm
+RNG = np.random.default_rng(4)
+INPUTS = RNG.normal(size=(600, 3)).astype(np.float32)  # more than two batches of 256
+LABELS = RNG.integers(0, 4, size=600)
+TEST_INPUTS, TEST_LABELS = RNG.normal(size=(50, 3)).astype(np.float32), RNG.integers(0, 4, size=50)
+WEIGHT, BIAS = RNG.normal(size=(4, 3)).astype(np.float32), RNG.normal(size=4).astype(np.float32)
+GLOBAL = [WEIGHT, BIAS]
+EVERYTHING = ",".join(sorted(ASKED))
+
+
+def client(**how: Any) -> TorchClient:
+    """Client 3 of 20: 600 examples of four classes, a linear model, ten local steps."""
+    return TorchClient(
+        partition_id=3, model=nn.Linear(3, 4), inputs=INPUTS, labels=LABELS, test_inputs=TEST_INPUTS,
+        test_labels=TEST_LABELS, settings=TrainingSettings(learning_rate=0.1, batch_size=60, weight_decay=0.3),
+        system=SYSTEM, **{"latency_mode": "model"} | how,
+    )  # fmt: skip
+
+
+def probabilities(inputs: npt.NDArray[np.float32]) -> FloatArray:
+    """The softmax of the linear model, shape (n, 4)."""
+    scores = np.exp(inputs.astype(float) @ WEIGHT.T.astype(float) + BIAS)
+    return np.asarray(scores / scores.sum(axis=1, keepdims=True))
+
+
+def oracle() -> dict[str, Any]:
+    """Each column by its formula."""
+    chances = probabilities(INPUTS)
+    losses = -np.log(chances[np.arange(600), LABELS])
+    error = (chances - np.eye(4)[LABELS]) / 600
+    return {
+        "loss": losses.mean(),
+        "rms_loss": math.sqrt((losses**2).mean()),
+        "local_accuracy": (probabilities(TEST_INPUTS).argmax(axis=1) == TEST_LABELS).mean(),
+        "gradient": np.concatenate([(error.T @ INPUTS).ravel(), error.sum(axis=0)]),  # weight, then bias
+    }
+
+
+def check(said: dict[str, Any], names: set[str]) -> None:
+    """The answers are exactly those of ``names``, and right."""
+    expected = oracle()
+    assert said.keys() & (ASKED | {"sketch"}) == names
+    for name in names - {"gradient"}:
+        assert said[name] == pytest.approx(expected[name], rel=1e-6), name
+    if "gradient" in names:
+        vector = np.frombuffer(said["gradient"], dtype=np.float32)
+        assert vector.shape == (16,)
+        np.testing.assert_allclose(vector, expected["gradient"], atol=1e-6)
+
+
+def test_the_oracle_tells_the_columns_apart() -> None:
+    expected = oracle()
+    assert len({round(float(expected[name]), 3) for name in ("loss", "rms_loss", "local_accuracy")}) == 3
+    assert np.abs(expected["gradient"]).min() > 1e-4
+
+
+def test_a_client_can_answer_every_column_but_the_sketch() -> None:
+    assert ASKED - {"sketch"} == ANSWERED
+    assert asked_columns(None) == asked_columns("") == asked_columns("sketch,accuracy") == frozenset()
+    assert asked_columns(" loss , gradient") == {"loss", "gradient"}
+
+
+CASES = [
+    ("loss", {"loss"}),
+    ("rms_loss", {"rms_loss"}),
+    ("local_accuracy", {"local_accuracy"}),
+    ("gradient", {"gradient"}),
+    ("gradient, loss,sketch", {"gradient", "loss"}),
+    (EVERYTHING, {"loss", "rms_loss", "local_accuracy", "gradient"}),
+]
+
+
+@pytest.mark.parametrize(("names", "answered"), CASES)
+def test_fit_and_probe_answer_by_hand(names: str, answered: set[str]) -> None:
+    """At the received model: training comes after, and changes it."""
+    trained, _, metrics = client().fit(GLOBAL, {"round": 2, "needs": names})
+    assert not np.allclose(trained[0], WEIGHT, atol=1e-3)
+    check(metrics, answered)
+    check(client().evaluate(GLOBAL, {"round": 2, "probe": names})[2], answered)
+
+
+def test_without_needs_everything_stays_to_the_last_bit() -> None:
+    plain = client().fit(GLOBAL, {"round": 2})
+    for names in ("", "sketch"):
+        other = client().fit(GLOBAL, {"round": 2, "needs": names})
+        assert [a.tobytes() for a in other[0]] == [a.tobytes() for a in plain[0]]
+        assert other[1:] == plain[1:]
+    assert not plain[2].keys() & ASKED
+
+
+def test_answering_changes_neither_the_training_nor_torchs_random_state() -> None:
+    dropout = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5))
+    arrays, state = [array + 0.1 for array in get_arrays(dropout)], torch.random.get_rng_state()
+    results = []
+    for config in ({}, {"needs": EVERYTHING}):
+        one = TorchClient(
+            partition_id=3, model=dropout, inputs=INPUTS, labels=LABELS, system=SYSTEM,
+            settings=TrainingSettings(learning_rate=0.1, batch_size=60),
+        )  # fmt: skip
+        results.append(one.fit(arrays, {"round": 2, **config}))
+    assert [a.tobytes() for a in results[0][0]] == [a.tobytes() for a in results[1][0]]
+    assert results[0][2]["train_loss"] == results[1][2]["train_loss"]
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_dropout_is_off_and_the_model_stays_as_it_is() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5))
+    set_arrays(model, GLOBAL)
+    model.train()
+    said = answer(model, ASKED, (INPUTS, LABELS), (TEST_INPUTS, TEST_LABELS))
+    check(said, set(ANSWERED))
+    assert model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert [a.tobytes() for a in get_arrays(model)] == [a.tobytes() for a in GLOBAL]
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 600])
+def test_batches_change_rounding_only(batch_size: int) -> None:
+    model = nn.Linear(3, 4)
+    set_arrays(model, GLOBAL)
+    losses, gradient = losses_and_gradient(model, INPUTS, LABELS, batch_size=batch_size)
+    assert losses.shape == (600,)
+    assert losses.mean() == pytest.approx(oracle()["loss"], rel=1e-6)
+    np.testing.assert_allclose(gradient, oracle()["gradient"], atol=2e-6)
+    with pytest.raises(ParameterError, match="got 0 examples, 0 labels"):
+        losses_and_gradient(model, INPUTS[:0], LABELS[:0])
+
+
+# ---- costs ---------------------------------------------------------------------------------------------------------
+
+PASSES = [
+    ("loss", 1), ("rms_loss", 1), ("loss,rms_loss", 1), ("local_accuracy", 1), ("loss,local_accuracy", 2),
+    ("gradient", 3), ("gradient,loss,rms_loss", 3), (EVERYTHING, 4),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("names", "passes"), PASSES)
+def test_an_answer_with_the_update_costs_thirds_of_the_training_time(names: str, passes: int) -> None:
+    """2 samples at phi samples/s: 2 / phi s of training, a third of it a pass; a gradient is sent like an update."""
+    assert forward_passes(asked_columns(names)) == passes
+    delays = SYSTEM.draw(3, 2)
+    compute = 2 / delays.computing_rate * (1 + passes / 3)
+    upload = delays.upload_s * (2 if "gradient" in names else 1)
+    metrics = client().fit(GLOBAL, {"round": 2, "needs": names})[2]
+    assert metrics["compute_s"] == pytest.approx(compute, rel=1e-12)
+    assert (metrics["download_s"], metrics["upload_s"]) == (delays.download_s, upload)
+    assert metrics["latency_s"] == pytest.approx(delays.download_s + compute + upload, rel=1e-12)
+    cycles, frequency = 2e7 * (1 + passes / 3), 1e7 * delays.computing_rate
+    assert metrics["energy_j"] == pytest.approx(WATT * upload + 1e-28 * cycles * frequency**2, rel=1e-12)
+
+
+@pytest.mark.parametrize(("names", "passes"), [*PASSES, ("sketch", 1)])
+def test_a_probe_costs_download_passes_and_the_answers_upload(names: str, passes: int) -> None:
+    """A number is 64 of the 5,000 bits of an update; a gradient is as large as the update."""
+    delays = SYSTEM.draw(3, 2)
+    compute = passes / 3 * 2 / delays.computing_rate
+    upload = delays.upload_s * (1 if "gradient" in names else 64 / 5000)
+    metrics = client().evaluate(GLOBAL, {"round": 2, "probe": names})[2]
+    assert metrics["latency_s"] == pytest.approx(delays.download_s + compute + upload, rel=1e-12)
+    cycles, frequency = passes * 2e7 / 3, 1e7 * delays.computing_rate
+    assert metrics["energy_j"] == pytest.approx(WATT * upload + 1e-28 * cycles * frequency**2, rel=1e-12)
+
+
+def test_measured_time_runs_from_before_the_answer_to_after_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock shows 10 s before the answer, which takes 2 s, and the training takes 0.5 s."""
+    clock = [10.0]
+
+    def lasting(name: str, seconds: float) -> None:
+        original = getattr(torch_client, name)
+
+        def slow(*args: Any) -> Any:
+            clock[0] += seconds
+            return original(*args)
+
+        monkeypatch.setattr(torch_client, name, slow)
+
+    lasting("answer", 2.0)
+    lasting("train", 0.5)
+    monkeypatch.setattr(torch_client.time, "perf_counter", lambda: clock[0])
+    metrics = client(latency_mode="measured").fit(GLOBAL, {"round": 2, "needs": "loss"})[2]
+    monkeypatch.undo()
+    delays = SYSTEM.draw(3, 2)
+    assert metrics["compute_s"] == 2.5
+    assert metrics["latency_s"] == pytest.approx(delays.download_s + 2.5 + delays.upload_s, rel=1e-12)
+    frequency = 1e7 * delays.computing_rate
+    assert metrics["energy_j"] == pytest.approx(WATT * delays.upload_s + 1e-28 * 2.5 * frequency**3, rel=1e-12)
+
+
+# ---- through Flower ------------------------------------------------------------------------------------------------
+
+
+def test_the_legacy_api_carries_a_vector_as_bytes() -> None:
+    flower = client().to_client()
+    parameters = ndarrays_to_parameters(GLOBAL)
+    res = flower.fit(FitIns(parameters=parameters, config={"round": 2, "needs": EVERYTHING}))
+    assert res.status.code == Code.OK
+    check(res.metrics, set(ANSWERED))
+    assert type(res.metrics["gradient"]) is bytes
+    answered = flower.evaluate(EvaluateIns(parameters=parameters, config={"round": 2, "probe": EVERYTHING}))
+    check(answered.metrics, set(ANSWERED))
+
+
+def message_reply(kind: str, config: dict[str, Any]) -> RecordDict:
+    """The answer of the Message API's app to one message."""
+    FakeGrid()  # messages know their run from here on
+    app = make_message_app(lambda context: client())
+    content = RecordDict({"arrays": ArrayRecord(GLOBAL), "config": ConfigRecord(config)})
+    context = Context(run_id=7, node_id=5, node_config={}, state=RecordDict(), run_config={})
+    return app(Message(content, dst_node_id=5, message_type=kind), context).content
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "records"),
+    [
+        (MessageType.TRAIN, "needs", {"metrics", "arrays", "gradient"}),
+        (MessageType.EVALUATE, "probe", {"metrics", "gradient"}),
+    ],
+)
+def test_the_message_api_carries_a_vector_in_a_record_of_its_own(kind: str, key: str, records: set[str]) -> None:
+    reply = message_reply(kind, {"server-round": 2, key: EVERYTHING})
+    assert set(reply) == records
+    metrics, vector = reply["metrics"], reply["gradient"]
+    assert isinstance(metrics, MetricRecord)
+    assert isinstance(vector, ArrayRecord)
+    assert list(vector) == ["gradient"]
+    array = vector["gradient"].numpy()
+    assert (array.dtype, array.shape) == (np.float32, (16,))
+    check({**metrics, "gradient": array.tobytes()}, set(ANSWERED))
+    same = client().fit(GLOBAL, {"round": 2, "needs": EVERYTHING})[2]
+    if kind == MessageType.TRAIN:  # both APIs: the same numbers to the last bit
+        assert {**metrics, "gradient": array.tobytes()} == {"num-examples": 600, **same}
+
+
+def test_without_vectors_the_message_api_answers_as_before() -> None:
+    assert set(message_reply(MessageType.TRAIN, {"server-round": 2})) == {"metrics", "arrays"}
+    assert set(message_reply(MessageType.TRAIN, {"server-round": 2, "needs": "loss"})) == {"metrics", "arrays"}
+    assert set(message_reply(MessageType.EVALUATE, {"round": 2, "probe": "local_accuracy"})) == {"metrics"}
