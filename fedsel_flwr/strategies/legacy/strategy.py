@@ -24,9 +24,9 @@ from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import FedAvg, Strategy
 
 from fedsel_flwr.errors import RunError
+from fedsel_flwr.rounds.identity import id_order
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.replies import ClientResult, Reply
-from fedsel_flwr.rounds.roster import id_order
 from fedsel_flwr.strategies import bases
 from fedsel_flwr.strategies.adapter import Adapter
 from fedsel_flwr.strategies.legacy.asking import Asking
@@ -53,7 +53,7 @@ class SelectionStrategy(Adapter, Strategy):
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters | None:
         """Return the base's initial model, else that of the first client that answers."""
-        self.core.begin_run()
+        self.core.numbering.begin_run()
         parameters: Parameters | None = self.base.initialize_parameters(self._bounded(client_manager))
         if parameters is not None:
             return parameters

@@ -13,9 +13,9 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
 from fedsel_flwr.errors import RunError
+from fedsel_flwr.rounds.identity import id_order
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.replies import Reply
-from fedsel_flwr.rounds.roster import id_order
 from fedsel_flwr.strategies import bases
 from fedsel_flwr.strategies.adapter import Adapter
 from fedsel_flwr.strategies.message.asking import Asking
@@ -56,7 +56,7 @@ class SelectionStrategy(Adapter, Strategy):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """Run the rounds; see ``flwr.serverapp.strategy.Strategy.start``. On the server's clock nodes are timed."""
-        self.core.begin_run()
+        self.core.numbering.begin_run()
         if self.core.settings.clock == "server":
             grid = self._timed = TimedGrid(grid)
         self._evaluates = evaluate_fn is not None
