@@ -133,6 +133,8 @@ class SelectionCore:
         Args:
             facts: Connection -> what it said of itself.
         """
+        if not facts:
+            return
         introductions = {node: Introduction.of(said, self.settings.keys) for node, said in facts.items()}
         new, evicted = self.parts.enrolment.enter(introductions, self.round + 1)
         if evicted.size:

@@ -16,9 +16,9 @@ def canonical_id(claim: object) -> str | None:
     >>> canonical_id(7), canonical_id(" phone-7 "), canonical_id(None), canonical_id(float("nan"))
     ('7', 'phone-7', None, None)
     """
-    if isinstance(claim, bool | np.bool_):
+    if type(claim) is not int and isinstance(claim, bool | np.bool_):  # the common case first: fleets are large
         return None
-    if isinstance(claim, Integral) or (isinstance(claim, float | np.floating) and float(claim).is_integer()):
+    if type(claim) is int or isinstance(claim, Integral) or (isinstance(claim, float | np.floating) and float(claim).is_integer()):
         return str(int(claim)) if abs(int(claim)) < 10**MAX_ID_DIGITS else None
     if isinstance(claim, str) and 0 < len(claim.strip()) <= MAX_ID_LENGTH and claim.strip().isprintable():
         return claim.strip()

@@ -72,6 +72,8 @@ class Roster:
 
     def strangers(self, connected: Collection[str]) -> list[str]:
         """Connections that are neither bound nor refused, in id order."""
+        if self._memo is not None and len(self._memo[1].nodes) == len(connected) and self._same_crowd(connected):
+            return []  # all of them are bound
         return sorted(
             (node for node in connected if node not in self._row_of_node and node not in self.refused), key=id_order
         )
