@@ -152,7 +152,8 @@ def main() -> None:
                 tar.extractall(folder, filter="data")
             sides = {args.before: (Path(folder), False), **sides}
         runs = [(name, in_process(source, new)) for _ in range(2) for name, (source, new) in sides.items()]
-    print(f"{'':>12} {'clients':>8} {'a round':>8} {'enrolment and first round, s':>29} {'round beside selector, ms':>26}")
+    heads = ("clients", "a round", "enrolment and first round, s", "round beside selector, ms")
+    print(f"{'':>12} {heads[0]:>8} {heads[1]:>8} {heads[2]:>29} {heads[3]:>26}")
     for size, cohort in SIZES.items():
         for name in sides:
             found = [figures[str(size)] for which, figures in runs if which == name]
