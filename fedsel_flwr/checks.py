@@ -1,9 +1,10 @@
-"""Argument checks shared by the selectors: each says what was expected, what came and what to do."""
+"""Checks of arguments, shared by the whole package: each says what was expected, what came and what to do."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 from typing import Any
 
@@ -11,6 +12,20 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsel_flwr.errors import ParameterError
+
+__all__ = [
+    "BoolArray",
+    "FloatArray",
+    "IntArray",
+    "by_client",
+    "column",
+    "fraction",
+    "indices",
+    "lookup",
+    "one_of",
+    "real",
+    "whole",
+]
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -25,17 +40,37 @@ def whole(name: str, value: object, minimum: int) -> int:
     return int(value)  # type: ignore[call-overload, no-any-return]
 
 
-def real(name: str, value: object, *, above: float | None = None, at_least: float | None = None) -> float:
-    """Return ``value`` as a finite float, above or at least a limit."""
-    limit = f" above {above:g}" if above is not None else f" of at least {at_least:g}" if at_least is not None else ""
+def real(
+    name: str,
+    value: object,
+    *,
+    above: float | None = None,
+    at_least: float | None = None,
+    below: float | None = None,
+    at_most: float | None = None,
+) -> float:
+    """Return ``value`` as a finite float within the limits given.
+
+    >>> real("rate", 2, above=1.0, at_most=2.0)
+    2.0
+    """
+    limits: list[tuple[str, float | None, Callable[[float, float], bool]]] = [
+        ("above", above, operator.gt),
+        ("of at least", at_least, operator.ge),
+        ("below", below, operator.lt),
+        ("of at most", at_most, operator.le),
+    ]
+    given = [(words, limit, holds) for words, limit, holds in limits if limit is not None]
     ok = isinstance(value, Real) and not isinstance(value, bool | np.bool_) and math.isfinite(value)
-    if ok and above is not None:
-        ok = float(value) > above  # type: ignore[arg-type]
-    if ok and at_least is not None:
-        ok = float(value) >= at_least  # type: ignore[arg-type]
-    if not ok:
-        raise ParameterError(f"{name} must be a finite number{limit}, got {value!r}")
+    if not ok or not all(holds(float(value), limit) for _, limit, holds in given):  # type: ignore[arg-type]
+        said = " and ".join(f"{words} {limit:g}" for words, limit, _ in given)
+        raise ParameterError(f"{name} must be a finite number{' ' if said else ''}{said}, got {value!r}")
     return float(value)  # type: ignore[arg-type]
+
+
+def fraction(name: str, value: object) -> float:
+    """Return ``value`` as a float from 0 to 1, both included."""
+    return real(name, value, at_least=0.0, at_most=1.0)
 
 
 def indices(name: str, value: Any) -> IntArray:

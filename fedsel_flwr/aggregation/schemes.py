@@ -32,9 +32,14 @@ class Averaging:
     old: float
     new: float
 
+    @property
+    def mixes(self) -> bool:
+        """Whether the new model is another one than the mean."""
+        return not (self.old == 0.0 and self.new == 1.0)
+
     def mix(self, before: Sequence[npt.NDArray[Any]], mean: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
         """The new model, of the old one and the mean of the round's models."""
-        if self.old == 0.0 and self.new == 1.0:
+        if not self.mixes:
             return list(mean)
         pairs = zip(before, mean, strict=True)
         return [np.asarray(self.old * b + self.new * m, dtype=m.dtype) for b, m in pairs]  # (3), (5)

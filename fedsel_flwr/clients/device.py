@@ -11,12 +11,18 @@ from __future__ import annotations
 
 from fedsel_flwr.errors import ParameterError
 
+PRINTED_CLIENTS = 20
+"""The largest number of clients in Xia's experiments."""
+
 
 def computing_rate_bounds(index: int, num_clients: int, *, step: float = 20.0) -> tuple[float, float]:
     """Return the range from which a client's computing rate is drawn anew in every round.
 
-    Xia gives client k = 1 … 20 the range [(0.5 k + 0.5) x 20, (0.5 k + 1.5) x 20]. For another number of clients
-    (ours) the same span is divided evenly, or client 500 would be 170 times as fast as client 1.
+    Xia gives client k = 1, 2, …, K the range [(0.5 k + 0.5) x 20, (0.5 k + 1.5) x 20], with K up to 20.
+
+    Deviations:
+        Beyond 20 clients the span of the printed 20 is divided evenly, k' = 1 + 19 (k - 1) / (K - 1), or client 500
+        would be 170 times as fast as client 1.
 
     Args:
         index: Partition id of the client, 0-based, below `num_clients`.
@@ -35,6 +41,8 @@ def computing_rate_bounds(index: int, num_clients: int, *, step: float = 20.0) -
     Example:
         >>> computing_rate_bounds(0, 20), computing_rate_bounds(19, 20), computing_rate_bounds(499, 500)
         ((20.0, 40.0), (210.0, 230.0), (210.0, 230.0))
+        >>> computing_rate_bounds(2, 3)
+        (40.0, 60.0)
     """
     if not 0 <= index < num_clients:
         raise ParameterError(
@@ -43,7 +51,9 @@ def computing_rate_bounds(index: int, num_clients: int, *, step: float = 20.0) -
         )
     if not 0 < step < float("inf"):
         raise ParameterError(f"step must be a finite number above 0, got {step!r}; give a width in samples/s")
-    rank = 1.0 + 19.0 * int(index) / max(int(num_clients) - 1, 1)  # k' = 1 + 19 (k-1) / (K-1): k for K = 20
+    rank = 1.0 + int(index)  # k
+    if num_clients > PRINTED_CLIENTS:
+        rank = 1.0 + (PRINTED_CLIENTS - 1.0) * int(index) / (int(num_clients) - 1)  # k' = 1 + 19 (k-1) / (K-1)
     return (0.5 * rank + 0.5) * step, (0.5 * rank + 1.5) * step  # phi^LB, phi^UB in section V-A
 
 

@@ -12,15 +12,26 @@ from fedsel_flwr.rounds.roster import Roster, canonical_id
 
 
 class ClientValues(Mapping[int, float]):
-    """A number for each client, given by client id, read by row through the roster.
+    """A number for each enrolled client, given by client id, read by row through the roster.
+
+    As a mapping it holds the rows of the clients that are enrolled and have a number; it grows with the roster.
 
     Args:
         name: The parameter's name, for messages.
         values: An array (accepted only if the client ids are 0..K-1) or a mapping from client id.
         roster: Where rows find their ids.
 
+    Attributes:
+        given: Every number by client id, of clients not enrolled yet too.
+
     Raises:
         ParameterError: ``values`` is neither, or two keys mean the same client.
+
+    >>> roster = Roster()
+    >>> values = ClientValues("fairness", {"a": 0.1, "b": 0.2}, roster)
+    >>> _ = roster.enroll({"node-1": "b"}, 1)
+    >>> dict(values), values.given
+    ({0: 0.2}, {'a': 0.1, 'b': 0.2})
     """
 
     def __init__(self, name: str, values: npt.ArrayLike | Mapping[object, float], roster: Roster) -> None:
@@ -32,29 +43,25 @@ class ClientValues(Mapping[int, float]):
                 raise ParameterError(f"{name} must have one number per client, got shape {array.shape}")
             items = [(str(k), float(value)) for k, value in enumerate(array)]
         self.name = name
-        self._by_id: dict[str, float] = {key: value for key, value in items if key is not None}
-        if len(self._by_id) != len(items):
+        self.given: dict[str, float] = {key: value for key, value in items if key is not None}
+        if len(self.given) != len(items):
             raise ParameterError(f"{name} must name each client once by its id (an integer or a string)")
         self._roster = roster
 
     def covers(self, client_id: str) -> bool:
         """Whether there is a number for ``client_id``."""
-        return client_id in self._by_id
+        return client_id in self.given
 
     def __getitem__(self, row: int) -> float:
         """The number of the client in ``row``."""
-        if not 0 <= row < len(self._roster.ids):
+        if not 0 <= row < len(self._roster.ids) or self._roster.ids[row] not in self.given:
             raise KeyError(row)
-        return self._by_id[self._roster.ids[row]]
+        return self.given[self._roster.ids[row]]
 
     def __iter__(self) -> Iterator[int]:
         """The rows that have a number."""
-        return (row for row, client_id in enumerate(self._roster.ids) if client_id in self._by_id)
+        return (row for row, client_id in enumerate(self._roster.ids) if client_id in self.given)
 
     def __len__(self) -> int:
-        """How many clients have a number, enrolled or not."""
-        return len(self._by_id)
-
-    def values(self) -> list[float]:  # type: ignore[override]
-        """Every number, of clients not enrolled yet too."""
-        return list(self._by_id.values())
+        """How many enrolled clients have a number."""
+        return sum(client_id in self.given for client_id in self._roster.ids)

@@ -1,217 +1,345 @@
-"""One round of selection in plain types, shared by every adapter: no Flower, no torch.
+"""The course of a round, shared by every adapter: choose, collect, finish.
 
-An adapter calls, in this order: :meth:`SelectionCore.enroll` for new connections, :meth:`SelectionCore.question` and,
-if it asks, :meth:`SelectionCore.answer`, :meth:`SelectionCore.received`, :meth:`SelectionCore.choose`,
-:meth:`SelectionCore.collect` with what came back, and, after aggregating the kept updates in the order given,
-:meth:`SelectionCore.finish`.
+An adapter is a transport: it introduces connections, puts probes to them, carries the model out and the replies back,
+and has the kept updates averaged. Everything else happens here, in plain types.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from fedsel_flwr.aggregation import averaging
 from fedsel_flwr.errors import RunError
+from fedsel_flwr.rounds import saving
 from fedsel_flwr.rounds.client_values import ClientValues
-from fedsel_flwr.rounds.enrolment import Enrolment
-from fedsel_flwr.rounds.history import History, RoundRecord
+from fedsel_flwr.rounds.cooldown import Cooldown
+from fedsel_flwr.rounds.enrolment import Enrolment, Introduction
+from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.measuring import Measurer
-from fedsel_flwr.rounds.probing import Probing
-from fedsel_flwr.rounds.replies import NOT_REPORTED, Arrays, Reply, read_reply
-from fedsel_flwr.rounds.reporting import Reporter
-from fedsel_flwr.rounds.roster import Roster
-from fedsel_flwr.rounds.settings import Availability, Introduction, Outcome, Question, Settings
+from fedsel_flwr.rounds.models import Arrays, ModelList, ModelStack
+from fedsel_flwr.rounds.presence import Availability, available
+from fedsel_flwr.rounds.probing import Answers, Probing
+from fedsel_flwr.rounds.replies import Reply, read_reply
+from fedsel_flwr.rounds.reporting import FROM_REPLY, Reporter
+from fedsel_flwr.rounds.rollcall import Facts, RollCall
+from fedsel_flwr.rounds.roster import Present, Roster
+from fedsel_flwr.rounds.round import Outcome, Round
+from fedsel_flwr.rounds.settings import Settings
 from fedsel_flwr.selectors import Selector
+from fedsel_flwr.selectors.columns import ASKED
 from fedsel_flwr.wireless import round_time
 
-__all__ = ["Availability", "Introduction", "Outcome", "Question", "SelectionCore", "Settings"]
-
 logger = logging.getLogger("fedsel_flwr")
+USELESS = 3
+"""Rounds in a row without a usable update after which the log says so."""
+
+
+class Transport(Protocol):
+    """How an adapter reaches connections before a round."""
+
+    def introduce(self, nodes: list[str]) -> tuple[Mapping[str, Facts | None], list[str]]:
+        """Ask connections who they are: connection -> facts, None for an error; and those that did not answer."""
+
+    def probe(self, nodes: list[str], config: Mapping[str, str | int]) -> Answers:
+        """Have connections measure the current global model: connection -> metrics, of those that answered."""
+
+
+class Parts(NamedTuple):
+    """The owners of what outlives a round."""
+
+    selector: Selector
+    roster: Roster
+    rollcall: RollCall
+    enrolment: Enrolment
+    probing: Probing
+    cooldown: Cooldown
+    measurer: Measurer
+    reporter: Reporter
+    history: History
 
 
 class SelectionCore:
     """Asks the selector, reads replies, keeps time and the history.
 
     Args:
-        selector: The selector.
-        settings: How clients are treated.
-        roster: Who is who.
-        client_values: Selector parameters given by client id; clients they do not cover are refused.
-        availability: Called with client id, round and simulated seconds; False leaves the client out of the round.
-        measurer: Measures on the server what the selector needs.
+        selector: The selector; it must not be shared.
+        settings: How clients are treated; :func:`~fedsel_flwr.rounds.settings.settled` settles them for a selector.
+        roster: Who is who; None starts with an empty one.
+        client_values: Selector parameters given by client id, bound to ``roster``; clients they do not cover are
+            refused.
+        availability: Who takes part in a round.
+        roll_call_timeout: Seconds that the transport waits for introductions, for messages.
+
+    Attributes:
+        parts: The owners of what outlives a round.
     """
 
     def __init__(
         self,
         selector: Selector,
         settings: Settings,
-        roster: Roster,
+        *,
+        roster: Roster | None = None,
         client_values: tuple[ClientValues, ...] = (),
         availability: Availability | None = None,
-        measurer: Measurer | None = None,
+        roll_call_timeout: float = 60.0,
     ) -> None:
-        self.selector, self.settings, self.roster = selector, settings, roster
-        self.measurer = measurer or Measurer(selector)
-        self.history = History()
-        self._availability = availability
-        self._enrolment = Enrolment(selector, roster, self.measurer, client_values)
-        self._probing = Probing(selector, roster, settings)
-        self._reporter = Reporter(selector, roster, settings.max_latency)
-        self._chosen: dict[int, str] = {}
-        self._num_available = 0
-        self._failures: dict[int, int] = {}
-        self._out_until: dict[int, int] = {}
-        self._not_reporting: set[int] = set()  # clients that leave the time to the server, which is logged once
+        s, roster = settings, roster or Roster()
+        measurer = Measurer(selector, s.validation, s.filter, s.learning_rate, s.momentum)
+        self.settings, self._availability = settings, availability
+        self.parts = Parts(
+            selector=selector,
+            roster=roster,
+            rollcall=RollCall(roll_call_timeout),
+            enrolment=Enrolment(selector, roster, measurer, client_values),
+            probing=Probing(selector, roster, settings),
+            cooldown=Cooldown(settings.cooldown),
+            measurer=measurer,
+            reporter=Reporter(selector, roster, settings.max_latency),
+            history=History(),
+        )
+        self._wanted = selector.needs & FROM_REPLY
+        self._round: Round | None = None
+        self._offset: int | None = None  # absolute round - the server's; None before a run's first choice
 
     @property
     def round(self) -> int:
-        """The round chosen last."""
-        return self.selector.round
+        """The absolute round chosen last."""
+        return self.parts.selector.round
 
     @property
-    def measures_global(self) -> bool:
-        """Whether :meth:`finish` needs the global model before and after the round."""
-        return bool(self.selector.needs & {"projection", "global_accuracy", "global_loss"})
+    def asks(self) -> str:
+        """The columns that clients report only when the train config asks for them, comma-separated."""
+        return ",".join(sorted(self.parts.selector.needs & ASKED))
 
-    def strangers(self, connected: Collection[str]) -> list[str]:
-        """Connections that the roll call should ask who they are; those that are gone are released."""
-        self.roster.release(connected, self.round + 1)
-        return self.roster.strangers(connected)
+    def reads_global(self, outcome: Outcome) -> bool:
+        """Whether :meth:`finish` needs the arrays of the new global model."""
+        return self.parts.measurer.reads_global or (outcome.averaging is not None and outcome.averaging.mixes)
 
-    def enroll(self, introductions: Mapping[str, Introduction]) -> None:
-        """Bind connections to rows and tell the selector about new clients; see :meth:`Enrolment.enroll`."""
-        for row in self._enrolment.enroll(introductions, self.round + 1):
-            self._failures.pop(row, None)
-            self._out_until.pop(row, None)
-            self._not_reporting.discard(row)
+    def begin_run(self) -> None:
+        """A run begins: the server may count its rounds from 1 again."""
+        self._offset = None
 
-    def received(self, model: Arrays | None) -> None:
-        """Note the global model that the round starts from, before the choice; see :meth:`Enrolment.received`."""
-        self._enrolment.received(model)
+    def absolute(self, server_round: int) -> int:
+        """The absolute number of a round that the server counts."""
+        return server_round + (self._offset or 0)
 
-    def question(self, connected: Collection[str]) -> Question | None:
-        """Ask the selector what must be asked before the choice.
+    def choose(
+        self,
+        connected: Collection[str],
+        reference: Arrays | None,
+        transport: Transport,
+        server_round: int | None = None,
+    ) -> list[str]:
+        """Begin a round: call the roll, ask what the selector must know, and choose.
 
         Args:
             connected: Every connection there is.
+            reference: The global model the round starts from; None if it cannot be decoded.
+            transport: Reaches them.
+            server_round: The server's number of this round; None counts along.
 
         Returns:
-            None, or whom to ask; the adapter gives the answers to :meth:`answer`, also when there are none.
+            The chosen connections, by ascending row. If there are none, the round is in the history already.
+
+        Raises:
+            RunError: The server's round does not follow the selector's.
         """
-        return self._probing.question(self._here(connected))
+        parts, upcoming = self.parts, self.round + 1
+        if server_round is not None:
+            self._check_round(server_round)
+        parts.roster.release(connected, upcoming)
+        self.enroll(parts.rollcall.call(parts.roster.strangers(connected), upcoming, transport.introduce))
+        here = self._here(connected, upcoming)
+        if (question := parts.probing.question(here)) is not None:
+            parts.probing.answer(question, transport.probe(question.nodes, question.config))
+        parts.enrolment.received(reference)
+        chosen = here.of(parts.selector.select(here.rows))
+        self._round = Round(number=upcoming, num_available=len(here.rows), chosen=chosen, reference=reference)
+        if not chosen:
+            self.collect({})
+            self.finish()
+        return list(chosen.values())
 
-    def answer(self, answers: Mapping[str, Mapping[str, object]]) -> None:
-        """Pass connection -> metrics, the answers to a question, on to the selector; see :meth:`Probing.answer`."""
-        self._probing.answer(answers)
-
-    def choose(self, connected: Collection[str]) -> list[str]:
-        """Choose this round's clients among the connected ones.
+    def enroll(self, facts: Mapping[str, Facts]) -> None:
+        """Enter connections into the roster; rows that go from one client to another are forgotten by every part.
 
         Args:
-            connected: Every connection there is; those not enrolled are left out.
-
-        Returns:
-            The chosen connections, by ascending row.
+            facts: Connection -> what it said of itself.
         """
-        here = self._here(connected)
-        available = list(here)
-        chosen = self.selector.select(np.array(available, dtype=np.int64))
-        self._num_available = len(available)
-        self._chosen = {int(row): here[int(row)] for row in chosen}
-        return list(self._chosen.values())
+        introductions = {node: Introduction.of(said, self.settings.keys) for node, said in facts.items()}
+        new, evicted = self.parts.enrolment.enter(introductions, self.round + 1)
+        if evicted.size:
+            for part in self.parts:
+                part.forget(evicted)
+        if new:
+            self.parts.enrolment.welcome({row: introductions[node] for row, node in new.items()})
 
-    def collect(self, replies: Mapping[str, Reply], reference: Arrays | None) -> Outcome:
+    def collect(self, replies: Mapping[str, Reply], stack: ModelStack | None = None) -> Outcome:
         """Read what came back; every fault is logged with the client's id.
 
         Args:
             replies: Connection -> reply; a chosen connection without one did not answer.
-            reference: The global model the clients received; None if it cannot be decoded.
+            stack: The models of the chosen clients, a row for each in the order of :meth:`choose`; None where each
+                reply has its own.
 
         Returns:
             Which updates may be aggregated.
 
         Raises:
-            RunError: Models must be measured or mixed, but the global model is not made of NumPy arrays.
+            RunError: No round is open, or models must be measured or mixed, but the global model is not made of
+                NumPy arrays.
         """
-        s, results = self.settings, {}
-        for row, node in self._chosen.items():
-            reply = replies.get(node, Reply(error="no answer"))
-            results[node] = result = read_reply(
-                reply, reference=reference, client_id=self.roster.ids[row], max_latency=s.max_latency,
-                clock=s.clock, clock_slack=s.clock_slack, keys=s.keys,
-            )  # fmt: skip
-            for problem in result.problems:
-                known = problem == NOT_REPORTED and row in self._not_reporting
-                level = logging.DEBUG if known else logging.WARNING
-                logger.log(level, "round %d, client %s: %s", self.round, self.roster.ids[row], problem)
-            if NOT_REPORTED in result.problems:
-                self._not_reporting.add(row)
-        self._enrolment.reported({row: results[node].num_examples for row, node in self._chosen.items()})
-        usable = [node for node, result in results.items() if result.completed]
-        enough = len(usable) >= s.min_completed and not self.selector.keeps_model
-        outcome = Outcome(results=results, usable=usable, enough=enough)
-        if usable and reference is None and (self.measurer.reads_updates or self.measures_global or s.averaging):
+        round, s, ids = self._open(), self.settings, self.parts.roster.ids
+        round.check_open()
+        reference = round.reference if s.compare_models else None
+        faults = stack.faults(reference) if stack is not None and reference is not None else None
+        missing = Reply(error="no answer")
+        results = {
+            node: read_reply(
+                replies.get(node, missing), s, client_id=ids[row], reference=reference, wanted=self._wanted,
+                fault=None if faults is None else faults[i],
+            )
+            for i, (row, node) in enumerate(round.chosen.items())
+        }  # fmt: skip
+        for row, node in round.chosen.items():
+            for problem in results[node].problems:
+                logger.warning("round %d, client %s: %s", round.number, ids[row], problem)
+        self.parts.enrolment.reported(
+            round.rows, np.array([result.num_examples for result in results.values()], dtype=np.int64)
+        )
+        usable = [i for i, result in enumerate(results.values()) if result.completed]
+        nodes = list(results)
+        outcome = Outcome(
+            results=results,
+            usable=[nodes[i] for i in usable],
+            enough=len(usable) >= s.min_completed and not self.parts.selector.keeps_model,
+        )
+        measurer = self.parts.measurer
+        if usable and reference is None and (measurer.reads_updates or measurer.reads_global or s.averaging):
             raise RunError(
                 "the global model cannot be decoded into NumPy arrays, but the filter, the selector or the averaging "
                 "scheme works on its numbers: use a base strategy whose model is arrays, or a selector of latencies"
             )
-        return self._measured(outcome, replies, reference) if usable and reference is not None else outcome
+        if usable and reference is not None:
+            if stack is not None:
+                models: ModelStack | ModelList = stack.take(np.array(usable)).like(reference)
+            else:
+                models = ModelList([results[n].converted or replies[n].arrays or [] for n in outcome.usable])
+            outcome = self._measured(round, replace(outcome, models=models), reference)
+        round.outcome = outcome
+        return outcome
 
-    def finish(self, outcome: Outcome, before: Arrays | None = None, after: Arrays | None = None) -> RoundRecord:
-        """Let the selector observe the round and enter it into the history.
+    def finish(self, after: Arrays | None = None) -> Arrays | None:
+        """End the round: mix the model as the averaging scheme says, let the selector observe, enter the history.
 
         Args:
-            outcome: What :meth:`collect` returned.
-            before: The global model of the round; needed where the server measures.
-            after: The new global model; None if it stayed.
+            after: The mean of the kept models, or whatever the base strategy made of them; None if the model stayed.
 
         Returns:
-            The round's record.
+            The new global model: ``after`` itself, or that mixed with the old one; None if the model stayed.
+
+        Raises:
+            RunError: No replies were collected, or the round is finished already.
         """
-        rows, results = list(self._chosen), [outcome.results[node] for node in self._chosen.values()]
-        latency = np.array([result.latency_s for result in results])
-        scalars = {} if before is None else self.measurer.global_model(before, before if after is None else after)
-        self.selector.observe(self._reporter.report(self._chosen, outcome, scalars))
-        for row, result in zip(rows, results, strict=True):
-            failures = 0 if result.completed else self._failures.get(row, 0) + 1
-            self._failures[row] = failures
-            if self.settings.cooldown and failures:
-                self._out_until[row] = self.round + 2 ** min(failures, 30)
-        probe_s, probe_j = self._probing.settle()
-        return self.history.append(
-            round=self.round,
-            num_available=self._num_available,
+        round, parts = self._open(), self.parts
+        outcome, before = round.collected(), round.reference
+        if after is not None and before is not None and outcome.averaging is not None and outcome.averaging.mixes:
+            after = outcome.averaging.mix(before, after)
+        scalars: dict[str, float] = {}
+        if before is not None and parts.measurer.reads_global:
+            scalars = parts.measurer.global_model(before, before if after is None else after)
+        parts.selector.observe(parts.reporter.report(round, outcome, scalars))
+        results = outcome.results.values()
+        completed = np.array([result.completed for result in results], dtype=np.bool_)
+        parts.cooldown.note(round.rows, completed, round.number)
+        latency = np.array([result.latency_s for result in results], dtype=np.float64)
+        probe_s, probe_j = parts.probing.settle()
+        parts.history.append(
+            round=round.number,
+            num_available=round.num_available,
             round_s=round_time(latency, self.settings.channels or max(1, len(latency))),
             probe_s=probe_s,
             probe_j=probe_j,
-            clients=[self._reporter.record(row, result) for row, result in zip(rows, results, strict=True)],
+            clients=parts.reporter.records(round, outcome),
         )
+        round.finished = True
+        self._complain_of_useless_rounds()
+        return after
 
-    def _measured(self, outcome: Outcome, replies: Mapping[str, Reply], reference: Arrays) -> Outcome:
+    def state_dict(self) -> saving.State:
+        """Everything that outlives a round, part by part; call it between rounds."""
+        return saving.save_parts(self.parts._asdict())
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Continue from a state of :meth:`state_dict`; the server may count its rounds on or from 1.
+
+        Raises:
+            StateError: A part is missing or does not fit; nothing has changed then.
+        """
+        saving.load_parts(self.parts._asdict(), state)
+        self._round = None
+        self.begin_run()
+
+    def _here(self, connected: Collection[str], upcoming: int) -> Present:
+        """The clients that can be chosen in the round to come; each is asked for once."""
+        roster, rounds = self.parts.roster, self.parts.history.rounds
+        present = roster.present(connected)
+        roster.seen(present.rows, upcoming)
+        here = present.only(self.parts.cooldown.ready(present.rows, upcoming))
+        if self._availability is None:
+            return here
+        seconds = rounds[-1].simulated_s if rounds else 0.0
+        return here.only(available(self._availability, [roster.ids[row] for row in here.rows], upcoming, seconds))
+
+    def _measured(self, round: Round, outcome: Outcome, reference: Arrays) -> Outcome:
         """The outcome with what the server measures on the usable models, and how they are averaged."""
-        models = [outcome.results[node].converted or replies[node].arrays or [] for node in outcome.usable]
-        outcome = replace(outcome, columns=self.measurer.models(models, reference))
+        outcome = replace(outcome, columns=self.parts.measurer.models(outcome.models, reference))
         if not outcome.kept:
             return replace(outcome, enough=False)
         if self.settings.averaging is None or not outcome.enough:
             return outcome
-        weights = np.array([outcome.results[node].weight for node in outcome.kept])
-        draws = self.selector.draws(np.array([row for row, node in self._chosen.items() if node in outcome.kept]))
-        total, num_clients = self._enrolment.total_examples(), self.selector.num_clients
-        scheme = averaging(self.settings.averaging, weights, total, num_clients, draws)  # (3), (5) of Kim et al.
+        kept = set(outcome.kept)
+        rows = np.array([row for row, node in round.chosen.items() if node in kept])
+        total, selector = self.parts.enrolment.total_examples(), self.parts.selector
+        weights = outcome.weights
+        scheme = averaging(
+            self.settings.averaging, weights, total, selector.num_clients, selector.draws(rows)
+        )  # (3), (5) of Kim et al.
         return replace(outcome, averaging=scheme)
 
-    def _here(self, connected: Collection[str]) -> dict[int, str]:
-        """Row -> connection of the clients that can be chosen in the round to come, by ascending row."""
-        upcoming = self.round + 1
-        seconds = self.history.rounds[-1].simulated_s if self.history.rounds else 0.0
-        return {
-            row: node
-            for row, node in self.roster.present(connected, upcoming).items()
-            if self._out_until.get(row, 0) < upcoming
-            and (self._availability is None or self._availability(self.roster.ids[row], upcoming, seconds))
-        }
+    def _open(self) -> Round:
+        if self._round is None:
+            raise RunError("no round has begun: call choose, collect and finish once each, in this order")
+        return self._round
+
+    def _check_round(self, server_round: int) -> None:
+        """The server's round and the selector's go on together, or the run starts again at the server's 1."""
+        offset = self.round + 1 - server_round
+        if self._offset is None and offset in (0, self.round):
+            self._offset = offset
+        if offset != self._offset:
+            allowed = {1, self.round + 1} if self._offset is None else {self.round + 1 - self._offset}
+            expected = " or ".join(map(str, sorted(allowed)))
+            raise RunError(
+                f"the server begins round {server_round}, but the selector has seen {self.round} rounds, so that round "
+                f"{expected} was expected: use a strategy for one run at a time, and do not call select yourself"
+            )
+
+    def _complain_of_useless_rounds(self) -> None:
+        """Say loudly that several rounds in a row had no usable update."""
+        history = self.parts.history
+        last = history.rounds[-USELESS:]
+        if len(last) < USELESS or any(one.num_completed or not one.num_selected for one in last):
+            return
+        problems = Counter(row.problem for row in history.clients[-sum(one.num_selected for one in last) :])
+        logger.error(
+            "no update could be used in rounds %d to %d, the model does not change; most often: %s",
+            last[0].round, last[-1].round, problems.most_common(1)[0][0],
+        )  # fmt: skip

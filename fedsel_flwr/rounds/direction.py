@@ -15,10 +15,14 @@ References:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
-from fedsel_flwr.checks import FloatArray, real
+from fedsel_flwr.checks import FloatArray, IntArray, real
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.rounds import saving
 
 
 class Direction:
@@ -45,9 +49,9 @@ class Direction:
             raise ParameterError(f"momentum must be below 1, got {momentum!r}")
         self._direction: FloatArray | None = None
 
-    def gradients(self, updates: FloatArray) -> FloatArray:
-        """d_k of updates w_k - w^{t-1}, both of shape (n_models, parameters)."""
-        return -updates / self.learning_rate  # d_k
+    def gradients(self, updates: FloatArray, *, in_place: bool = False) -> FloatArray:
+        """d_k of updates w_k - w^{t-1}, both of shape (n_models, parameters); ``in_place`` overwrites the updates."""
+        return np.divide(updates, -self.learning_rate, out=updates if in_place else None)  # d_k
 
     def start(self, gradients: FloatArray) -> None:
         """Begin with the mean of these gradients, shape (n_models, parameters)."""
@@ -63,3 +67,16 @@ class Direction:
         if self._direction is None or not (length := float(np.linalg.norm(self._direction))):
             return np.zeros(len(gradients))
         return np.asarray(gradients @ self._direction / length)  # (3)
+
+    def state_dict(self) -> saving.State:
+        """G; an empty array before the first."""
+        return {"direction": np.zeros(0) if self._direction is None else self._direction.copy()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state; nothing changes if it does not fit."""
+        saving.expect_keys(state, self.state_dict())
+        direction = saving.array("direction", state["direction"], np.float64)
+        self._direction = direction if direction.size else None
+
+    def forget(self, rows: IntArray) -> None:
+        """Nothing is known by row."""

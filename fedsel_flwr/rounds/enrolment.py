@@ -4,19 +4,42 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from fedsel_flwr.checks import IntArray
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.rounds import saving
 from fedsel_flwr.rounds.client_values import ClientValues
 from fedsel_flwr.rounds.measuring import Measurer
-from fedsel_flwr.rounds.replies import Arrays
+from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.roster import Roster, canonical_id
-from fedsel_flwr.rounds.settings import Introduction
+from fedsel_flwr.rounds.settings import MetricKeys
 from fedsel_flwr.rounds.untrusted import fraction, usable_count
 from fedsel_flwr.selectors import Selector
 
 logger = logging.getLogger("fedsel_flwr")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Introduction:
+    """What a connection says of itself in the roll call; None where it says nothing."""
+
+    client_id: object = None
+    num_examples: object = None
+    energy_score: object = None
+
+    @classmethod
+    def of(cls, facts: Mapping[str, object], keys: MetricKeys) -> Introduction:
+        """Pick out of an answer's facts what counts; Flower's own "num-examples" will do too."""
+        return cls(
+            client_id=facts.get(keys.client_id),
+            num_examples=facts.get(keys.num_examples, facts.get("num-examples")),
+            energy_score=facts.get(keys.energy_score),
+        )
 
 
 class Enrolment:
@@ -30,22 +53,22 @@ class Enrolment:
     """
 
     def __init__(
-        self, selector: Selector, roster: Roster, measurer: Measurer, client_values: tuple[ClientValues, ...]
+        self, selector: Selector, roster: Roster, measurer: Measurer, client_values: tuple[ClientValues, ...] = ()
     ) -> None:
         self._selector, self._roster, self._measurer, self._client_values = selector, roster, measurer, client_values
-        self._sizes: dict[int, int] = {}
+        self._sizes: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)  # examples by row; 0 where unknown
         self._initial_accuracy: float | None = None
-        self._uninformed: list[int] = []  # rows that do not have the first model's accuracy yet
+        self._uninformed: IntArray = np.zeros(0, dtype=np.int64)  # rows that lack the first model's accuracy
 
-    def enroll(self, introductions: Mapping[str, Introduction], round: int) -> list[int]:
-        """Bind connections to rows and tell the selector about new clients.
+    def enter(self, introductions: Mapping[str, Introduction], round: int) -> tuple[dict[int, str], IntArray]:
+        """Bind connections to rows.
 
         Args:
             introductions: Connection -> what it said. Without a usable id the connection's own name is the id.
             round: The round about to be chosen.
 
         Returns:
-            The rows taken from clients that were evicted.
+            Row -> connection of the new clients, and the rows of these that were taken from clients evicted.
 
         Raises:
             ParameterError: In the first roll call, parameters given by client do not cover a client.
@@ -60,14 +83,21 @@ class Enrolment:
         new, evicted = self._roster.enroll(claims, round)
         for node in self._roster.refused.keys() - named:
             logger.warning("%s", self._roster.refused[node])
-        for row in evicted:
-            self._sizes.pop(row, None)
-        if evicted:
-            self._selector.forget(np.array(evicted))
-        if new:
-            nodes = self._roster.present(claims, round - 1)
-            self._inform({row: introductions[node] for row, node in nodes.items() if row in new})
-        return evicted
+        return new, evicted
+
+    def welcome(self, said: Mapping[int, Introduction]) -> None:
+        """Tell the selector about new clients, row -> what the client said of itself."""
+        rows = np.array(sorted(said), dtype=np.int64)
+        facts = [said[row] for row in rows.tolist()]
+        sizes = np.array([usable_count(one.num_examples) for one in facts], dtype=np.int64)
+        scores = np.array([fraction(one.energy_score) for one in facts], dtype=np.float64)  # None becomes NaN
+        self._selector.inform(rows)
+        if (known := sizes > 0).any():
+            self._selector.inform(rows[known], num_examples=sizes[known].astype(np.float64))
+        if (known := np.isfinite(scores)).any():
+            self._selector.inform(rows[known], energy_score=scores[known])
+        self.reported(rows, sizes)
+        self._uninformed = np.append(self._uninformed, rows)
 
     def received(self, model: Arrays | None) -> None:
         """Inform about the accuracy of the first global model, which counts for clients that have not trained yet.
@@ -75,47 +105,56 @@ class Enrolment:
         Args:
             model: The global model that the round starts from; None if it cannot be decoded.
         """
-        if "accuracy" not in self._selector.needs or model is None or not self._uninformed:
+        if "accuracy" not in self._selector.needs or model is None or not self._uninformed.size:
             return
         if self._initial_accuracy is None:
             self._initial_accuracy = self._measurer.initial_accuracy(model)
-        accuracy = np.full(len(self._uninformed), self._initial_accuracy)
-        self._selector.inform(np.array(self._uninformed), accuracy=accuracy)
-        self._uninformed = []
+        accuracy = np.full(self._uninformed.size, self._initial_accuracy)
+        self._selector.inform(self._uninformed, accuracy=accuracy)
+        self._uninformed = self._uninformed[:0]
 
-    def reported(self, sizes: Mapping[int, int]) -> None:
-        """Note row -> number of examples, 0 where unknown."""
-        self._sizes |= {row: size for row, size in sizes.items() if size}
+    def reported(self, rows: IntArray, sizes: IntArray) -> None:
+        """Note the numbers of examples of clients, 0 where unknown."""
+        self._sizes = saving.long_enough(self._sizes, len(self._roster.ids), 0)
+        told = sizes > 0
+        self._sizes[rows[told]] = sizes[told]
 
     def total_examples(self) -> float:
         """Examples of all clients together; a client of unknown size counts as an average one."""
-        known = list(self._sizes.values())
-        return sum(known) * self._selector.num_clients / len(known)  # of all of S, for p_k
+        known = self._sizes[self._sizes > 0]
+        return float(known.sum()) * self._selector.num_clients / len(known)  # of all of S, for p_k
 
-    def _inform(self, said: Mapping[int, Introduction]) -> None:
-        rows = np.array(list(said))
-        self._selector.inform(rows)
-        columns: dict[str, list[float | None]] = {
-            "num_examples": [usable_count(one.num_examples) or None for one in said.values()],
-            "energy_score": [fraction(one.energy_score) for one in said.values()],
+    def state_dict(self) -> saving.State:
+        """Sizes by row, the first model's accuracy, and who lacks it."""
+        return {
+            "sizes": self._sizes.copy(),
+            "initial_accuracy": self._initial_accuracy,
+            "uninformed": self._uninformed.copy(),
         }
-        for name, column in columns.items():
-            known = np.array([value is not None for value in column])
-            if known.any():
-                self._selector.inform(rows[known], **{name: np.array(column)[known].astype(float)})
-        self.reported({row: usable_count(one.num_examples) for row, one in said.items()})
-        self._uninformed.extend(said)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state; nothing changes if it does not fit."""
+        saving.expect_keys(state, self.state_dict())
+        sizes = saving.array("sizes", state["sizes"], np.int64)
+        accuracy = saving.plain_number("initial_accuracy", state["initial_accuracy"], or_none=True)
+        uninformed = saving.array("uninformed", state["uninformed"], np.int64)
+        self._sizes, self._initial_accuracy, self._uninformed = sizes, accuracy, uninformed
+
+    def forget(self, rows: IntArray) -> None:
+        """Drop sizes, and who lacked the first model's accuracy."""
+        self._sizes[rows[rows < len(self._sizes)]] = 0
+        self._uninformed = self._uninformed[~np.isin(self._uninformed, rows)]
 
     def _refuse_uncovered(self, introductions: Mapping[str, Introduction], *, first_call: bool) -> None:
         """Refuse clients without an entry in a parameter given by client; at the start that is the user's mistake."""
-        for node, said in introductions.items():
-            claim = canonical_id(said.client_id)
-            for values in self._client_values:
+        for values in self._client_values:
+            for node, said in introductions.items():
+                claim = canonical_id(said.client_id)
                 if values.covers(claim or node):
                     continue
                 if first_call and claim is not None:
                     raise ParameterError(
-                        f"{values.name} has {len(values)} entries but none for client {claim!r}: give a mapping "
+                        f"{values.name} has {len(values.given)} entries but none for client {claim!r}: give a mapping "
                         "{client_id: value} that covers every client (an array is for the ids 0..K-1)"
                     )
-                self._roster.refused[node] = f"client {claim or node!r} refused: no entry in {values.name}"
+                self._roster.refuse(node, f"client {claim or node!r} refused: no entry in {values.name}")

@@ -6,22 +6,20 @@ function, ``predict(arrays, inputs) -> logits``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from fedsel_flwr.aggregation.filter import Filter
-from fedsel_flwr.checks import BoolArray, FloatArray
+from fedsel_flwr.checks import BoolArray, FloatArray, IntArray
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.rounds import saving
 from fedsel_flwr.rounds.direction import Direction
-from fedsel_flwr.rounds.replies import Arrays
+from fedsel_flwr.rounds.models import Arrays, Models, flat
 from fedsel_flwr.rounds.validation import Validation
 from fedsel_flwr.selectors import Selector
-
-ON_VALIDATION = frozenset({"kept", "accuracy", "global_accuracy", "global_loss"})
-"""Columns that need a validation set."""
-FROM_UPDATES = frozenset({"projection", "update", "accuracy", "kept"})
-"""Columns that are read off individual updates."""
+from fedsel_flwr.selectors.columns import ON_VALIDATION, PER_UPDATE
 
 
 class Measurer:
@@ -60,16 +58,21 @@ class Measurer:
         self.direction = Direction(1.0 if learning_rate is None else learning_rate, momentum)
 
     @property
+    def reads_global(self) -> bool:
+        """Whether :meth:`global_model` has something to do."""
+        return bool(self.selector.needs & {"projection", "global_accuracy", "global_loss"})
+
+    @property
     def reads_updates(self) -> bool:
         """Whether anything is read off individual updates."""
-        return self.filter is not None or bool(self.selector.needs & FROM_UPDATES)
+        return self.filter is not None or bool(self.selector.needs & PER_UPDATE)
 
     @property
     def reader(self) -> str:
         """What reads individual updates, for messages."""
-        return self.selector.name if self.selector.needs & FROM_UPDATES else "FedCA's filter"
+        return self.selector.name if self.selector.needs & PER_UPDATE else "FedCA's filter"
 
-    def models(self, models: Sequence[Arrays], reference: Arrays) -> dict[str, FloatArray | BoolArray]:
+    def models(self, models: Models, reference: Arrays) -> dict[str, FloatArray | BoolArray]:
         """Measure the usable models of a round.
 
         Args:
@@ -81,21 +84,21 @@ class Measurer:
             parameters).
         """
         needs, columns = self.selector.needs, dict[str, FloatArray | BoolArray]()
-        if not models:
+        if not len(models):
             return columns
         if self.filter is not None or "accuracy" in needs:
-            logits = [self._server.logits(arrays) for arrays in models]
+            logits = models.logits(self._server.logits)
             if "accuracy" in needs:
                 columns["accuracy"] = np.array([self._server.accuracy(one) for one in logits])  # PCZFL's A_k of (3)
             if self.filter is not None:
                 columns["kept"] = self.filter.kept(logits, self._server.labels)
         if needs & {"projection", "update"}:
-            start = _flat(reference)
-            updates = np.array([_flat(arrays) - start for arrays in models])
+            updates = models.flat()
+            updates -= flat(reference)
             if "update" in needs:
                 columns["update"] = updates
             if "projection" in needs:
-                gradients = self.direction.gradients(updates)
+                gradients = self.direction.gradients(updates, in_place="update" not in needs)
                 if self.selector.keeps_model:
                     self.direction.start(gradients)
                 columns["projection"] = self.direction.project(gradients)
@@ -113,7 +116,7 @@ class Measurer:
         """
         needs = self.selector.needs
         if "projection" in needs and not self.selector.keeps_model:
-            self.direction.move(_flat(before), _flat(after))
+            self.direction.move(flat(before), flat(after))
         if not needs & {"global_accuracy", "global_loss"}:
             return {}
         loss, accuracy = self._server.loss_and_accuracy(after)
@@ -124,12 +127,19 @@ class Measurer:
         """Accuracy of a model on the validation set."""
         return self._server.accuracy(self._server.logits(arrays))  # PCZFL's A_k of (3)
 
+    def state_dict(self) -> saving.State:
+        """The direction's."""
+        return self.direction.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state; nothing changes if it does not fit."""
+        self.direction.load_state_dict(state)
+
+    def forget(self, rows: IntArray) -> None:
+        """Nothing is known by row."""
+
     @property
     def _server(self) -> Validation:
         if self.validation is None:  # refused at construction
             raise ParameterError("there is no validation set")
         return self.validation
-
-
-def _flat(arrays: Arrays) -> FloatArray:
-    return np.concatenate([np.asarray(array, dtype=np.float64).ravel() for array in arrays])

@@ -3,19 +3,46 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from fedsel_flwr.rounds.roster import Roster
-from fedsel_flwr.rounds.settings import Question, Settings
-from fedsel_flwr.rounds.untrusted import finite_number, fraction
+from fedsel_flwr.checks import FloatArray, IntArray
+from fedsel_flwr.rounds import saving
+from fedsel_flwr.rounds.roster import Present, Roster
+from fedsel_flwr.rounds.settings import Settings
+from fedsel_flwr.rounds.untrusted import finite_number, within
 from fedsel_flwr.selectors import Selector
+from fedsel_flwr.selectors.columns import COLUMNS, PROBED, check_columns
 from fedsel_flwr.wireless import round_time
 
 logger = logging.getLogger("fedsel_flwr")
-FRACTIONS = frozenset({"local_accuracy", "accuracy", "energy_score"})
-"""Columns that lie in [0, 1]."""
+Answers = Mapping[str, Mapping[str, object]]
+"""Connection -> the metrics it returned."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A selector's probe, for the adapter to send.
+
+    Attributes:
+        asked: Row -> connection.
+        columns: What is asked for.
+        config: What to send beside the current model: the columns, comma-separated, under ``probe``, and the absolute
+            round about to be chosen under ``round``.
+    """
+
+    asked: Mapping[int, str]
+    columns: tuple[str, ...]
+    config: Mapping[str, str | int]
+
+    @property
+    def nodes(self) -> list[str]:
+        """The connections to ask."""
+        return list(self.asked.values())
 
 
 class Probing:
@@ -29,58 +56,93 @@ class Probing:
 
     def __init__(self, selector: Selector, roster: Roster, settings: Settings) -> None:
         self._selector, self._roster, self._settings = selector, roster, settings
-        self._asked: dict[int, str] = {}
-        self._columns: tuple[str, ...] = ()
-        self._seconds = self._joules = 0.0
+        self._seconds = self._joules = 0.0  # spent on questions since the last round that ended
 
-    def question(self, here: Mapping[int, str]) -> Question | None:
-        """Ask the selector what must be asked of the available clients.
-
-        Args:
-            here: Row -> connection, by ascending row.
-
-        Returns:
-            None, or whom to ask.
-        """
-        probe = self._selector.probe(np.array(list(here), dtype=np.int64))
+    def question(self, here: Present) -> Question | None:
+        """Ask the selector what must be asked of the clients who are here; None if nothing."""
+        probe = self._selector.probe(here.rows)
         if probe is None or not len(probe.clients):
             return None
-        self._asked = {int(row): here[int(row)] for row in probe.clients}
-        self._columns = probe.columns
+        check_columns(type(self._selector).__name__, "probe", probe.columns, PROBED)
         config: dict[str, str | int] = {"probe": ",".join(probe.columns), "round": self._selector.round + 1}
-        return Question(nodes=list(self._asked.values()), config=config)
+        return Question(asked=here.of(np.asarray(probe.clients)), columns=tuple(probe.columns), config=config)
 
-    def answer(self, answers: Mapping[str, Mapping[str, object]]) -> None:
+    def answer(self, question: Question, answers: Answers) -> None:
         """Pass the answers on to the selector, and charge their simulated time and energy.
 
         A client that did not answer, or not with a finite number, informs with NaN and costs ``max_latency``.
 
         Args:
+            question: What was asked of whom.
             answers: Connection -> the metrics it returned; ``local_accuracy`` may be called ``accuracy``, as Flower's
                 clients call it.
         """
         keys, limit = self._settings.keys, self._settings.max_latency
-        columns: dict[str, list[float]] = {name: [] for name in self._columns}
-        latency = []
-        for row, node in self._asked.items():
+        columns: dict[str, list[float | FloatArray | None]] = {name: [] for name in question.columns}
+        latency, joules, measured = [], 0.0, False
+        for row, node in question.asked.items():
             metrics = answers.get(node, {})
-            for name in self._columns:
+            answered = True
+            for name, column in columns.items():
                 said = metrics.get(name, metrics.get("accuracy") if name == "local_accuracy" else None)
-                value = (fraction if name in FRACTIONS else finite_number)(said)
-                columns[name].append(np.nan if value is None else value)
+                column.append(value := within(COLUMNS[name], said))
                 if value is None:
-                    number, client_id = self._selector.round + 1, self._roster.ids[row]
-                    logger.warning("round %d, client %s: probe: no %s", number, client_id, name)
-            answered = all(np.isfinite(columns[name][-1]) for name in self._columns)
+                    answered, upcoming, client_id = False, self._selector.round + 1, self._roster.ids[row]
+                    logger.warning("round %d, client %s: probe: no %s", upcoming, client_id, name)
             seconds = finite_number(metrics.get(keys.latency)) if answered else None
             latency.append(limit if seconds is None or not 0 <= seconds <= limit else seconds)
             energy = finite_number(metrics.get(keys.energy))
-            self._joules += energy if energy is not None and energy > 0 else 0.0
+            if energy is not None and energy >= 0:
+                joules, measured = joules + energy, True
         self._seconds += round_time(np.array(latency), self._settings.channels or len(latency))
-        self._selector.inform(np.array(list(self._asked)), **{k: np.array(v) for k, v in columns.items()})
+        self._joules += joules if measured else np.nan
+        rows = np.array(list(question.asked), dtype=np.int64)
+        told = {name: in_rows(name, column) for name, column in columns.items()}
+        self._selector.inform(rows, **{name: column for name, column in told.items() if column is not None})
 
     def settle(self) -> tuple[float, float]:
-        """Seconds and joules of the questions since the last call."""
+        """Seconds and joules of the questions since the last call; joules are NaN where nobody measured any."""
         spent = (self._seconds, self._joules)
         self._seconds = self._joules = 0.0
         return spent
+
+    def state_dict(self) -> saving.State:
+        """What was spent on questions since the last round that ended."""
+        return {"seconds": self._seconds, "joules": self._joules}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state; nothing changes if it does not fit."""
+        saving.expect_keys(state, self.state_dict())
+        loaded = [saving.plain_number(key, state[key]) or 0.0 for key in ("seconds", "joules")]
+        self._seconds, self._joules = loaded
+
+    def forget(self, rows: IntArray) -> None:
+        """Nothing is known by row."""
+
+
+def in_rows(name: str, values: list[float | FloatArray | None]) -> FloatArray | None:
+    """A column of what clients reported, NaN where there is nothing usable.
+
+    Vectors are of the length that most have; others count as not usable.
+
+    Args:
+        name: The column's name.
+        values: A number or vector a client, None where there is none.
+
+    Returns:
+        Shape (n,), or (n, d) for vectors; None where nobody has a vector.
+
+    >>> in_rows("gradient", [np.ones(2), None, np.ones(3), np.zeros(2)]).tolist()
+    [[1.0, 1.0], [nan, nan], [nan, nan], [0.0, 0.0]]
+    """
+    if COLUMNS[name].shape != "vector":
+        return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+    lengths = Counter(len(value) for value in values if isinstance(value, np.ndarray))
+    if not lengths:
+        return None
+    length = max(lengths, key=lambda n: (lengths[n], n))
+    column = np.full((len(values), length), np.nan)
+    for row, value in enumerate(values):
+        if isinstance(value, np.ndarray) and len(value) == length:
+            column[row] = value
+    return column

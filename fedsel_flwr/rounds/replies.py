@@ -6,43 +6,20 @@ is kept. Metrics of other strategies are not looked at.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
-
+from fedsel_flwr.checks import FloatArray
+from fedsel_flwr.rounds.clocks import read_latency
+from fedsel_flwr.rounds.models import Arrays, fault_in_arrays, in_types_of
 from fedsel_flwr.rounds.roster import canonical_id
-from fedsel_flwr.rounds.untrusted import finite_number, fraction, number, one_line, shown, usable_count
+from fedsel_flwr.rounds.settings import Settings
+from fedsel_flwr.rounds.untrusted import MAX_EXAMPLES, finite_number, one_line, shown, usable_count, within
+from fedsel_flwr.selectors.columns import COLUMNS
 
 NaN = float("nan")
-Arrays = Sequence[npt.NDArray[Any]]
-NOT_REPORTED = "latency: not reported, the server's time taken"
-"""What is usual on the server's clock; counted, but said once."""
 NUMBERS = ("energy", "download", "compute", "upload", "train_loss", "energy_score")
-REPORTED = ("latency", "client_id", "energy_modelled", *NUMBERS)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MetricKeys:
-    """The names under which clients report; change them where a deployment has names of its own."""
-
-    latency: str = "latency_s"
-    energy: str = "energy_j"
-    download: str = "download_s"
-    compute: str = "compute_s"
-    upload: str = "upload_s"
-    train_loss: str = "train_loss"
-    client_id: str = "client_id"
-    num_examples: str = "num_examples"
-    energy_score: str = "energy_score"
-    energy_modelled: str = "energy_modelled"
-
-    def reported(self) -> frozenset[str]:
-        """The keys that clients report with an update."""
-        return frozenset(getattr(self, name) for name in REPORTED)
+"""What is read of every reply, beside the columns that the selector needs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +27,10 @@ class Reply:
     """A client's answer in plain types.
 
     Attributes:
-        arrays: The client's model; None if it could not be decoded.
+        arrays: The client's model; None if it could not be decoded, or stands in a stack.
         num_examples: Examples behind the update, as reported.
         weight: What the base strategy weighs the update with, where that is not the number of examples.
-        metrics: Everything the client reported.
+        metrics: Everything the client reported; vectors as arrays, or as bytes in float32.
         observed_s: Seconds the server waited for this client; None if it was not timed.
         error: Empty, or why there is no update.
     """
@@ -75,18 +52,22 @@ class ClientResult:
         problems: What was wrong, each with its kind before a colon.
         faulty_keys: Our metric keys whose values could not be used.
         latency_s: Seconds for the selector, at most max_latency.
+        latency_source: Where they come from: "reported", "observed" (by the server), "clipped" (a report that the
+            server's time bounds) or "max_latency" (failed, or nothing to go by).
         values: energy, download, compute, upload, train_loss, energy_score; NaN where unknown.
+        columns: What was reported of the columns that the selector needs; without those that cannot be used.
         num_examples: Examples behind the update; 0 where unknown.
         weight: What the update weighs in a mean; 0 where unknown.
         converted: The arrays in the types of the global model, where they came in others; None if they can stay.
-            Flower's averages would take the type of whoever comes first.
     """
 
     completed: bool
     problems: tuple[str, ...]
     faulty_keys: frozenset[str]
     latency_s: float
+    latency_source: str
     values: Mapping[str, float]
+    columns: Mapping[str, float | FloatArray]
     num_examples: int
     weight: float
     converted: Arrays | None = None
@@ -94,52 +75,60 @@ class ClientResult:
 
 def read_reply(
     reply: Reply,
+    settings: Settings,
     *,
-    reference: Arrays | None,
     client_id: str,
-    max_latency: float,
-    clock: Literal["virtual", "server"],
-    clock_slack: float,
-    keys: MetricKeys,
+    reference: Arrays | None = None,
+    fault: str | None = None,
+    wanted: frozenset[str] = frozenset(),
 ) -> ClientResult:
     """Decide what of a reply can be used.
 
     Args:
         reply: The client's answer.
-        reference: The global model the client received; None skips the comparison of arrays.
+        settings: Clock, longest wait, names of the metrics.
         client_id: The id the connection is bound to.
-        max_latency: Longest wait, seconds.
-        clock: "virtual" believes the reported latency (late means failed); "server" holds it against the server's.
-        clock_slack: On the server's clock, how many seconds a report may lie below the observed time.
-        keys: Names of our metrics.
+        reference: The global model the client received; None skips the comparison of arrays.
+        fault: What is wrong with the client's model, where that is known already (a stack's); empty if nothing.
+        wanted: Columns that clients report and the selector needs.
 
     Returns:
         The result; never raises for what a client sent.
     """
+    keys, metrics = settings.keys, reply.metrics
     problems: list[str] = []
     faulty: set[str] = set()
-    failed = _fault_in_update(reply, reference)
+    failed = reply.error or _fault_in_count(reply.num_examples)
+    if not failed:
+        failed = fault if fault is not None else "" if reference is None else fault_in_arrays(reply.arrays, reference)
     if failed:
         problems.append(failed)
-    values: dict[str, float] = {}
+    values = dict.fromkeys(NUMBERS, NaN)
     for name in NUMBERS:
-        key = getattr(keys, name)
-        value = (fraction if name == "energy_score" else finite_number)(reply.metrics.get(key))
-        usable = value is not None and (name == "train_loss" or value >= 0)
-        values[name] = value if usable and value is not None else NaN
-        if not usable and key in reply.metrics:
-            problems.append(f"{name}: {shown(reply.metrics[key])} cannot be used")
+        if (said := metrics.get(key := keys.of(name))) is None and key not in metrics:
+            continue
+        value = finite_number(said)
+        if value is None or (name != "train_loss" and value < 0) or (name == "energy_score" and value > 1):
+            problems.append(f"{name}: {shown(said)} cannot be used")
             faulty.add(key)
-    claim = reply.metrics.get(keys.client_id)
+        else:
+            values[name] = value
+    columns: dict[str, float | FloatArray] = {}
+    for name in sorted(wanted - {"num_examples"}) if not failed else ():
+        if (usable := within(COLUMNS[name], said := metrics.get(keys.of(name)))) is not None:
+            columns[name] = usable
+        elif name not in NUMBERS and said is not None:
+            problems.append(f"{name}: {shown(said)} cannot be used")
+        elif said is None and not (name == "energy_score" and values["energy"] == values["energy"]):
+            problems.append(f"{name}: not reported")  # an energy score can be had of joules
+    claim = metrics.get(keys.client_id)
     if claim is not None and canonical_id(claim) != client_id:
         problems.append(f"identity: claims to be {shown(claim)}")
         faulty.add(keys.client_id)
-    latency, problem, late = max_latency, "", False
-    if clock == "server":
-        latency, problem = _server_latency(reply, clock_slack, keys.latency)
-    elif not reply.error:
-        latency, problem, late = _virtual_latency(reply.metrics.get(keys.latency), max_latency)
-    if problem and not reply.error:
+    latency, source, problem, late = settings.max_latency, "max_latency", "", False
+    if not reply.error:
+        latency, source, problem, late = read_latency(reply, settings)
+    if problem:
         problems.append(problem)
         if not late:
             faulty.add(keys.latency)
@@ -148,69 +137,19 @@ def read_reply(
     weight = finite_number(reply.weight)
     return ClientResult(
         completed=completed,
-        problems=tuple(one_line(problem) for problem in problems),
-        faulty_keys=frozenset(faulty & reply.metrics.keys()),
-        latency_s=min(latency, max_latency) if completed else max_latency,  # Xia (4), Ben Ami (2)
+        problems=tuple([one_line(problem) for problem in problems]),
+        faulty_keys=frozenset(faulty & metrics.keys()) if faulty else frozenset(),
+        latency_s=min(latency, settings.max_latency) if completed else settings.max_latency,  # Xia (4), Ben Ami (2)
+        latency_source=source if completed else "max_latency",
         values=values,
+        columns=columns,
         num_examples=count,
         weight=float(count) if failed or weight is None else weight,
-        converted=None if failed else _converted(reply.arrays, reference),
+        converted=None if failed or reference is None or reply.arrays is None else in_types_of(reference, reply.arrays),
     )
 
 
-def _fault_in_update(reply: Reply, reference: Arrays | None) -> str:
-    """Why the update cannot be aggregated; empty if it can."""
-    if reply.error:
-        return reply.error
-    if not usable_count(reply.num_examples):
-        return f"num_examples: expected an integer of at least 1, got {shown(reply.num_examples)}"
-    if reference is None:
+def _fault_in_count(num_examples: object) -> str:
+    if usable_count(num_examples):
         return ""
-    if reply.arrays is None:
-        return "arrays: cannot be decoded"
-    if len(reply.arrays) != len(reference):
-        return f"arrays: expected {len(reference)}, got {len(reply.arrays)}"
-    for i, (array, own) in enumerate(zip(reply.arrays, reference, strict=True)):
-        if array.shape != own.shape:
-            return f"arrays: expected shape {own.shape} at {i}, got {array.shape}"
-        if array.dtype.kind not in "biuf" or not np.can_cast(array.dtype, own.dtype, "same_kind"):
-            return f"arrays: expected dtype {own.dtype} at {i}, got {array.dtype}"
-        with np.errstate(over="ignore"):
-            held = array.astype(own.dtype, copy=False)
-        if not np.isfinite(held).all():
-            return f"arrays: not finite at {i}"
-    return ""
-
-
-def _converted(arrays: Arrays | None, reference: Arrays | None) -> Arrays | None:
-    if arrays is None or reference is None or all(a.dtype == r.dtype for a, r in zip(arrays, reference, strict=True)):
-        return None
-    return [a.astype(r.dtype, copy=False) for a, r in zip(arrays, reference, strict=True)]
-
-
-def _virtual_latency(reported: object, max_latency: float) -> tuple[float, str, bool]:
-    """Latency, problem and whether the client is late, on the clock that the clients keep."""
-    seconds = number(reported)
-    if reported is None:
-        return max_latency, "latency: not reported, max_latency taken", False
-    if seconds is None or math.isnan(seconds) or seconds < 0:
-        return max_latency, f"latency: {shown(reported)} cannot be used, max_latency taken", False
-    if seconds >= max_latency:
-        return max_latency, f"late: {seconds:.6g} s reach max_latency = {max_latency:g} s", True
-    return seconds, "", False
-
-
-def _server_latency(reply: Reply, slack: float, key: str) -> tuple[float, str]:
-    """Latency and problem on the server's clock: reports are clipped into [observed - slack, observed]."""
-    observed, reported = reply.observed_s, reply.metrics.get(key)
-    if observed is None:
-        return math.inf, "latency: the server has no time of its own, max_latency taken"
-    seconds = number(reported)
-    if reported is None:
-        return observed, NOT_REPORTED
-    if seconds is None or math.isnan(seconds):
-        return observed, f"latency: {shown(reported)} cannot be used, the server's time taken"
-    low = max(0.0, observed - slack)
-    clipped = min(max(seconds, low), observed)
-    problem = "" if clipped == seconds else f"latency: {seconds:.6g} s clipped to [{low:.6g}, {observed:.6g}] s"
-    return clipped, problem
+    return f"num_examples: expected an integer from 1 to {MAX_EXAMPLES} (2^53), got {shown(num_examples)}"

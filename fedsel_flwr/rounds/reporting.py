@@ -8,23 +8,26 @@ from typing import Any
 
 import numpy as np
 
-from fedsel_flwr.checks import BoolArray, FloatArray
+from fedsel_flwr.checks import FloatArray, IntArray
+from fedsel_flwr.rounds import saving
 from fedsel_flwr.rounds.history import ClientRecord
-from fedsel_flwr.rounds.replies import ClientResult
+from fedsel_flwr.rounds.probing import in_rows
+from fedsel_flwr.rounds.replies import NUMBERS, ClientResult
 from fedsel_flwr.rounds.roster import Roster
-from fedsel_flwr.rounds.settings import Outcome
+from fedsel_flwr.rounds.round import Outcome, Round
 from fedsel_flwr.selectors import RoundReport, Selector
+from fedsel_flwr.selectors.columns import MEASURED, VECTORS, columns_where
 
 logger = logging.getLogger("fedsel_flwr")
-MEASURED = frozenset({"accuracy", "projection", "update"})
-"""Columns that the server measures on each usable model."""
+FROM_REPLY = columns_where(lambda column: column.source == "reply")
+"""What clients report."""
 
 
 class Reporter:
     """Writes reports and records.
 
     Args:
-        selector: Its ``needs`` say which columns a report has.
+        selector: Its ``needs`` say which columns a report has, its ``requires`` which of them no client may lack.
         roster: Where rows find their ids.
         max_latency: Seconds reported for clients that failed.
     """
@@ -33,76 +36,105 @@ class Reporter:
         self._selector, self._roster, self._max_latency = selector, roster, max_latency
         self._energy_max = 0.0
 
-    def report(self, chosen: Mapping[int, str], outcome: Outcome, scalars: Mapping[str, float]) -> RoundReport:
+    def report(self, round: Round, outcome: Outcome, scalars: Mapping[str, float]) -> RoundReport:
         """The selector's report of a round.
 
         Args:
-            chosen: Row -> connection, by ascending row.
+            round: Who was chosen.
             outcome: What came back.
             scalars: What was measured on the new global model.
 
         Returns:
-            A row for each chosen client. One that lacks a needed column counts as failed, and is named in the log.
+            A row for each chosen client. One that lacks a column that the selector requires counts as failed, and is
+            named in the log; another column that a client did not report is NaN in its row.
         """
-        results, needs = [outcome.results[node] for node in chosen.values()], self._selector.needs
+        results = list(outcome.results.values())
         completed = np.array([result.completed for result in results], dtype=np.bool_)
-        columns: dict[str, FloatArray] = {
-            "energy": np.array([result.values["energy"] for result in results]),
-            "energy_score": self._energy_scores(results),
-            "num_examples": np.array([result.num_examples or np.nan for result in results]),
-        }
-        columns |= self._measured(chosen, outcome)
-        needed: dict[str, Any] = {name: value for name, value in columns.items() if name in needs}
-        for name, value in needed.items():
+        columns: dict[str, Any] = self._reported(results) | self._measured(round, outcome)
+        for name in sorted((self._selector.requires & columns.keys()) | (MEASURED & columns.keys())):
+            value = columns[name]
             lacking = completed & ~np.isfinite(value).all(axis=tuple(range(1, value.ndim)))
             if lacking.any():
-                ids = [self._roster.ids[row] for row, lacks in zip(chosen, lacking, strict=True) if lacks]
-                number = self._selector.round
+                ids = [self._roster.ids[row] for row in round.rows[lacking]]
                 remedy = "have them report it" + (", or their joules" if name == "energy_score" else "")
                 logger.warning(
-                    "round %d: clients %s lack %s and count as failed for the selector: %s", number, ids, name, remedy
-                )
+                    "round %d: clients %s lack %s and count as failed for the selector: %s",
+                    round.number, ids, name, remedy,
+                )  # fmt: skip
                 completed &= ~lacking
-        if "kept" in needs:
-            kept: BoolArray = np.array([node in outcome.kept for node in chosen.values()], dtype=np.bool_)
-            needed["kept"] = kept & completed
-        latency = np.array([result.latency_s for result in results])
+        if "kept" in self._selector.needs:
+            kept = set(outcome.kept)
+            columns["kept"] = np.array([node in kept for node in outcome.results], dtype=np.bool_) & completed
+        latency = np.array([result.latency_s for result in results], dtype=np.float64)
         return RoundReport(
-            clients=np.array(list(chosen), dtype=np.int64),
+            clients=round.rows,
             completed=completed,
             latency=np.where(completed, latency, self._max_latency),
-            **needed,
+            **columns,
             **dict[str, Any](scalars),
         )
 
-    def record(self, row: int, result: ClientResult) -> ClientRecord:
-        """The history's record of a client in the round chosen last."""
-        values = result.values
-        return ClientRecord(
-            round=self._selector.round,
-            client_id=self._roster.ids[row],
-            client=row,
-            completed=result.completed,
-            problem="; ".join(problem.replace(";", ",") for problem in result.problems),
-            latency_s=result.latency_s,
-            energy_j=values["energy"],
-            download_s=values["download"],
-            compute_s=values["compute"],
-            upload_s=values["upload"],
-            train_loss=values["train_loss"],
-            num_examples=result.num_examples,
-        )
+    def records(self, round: Round, outcome: Outcome) -> list[ClientRecord]:
+        """The history's records of the chosen clients."""
+        kept = set(outcome.kept)
+        return [
+            ClientRecord(
+                round=round.number,
+                client_id=self._roster.ids[row],
+                client=row,
+                completed=(result := outcome.results[node]).completed,
+                kept=node in kept,
+                problem="; ".join([problem.replace(";", ",") for problem in result.problems]),
+                latency_s=result.latency_s,
+                latency_source=result.latency_source,
+                energy_j=result.values["energy"],
+                download_s=result.values["download"],
+                compute_s=result.values["compute"],
+                upload_s=result.values["upload"],
+                train_loss=result.values["train_loss"],
+                num_examples=result.num_examples,
+            )
+            for row, node in round.chosen.items()
+        ]
 
-    def _measured(self, chosen: Mapping[int, str], outcome: Outcome) -> dict[str, FloatArray]:
+    def state_dict(self) -> saving.State:
+        """The largest energy, of which the scores are shares."""
+        return {"energy_max": self._energy_max}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state; nothing changes if it does not fit."""
+        saving.expect_keys(state, self.state_dict())
+        self._energy_max = saving.plain_number("energy_max", state["energy_max"]) or 0.0
+
+    def forget(self, rows: IntArray) -> None:
+        """Nothing is known by row."""
+
+    def _reported(self, results: list[ClientResult]) -> dict[str, FloatArray]:
+        """What clients reported of the columns that the selector needs, NaN where they did not."""
+        told: dict[str, FloatArray] = {}
+        scores = self._energy_scores(results)
+        for name in self._selector.needs & FROM_REPLY:
+            if name == "energy_score":
+                told[name] = scores
+            elif name == "num_examples":
+                told[name] = np.array([result.num_examples or np.nan for result in results], dtype=np.float64)
+            elif name in NUMBERS:
+                told[name] = np.array([result.values[name] for result in results], dtype=np.float64)
+            else:
+                column = in_rows(name, [result.columns.get(name) for result in results])
+                told[name] = np.full((len(results), 1), np.nan) if column is None else column
+        return told
+
+    def _measured(self, round: Round, outcome: Outcome) -> dict[str, FloatArray]:
         """Measured columns with a row for each chosen client, NaN where nothing was measured."""
-        spread = {}
-        position = {node: i for i, node in enumerate(chosen.values())}
+        spread: dict[str, FloatArray] = {}
+        place = {node: i for i, node in enumerate(outcome.results)}
         for name in self._selector.needs & MEASURED:
             measured = outcome.columns.get(name)
-            row = np.shape(measured)[1:] if measured is not None else (0,) * (name == "update")
-            spread[name] = np.full((len(chosen), *row), np.nan)
+            shape = np.shape(measured)[1:] if measured is not None else (0,) * (name in VECTORS)
+            spread[name] = np.full((len(place), *shape), np.nan)
             if measured is not None:
-                spread[name][[position[node] for node in outcome.usable]] = measured
+                spread[name][[place[node] for node in outcome.usable]] = measured
         return spread
 
     def _energy_scores(self, results: list[ClientResult]) -> FloatArray:

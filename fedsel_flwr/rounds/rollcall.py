@@ -1,29 +1,66 @@
-"""When a connection is asked who it is."""
+"""Who is asked who it is, when, and what it said."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from fedsel_flwr.checks import IntArray
+from fedsel_flwr.rounds import saving
 
 logger = logging.getLogger("fedsel_flwr")
+Facts = Mapping[str, object]
+Introduce = Callable[[list[str]], tuple[Mapping[str, Facts | None], list[str]]]
+"""Asks connections who they are; returns connection -> facts, None for an error, and those that hang."""
 
 
 class RollCall:
-    """Remembers who did not answer: they are asked last, and ever more rarely, so that one cannot hold up every round.
+    """Asks new connections who they are.
+
+    Those that did not answer are asked last, and ever more rarely, so that one cannot hold up every round.
 
     Args:
-        timeout: How long an answer is waited for, seconds.
+        timeout: How long an answer is waited for, seconds; for messages.
     """
 
-    def __init__(self, timeout: float) -> None:
+    def __init__(self, timeout: float = 60.0) -> None:
         self.timeout = timeout
         self._in_vain: dict[str, int] = {}  # connection -> how often it did not answer
         self._not_before: dict[str, int] = {}  # connection -> round in which it is asked again
 
+    def call(self, strangers: Iterable[str], round: int, introduce: Introduce) -> dict[str, Facts]:
+        """Ask the connections that are due, those that answered with an error once more.
+
+        Args:
+            strangers: Connections that nobody knows yet.
+            round: The round about to be chosen.
+            introduce: Asks them.
+
+        Returns:
+            Connection -> what it said of itself, nothing where it twice answered with an error; without those that
+            did not answer.
+        """
+        due = self.due(strangers, round)
+        if not due:
+            return {}
+        answers, missed = introduce(due)
+        said = dict(answers)
+        if unclear := [node for node, facts in said.items() if facts is None]:
+            again, hanging = introduce(unclear)
+            said |= again
+            missed = [*missed, *hanging]
+        for node in missed:
+            said.pop(node, None)
+        for node in [node for node, facts in said.items() if facts is None]:
+            logger.warning("roll call: client %s answers with errors; its connection serves as its id", node)
+        self.missed(missed, round)
+        return {node: facts or {} for node, facts in said.items()}
+
     def due(self, connections: Iterable[str], round: int) -> list[str]:
         """The connections to ask before ``round``, those that hung before last."""
         due = [name for name in connections if self._not_before.get(name, 0) <= round]
-        return sorted(due, key=lambda name: self._in_vain.get(name, 0))
+        return sorted(due, key=lambda name: self._in_vain.get(name, 0)) if self._in_vain else due
 
     def missed(self, connections: Iterable[str], round: int) -> None:
         """Note who was asked before ``round`` and did not answer."""
@@ -33,3 +70,16 @@ class RollCall:
             logger.warning(
                 "roll call: client %s did not answer within %g s and is left out of this round", name, self.timeout
             )
+
+    def state_dict(self) -> saving.State:
+        """Who did not answer how often, and when each is asked again."""
+        return {"in_vain": dict(self._in_vain), "not_before": dict(self._not_before)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state; nothing changes if it does not fit."""
+        saving.expect_keys(state, self.state_dict())
+        loaded = [saving.whole_numbers(key, state[key]) for key in ("in_vain", "not_before")]
+        self._in_vain, self._not_before = loaded
+
+    def forget(self, rows: IntArray) -> None:
+        """Nothing is known by row."""

@@ -6,11 +6,16 @@ moves an observation: a second connection that claims the id of a connected clie
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral
+from typing import Any
 
 import numpy as np
+
+from fedsel_flwr.checks import BoolArray, IntArray
+from fedsel_flwr.errors import StateError
+from fedsel_flwr.rounds import saving
 
 MAX_ID_LENGTH = 256
 MAX_ID_DIGITS = 40
@@ -41,6 +46,27 @@ def id_order(client_id: str) -> tuple[int, int, str]:
     return (0, int(client_id), client_id) if digits else (1, 0, client_id)
 
 
+@dataclass(frozen=True)
+class Present:
+    """Clients and their connections.
+
+    Args:
+        rows: Rows of the selector, ascending, shape (n,).
+        nodes: The connection of each.
+    """
+
+    rows: IntArray
+    nodes: tuple[str, ...]
+
+    def only(self, mask: BoolArray) -> Present:
+        """Those where ``mask``, shape (n,), is True."""
+        return self if mask.all() else Present(self.rows[mask], tuple(self.nodes[i] for i in np.flatnonzero(mask)))
+
+    def of(self, rows: IntArray) -> dict[int, str]:
+        """Row -> connection of some of them, in the order given."""
+        return {int(row): self.nodes[i] for row, i in zip(rows, np.searchsorted(self.rows, rows), strict=True)}
+
+
 @dataclass
 class Roster:
     """Binds connections to rows and rows to client ids.
@@ -50,6 +76,10 @@ class Roster:
         max_new_per_round: Admit at most this many newcomers a round after the first roll call; None for no limit.
         evict_after: With ``max_clients`` reached, give the row of the client that has been away longest, and for
             more than this many rounds, to a newcomer; None never evicts.
+
+    Attributes:
+        ids: Row -> client id.
+        refused: Connection -> why it takes no part.
     """
 
     max_clients: int | None = None
@@ -59,8 +89,9 @@ class Roster:
     refused: dict[str, str] = field(default_factory=dict)
     _row_of_id: dict[str, int] = field(default_factory=dict)
     _row_of_node: dict[str, int] = field(default_factory=dict)
-    _last_seen: dict[int, int] = field(default_factory=dict)
-    _waits_for: dict[str, int | None] = field(default_factory=dict)  # refused connection -> row; None for any
+    _last_seen: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    _waits_for: dict[str, int] = field(default_factory=dict)  # refused connection -> row; -1 for any
+    _memo: tuple[frozenset[str], Present] | None = None  # the crowd looked at last, and who of it is bound
 
     def name(self, node: str) -> str:
         """The client id behind a connection; the connection's own name before it is enrolled."""
@@ -78,19 +109,28 @@ class Roster:
 
         Connections refused because their id was connected, or the roster full, are lifted when that has passed.
         """
+        if self._same_crowd(connected) and not self.refused:
+            return
         here = set(connected)
-        for gone in [node for node in self._row_of_node if node not in here]:
-            del self._row_of_node[gone]
+        if gone := [node for node in self._row_of_node if node not in here]:
+            self._memo = None
+            for node in gone:
+                del self._row_of_node[node]
         taken = set(self._row_of_node.values())
-        room = self._free_row(round, taken) is not None
+        room = self.refused and next(self._free_rows(round, taken), None) is not None
         for node in list(self.refused):
-            waits = node in self._waits_for
-            row = self._waits_for.get(node)
-            if node not in here or (waits and (room if row is None else row not in taken)):
+            waits, row = node in self._waits_for, self._waits_for.get(node, -1)
+            if node not in here or (waits and (room if row < 0 else row not in taken)):
                 del self.refused[node]
                 self._waits_for.pop(node, None)
 
-    def enroll(self, claims: Mapping[str, str], round: int) -> tuple[list[int], list[int]]:
+    def refuse(self, node: str, reason: str, waits_for: int | None = None) -> None:
+        """Leave a connection out; until ``waits_for``, a row, is free, -1 for any, where that is given."""
+        self.refused[node] = reason
+        if waits_for is not None:
+            self._waits_for[node] = waits_for
+
+    def enroll(self, claims: Mapping[str, str], round: int) -> tuple[dict[int, str], IntArray]:
         """Bind connections to the ids they claim, in id order.
 
         Args:
@@ -98,21 +138,21 @@ class Roster:
             round: The round about to be chosen.
 
         Returns:
-            The rows of clients seen for the first time, and the rows taken from evicted clients (a subset).
+            Row -> connection of clients seen for the first time, and the rows of these that were taken from others.
         """
         taken = set(self._row_of_node.values())
-        first_call = not self.ids
-        new: list[int] = []
+        first_call, free = not self.ids, self._free_rows(round, taken)
+        new: dict[int, str] = {}
         evicted: list[int] = []
+        self._memo = None
         for node, client_id in sorted(claims.items(), key=lambda claim: (id_order(claim[1]), id_order(claim[0]))):
             row = self._row_of_id.get(client_id)
             if row is None:
                 if self.max_new_per_round is not None and not first_call and len(new) >= self.max_new_per_round:
                     continue  # asked again next round
-                row = self._free_row(round, taken)
+                row = next(free, None)
                 if row is None:
-                    self.refused[node] = f"client {client_id!r} refused: max_clients = {self.max_clients} reached"
-                    self._waits_for[node] = None
+                    self.refuse(node, f"client {client_id!r} refused: max_clients = {self.max_clients} reached", -1)
                     continue
                 if row < len(self.ids):
                     evicted.append(row)
@@ -121,25 +161,73 @@ class Roster:
                 else:
                     self.ids.append(client_id)
                 self._row_of_id[client_id] = row
-                new.append(row)
+                new[row] = node
             elif row in taken:
-                self.refused[node] = f"connection {node} refused: client id {client_id!r} is already connected"
-                self._waits_for[node] = row
+                self.refuse(node, f"connection {node} refused: client id {client_id!r} is already connected", row)
                 continue
             self._row_of_node[node] = row
             taken.add(row)
-        return new, evicted
+        self._last_seen = saving.long_enough(self._last_seen, len(self.ids), 0)
+        return new, np.array(evicted, dtype=np.int64)
 
-    def present(self, connected: Iterable[str], round: int) -> dict[int, str]:
-        """Row -> connection of the connected clients, by ascending row; remembers that they were seen."""
-        rows = {self._row_of_node[node]: node for node in connected if node in self._row_of_node}
-        self._last_seen.update(dict.fromkeys(rows, round))
-        return dict(sorted(rows.items()))
+    def present(self, connected: Collection[str]) -> Present:
+        """The connected clients that are enrolled; made anew only when somebody came or went."""
+        if self._memo is None or not self._same_crowd(connected):
+            bound = sorted((self._row_of_node[node], node) for node in set(connected) if node in self._row_of_node)
+            rows = np.array([row for row, _ in bound], dtype=np.int64)
+            self._memo = frozenset(connected), Present(rows, tuple(node for _, node in bound))
+        return self._memo[1]
 
-    def _free_row(self, round: int, taken: set[int]) -> int | None:
-        if self.max_clients is None or len(self.ids) < self.max_clients:
-            return len(self.ids)
-        absent = [(self._last_seen.get(row, 0), row) for row in range(len(self.ids)) if row not in taken]
-        if self.evict_after is None or not absent or round - min(absent)[0] <= self.evict_after:
-            return None
-        return min(absent)[1]
+    def seen(self, rows: IntArray, round: int) -> None:
+        """Remember that the clients in ``rows`` were connected before ``round``."""
+        self._last_seen[rows] = round
+
+    def state_dict(self) -> saving.State:
+        """Who is who, who is bound, and who was refused why."""
+        return {
+            "ids": list(self.ids),
+            "last_seen": self._last_seen.copy(),
+            "bound": dict(self._row_of_node),
+            "refused": dict(self.refused),
+            "waits_for": dict(self._waits_for),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state; nothing changes if it does not fit."""
+        saving.expect_keys(state, self.state_dict())
+        ids = saving.texts("ids", state["ids"])
+        last_seen = saving.array("last_seen", state["last_seen"], np.int64, rows=len(ids))
+        bound, waits = (saving.whole_numbers(key, state[key]) for key in ("bound", "waits_for"))
+        if len(set(ids)) < len(ids) or not all(0 <= row < len(ids) for row in bound.values()):
+            raise StateError(f"ids must differ and connections be bound to one of {len(ids)} rows, got {ids!r:.80}")
+        refused = state["refused"]
+        if not isinstance(refused, Mapping):
+            raise StateError(f"refused must be a mapping from connection to reason, got {refused!r:.80}")
+        self.ids[:], self._last_seen, self._memo = ids, last_seen, None
+        self._row_of_id = {client_id: row for row, client_id in enumerate(ids)}
+        self._row_of_node, self._waits_for = bound, waits
+        self.refused.clear()
+        self.refused.update({str(node): str(reason) for node, reason in refused.items()})
+
+    def forget(self, rows: IntArray) -> None:
+        """Drop when the clients in ``rows`` were seen; the rows have new ids already."""
+        self._last_seen[rows] = 0
+
+    def _same_crowd(self, connected: Collection[str]) -> bool:
+        """Whether exactly the connections looked at last are connected."""
+        if self._memo is None:
+            return False
+        crowd = self._memo[0]
+        return connected is crowd or (len(connected) == len(crowd) and crowd.issuperset(connected))
+
+    def _free_rows(self, round: int, taken: set[int]) -> Iterator[int]:
+        """Rows for newcomers, one after the other; ``taken`` may grow meanwhile."""
+        while self.max_clients is None or len(self.ids) < self.max_clients:
+            yield len(self.ids)
+        if self.evict_after is None:
+            return
+        for row in np.argsort(self._last_seen, kind="stable").tolist():  # away longest first, then by row
+            if round - int(self._last_seen[row]) <= self.evict_after:
+                return
+            if row not in taken:
+                yield row

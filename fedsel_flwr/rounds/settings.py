@@ -1,22 +1,71 @@
-"""The plain types in which an adapter and the core talk."""
+"""The options of a strategy, resolved once for every adapter."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-from fedsel_flwr.aggregation import SCHEMES, Averaging
-from fedsel_flwr.checks import BoolArray, FloatArray, one_of, real, whole
-from fedsel_flwr.rounds.replies import ClientResult, MetricKeys
+from fedsel_flwr.aggregation import SCHEMES
+from fedsel_flwr.aggregation.filter import Filter
+from fedsel_flwr.checks import one_of, real, whole
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.rounds.untrusted import number
+from fedsel_flwr.rounds.validation import Validation
+from fedsel_flwr.selectors import Selector
 
-Availability = Callable[[str, int, float], bool]
-"""Called with client id, round and simulated seconds; False leaves the client out of the round."""
+logger = logging.getLogger("fedsel_flwr")
+Clock = Literal["virtual", "server"]
+OURS = (
+    "latency", "energy", "energy_modelled", "energy_score", "download", "compute", "upload", "client_id",
+)  # fmt: skip
+"""Metrics that nobody but this package reads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricKeys:
+    """The names under which clients report; change them where a deployment has names of its own."""
+
+    latency: str = "latency_s"
+    energy: str = "energy_j"
+    download: str = "download_s"
+    compute: str = "compute_s"
+    upload: str = "upload_s"
+    train_loss: str = "train_loss"
+    client_id: str = "client_id"
+    num_examples: str = "num_examples"
+    energy_score: str = "energy_score"
+    energy_modelled: str = "energy_modelled"
+
+    def ours(self) -> frozenset[str]:
+        """The keys of metrics that nobody but this package reads."""
+        return frozenset(getattr(self, name) for name in OURS)
+
+    def of(self, column: str) -> str:
+        """The key of a column that clients report; a column without one of its own goes by its name."""
+        return str(getattr(self, column, column))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How a strategy treats its clients; see :class:`fedsel_flwr.strategies.adapter.Adapter`.
+    """How clients are treated, what is measured, and how models are averaged; :func:`settled` fills in the rest.
+
+    Args:
+        max_latency: Longest wait for a client, seconds.
+        min_completed: With fewer usable updates the global model stays as it is.
+        channels: Clients that transmit at the same time (Xia's N); None takes as many as are chosen.
+        averaging: How the kept models are averaged, one of :data:`fedsel_flwr.aggregation.SCHEMES`; None leaves it to
+            whoever aggregates.
+        filter: FedCA's filter; None keeps every usable model.
+        validation: The server's examples; None if there are none.
+        learning_rate: The clients' nominal initial learning rate, for selectors that read gradients.
+        momentum: Momentum of the server's direction (GPFL's gamma).
+        clock: "virtual" believes the reported latency; "server" holds it against the server's own time.
+        clock_slack: On the server's clock, seconds by which a report may undercut the observed time; None allows a
+            tenth of it: what a client can gain by lying then stays small beside any latency, short or long.
+        cooldown: Leave a client out for 2^n rounds after n failures in a row.
+        compare_models: Whether clients' arrays must have the global model's shapes; trees grow.
+        keys: Names under which clients report.
 
     Raises:
         ParameterError: A value is out of range.
@@ -24,11 +73,16 @@ class Settings:
 
     max_latency: float = 60.0
     min_completed: int = 1
-    channels: int | None = 1
+    channels: int | None = None
     averaging: str | None = None
-    clock: Literal["virtual", "server"] = "virtual"
-    clock_slack: float = 5.0
+    filter: Filter | None = None
+    validation: Validation | None = None
+    learning_rate: float | None = None
+    momentum: float = 0.1
+    clock: Clock = "virtual"
+    clock_slack: float | None = None
     cooldown: bool = False
+    compare_models: bool = True
     keys: MetricKeys = field(default_factory=MetricKeys)
 
     def __post_init__(self) -> None:
@@ -39,63 +93,59 @@ class Settings:
             whole("channels", self.channels, 1)
         if self.averaging is not None:
             one_of("averaging", self.averaging, tuple(SCHEMES))
-        real("clock_slack", self.clock_slack, at_least=0.0)
+        if self.validation is not None and not isinstance(self.validation, Validation):
+            raise ParameterError(f"validation must be a Validation, got {type(self.validation).__name__}")
+        if self.clock_slack is not None:
+            real("clock_slack", self.clock_slack, at_least=0.0)
         one_of("clock", self.clock, ("virtual", "server"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Introduction:
-    """What a connection says of itself in the roll call; None where it says nothing."""
+def settled(
+    selector: Selector,
+    *,
+    max_latency: float | None = None,
+    channels: int | None = None,
+    averaging: str | None = None,
+    filter: Filter | None = None,
+    keys: MetricKeys | None = None,
+    **others: Any,
+) -> Settings:
+    """Settle the options for a selector: what is not given is the selector's own, its paper's, or the default.
 
-    client_id: object = None
-    num_examples: object = None
-    energy_score: object = None
+    Args:
+        selector: The selector; its ``paper_options`` say how its paper averages and filters.
+        max_latency: None takes the selector's, else 60 s.
+        channels: None takes ``clients_per_round``.
+        averaging: None takes the paper's.
+        filter: None takes the paper's.
+        keys: None takes the default names.
+        **others: Further options of :class:`Settings`.
 
-    @classmethod
-    def of(cls, facts: Mapping[str, object], keys: MetricKeys) -> Introduction:
-        """Pick out of an answer's facts what counts; Flower's own "num-examples" will do too."""
-        return cls(
-            client_id=facts.get(keys.client_id),
-            num_examples=facts.get(keys.num_examples, facts.get("num-examples")),
-            energy_score=facts.get(keys.energy_score),
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Question:
-    """A selector's probe, for the adapter to send.
-
-    Attributes:
-        nodes: The connections to ask.
-        config: What to send beside the current model: the columns, comma-separated, under ``probe``, and the absolute
-            round about to be chosen under ``round``.
+    Raises:
+        ParameterError: A value is out of range, or strategy and selector have different ``max_latency``.
     """
+    paper = selector.paper_options
+    if filter is None and "filter" in paper:
+        filter = Filter(score=paper["filter"])
+    settings = Settings(
+        max_latency=_one_max_latency(selector, max_latency),
+        channels=selector.clients_per_round if channels is None else channels,
+        averaging=averaging or paper.get("averaging"),
+        filter=filter,
+        keys=keys or MetricKeys(),
+        **others,
+    )
+    low, high = number(getattr(selector, "min_latency", None)), settings.max_latency
+    if low is not None and low >= high:
+        logger.warning("min_latency is %g s and max_latency %g s: every client counts as the fastest", low, high)
+    return settings
 
-    nodes: list[str]
-    config: dict[str, str | int]
 
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What came back in a round.
-
-    Attributes:
-        results: Connection -> its reply after reading, for every chosen client, by ascending row.
-        usable: The connections whose updates may be aggregated, by ascending row.
-        enough: Whether at least ``min_completed`` are usable and the round may change the model; else it must stay.
-        columns: What was measured on the usable models, a row for each.
-        averaging: How the kept models are to be averaged; None leaves it to the base strategy.
-    """
-
-    results: Mapping[str, ClientResult]
-    usable: list[str]
-    enough: bool
-    columns: Mapping[str, FloatArray | BoolArray] = field(default_factory=dict)
-    averaging: Averaging | None = None
-
-    @property
-    def kept(self) -> list[str]:
-        """The usable connections that FedCA's filter keeps; without a filter all of them."""
-        if "kept" not in self.columns:
-            return self.usable
-        return [node for node, kept in zip(self.usable, self.columns["kept"], strict=True) if kept]
+def _one_max_latency(selector: Selector, given: float | None) -> float:
+    """One number for strategy and selector."""
+    own: float | None = getattr(selector, "max_latency", None)
+    if given is None:
+        return 60.0 if own is None else own
+    if own is not None and own != given:
+        raise ParameterError(f"max_latency is {given} for the strategy but {own} for the selector; give it once")
+    return given

@@ -1,4 +1,4 @@
-"""What a client may have meant by a value that it sent: whatever it is, these functions do not raise."""
+"""Values that clients sent, and what they may have meant: whatever comes, these functions do not raise."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import math
 from numbers import Integral, Real
 
 import numpy as np
+
+from fedsel_flwr.checks import FloatArray
+from fedsel_flwr.selectors.columns import Column
 
 MAX_EXAMPLES = 2**53  # what a float holds exactly
 
@@ -58,3 +61,30 @@ def number(value: object) -> float | None:
         return float(value)
     except OverflowError:
         return None
+
+
+def vector(value: object) -> FloatArray | None:
+    """A vector of finite numbers, from an array or the bytes of one in float32; None if it is none.
+
+    >>> vector(np.array([1.0, 2.0], dtype=np.float32).tobytes()).tolist(), vector(b"abc"), vector(b"")
+    ([1.0, 2.0], None, None)
+    """
+    if isinstance(value, bytes):
+        value = np.frombuffer(value, dtype="<f4") if len(value) % 4 == 0 else None
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf" or not value.size:
+        return None
+    as_floats = value.astype(np.float64).ravel()
+    return as_floats if np.isfinite(as_floats).all() else None
+
+
+def within(column: Column, value: object) -> float | FloatArray | None:
+    """What a column may hold of a value; None if it is nothing of the kind.
+
+    >>> from fedsel_flwr.selectors.columns import COLUMNS
+    >>> within(COLUMNS["local_accuracy"], 0.5), within(COLUMNS["local_accuracy"], 1.5)
+    (0.5, None)
+    """
+    if column.shape == "vector":
+        return vector(value)
+    as_float = finite_number(value)
+    return as_float if as_float is not None and column.low <= as_float <= column.high else None

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.rounds.replies import Arrays
+from fedsel_flwr.rounds.models import Arrays
 
 Predict = Callable[[Arrays, Any], FloatArray]
 DIVERGED = 1e6

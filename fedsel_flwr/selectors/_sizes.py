@@ -14,7 +14,7 @@ def take_sizes(size: FloatArray, clients: IntArray, columns: Mapping[str, FloatA
     if "num_examples" in columns:
         told = columns["num_examples"]
         known = np.isfinite(told)
-        size[clients[known]] = np.maximum(told[known], 0.0)
+        size[clients[known]] = told[known]
 
 
 def filled_sizes(size: FloatArray, registered: BoolArray) -> FloatArray:

@@ -9,13 +9,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, column, indices, whole
-from fedsel_flwr.errors import ParameterError, RunError, StateError
+from fedsel_flwr.checks import FloatArray, IntArray, indices, whole
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.selectors._declared import check_class, check_needs, checked_choice, explained
+from fedsel_flwr.selectors.columns import COLUMNS, INFORMED, column_values
 from fedsel_flwr.selectors.report import RoundReport
-
-INFORM_COLUMNS = frozenset(
-    {"num_examples", "energy_score", "accuracy", "loss", "local_accuracy", "rms_loss", "gradient", "sketch"}
-)
+from fedsel_flwr.selectors.saving import SavedState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,12 +30,26 @@ class Probe:
     columns: tuple[str, ...]
 
 
-class Selector(ABC):
+class Selector(SavedState, ABC):
     """Chooses the clients of each round and learns from what they report.
 
-    A subclass names the report columns it reads in :attr:`needs` and its state in :attr:`client_state` and
-    :attr:`scalar_state`, and implements :meth:`_select` and :meth:`_observe`; checks, growth, the round number and
-    saving come with this class. :func:`fedsel_flwr.testing.check_selector` tests a new one.
+    A subclass names the report columns it reads in :attr:`needs` and its state in :attr:`client_state`,
+    :attr:`scalar_state` and :attr:`free_state` (:class:`~fedsel_flwr.selectors.saving.SavedState`), and implements
+    :meth:`_select` and :meth:`_observe`; checks, growth, the round number and saving come with this class.
+    :func:`fedsel_flwr.testing.check_selector` tests a new one.
+
+    What a completed client may lack: a column the server measures is there for every usable model. A column that
+    clients report (source ``"reply"`` in :data:`~fedsel_flwr.selectors.columns.COLUMNS`) is NaN in the rows of those
+    that did not report it, and the selector says what follows, unless :attr:`requires` names the column: then such a
+    client counts as failed, for the selector.
+
+    Attributes:
+        name: How files and the command line call it; the class's own name, where a subclass sets none.
+        needs: The report columns it reads, of :data:`~fedsel_flwr.selectors.columns.REPORTED`.
+        requires: Those of ``needs`` that clients report and the selector cannot do without.
+        by_client: Parameters that hold a number per client, by index.
+        asks_failed_for_ever: Whether a client that never answers may be chosen in every round.
+        paper_options: Options of the strategy whose default the paper sets, such as ``{"averaging": "mean"}``.
 
     Args:
         clients_per_round: How many clients to choose each round.
@@ -46,27 +59,24 @@ class Selector(ABC):
         ParameterError: A parameter is out of its range.
     """
 
-    name: ClassVar[str]  # the class's own name, where a subclass sets none
+    name: ClassVar[str]
     needs: ClassVar[frozenset[str]] = frozenset()
-    by_client: ClassVar[frozenset[str]] = frozenset()  # parameters that hold a number per client, by index
-    asks_failed_for_ever: ClassVar[bool] = False  # whether a client that never answers may be chosen in every round
-    client_state: ClassVar[Mapping[str, float | int | bool]] = {}  # attribute -> its value for a new client
-    scalar_state: ClassVar[tuple[str, ...]] = ()  # further attributes: numbers
+    requires: ClassVar[frozenset[str]] = frozenset()
+    by_client: ClassVar[frozenset[str]] = frozenset()
+    asks_failed_for_ever: ClassVar[bool] = False
+    paper_options: ClassVar[Mapping[str, str]] = {}
 
     clients_per_round: Any  # an int; None where the algorithm itself decides how many
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        check_class(cls, Selector)
         if not hasattr(cls, "name"):
             cls.name = cls.__name__
 
     def __init__(self, *, clients_per_round: int | None, seed: int | None = None) -> None:
+        super().__init__(seed=seed)
         self.clients_per_round = None if clients_per_round is None else whole("clients_per_round", clients_per_round, 1)
-        self._generator = np.random.Generator(np.random.PCG64(seed))
-        self._round = 0
-        self._registered: BoolArray = np.zeros(0, dtype=np.bool_)
-        for attribute, value in self.client_state.items():
-            setattr(self, attribute, np.full(0, value))
 
     @property
     def round(self) -> int:
@@ -105,7 +115,10 @@ class Selector(ABC):
         """
         available = np.sort(indices("available", available))
         self._register(available)
-        return self._probe(available) if available.size else None
+        if not available.size:
+            return None
+        with explained(self, "_probe"):
+            return self._probe(available)
 
     def select(self, available: IntArray) -> IntArray:
         """Choose the clients of the next round.
@@ -118,21 +131,19 @@ class Selector(ABC):
 
         Raises:
             ParameterError: ``available`` is not an array of unique indices.
-            RunError: The algorithm chose somebody who is not available, or twice.
+            RunError: The algorithm chose somebody who is not available, or twice, or uses state it does not declare.
         """
+        check_needs(type(self).__name__, self.needs, self.requires)  # an object may have its own
         available = np.sort(indices("available", available))
         self._register(available)
         self._round += 1
-        self._advance()
+        with explained(self, "_advance"):
+            self._advance()
         if available.size == 0:
             return available
-        chosen = np.sort(np.asarray(self._select(available)))
-        if chosen.ndim != 1 or (np.diff(chosen) == 0).any() or not np.isin(chosen, available).all():
-            raise RunError(
-                f"{type(self).__name__}._select must return different clients of those available, as an array of "
-                f"indices, got {chosen.tolist()}"
-            )
-        return chosen
+        with explained(self, "_select"):
+            chosen = self._select(available)
+        return checked_choice(type(self).__name__, chosen, available)
 
     def observe(self, report: RoundReport) -> None:
         """Learn from a round.
@@ -141,44 +152,45 @@ class Selector(ABC):
             report: A row for each client that was selected, failed or not.
 
         Raises:
-            ParameterError: A column named in :attr:`needs` is missing or not finite for a completed client, or a
-                client was never seen.
+            ParameterError: A column named in :attr:`needs` is missing, or infinite for a completed client, or NaN for
+                one although the server measures it or :attr:`requires` names it; or a client was never seen.
         """
         unknown = [int(k) for k in report.clients if k >= self._registered.size or not self._registered[k]]
         if unknown:
             raise ParameterError(f"report names clients {unknown}, which were never available nor informed about")
         if not report.clients.size:
             return
-        for name in sorted(self.needs - {"latency"}):
+        needs, requires = check_needs(type(self).__name__, self.needs, self.requires)
+        for name in sorted(needs - {"latency"}):
             value = getattr(report, name)
             if value is None:
                 raise ParameterError(f"{self.name} needs the report column {name!r}, but it is missing")
             rows = np.asarray(value)[report.completed] if np.ndim(value) else np.asarray(value)
-            if not np.isfinite(rows).all():
+            may_lack = COLUMNS[name].source == "reply" and name not in requires
+            if np.isinf(rows).any() or (np.isnan(rows).any() and not may_lack):
                 raise ParameterError(f"report column {name!r} must be finite for completed clients, got {value}")
-        self._observe(report)
+        with explained(self, "_observe"):
+            self._observe(report)
 
     def inform(self, clients: IntArray, **columns: FloatArray) -> None:
         """Take in side information; ``inform(clients)`` alone registers the clients.
 
         Args:
             clients: Client indices, shape (n,).
-            **columns: Any of num_examples, energy_score, accuracy, loss, local_accuracy, rms_loss (shape (n,)),
-                gradient, sketch (shape (n, d)). Columns a selector does not use are checked and ignored.
+            **columns: Any of :data:`~fedsel_flwr.selectors.columns.INFORMED`: numbers of shape (n,), vectors (gradient,
+                sketch) of shape (n, d); NaN where unknown. Columns a selector does not use are checked and ignored.
 
         Raises:
-            ParameterError: An unknown column, or a column of the wrong shape.
+            ParameterError: An unknown column, or a column of the wrong shape or out of its range.
         """
         clients = indices("clients", clients)
-        unknown = sorted(columns.keys() - INFORM_COLUMNS)
+        unknown = sorted(columns.keys() - INFORMED)
         if unknown:
-            raise ParameterError(f"inform got unknown columns {unknown}; known are {sorted(INFORM_COLUMNS)}")
-        checked = {
-            name: column(name, value, len(clients), ndim=2 if name in ("gradient", "sketch") else 1)
-            for name, value in columns.items()
-        }
+            raise ParameterError(f"inform got unknown columns {unknown}; known are {sorted(INFORMED)}")
+        checked = {name: column_values(name, value, len(clients)) for name, value in columns.items()}
         self._register(clients)
-        self._inform(clients, checked)
+        with explained(self, "_inform"):
+            self._inform(clients, checked)
 
     def forget(self, clients: IntArray) -> None:
         """Drop what is known of ``clients``; their indices may be given to newcomers.
@@ -190,102 +202,35 @@ class Selector(ABC):
             ParameterError: ``clients`` is not an array of unique indices.
         """
         clients = indices("clients", clients)
-        clients = clients[clients < self._registered.size]
-        self._registered[clients] = False
-        for attribute, value in self.client_state.items():
-            getattr(self, attribute)[clients] = value
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the whole state, generator included, as a flat dict of arrays and numbers (copies)."""
-        generator: Any = self._generator.bit_generator.state
-        words = [generator["state"]["state"], generator["state"]["inc"]]
-        low = (1 << 64) - 1
-        packed = [part for word in words for part in (word >> 64, word & low)]
-        packed += [generator["has_uint32"], generator["uinteger"]]
-        state: dict[str, Any] = {
-            "round": self._round,
-            "registered": self._registered.copy(),
-            "generator": np.array(packed, dtype=np.uint64),
-        }
-        state |= {attribute.lstrip("_"): getattr(self, attribute).copy() for attribute in self.client_state}
-        return state | {attribute.lstrip("_"): getattr(self, attribute) for attribute in self.scalar_state}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state of :meth:`state_dict`; nothing changes if it does not fit.
-
-        Args:
-            state: What :meth:`state_dict` of a selector with the same parameters returned.
-
-        Raises:
-            StateError: Keys, lengths or types differ from this selector's state.
-        """
-        own = self.state_dict()
-        if own.keys() != state.keys():
-            raise StateError(
-                f"the state does not belong to {self.name}: missing {sorted(own.keys() - state.keys())}, "
-                f"unexpected {sorted(state.keys() - own.keys())}"
-            )
-        registered = np.array(state["registered"])
-        loaded: dict[str, Any] = {"_registered": registered}
-        for attribute in self.client_state:
-            loaded[attribute] = np.array(state[attribute.lstrip("_")])
-        for attribute, array in loaded.items():
-            dtype = getattr(self, attribute).dtype
-            if array.shape != (registered.size,) or not np.can_cast(array.dtype, dtype, "same_kind"):
-                raise StateError(
-                    f"state {attribute.lstrip('_')!r} must be {dtype} of shape ({registered.size},), "
-                    f"got {array.dtype} of shape {array.shape}"
-                )
-            loaded[attribute] = array.astype(dtype)
-        packed = np.array(state["generator"])
-        if packed.dtype != np.uint64 or packed.shape != (6,):
-            raise StateError(f"state 'generator' must be uint64 of shape (6,), got {packed.dtype} {packed.shape}")
-        for key in ("round", *(attribute.lstrip("_") for attribute in self.scalar_state)):
-            if np.ndim(state[key]) != 0 or not np.isfinite(state[key]):
-                raise StateError(f"state {key!r} must be a finite number, got {state[key]!r}")
-        words = [int(part) for part in packed]
-        self._generator.bit_generator.state = {
-            "bit_generator": "PCG64",
-            "state": {"state": words[0] << 64 | words[1], "inc": words[2] << 64 | words[3]},
-            "has_uint32": words[4],
-            "uinteger": words[5],
-        }
-        self._round = int(state["round"])
-        for attribute, array in loaded.items():
-            setattr(self, attribute, array)
-        for attribute in self.scalar_state:
-            setattr(self, attribute, type(own[attribute.lstrip("_")])(state[attribute.lstrip("_")]))
+        self._clear(clients[clients < self._registered.size])
 
     def _probe(self, available: IntArray) -> Probe | None:
         """What to ask of ``available`` (ascending, not empty) before the next choice."""
         return None
 
-    def _advance(self) -> None:  # noqa: B027
+    def _advance(self) -> None:
         """Begin the round whose number was just counted; called with nobody available too."""
 
     @abstractmethod
     def _select(self, available: IntArray) -> IntArray:
         """Choose from ``available``: ascending, unique, registered and not empty."""
 
-    def _observe(self, report: RoundReport) -> None:  # noqa: B027 - a selector need not learn
+    def _observe(self, report: RoundReport) -> None:
         """Learn from a report that was checked and has at least one row."""
 
-    def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:  # noqa: B027
+    def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
         """Take in columns that were checked."""
 
-    def _admit(self, clients: IntArray) -> None:  # noqa: B027
+    def _admit(self, clients: IntArray) -> None:
         """Prepare the rows of clients that were just registered; raise to refuse them."""
 
     def _register(self, clients: IntArray) -> None:
         """Make room for ``clients`` and mark them as registered."""
-        missing = int(clients.max(initial=-1)) + 1 - self._registered.size
-        if missing > 0:
-            self._registered = np.pad(self._registered, (0, missing))
-            for attribute, value in self.client_state.items():
-                setattr(self, attribute, np.append(getattr(self, attribute), np.full(missing, value)))
+        self._make_room(clients)
         new = clients[~self._registered[clients]]
         if new.size:
-            self._admit(new)
+            with explained(self, "_admit"):
+                self._admit(new)
             self._registered[new] = True
 
     def _largest(self, score: FloatArray, available: IntArray) -> IntArray:

@@ -11,8 +11,11 @@ import difflib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
+
+from fedsel_flwr.checks import FloatArray, column, real
 from fedsel_flwr.errors import ParameterError
 
 Source = Literal["clock", "reply", "server", "filter"]
@@ -51,6 +54,10 @@ class Column:
     probed: bool = False
     validated: bool = False
     per_update: bool = False
+
+    def admits(self, values: FloatArray | float) -> bool:
+        """Whether every number among ``values`` lies in the column's range; NaN, for a missing one, passes."""
+        return not bool(np.any(np.less(values, self.low) | np.greater(values, self.high)))
 
 
 _ROWS = (
@@ -144,3 +151,42 @@ def check_columns(owner: str, what: str, names: object, allowed: frozenset[str])
                 f"{owner}.{what} names {name!r}, which is no column{hint}; choose of {', '.join(sorted(allowed))}"
             )
     return frozenset(names)
+
+
+def column_values(name: str, value: Any, num_rows: int) -> FloatArray:
+    """Return what a column holds for clients, checked against the table (a copy).
+
+    Args:
+        name: A column of numbers or vectors.
+        value: Its values, shape (num_rows,), for vectors (num_rows, d); NaN where missing.
+        num_rows: How many clients there are.
+
+    Raises:
+        ParameterError: The shape is another, or a number lies outside the column's range.
+
+    >>> column_values("energy_score", [0.5, 2.5], 2)
+    Traceback (most recent call last):
+    ...
+    fedsel_flwr.errors.ParameterError: energy_score must lie in [0, 1], got 2.5
+    """
+    row = COLUMNS[name]
+    array = column(name, value, num_rows, ndim=2 if row.shape == "vector" else 1)
+    if not row.admits(array):
+        outside = array[(array < row.low) | (array > row.high)]
+        raise ParameterError(f"{name} must lie in [{row.low:g}, {row.high:g}], got {outside.flat[0]:g}")
+    return array
+
+
+def scalar_value(name: str, value: Any) -> float:
+    """Return a round's number, checked against the table.
+
+    Raises:
+        ParameterError: It is not finite, or lies outside the column's range.
+
+    >>> scalar_value("global_accuracy", 0.5)
+    0.5
+    """
+    row, number = COLUMNS[name], real(name, value)
+    if not row.admits(number):
+        raise ParameterError(f"{name} must lie in [{row.low:g}, {row.high:g}], got {number:g}")
+    return number

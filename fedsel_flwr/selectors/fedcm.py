@@ -48,6 +48,7 @@ class FedCMUCB(Selector):
 
     name: ClassVar[str] = "fedcm-ucb"
     needs: ClassVar[frozenset[str]] = frozenset({"kept"})
+    paper_options: ClassVar[dict[str, str]] = {"filter": "loss", "averaging": "fedpdp"}  # (5)
     client_state: ClassVar[dict[str, float | int]] = {"_plays": 1, "_mean": 0.0}  # Appendix C
 
     _plays: IntArray
@@ -99,6 +100,7 @@ class FedCMTS(Selector):
 
     name: ClassVar[str] = "fedcm-ts"
     needs: ClassVar[frozenset[str]] = frozenset({"kept"})
+    paper_options: ClassVar[dict[str, str]] = {"filter": "loss", "averaging": "fedpdp"}  # (5)
     client_state: ClassVar[dict[str, float | int]] = {"_successes": 1, "_failures": 1}  # Beta(1, 1), Appendix C
 
     _successes: IntArray

@@ -11,6 +11,7 @@ from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, real, whole
 from fedsel_flwr.errors import StateError
 from fedsel_flwr.selectors.base import Selector
 from fedsel_flwr.selectors.report import RoundReport
+from fedsel_flwr.selectors.saving import state_key
 
 INSIDE = 1e-12
 """Balls are closed; a context this far outside counts as on the surface."""
@@ -73,12 +74,21 @@ class PCZFL(Selector):
 
     name: ClassVar[str] = "pczfl"
     needs: ClassVar[frozenset[str]] = frozenset({"accuracy", "energy_score"})
+    requires: ClassVar[frozenset[str]] = frozenset({"energy_score"})
     asks_failed_for_ever: ClassVar[bool] = True
-    client_state: ClassVar[dict[str, float | int]] = {"_accuracy": 0.0, "_energy_score": 0.0}
-    _balls: ClassVar[tuple[str, ...]] = ("_centre", "_radius", "_ball_plays", "_ball_mean", "_chosen_balls")
+    client_state: ClassVar[dict[str, float]] = {"_accuracy": 0.0, "_energy_score": 0.0}
+    free_state: ClassVar[dict[str, tuple[type, tuple[int, ...]]]] = {
+        "_centre": (float, (2,)), "_radius": (float, ()), "_ball_plays": (int, ()), "_ball_mean": (float, (2,)),
+        "_chosen_balls": (int, ()),
+    }  # fmt: skip
 
     _accuracy: FloatArray
     _energy_score: FloatArray
+    _centre: FloatArray
+    _radius: FloatArray
+    _ball_plays: IntArray
+    _ball_mean: FloatArray
+    _chosen_balls: IntArray
 
     def __init__(
         self,
@@ -91,43 +101,24 @@ class PCZFL(Selector):
         super().__init__(clients_per_round=clients_per_round, seed=seed)
         self.uncertainty = real("uncertainty", uncertainty, above=0.0)
         self.warmup_rounds = whole("warmup_rounds", warmup_rounds, 0)
-        self._centre: FloatArray = np.full((1, 2), 0.5)  # Algorithm 1, line 3
-        self._radius: FloatArray = np.ones(1)  # Algorithm 1, line 3
-        self._ball_plays: IntArray = np.zeros(1, dtype=np.int64)  # Algorithm 1, line 3
-        self._ball_mean: FloatArray = np.zeros((1, 2))  # Algorithm 1, line 3
-        self._chosen_balls: IntArray = np.empty(0, dtype=np.int64)
+        self._centre = np.full((1, 2), 0.5)  # Algorithm 1, line 3
+        self._radius = np.ones(1)  # Algorithm 1, line 3
+        self._ball_plays = np.zeros(1, dtype=np.int64)  # Algorithm 1, line 3
+        self._ball_mean = np.zeros((1, 2))  # Algorithm 1, line 3
 
     def expected_count(self, num_available: int) -> int | None:
         """How many clients the next round takes: everyone in the warm-up, then as many as the front holds."""
         return num_available if self.round < self.warmup_rounds else None
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the whole state, the balls included."""
-        return super().state_dict() | {name.lstrip("_"): getattr(self, name).copy() for name in self._balls}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state; nothing changes if it does not fit."""
-        complete = self.state_dict().keys() == state.keys()  # if not, the base refuses it
-        loaded = self._loaded_balls(state) if complete else {}
-        super().load_state_dict(state)
-        for name, array in loaded.items():
-            setattr(self, name, array)
-
-    def _loaded_balls(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """The balls' arrays of a state that has all keys, checked."""
-        loaded = {name: _finite(name, state[name.lstrip("_")], getattr(self, name).dtype) for name in self._balls}
+    def _check_loaded(self, loaded: Mapping[str, Any]) -> None:
         count, chosen = max(1, loaded["_radius"].size), loaded["_chosen_balls"]
-        shapes = {"_radius": (count,), "_centre": (count, 2), "_ball_plays": (count,), "_ball_mean": (count, 2)}
-        for name, shape in shapes.items():
-            if loaded[name].shape != shape:
-                raise StateError(f"state {name.lstrip('_')!r} must have shape {shape}, got {loaded[name].shape}")
+        for name in ("_radius", "_centre", "_ball_plays", "_ball_mean"):
+            if len(loaded[name]) != count:
+                raise StateError(f"state {state_key(name)!r} must have {count} rows, got shape {loaded[name].shape}")
         if (plays := loaded["_ball_plays"]).min() < 0:
             raise StateError(f"state 'ball_plays' must not be negative, got {plays.tolist()}")
-        if chosen.ndim != 1 or not np.isin(chosen, np.arange(count)).all() or np.unique(chosen).size < chosen.size:
-            raise StateError(
-                f"state 'chosen_balls' must be one-dimensional, distinct and of 0..{count - 1}, got {chosen.tolist()}"
-            )
-        return loaded
+        if not np.isin(chosen, np.arange(count)).all() or np.unique(chosen).size < chosen.size:
+            raise StateError(f"state 'chosen_balls' must be distinct and of 0..{count - 1}, got {chosen.tolist()}")
 
     def _select(self, available: IntArray) -> IntArray:
         member = self._domains(available)
@@ -208,16 +199,3 @@ class PCZFL(Selector):
         at_least = np.all(g[None, :, :] >= g[:, None, :], axis=2)  # Definition 1
         better = np.any(g[None, :, :] > g[:, None, :], axis=2)  # Definition 1
         return np.asarray(~np.any(at_least & better, axis=1))  # Algorithm 1, line 7
-
-
-def _finite(name: str, value: Any, dtype: np.dtype[Any]) -> Any:
-    """The state ``value`` as a new array of finite numbers; an empty list fits any type."""
-    refusal = StateError(f"state {name.lstrip('_')!r} must hold finite {dtype} numbers, got {value!r}")
-    try:
-        array = np.array(value)
-    except ValueError:  # rows of different lengths
-        raise refusal from None
-    castable = not array.size or np.can_cast(array.dtype, dtype, "same_kind")
-    if not castable or not np.isfinite(array.astype(dtype)).all():
-        raise refusal
-    return array.astype(dtype)

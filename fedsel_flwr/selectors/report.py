@@ -6,8 +6,9 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, column, indices, real
+from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, indices
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.selectors.columns import FLAGS, SCALARS, column_values, scalar_value
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -15,7 +16,10 @@ class RoundReport:
     """One round's outcome: a row for each selected client, failed ones included.
 
     Only ``clients``, ``completed`` and ``latency`` are always there; :attr:`Selector.needs` names the optional
-    columns a selector reads. Rows of failed clients hold NaN in what they lack. Arrays are copied and read-only.
+    columns a selector reads. Rows of failed clients hold NaN in what they lack. A completed client may lack a column
+    that clients report (source "reply" in :mod:`~fedsel_flwr.selectors.columns`): NaN, unless the selector names the
+    column in :attr:`Selector.requires`; then the client counts as failed. Numbers lie in the ranges of that table.
+    Arrays are copied and read-only.
 
     Args:
         clients: Indices of the selected clients, shape (n,), unique.
@@ -27,6 +31,8 @@ class RoundReport:
         loss: Loss of the received model on the client's training data, before training, shape (n,).
         rms_loss: Root mean square of the per-sample losses (Oort), shape (n,).
         local_accuracy: Accuracy of the received model on the client's test data, shape (n,).
+        gradient: Flattened full-batch gradient at the received model (DivFL), shape (n, parameters).
+        sketch: Hash of the client's data (LSH, NCCB), shape (n, d).
         accuracy: Accuracy of the client's new model on the server's validation set, shape (n,).
         projection: Projection of the client's update on the server's direction (GPFL), shape (n,).
         update: Flattened update, shape (n, parameters).
@@ -35,7 +41,7 @@ class RoundReport:
         global_loss: Loss of the new global model on the server's validation set.
 
     Raises:
-        ParameterError: A column has the wrong shape or holds a value that cannot be (NaN or negative latency).
+        ParameterError: A column has the wrong shape or holds a value that cannot be (NaN latency, an accuracy of 2).
     """
 
     clients: IntArray
@@ -47,6 +53,8 @@ class RoundReport:
     loss: FloatArray | None = None
     rms_loss: FloatArray | None = None
     local_accuracy: FloatArray | None = None
+    gradient: FloatArray | None = None
+    sketch: FloatArray | None = None
     accuracy: FloatArray | None = None
     projection: FloatArray | None = None
     update: FloatArray | None = None
@@ -62,14 +70,14 @@ class RoundReport:
             value = getattr(self, field.name)
             if field.name == "clients" or value is None:
                 continue
-            if field.name in ("global_accuracy", "global_loss"):
-                columns[field.name] = real(field.name, value)
-            elif field.name in ("completed", "kept"):
+            if field.name in SCALARS:
+                columns[field.name] = scalar_value(field.name, value)
+            elif field.name == "completed" or field.name in FLAGS:
                 columns[field.name] = _flags(field.name, value, len(clients))
             else:
-                columns[field.name] = column(field.name, value, len(clients), ndim=2 if field.name == "update" else 1)
+                columns[field.name] = column_values(field.name, value, len(clients))
         latency = columns["latency"]
-        if not (np.isfinite(latency).all() and (np.asarray(latency) >= 0).all()):  # type: ignore[call-overload]
+        if not np.isfinite(latency).all():  # type: ignore[call-overload]
             raise ParameterError(
                 f"latency must be finite and at least 0 s in every row (max_latency where failed), got {latency}"
             )

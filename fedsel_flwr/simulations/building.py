@@ -10,8 +10,8 @@ from typing import Any
 from fedsel_flwr.aggregation.filter import Filter
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.client_values import ClientValues
-from fedsel_flwr.rounds.core import Availability
 from fedsel_flwr.rounds.history import History, RoundRecord
+from fedsel_flwr.rounds.presence import Availability
 from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.selectors import Selector, create
 from fedsel_flwr.selectors.columns import ON_VALIDATION

@@ -1,8 +1,7 @@
-"""What the strategies of both Flower APIs share: options, attributes, and the course of a round."""
+"""What the strategies of both Flower APIs share: options and attributes around the course of a round."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar, Literal
 
@@ -10,20 +9,16 @@ from fedsel_flwr.aggregation.filter import Filter
 from fedsel_flwr.checks import real, whole
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.client_values import ClientValues
-from fedsel_flwr.rounds.core import Availability, Introduction, Outcome, SelectionCore, Settings
+from fedsel_flwr.rounds.core import SelectionCore
 from fedsel_flwr.rounds.history import History, RoundRecord
-from fedsel_flwr.rounds.measuring import Measurer
-from fedsel_flwr.rounds.replies import Arrays, MetricKeys
-from fedsel_flwr.rounds.rollcall import RollCall
+from fedsel_flwr.rounds.presence import Availability
 from fedsel_flwr.rounds.roster import Roster
+from fedsel_flwr.rounds.saving import State
+from fedsel_flwr.rounds.settings import MetricKeys, settled
 from fedsel_flwr.rounds.untrusted import number
 from fedsel_flwr.rounds.validation import Validation
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.strategies import bases
-
-logger = logging.getLogger("fedsel_flwr")
-Ask = Callable[[list[str]], tuple[Mapping[str, Mapping[str, object] | None], list[str]]]
-"""Asks connections who they are; returns connection -> facts, None for an error, and those that hang."""
 
 
 class Adapter:
@@ -40,7 +35,8 @@ class Adapter:
         channels: Clients that transmit at the same time (Xia's N); a larger cohort goes in waves. None takes
             ``clients_per_round``.
         clock: "virtual" believes the reported latency (simulation); "server" times each client itself.
-        clock_slack: On the server's clock, seconds by which a report may undercut the observed time.
+        clock_slack: On the server's clock, seconds by which a report may undercut the observed time; None allows a
+            tenth of the observed time.
         cooldown: Leave a client out for 2^n rounds after n failures in a row.
         max_clients: Refuse newcomers beyond this many clients.
         max_new_per_round: Admit at most this many newcomers a round after the first.
@@ -48,8 +44,9 @@ class Adapter:
         metric_keys: Names under which clients report.
         roll_call_timeout: Seconds to wait for new clients to say who they are, and for answers to probes.
         averaging: How the usable (with a filter: kept) models are averaged, one of
-            :data:`fedsel_flwr.aggregation.SCHEMES`; None leaves it to the base.
-        filter: FedCA's filter, which keeps the best combination of models; None keeps every usable one.
+            :data:`fedsel_flwr.aggregation.SCHEMES`; None takes that of the selector's paper, else leaves it to base.
+        filter: FedCA's filter, which keeps the best combination of models; None takes that of the selector's paper,
+            else keeps every usable one.
         validation: Examples on the server and how to run the model on them, for the filter and for selectors that
             measure models.
         learning_rate: Nominal initial learning rate of the clients, for selectors that read gradients.
@@ -84,7 +81,7 @@ class Adapter:
         wait_timeout: float = 600.0,
         channels: int | None = None,
         clock: Literal["virtual", "server"] = "virtual",
-        clock_slack: float = 5.0,
+        clock_slack: float | None = None,
         cooldown: bool = False,
         max_clients: int | None = None,
         max_new_per_round: int | None = None,
@@ -110,115 +107,68 @@ class Adapter:
         cohort = selector.clients_per_round
         if cohort is not None:
             bases.check_cohort(self.base, cohort)
-        if averaging not in (None, "fedpdp", "mean"):
-            bases.check_is_average(self.base, str(averaging))
         self.wait_timeout = real("wait_timeout", wait_timeout, at_least=0.0)
         self.min_available = (
             max(bases.min_available(self.base), cohort or 1)
             if min_available is None
             else whole("min_available", min_available, 1)
         )
-        settings = Settings(
-            max_latency=_one_max_latency(selector, max_latency),
-            min_completed=min_completed,
-            channels=cohort if channels is None else channels,
-            averaging=averaging,
-            clock=clock,
-            clock_slack=clock_slack,
-            cooldown=cooldown,
-            keys=metric_keys or MetricKeys(),
-        )
-        low, high = number(getattr(selector, "min_latency", None)), settings.max_latency
-        if low is not None and low >= high:
-            logger.warning("min_latency is %g s and max_latency %g s: every client counts as the fastest", low, high)
+        settings = settled(
+            selector, max_latency=max_latency, min_completed=min_completed, channels=channels, averaging=averaging,
+            filter=filter, validation=validation, learning_rate=learning_rate, momentum=momentum, clock=clock,
+            clock_slack=clock_slack, cooldown=cooldown, keys=metric_keys,
+            compare_models=bases.compares_models(self.base),
+        )  # fmt: skip
+        if settings.averaging not in (None, "fedpdp", "mean"):
+            bases.check_is_average(self.base, str(settings.averaging))
         self.roster = roster or Roster()
         limits = {"max_clients": max_clients, "max_new_per_round": max_new_per_round, "evict_after": evict_after}
         for name, value in limits.items():
             if value is not None:
                 setattr(self.roster, name, whole(name, value, 1))
-        measurer = Measurer(selector, validation, filter, learning_rate, momentum)
-        if measurer.reads_updates:
-            bases.warn_of_privacy(self.base, measurer.reader)
-        self.core = SelectionCore(selector, settings, self.roster, client_values, availability, measurer)
-        self._roll_call = RollCall(real("roll_call_timeout", roll_call_timeout, above=0.0))
+        self._question_timeout = real("roll_call_timeout", roll_call_timeout, above=0.0)
+        self.core = SelectionCore(
+            selector, settings, roster=self.roster, client_values=client_values, availability=availability,
+            roll_call_timeout=roll_call_timeout,
+        )  # fmt: skip
+        if self.core.parts.measurer.reads_updates:
+            bases.warn_of_privacy(self.base, self.core.parts.measurer.reader)
         self._on_round = on_round
-        self._reference: Arrays | None = None  # the global model that was sent
-        self._dispatched: dict[str, Any] = {}  # connection -> what was sent
+        self._dispatched: dict[str, Any] = {}  # connection -> what was sent in this round
 
     @property
     def selector(self) -> Selector:
         """The selector."""
-        return self.core.selector
+        return self.core.parts.selector
 
     @property
     def history(self) -> History:
         """What happened, round by round and client by client."""
-        return self.core.history
+        return self.core.parts.history
+
+    def state_dict(self) -> State:
+        """Everything that outlives a round, the base strategy's own state excluded.
+
+        Returns:
+            Part -> its state, of numbers, texts, lists and NumPy arrays (copies); call it between rounds.
+        """
+        return self.core.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state of :meth:`state_dict`, in this process or another.
+
+        Args:
+            state: The state of a strategy with the same parameters. Flower may count its rounds on, or from 1 again;
+                selector, history and clients see the absolute round.
+
+        Raises:
+            StateError: A part is missing or does not fit; nothing has changed then.
+        """
+        self.core.load_state_dict(state)
 
     def __repr__(self) -> str:
         """Name the selector and the base."""
         return f"{type(self).__name__}(selector={self.selector.name!r}, base={self.base!r})"
-
-    def _call_roll(self, connected: Collection[str], ask: Ask) -> None:
-        """Ask the connections that are due who they are, those that answered with an error once more."""
-        upcoming = self.core.round + 1
-        due = self._roll_call.due(self.core.strangers(connected), upcoming)
-        if not due:
-            return
-        answers, missed = ask(due)
-        said = dict(answers)
-        if unclear := [node for node, facts in said.items() if facts is None]:
-            again, hanging = ask(unclear)
-            said |= again
-            missed = [*missed, *hanging]
-        for node in missed:
-            said.pop(node, None)
-        for node in [node for node, facts in said.items() if facts is None]:
-            logger.warning("roll call: client %s answers with errors; its connection serves as its id", node)
-        self._roll_call.missed(missed, upcoming)
-        keys = self.core.settings.keys
-        self.core.enroll({node: Introduction.of(facts or {}, keys) for node, facts in said.items()})
-
-    def _choose(self, connected: Collection[str], reference: Arrays | None) -> list[str]:
-        """Choose among the connected; a round without anybody is entered at once."""
-        self._reference, self._dispatched = reference, {}
-        self.core.received(reference)
-        chosen = self.core.choose(connected)
-        if not chosen:
-            self.core.finish(self.core.collect({}, None), reference)
-        return chosen
-
-    def _finish(
-        self,
-        server_round: int,
-        outcome: Outcome,
-        aggregate: Callable[[], tuple[Any, Any]],
-        decode: Callable[[Any], Arrays | None],
-        encode: Callable[[Arrays], Any],
-        nothing: tuple[Any, Any],
-    ) -> tuple[Any, Any]:
-        """Let the base aggregate, mix the model as the averaging scheme says, and tell the selector.
-
-        Args:
-            server_round: Flower's round.
-            outcome: What came back.
-            aggregate: Runs the base; returns its model, None if there is none, and its metrics.
-            decode: The arrays of a model.
-            encode: A model of these arrays.
-            nothing: What is returned where the model stays.
-        """
-        model, metrics = nothing
-        if outcome.enough:
-            bases.check_survivors(self.base, len(outcome.kept), server_round)
-            model, metrics = aggregate()
-        scheme, after = outcome.averaging, None
-        if model is not None and (scheme is not None or self.core.measures_global):
-            after = decode(model)
-        if scheme is not None and after is not None and self._reference is not None:
-            after = scheme.mix(self._reference, after)
-            model = encode(after)
-        self.core.finish(outcome, self._reference, after)
-        return model, metrics
 
     def _fault(self, node: str, problems: Collection[str]) -> str:
         """What was wrong with a client's reply, for the base strategy and Flower's log."""
@@ -226,23 +176,14 @@ class Adapter:
 
     def _enter_evaluation(self, server_round: int, loss: object, metrics: Mapping[str, object]) -> None:
         """Enter the central evaluation into the history."""
-        self.history.evaluated(server_round, loss=_or_nan(loss), accuracy=_or_nan(metrics.get("accuracy")))
+        accuracy = _or_nan(metrics.get("accuracy"))
+        self.history.evaluated(self.core.absolute(server_round), loss=_or_nan(loss), accuracy=accuracy)
 
     def _end_round(self, server_round: int) -> None:
         """Tell the caller about the round, if it is one that was recorded."""
         last = self.history.rounds[-1] if self.history.rounds else None
-        if self._on_round is not None and last is not None and last.round == server_round:
+        if self._on_round is not None and last is not None and last.round == self.core.absolute(server_round):
             self._on_round(last)
-
-
-def _one_max_latency(selector: Selector, given: float | None) -> float:
-    """One number for strategy and selector."""
-    own: float | None = getattr(selector, "max_latency", None)
-    if given is None:
-        return 60.0 if own is None else own
-    if own is not None and own != given:
-        raise ParameterError(f"max_latency is {given} for the strategy but {own} for the selector; give it once")
-    return given
 
 
 def _or_nan(value: object) -> float:

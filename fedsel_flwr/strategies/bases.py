@@ -47,6 +47,11 @@ def least_models(base: object) -> tuple[int, str]:
     return 1, ""
 
 
+def compares_models(base: object) -> bool:
+    """Whether the models of ``base`` are arrays of one shape; boosted trees grow from round to round."""
+    return not any(is_a(layer, "FedXgbBagging", "FedXgbCyclic", "FedXgbNnAvg") for layer in layers(base))
+
+
 def check_cohort(base: object, clients_per_round: int) -> None:
     """Refuse a cohort that ``base`` can never work with."""
     needed, why = least_models(base)

@@ -1,15 +1,14 @@
-"""GPFL as a Flower strategy."""
+"""GPFL as a Flower strategy of either API."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
 from fedsel_flwr import selectors
-from fedsel_flwr.strategies.legacy import SelectionStrategy
 from fedsel_flwr.strategies.paper import PaperStrategy
 
 
-class GPFL(PaperStrategy, SelectionStrategy):
+class GPFL(PaperStrategy):
     """Trains the clients whose gradients point the global model's way; see :class:`fedsel_flwr.selectors.GPFL`.
 
     Round 1 measures every available client and keeps the model. Models are averaged without weights (section II);

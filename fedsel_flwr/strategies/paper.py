@@ -1,10 +1,16 @@
-"""What the strategies named after a paper share: the selector's parameters and the strategy's in one call."""
+"""What the strategies named after a paper share: the selector's parameters and the strategy's in one call.
+
+Each paper has a file of its own here, which says once what the paper asks of a strategy. The classes of both of
+Flower's APIs are made of it by :func:`in_api`.
+"""
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar, Final
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.client_values import ClientValues
@@ -12,8 +18,33 @@ from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.strategies.adapter import Adapter
 
-OPTION_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"gpfl": {"averaging": "mean"}}  # section II: unweighted mean
-"""Selector -> options whose default differs from the adapter's."""
+PAPERS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "BSFL": "bsfl",
+        "CSUCB": "cs_ucb",
+        "CSUCBQ": "cs_ucb_q",
+        "FedCA": "fedca",
+        "FedCM": "fedcm",
+        "GPFL": "gpfl",
+        "PCZFL": "pczfl",
+    }
+)
+"""Name of the strategy -> its file."""
+
+
+def in_api(name: str, strategy: type, module: str) -> type:
+    """The strategy of a paper in one of Flower's APIs.
+
+    Args:
+        name: One of :data:`PAPERS`.
+        strategy: The ``SelectionStrategy`` of the API.
+        module: Where the class is to be found.
+
+    Returns:
+        What the paper asks for, on top of ``strategy``.
+    """
+    paper = getattr(importlib.import_module(f"fedsel_flwr.strategies.{PAPERS[name]}"), name)
+    return type(name, (paper, strategy), {"__doc__": paper.__doc__, "__module__": module})
 
 
 class PaperStrategy(Adapter):
@@ -53,10 +84,10 @@ class PaperStrategy(Adapter):
             for key in self.selector_class.by_client
             if selector_params.get(key) is not None
         }
+        if values:  # the selector checks every number that is given, also of clients that are yet to come
+            self.selector_class(**selector_params | {k: dict(enumerate(v.given.values())) for k, v in values.items()})
         selector = self.selector_class(**selector_params | values)
-        rest = dict(OPTION_DEFAULTS.get(self.selector_class.name, {})) | {
-            key: value for key, value in params.items() if key not in own
-        }
+        rest = {key: value for key, value in params.items() if key not in own}
         super().__init__(selector, base, roster=roster, client_values=tuple(values.values()), **rest)
 
 
@@ -66,6 +97,6 @@ def _parameters(selector_class: type[Selector]) -> dict[str, inspect.Parameter]:
     hidden = ("self", "selector", "roster", "client_values")
     merged = dict(inspect.signature(selector_class).parameters)
     merged |= {k: p for k, p in outer.items() if k not in merged and k not in hidden}
-    defaults = OPTION_DEFAULTS.get(selector_class.name, {})
-    merged |= {k: merged[k].replace(default=value) for k, value in defaults.items()}
+    averaging = selector_class.paper_options.get("averaging")
+    merged["averaging"] = merged["averaging"].replace(default=averaging)
     return {k: p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for k, p in merged.items()}

@@ -7,6 +7,6 @@
 
 from __future__ import annotations
 
-from fedsel_flwr.testing.conformance import CHECKS, SelectorFactory, check_selector, play
+from fedsel_flwr.testing.conformance import CHECKS, SelectorFactory, check_selector, play, report_for
 
-__all__ = ["CHECKS", "SelectorFactory", "check_selector", "play"]
+__all__ = ["CHECKS", "SelectorFactory", "check_selector", "play", "report_for"]

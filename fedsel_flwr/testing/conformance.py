@@ -17,6 +17,7 @@ import numpy as np
 from fedsel_flwr.checks import BoolArray, IntArray
 from fedsel_flwr.errors import ParameterError, RunError, StateError
 from fedsel_flwr.selectors.base import Selector
+from fedsel_flwr.selectors.columns import FLAGS, SCALARS, VECTORS
 from fedsel_flwr.selectors.report import RoundReport
 
 
@@ -36,13 +37,12 @@ def report_for(selector: Selector, chosen: IntArray, completed: BoolArray, world
     latency = np.where(completed, world.uniform(0.1, 1.0, chosen.size) * (1 + chosen % 7), MAX_LATENCY)
     columns: dict[str, Any] = {}
     for name in sorted(selector.needs - {"latency"}):
-        if name in ("global_accuracy", "global_loss"):
+        if name in SCALARS:
             columns[name] = float(world.uniform())
-        elif name == "kept":
+        elif name in FLAGS:
             columns[name] = completed & (world.uniform(size=chosen.size) < 0.7)
         else:
-            shape = (chosen.size, 4) if name == "update" else (chosen.size,)
-            value = world.uniform(size=shape)
+            value = world.uniform(size=_shape(name, chosen.size))
             value[~completed] = np.nan
             columns[name] = value
     return RoundReport(clients=chosen, completed=completed, latency=latency, **columns)
@@ -63,7 +63,7 @@ def play(
         available = np.flatnonzero(world.uniform(size=num_clients) < availability)
         request = selector.probe(available)
         if request is not None:
-            answers = {name: world.uniform(size=request.clients.size) for name in request.columns}
+            answers = {name: world.uniform(size=_shape(name, request.clients.size)) for name in request.columns}
             selector.inform(request.clients, **answers)
         chosen = selector.select(available)
         completed = (world.uniform(size=chosen.size) < 0.85) & ~np.isin(chosen, dead)
@@ -283,6 +283,10 @@ def _promise(kept: bool | np.bool_, promise: str) -> None:
 
 def _play_from_seed(make: SelectorFactory, seed: int) -> list[list[int]]:
     return play(make(seed=seed), range(30))
+
+
+def _shape(name: str, num_rows: int) -> tuple[int, ...]:
+    return (num_rows, 4) if name in VECTORS else (num_rows,)
 
 
 def _empty_columns(selector: Selector) -> dict[str, object]:

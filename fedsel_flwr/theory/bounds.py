@@ -31,6 +31,9 @@ from fedsel_flwr.checks import real, whole
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.theory.genie import finite_means, xia_genie
 
+ROUNDING = 1e-12
+"""Means no further apart than this share of the largest in size are equal."""
+
 
 def cs_ucb_gaps(mean_reward: npt.ArrayLike, clients_per_round: int) -> tuple[float, float]:
     """Return Delta_min and Delta_max of (19), exactly and without going through the sets.
@@ -40,7 +43,8 @@ def cs_ucb_gaps(mean_reward: npt.ArrayLike, clients_per_round: int) -> tuple[flo
 
     Deviations:
         (19) takes the minimum over all S with r(S) <= r(S*), which holds for S* itself and would make it 0. The proof
-        counts the sets that are not optimal, so that sets that lose nothing are left out here.
+        counts the sets that are not optimal, so that sets that lose nothing are left out here. Means that differ by
+        no more than 1e-12 of the largest in size are one mean: .1 + .2 and .3 are no gap.
 
     Args:
         mean_reward: mu_k, each client's mean reward, shape (K,).
@@ -63,13 +67,14 @@ def cs_ucb_gaps(mean_reward: npt.ArrayLike, clients_per_round: int) -> tuple[flo
     mean = finite_means("mean_reward", mean_reward)
     best, _ = xia_genie(mean, clients_per_round)
     swaps = mean[best][:, None] - np.delete(mean, best)
-    if not (swaps > 0.0).any():
+    losing = swaps[swaps > ROUNDING * np.abs(mean).max()]
+    if not losing.size:
         raise ParameterError(
             f"mean_reward must leave something to lose: every set of m = {clients_per_round} of the {mean.size} "
             "clients is optimal, the regret is 0 and Delta_min of (19) is undefined; take a smaller m or other means"
         )
     slowest = np.sort(mean)[: best.size]
-    return float(swaps[swaps > 0.0].min()), float(mean[best].sum() - slowest.sum())  # Delta_min, Delta_max, below (19)
+    return float(losing.min()), float(mean[best].sum() - slowest.sum())  # Delta_min, Delta_max, below (19)
 
 
 def cs_ucb_regret_bound(mean_reward: npt.ArrayLike, clients_per_round: int, rounds: int) -> float:

@@ -309,6 +309,33 @@ def test_sums_that_overflow_do_not_warn(n: int, score: str) -> None:
     assert value == (0.5 if score == "accuracy" else -1.7e308 / 2)
 
 
+def two_of_size(difference: float, n: int) -> np.ndarray:
+    """``n`` models, one example, label 0: model 0 is right by 1, model 1 by 1 + difference, the others are wrong."""
+    logits = np.zeros((n, 1, 2))
+    logits[:, 0, 1] = 50.0
+    logits[:2, 0] = [[1.0, 0.0], [1.0 + difference, 0.0]]
+    return logits
+
+
+@pytest.mark.parametrize("n", [2, 21], ids=["exact", "greedy"])
+@pytest.mark.parametrize("difference", [1e-6, 1e-8, 1e-9, 1e-11])
+def test_a_small_difference_is_no_tie(difference: float, n: int) -> None:
+    """The loss falls with the margin d by 1/(1 + e^d) = .27 a unit at 1: {1} is .27e-9 better than {0} at 1e-9.
+
+    {0, 1} has the mean margin 1 + 0.5e-9, half as much better, though it is larger and 0 the lower index.
+    """
+    kept, value = best_subset(two_of_size(difference, n), np.array([0]))
+    assert np.flatnonzero(kept).tolist() == [1]
+    assert value == pytest.approx(-math.log1p(math.exp(-1 - difference)), abs=1e-14)
+
+
+@pytest.mark.parametrize("n", [2, 21], ids=["exact", "greedy"])
+def test_a_difference_of_rounding_is_a_tie(n: int) -> None:
+    """At 1e-14, below the rounding of a mean of many examples, the larger set wins."""
+    kept, _ = best_subset(two_of_size(1e-14, n), np.array([0]))
+    assert np.flatnonzero(kept).tolist() == [0, 1]
+
+
 def test_greedy_ties_are_relative() -> None:
     """25 copies of a model that is wrong by about 3e5: their sums differ in rounding, far above 1e-12; all are kept."""
     logits = np.tile(np.array([[[0.0, 1e5 * math.pi], [0.0, 1e5 * math.e]]]), (25, 1, 1))

@@ -10,11 +10,11 @@ import pytest
 from fedsel_flwr import strategies as legacy_api
 from fedsel_flwr.aggregation import SCHEMES, Averaging, averaging
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.rounds.core import Introduction, SelectionCore, Settings
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.selectors import create
 from fedsel_flwr.strategies import message as message_api
+from tests.rounds.written import Written, core_of, facts
 from tests.strategies import numpy_world as world
 from tests.strategies.flower_world import legacy_base, message_base, play_legacy, play_messages
 
@@ -234,34 +234,40 @@ def test_through_fedca_the_kept_models_are_the_round(name: str) -> None:
 def test_clients_of_unknown_size_count_with_the_mean_of_the_known() -> None:
     """Nothing said in the roll call: p_k of those never heard of is that of an average client."""
     selector = create("round-robin", clients_per_round=2)
-    core = SelectionCore(selector, Settings(averaging="fedavg-absent"), Roster())
-    core.enroll({str(k): Introduction(client_id=k) for k in range(5)})
-    sizes = {node: 10 if i == 0 else 30 for i, node in enumerate(core.choose([str(k) for k in range(5)]))}
+    core = core_of(selector, averaging="fedavg-absent")
+    everyone = [str(k) for k in range(5)]
+    sizes = {n: 30 if i else 10 for i, n in enumerate(core.choose(everyone, [np.zeros(1)], Written(facts(*everyone))))}
     replies = {n: Reply(arrays=[np.zeros(1)], num_examples=s, metrics={"latency_s": 1.0}) for n, s in sizes.items()}
-    scheme = core.collect(replies, [np.zeros(1)]).averaging
+    scheme = core.collect(replies).averaging
     assert scheme is not None
     assert (scheme.old, scheme.new) == pytest.approx((0.6, 0.4))  # 40 of 5 * 20 examples
 
 
 def test_an_evicted_clients_size_does_not_count_for_the_newcomer_in_its_row() -> None:
     """Client b leaves with 70 of 80 examples; c, of unknown size, gets its row: c counts as 10, as a, not as 70."""
-    core = SelectionCore(
-        create("random", clients_per_round=1, seed=0), Settings(averaging="fedavg-absent"),
-        Roster(max_clients=2, evict_after=1),
+    core = core_of(
+        create("random", clients_per_round=1, seed=0), averaging="fedavg-absent",
+        roster=Roster(max_clients=2, evict_after=1),
     )  # fmt: skip
-    core.enroll({"x": Introduction(client_id="a", num_examples=10), "y": Introduction(client_id="b", num_examples=70)})
-    for _ in range(4):
-        core.strangers(["x"])
-        core.choose(["x"])
-        reply = Reply(arrays=[np.zeros(1)], num_examples=10, metrics={"latency_s": 1.0})
-        outcome = core.collect({"x": reply}, [np.zeros(1)])
-        core.finish(outcome)
+    model = [np.zeros(1)]
+    transport = Written({
+        "x": {"client_id": "a", "num_examples": 10}, "y": {"client_id": "b", "num_examples": 70},
+        "z": {"client_id": "c"},
+    })  # fmt: skip
+    reply = Reply(arrays=model, num_examples=10, metrics={"latency_s": 1.0})
+    for connected in (["x", "y"], ["x"], ["x"], ["x"]):
+        chosen = core.choose(connected, model, transport)
+        outcome = core.collect(dict.fromkeys(chosen, reply))
+        core.finish()
+    assert outcome.averaging is not None
+    core.parts.enrolment.reported(np.array([1]), np.array([70]))  # b, if it was chosen, said 10
+    core.choose(["x"], model, transport)
+    outcome = core.collect({"x": reply})
+    core.finish()
     assert outcome.averaging is not None
     assert outcome.averaging.new == pytest.approx(10 / 80)  # b is away, but still one of the clients
-    core.strangers(["x", "z"])
-    core.enroll({"z": Introduction(client_id="c")})
-    assert core.roster.ids == ["a", "c"]
-    core.choose(["x"])
-    scheme = core.collect({"x": reply}, [np.zeros(1)]).averaging
+    chosen = core.choose(["x", "z"], model, transport)
+    assert core.parts.roster.ids == ["a", "c"]
+    scheme = core.collect(dict.fromkeys(chosen, reply)).averaging
     assert scheme is not None
     assert scheme.new == pytest.approx(10 / 20)

@@ -10,26 +10,31 @@ from fedsel_flwr.clients.device import computing_rate_bounds, cpu_energy
 from fedsel_flwr.errors import ParameterError
 
 
-def test_twenty_clients_as_printed() -> None:
-    """K = 20: [(0.5k + 0.5) 20, (0.5k + 1.5) 20] = [10k + 10, 10k + 30], exactly."""
-    for k in range(1, 21):
-        assert computing_rate_bounds(k - 1, 20) == (10.0 * k + 10, 10.0 * k + 30)
+@pytest.mark.parametrize("num_clients", [1, 3, 10, 19, 20])
+def test_up_to_twenty_clients_as_printed(num_clients: int) -> None:
+    """k = 1 ... K: [(0.5k + 0.5) 20, (0.5k + 1.5) 20] = [10k + 10, 10k + 30], exactly."""
+    for k in range(1, num_clients + 1):
+        assert computing_rate_bounds(k - 1, num_clients) == (10.0 * k + 10, 10.0 * k + 30)
+
+
+def test_the_three_clients_of_figs_4_and_5() -> None:
+    """K = 3 are the three slowest of the print, with means 30, 40, 50 samples/s."""
+    assert [computing_rate_bounds(k, 3) for k in range(3)] == [(20.0, 40.0), (30.0, 50.0), (40.0, 60.0)]
 
 
 @pytest.mark.parametrize(
     ("index", "num_clients", "bounds"),
     [
-        (0, 1, (20.0, 40.0)),  # k' = 1
-        (0, 3, (20.0, 40.0)),  # k' = 1
-        (1, 3, (115.0, 135.0)),  # k' = 1 + 19/2 = 10.5: (5.25 + 0.5) 20, (5.25 + 1.5) 20
-        (2, 3, (210.0, 230.0)),  # k' = 20
+        (0, 21, (20.0, 40.0)),  # k' = 1
+        (10, 21, (115.0, 135.0)),  # k' = 1 + 19 x 10/20 = 10.5: (5.25 + 0.5) 20, (5.25 + 1.5) 20
+        (20, 21, (210.0, 230.0)),  # k' = 20
         (0, 500, (20.0, 40.0)),
         (499, 500, (210.0, 230.0)),
         (250, 500, (20 + 190 * 250 / 499, 40 + 190 * 250 / 499)),  # 10 k' + 10 with k' = 1 + 19 x 250/499
     ],
 )
-def test_other_numbers_of_clients_share_the_span(index: int, num_clients: int, bounds: tuple[float, float]) -> None:
-    """The first and the last client are as fast as Xia's, whatever K is."""
+def test_more_than_twenty_clients_share_the_span(index: int, num_clients: int, bounds: tuple[float, float]) -> None:
+    """The first and the last client are as fast as Xia's first and twentieth."""
     assert computing_rate_bounds(index, num_clients) == pytest.approx(bounds, rel=1e-14)
 
 

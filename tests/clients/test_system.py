@@ -62,7 +62,7 @@ def test_delays_follow_from_the_streams() -> None:
     )
     d = 0.5 * math.sqrt(stream(11, "placement", 1).random())
     down, up = stream(11, "latency", 1, 4).standard_exponential(2)
-    phi = stream(11, "computing", 1, 4).uniform(115, 135)  # k' = 10.5
+    phi = stream(11, "computing", 1, 4).uniform(30, 50)  # k = 2
     gain = 10 ** (-(128.1 + 37.6 * math.log10(d)) / 10)
     noise = 10**-10.7 / 1000  # -107 dBm
     drawn = system.draw(1, 4)
@@ -70,6 +70,31 @@ def test_delays_follow_from_the_streams() -> None:
     assert drawn.upload_s == pytest.approx(5000 / (15e3 * math.log2(1 + WATT * gain * up / noise)), rel=1e-10)
     assert drawn.computing_rate == pytest.approx(phi, rel=1e-15)
     assert drawn.compute_s == 5 / drawn.computing_rate
+
+
+def test_a_probe_costs_a_download_a_third_of_the_training_and_64_bit() -> None:
+    """Round 1 of client 0, whose delays test_golden records: .0529123 s down, .0625410 s training, .0621314 s up.
+
+    Probe: .0529123 s; .0625410 / 3 = .0208470 s; 64 of 5,000 bit, .0621314 x .0128 = .000795282 s.
+    Energy: .1995262 W x .000795282 s + 1e-28 x 2e7/3 x (31.979 x 1e7)^2 = 1.58680e-4 + 6.81771e-5 J.
+    """
+    probe = SYSTEM.draw_probe(0, 1)
+    assert probe.download_s == pytest.approx(0.05291234750, rel=1e-9)
+    assert probe.compute_s == pytest.approx(0.02084700789, rel=1e-9)
+    assert probe.upload_s == pytest.approx(0.000795282442, rel=1e-9)
+    assert probe.computing_rate == pytest.approx(31.97900966, rel=1e-9)
+    assert SYSTEM.energy_j(probe) == pytest.approx(2.26857e-4, rel=1e-5)
+
+
+def test_the_answer_to_a_probe_is_as_short_whatever_the_update() -> None:
+    """A tenfold payload takes ten times as long to send, and the 64 bit as long as before; so the sum by hand.
+
+    5,000 bit: .0621314 s up, 64 bit: .000795282 s. 50,000 bit: .621314 s up, 64 bit: .621314 x 64/50,000, the same.
+    """
+    large = SystemModel(num_clients=20, seed=7, payload_up_bits=50_000, samples_per_round=6)
+    assert large.draw(0, 1).upload_s == pytest.approx(0.6213144078, rel=1e-9)
+    assert large.draw_probe(0, 1).upload_s == pytest.approx(0.000795282442, rel=1e-9)
+    assert large.draw_probe(0, 1).compute_s == pytest.approx(0.06254102368, rel=1e-9)  # 6 samples: 3 x 2 / 3
 
 
 def test_order_restart_and_copies_change_no_draw() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.rounds.measuring import Measurer
+from fedsel_flwr.rounds.models import ModelList
 from fedsel_flwr.selectors import create
 from tests.strategies.scripted import APIS, Counted, Spy, play_scripted, two_examples
 
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.timeout(30)
 def test_the_update_is_the_flattened_difference_in_the_order_of_the_arrays() -> None:
     reference = [np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([5.0])]
     models = [[reference[0] + [[0.5, 0.0], [-1.0, 0.0]], reference[1] - 5.0], [reference[0], reference[1]]]
-    columns = Measurer(Spy("update"), learning_rate=0.25).models(models, reference)
+    columns = Measurer(Spy("update"), learning_rate=0.25).models(ModelList(models), reference)
     assert columns["update"].tolist() == [[0.5, 0.0, -1.0, 0.0, -5.0], [0.0] * 5]
 
 
@@ -55,7 +56,7 @@ def test_the_direction_by_hand() -> None:
     before = np.zeros(2)
     for models, after in zip(ROUNDS, MODELS, strict=True):
         selector.select(np.arange(2))
-        measurer.models([[np.array(m)] for m in models], [before])
+        measurer.models(ModelList([[np.array(m)] for m in models]), [before])
         measurer.global_model([before], [np.array(after)])
         before = np.array(after)
     step = 0.1 * np.array([2.01, 1.105]) + [0.0, 1.0]
@@ -70,9 +71,9 @@ def test_without_a_direction_the_projection_is_zero() -> None:
     measurer = Measurer(selector, two_examples(), learning_rate=0.5)
     selector.select(np.arange(2))
     opposite = [[np.array([1.0, 0.0])], [np.array([-1.0, 0.0])]]
-    assert measurer.models(opposite, [np.zeros(2)])["projection"].tolist() == [0.0, 0.0]
+    assert measurer.models(ModelList(opposite), [np.zeros(2)])["projection"].tolist() == [0.0, 0.0]
     selector.select(np.arange(2))
-    assert measurer.models(opposite, [np.zeros(2)])["projection"].tolist() == [0.0, 0.0]
+    assert measurer.models(ModelList(opposite), [np.zeros(2)])["projection"].tolist() == [0.0, 0.0]
 
 
 @APIS
@@ -86,5 +87,5 @@ def test_a_round_without_clients_is_one_in_which_the_model_stayed(api: str) -> N
     )  # fmt: skip
     assert [record.num_selected for record in strategy.history.rounds] == [2, 2, 0, 2]
     np.testing.assert_allclose(models, [MODELS[0], MODELS[1], MODELS[1], MODELS[2]], atol=1e-15)
-    direction = strategy.core.measurer.direction._direction
+    direction = strategy.core.parts.measurer.direction._direction
     np.testing.assert_allclose(direction, 0.01 * np.array([0.1, 1.05]) + [2.0, 1.0], atol=1e-12)

@@ -43,7 +43,7 @@ def test_a_client_without_score_and_joules_counts_as_failed_for_the_selector_onl
     handler = logging.Handler()
     handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("fedsel_flwr").addHandler(handler)
-    spy = Spy("energy_score")
+    spy = Spy("energy_score", requires=("energy_score",))
     try:
         strategy, models = play_scripted(
             api, spy, lambda k, t, w: w + k, 1, start=[1.0],

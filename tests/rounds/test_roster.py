@@ -37,15 +37,26 @@ def test_the_order_of_ids_is_total(ids: list[str]) -> None:
     assert sorted(ids, key=id_order) == sorted(reversed(ids), key=id_order)
 
 
+def enroll(roster: Roster, claims: dict[str, str], number: int) -> tuple[dict[int, str], list[int]]:
+    new, evicted = roster.enroll(claims, number)
+    return new, evicted.tolist()
+
+
+def here(roster: Roster, connected: Any) -> dict[int, str]:
+    present = roster.present(connected)
+    assert present.of(present.rows) == dict(zip(present.rows.tolist(), present.nodes, strict=True))
+    return present.of(present.rows)
+
+
 def test_a_connection_is_bound_once() -> None:
     roster = Roster()
-    assert roster.enroll({"n1": "b", "n2": "a"}, 1) == ([0, 1], [])
+    assert enroll(roster, {"n1": "b", "n2": "a"}, 1) == ({0: "n2", 1: "n1"}, [])
     assert roster.ids == ["a", "b"]
-    assert roster.present(["n1", "n2"], 1) == {0: "n2", 1: "n1"}
+    assert here(roster, ["n1", "n2"]) == {0: "n2", 1: "n1"}
     assert roster.strangers(["n1", "n2", "n3"]) == ["n3"]
-    assert roster.enroll({"n3": "a"}, 2) == ([], [])
+    assert enroll(roster, {"n3": "a"}, 2) == ({}, [])
     assert list(roster.refused) == ["n3"]
-    assert roster.present(["n1", "n2", "n3"], 2) == {0: "n2", 1: "n1"}
+    assert here(roster, ["n1", "n2", "n3"]) == {0: "n2", 1: "n1"}
     assert roster.strangers(["n1", "n2", "n3"]) == []
 
 
@@ -53,9 +64,9 @@ def test_rows_stay_when_connections_go() -> None:
     roster = Roster()
     roster.enroll({"n1": "a", "n2": "b"}, 1)
     roster.release(["n2"])
-    assert roster.present(["n1", "n2"], 2) == {1: "n2"}
-    assert roster.enroll({"n9": "a"}, 2) == ([], [])
-    assert roster.present(["n2", "n9"], 2) == {0: "n9", 1: "n2"}
+    assert here(roster, ["n1", "n2"]) == {1: "n2"}
+    assert enroll(roster, {"n9": "a"}, 2) == ({}, [])
+    assert here(roster, ["n2", "n9"]) == {0: "n9", 1: "n2"}
 
 
 @given(
@@ -71,7 +82,8 @@ def test_never_two_connections_on_one_row_nor_two_rows_of_one_id(
         roster.release(claims)
         asked = roster.strangers(claims)
         roster.enroll({node: claims[node] for node in asked}, number)
-        present = roster.present(claims, number)
+        present = here(roster, claims)
+        roster.seen(np.array(list(present), dtype=np.int64), number)
         assert len(set(present.values())) == len(present)
         assert len(set(roster.ids)) == len(roster.ids)
         assert max_clients is None or len(roster.ids) <= max_clients

@@ -275,7 +275,7 @@ def after(played: int) -> tuple[Any, list[Rewards]]:
         ("chosen_balls", [2], "0..1"),
         ("chosen_balls", [0, 7], "0..1"),
         ("chosen_balls", [-1], "0..1"),
-        ("chosen_balls", [2**64 - 1], "0..1"),
+        ("chosen_balls", [2**64 - 1], "finite int64 numbers"),
         ("chosen_balls", [1, 1], "distinct"),
         ("chosen_balls", 0, "one-dimensional"),
         ("chosen_balls", [[0]], "one-dimensional"),

@@ -94,7 +94,7 @@ def test_strategy_takes_the_numbers_of_the_scenario() -> None:
         settings = strategy.core.settings
         assert (settings.max_latency, settings.min_completed, settings.channels) == (4.0, 2, 3)
         assert (settings.clock, strategy.wait_timeout, strategy.min_available) == ("virtual", 12.5, 10)
-        assert strategy._roll_call.timeout == 77.0  # actors of a busy machine start slowly, which must not matter
+        assert strategy._question_timeout == 77.0  # actors of a busy machine start slowly, which must not matter
         assert strategy.selector.clients_per_round == 3
     waves = make_strategy(world_of(smoke(wireless__channels=2)))
     assert waves.core.settings.channels == 2

@@ -34,9 +34,9 @@ class Spy(Selector):
 
     name = "spy"
 
-    def __init__(self, *needs: str, warmup_rounds: int = 0) -> None:
+    def __init__(self, *needs: str, requires: tuple[str, ...] = (), warmup_rounds: int = 0) -> None:
         super().__init__(clients_per_round=9)
-        self.needs = frozenset(needs)  # type: ignore[misc]
+        self.needs, self.requires = frozenset(needs), frozenset(requires)  # type: ignore[misc]
         self.warmup_rounds = warmup_rounds
         self.reports: list[RoundReport] = []
         self.informed: list[tuple[list[int], dict[str, list[float]]]] = []

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fedsel_flwr import selectors
-from fedsel_flwr.rounds.core import Introduction, SelectionCore, Settings
-from fedsel_flwr.rounds.replies import ClientResult, MetricKeys, Reply, read_reply
-from fedsel_flwr.rounds.roster import Roster, canonical_id, id_order
+from fedsel_flwr.rounds.replies import ClientResult, Reply, read_reply
+from fedsel_flwr.rounds.roster import canonical_id, id_order
+from fedsel_flwr.rounds.settings import MetricKeys, Settings
+from tests.rounds.written import Written, core_of
 
 KEYS = MetricKeys()
 OURS = [getattr(KEYS, entry.name) for entry in fields(MetricKeys)]
@@ -73,9 +74,8 @@ REPLIES = st.builds(
 
 
 def read(reply: Reply, clock: Any = "virtual", max_latency: float = 5.0, slack: float = 0.5) -> ClientResult:
-    return read_reply(
-        reply, reference=REFERENCE, client_id="7", max_latency=max_latency, clock=clock, clock_slack=slack, keys=KEYS
-    )
+    settings = Settings(max_latency=max_latency, clock=clock, clock_slack=slack)
+    return read_reply(reply, settings, reference=REFERENCE, client_id="7")
 
 
 def good(**metrics: Any) -> Reply:
@@ -146,11 +146,10 @@ def test_the_servers_clock_bounds_every_report(reported: Any, observed: float, s
     if isinstance(reported, float) and max(0.0, observed - slack) <= reported <= observed:
         assert result.latency_s == reported
         assert result.problems == ()
-    elif isinstance(reported, str | bytes | list | dict | bool) or reported is None:
+    elif isinstance(reported, str | bytes | list | dict | bool):
         assert result.problems
     absent = read(Reply(arrays=REFERENCE, num_examples=1, observed_s=observed), "server", 5.0, slack)
-    assert absent.latency_s == observed
-    assert absent.problems
+    assert (absent.latency_s, absent.latency_source, absent.problems) == (observed, "observed", ())
 
 
 @settings(max_examples=200, deadline=None)
@@ -194,9 +193,7 @@ def test_num_examples_must_be_a_positive_integer(count: Any) -> None:
 
 def test_a_missing_reference_skips_the_arrays_only() -> None:
     reply = Reply(arrays=None, num_examples=2, metrics={"latency_s": 1.0})
-    result = read_reply(
-        reply, reference=None, client_id="7", max_latency=5.0, clock="virtual", clock_slack=0.0, keys=KEYS
-    )
+    result = read_reply(reply, Settings(max_latency=5.0), client_id="7")
     assert (result.completed, result.latency_s) == (True, 1.0)
 
 
@@ -213,9 +210,8 @@ def test_huge_integers_do_not_raise(key: str, clock: Any, power: int) -> None:
 
 def test_a_huge_count_in_the_roll_call_does_not_stop_a_round() -> None:
     for count in (10**400, 10**5000):
-        core = SelectionCore(selectors.Random(clients_per_round=1), Settings(), Roster())
-        core.enroll({"a": Introduction(client_id=1, num_examples=count)})
-        assert core.choose(["a"]) == ["a"]
+        core = core_of(selectors.Random(clients_per_round=1))
+        assert core.choose(["a"], None, Written({"a": {"client_id": 1, "num_examples": count}})) == ["a"]
 
 
 # ---- identities and the roll call ---------------------------------------------------------------------------------
@@ -238,12 +234,14 @@ def test_an_identity_is_a_printable_text_of_bounded_length_or_nothing(claim: Any
 @example({"a": (1, 1e308)})
 def test_no_introduction_can_stop_a_round(said: dict[str, tuple[Any, Any]]) -> None:
     selector = selectors.CSUCB(clients_per_round=3, max_latency=5.0, seed=0)
-    core = SelectionCore(selector, Settings(max_latency=5.0, channels=3), Roster())
-    core.enroll({node: Introduction(client_id=c, num_examples=n) for node, (c, n) in said.items()})
-    chosen = core.choose(said)
+    core = core_of(selector)
+    facts = {node: {"client_id": c, "num_examples": n} for node, (c, n) in said.items()}
+    chosen = core.choose(said, None, Written(facts))
     assert set(chosen) <= set(said)
-    assert len(chosen) == min(3, len(set(core.roster.ids)))
-    core.finish(core.collect({}, None))
+    assert len(chosen) == min(3, len(set(core.parts.roster.ids)))
+    if chosen:
+        core.collect({})
+        core.finish()
     assert all(np.isfinite(np.asarray(v, dtype=float)).all() for v in selector.state_dict().values())
 
 
@@ -251,16 +249,15 @@ def test_no_introduction_can_stop_a_round(said: dict[str, tuple[Any, Any]]) -> N
 @given(replies=st.lists(REPLIES, min_size=4, max_size=4), clock=st.sampled_from(["virtual", "server"]))
 def test_a_round_of_anything_leaves_the_selector_and_the_history_finite(replies: list[Reply], clock: Any) -> None:
     selector = selectors.BSFL(clients_per_round=4, min_latency=0.1, seed=0)
-    core = SelectionCore(selector, Settings(max_latency=5.0, channels=2, clock=clock), Roster())
-    core.enroll({str(k): Introduction(client_id=k) for k in range(4)})
-    nodes = core.choose([str(k) for k in range(4)])
-    outcome = core.collect(dict(zip(nodes, replies, strict=True)), REFERENCE)
-    record = core.finish(outcome)
+    core = core_of(selector, max_latency=5.0, channels=2, clock=clock)
+    nodes = core.choose([str(k) for k in range(4)], REFERENCE, Written({str(k): {"client_id": k} for k in range(4)}))
+    outcome = core.collect(dict(zip(nodes, replies, strict=True)))
+    core.finish()
+    record = core.parts.history.rounds[-1]
     state = selector.state_dict()
     assert state["plays"].tolist() == [1, 1, 1, 1]
     assert np.isfinite(state["mean"]).all()
     assert ((state["mean"] > 0) & (state["mean"] <= 1)).all()
     assert 0 <= record.round_s <= 10.0
-    assert math.isfinite(record.energy_j)
-    assert record.energy_j >= 0
+    assert math.isnan(record.energy_j) or 0 <= record.energy_j < math.inf
     assert record.num_completed == len(outcome.usable)

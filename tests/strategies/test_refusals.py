@@ -16,13 +16,11 @@ from flwr.serverapp import strategy as message_bases
 
 from fedsel_flwr import strategies as legacy_api
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError
-from fedsel_flwr.rounds.core import Introduction, SelectionCore, Settings
-from fedsel_flwr.rounds.measuring import Measurer
 from fedsel_flwr.rounds.replies import Reply
-from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.selectors import Random, create, names
 from fedsel_flwr.strategies import Filter, Validation
 from fedsel_flwr.strategies import message as message_api
+from tests.rounds.written import Written, core_of, facts
 from tests.strategies import numpy_world as world
 from tests.strategies.flower_world import legacy_base, message_base, proxies
 from tests.strategies.helpers import OK
@@ -113,9 +111,11 @@ def test_what_is_missing_is_named_at_construction(api: Any, case: str) -> None:
 
 @APIS
 @pytest.mark.parametrize("name", ["fedcm-ucb", "fedcm-ts"])
-def test_fedcm_without_a_filter(api: Any, name: str) -> None:
-    with pytest.raises(ParameterError, match=r"FedCA's filter: pass filter=Filter\(\), or use the strategy FedCM"):
-        _strategy(api, name, _base(api), filter=None)
+def test_fedcm_has_its_papers_filter_and_averaging_by_default(api: Any, name: str) -> None:
+    settings = _strategy(api, name, _base(api), filter=None).core.settings
+    assert (settings.filter, settings.averaging) == (Filter(score="loss"), "fedpdp")
+    given = _strategy(api, name, _base(api), filter=Filter(score="accuracy"), averaging="mean").core.settings
+    assert (given.filter, given.averaging) == (Filter(score="accuracy"), "mean")
 
 
 @APIS
@@ -172,20 +172,19 @@ def test_the_direction_of_gpfl_does_not_grow_without_bound(momentum: float) -> N
 
 def test_models_that_are_no_arrays_cannot_be_filtered() -> None:
     """A forest of trees as the global model: FedCA would keep every reply and say nothing."""
-    selector = Random(clients_per_round=2, seed=0)
-    measurer = Measurer(selector, world.validation(), Filter())
-    for core, refused in (
-        (SelectionCore(selector, Settings(), Roster(), measurer=measurer), True),
-        (SelectionCore(Random(clients_per_round=2, seed=0), Settings(averaging="mean"), Roster()), True),
-        (SelectionCore(Random(clients_per_round=2, seed=0), Settings(), Roster()), False),
+    for options, refused in (
+        ({"validation": world.validation(), "filter": Filter()}, True),
+        ({"averaging": "mean"}, True),
+        ({}, False),
     ):
-        core.enroll({node: Introduction(client_id=node) for node in ("a", "b")})
-        replies = {node: Reply(num_examples=3, metrics={"latency_s": 1.0}) for node in core.choose(["a", "b"])}
+        core = core_of(Random(clients_per_round=2, seed=0), **options)
+        chosen = core.choose(["a", "b"], None, Written(facts("a", "b")))
+        replies = {node: Reply(num_examples=3, metrics={"latency_s": 1.0}) for node in chosen}
         if refused:
             with pytest.raises(RunError, match="cannot be decoded into NumPy arrays"):
-                core.collect(replies, None)
+                core.collect(replies)
         else:
-            assert core.collect(replies, None).usable == ["a", "b"]
+            assert core.collect(replies).usable == ["a", "b"]
 
 
 @APIS
@@ -219,7 +218,7 @@ def test_a_selector_that_reads_updates_under_differential_privacy(api: Any, name
     assert (record.levelname, record.name) == ("WARNING", "fedsel_flwr")
     assert record.getMessage().startswith(f"{name} reads the clients' updates")
     assert f"not covered by the differential-privacy guarantee of {kind}" in record.getMessage()
-    assert strategy.core.measurer.reads_updates
+    assert strategy.core.parts.measurer.reads_updates
 
 
 @APIS

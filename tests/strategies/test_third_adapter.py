@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.aggregation.filter import Filter
-from fedsel_flwr.rounds.core import SelectionCore, Settings
-from fedsel_flwr.rounds.measuring import Measurer
-from fedsel_flwr.rounds.roster import Roster
+from fedsel_flwr.rounds.core import SelectionCore
+from fedsel_flwr.rounds.settings import settled
 from fedsel_flwr.selectors import create, names
 from fedsel_flwr.strategies import SelectionStrategy
 from tests.processes import ROOT, Command
@@ -33,11 +32,11 @@ CASES = [
 
 def _stacked(name: str, score: str | None, averaging: str | None) -> tuple[SelectionCore, list[world.Array]]:
     selector = create(name, **world.selector_params(name))
-    settings = Settings(max_latency=world.MAX_LATENCY, channels=selector.clients_per_round, averaging=averaging)
-    measurer = Measurer(
-        selector, world.validation(), None if score is None else Filter(score=score), learning_rate=world.ETA
-    )
-    core = SelectionCore(selector, settings, Roster(), availability=world.available, measurer=measurer)
+    settings = settled(
+        selector, max_latency=world.MAX_LATENCY, averaging=averaging, validation=world.validation(),
+        filter=None if score is None else Filter(score=score), learning_rate=world.ETA,
+    )  # fmt: skip
+    core = SelectionCore(selector, settings, availability=world.available)
     return core, play_stacked(core, world.ROUNDS)
 
 
@@ -54,11 +53,11 @@ def _legacy(name: str, score: str | None, averaging: str | None) -> tuple[Any, l
 def test_the_same_choices_and_models_as_the_legacy_api(name: str, score: str | None, averaging: str | None) -> None:
     core, models = _stacked(name, score, averaging)
     strategy, legacy_models = _legacy(name, score, averaging)
-    assert len(core.history.rounds) == world.ROUNDS
-    assert comparable(core.history) == comparable(strategy.history)
+    assert len(core.parts.history.rounds) == world.ROUNDS
+    assert comparable(core.parts.history) == comparable(strategy.history)
     for ours, theirs in zip(models, legacy_models, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
-    own, other = core.selector.state_dict(), strategy.selector.state_dict()
+    own, other = core.parts.selector.state_dict(), strategy.selector.state_dict()
     assert own.keys() == other.keys()
     for key in own:
         np.testing.assert_allclose(own[key], other[key], rtol=1e-9, atol=1e-9, err_msg=key)
@@ -67,19 +66,19 @@ def test_the_same_choices_and_models_as_the_legacy_api(name: str, score: str | N
 def test_the_world_asks_something_of_every_part() -> None:
     """Else the test above could pass on nothing: failures, an empty round, probes, dropped models, changing cohorts."""
     core, models = _stacked("fedcm-ucb", "loss", "fedpdp")
-    history = core.history
+    history = core.parts.history
     assert [r.num_selected for r in history.rounds][5] == 0
     assert {r.problem.split(":")[0] for r in history.clients} >= {"", "no answer", "arrays", "late"}
-    successes = core.selector.state_dict()
+    successes = core.parts.selector.state_dict()
     assert (successes["mean"] > 0).any()
     assert len({tuple(r.client_id for r in history.clients if r.round == t) for t in range(1, 11)}) > 4
     assert not np.allclose(models[-1], world.initial(), atol=0.1)
     probing, _ = _stacked("local-accuracy", None, None)
-    assert [r.probe_s > 0 for r in probing.history.rounds] == [t != 6 for t in range(1, 11)]
+    assert [r.probe_s > 0 for r in probing.parts.history.rounds] == [t != 6 for t in range(1, 11)]
     zooming, _ = _stacked("pczfl", None, None)
-    assert len(zooming.selector.state_dict()["radius"]) > 2
+    assert len(zooming.parts.selector.state_dict()["radius"]) > 2
     filtered, plain = _stacked("random", "loss", "fedpdp"), _stacked("random", None, "fedpdp")
-    assert comparable(filtered[0].history) == comparable(plain[0].history)
+    assert comparable(filtered[0].parts.history) == comparable(plain[0].parts.history)
     assert not np.allclose(filtered[1][-1], plain[1][-1], atol=1e-3)  # the filter dropped models
     inputs, labels = world.validation().inputs, world.validation().labels
     accuracy = [(world.predict([one], inputs).argmax(axis=1) == labels).mean() for one in (world.initial(), models[-1])]
@@ -89,7 +88,7 @@ def test_the_world_asks_something_of_every_part() -> None:
 def test_the_filter_keeps_the_initialization_of_gpfl_at_the_first_model() -> None:
     core, models = _stacked("gpfl", "loss", "mean")
     here = [k for k in range(world.FLEET) if world.available(str(k), 1, 0.0)]
-    assert [r.client for r in core.history.clients if r.round == 1] == here
+    assert [r.client for r in core.parts.history.clients if r.round == 1] == here
     np.testing.assert_array_equal(models[0], world.initial())
     assert not np.array_equal(models[1], world.initial())
 
@@ -98,19 +97,17 @@ FRESH = """
 import sys
 import numpy as np
 from fedsel_flwr.selectors import create
-from fedsel_flwr.aggregation import filter
-from fedsel_flwr.rounds import core, measuring
-from fedsel_flwr.rounds.roster import Roster
+from fedsel_flwr.rounds.core import SelectionCore
+from fedsel_flwr.rounds.settings import settled
 assert not {"flwr", "torch", "ray"} & sys.modules.keys(), sorted(sys.modules)
 from tests.strategies import numpy_world as world
 from tests.strategies.third_adapter import play_stacked
 selector = create("gpfl", **world.selector_params("gpfl"))
-measurer = measuring.Measurer(selector, world.validation(), filter.Filter(), learning_rate=world.ETA)
-settings = core.Settings(max_latency=world.MAX_LATENCY, averaging="mean")
-own = core.SelectionCore(selector, settings, Roster(), availability=world.available, measurer=measurer)
+settings = settled(selector, max_latency=world.MAX_LATENCY, validation=world.validation(), learning_rate=world.ETA)
+own = SelectionCore(selector, settings, availability=world.available)
 models = play_stacked(own, world.ROUNDS)
 assert not {"flwr", "torch", "ray"} & sys.modules.keys(), sorted(sys.modules)
-print(len(models), len(own.history.rounds))
+print(len(models), len(own.parts.history.rounds))
 """
 
 

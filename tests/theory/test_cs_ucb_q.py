@@ -45,12 +45,21 @@ def test_smaller_beta_smaller_regret_and_negative_without_fairness(play: Play, n
     assert fair_regret(mean, chosen, best_reward, 2)[-1] < -2000
 
 
+def queues(fairness: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """The queues after each round, shape (rounds, K)."""
+    lengths = np.zeros((len(chosen) + 1, fairness.size))
+    for t, now in enumerate(chosen):
+        lengths[t + 1] = np.maximum(lengths[t] + fairness - now, 0.0)  # (27)
+    return lengths[1:]
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_every_feasible_fairness_is_met(play: Play, noisy: Draw, seed: int) -> None:
-    """Theorem 3 and (59): the queues stay bounded, so that n_k >= c_k T - D_k. Seen: no queue above 13.7.
+    """Theorem 3 and (59): the queues stay bounded, so that n_k >= c_k T - D_k. Seen: no queue above 12.2.
 
-    The fairness is 95 % of what a random policy gives the clients, under random availability: strictly feasible.
-    The bound of (59) is Xi / epsilon with Xi = Omega/2 + (1 - beta) m / beta.
+    The fairness is epsilon = .05 below what a random policy gives the clients, under random availability: strictly
+    feasible. The bound of (59) is Xi / epsilon with Xi = Omega/2 + (1 - beta) m / beta. Choosing the fastest, without
+    fairness, breaks it.
     """
     generator = np.random.default_rng(seed)
     num_clients, rounds, beta = 5, 4000, 0.2
@@ -62,7 +71,7 @@ def test_every_feasible_fairness_is_met(play: Play, noisy: Draw, seed: int) -> N
             sets = list(combinations(e, min(m, size)))
             for chosen_set, q in zip(sets, generator.dirichlet(np.full(len(sets), 0.4)), strict=True):
                 served[list(chosen_set)] += chance * q
-    fairness = 0.95 * served
+    fairness = served - 0.05
     mean = generator.uniform(0.1, 0.9, num_clients)
     fair_optimum(mean, availability, fairness, m)  # feasible, or this raises
     available = generator.random((rounds, num_clients)) < availability
@@ -70,14 +79,15 @@ def test_every_feasible_fairness_is_met(play: Play, noisy: Draw, seed: int) -> N
         "cs-ucb-q", noisy(mean, 0.1, rounds), m, available=available,
         max_latency=5.0, fairness=fairness, queue_weight=beta,
     )  # fmt: skip
-    queue, longest = np.zeros(num_clients), np.zeros((rounds, num_clients))
-    for t, now in enumerate(chosen):
-        queue = np.maximum(queue + fairness - now, 0.0)  # (27)
-        longest[t] = queue
+    fastest = np.zeros_like(chosen)
+    for row, here in zip(fastest, available, strict=True):
+        row[[k for k in np.argsort(-mean) if here[k]][:m]] = True
+    queue, without = queues(fairness, chosen), queues(fairness, fastest)
     omega = np.maximum(fairness**2, (1 - fairness) ** 2).sum()
-    assert longest.sum(axis=1).mean() <= (omega / 2 + (1 - beta) * m / beta) / (0.05 * served.min())  # (59)
-    assert longest[rounds // 2 :].max() < 30
-    assert (chosen.mean(axis=0) >= fairness - queue / rounds - 1e-9).all()
+    bound = (omega / 2 + (1 - beta) * m / beta) / 0.05  # (59)
+    assert queue.sum(axis=1).mean() <= bound < without.sum(axis=1).mean()
+    assert queue[rounds // 2 :].max() < 30 < without[rounds // 2 :].max()
+    assert (chosen.mean(axis=0) >= fairness - queue[-1] / rounds - 1e-9).all()
     assert (chosen.mean(axis=0) >= fairness - 0.01).all()
 
 
@@ -106,7 +116,8 @@ def test_delay_grows_with_fairness_and_with_m(play: Play, noisy: Draw) -> None:
 def test_a_small_beta_is_sub_linear(play: Play, noisy: Draw) -> None:
     """(30), where fairness asks for fast clients only: K = 4, m = 2, c = (.5, .5, 0, 0), beta = 1/sqrt(T).
 
-    Seen: regret per round .0315, .0116, .0037 for T = 1250, 5000, 20,000.
+    Seen: regret per round .0315, .0116, .0037 for T = 1250, 5000, 20,000. At 20,000 (29) is 7264, and the slowest two
+    lose 12,000.
     """
     mean, fairness = np.array([0.9, 0.8, 0.4, 0.2]), [0.5, 0.5, 0.0, 0.0]
     per_round = []
@@ -115,8 +126,10 @@ def test_a_small_beta_is_sub_linear(play: Play, noisy: Draw) -> None:
         latency = noisy(mean, 0.1, rounds)
         chosen = play("cs-ucb-q", latency, 2, max_latency=5.0, fairness=fairness, queue_weight=beta)
         regret = fair_regret(mean, chosen, fair_optimum(mean, 1.0, fairness, 2)[0], 2)[-1]
-        assert 0 < regret <= cs_ucb_q_regret_bound(fairness, 2, beta, rounds)
+        assert regret > 0
         per_round.append(regret / rounds)
+    slowest = fair_regret(mean, [[2, 3]] * ROUNDS, mean[1], 2)[-1]
+    assert regret <= cs_ucb_q_regret_bound(fairness, 2, beta, ROUNDS) < slowest
     assert per_round[1] < 0.5 * per_round[0]
     assert per_round[2] < 0.5 * per_round[1]
 
@@ -160,6 +173,6 @@ def test_theorem_4_not_confirmed_for_the_smallest_mean(counterexample: np.ndarra
 def test_theorem_4_for_the_sum_of_means(counterexample: np.ndarray) -> None:
     """What the proof does show: with rewards that add up, r* = 3 - 1.05, and the same run stays below (29)."""
     regret = np.cumsum(3 - COUNTER_FAIRNESS.sum() - (counterexample * COUNTER_MEAN).sum(axis=1))
-    for t in (100, 10_000, COUNTER_ROUNDS):
-        assert regret[t - 1] <= cs_ucb_q_regret_bound(COUNTER_FAIRNESS, 3, COUNTER_BETA, t)
+    for t in (10_000, COUNTER_ROUNDS):  # always the slow three would lose 3 - 1.05 in every round
+        assert regret[t - 1] <= cs_ucb_q_regret_bound(COUNTER_FAIRNESS, 3, COUNTER_BETA, t) < (3 - 1.05) * t
     assert regret[-1] == pytest.approx(-701, abs=20)  # the queues' debt: fairness not quite met

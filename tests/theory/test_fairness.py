@@ -14,22 +14,25 @@ Latencies (3, 1.5, .5) s +- 20% (selector seed 1, availability seed 7; with 1e-2
 
 So the smaller beta is, the later c is met, and 1e-5 does not meet c_1, as in Fig. 5.
 
-Xia's own latency model (section V, fading and computing rates drawn anew every round) with beta = 1e-5 depends on where
-the clients stand. The mean rewards differ by little, yhat of (26) is cut at 1 for as long as the bonus is larger than a
-client's normalized mean latency, and while all three are cut at 1 the queues alone decide, whatever beta is:
+Xia's own latency model (section V, fading and computing rates drawn anew every round; the rates of k = 1, 2, 3 as
+printed) depends on where the clients stand. The mean rewards differ by little, yhat of (26) is cut at 1 for as long as
+the bonus is larger than a client's normalized mean latency, and while all three are cut at 1 the queues alone decide,
+whatever beta is:
 
     placement   distance, km       mean latency, s      fractions, 1e-5         fractions, 1e-2
-    seed 0      .388 .437 .317     .253 .239 .149       .6361 .5921 .7417       .6658 .6105 .6937
-    seed 1      .308 .231 .485     .203 .114 .275       .7388 .7413 .4899       .7322 .6990 .5388
-    seed 2      .166 .306 .337     .145 .149 .161       .7202 .6260 .6238       .7202 .6260 .6238
-    seed 3      .356 .373 .324     .229 .192 .152       .6398 .6656 .6646       .6809 .6446 .6445
-    seed 4      .365 .442 .120     .234 .243 .071       .6612 .5785 .7304       .6818 .6022 .6859
-    seed 5      .455 .404 .448     .309 .212 .247       .5785 .7802 .6112       .6407 .7239 .6054
+    seed 0      .388 .437 .317     .253 .274 .180       .6528 .5542 .7630       .6736 .5752 .7213
+    seed 1      .308 .231 .485     .203 .149 .306       .7562 .7677 .4462       .7435 .7193 .5072
+    seed 2      .166 .306 .337     .145 .184 .192       .7202 .6260 .6238       .7202 .6260 .6238
+    seed 3      .356 .373 .324     .229 .227 .183       .6568 .6018 .7113       .6820 .6187 .6692
+    seed 4      .365 .442 .120     .234 .278 .102       .6775 .5354 .7572       .6914 .5688 .7098
+    seed 5      .455 .404 .448     .309 .247 .278       .5988 .7917 .5795       .6411 .7247 .6042
 
-Five placements of six meet c with 1e-5 after 20,000 rounds; the sixth, whose first client is far away, does not (.5785,
-.5810, .5855 with three draws of the availability). In the second half alone, client 1 falls below .59 in placements 0,
-3 and 5: there c would be lost in a longer run, until a queue reaches the gap in yhat divided by beta. So "beta = 1e-5
-never meets c_1" (Fig. 5) was confirmed for latencies well apart, and not as a rule in the model as printed.
+All six meet c with 1e-5 after 20,000 rounds, with three draws of the availability each. In the second half alone the
+client whose mean is worst falls below c_k - .01 in placements 0, 1, 4 and 5 (.481, .339, .459, .577): the rounds it got
+early carry it. Even so the fractions stay within .01 of c, and do not fall further: after 100,000 rounds with latencies
+of the same law the closest are .4975 of .5 (placement 0), .4009 of .4 (1), .4928 of .5 (4) and .5984 of .6 (5). So
+"beta = 1e-5 never meets c_1" (Fig. 5) was confirmed for latencies well apart, and in no placement of the model as
+printed.
 """
 
 from __future__ import annotations
@@ -95,9 +98,19 @@ def latencies(placement: int | None) -> np.ndarray:
 
 
 @cache
+def choices(queue_weight: float, placement: int | None) -> np.ndarray:
+    """Return who was chosen with the first seed."""
+    return run(latencies(placement), queue_weight)
+
+
+def shares(queue_weight: float, placement: int | None = None, since: int = 0) -> np.ndarray:
+    """Return each client's fraction of the rounds after round ``since``."""
+    return choices(queue_weight, placement)[since:].mean(axis=0)
+
+
 def gaps(queue_weight: float, placement: int | None = None) -> np.ndarray:
     """Return by how much each client's fraction of the rounds is above c_k."""
-    return run(latencies(placement), queue_weight).mean(axis=0) - FAIRNESS
+    return shares(queue_weight, placement) - FAIRNESS
 
 
 @pytest.mark.parametrize("queue_weight", [0.01, 0.1])
@@ -132,6 +145,15 @@ def test_a_tiny_weight_suffices_while_the_estimates_are_cut() -> None:
     np.testing.assert_allclose(tiny, usual, atol=1e-3)
 
 
-def test_a_tiny_weight_falls_short_for_a_distant_client() -> None:
-    """Placement 5: client 1, 455 m away, ends below c_1 - .01 with 1e-5, though far above the first model's .17."""
-    assert -0.1 < gaps(1e-5, 5)[0] < -0.01
+@pytest.mark.parametrize("placement", [1, 5])
+def test_a_tiny_weight_meets_fairness_by_its_early_rounds(placement: int) -> None:
+    """The slowest client is served as the others while yhat is cut, then less than c_k; c is met on the whole.
+
+    Placement 1: client 3, 485 m away, .446 and in the second half .339 of c_3 = .4. Placement 5: client 1, 455 m away,
+    .599 and .577 of c_1 = .6, where Fig. 5 has it below c_1.
+    """
+    slowest = int(np.argmax(latencies(placement).mean(axis=0)))
+    late = shares(1e-5, placement, since=ROUNDS // 2)
+    assert (gaps(1e-5, placement) >= -0.01).all()
+    assert late[slowest] < FAIRNESS[slowest] - 0.01
+    assert (np.delete(late - FAIRNESS, slowest) > 0.1).all()

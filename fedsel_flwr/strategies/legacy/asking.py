@@ -1,10 +1,11 @@
-"""Questions to many clients at once, with a bounded wait (legacy API)."""
+"""Questions to many clients at once, with a bounded wait: the core's transport in the legacy API."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from typing import TypeVar
 
 from flwr.common import Code, EvaluateIns, GetPropertiesIns, Parameters, Scalar
@@ -13,6 +14,31 @@ from flwr.server.client_proxy import ClientProxy
 logger = logging.getLogger("fedsel_flwr")
 MAX_PARALLEL = 32
 Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class Asking:
+    """The clients that can be asked, and the model a probe is about.
+
+    Args:
+        clients: Connection -> proxy.
+        parameters: The current global model.
+        timeout: Longest wait for all answers, seconds.
+    """
+
+    clients: Mapping[str, ClientProxy]
+    parameters: Parameters
+    timeout: float
+
+    def introduce(self, nodes: list[str]) -> tuple[Mapping[str, Mapping[str, object] | None], list[str]]:
+        """Ask clients who they are."""
+        return ask_all([self.clients[node] for node in nodes], lambda c: introduce(c, self.timeout), self.timeout)
+
+    def probe(self, nodes: list[str], config: Mapping[str, str | int]) -> Mapping[str, Mapping[str, object]]:
+        """Have clients evaluate the current model."""
+        sent, asked = dict[str, Scalar](config), [self.clients[node] for node in nodes]
+        answers, _ = ask_all(asked, lambda c: probe(c, self.parameters, sent, self.timeout), self.timeout)
+        return {node: answer for node, answer in answers.items() if answer is not None}
 
 
 def ask_all(

@@ -24,11 +24,12 @@ from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import FedAvg, Strategy
 
 from fedsel_flwr.errors import RunError
-from fedsel_flwr.rounds.replies import Arrays, ClientResult, Reply
+from fedsel_flwr.rounds.models import Arrays
+from fedsel_flwr.rounds.replies import ClientResult, Reply
 from fedsel_flwr.rounds.roster import id_order
 from fedsel_flwr.strategies import bases
 from fedsel_flwr.strategies.adapter import Adapter
-from fedsel_flwr.strategies.legacy.asking import ask_all, introduce, probe
+from fedsel_flwr.strategies.legacy.asking import Asking
 from fedsel_flwr.strategies.legacy.cohort import BoundedManager, ChosenCohort, TimedProxy, wait_for_clients
 
 FitFailure = tuple[ClientProxy, FitRes] | BaseException
@@ -52,13 +53,14 @@ class SelectionStrategy(Adapter, Strategy):
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters | None:
         """Return the base's initial model, else that of the first client that answers."""
+        self.core.begin_run()
         parameters: Parameters | None = self.base.initialize_parameters(self._bounded(client_manager))
         if parameters is not None:
             return parameters
         clients = wait_for_clients(client_manager, 1, self.wait_timeout, "one to get the initial model from")
         for client in clients.values():
             try:
-                answer = client.get_parameters(GetParametersIns(config={}), self._roll_call.timeout, None)
+                answer = client.get_parameters(GetParametersIns(config={}), self._question_timeout, None)
             except Exception:  # the next client may do better
                 continue
             if answer.status.code == Code.OK:
@@ -71,15 +73,13 @@ class SelectionStrategy(Adapter, Strategy):
         """Choose clients and return the base's instructions for exactly these.
 
         Raises:
-            RunError: Too few clients were connected when the time was over, or the base decides itself who trains.
+            RunError: Too few clients were connected when the time was over, the base decides itself who trains, or
+                Flower's round does not follow the selector's.
         """
         clients = wait_for_clients(client_manager, self.min_available, self.wait_timeout, "min_available")
-        timeout = self._roll_call.timeout
-        self._call_roll(
-            clients, lambda due: ask_all([clients[cid] for cid in due], lambda c: introduce(c, timeout), timeout)
-        )
-        self._probe(clients, parameters)
-        chosen = {cid: clients[cid] for cid in self._choose(clients, _decode(parameters))}
+        transport = Asking(clients, parameters, self._question_timeout)
+        self._dispatched = {}
+        chosen = {cid: clients[cid] for cid in self.core.choose(clients, decode(parameters), transport, server_round)}
         if not chosen:
             return []
         instructions = self.base.configure_fit(
@@ -94,7 +94,7 @@ class SelectionStrategy(Adapter, Strategy):
                 f"{len(chosen)} clients: this base decides itself who trains and cannot be combined with a selector"
             )
         self._dispatched = {client.cid: TimedProxy(client) for client, _ in instructions}
-        return [(self._dispatched[client.cid], ins) for client, ins in instructions]
+        return [(self._dispatched[client.cid], self._asking(ins)) for client, ins in instructions]
 
     def aggregate_fit(
         self, server_round: int, results: list[tuple[ClientProxy, FitRes]], failures: list[FitFailure]
@@ -106,34 +106,34 @@ class SelectionStrategy(Adapter, Strategy):
         """
         if not self._dispatched:
             return None, {}  # nobody was chosen: the round is in the history already
+        measurer = self.core.parts.measurer
+        if measurer.reads_updates:
+            bases.check_not_aggregated([res.parameters for _, res in results], measurer.reader)
         arrived = {client.cid: (client, res) for client, res in results}
         refused = {failure[0].cid: failure[1] for failure in failures if isinstance(failure, tuple)}
         replies = {cid: _reply(proxy, arrived.get(cid), refused.get(cid)) for cid, proxy in self._dispatched.items()}
-        outcome = self.core.collect(
-            {cid: reply for cid, reply in replies.items() if reply is not None}, self._reference
-        )
-        if self.core.measurer.reads_updates:
-            bases.check_not_aggregated([res.parameters for _, res in results], self.core.measurer.reader)
-
-        def aggregate() -> tuple[Parameters | None, dict[str, Scalar]]:
+        outcome = self.core.collect({cid: reply for cid, reply in replies.items() if reply is not None})
+        parameters: Parameters | None = None
+        metrics: dict[str, Scalar] = {}
+        if outcome.enough:
+            bases.check_survivors(self.base, len(outcome.kept), server_round)
+            kept = [_cleaned(arrived[cid], outcome.results[cid]) for cid in outcome.kept]
+            if outcome.averaging is not None:
+                kept = [
+                    (c, replace(res, num_examples=int(w))) for (c, res), w in zip(kept, outcome.weights, strict=True)
+                ]
             garbage = [
                 RunError(self._fault(cid, result.problems))
                 for cid, result in outcome.results.items()
                 if cid in arrived and not result.completed
             ]
-            kept = [_cleaned(arrived[cid], outcome.results[cid]) for cid in outcome.kept]
-            if outcome.averaging is not None:
-                weights = outcome.averaging.weights
-                kept = [(c, replace(res, num_examples=int(w))) for (c, res), w in zip(kept, weights, strict=True)]
             passed = [(_original(f[0]), f[1]) if isinstance(f, tuple) else f for f in failures]
-            aggregated: tuple[Parameters | None, dict[str, Scalar]] = self.base.aggregate_fit(
-                server_round, kept, [*passed, *garbage]
-            )
-            return aggregated
-
-        return self._finish(
-            server_round, outcome, aggregate, _decode, lambda arrays: ndarrays_to_parameters(list(arrays)), (None, {})
-        )
+            parameters, metrics = self.base.aggregate_fit(server_round, kept, [*passed, *garbage])
+        after = decode(parameters) if parameters is not None and self.core.reads_global(outcome) else None
+        model = self.core.finish(after)
+        if model is not None and model is not after:
+            parameters = ndarrays_to_parameters(list(model))
+        return parameters, metrics
 
     def configure_evaluate(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
@@ -162,14 +162,9 @@ class SelectionStrategy(Adapter, Strategy):
         self._end_round(server_round)
         return result
 
-    def _probe(self, clients: dict[str, ClientProxy], parameters: Parameters) -> None:
-        question = self.core.question(clients)
-        if question is None:
-            return
-        nodes, config, timeout = question.nodes, dict[str, Scalar](question.config), self._roll_call.timeout
-        asked = [clients[cid] for cid in nodes]
-        answers, _ = ask_all(asked, lambda c: probe(c, parameters, config, timeout), timeout)
-        self.core.answer({cid: answer for cid, answer in answers.items() if answer is not None})
+    def _asking(self, ins: FitIns) -> FitIns:
+        """The instruction with the columns that the selector needs in a config of its own."""
+        return replace(ins, config={**ins.config, "needs": self.core.asks}) if self.core.asks else ins
 
     def _bounded(self, manager: ClientManager) -> BoundedManager:
         generator = np.random.default_rng(self.core.round)  # not global, and the same where a run is resumed
@@ -181,7 +176,7 @@ def _reply(proxy: TimedProxy, arrived: tuple[ClientProxy, FitRes] | None, refuse
     if arrived is not None:
         res = arrived[1]
         return Reply(
-            arrays=_decode(res.parameters),
+            arrays=decode(res.parameters),
             num_examples=res.num_examples,
             metrics=res.metrics or {},
             observed_s=proxy.elapsed_s,
@@ -193,13 +188,13 @@ def _reply(proxy: TimedProxy, arrived: tuple[ClientProxy, FitRes] | None, refuse
     return None
 
 
-def _decode(parameters: Parameters) -> Arrays | None:
-    """The arrays of ``parameters``; None if they are not NumPy arrays (tree ensembles, garbage)."""
+def decode(parameters: Parameters) -> Arrays | None:
+    """The arrays of ``parameters``; None if they are not NumPy arrays (tree ensembles, garbage) or there are none."""
     try:
         arrays = parameters_to_ndarrays(parameters)
     except Exception:  # whatever a client sent
         return None
-    return arrays if all(isinstance(array, np.ndarray) for array in arrays) else None
+    return arrays if arrays and all(isinstance(array, np.ndarray) for array in arrays) else None
 
 
 def _original(client: ClientProxy) -> ClientProxy:

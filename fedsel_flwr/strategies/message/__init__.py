@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fedsel_flwr.aggregation.filter import Filter
 from fedsel_flwr.rounds.history import ClientRecord, History, RoundRecord
-from fedsel_flwr.rounds.replies import MetricKeys
+from fedsel_flwr.rounds.settings import MetricKeys
 from fedsel_flwr.rounds.validation import Validation
 from fedsel_flwr.strategies.message.grids import TimedGrid
-from fedsel_flwr.strategies.message.papers import BSFL, CSUCB, CSUCBQ, GPFL, PCZFL, FedCA, FedCM
 from fedsel_flwr.strategies.message.strategy import SelectionStrategy
+from fedsel_flwr.strategies.paper import PAPERS, in_api
 
 __all__ = [
     "BSFL",
@@ -27,3 +29,16 @@ __all__ = [
     "TimedGrid",
     "Validation",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Make the strategy of a paper when it is first used."""
+    if name not in PAPERS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = paper = in_api(name, SelectionStrategy, __name__)
+    return paper
+
+
+def __dir__() -> list[str]:
+    """The names there are."""
+    return sorted(__all__)

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
-from fedsel_flwr.rounds.replies import ClientResult, MetricKeys
+from fedsel_flwr.rounds.replies import ClientResult
+from fedsel_flwr.rounds.settings import MetricKeys
 from fedsel_flwr.rounds.untrusted import finite_number, shown, usable_count
 from fedsel_flwr.strategies import bases
-from fedsel_flwr.strategies.message.records import reply_of
+from fedsel_flwr.strategies.message.records import model_in, reply_of
 
 Kinds = frozenset[tuple[str, int]]
 """Metric keys, each with -1 for a number, the length of a list, or 0 for a list where lengths may differ."""
@@ -33,7 +34,7 @@ class Cleaner:
         self.weight_key: str = next((key for key in weights if key is not None), "num-examples")
         losses = [getattr(layer, "train_loss_key", None) for layer in layers]  # QFedAvg
         self._losses = [key for key in losses if key is not None]
-        self._ours = keys.reported() - {self.weight_key, *self._losses}
+        self._ours = keys.ours() - {self.weight_key, *self._losses}
         self._averages = any(  # Flower's own adds lists element by element, a user's function may not
             getattr(getattr(layer, name, None), "__name__", "") == "aggregate_metricrecords"
             for layer in layers
@@ -83,7 +84,7 @@ class Cleaner:
         """Copies of the usable replies to TRAIN messages, in which all records agree."""
         copies = self._alike(messages)
         if copies:
-            array_name = next(iter(next(iter(messages.values())).content.array_records))
+            array_name = model_in(next(iter(messages.values())).content)[0]
             for node, twin in copies.items():
                 twin.content[array_name] = _record(messages[node], results[node], names)
         return list(copies.values())
@@ -140,7 +141,7 @@ def metrics_of(message: Message) -> MetricRecord:
 
 def _record(message: Message, result: ClientResult, names: Sequence[str]) -> ArrayRecord:
     """The arrays of a reply in the types and the order of the global model: averages take the order of the first."""
-    record: ArrayRecord = next(iter(message.content.array_records.values()))
+    record: ArrayRecord = message.content.array_records[model_in(message.content)[0]]
     if result.converted is not None:
         return ArrayRecord({k: Array(np.asarray(v)) for k, v in zip(names, result.converted, strict=True)})
     return ArrayRecord({name: record[name] for name in names})

@@ -8,18 +8,20 @@ from functools import partial
 from typing import ClassVar
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
 from fedsel_flwr.errors import RunError
-from fedsel_flwr.rounds.replies import Arrays, Reply
+from fedsel_flwr.rounds.models import Arrays
+from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roster import id_order
 from fedsel_flwr.strategies import bases
 from fedsel_flwr.strategies.adapter import Adapter
+from fedsel_flwr.strategies.message.asking import Asking
 from fedsel_flwr.strategies.message.cleaning import Cleaner, metrics_of
 from fedsel_flwr.strategies.message.grids import ShownGrid, TimedGrid, wait_for_nodes
-from fedsel_flwr.strategies.message.records import addressed, numbers_and_text, query, reference_of, reply_of
+from fedsel_flwr.strategies.message.records import addressed, reference_of, reply_of
 
 logger = logging.getLogger("fedsel_flwr")
 
@@ -54,6 +56,7 @@ class SelectionStrategy(Adapter, Strategy):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """Run the rounds; see ``flwr.serverapp.strategy.Strategy.start``. On the server's clock nodes are timed."""
+        self.core.begin_run()
         if self.core.settings.clock == "server":
             grid = self._timed = TimedGrid(grid)
         self._evaluates = evaluate_fn is not None
@@ -73,15 +76,14 @@ class SelectionStrategy(Adapter, Strategy):
             RunError: Too few nodes were connected when the time was over, or the base decides itself who trains.
         """
         nodes = wait_for_nodes(grid, self.min_available, self.wait_timeout, "min_available")
-        self._call_roll(nodes, lambda due: self._introductions(due, grid))
-        self._probe(nodes, arrays, grid)
         names, reference = reference_of(arrays)
-        self._names = tuple(names)
-        chosen = self._choose(nodes, reference)
+        self._names, self._dispatched = tuple(names), {}
+        transport = Asking(grid, arrays, self._question_timeout)
+        chosen = self.core.choose(nodes, reference, transport, server_round)
         if not chosen:
             return []
         template = self._template(server_round, arrays, config, grid, nodes)
-        self._dispatched = {node: addressed(template, node) for node in chosen}
+        self._dispatched = {node: addressed(template, node, self.core.asks) for node in chosen}
         return list(self._dispatched.values())
 
     def aggregate_train(
@@ -98,10 +100,12 @@ class SelectionStrategy(Adapter, Strategy):
         cleaner = Cleaner(self.base, self.core.settings.keys)
         odd = cleaner.odd_ones_out(arrived) | cleaner.unusable_losses(arrived)
         outcome = self.core.collect(
-            {node: self._reply(node, m, odd, cleaner.weight_key) for node, m in arrived.items()}, self._reference
+            {node: self._reply(node, m, odd, cleaner.weight_key) for node, m in arrived.items()}
         )
-
-        def aggregate() -> tuple[ArrayRecord | None, MetricRecord | None]:
+        arrays: ArrayRecord | None = None
+        metrics: MetricRecord | None = None
+        if outcome.enough:
+            bases.check_survivors(self.base, len(outcome.kept), server_round)
             failures = [
                 message if message.has_error() else self._as_error(sent, outcome.results[node].problems)
                 for node, sent in self._dispatched.items()
@@ -109,14 +113,14 @@ class SelectionStrategy(Adapter, Strategy):
             ]
             kept = cleaner.cleaned({node: arrived[node] for node in outcome.kept}, outcome.results, self._names)
             if outcome.averaging is not None:
-                for message, weight in zip(kept, outcome.averaging.weights.tolist(), strict=True):
+                for message, weight in zip(kept, outcome.weights.tolist(), strict=True):
                     metrics_of(message)[cleaner.weight_key] = int(weight) if weight.is_integer() else weight
-            aggregated: tuple[ArrayRecord | None, MetricRecord | None] = self.base.aggregate_train(
-                server_round, [*kept, *failures]
-            )
-            return aggregated
-
-        return self._finish(server_round, outcome, aggregate, self._decode, self._encode, (None, None))
+            arrays, metrics = self.base.aggregate_train(server_round, [*kept, *failures])
+        after = self._decode(arrays) if arrays is not None and self.core.reads_global(outcome) else None
+        model = self.core.finish(after)
+        if model is not None and model is not after:
+            arrays = self._encode(model)
+        return arrays, metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -182,31 +186,6 @@ class SelectionStrategy(Adapter, Strategy):
                 "selector decides how many train"
             )
         return messages[0]
-
-    def _introductions(self, nodes: list[str], grid: Grid) -> tuple[dict[str, dict[str, object] | None], list[str]]:
-        """Ask nodes who they are: node -> what it said, None for an error, and the nodes that hang."""
-        answers = self._ask([query(node, MessageType.QUERY, {}) for node in nodes], grid)
-        said = {node: numbers_and_text(m.content) if m.has_content() else None for node, m in answers.items()}
-        return said, [node for node in nodes if node not in said]
-
-    def _probe(self, nodes: list[str], arrays: ArrayRecord, grid: Grid) -> None:
-        question = self.core.question(nodes)
-        if question is None:
-            return
-        messages = [query(node, MessageType.EVALUATE, question.config, arrays) for node in question.nodes]
-        answers = self._ask(messages, grid)
-        self.core.answer({node: numbers_and_text(m.content) for node, m in answers.items() if m.has_content()})
-
-    def _ask(self, messages: list[Message], grid: Grid) -> dict[str, Message]:
-        """Send questions and wait a bounded time; node -> answer."""
-        inner = grid._grid if isinstance(grid, TimedGrid) else grid
-        replies = list(inner.send_and_receive(messages, timeout=self._roll_call.timeout))
-        node_of = {message.metadata.message_id: str(message.metadata.dst_node_id) for message in messages}
-        return {
-            node_of[reply.metadata.reply_to_message_id]: reply
-            for reply in replies
-            if reply.metadata.reply_to_message_id in node_of
-        }
 
     def _decode(self, record: ArrayRecord) -> Arrays:
         """A record's arrays in the order of the model."""

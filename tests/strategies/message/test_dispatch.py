@@ -144,14 +144,14 @@ def test_fedavg_equals_the_weighted_mean_by_hand() -> None:
 def test_configure_train_returns_a_list_of_messages_with_configs_of_their_own() -> None:
     strategy = SelectionStrategy(Random(clients_per_round=4, seed=0), FedProx(proximal_mu=0.5), max_latency=9.0)
     grid, config = FakeGrid(crowd(8)), ConfigRecord({"lr": 0.1, "sizes": [1, 2]})
-    messages = strategy.configure_train(3, arrays_of(2.0), config, grid)
+    messages = strategy.configure_train(1, arrays_of(2.0), config, grid)
     assert type(messages) is list
     assert len({m.metadata.dst_node_id for m in messages}) == len(messages) == 4
     configs = [m.content["config"] for m in messages]
     assert len({id(c) for c in configs} | {id(config)}) == 5
     configs[0]["lr"] = 9.0
     configs[0]["sizes"].append(3)
-    assert [dict(c) for c in configs[1:]] == [{"lr": 0.1, "sizes": [1, 2], "server-round": 3, "proximal-mu": 0.5}] * 3
+    assert [dict(c) for c in configs[1:]] == [{"lr": 0.1, "sizes": [1, 2], "server-round": 1, "proximal-mu": 0.5}] * 3
     assert config["lr"] == 0.1
     assert config["sizes"] == [1, 2]
     assert {m.metadata.message_type for m in messages} == {MessageType.TRAIN}

@@ -113,13 +113,12 @@ def test_on_the_servers_clock_reports_are_clipped_into_the_observed_window() -> 
     play(strategy, FakeGrid(nodes), 1)
     rows = {row.client_id: row for row in strategy.history.clients}
     assert all(row.completed for row in rows.values())  # each replacement counted, the update kept
-    for client_id in ("11", "13", "14", "15"):
+    for client_id in ("11", "13", "14", "15", "16"):
         assert delay <= rows[client_id].latency_s < delay + POLL_S + 0.2, client_id
     observed = rows["11"].latency_s
-    for client_id in ("10", "16"):
-        assert rows[client_id].latency_s == pytest.approx(observed - slack, abs=0.02), client_id
+    assert rows["10"].latency_s == pytest.approx(observed - slack, abs=0.02)
     assert observed - slack <= rows["12"].latency_s <= observed
-    assert {client_id for client_id, row in rows.items() if row.problem} >= {"10", "11", "13", "14", "15", "16"}
+    assert {client_id for client_id, row in rows.items() if row.problem} >= {"10", "11", "13", "15", "16"}
     assert strategy.history.rounds[0].round_s == max(row.latency_s for row in rows.values())
 
 

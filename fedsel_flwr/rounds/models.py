@@ -1,0 +1,170 @@
+"""The models of a round: a list of models, or a stack with a layer an array; and which of them can be used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from fedsel_flwr.checks import FloatArray, IntArray
+
+Arrays = Sequence[npt.NDArray[Any]]
+"""One model, an array a layer."""
+
+
+class Models(Protocol):
+    """What the server measures asks of the models of a round."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+
+    def flat(self) -> FloatArray:
+        """A new array, shape (n_models, parameters)."""
+
+    def logits(self, logits: Callable[[Arrays], FloatArray]) -> list[FloatArray]:
+        """What ``logits`` says of each."""
+
+    def take(self, positions: IntArray) -> Models:
+        """Those at ``positions``, shape (n,)."""
+
+
+@dataclass(frozen=True)
+class ModelList:
+    """Models as they arrive, each a sequence of arrays.
+
+    >>> import numpy as np
+    >>> ModelList([[np.ones((1, 2)), np.zeros(1)]]).flat()
+    array([[1., 1., 0.]])
+    """
+
+    models: Sequence[Arrays]
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self.models)
+
+    def flat(self) -> FloatArray:
+        """A new array, shape (n_models, parameters)."""
+        return np.array([flat(arrays) for arrays in self.models])
+
+    def logits(self, logits: Callable[[Arrays], FloatArray]) -> list[FloatArray]:
+        """What ``logits`` says of each."""
+        return [logits(arrays) for arrays in self.models]
+
+    def take(self, positions: IntArray) -> ModelList:
+        """Those at ``positions``, shape (n,)."""
+        return ModelList([self.models[i] for i in positions])
+
+
+@dataclass(frozen=True)
+class ModelStack:
+    """Models trained together: one array a layer, shape (n_models, ...), a row a model.
+
+    >>> import numpy as np
+    >>> ModelStack([np.ones((1, 1, 2)), np.zeros((1, 1))]).flat()
+    array([[1., 1., 0.]])
+    """
+
+    layers: Sequence[npt.NDArray[Any]]
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self.layers[0]) if self.layers else 0
+
+    def flat(self) -> FloatArray:
+        """A new array, shape (n_models, parameters)."""
+        parts = [layer.reshape(len(layer), -1) for layer in self.layers]
+        return np.concatenate(parts, axis=1).astype(np.float64, copy=False)
+
+    def logits(self, logits: Callable[[Arrays], FloatArray]) -> list[FloatArray]:
+        """What ``logits`` says of each."""
+        return [logits([layer[i] for layer in self.layers]) for i in range(len(self))]
+
+    def take(self, positions: IntArray) -> ModelStack:
+        """Those at ``positions``, shape (n,)."""
+        if len(positions) == len(self) and (positions == np.arange(len(self))).all():
+            return self
+        return ModelStack([layer[positions] for layer in self.layers])
+
+    def faults(self, reference: Arrays) -> list[str]:
+        """What is wrong with each model, empty if nothing; the verdicts of :func:`fault_in_arrays`."""
+        if not len(self):
+            return []
+        if wrong := _fault_in_form(reference, [layer[0] for layer in self.layers]):
+            return [wrong] * len(self)
+        faults = [""] * len(self)
+        for i, (layer, own) in reversed(list(enumerate(zip(self.layers, reference, strict=True)))):
+            for row in np.flatnonzero(~_finite_rows(layer, own.dtype)):
+                faults[row] = _not_finite(i)
+        return faults
+
+    def like(self, reference: Arrays) -> ModelStack:
+        """The same models in the types of ``reference``."""
+        if all(layer.dtype == own.dtype for layer, own in zip(self.layers, reference, strict=True)):
+            return self
+        return ModelStack([x.astype(own.dtype, copy=False) for x, own in zip(self.layers, reference, strict=True)])
+
+
+def flat(arrays: Arrays) -> FloatArray:
+    """A model's numbers in one new array, shape (parameters,)."""
+    return np.concatenate([np.asarray(array, dtype=np.float64).ravel() for array in arrays])
+
+
+def fault_in_arrays(arrays: Arrays | None, reference: Arrays) -> str:
+    """What is wrong with a client's model beside the global one; empty if nothing.
+
+    >>> import numpy as np
+    >>> fault_in_arrays([np.zeros(2)], [np.zeros(3)])
+    'arrays: expected shape (3,) at 0, got (2,)'
+    """
+    if arrays is None:
+        return "arrays: cannot be decoded"
+    if wrong := _fault_in_form(reference, arrays):
+        return wrong
+    for i, (array, own) in enumerate(zip(arrays, reference, strict=True)):
+        if not _finite_rows(array[None], own.dtype)[0]:
+            return _not_finite(i)
+    return ""
+
+
+def in_types_of(reference: Arrays, arrays: Arrays) -> Arrays | None:
+    """A model in the types of the global one; None if it is already.
+
+    Flower's averages would take the type of whoever comes first.
+    """
+    if all(array.dtype == own.dtype for array, own in zip(arrays, reference, strict=True)):
+        return None
+    return [array.astype(own.dtype, copy=False) for array, own in zip(arrays, reference, strict=True)]
+
+
+def _fault_in_form(reference: Arrays, arrays: Arrays) -> str:
+    if len(arrays) != len(reference):
+        return f"arrays: expected {len(reference)}, got {len(arrays)}"
+    for i, (array, own) in enumerate(zip(arrays, reference, strict=True)):
+        if array.shape != own.shape:
+            return f"arrays: expected shape {own.shape} at {i}, got {array.shape}"
+        if array.dtype.kind not in "biuf" or not np.can_cast(array.dtype, own.dtype, "same_kind"):
+            return f"arrays: expected dtype {own.dtype} at {i}, got {array.dtype}"
+    return ""
+
+
+def _not_finite(position: int) -> str:
+    return f"arrays: not finite at {position}"
+
+
+def _finite_rows(layer: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[np.bool_]:
+    """Which rows hold finite numbers only, in the type of the global model.
+
+    A sum is finite only if every number is; where one is not, the numbers themselves are looked at.
+    """
+    if dtype.kind != "f":
+        return np.ones(len(layer), dtype=np.bool_)
+    with np.errstate(over="ignore", invalid="ignore"):
+        held = layer.astype(dtype, copy=False).reshape(len(layer), -1)
+        finite: npt.NDArray[np.bool_] = np.isfinite(held.sum(axis=1))
+    for row in np.flatnonzero(~finite):
+        finite[row] = np.isfinite(held[row]).all()
+    return finite

@@ -1,0 +1,49 @@
+"""Questions to many nodes at once, with a bounded wait: the core's transport in the Message API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from flwr.app import ArrayRecord, Message, MessageType
+from flwr.serverapp import Grid
+
+from fedsel_flwr.strategies.message.grids import TimedGrid
+from fedsel_flwr.strategies.message.records import everything_in, query
+
+
+@dataclass(frozen=True)
+class Asking:
+    """The grid through which nodes can be asked, and the model a probe is about.
+
+    Args:
+        grid: Flower's grid.
+        arrays: The current global model.
+        timeout: Longest wait for all answers, seconds.
+    """
+
+    grid: Grid
+    arrays: ArrayRecord
+    timeout: float
+
+    def introduce(self, nodes: list[str]) -> tuple[Mapping[str, Mapping[str, object] | None], list[str]]:
+        """Ask nodes who they are: node -> what it said, None for an error; and the nodes that hang."""
+        answers = self._ask([query(node, MessageType.QUERY, {}) for node in nodes])
+        said = {node: everything_in(m.content) if m.has_content() else None for node, m in answers.items()}
+        return said, [node for node in nodes if node not in said]
+
+    def probe(self, nodes: list[str], config: Mapping[str, str | int]) -> Mapping[str, Mapping[str, object]]:
+        """Have nodes evaluate the current model."""
+        answers = self._ask([query(node, MessageType.EVALUATE, dict(config), self.arrays) for node in nodes])
+        return {node: everything_in(m.content) for node, m in answers.items() if m.has_content()}
+
+    def _ask(self, messages: list[Message]) -> dict[str, Message]:
+        """Send questions and wait a bounded time; node -> answer."""
+        inner = self.grid._grid if isinstance(self.grid, TimedGrid) else self.grid
+        replies = list(inner.send_and_receive(messages, timeout=self.timeout))
+        node_of = {message.metadata.message_id: str(message.metadata.dst_node_id) for message in messages}
+        return {
+            node_of[reply.metadata.reply_to_message_id]: reply
+            for reply in replies
+            if reply.metadata.reply_to_message_id in node_of
+        }

@@ -1,0 +1,133 @@
+"""The table of columns against what reads it: reports, `inform` and the declarations of selectors."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.selectors import Random, RoundReport, columns, create, names
+from fedsel_flwr.selectors.columns import COLUMNS, INFORMED, REPORTED, check_columns, column_values, scalar_value
+from fedsel_flwr.selectors.registry import selector_class
+from fedsel_flwr.testing import report_for
+
+RANGED = sorted(name for name, row in COLUMNS.items() if row.shape == "number" and row.low == 0.0)
+
+
+def report(**optional: Any) -> RoundReport:
+    """Two clients, the second one failed."""
+    return RoundReport(clients=[0, 1], completed=[True, False], **{"latency": [1.0, 5.0]} | optional)
+
+
+def test_a_report_has_a_field_for_each_reported_column() -> None:
+    assert {field.name for field in fields(RoundReport)} == REPORTED | {"clients", "completed"}
+
+
+def test_the_sets_are_what_the_design_says() -> None:
+    assert {"num_examples", "energy_score", "accuracy", "loss", "local_accuracy", "rms_loss", "gradient", "sketch"} == (
+        INFORMED
+    )
+    assert {"gradient", "sketch", "update"} == columns.VECTORS
+    assert {"global_accuracy", "global_loss"} == columns.SCALARS
+    assert {"kept"} == columns.FLAGS
+    assert {"kept", "accuracy", "global_accuracy", "global_loss"} == columns.ON_VALIDATION
+    assert {"projection", "update", "accuracy", "kept"} == columns.PER_UPDATE
+    assert {"accuracy", "projection", "update"} == columns.MEASURED
+    assert columns.PROBED == columns.ASKED == {"loss", "rms_loss", "local_accuracy", "gradient", "sketch"}
+
+
+@pytest.mark.parametrize("name", RANGED)
+def test_a_number_out_of_its_range_is_refused_by_report_and_inform(name: str) -> None:
+    """Below 0 everywhere, above 1 for fractions; a failed row is looked at too; NaN and the ends pass."""
+    high = COLUMNS[name].high
+    for bad in [-0.5] if high == np.inf else [-0.5, 1.5]:
+        for row in ([bad, 1.0], [1.0, bad]):
+            with pytest.raises(ParameterError, match=rf"^{name} must lie in \[0, .*\], got {bad:g}"):
+                report(**{name: row})
+        if name in INFORMED:
+            with pytest.raises(ParameterError, match=f"^{name} must lie in"):
+                Random(clients_per_round=1).inform(np.array([0]), **{name: np.array([bad])})
+    for good in ([0.0, min(high, 7.0)], [1.0, np.nan] if name != "latency" else [1.0, 1.0]):
+        np.testing.assert_array_equal(getattr(report(**{name: good}), name), good)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_latency_is_finite_in_every_row(value: float) -> None:
+    with pytest.raises(ParameterError, match="latency must be finite and at least 0 s in every row"):
+        report(latency=[1.0, value])
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.1, np.nan])
+def test_a_scalar_out_of_its_range_is_refused(value: float) -> None:
+    with pytest.raises(ParameterError, match="global_accuracy must"):
+        report(global_accuracy=value)
+    assert scalar_value("global_loss", -3.0) == -3.0
+
+
+@pytest.mark.parametrize("name", sorted(columns.VECTORS))
+def test_vectors_have_a_row_for_each_client(name: str) -> None:
+    held = getattr(report(**{name: [[1.0, 2.0, 3.0], [np.nan] * 3]}), name)
+    assert held.shape == (2, 3)
+    assert not held.flags.writeable
+    for wrong in ([1.0, 2.0], [[1.0, 2.0]]):
+        with pytest.raises(ParameterError, match=f"{name} must have one row per client"):
+            report(**{name: wrong})
+    if name in INFORMED:
+        with pytest.raises(ParameterError, match=name):
+            Random(clients_per_round=1).inform(np.arange(2), **{name: np.ones(2)})
+
+
+def test_values_are_copied() -> None:
+    given = np.array([1.0, 2.0])
+    held = column_values("loss", given, 2)
+    given[:] = 0.0
+    assert held.tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"latancy"}, r"Mine\.needs names 'latancy', which is no column \(did you mean 'latency'\?\)"),
+        ("latency", r"Mine\.needs must be a set of column names, such as frozenset\({'latency'}\), got 'latency'"),
+        (None, "must be a set of column names"),
+        ({"loss": 1}, "must be a set of column names"),
+        ({3}, r"names 3, which is no column; choose of accuracy, "),
+    ],
+)
+def test_names_that_are_no_columns(given: object, said: str) -> None:
+    with pytest.raises(ParameterError, match=said):
+        check_columns("Mine", "needs", given, REPORTED)
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_selector_gets_a_report_with_what_it_needs(name: str) -> None:
+    parameters = {"bsfl": {"min_latency": 0.1}, "gpfl": {"total_rounds": 9}}.get(name, {})
+    extra = {"max_latency": 5.0} if name.startswith("cs-ucb") else {}
+    selector = create(name, clients_per_round=2, **parameters, **extra)
+    chosen = selector.select(np.arange(3))
+    made = report_for(selector, chosen, np.ones(chosen.size, dtype=np.bool_), np.random.default_rng(0))
+    assert all(getattr(made, column) is not None for column in selector.needs)
+    selector.observe(made)
+
+
+def test_what_the_papers_ask_of_the_strategy() -> None:
+    options = {name: dict(selector_class(name).paper_options) for name in names() if selector_class(name).paper_options}
+    fedcm = {"filter": "loss", "averaging": "fedpdp"}
+    assert options == {"gpfl": {"averaging": "mean"}, "fedcm-ucb": fedcm, "fedcm-ts": fedcm}
+
+
+def test_what_the_papers_cannot_do_without() -> None:
+    required = {name: selector_class(name).requires for name in names() if selector_class(name).requires}
+    assert required == {"pczfl": {"energy_score"}}
+
+
+def test_the_table_is_in_words() -> None:
+    for name, row in COLUMNS.items():
+        assert re.fullmatch("[a-z_]+", name)
+        assert row.name == name
+        assert len(row.meaning) > 15
+        assert row.reported or row.informed

@@ -1,0 +1,228 @@
+"""State of every shape and type: saved, loaded, refused, grown and forgotten."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from fedsel_flwr.errors import StateError
+from fedsel_flwr.selectors import Random, RoundReport
+
+TYPES = [np.bool_, np.int8, np.int32, np.int64, np.uint8, np.uint64, np.float16, np.float32, np.float64]
+
+
+class Keeper(Random):
+    """Keeps a bit of everything."""
+
+    client_state: ClassVar[dict[str, Any]] = {
+        "_flag": False, "_plays": 0, "_mean": 0.5, "_context": np.array([0.25, -1.0]),
+        "_table": np.zeros((2, 3), dtype=np.int32), "_hash": np.uint64(7), "_half": np.float32(1.5),
+    }  # fmt: skip
+    scalar_state = ("_best", "_count", "_ready")
+    free_state: ClassVar[dict[str, Any]] = {"_centre": (float, (2,)), "_bits": (bool, ()), "_wide": (np.uint64, ())}
+
+    _context: Any
+    _hash: Any
+    _plays: Any
+    _centre: Any
+    _bits: Any
+    _wide: Any
+
+    def __init__(self, *, clients_per_round: int = 2, seed: int | None = None) -> None:
+        super().__init__(clients_per_round=clients_per_round, seed=seed)
+        self._best, self._count, self._ready = 0.0, 0, False
+
+    def _observe(self, report: RoundReport) -> None:
+        k = report.clients
+        self._context[k] += report.latency[:, None]
+        self._hash[k] = 2**64 - 1 - k.astype(np.uint64)
+        self._plays[k] += 1
+        self._best, self._count, self._ready = float(report.latency.max()), self._count + 1, True
+        self._centre = np.vstack([self._centre, self._context[k]])
+        self._bits = np.append(self._bits, report.completed)
+        self._wide = np.append(self._wide, self._hash[k])
+
+
+def played(rounds: int = 3, seed: int = 1) -> Keeper:
+    selector = Keeper(seed=seed)
+    for t in range(rounds):
+        chosen = selector.select(np.arange(5))
+        selector.observe(RoundReport(clients=chosen, completed=[True, False], latency=[1.0 + t, 2.0]))
+    return selector
+
+
+def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert one.keys() == other.keys()
+    for key, value in one.items():
+        np.testing.assert_array_equal(value, other[key], err_msg=key)
+        assert np.asarray(value).dtype == np.asarray(other[key]).dtype, key
+        assert type(value) is type(other[key]), key
+
+
+def test_rows_have_the_shape_and_type_of_a_newcomers_value() -> None:
+    selector = Keeper()
+    selector.inform(np.array([3]))
+    state = selector.state_dict()
+    assert {key: (value.shape, str(value.dtype)) for key, value in state.items() if np.ndim(value)} == {
+        "registered": ((4,), "bool"), "generator": ((6,), "uint64"), "flag": ((4,), "bool"), "plays": ((4,), "int64"),
+        "mean": ((4,), "float64"), "context": ((4, 2), "float64"), "table": ((4, 2, 3), "int32"),
+        "hash": ((4,), "uint64"), "half": ((4,), "float32"), "centre": ((0, 2), "float64"), "bits": ((0,), "bool"),
+        "wide": ((0,), "uint64"),
+    }  # fmt: skip
+    assert state["context"].tolist() == [[0.25, -1.0]] * 4
+    assert state["hash"].tolist() == [7] * 4
+
+
+@pytest.mark.parametrize("as_lists", [False, True], ids=["arrays", "JSON"])
+def test_everything_survives(as_lists: bool) -> None:
+    straight, resumed = played(), Keeper(seed=9)
+    state = straight.state_dict()
+    if as_lists:
+        state = json.loads(
+            json.dumps({key: getattr(value, "tolist", lambda v=value: v)() for key, value in state.items()})
+        )
+    resumed.load_state_dict(state)
+    assert_same(resumed.state_dict(), straight.state_dict())
+    assert [resumed.select(np.arange(9)).tolist() for _ in range(20)] == [
+        straight.select(np.arange(9)).tolist() for _ in range(20)
+    ]
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=lambda dtype: dtype.__name__)
+def test_every_type_survives(dtype: Any) -> None:
+    """The largest and the least number of each type, in rows, free arrays and numbers."""
+    if dtype is np.bool_:
+        ends = [True, False]
+    else:
+        info: Any = np.finfo(dtype) if np.dtype(dtype).kind == "f" else np.iinfo(dtype)
+        ends = [info.max, info.min]
+
+    class Typed(Random):
+        """Keeps one type."""
+
+        client_state: ClassVar[dict[str, Any]] = {"_rows": dtype(0)}
+        free_state: ClassVar[dict[str, Any]] = {"_free": (dtype, ())}
+        scalar_state = ("_one",)
+        _rows: Any
+
+        def __init__(self, **parameters: Any) -> None:
+            super().__init__(**parameters)
+            self._one = dtype(1)
+
+    straight, resumed = Typed(clients_per_round=1), Typed(clients_per_round=1)
+    straight.inform(np.arange(2))
+    straight._rows[:] = ends
+    straight._free, straight._one = np.array(ends, dtype), dtype(ends[0])
+    resumed.load_state_dict(straight.state_dict())
+    assert_same(resumed.state_dict(), straight.state_dict())
+    assert resumed.state_dict()["rows"].dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("registered", np.ones((2, 2), dtype=bool), "must be one-dimensional, got bool of shape (2, 2)"),
+        ("registered", [1, 0, 1, 1, 0], "must hold bool values"),
+        ("round", 1.5, "must hold finite int64 numbers"),
+        ("round", -1, "must be at least 0"),
+        ("round", [1], "must be int64 of shape ()"),
+        ("generator", np.zeros(5, dtype=np.uint64), "must be uint64 of shape (6,)"),
+        ("generator", -np.ones(6, dtype=np.int64), "must hold finite uint64 numbers"),
+        ("generator", np.full(6, 2, dtype=np.uint64), "must be the state of a PCG64 generator"),
+        ("flag", np.zeros(5, dtype=int), "must hold bool values"),
+        ("plays", np.full(5, 0.5), "must hold finite int64 numbers"),
+        ("plays", np.full(5, 1.0), "must hold finite int64 numbers"),
+        ("plays", np.zeros(4, dtype=int), "must be int64 of shape (5,)"),
+        ("plays", np.full(5, 2**63, dtype=np.uint64), "must hold finite int64 numbers"),
+        ("plays", ["a"] * 5, "must hold finite int64 numbers"),
+        ("plays", [None] * 5, "must hold finite int64 numbers"),
+        ("mean", [0.5, 0.5, 0.5, 0.5, np.nan], "must hold finite float64 numbers"),
+        ("mean", [0.5, 0.5, 0.5, 0.5, np.inf], "must hold finite float64 numbers"),
+        ("mean", np.full(5, 2**53 + 1), "must hold finite float64 numbers"),
+        ("half", np.full(5, 1e300), "must hold finite float32 numbers"),
+        ("half", np.full(5, 0.1), "must hold finite float32 numbers"),
+        ("context", np.zeros(5), "must be float64 of shape (5, 2)"),
+        ("context", np.zeros((5, 3)), "must be float64 of shape (5, 2)"),
+        ("context", np.zeros((5, 2), dtype=complex), "must hold finite float64 numbers"),
+        ("centre", np.zeros((4, 3)), "must be float64 of shape (any, 2)"),
+        ("centre", [[0.5], [0.5, 0.5]], "must hold finite float64 numbers"),
+        ("centre", [[0.5, np.nan]], "must hold finite float64 numbers"),
+        ("bits", [0, 1], "must hold bool values"),
+        ("best", "a", "must hold finite float64 numbers"),
+        ("best", np.nan, "must hold finite float64 numbers"),
+        ("best", [1.0], "must be float64 of shape ()"),
+        ("count", 2.5, "must hold finite int64 numbers"),
+        ("count", 2**70, "must hold finite int64 numbers"),
+        ("ready", 1, "must hold bool values"),
+    ],
+    ids=lambda value: str(value)[:20].replace("\n", ""),
+)
+def test_what_does_not_fit_is_refused_by_name_and_changes_nothing(key: str, value: Any, said: str) -> None:
+    """The foreign state is from a later round, so that whatever was taken over would show."""
+    selector, before = played(), played().state_dict()
+    with pytest.raises(StateError) as refused:
+        selector.load_state_dict(played(5, seed=2).state_dict() | {key: value})
+    assert str(refused.value).startswith(f"state {key!r} {said}")
+    assert_same(selector.state_dict(), before)
+
+
+def test_other_keys_are_refused_by_their_names() -> None:
+    selector, before = played(), played().state_dict()
+    foreign = {key: value for key, value in played(5).state_dict().items() if key != "context"} | {"surprise": 1}
+    with pytest.raises(
+        StateError, match=r"does not belong to random: missing \['context'\], unexpected \['surprise'\]"
+    ):
+        selector.load_state_dict(foreign)
+    assert_same(selector.state_dict(), before)
+
+
+def test_a_row_that_starts_unknown_may_be_loaded_unknown() -> None:
+    """NaN and infinities are refused only where a newcomer has a number."""
+
+    class Unknown(Random):
+        """Does not know yet."""
+
+        client_state: ClassVar[dict[str, Any]] = {"_loss": np.nan}
+
+    selector, other = Unknown(clients_per_round=1), Unknown(clients_per_round=1)
+    selector.inform(np.arange(2))
+    other.load_state_dict(selector.state_dict())
+    np.testing.assert_array_equal(other.state_dict()["loss"], [np.nan, np.nan])
+
+
+def test_a_saved_state_is_a_copy_both_ways() -> None:
+    selector, other = played(), Keeper()
+    state = selector.state_dict()
+    before = {key: np.array(value) for key, value in state.items()}
+    other.load_state_dict(state)
+    for one in (selector, other):
+        one.observe(RoundReport(clients=[0, 1], completed=[True, True], latency=[3.0, 4.0]))
+    for key, value in before.items():
+        np.testing.assert_array_equal(state[key], value, err_msg=key)
+
+
+def test_forget_resets_rows_of_any_shape_and_no_others() -> None:
+    selector = played(6)
+    kept = selector.state_dict()
+    assert kept["plays"].min() > 0
+    selector.forget(np.array([1, 3, 77]))
+    state, fresh = selector.state_dict(), Keeper()
+    fresh.inform(np.arange(5))
+    for key, new in fresh.state_dict().items():
+        if np.ndim(new) and key not in ("generator", *map(str, ("centre", "bits", "wide"))):
+            expected = kept[key].copy()
+            expected[[1, 3]] = False if key == "registered" else new[[1, 3]]
+            np.testing.assert_array_equal(state[key], expected, err_msg=key)
+    assert selector.num_clients == 3
+
+
+def test_two_selectors_share_no_rows() -> None:
+    one, other = Keeper(), Keeper()
+    for selector in (one, other):
+        selector.inform(np.arange(2))
+    one._context[0] = 9.0
+    assert other.state_dict()["context"].tolist() == [[0.25, -1.0]] * 2
+    assert Keeper.client_state["_context"].tolist() == [0.25, -1.0]
