@@ -10,7 +10,7 @@ from flwr.common import Context
 from flwr.serverapp import Grid
 
 from fedsel_flwr.clients.torch_client import TorchClient
-from fedsel_flwr.rounds.replies import Arrays
+from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.simulations import legacy_api, message_api
 from fedsel_flwr.simulations.world import World
 

@@ -12,7 +12,7 @@ from flwr.server.compat import start_grid
 from flwr.serverapp import Grid
 
 from fedsel_flwr.clients.torch_client import TorchClient
-from fedsel_flwr.rounds.replies import Arrays
+from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.simulations.base_strategies import CLASSES, own_parameters
 from fedsel_flwr.simulations.world import World
 

@@ -9,7 +9,7 @@ import tomli_w
 
 from fedsel_flwr.report import run_folder
 from fedsel_flwr.rounds.history import History
-from fedsel_flwr.rounds.replies import Arrays
+from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.simulations.scenario import Scenario
 
 
