@@ -1,1 +1,34 @@
-"""The course of a round in plain types: arrays, numbers and ids; no Flower, no torch."""
+"""The course of a round in plain types: arrays, numbers and ids; no Flower, no torch.
+
+Whatever carries a model to clients, Flower's two APIs or an engine in this process, stands on
+:class:`~fedsel_flwr.rounds.core.SelectionCore`, whose three calls are a round: choose, collect, finish. The rooms, in
+the order in which a round goes through them:
+
+==================  =================================================================================================
+``settings``        the options of a strategy, resolved once for every adapter
+``numbering``       which absolute round the server means
+``identity``        which texts can be client ids
+``roster``          who is who: connections, client ids and the selector's rows; who is evicted for whom
+``rollcall``        who is asked who it is, and when
+``enrolment``       who is new, and what the selector is told about the clients
+``client_values``   selector parameters that users give by client id and selectors read by row
+``presence``        who takes part, beyond being connected
+``cooldown``        who is left in peace after failures
+``probing``         what a selector asks before it chooses, and what the answers cost
+``round``           what lives from the choice to the end
+``untrusted``       values that clients sent, and what they may have meant
+``clocks``          how long a client took: its word, or the server's time
+``replies``         which updates can be used, and which numbers can be believed
+``models``          the models of a round, a list or a stack; which of them can be used
+``validation``      the server's examples, and how to run the model on them
+``direction``       the direction in which the global model goes (GPFL)
+``measuring``       what the server measures on the models
+``collecting``      all of that for the replies of a round
+``reporting``       the selector's report and the history's records
+``records``         the history's rows
+``history``         what happened, round by round and client by client
+``saving``          what the owners of lasting state have in common
+``parts``           who they are
+``core``            the course of a round
+==================  =================================================================================================
+"""

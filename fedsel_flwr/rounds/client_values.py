@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.rounds.roster import Roster, canonical_id
+from fedsel_flwr.rounds.identity import canonical_id
+from fedsel_flwr.rounds.roster import Roster
 
 
 class ClientValues(Mapping[int, float]):

@@ -6,38 +6,29 @@ and has the kept updates averaged. Everything else happens here, in plain types.
 
 from __future__ import annotations
 
-import logging
-from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from fedsel_flwr.aggregation import averaging
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds import saving
 from fedsel_flwr.rounds.client_values import ClientValues
-from fedsel_flwr.rounds.cooldown import Cooldown
-from fedsel_flwr.rounds.enrolment import Enrolment, Introduction
-from fedsel_flwr.rounds.history import History
-from fedsel_flwr.rounds.measuring import Measurer
-from fedsel_flwr.rounds.models import Arrays, ModelList, ModelStack
+from fedsel_flwr.rounds.collecting import Collector
+from fedsel_flwr.rounds.enrolment import Introduction
+from fedsel_flwr.rounds.models import Arrays, ModelStack
+from fedsel_flwr.rounds.numbering import Numbering
+from fedsel_flwr.rounds.parts import make_parts
 from fedsel_flwr.rounds.presence import Availability, available
-from fedsel_flwr.rounds.probing import Answers, Probing
-from fedsel_flwr.rounds.replies import Reply, read_reply
-from fedsel_flwr.rounds.reporting import FROM_REPLY, Reporter
-from fedsel_flwr.rounds.rollcall import Facts, RollCall
+from fedsel_flwr.rounds.probing import Answers
+from fedsel_flwr.rounds.replies import Reply
+from fedsel_flwr.rounds.rollcall import Facts
 from fedsel_flwr.rounds.roster import Present, Roster
 from fedsel_flwr.rounds.round import Outcome, Round
 from fedsel_flwr.rounds.settings import Settings
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors.columns import ASKED
 from fedsel_flwr.wireless import round_time
-
-logger = logging.getLogger("fedsel_flwr")
-USELESS = 3
-"""Rounds in a row without a usable update after which the log says so."""
 
 
 class Transport(Protocol):
@@ -48,20 +39,6 @@ class Transport(Protocol):
 
     def probe(self, nodes: list[str], config: Mapping[str, str | int]) -> Answers:
         """Have connections measure the current global model: connection -> metrics, of those that answered."""
-
-
-class Parts(NamedTuple):
-    """The owners of what outlives a round."""
-
-    selector: Selector
-    roster: Roster
-    rollcall: RollCall
-    enrolment: Enrolment
-    probing: Probing
-    cooldown: Cooldown
-    measurer: Measurer
-    reporter: Reporter
-    history: History
 
 
 class SelectionCore:
@@ -77,7 +54,9 @@ class SelectionCore:
         roll_call_timeout: Seconds that the transport waits for introductions, for messages.
 
     Attributes:
+        settings: How clients are treated.
         parts: The owners of what outlives a round.
+        numbering: Which absolute round the server means.
     """
 
     def __init__(
@@ -90,23 +69,12 @@ class SelectionCore:
         availability: Availability | None = None,
         roll_call_timeout: float = 60.0,
     ) -> None:
-        s, roster = settings, roster or Roster()
-        measurer = Measurer(selector, s.validation, s.filter, s.learning_rate, s.momentum)
         self.settings, self._availability = settings, availability
-        self.parts = Parts(
-            selector=selector,
-            roster=roster,
-            rollcall=RollCall(roll_call_timeout),
-            enrolment=Enrolment(selector, roster, measurer, client_values),
-            probing=Probing(selector, roster, settings),
-            cooldown=Cooldown(settings.cooldown),
-            measurer=measurer,
-            reporter=Reporter(selector, roster, settings.max_latency),
-            history=History(),
-        )
-        self._wanted = selector.needs & FROM_REPLY
+        roster = Roster() if roster is None else roster
+        self.parts = make_parts(selector, settings, roster, client_values, roll_call_timeout)
+        self.numbering = Numbering()
+        self._collector = Collector(selector, settings, roster, self.parts.enrolment, self.parts.measurer)
         self._round: Round | None = None
-        self._offset: int | None = None  # absolute round - the server's; None before a run's first choice
 
     @property
     def round(self) -> int:
@@ -121,14 +89,6 @@ class SelectionCore:
     def reads_global(self, outcome: Outcome) -> bool:
         """Whether :meth:`finish` needs the arrays of the new global model."""
         return self.parts.measurer.reads_global or (outcome.averaging is not None and outcome.averaging.mixes)
-
-    def begin_run(self) -> None:
-        """A run begins: the server may count its rounds from 1 again."""
-        self._offset = None
-
-    def absolute(self, server_round: int) -> int:
-        """The absolute number of a round that the server counts."""
-        return server_round + (self._offset or 0)
 
     def choose(
         self,
@@ -153,7 +113,7 @@ class SelectionCore:
         """
         parts, upcoming = self.parts, self.round + 1
         if server_round is not None:
-            self._check_round(server_round)
+            self.numbering.check(server_round, self.round)
         parts.roster.release(connected, upcoming)
         self.enroll(parts.rollcall.call(parts.roster.strangers(connected), upcoming, transport.introduce))
         here = self._here(connected, upcoming)
@@ -173,6 +133,8 @@ class SelectionCore:
         Args:
             facts: Connection -> what it said of itself.
         """
+        if not facts:
+            return
         introductions = {node: Introduction.of(said, self.settings.keys) for node, said in facts.items()}
         new, evicted = self.parts.enrolment.enter(introductions, self.round + 1)
         if evicted.size:
@@ -196,45 +158,10 @@ class SelectionCore:
             RunError: No round is open, or models must be measured or mixed, but the global model is not made of
                 NumPy arrays.
         """
-        round, s, ids = self._open(), self.settings, self.parts.roster.ids
+        round = self._open()
         round.check_open()
-        reference = round.reference if s.compare_models else None
-        faults = stack.faults(reference) if stack is not None and reference is not None else None
-        missing = Reply(error="no answer")
-        results = {
-            node: read_reply(
-                replies.get(node, missing), s, client_id=ids[row], reference=reference, wanted=self._wanted,
-                fault=None if faults is None else faults[i],
-            )
-            for i, (row, node) in enumerate(round.chosen.items())
-        }  # fmt: skip
-        for row, node in round.chosen.items():
-            for problem in results[node].problems:
-                logger.warning("round %d, client %s: %s", round.number, ids[row], problem)
-        self.parts.enrolment.reported(
-            round.rows, np.array([result.num_examples for result in results.values()], dtype=np.int64)
-        )
-        usable = [i for i, result in enumerate(results.values()) if result.completed]
-        nodes = list(results)
-        outcome = Outcome(
-            results=results,
-            usable=[nodes[i] for i in usable],
-            enough=len(usable) >= s.min_completed and not self.parts.selector.keeps_model,
-        )
-        measurer = self.parts.measurer
-        if usable and reference is None and (measurer.reads_updates or measurer.reads_global or s.averaging):
-            raise RunError(
-                "the global model cannot be decoded into NumPy arrays, but the filter, the selector or the averaging "
-                "scheme works on its numbers: use a base strategy whose model is arrays, or a selector of latencies"
-            )
-        if usable and reference is not None:
-            if stack is not None:
-                models: ModelStack | ModelList = stack.take(np.array(usable)).like(reference)
-            else:
-                models = ModelList([results[n].converted or replies[n].arrays or [] for n in outcome.usable])
-            outcome = self._measured(round, replace(outcome, models=models), reference)
-        round.outcome = outcome
-        return outcome
+        round.outcome = self._collector.collect(round, replies, stack)
+        return round.outcome
 
     def finish(self, after: Arrays | None = None) -> Arrays | None:
         """End the round: mix the model as the averaging scheme says, let the selector observe, enter the history.
@@ -270,7 +197,7 @@ class SelectionCore:
             clients=parts.reporter.records(round, outcome),
         )
         round.finished = True
-        self._complain_of_useless_rounds()
+        parts.history.complain_of_useless_rounds()
         return after
 
     def state_dict(self) -> saving.State:
@@ -285,7 +212,7 @@ class SelectionCore:
         """
         saving.load_parts(self.parts._asdict(), state)
         self._round = None
-        self.begin_run()
+        self.numbering.begin_run()
 
     def _here(self, connected: Collection[str], upcoming: int) -> Present:
         """The clients that can be chosen in the round to come; each is asked for once."""
@@ -298,48 +225,7 @@ class SelectionCore:
         seconds = rounds[-1].simulated_s if rounds else 0.0
         return here.only(available(self._availability, [roster.ids[row] for row in here.rows], upcoming, seconds))
 
-    def _measured(self, round: Round, outcome: Outcome, reference: Arrays) -> Outcome:
-        """The outcome with what the server measures on the usable models, and how they are averaged."""
-        outcome = replace(outcome, columns=self.parts.measurer.models(outcome.models, reference))
-        if not outcome.kept:
-            return replace(outcome, enough=False)
-        if self.settings.averaging is None or not outcome.enough:
-            return outcome
-        kept = set(outcome.kept)
-        rows = np.array([row for row, node in round.chosen.items() if node in kept])
-        total, selector = self.parts.enrolment.total_examples(), self.parts.selector
-        weights = outcome.weights
-        scheme = averaging(
-            self.settings.averaging, weights, total, selector.num_clients, selector.draws(rows)
-        )  # (3), (5) of Kim et al.
-        return replace(outcome, averaging=scheme)
-
     def _open(self) -> Round:
         if self._round is None:
             raise RunError("no round has begun: call choose, collect and finish once each, in this order")
         return self._round
-
-    def _check_round(self, server_round: int) -> None:
-        """The server's round and the selector's go on together, or the run starts again at the server's 1."""
-        offset = self.round + 1 - server_round
-        if self._offset is None and offset in (0, self.round):
-            self._offset = offset
-        if offset != self._offset:
-            allowed = {1, self.round + 1} if self._offset is None else {self.round + 1 - self._offset}
-            expected = " or ".join(map(str, sorted(allowed)))
-            raise RunError(
-                f"the server begins round {server_round}, but the selector has seen {self.round} rounds, so that round "
-                f"{expected} was expected: use a strategy for one run at a time, and do not call select yourself"
-            )
-
-    def _complain_of_useless_rounds(self) -> None:
-        """Say loudly that several rounds in a row had no usable update."""
-        history = self.parts.history
-        last = history.rounds[-USELESS:]
-        if len(last) < USELESS or any(one.num_completed or not one.num_selected for one in last):
-            return
-        problems = Counter(row.problem for row in history.clients[-sum(one.num_selected for one in last) :])
-        logger.error(
-            "no update could be used in rounds %d to %d, the model does not change; most often: %s",
-            last[0].round, last[-1].round, problems.most_common(1)[0][0],
-        )  # fmt: skip

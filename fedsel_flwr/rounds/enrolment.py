@@ -14,9 +14,10 @@ from fedsel_flwr.checks import IntArray
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds import saving
 from fedsel_flwr.rounds.client_values import ClientValues
+from fedsel_flwr.rounds.identity import canonical_id
 from fedsel_flwr.rounds.measuring import Measurer
 from fedsel_flwr.rounds.models import Arrays
-from fedsel_flwr.rounds.roster import Roster, canonical_id
+from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.rounds.settings import MetricKeys
 from fedsel_flwr.rounds.untrusted import fraction, usable_count
 from fedsel_flwr.selectors import Selector

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,80 +14,14 @@ import numpy as np
 from fedsel_flwr.checks import IntArray
 from fedsel_flwr.errors import StateError
 from fedsel_flwr.rounds import saving
+from fedsel_flwr.rounds.records import ClientRecord, RoundRecord
 
-Record = TypeVar("Record", "ClientRecord", "RoundRecord")
+__all__ = ["ClientRecord", "History", "RoundRecord"]
 
-
-@dataclass(frozen=True, kw_only=True)
-class ClientRecord:
-    """One selected client in one round; NaN where a value is unknown.
-
-    Attributes:
-        round: 1-based absolute round.
-        client_id: The client's own identity.
-        client: The client's row in the selector.
-        completed: Whether the update could be used and arrived in time.
-        kept: Whether the update was averaged: completed, and not dropped by FedCA's filter.
-        problem: Empty, or what was wrong: a kind, a colon and details; several are joined by "; ".
-        latency_s: Seconds the selector was told.
-        latency_source: Where they come from: "reported", "observed", "clipped" or "max_latency".
-        energy_j: Joules the client reported.
-        download_s: Reported seconds to receive the model.
-        compute_s: Reported seconds of local training.
-        upload_s: Reported seconds to send the update.
-        train_loss: Reported training loss.
-        num_examples: Examples behind the update; 0 where unknown.
-    """
-
-    round: int
-    client_id: str
-    client: int
-    completed: bool
-    problem: str
-    latency_s: float
-    energy_j: float
-    download_s: float
-    compute_s: float
-    upload_s: float
-    train_loss: float
-    num_examples: int
-    kept: bool = True
-    latency_source: str = "reported"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoundRecord:
-    """One round; accuracy and loss are those of the central evaluation, NaN without one.
-
-    Attributes:
-        round: 1-based absolute round.
-        num_available: Clients that could have been chosen.
-        num_selected: Clients that were chosen.
-        num_completed: Clients whose update arrived in time and could be used.
-        num_kept: Clients whose update was averaged; fewer where FedCA's filter dropped some.
-        round_s: Seconds the round took on the strategy's clock.
-        simulated_s: Seconds since the start, cumulative.
-        energy_j: Joules reported in this round; NaN where clients took part and nobody reported any.
-        total_energy_j: Joules since the start, cumulative; NaN as long as nobody reported any.
-        accuracy: Accuracy of the new global model.
-        loss: Loss of the new global model.
-        probe_s: Seconds that questions before the choice took, part of ``round_s``.
-        probe_j: Joules they took, part of ``energy_j``.
-    """
-
-    round: int
-    num_available: int
-    num_selected: int
-    num_completed: int
-    round_s: float
-    simulated_s: float
-    energy_j: float
-    total_energy_j: float
-    accuracy: float = float("nan")
-    loss: float = float("nan")
-    probe_s: float = 0.0
-    probe_j: float = 0.0
-    num_kept: int = 0
+logger = logging.getLogger("fedsel_flwr")
+USELESS = 3
+"""Rounds in a row without a usable update after which the log says so."""
+Record = TypeVar("Record", ClientRecord, RoundRecord)
 
 
 @dataclass
@@ -150,6 +85,17 @@ class History:
     def problem_counts(self) -> Counter[str]:
         """How often each kind of problem was met."""
         return Counter(problem.split(":")[0] for row in self.clients for problem in row.problem.split("; ") if problem)
+
+    def complain_of_useless_rounds(self) -> None:
+        """Say loudly that several rounds in a row had no usable update."""
+        last = self.rounds[-USELESS:]
+        if len(last) < USELESS or any(one.num_completed or not one.num_selected for one in last):
+            return
+        problems = Counter(row.problem for row in self.clients[-sum(one.num_selected for one in last) :])
+        logger.error(
+            "no update could be used in rounds %d to %d, and the model does not change; most often: %s",
+            last[0].round, last[-1].round, problems.most_common(1)[0][0],
+        )  # fmt: skip
 
     def state_dict(self) -> saving.State:
         """Every record, a column a field."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from fedsel_flwr.checks import FloatArray
 from fedsel_flwr.rounds.clocks import read_latency
+from fedsel_flwr.rounds.identity import canonical_id
 from fedsel_flwr.rounds.models import Arrays, fault_in_arrays, in_types_of
-from fedsel_flwr.rounds.roster import canonical_id
 from fedsel_flwr.rounds.settings import Settings
 from fedsel_flwr.rounds.untrusted import MAX_EXAMPLES, finite_number, one_line, shown, usable_count, within
 from fedsel_flwr.selectors.columns import COLUMNS

@@ -10,8 +10,8 @@ import numpy as np
 
 from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.rounds import saving
-from fedsel_flwr.rounds.history import ClientRecord
 from fedsel_flwr.rounds.probing import in_rows
+from fedsel_flwr.rounds.records import ClientRecord
 from fedsel_flwr.rounds.replies import NUMBERS, ClientResult
 from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.rounds.round import Outcome, Round

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -16,34 +15,7 @@ import numpy as np
 from fedsel_flwr.checks import BoolArray, IntArray
 from fedsel_flwr.errors import StateError
 from fedsel_flwr.rounds import saving
-
-MAX_ID_LENGTH = 256
-MAX_ID_DIGITS = 40
-
-
-def canonical_id(claim: object) -> str | None:
-    """Return a reported identity as a string; None if it cannot serve as one.
-
-    >>> canonical_id(7), canonical_id(" phone-7 "), canonical_id(None), canonical_id(float("nan"))
-    ('7', 'phone-7', None, None)
-    """
-    if isinstance(claim, bool | np.bool_):
-        return None
-    if isinstance(claim, Integral) or (isinstance(claim, float | np.floating) and float(claim).is_integer()):
-        return str(int(claim)) if abs(int(claim)) < 10**MAX_ID_DIGITS else None
-    if isinstance(claim, str) and 0 < len(claim.strip()) <= MAX_ID_LENGTH and claim.strip().isprintable():
-        return claim.strip()
-    return None
-
-
-def id_order(client_id: str) -> tuple[int, int, str]:
-    """Sort key of ids: all-digit ids first, as integers, then the others as text.
-
-    >>> sorted(["b", "10", "9"], key=id_order)
-    ['9', '10', 'b']
-    """
-    digits = client_id.isascii() and client_id.isdigit()
-    return (0, int(client_id), client_id) if digits else (1, 0, client_id)
+from fedsel_flwr.rounds.identity import id_order
 
 
 @dataclass(frozen=True)
@@ -100,6 +72,8 @@ class Roster:
 
     def strangers(self, connected: Collection[str]) -> list[str]:
         """Connections that are neither bound nor refused, in id order."""
+        if self._memo is not None and len(self._memo[1].nodes) == len(connected) and self._same_crowd(connected):
+            return []  # all of them are bound
         return sorted(
             (node for node in connected if node not in self._row_of_node and node not in self.refused), key=id_order
         )

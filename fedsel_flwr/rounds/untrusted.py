@@ -19,6 +19,8 @@ def usable_count(value: object) -> int:
     >>> usable_count(12), usable_count(-1), usable_count("12"), usable_count(10**400)
     (12, 0, 0, 0)
     """
+    if type(value) is int:  # the common case first: fleets are large
+        return value if 1 <= value <= MAX_EXAMPLES else 0
     if isinstance(value, bool | np.bool_) or not isinstance(value, Integral) or not 1 <= int(value) <= MAX_EXAMPLES:
         return 0
     return int(value)
@@ -55,6 +57,8 @@ def shown(value: object) -> str:
 
 def number(value: object) -> float | None:
     """``value`` as a float, NaN and infinities included; None if it is no number."""
+    if type(value) is float:  # the common case first
+        return value
     if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
         return None
     try:

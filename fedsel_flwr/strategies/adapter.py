@@ -177,12 +177,12 @@ class Adapter:
     def _enter_evaluation(self, server_round: int, loss: object, metrics: Mapping[str, object]) -> None:
         """Enter the central evaluation into the history."""
         accuracy = _or_nan(metrics.get("accuracy"))
-        self.history.evaluated(self.core.absolute(server_round), loss=_or_nan(loss), accuracy=accuracy)
+        self.history.evaluated(self.core.numbering.absolute(server_round), loss=_or_nan(loss), accuracy=accuracy)
 
     def _end_round(self, server_round: int) -> None:
         """Tell the caller about the round, if it is one that was recorded."""
         last = self.history.rounds[-1] if self.history.rounds else None
-        if self._on_round is not None and last is not None and last.round == self.core.absolute(server_round):
+        if self._on_round is not None and last is not None and last.round == self.core.numbering.absolute(server_round):
             self._on_round(last)
 
 

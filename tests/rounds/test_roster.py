@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.client_values import ClientValues
-from fedsel_flwr.rounds.roster import Roster, canonical_id, id_order
+from fedsel_flwr.rounds.identity import canonical_id, id_order
+from fedsel_flwr.rounds.roster import Roster
 
 
 @pytest.mark.parametrize(

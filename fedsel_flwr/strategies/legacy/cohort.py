@@ -23,7 +23,7 @@ from flwr.server.client_proxy import ClientProxy
 from flwr.server.criterion import Criterion
 
 from fedsel_flwr.errors import RunError
-from fedsel_flwr.rounds.roster import id_order
+from fedsel_flwr.rounds.identity import id_order
 from fedsel_flwr.strategies.waiting import wait_for
 
 POLL_S = 0.1

@@ -10,7 +10,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedsel_flwr.errors import RunError
-from fedsel_flwr.rounds.roster import id_order
+from fedsel_flwr.rounds.identity import id_order
 from fedsel_flwr.strategies.waiting import wait_for
 
 POLL_S = 0.25

@@ -1,0 +1,108 @@
+"""What came back in a round: every reply read, the usable models, what is measured on them, how they are averaged."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from fedsel_flwr.aggregation import averaging
+from fedsel_flwr.errors import RunError
+from fedsel_flwr.rounds.enrolment import Enrolment
+from fedsel_flwr.rounds.measuring import Measurer
+from fedsel_flwr.rounds.models import Arrays, ModelList, Models, ModelStack
+from fedsel_flwr.rounds.replies import Reply, read_reply
+from fedsel_flwr.rounds.reporting import FROM_REPLY
+from fedsel_flwr.rounds.roster import Roster
+from fedsel_flwr.rounds.round import Outcome, Round
+from fedsel_flwr.rounds.settings import Settings
+from fedsel_flwr.selectors import Selector
+
+logger = logging.getLogger("fedsel_flwr")
+NOTHING = Reply(error="no answer")
+
+
+class Collector:
+    """Reads the replies of a round.
+
+    Args:
+        selector: Its ``needs`` say what is read and measured.
+        settings: How clients are treated.
+        roster: Where rows find their ids.
+        enrolment: Keeps the numbers of examples.
+        measurer: Measures models.
+    """
+
+    def __init__(
+        self, selector: Selector, settings: Settings, roster: Roster, enrolment: Enrolment, measurer: Measurer
+    ) -> None:
+        self._selector, self._settings, self._roster = selector, settings, roster
+        self._enrolment, self._measurer = enrolment, measurer
+        self._wanted = selector.needs & FROM_REPLY
+
+    def collect(self, round: Round, replies: Mapping[str, Reply], stack: ModelStack | None) -> Outcome:
+        """Read what came back; every fault is logged with the client's id.
+
+        Args:
+            round: Who was chosen, and the model they received.
+            replies: Connection -> reply; a chosen connection without one did not answer.
+            stack: The models of the chosen clients, by ascending row; None where each reply has its own.
+
+        Returns:
+            Which updates may be aggregated.
+
+        Raises:
+            RunError: Models must be measured or mixed, but the global model is not made of NumPy arrays.
+        """
+        s, ids = self._settings, self._roster.ids
+        reference = round.reference if s.compare_models else None
+        faults = None if stack is None or reference is None else stack.faults(reference)
+        results = {
+            node: read_reply(
+                replies.get(node, NOTHING), s, client_id=ids[row], reference=reference, wanted=self._wanted,
+                fault=None if faults is None else faults[i],
+            )
+            for i, (row, node) in enumerate(round.chosen.items())
+        }  # fmt: skip
+        for row, node in round.chosen.items():
+            for problem in results[node].problems:
+                logger.warning("round %d, client %s: %s", round.number, ids[row], problem)
+        sizes = np.array([result.num_examples for result in results.values()], dtype=np.int64)
+        self._enrolment.reported(round.rows, sizes)
+        usable = np.flatnonzero([result.completed for result in results.values()])
+        nodes = list(results)
+        enough = len(usable) >= s.min_completed and not self._selector.keeps_model
+        outcome = Outcome(results=results, usable=[nodes[i] for i in usable], enough=enough)
+        if not len(usable):
+            return outcome
+        if reference is None:
+            return self._unread(outcome)
+        if stack is not None:
+            models: Models = stack.take(usable).like(reference)
+        else:
+            models = ModelList([results[n].converted or replies[n].arrays or [] for n in outcome.usable])
+        return self._measured(round, replace(outcome, models=models), reference)
+
+    def _unread(self, outcome: Outcome) -> Outcome:
+        """The outcome where nobody can look into the models."""
+        if self._measurer.reads_updates or self._measurer.reads_global or self._settings.averaging:
+            raise RunError(
+                "the global model cannot be decoded into NumPy arrays, but the filter, the selector or the averaging "
+                "scheme works on its numbers: use a base strategy whose model is arrays, or a selector of latencies"
+            )
+        return outcome
+
+    def _measured(self, round: Round, outcome: Outcome, reference: Arrays) -> Outcome:
+        """The outcome with what the server measures on the usable models, and how they are averaged."""
+        outcome = replace(outcome, columns=self._measurer.models(outcome.models, reference))
+        kept = set(outcome.kept)
+        if not kept:
+            return replace(outcome, enough=False)
+        if self._settings.averaging is None or not outcome.enough:
+            return outcome
+        draws = self._selector.draws(np.array([row for row, node in round.chosen.items() if node in kept]))
+        total, num_clients = self._enrolment.total_examples(), self._selector.num_clients
+        scheme = averaging(self._settings.averaging, outcome.weights, total, num_clients, draws)  # (3), (5) of Kim
+        return replace(outcome, averaging=scheme)

@@ -1,0 +1,54 @@
+"""Who owns what outlives a round."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fedsel_flwr.rounds.client_values import ClientValues
+from fedsel_flwr.rounds.cooldown import Cooldown
+from fedsel_flwr.rounds.enrolment import Enrolment
+from fedsel_flwr.rounds.history import History
+from fedsel_flwr.rounds.measuring import Measurer
+from fedsel_flwr.rounds.probing import Probing
+from fedsel_flwr.rounds.reporting import Reporter
+from fedsel_flwr.rounds.rollcall import RollCall
+from fedsel_flwr.rounds.roster import Roster
+from fedsel_flwr.rounds.settings import Settings
+from fedsel_flwr.selectors import Selector
+
+
+class Parts(NamedTuple):
+    """The owners of what outlives a round."""
+
+    selector: Selector
+    roster: Roster
+    rollcall: RollCall
+    enrolment: Enrolment
+    probing: Probing
+    cooldown: Cooldown
+    measurer: Measurer
+    reporter: Reporter
+    history: History
+
+
+def make_parts(
+    selector: Selector,
+    settings: Settings,
+    roster: Roster,
+    client_values: tuple[ClientValues, ...],
+    roll_call_timeout: float,
+) -> Parts:
+    """The owners of a new run."""
+    s = settings
+    measurer = Measurer(selector, s.validation, s.filter, s.learning_rate, s.momentum)
+    return Parts(
+        selector=selector,
+        roster=roster,
+        rollcall=RollCall(roll_call_timeout),
+        enrolment=Enrolment(selector, roster, measurer, client_values),
+        probing=Probing(selector, roster, settings),
+        cooldown=Cooldown(settings.cooldown),
+        measurer=measurer,
+        reporter=Reporter(selector, roster, settings.max_latency),
+        history=History(),
+    )
