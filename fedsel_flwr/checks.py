@@ -85,7 +85,8 @@ def indices(name: str, value: Any) -> IntArray:
         )
     if array.min() < 0:
         raise ParameterError(f"{name} must hold indices of at least 0, got {int(array.min())}")
-    if np.unique(array).size != array.size:
+    ascending = bool((array[1:] > array[:-1]).all())  # the common case: then nothing is repeated
+    if not ascending and np.unique(array).size != array.size:
         raise ParameterError(f"{name} must name each client once, got {array.size - np.unique(array).size} repeated")
     return array.astype(np.int64)
 
