@@ -63,7 +63,7 @@ class SystemModel:
     would take 40 minutes.
 
     Deviations: one fading draw per client, round and direction stands for the paper's average over a round's coherence
-    times (text above (33)); K other than 20, see :func:`computing_rate_bounds`; the probe and the energy are ours.
+    times (text above (33)); K above 20, see :func:`computing_rate_bounds`; the probe and the energy are ours.
 
     Args:
         num_clients: Number of clients, with partition ids 0 … num_clients - 1.
