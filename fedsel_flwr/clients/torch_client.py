@@ -12,10 +12,11 @@ from flwr.common import Config, NDArrays, Scalar
 from torch import nn
 
 from fedsel_flwr.checks import one_of
-from fedsel_flwr.clients.answering import answer, asked_columns, forward_passes, with_answers
+from fedsel_flwr.clients.answering import answer, asked_columns, forward_passes
 from fedsel_flwr.clients.parameters import get_arrays, set_arrays
 from fedsel_flwr.clients.streams import stream
 from fedsel_flwr.clients.system import PROBE_BITS, SystemModel
+from fedsel_flwr.clients.telemetry import fit_metrics, round_delays
 from fedsel_flwr.clients.training import TrainingSettings, evaluate, train
 from fedsel_flwr.errors import ParameterError
 
@@ -70,13 +71,14 @@ class TorchClient(NumPyClient):
             inputs if test_inputs is None else test_inputs,
             labels if test_labels is None else test_labels,
         )
-        self._energy_score: dict[str, Scalar] = {} if energy_score is None else {"energy_score": energy_score}
+        self._energy_score = energy_score
         self._settings, self._system = settings, system
         self._latency_mode, self._delay = latency_mode, delay
 
     def get_properties(self, config: Config) -> dict[str, Scalar]:
         """Say who this is and how much data it holds."""
-        return {"client_id": self._partition_id, "num_examples": len(self._train[1]), **self._energy_score}
+        facts: dict[str, Scalar] = {"client_id": self._partition_id, "num_examples": len(self._train[1])}
+        return facts if self._energy_score is None else facts | {"energy_score": self._energy_score}
 
     def get_parameters(self, config: dict[str, Scalar]) -> NDArrays:
         """Return the scratch model's arrays."""
@@ -88,30 +90,20 @@ class TorchClient(NumPyClient):
         What ``needs`` asks for is answered before training, and its time and energy are part of the round's.
         """
         round, asked = _round(config), asked_columns(config.get("needs"))
-        delays = with_answers(self._system.draw(self._partition_id, round), asked)
+        delays = round_delays(self._system, self._partition_id, round, asked)
         set_arrays(self._model, parameters)
         order = stream(self._system.seed, "data-order", self._partition_id, round)
         start = time.perf_counter()
         answers = answer(self._model, asked, self._train, self._test)
         loss = train(self._model, *self._train, self._settings, order)
         measured = time.perf_counter() - start
-        compute = delays.compute_s if self._latency_mode == "model" else measured
-        latency = delays.download_s + compute + delays.upload_s  # (4) before the cap
+        metrics = fit_metrics(
+            self._system, self._partition_id, delays, train_loss=loss, energy_score=self._energy_score,
+            compute_s=None if self._latency_mode == "model" else measured,
+        )  # fmt: skip
         if self._delay == "sleep":
-            time.sleep(max(0.0, min(latency, self._system.max_latency_s) - measured))
-        metrics: dict[str, Scalar] = {
-            "latency_s": latency,
-            "energy_j": self._system.energy_j(delays, compute),
-            "energy_modelled": 1,
-            "download_s": delays.download_s,
-            "compute_s": compute,
-            "upload_s": delays.upload_s,
-            "train_loss": loss,
-            "client_id": self._partition_id,
-            **self._energy_score,
-            **answers,
-        }
-        return get_arrays(self._model), len(self._train[1]), metrics
+            time.sleep(max(0.0, min(float(metrics["latency_s"]), self._system.max_latency_s) - measured))
+        return get_arrays(self._model), len(self._train[1]), metrics | answers
 
     def evaluate(self, parameters: NDArrays, config: dict[str, Scalar]) -> tuple[float, int, dict[str, Scalar]]:
         """Measure the received model on the client's own test examples.

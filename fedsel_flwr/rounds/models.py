@@ -30,6 +30,9 @@ class Models(Protocol):
     def take(self, positions: IntArray) -> Models:
         """Those at ``positions``, shape (n,)."""
 
+    def listed(self) -> Sequence[Arrays]:
+        """Each by itself."""
+
 
 @dataclass(frozen=True)
 class ModelList:
@@ -58,6 +61,10 @@ class ModelList:
         """Those at ``positions``, shape (n,)."""
         return ModelList([self.models[i] for i in positions])
 
+    def listed(self) -> Sequence[Arrays]:
+        """Each by itself."""
+        return self.models
+
 
 @dataclass(frozen=True)
 class ModelStack:
@@ -81,7 +88,11 @@ class ModelStack:
 
     def logits(self, logits: Callable[[Arrays], FloatArray]) -> list[FloatArray]:
         """What ``logits`` says of each."""
-        return [logits([layer[i] for layer in self.layers]) for i in range(len(self))]
+        return [logits(arrays) for arrays in self.listed()]
+
+    def listed(self) -> Sequence[Arrays]:
+        """Each by itself, as views."""
+        return [[layer[i] for layer in self.layers] for i in range(len(self))]
 
     def take(self, positions: IntArray) -> ModelStack:
         """Those at ``positions``, shape (n,)."""

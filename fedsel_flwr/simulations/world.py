@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
+from fedsel_flwr.clients.answering import Examples
 from fedsel_flwr.clients.parameters import get_arrays, set_arrays
 from fedsel_flwr.clients.predicting import torch_predict
 from fedsel_flwr.clients.streams import stream
@@ -77,6 +78,15 @@ class World:
         rows = self.partitions[partition_id]
         count = min(int(len(rows) * self.scenario.data.local_test_fraction), len(rows) - 1)
         return (rows[count:], rows[:count]) if count else (rows, rows)
+
+    def train_rows(self, partition_id: int) -> npt.NDArray[np.int64]:
+        """The rows of the training set on which a client trains."""
+        return self._split(partition_id)[0]
+
+    def examples(self, partition_id: int) -> tuple[Examples, Examples]:
+        """A client's training and test examples."""
+        train, (rows, test_rows) = self.dataset.train, self._split(partition_id)
+        return (train.inputs[rows], train.labels[rows]), (train.inputs[test_rows], train.labels[test_rows])
 
     def client(self, partition_id: int) -> TorchClient:
         """The client with this partition; one at a time per process, as they share the scratch model."""

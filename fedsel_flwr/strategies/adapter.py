@@ -170,6 +170,15 @@ class Adapter:
         """Name the selector and the base."""
         return f"{type(self).__name__}(selector={self.selector.name!r}, base={self.base!r})"
 
+    def round_ended(self, server_round: int, loss: object = None, accuracy: object = None) -> None:
+        """Enter the central evaluation of a round, where there was one, and tell the caller of ``on_round``.
+
+        For engines that drive :attr:`core` themselves.
+        """
+        if loss is not None or accuracy is not None:
+            self._enter_evaluation(server_round, loss, {"accuracy": accuracy})
+        self._end_round(server_round)
+
     def _fault(self, node: str, problems: Collection[str]) -> str:
         """What was wrong with a client's reply, for the base strategy and Flower's log."""
         return f"client {self.roster.name(node)}: {'; '.join(problems)}"

@@ -1,0 +1,52 @@
+"""What a simulated client reports with its update: identity, times, energy, training loss."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from flwr.common import Scalar
+
+from fedsel_flwr.clients.answering import with_answers
+from fedsel_flwr.clients.system import RoundDelays, SystemModel
+
+
+def round_delays(system: SystemModel, partition_id: int, round: int, asked: Collection[str]) -> RoundDelays:
+    """What the round takes the client, answers to the columns ``asked`` for included."""
+    return with_answers(system.draw(partition_id, round), asked)
+
+
+def fit_metrics(
+    system: SystemModel,
+    partition_id: int,
+    delays: RoundDelays,
+    *,
+    train_loss: float,
+    compute_s: float | None = None,
+    energy_score: float | None = None,
+) -> dict[str, Scalar]:
+    """The metrics of an update.
+
+    Args:
+        system: Delays and energy.
+        partition_id: Which client this is.
+        delays: What the round takes it.
+        train_loss: Mean loss over the local steps.
+        compute_s: Measured seconds of computing; None takes the system model's.
+        energy_score: PCZFL's score, reported where given.
+
+    Returns:
+        ``latency_s`` = ``download_s`` + ``compute_s`` + ``upload_s`` (Xia et al., equation (4), not yet capped),
+        ``energy_j`` (always modelled, hence ``energy_modelled`` = 1), ``train_loss``, ``client_id``.
+    """
+    compute = delays.compute_s if compute_s is None else compute_s
+    metrics: dict[str, Scalar] = {
+        "latency_s": delays.download_s + compute + delays.upload_s,  # (4) before the cap
+        "energy_j": system.energy_j(delays, compute),
+        "energy_modelled": 1,
+        "download_s": delays.download_s,
+        "compute_s": compute,
+        "upload_s": delays.upload_s,
+        "train_loss": train_loss,
+        "client_id": partition_id,
+    }
+    return metrics if energy_score is None else metrics | {"energy_score": energy_score}

@@ -1,0 +1,141 @@
+"""The vectorized engine: a scenario in this process, the round's clients trained as one batched computation.
+
+It drives the same course of a round as Flower's APIs (:mod:`fedsel_flwr.rounds`), on the virtual clock: select, train,
+clean, measure, aggregate, observe. Every random draw is named by seed, purpose, partition and absolute round, so that
+the choices are those of the Ray engine, and the models too but for the rounding of sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedsel_flwr.clients.answering import answer, asked_columns
+from fedsel_flwr.clients.batched import train_batched
+from fedsel_flwr.clients.parameters import set_arrays
+from fedsel_flwr.clients.streams import stream
+from fedsel_flwr.clients.telemetry import fit_metrics, round_delays
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.rounds.models import Arrays, ModelStack
+from fedsel_flwr.rounds.replies import Reply
+from fedsel_flwr.simulations.aggregating import aggregated
+from fedsel_flwr.simulations.results import RunResult
+from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.simulations.world import World
+
+def check_vectorized(scenario: Scenario) -> None:
+    """Refuse what only clients that train one by one can do.
+
+    Raises:
+        ParameterError: The scenario measures training times, or sleeps.
+    """
+    for key, wanted in (("latency_mode", "model"), ("delay", "virtual")):
+        if (value := getattr(scenario.clients, key)) != wanted:
+            raise ParameterError(
+                f"clients.{key} = {value!r} is of clients that train one by one, but the vectorized engine trains a "
+                f"round's clients together: set clients.{key} = {wanted!r}, or use the engine 'ray'"
+            )
+
+
+def run_vectorized(world: World, strategy: Any, device: str = "cpu") -> RunResult:
+    """Run a scenario's rounds with a strategy of the legacy API.
+
+    Args:
+        world: The scenario's world.
+        strategy: The strategy; its core is driven, its base aggregates.
+        device: Where models train.
+
+    Returns:
+        History and final model.
+
+    Raises:
+        RunError: As the strategy of Flower's legacy API raises them.
+    """
+    scenario, core = world.scenario, strategy.core
+    clients, model = InProcess(world, device), world.initial_arrays()
+    core.numbering.begin_run()
+    for number in range(1, scenario.rounds + 1):
+        clients.model = model
+        chosen = core.choose(clients.nodes, model, clients, number)
+        if chosen:
+            replies, stack = clients.train(chosen, core.round, core.asks)
+            outcome = core.collect(replies, stack)
+            mean = aggregated(strategy.base, core.round, outcome) if outcome.enough else None
+            after = core.finish(mean)
+            model = model if after is None else list(after)
+        last = number == scenario.rounds
+        measured = world.test(model) if last or number % scenario.evaluation_every == 0 else (None, None)
+        strategy.round_ended(number, *measured)
+    return RunResult(history=strategy.history, arrays=model)
+
+
+class InProcess:
+    """A scenario's clients in this process: the core's transport, and their training.
+
+    Args:
+        world: The scenario's world.
+        device: Where models train.
+
+    Attributes:
+        nodes: The connections, which are the partition ids.
+        model: The current global model.
+    """
+
+    def __init__(self, world: World, device: str = "cpu") -> None:
+        self._world, self._device = world, device
+        self.nodes = frozenset(str(k) for k in range(world.scenario.num_clients))
+        self.model: Arrays = []
+
+    def introduce(self, nodes: list[str]) -> tuple[dict[str, dict[str, object]], list[str]]:
+        """What each client says of itself."""
+        world = self._world
+        return {
+            node: {
+                "client_id": int(node),
+                "num_examples": len(world.train_rows(int(node))),
+                "energy_score": world.energy_score(int(node)),
+            }
+            for node in nodes
+        }, []
+
+    def probe(self, nodes: list[str], config: Mapping[str, str | int]) -> dict[str, dict[str, object]]:
+        """What clients answer about the current model, one after the other."""
+        said = {}
+        for node in nodes:
+            loss, _, metrics = self._world.client(int(node)).evaluate(list(self.model), dict(config))
+            said[node] = {"loss": loss} | dict(metrics)
+        return said
+
+    def train(self, nodes: Sequence[str], round: int, asks: str) -> tuple[dict[str, Reply], ModelStack]:
+        """Train clients from the current model.
+
+        Args:
+            nodes: Whom.
+            round: The absolute round, on which every draw depends.
+            asks: Columns that the selector needs of them, comma-separated.
+
+        Returns:
+            What each reports, and their models, a row for each.
+        """
+        world, ids = self._world, [int(node) for node in nodes]
+        system, train = world.system, world.dataset.train
+        layers, losses = train_batched(
+            world.model, list(self.model), train.inputs, train.labels, [world.train_rows(k) for k in ids],
+            world.scenario.training.settings(),
+            [stream(system.seed, "data-order", k, round) for k in ids],
+            device=self._device,
+        )  # fmt: skip
+        asked = asked_columns(asks or None)
+        replies = {}
+        for node, k, loss in zip(nodes, ids, losses, strict=True):
+            metrics: dict[str, object] = dict(
+                fit_metrics(
+                    system, k, round_delays(system, k, round, asked), train_loss=float(loss),
+                    energy_score=world.energy_score(k),
+                )
+            )  # fmt: skip
+            if asked:
+                set_arrays(world.model, list(self.model))
+                metrics |= answer(world.model, asked, *world.examples(k))
+            replies[node] = Reply(num_examples=len(world.train_rows(k)), metrics=metrics)
+        return replies, ModelStack(layers)
