@@ -71,7 +71,7 @@ class FakeNode:
 
     Args:
         proxy: The client; its ``fault`` must be None, faults of this API are given here.
-        fault: Name of one of FAULTS or ODD_BUT_GOOD.
+        fault: Name of one of FAULTS or ODD_BUT_GOOD, or a fault of its own.
         extra: Further metrics of a TRAIN reply, those of another strategy.
         ready: Seconds until its TRAIN reply can be pulled.
         query_fault: What it does to its QUERY reply.
@@ -82,7 +82,7 @@ class FakeNode:
         self,
         proxy: FakeProxy,
         *,
-        fault: str | None = None,
+        fault: str | Fault | None = None,
         extra: dict[str, Any] | None = None,
         ready: float = 0.0,
         query_fault: Fault | None = None,
@@ -106,7 +106,7 @@ class FakeNode:
                 content, fault = self._evaluate(message), self.evaluate_fault
             else:
                 content = self._train(message)
-                fault = {**FAULTS, **ODD_BUT_GOOD}[self.fault] if self.fault else None
+                fault = {**FAULTS, **ODD_BUT_GOOD}[self.fault] if isinstance(self.fault, str) else self.fault
             return fault(self, message, content) if fault else content
         except Exception as error:  # as Flower's ClientApp does
             return Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error).__name__}: {error}")
