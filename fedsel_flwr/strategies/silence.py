@@ -39,11 +39,11 @@ def reason_of(error: Error) -> str:
     return REASONS.get(error.code, f"exception: {reason}")
 
 
-def reason_in(raised: BaseException, timeout: float | None, elapsed_s: float | None) -> str:
+def reason_in(raised: BaseException | None, timeout: float | None, elapsed_s: float | None) -> str:
     """What an exception of the legacy API's proxy means.
 
     Args:
-        raised: What ``fit`` raised.
+        raised: What ``fit`` raised; None if it never ended.
         timeout: The round's timeout, seconds; messages of the legacy API expire with it. None if there is none.
         elapsed_s: Seconds until it was raised; None if unknown.
 
@@ -53,7 +53,7 @@ def reason_in(raised: BaseException, timeout: float | None, elapsed_s: float | N
     'exception: ValueError: the battery is empty'
     """
     text = str(raised)
-    if NO_REPLY in text:
+    if raised is None or NO_REPLY in text:
         return no_answer(timeout)
     code = next((code for phrase, code in IN_TEXTS if phrase in text), None)
     if not isinstance(raised, ValueError) or code is None:
