@@ -62,10 +62,11 @@ def measure(num_clients: int, new: bool) -> tuple[float, float]:
     layers = [np.random.default_rng(0).normal(size=(m, *shape)).astype(np.float32) for shape in SHAPES]
     model = [layer[0].copy() for layer in layers]
     play = _new if new else _old
+    enrol, one_round = play(selector, nodes, m)
     start = time.perf_counter()
-    one_round = play(selector, nodes, m)
-    one_round(model, layers)  # the roll call is part of the new core's first round
+    enrol()
     enrolment = time.perf_counter() - start
+    one_round(model, layers)
     rounds = []
     for _ in range(ROUNDS[num_clients]):
         start, timed.seconds = time.perf_counter(), 0.0
@@ -74,7 +75,7 @@ def measure(num_clients: int, new: bool) -> tuple[float, float]:
     return enrolment, float(np.median(rounds))
 
 
-def _new(selector: Any, nodes: dict[str, int], m: int) -> Callable[..., None]:
+def _new(selector: Any, nodes: dict[str, int], m: int) -> tuple[Callable[[], None], Callable[..., None]]:
     from fedsel_flwr.rounds.core import SelectionCore
     from fedsel_flwr.rounds.models import ModelStack
     from fedsel_flwr.rounds.replies import Reply
@@ -82,12 +83,17 @@ def _new(selector: Any, nodes: dict[str, int], m: int) -> Callable[..., None]:
 
     class Transport:
         def introduce(self, asked: list[str]) -> Any:
-            return {node: {"client_id": nodes[node], "num_examples": 120} for node in asked}, []
+            raise AssertionError
 
         def probe(self, asked: list[str], config: Any) -> Any:
-            return {}
+            raise AssertionError
 
     core, transport = SelectionCore(selector, settled(selector, max_latency=5.0)), Transport()
+    facts = {node: {"client_id": k, "num_examples": 120} for node, k in nodes.items()}
+
+    def enrol() -> None:
+        core.enroll({node: facts[node] for node in core.parts.roster.strangers(nodes)})
+
     replies = [Reply(num_examples=120, metrics=_metrics(i)) for i in range(m)]
 
     def one_round(model: Any, layers: Any) -> None:
@@ -95,19 +101,23 @@ def _new(selector: Any, nodes: dict[str, int], m: int) -> Callable[..., None]:
         core.collect(dict(zip(chosen, replies, strict=True)), ModelStack(layers))
         core.finish(model)
 
-    return one_round
+    return enrol, one_round
 
 
-def _old(selector: Any, nodes: dict[str, int], m: int) -> Callable[..., None]:
+def _old(selector: Any, nodes: dict[str, int], m: int) -> tuple[Callable[[], None], Callable[..., None]]:
     from fedsel_flwr.strategies.core import Introduction, SelectionCore, Settings
     from fedsel_flwr.strategies.replies import Reply
     from fedsel_flwr.strategies.roster import Roster
 
     core = SelectionCore(selector, Settings(max_latency=5.0, channels=m), Roster())
 
+    facts = {node: Introduction(client_id=k, num_examples=120) for node, k in nodes.items()}
+
+    def enrol() -> None:
+        core.enroll({node: facts[node] for node in core.strangers(nodes)})
+
     def one_round(model: Any, layers: Any) -> None:
-        if strangers := core.strangers(nodes):
-            core.enroll({node: Introduction(client_id=nodes[node], num_examples=120) for node in strangers})
+        core.strangers(nodes)
         core.question(nodes)
         core.received(model)
         chosen = core.choose(nodes)
@@ -117,7 +127,7 @@ def _old(selector: Any, nodes: dict[str, int], m: int) -> Callable[..., None]:
         }
         core.finish(core.collect(replies, model), model, model)
 
-    return one_round
+    return enrol, one_round
 
 
 def _metrics(i: int) -> dict[str, float]:
@@ -152,12 +162,13 @@ def main() -> None:
                 tar.extractall(folder, filter="data")
             sides = {args.before: (Path(folder), False), **sides}
         runs = [(name, in_process(source, new)) for _ in range(2) for name, (source, new) in sides.items()]
-    print(f"{'':>12} {'clients':>8} {'a round':>8} {'enrolment and first round, s':>29} {'round beside selector, ms':>26}")
+    heads = ("clients", "a round", "enrolment, s", "round beside selector, ms")
+    print(f"{'':>12} {heads[0]:>8} {heads[1]:>8} {heads[2]:>13} {heads[3]:>26}")
     for size, cohort in SIZES.items():
         for name in sides:
             found = [figures[str(size)] for which, figures in runs if which == name]
             first, each = (min(column) for column in zip(*found, strict=True))
-            print(f"{name:>12} {size:>8} {cohort:>8} {first:>29.2f} {1000 * each:>26.2f}")
+            print(f"{name:>12} {size:>8} {cohort:>8} {first:>13.3f} {1000 * each:>26.2f}")
 
 
 if __name__ == "__main__":

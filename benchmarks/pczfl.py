@@ -2,7 +2,9 @@
 
 Runs the scenario pczfl-fashion or pczfl-cifar with several seeds and prints for each the mean cohort after the warm-up
 (the paper: about 5), the energy, which is the sum over rounds and selected clients of 1 - score, and the accuracy on
-the test set; draws the balls of the first seed at three times into ``runs/pczfl-*.png``.
+the test set; at the end the mean over the seeds, +- the sample standard deviation (divisor n - 1). Draws the balls of
+the first seed into ``runs/pczfl-*.png``: at the end of the warm-up, after a quarter of the rounds that follow, and at
+the end.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -57,16 +60,17 @@ def main() -> None:
         )
         if seed == 1:
             print(draw(snapshots, Path(f"runs/pczfl-{args.dataset}.png")), flush=True)
-    mean, spread = np.mean(found, axis=0), np.std(found, axis=0)
-    for name, m, s in zip(("mean cohort", "energy", "accuracy", "best accuracy"), mean, spread, strict=True):
-        print(f"{args.seeds} seeds: {name} {m:.4g} +- {s:.2g}")
+    names = ("mean cohort", "energy", "accuracy", "best accuracy")
+    for name, values in zip(names, np.transpose(found).tolist(), strict=True):
+        spread = f" +- {statistics.stdev(values):.2g}" if args.seeds > 1 else ""
+        print(f"{args.seeds} seeds: {name} {statistics.fmean(values):.4g}{spread}")
     end_descendants()
 
 
 def run(scenario: Scenario) -> tuple[tuple[float, ...], dict[int, dict[str, Any]]]:
     """Return mean cohort, energy, last and best accuracy, and the selector's state at three times."""
     warmup = scenario.selectors["pczfl"]["warmup_rounds"]
-    times = (warmup, (warmup + scenario.rounds) // 4, scenario.rounds)
+    times = drawn_rounds(warmup, scenario.rounds)
     snapshots: dict[int, dict[str, Any]] = {}
 
     def on_round(record: RoundRecord) -> None:
@@ -81,6 +85,15 @@ def run(scenario: Scenario) -> tuple[tuple[float, ...], dict[int, dict[str, Any]
     energy = sum(1.0 - scores[int(row.client_id)] for row in history.clients)  # section 5.5
     accuracies = [record.accuracy for record in history.rounds]
     return (float(cohort), energy, accuracies[-1], max(accuracies)), snapshots
+
+
+def drawn_rounds(warmup: int, rounds: int) -> tuple[int, int, int]:
+    """The end of the warm-up, a quarter of what follows, and the end.
+
+    >>> drawn_rounds(5, 200), drawn_rounds(20, 200)
+    ((5, 53, 200), (20, 65, 200))
+    """
+    return warmup, warmup + (rounds - warmup) // 4, rounds
 
 
 def draw(snapshots: dict[int, dict[str, Any]], path: Path) -> Path:

@@ -85,7 +85,8 @@ def indices(name: str, value: Any) -> IntArray:
         )
     if array.min() < 0:
         raise ParameterError(f"{name} must hold indices of at least 0, got {int(array.min())}")
-    if np.unique(array).size != array.size:
+    ascending = bool((array[1:] > array[:-1]).all())  # the common case: then nothing is repeated
+    if not ascending and np.unique(array).size != array.size:
         raise ParameterError(f"{name} must name each client once, got {array.size - np.unique(array).size} repeated")
     return array.astype(np.int64)
 
@@ -114,7 +115,8 @@ def one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
 def by_client(name: str, values: Any, *, at_least: float = 0.0) -> Mapping[int, float]:
     """Return numbers given per client, as an array by index or a mapping, as a mapping from index.
 
-    A mapping is kept as it is, as it may be a view that grows with the fleet.
+    A mapping is kept as it is, as it may be a view that grows with the fleet, and is empty at first: :func:`lookup`
+    checks the newcomers' numbers.
     """
     items: Mapping[int, float] = values
     if not isinstance(values, Mapping):
@@ -124,9 +126,9 @@ def by_client(name: str, values: Any, *, at_least: float = 0.0) -> Mapping[int, 
     return items
 
 
-def lookup(name: str, values: Mapping[int, float], clients: IntArray) -> list[float]:
-    """Return the numbers of ``clients``; every one must have one."""
+def lookup(name: str, values: Mapping[int, float], clients: IntArray, *, at_least: float = 0.0) -> FloatArray:
+    """Return the numbers of ``clients``, shape (n,); every one must have one."""
     missing = [int(k) for k in clients if int(k) not in values]
     if missing:
         raise ParameterError(f"{name} covers {len(values)} clients, but not {missing}: give one number per client")
-    return [values[int(k)] for k in clients]
+    return np.array([real(f"every one of {name}", values[int(k)], at_least=at_least) for k in clients])

@@ -14,8 +14,11 @@ from fedsel_flwr.errors import ParameterError
 PRINTED_CLIENTS = 20
 """The largest number of clients in Xia's experiments."""
 
+COMPUTING_STEP = 20.0
+"""Width of Xia's ranges of computing rates, samples/s."""
 
-def computing_rate_bounds(index: int, num_clients: int, *, step: float = 20.0) -> tuple[float, float]:
+
+def computing_rate_bounds(index: int, num_clients: int, *, step: float = COMPUTING_STEP) -> tuple[float, float]:
     """Return the range from which a client's computing rate is drawn anew in every round.
 
     Xia gives client k = 1, 2, …, K the range [(0.5 k + 0.5) x 20, (0.5 k + 1.5) x 20], with K up to 20.

@@ -19,7 +19,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 from fedsel_flwr.checks import real, whole
-from fedsel_flwr.clients.device import computing_rate_bounds, cpu_energy
+from fedsel_flwr.clients.device import COMPUTING_STEP, computing_rate_bounds, cpu_energy
 from fedsel_flwr.clients.streams import stream
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.wireless import OFDMAChannel, rayleigh_power, uniform_disc
@@ -63,7 +63,7 @@ class SystemModel:
     would take 40 minutes.
 
     Deviations: one fading draw per client, round and direction stands for the paper's average over a round's coherence
-    times (text above (33)); K other than 20, see :func:`computing_rate_bounds`; the probe and the energy are ours.
+    times (text above (33)); K above 20, see :func:`computing_rate_bounds`; the probe and the energy are ours.
 
     Args:
         num_clients: Number of clients, with partition ids 0 … num_clients - 1.
@@ -99,7 +99,7 @@ class SystemModel:
     payload_down_bits: float = 5_000.0
     payload_up_bits: float = 5_000.0
     samples_per_round: float = 2.0
-    computing_step: float = 20.0
+    computing_step: float = COMPUTING_STEP
     cycles_per_sample: float = 1e7
     effective_capacitance: float = 1e-28
     max_latency_s: float = 5.0

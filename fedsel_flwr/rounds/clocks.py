@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from fedsel_flwr.rounds.settings import Settings
 from fedsel_flwr.rounds.untrusted import number, shown
-
-if TYPE_CHECKING:
-    from fedsel_flwr.rounds.replies import Reply
 
 SLACK = 0.1
 """Share of the observed time by which a report may undercut it, where the settings name no seconds."""
@@ -17,22 +13,22 @@ Reading = tuple[float, str, str, bool]
 """Seconds, where they come from, what was wrong, and whether the client came too late."""
 
 
-def read_latency(reply: Reply, settings: Settings) -> Reading:
+def read_latency(reported: object, observed_s: float | None, settings: Settings) -> Reading:
     """The latency of a client that answered, on the clock of the settings.
 
     On the server's clock a client whom nothing timed (under secure aggregation nobody is timed) is believed, as on the
     virtual clock.
 
     Args:
-        reply: The client's answer.
+        reported: What the client says it took, seconds; None if it says nothing.
+        observed_s: Seconds the server waited for it; None if it was not timed.
         settings: The clock, its slack, and the longest wait.
 
     Returns:
         Seconds (not capped), their source, a problem or an empty text, and whether the client is late.
     """
-    reported = reply.metrics.get(settings.keys.latency)
-    if settings.clock == "server" and reply.observed_s is not None:
-        return _observed(reply.observed_s, reported, settings.clock_slack)
+    if settings.clock == "server" and observed_s is not None:
+        return _observed(observed_s, reported, settings.clock_slack)
     return _reported(reported, settings.max_latency)
 
 

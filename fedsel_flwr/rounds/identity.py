@@ -16,10 +16,13 @@ def canonical_id(claim: object) -> str | None:
     >>> canonical_id(7), canonical_id(" phone-7 "), canonical_id(None), canonical_id(float("nan"))
     ('7', 'phone-7', None, None)
     """
-    if type(claim) is not int and isinstance(claim, bool | np.bool_):  # the common case first: fleets are large
-        return None
-    if type(claim) is int or isinstance(claim, Integral) or (isinstance(claim, float | np.floating) and float(claim).is_integer()):
-        return str(int(claim)) if abs(int(claim)) < 10**MAX_ID_DIGITS else None
+    if type(claim) is not int:  # the common case goes by: fleets are large
+        if isinstance(claim, bool | np.bool_):
+            return None
+        if isinstance(claim, Integral) or (isinstance(claim, float | np.floating) and float(claim).is_integer()):
+            claim = int(claim)
+    if isinstance(claim, int):
+        return str(claim) if abs(claim) < 10**MAX_ID_DIGITS else None
     if isinstance(claim, str) and 0 < len(claim.strip()) <= MAX_ID_LENGTH and claim.strip().isprintable():
         return claim.strip()
     return None

@@ -127,7 +127,7 @@ def read_reply(
         faulty.add(keys.client_id)
     latency, source, problem, late = settings.max_latency, "max_latency", "", False
     if not reply.error:
-        latency, source, problem, late = read_latency(reply, settings)
+        latency, source, problem, late = read_latency(metrics.get(keys.latency), reply.observed_s, settings)
     if problem:
         problems.append(problem)
         if not late:

@@ -16,6 +16,9 @@ from fedsel_flwr.selectors.sweep import maximize
 
 __all__ = ["BSFL", "maximize"]
 
+TINY = 1e-300
+"""In place of a sum of weights that are all zero: nobody's target is above 0."""
+
 
 class BSFL(Selector):
     """Maximizes the slowest member's optimistic speed plus the set's mean generalization value.
@@ -39,6 +42,9 @@ class BSFL(Selector):
         * Speeds are cut at 1, as measured latencies may undercut ``min_latency``.
         * The annealing solvers take the range of the finite bounds plus alpha times that of g for Delta_max (14), and a
           finite bound above all others for an infinite one.
+        * (4) sums d over the registered clients, as (3) counts them.
+        * With ``data_weights`` the opening is decided by g, not by the generator: among clients never observed, whose
+          bounds are all infinite, those of the largest weights go first. Only clients equal in bound and g are drawn.
         * (17) prints the sum inside the minimum; it is the same number.
 
     Args:
@@ -46,8 +52,8 @@ class BSFL(Selector):
         min_latency: tau_min, seconds.
         alpha: Weight of the generalization term; 0 looks at speed alone.
         beta: Exponent of g_k, a natural number.
-        data_weights: d_k of (4) by client index, an array or a mapping of any positive scale; None for the i.i.d.
-            balanced target m/K of (3).
+        data_weights: d_k of (4) by client index, an array or a mapping of any positive scale (a mapping may grow with
+            the fleet); None for the i.i.d. balanced target m/K of (3).
         solver: "exact", or the paper's "alsa" or "annealing".
         solver_steps: Steps of the annealing solvers in each round.
         seed: Seed of the generator that breaks ties and anneals.
@@ -129,7 +135,7 @@ class BSFL(Selector):
         if self.data_weights is None:
             target = np.full(self._plays.shape, self.clients_per_round / self.num_clients)  # (3)
         else:
-            total = sum(self.data_weights.values())
+            total = max(float(self._weight[self._registered].sum()), TINY)
             target = self.clients_per_round * self._weight / total  # (4)
         x = target - self._plays / self.round  # (3), (4)
         return np.asarray(np.abs(x) ** self.beta * np.sign(x))  # (3), (4)
@@ -143,6 +149,6 @@ def _checked_weights(weights: FloatArray | Mapping[int, float] | None) -> Mappin
     if weights is None:
         return None
     items = by_client("data_weights", weights)
-    if not sum(items.values()) > 0.0:
+    if len(items) and not sum(items.values()) > 0.0:
         raise ParameterError("data_weights must have a positive sum; leave it out for i.i.d. data")
     return items

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedsel_flwr.checks import FloatArray, column, real
+from fedsel_flwr.checks import FloatArray, column
 from fedsel_flwr.errors import ParameterError
 
 Source = Literal["clock", "reply", "server", "filter"]
@@ -23,6 +23,8 @@ Source = Literal["clock", "reply", "server", "filter"]
 FedCA's filter."""
 Shape = Literal["number", "flag", "vector", "scalar"]
 """A number, a boolean or a vector a client; or one number a round."""
+ROUNDING = 1e-9
+"""How far outside its range a number may lie: a mean of fractions may come out as 1.0000000000000002."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +58,8 @@ class Column:
     per_update: bool = False
 
     def admits(self, values: FloatArray | float) -> bool:
-        """Whether every number among ``values`` lies in the column's range; NaN, for a missing one, passes."""
-        return not bool(np.any(np.less(values, self.low) | np.greater(values, self.high)))
+        """Whether every number among ``values`` lies in the column's range, but for rounding; NaN (missing) passes."""
+        return not bool(np.any(np.less(values, self.low - ROUNDING) | np.greater(values, self.high + ROUNDING)))
 
 
 _ROWS = (
@@ -172,21 +174,6 @@ def column_values(name: str, value: Any, num_rows: int) -> FloatArray:
     row = COLUMNS[name]
     array = column(name, value, num_rows, ndim=2 if row.shape == "vector" else 1)
     if not row.admits(array):
-        outside = array[(array < row.low) | (array > row.high)]
-        raise ParameterError(f"{name} must lie in [{row.low:g}, {row.high:g}], got {outside.flat[0]:g}")
+        outside = next(value for value in array.flat if not row.admits(value))
+        raise ParameterError(f"{name} must lie in [{row.low:g}, {row.high:g}], got {outside:g}")
     return array
-
-
-def scalar_value(name: str, value: Any) -> float:
-    """Return a round's number, checked against the table.
-
-    Raises:
-        ParameterError: It is not finite, or lies outside the column's range.
-
-    >>> scalar_value("global_accuracy", 0.5)
-    0.5
-    """
-    row, number = COLUMNS[name], real(name, value)
-    if not row.admits(number):
-        raise ParameterError(f"{name} must lie in [{row.low:g}, {row.high:g}], got {number:g}")
-    return number

@@ -38,13 +38,15 @@ class CSUCBQ(Selector):
         * A newcomer's queue starts at 0 in its first round. A choice that is never observed serves nobody.
         * The fairness from data sizes, phi m s_k / sum(s) (section II-C with c_min at its lower limit; V-C), is capped
           below 1.
+        * Where data sizes that become known change c_k, (27) takes the value at the beginning of the round it opens.
         * c_k = 1 and phi = 1 are allowed; the print has [0, 1).
 
     Args:
         clients_per_round: m, the paper's N.
         max_latency: tau_max, seconds.
-        fairness: c by client index, an array or a mapping, each in [0, 1]; None takes it from the data sizes that
-            ``inform(clients, num_examples=...)`` brings (a client of unknown size counts as one of average size).
+        fairness: c by client index, each in [0, 1], an array or a mapping (which may grow with the fleet); None takes
+            it from the data sizes that ``inform(clients, num_examples=...)`` brings (a client of unknown size counts as
+            one of average size).
         fairness_scale: phi, in [0, 1], used only where ``fairness`` is None.
         queue_weight: beta, in [0, 1]; the regret is sub-linear for beta of at most 1 / sqrt(T).
         seed: Seed of the generator that breaks ties.
@@ -103,14 +105,8 @@ class CSUCBQ(Selector):
                 f"the sum {self.fairness_scale * clients_per_round:.6g}, but only m = {clients_per_round} clients are "
                 "chosen a round"
             )
-        shares = [] if self.fairness is None else list(self.fairness.values())
-        if max(shares, default=0.0) > 1.0:
-            raise ParameterError(f"every one of fairness must be at most 1, got {max(shares)}")
-        if sum(shares) > clients_per_round * (1 + 1e-12):
-            raise ParameterError(
-                f"fairness cannot be met: its sum is {sum(shares):.6g}, but only m = {clients_per_round} clients are "
-                "chosen a round; lower it to at most m"
-            )
+        if self.fairness is not None:
+            self._check_shares(list(self.fairness.values()))
 
     def _advance(self) -> None:
         share = self._fairness()
@@ -138,7 +134,19 @@ class CSUCBQ(Selector):
 
     def _admit(self, clients: IntArray) -> None:
         if self.fairness is not None:
-            self._share[clients] = lookup("fairness", self.fairness, clients)
+            shares = lookup("fairness", self.fairness, clients)
+            self._check_shares([*self._share[self._registered], *shares])
+            self._share[clients] = shares
+
+    def _check_shares(self, shares: list[float]) -> None:
+        """Refuse fairness that no choice can meet."""
+        if max(shares, default=0.0) > 1.0:
+            raise ParameterError(f"every one of fairness must be at most 1, got {max(shares)}")
+        if sum(shares) > self.clients_per_round * (1 + 1e-9):
+            raise ParameterError(
+                f"fairness cannot be met: its sum is {sum(shares):.6g}, but only m = {self.clients_per_round} clients "
+                "are chosen a round; lower it to at most m"
+            )
 
     def _fairness(self) -> FloatArray:
         """c, by index."""

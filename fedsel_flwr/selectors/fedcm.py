@@ -24,6 +24,8 @@ class FedCMUCB(Selector):
 
     Deviations:
         * Algorithm 2 prints the refresh of the bound only for last round's clients; all are refreshed.
+        * Rounds are counted from 1. The print's t counts from 0 (Algorithm 1), so that its second sampling has
+          ln 1 = 0 in the bound, and its first ln 0; here they have ln 2 and ln 1.
         * Line 4 as printed leaves out all clients that tie across the limit (in round 1 perhaps everybody); here
           exactly m of those available are chosen, ties at random.
         * "The random binomial distribution" of the first means (Appendix C) is taken as a fair coin.

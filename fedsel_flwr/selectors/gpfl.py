@@ -11,7 +11,7 @@ from fedsel_flwr.selectors.base import Selector
 from fedsel_flwr.selectors.report import RoundReport
 
 CLIP = 50.0
-"""Exponents of (8) are cut here."""
+"""Exponents of (8) are cut here in size."""
 
 
 class GPFL(Selector):
@@ -41,6 +41,7 @@ class GPFL(Selector):
         * In (3) d_k = (w^{t-1} - w_k) / eta, the sum over the local steps with the nominal eta, stands for the printed
           gradient of F at w_k^t, and G^t = gamma G^{t-1} + (w^{t-1} - w^t) / eta, with the G of the round before, for
           that at w^{t-1}; where |G| = 0, c_k = 0.
+        * A round without an observation gives everybody its standing reward (5) again, without a factor.
         * The softmax (5) is over the clients with an observed c_k, exponents of (8) are cut at 50 in size, A and F are
           taken on a validation set.
         * A client first seen later has an infinite score and no reward for the rounds before.

@@ -17,6 +17,8 @@ INSIDE = 1e-12
 """Balls are closed; a context this far outside counts as on the surface."""
 TIE = 1e-9
 """Clients whose distances to the mean context differ by no more than this are equally near."""
+CHUNK = 1 << 20
+"""Distances of clients to balls that are held at a time (24 MB)."""
 
 
 class PCZFL(Selector):
@@ -39,7 +41,7 @@ class PCZFL(Selector):
 
     Deviations:
         * The second coordinate of (3), printed as consumption, is the energy score of section 5.5.1. Two objectives, as
-          in the experiments; contexts and rewards are clipped to [0, 1].
+          in the experiments, each in [0, 1].
         * The first ball has centre (0.5, 0.5) and radius 1. Balls are closed, with a tolerance of 1e-12.
         * During ``warmup_rounds`` all available clients train and every relevant ball is chosen and updated as usual;
           the paper does not say what its balls learn then.
@@ -84,10 +86,6 @@ class PCZFL(Selector):
 
     _accuracy: FloatArray
     _energy_score: FloatArray
-    _centre: FloatArray
-    _radius: FloatArray
-    _ball_plays: IntArray
-    _ball_mean: FloatArray
     _chosen_balls: IntArray
 
     def __init__(
@@ -101,10 +99,10 @@ class PCZFL(Selector):
         super().__init__(clients_per_round=clients_per_round, seed=seed)
         self.uncertainty = real("uncertainty", uncertainty, above=0.0)
         self.warmup_rounds = whole("warmup_rounds", warmup_rounds, 0)
-        self._centre = np.full((1, 2), 0.5)  # Algorithm 1, line 3
-        self._radius = np.ones(1)  # Algorithm 1, line 3
-        self._ball_plays = np.zeros(1, dtype=np.int64)  # Algorithm 1, line 3
-        self._ball_mean = np.zeros((1, 2))  # Algorithm 1, line 3
+        self._centre: FloatArray = np.full((1, 2), 0.5)  # Algorithm 1, line 3
+        self._radius: FloatArray = np.ones(1)  # Algorithm 1, line 3
+        self._ball_plays: IntArray = np.zeros(1, dtype=np.int64)  # Algorithm 1, line 3
+        self._ball_mean: FloatArray = np.zeros((1, 2))  # Algorithm 1, line 3
 
     def expected_count(self, num_available: int) -> int | None:
         """How many clients the next round takes: everyone in the warm-up, then as many as the front holds."""
@@ -134,10 +132,9 @@ class PCZFL(Selector):
 
     def _observe(self, report: RoundReport) -> None:
         done = report.clients[report.completed]
-        if done.size:
-            rewards = np.column_stack([np.asarray(report.accuracy), np.asarray(report.energy_score)])
-            order = np.argsort(done)
-            self._update_balls(done[order], np.clip(rewards[report.completed], 0.0, 1.0)[order])
+        rewards = np.column_stack([np.asarray(report.accuracy), np.asarray(report.energy_score)])
+        order = np.argsort(done)
+        self._update_balls(done[order], rewards[report.completed][order])
         self._chosen_balls = self._chosen_balls[:0]
 
     def _update_balls(self, done: IntArray, rewards: FloatArray) -> None:
@@ -169,17 +166,22 @@ class PCZFL(Selector):
         for name in ("accuracy", "energy_score"):
             if name in columns:
                 known = np.isfinite(columns[name])
-                getattr(self, f"_{name}")[clients[known]] = np.clip(columns[name][known], 0.0, 1.0)
+                getattr(self, f"_{name}")[clients[known]] = columns[name][known]
 
     def _contexts(self, clients: IntArray) -> FloatArray:
         return np.column_stack([self._accuracy[clients], self._energy_score[clients]])  # (3)
 
     def _domains(self, clients: IntArray) -> BoolArray:
         """Whether each client lies in each ball's domain (Definition 2), shape (n, balls)."""
-        offset = self._contexts(clients)[:, None, :] - self._centre[None, :, :]
-        inside = np.linalg.norm(offset, axis=2) <= self._radius + INSIDE  # (2)
-        smallest = np.where(inside, self._radius, np.inf).min(axis=1, keepdims=True)  # (2)
-        return np.asarray(inside & (self._radius <= smallest))  # (2), Definition 2
+        contexts, member = self._contexts(clients), np.empty((clients.size, self._radius.size), dtype=np.bool_)
+        step = max(1, CHUNK // self._radius.size)
+        for start in range(0, clients.size, step):
+            rows = slice(start, start + step)
+            offset = contexts[rows, None, :] - self._centre[None, :, :]
+            inside = np.linalg.norm(offset, axis=2) <= self._radius + INSIDE  # (2)
+            smallest = np.where(inside, self._radius, np.inf).min(axis=1, keepdims=True)  # (2)
+            member[rows] = inside & (self._radius <= smallest)  # (2), Definition 2
+        return member
 
     def _spread(self) -> FloatArray:
         """u_B, infinite for a ball never chosen."""

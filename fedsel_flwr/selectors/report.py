@@ -6,9 +6,9 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, indices
+from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, indices, real
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors.columns import FLAGS, SCALARS, column_values, scalar_value
+from fedsel_flwr.selectors.columns import FLAGS, SCALARS, column_values
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -18,7 +18,7 @@ class RoundReport:
     Only ``clients``, ``completed`` and ``latency`` are always there; :attr:`Selector.needs` names the optional
     columns a selector reads. Rows of failed clients hold NaN in what they lack. A completed client may lack a column
     that clients report (source "reply" in :mod:`~fedsel_flwr.selectors.columns`): NaN, unless the selector names the
-    column in :attr:`Selector.requires`; then the client counts as failed. Numbers lie in the ranges of that table.
+    column in :attr:`Selector.requires`; then the client counts as failed. Clients' numbers lie in the table's ranges.
     Arrays are copied and read-only.
 
     Args:
@@ -71,7 +71,7 @@ class RoundReport:
             if field.name == "clients" or value is None:
                 continue
             if field.name in SCALARS:
-                columns[field.name] = scalar_value(field.name, value)
+                columns[field.name] = real(field.name, value)  # the server measures it: finite will do
             elif field.name == "completed" or field.name in FLAGS:
                 columns[field.name] = _flags(field.name, value, len(clients))
             else:

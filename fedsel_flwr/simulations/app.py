@@ -18,6 +18,7 @@ from fedsel_flwr.report.run_folder import create_run_folder
 from fedsel_flwr.rounds.history import History, RoundRecord
 from fedsel_flwr.simulations.client_app import ScenarioApp
 from fedsel_flwr.simulations.driving import drive
+from fedsel_flwr.simulations.last_words import message_alone
 from fedsel_flwr.simulations.results import write_run
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
@@ -53,6 +54,7 @@ server_app = ServerApp()
 
 
 @server_app.main()
+@message_alone()
 def main(grid: Grid, context: Context) -> None:
     """Run the scenario over the nodes there are and write the run folder."""
     scenario = scenario_of(context)

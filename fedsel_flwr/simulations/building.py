@@ -14,7 +14,6 @@ from fedsel_flwr.rounds.history import History, RoundRecord
 from fedsel_flwr.rounds.presence import Availability
 from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.selectors import Selector, create
-from fedsel_flwr.selectors.columns import ON_VALIDATION
 from fedsel_flwr.selectors.registry import selector_class
 from fedsel_flwr.simulations.apis import APIS
 from fedsel_flwr.simulations.availability import BernoulliAvailability, TraceAvailability
@@ -52,7 +51,7 @@ def make_strategy(
         "channels": scenario.wireless.channels or scenario.clients_per_round,
         "availability": make_availability(scenario),
         "on_round": on_round,
-        **_measuring(world, selector_class(scenario.selector).needs if selector is None else selector.needs),
+        **_measuring(world),
     }
     package = importlib.import_module(api.PACKAGE)
     if selector is not None:
@@ -103,18 +102,16 @@ def given_or_made(
     return strategy
 
 
-def _measuring(world: World, needs: frozenset[str]) -> dict[str, Any]:
-    """The options of a strategy whose selector, which reads the columns ``needs``, or filter measures models."""
-    scenario = world.scenario
-    chosen = scenario.aggregation
-    score = chosen.filter or ("loss" if "kept" in needs else "")
-    options: dict[str, Any] = {}
-    if score or needs & ON_VALIDATION:
-        options["validation"] = world.validation()
-    if score:
-        options["filter"] = Filter(score=score)
-    if "projection" in needs:
-        options |= {"learning_rate": scenario.training.learning_rate, "momentum": chosen.direction_momentum}
+def _measuring(world: World) -> dict[str, Any]:
+    """What the server measures with, and what the scenario itself says of filter and averaging."""
+    chosen = world.scenario.aggregation
+    options: dict[str, Any] = {
+        "validation": world.validation(),
+        "learning_rate": world.scenario.training.learning_rate,
+        "momentum": chosen.direction_momentum,
+    }
+    if chosen.filter:
+        options["filter"] = Filter(score=chosen.filter)
     if chosen.averaging:
         options["averaging"] = chosen.averaging
     return options
@@ -157,8 +154,8 @@ def check_selectors(scenario: Scenario, names: Sequence[str]) -> None:
             lacking = [k for k in range(scenario.num_clients) if not values.covers(str(k))]
             if lacking:
                 raise ParameterError(
-                    f"selectors.{name}.{key} has {len(values)} entries but none for client {lacking[0]}: give one for "
-                    f"each of the {scenario.num_clients} clients"
+                    f"selectors.{name}.{key} has {len(values.given)} entries but none for client {lacking[0]}: give "
+                    f"one for each of the {scenario.num_clients} clients"
                 )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedsel_flwr.checks import one_of, real, whole
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.image_files import IMAGE_SETS, find_folder, read_digits, read_image_set
 
@@ -109,7 +110,10 @@ def load_dataset(
         >>> len(digits.train), len(digits.validation), len(digits.test), digits.input_shape
         (1293, 144, 360, (1, 8, 8))
     """
-    _check_arguments(name, seed, validation_fraction=validation_fraction, test_fraction=test_fraction)
+    one_of("data set", name, DATASETS)
+    seed = whole("seed", seed, 0)
+    validation_fraction = _fraction("validation_fraction", validation_fraction)
+    test_fraction = _fraction("test_fraction", test_fraction)
     test_seed, validation_seed = (int(word) for word in np.random.SeedSequence(seed).generate_state(2))
     full: float = 16.0
     mean: tuple[float, ...] = (0.0,)
@@ -163,14 +167,11 @@ def cached_dataset(
     return dataset
 
 
-def _check_arguments(name: str, seed: int, **fractions: float) -> None:
-    if name not in DATASETS:
-        raise ParameterError(f"unknown data set {name!r}; choose one of {', '.join(DATASETS)}")
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-        raise ParameterError(f"seed must be a whole number of at least 0; got {seed!r}")
-    for key, fraction in fractions.items():
-        if not 0.0 < fraction < 1.0:
-            raise ParameterError(f"{key} must lie between 0 and 1, both excluded; got {fraction!r}")
+def _fraction(name: str, value: float) -> float:
+    fraction = real(name, value)
+    if not 0.0 < fraction < 1.0:
+        raise ParameterError(f"{name} must lie between 0 and 1, both excluded, got {value!r}")
+    return fraction
 
 
 def _stratified(rows: IntArray, labels: IntArray, fraction: float, seed: int, key: str) -> tuple[IntArray, IntArray]:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedsel_flwr.checks import one_of, whole
 from fedsel_flwr.clients.parameters import get_arrays, set_arrays
 from fedsel_flwr.errors import ParameterError
 
@@ -40,14 +41,10 @@ def build_model(name: str, input_shape: Sequence[int], num_classes: int, seed: i
         >>> sum(array.size for array in get_arrays(build_model("mlp", (1, 28, 28), 10, seed=0)))
         52500
     """
-    if name not in MODELS:
-        raise ParameterError(f"unknown model {name!r}; choose one of {', '.join(MODELS)}")
+    one_of("model", name, MODELS)
     if not input_shape or min(input_shape) < 1:
         raise ParameterError(f"input_shape must hold positive sizes; got {tuple(input_shape)}")
-    if num_classes < 2:
-        raise ParameterError(f"num_classes must be at least 2; got {num_classes!r}")
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-        raise ParameterError(f"seed must be a whole number of at least 0; got {seed!r}")
+    num_classes, seed = whole("num_classes", num_classes, 2), whole("seed", seed, 0)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]))
         if name == "logistic":

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 
 import numpy as np
 import numpy.typing as npt
 
+from fedsel_flwr.checks import one_of, real, whole
 from fedsel_flwr.errors import ParameterError
 
 IntArray = npt.NDArray[np.int64]
@@ -58,7 +58,13 @@ def partition_indices(
         >>> len(parts[0]), len({int(row) % 10 for row in parts[0]})
         (10, 1)
     """
-    classes = _check_arguments(labels, num_clients, kind, alpha, shards_per_client, seed)
+    one_of("partition", kind, PARTITIONS)
+    num_clients, shards_per_client = (
+        whole("num_clients", num_clients, 1),
+        whole("shards_per_client", shards_per_client, 1),
+    )
+    alpha, seed = real("alpha", alpha, above=0.0), whole("seed", seed, 0)
+    classes = _classes(labels, num_clients, shards_per_client if kind == "shards" else 1)
     rng = np.random.default_rng(seed)
     rows = rng.permutation(len(classes))
     partitioner_seed = int(rng.integers(2**32))
@@ -79,11 +85,11 @@ def _draw(
         partitioner = flower.IidPartitioner(num_clients)
     elif kind == "dirichlet":
         partitioner = flower.DirichletPartitioner(
-            num_clients, "label", float(alpha), min_partition_size=0, shuffle=False, seed=seed
+            num_clients, "label", alpha, min_partition_size=0, shuffle=False, seed=seed
         )
     else:
         partitioner = flower.ShardPartitioner(
-            num_clients, "label", num_shards_per_partition=int(shards_per_client), shuffle=False, seed=seed
+            num_clients, "label", num_shards_per_partition=shards_per_client, shuffle=False, seed=seed
         )
     partitioner.dataset = datasets.Dataset.from_dict({"row": rows, "label": labels[rows]}).with_format("arrow")
     with warnings.catch_warnings():  # `datasets` calls pyarrow the old way
@@ -122,29 +128,16 @@ def _fill_empty(parts: list[list[int]], rng: np.random.Generator) -> None:
         sizes[largest] -= 1
 
 
-def _check_arguments(
-    labels: npt.NDArray[np.integer], num_clients: int, kind: str, alpha: float, shards_per_client: int, seed: int
-) -> IntArray:
-    """Check everything and return the classes as 0 … C - 1."""
-    if kind not in PARTITIONS:
-        raise ParameterError(f"unknown partition {kind!r}; choose one of {', '.join(PARTITIONS)}")
+def _classes(labels: npt.NDArray[np.integer], num_clients: int, shards_per_client: int) -> IntArray:
+    """Return the classes as 0 … C - 1; there must be examples enough for every client, or for every shard."""
     values = np.asarray(labels)
     if values.ndim != 1 or not np.issubdtype(values.dtype, np.integer):
         raise ParameterError(f"labels must be whole numbers of shape (n,); got {values.dtype} of shape {values.shape}")
-    for name, value, least in (
-        ("num_clients", num_clients, 1),
-        ("shards_per_client", shards_per_client, 1),
-        ("seed", seed, 0),
-    ):
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-            raise ParameterError(f"{name} must be a whole number of at least {least}; got {value!r}")
-    if not (math.isfinite(alpha) and alpha > 0):
-        raise ParameterError(f"alpha must be positive and finite; got {alpha!r}")
     if num_clients > len(values):
         raise ParameterError(
             f"{num_clients} clients cannot share {len(values)} examples; use at most {len(values)} clients"
         )
-    if kind == "shards" and num_clients * shards_per_client > len(values):
+    if num_clients * shards_per_client > len(values):
         raise ParameterError(
             f"{num_clients} clients with {shards_per_client} shards each need {num_clients * shards_per_client} "
             f"examples; got {len(values)}: use fewer clients or a smaller shards_per_client"

@@ -125,8 +125,8 @@ class Clients(_Table):
 class Aggregation(_Table):
     """The base strategy, what is averaged, and the server's patience.
 
-    ``filter`` = "loss" or "accuracy" is FedCA's filter, on the validation set; fedcm-ucb and fedcm-ts take "loss" where
-    it is empty. ``averaging`` is one of Kim et al.'s schemes; empty leaves it to the selector's strategy.
+    ``filter`` = "loss" or "accuracy" is FedCA's filter, on the validation set. ``averaging`` is one of Kim et al.'s
+    schemes. Where one of the two is empty, the paper of the selector says, or else the base.
     ``direction_momentum`` is GPFL's gamma.
     """
 

@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
-from fedsel_flwr.testing.conformance import CHECKS, SelectorFactory, check_selector, play, report_for
+from fedsel_flwr.testing.conformance import CHECKS, check_selector
+from fedsel_flwr.testing.stateful import check_stateful
+from fedsel_flwr.testing.worlds import SelectorFactory, play, report_for
 
-__all__ = ["CHECKS", "SelectorFactory", "check_selector", "play", "report_for"]
+__all__ = ["CHECKS", "SelectorFactory", "check_selector", "check_stateful", "play", "report_for"]

@@ -37,10 +37,12 @@ def test_only_kept_models_are_averaged_and_the_selector_hears_which(api: str, sc
     """Client 3 fails with NaN; client 1's model is dropped."""
     models = [A, B, C, np.full((2, 2), np.nan)]
     spy = Spy("kept", "accuracy")
-    _, (after,) = play_scripted(
+    strategy, (after,) = play_scripted(
         api, spy, lambda k, t, w: models[k], 1, start=np.zeros((2, 2)), clients=4, validation=two_examples(),
         filter=Filter(score=score), averaging="fedpdp",
     )  # fmt: skip
+    assert [record.client for record in strategy.history.clients if record.kept] == kept
+    assert (strategy.history.rounds[0].num_completed, strategy.history.rounds[0].num_kept) == (3, len(kept))
     (report,) = spy.reports
     assert report.completed.tolist() == [True, True, True, False]
     assert np.flatnonzero(report.kept).tolist() == kept  # type: ignore[arg-type]

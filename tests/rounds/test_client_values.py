@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.strategies import BSFL, SelectionStrategy
+from fedsel_flwr.rounds.client_values import ClientValues
+from fedsel_flwr.rounds.roster import Roster
+from fedsel_flwr.strategies import BSFL, CSUCBQ, SelectionStrategy
 from tests.strategies.helpers import FakeProxy, Federation, fedavg, fleet
 
 pytestmark = pytest.mark.timeout(30)
@@ -98,3 +100,24 @@ def test_one_broken_client_in_the_first_roll_call_does_not_stop_everyone() -> No
     strategy = _weighted({"0": 1.0, "1": 1.0, "2": 2.0})
     Federation(strategy, [*fleet(3), FakeProxy("31337", "3", on_properties=broken)]).play(3)
     assert [r.num_selected for r in strategy.history.rounds] == [2, 2, 2]
+
+
+def test_as_a_mapping_it_holds_the_clients_that_are_enrolled() -> None:
+    roster = Roster()
+    values = ClientValues("data_weights", {"a": 1.0, "b": 2.0}, roster)
+    assert (len(values), list(values), dict(values), list(values.items())) == (0, [], {}, [])
+    roster.enroll({"x": "b", "y": "stranger"}, 1)
+    assert (len(values), list(values), dict(values), list(values.values())) == (1, [0], {0: 2.0}, [2.0])
+    assert (0 in values, 1 in values, values.get(1)) == (True, False, None)
+    roster.enroll({"z": "a"}, 2)
+    assert (len(values), dict(values), sorted(values.keys())) == (2, {0: 2.0, 2: 1.0}, [0, 2])
+    assert values.given == {"a": 1.0, "b": 2.0}
+    with pytest.raises(KeyError):
+        values[1]
+
+
+def test_every_number_given_is_checked_before_anybody_is_enrolled() -> None:
+    with pytest.raises(ParameterError, match=r"fairness cannot be met: its sum is 2\.1, but only m = 2"):
+        CSUCBQ(clients_per_round=2, max_latency=5.0, fairness={"a": 0.7, "b": 0.7, "c": 0.7}, base=fedavg())
+    with pytest.raises(ParameterError, match=r"every one of fairness must be at most 1, got 1\.5"):
+        CSUCBQ(clients_per_round=2, max_latency=5.0, fairness={"a": 1.5}, base=fedavg())

@@ -214,3 +214,51 @@ def test_an_empty_history() -> None:
     assert history.selection_counts(3).tolist() == [0, 0, 0]
     assert history.problem_counts() == {}
     assert (history.rounds, history.clients) == ([], [])
+
+
+# ---- joules ----------------------------------------------------------------------------------------------------------
+
+
+def _record(energy_j: float, **more: Any) -> ClientRecord:
+    values = {
+        "round": 1, "client_id": "0", "client": 0, "completed": True, "problem": "", "latency_s": 1.0,
+        "download_s": 0.0, "compute_s": 0.0, "upload_s": 0.0, "train_loss": 0.0, "num_examples": 1, **more,
+    }  # fmt: skip
+    return ClientRecord(energy_j=energy_j, **values)
+
+
+NaN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("rounds", "energies", "totals"),
+    [
+        ([[NaN, NaN], [NaN]], [NaN, NaN], [NaN, NaN]),  # nobody measures any
+        ([[0.0], [0.0]], [0.0, 0.0], [0.0, 0.0]),  # somebody measured that it was none
+        ([[NaN], [2.0, NaN], [NaN], [1.0]], [NaN, 2.0, NaN, 1.0], [NaN, 2.0, 2.0, 3.0]),
+        ([[], [NaN], [1.0]], [0.0, NaN, 1.0], [NaN, NaN, 1.0]),  # nobody took part in round 1
+    ],
+)
+def test_joules_that_nobody_measured_are_nan(rounds: Any, energies: list[float], totals: list[float]) -> None:
+    history = History()
+    for number, joules in enumerate(rounds, start=1):
+        history.append(round=number, num_available=3, round_s=1.0, clients=[_record(one) for one in joules])
+    np.testing.assert_array_equal([record.energy_j for record in history.rounds], energies)
+    np.testing.assert_array_equal([record.total_energy_j for record in history.rounds], totals)
+
+
+@pytest.mark.parametrize(("probe", "energy"), [(0.5, 2.5), (NaN, 2.0)])
+def test_the_joules_of_a_probe_count_where_somebody_measured_them(probe: float, energy: float) -> None:
+    history = History()
+    history.append(round=1, num_available=1, round_s=1.0, clients=[_record(2.0)], probe_s=0.25, probe_j=probe)
+    assert history.rounds[0].energy_j == energy
+    assert history.rounds[0].round_s == 1.25
+
+
+def test_a_history_is_saved_and_loaded_in_full() -> None:
+    history = History()
+    history.append(round=1, num_available=2, round_s=1.0, clients=[_record(2.0), _record(NaN, kept=False)])
+    loaded = History()
+    loaded.load_state_dict(history.state_dict())
+    assert repr(loaded) == repr(history)
+    assert (loaded.rounds[0].num_completed, loaded.rounds[0].num_kept) == (2, 1)

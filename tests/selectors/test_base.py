@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.errors import ParameterError, RunError
+from fedsel_flwr.errors import RunError
 from fedsel_flwr.selectors import Random, Selector
-from fedsel_flwr.testing import check_selector
 
 
 class Says(Selector):
@@ -39,8 +38,3 @@ def test_the_name_is_the_classs_where_none_is_given() -> None:
         """Keeps the name of what it builds on."""
 
     assert (Says.name, Mine.name) == ("Says", "random")
-
-
-def test_a_class_that_needs_more_than_a_seed_is_refused_with_the_way_out() -> None:
-    with pytest.raises(ParameterError, match=r"clients_per_round.*partial\(MySelector, clients_per_round=3\)"):
-        check_selector(Random)  # type: ignore[arg-type]

@@ -73,6 +73,63 @@ def test_data_weights_by_hand() -> None:
         assert [play(selector, [2, 0, 1], latencies) for _ in range(3)] == [{2}, {1}, {2}]
 
 
+def test_data_weights_are_summed_over_the_registered() -> None:
+    """Three of six clients of weights (1, 2, 3, 4, 5, 85) are registered, m = 1; one of them is forgotten later.
+
+    Targets (4) over 0, 1, 3: (1, 2, 4)/7. Round 1, nobody played: g = targets. Over all given weights they would be
+    (1, 2, 4)/100. Then 3 is forgotten: (1, 2)/3; with its row's weight still counted (1, 2)/4 at least.
+    """
+    selector = BSFL(clients_per_round=1, min_latency=0.1, data_weights=[1.0, 2.0, 3.0, 4.0, 5.0, 85.0])
+    selector.inform(np.array([0, 1, 3]))
+    selector.select(np.array([0]))
+    assert selector._generalization()[[0, 1, 3]] == pytest.approx(np.array([1, 2, 4]) / 7)
+    selector.forget(np.array([3]))
+    assert selector._generalization()[[0, 1]] == pytest.approx(np.array([1, 2]) / 3)
+
+
+def test_a_newcomer_lowers_the_targets_of_the_others() -> None:
+    """Weights (1, 1, 6), m = 1, alpha = 10; rounds 1, 2 play clients 0 and 1 at speed .5, round 3 plays 0 again.
+
+    Round 4 of 0 and 1: n = (2, 1), ucb = .5 + sqrt(2 ln 3/n) = (1.5482, 1.9823).
+        Only 0 and 1 registered: targets (.5, .5), g = (0, .25): 1.5482 against 4.4823                         -> 1
+    With client 2 registered targets are (.125, .125, .75), g = (-.375, -.125); beta 1                         -> 1
+    The choices agree; the values tell the readings apart: g_1 = .25 (all given weights: -.125) and -.125.
+    """
+    for informed, expected in ([0, 1], [0.0, 0.25]), ([0, 1, 2], [-0.375, -0.125]):
+        selector = BSFL(clients_per_round=1, min_latency=0.1, alpha=10.0, data_weights=[1.0, 1.0, 6.0])
+        selector.inform(np.array(informed))
+        for client in (0, 1, 0):
+            assert play(selector, [client], {client: 0.2}) == {client}
+        assert selector.select(np.arange(2)).tolist() == [1]
+        assert selector._generalization()[:2] == pytest.approx(expected)
+
+
+def test_data_weights_decide_the_opening() -> None:
+    """Weights 1..6, m = 2, nobody observed: all bounds are infinite, so g decides: {4, 5} for every seed.
+
+    Without weights g ties too: the generator decides.
+    """
+    weights = np.arange(1.0, 7.0)
+    opening = [BSFL(clients_per_round=2, min_latency=0.1, data_weights=weights, seed=seed) for seed in range(200)]
+    assert {tuple(selector.select(np.arange(6)).tolist()) for selector in opening} == {(4, 5)}
+    drawn = [BSFL(clients_per_round=2, min_latency=0.1, seed=seed) for seed in range(200)]
+    assert len({tuple(selector.select(np.arange(6)).tolist()) for selector in drawn}) == 15
+
+
+def test_data_weights_may_become_known_with_the_fleet() -> None:
+    """A mapping may be empty at first; who is admitted must have a weight that can be one; all zero: no targets."""
+    weights: dict[int, float] = {}
+    selector = BSFL(clients_per_round=1, min_latency=0.1, data_weights=weights)
+    weights |= {0: 0.0, 1: -1.0, 2: 3.0}
+    assert selector.select(np.array([0])).tolist() == [0]
+    assert selector._generalization()[0] == 0.0
+    for missing, said in (1, "every one of data_weights must be .* at least 0, got -1"), (5, "data_weights covers 3"):
+        with pytest.raises(ValueError, match=said):
+            selector.inform(np.array([missing]))
+    selector.inform(np.array([2]))
+    assert selector._generalization()[[0, 2]] == pytest.approx([0.0, 1.0])
+
+
 def test_registered_clients_by_hand() -> None:
     """K counts clients informed or seen, not indices: only 2 and 4 ever appear, so the target is 1/2, not 1/5.
 

@@ -11,7 +11,7 @@ import pytest
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import Random, RoundReport, columns, create, names
-from fedsel_flwr.selectors.columns import COLUMNS, INFORMED, REPORTED, check_columns, column_values, scalar_value
+from fedsel_flwr.selectors.columns import COLUMNS, INFORMED, REPORTED, check_columns, column_values
 from fedsel_flwr.selectors.registry import selector_class
 from fedsel_flwr.testing import report_for
 
@@ -61,11 +61,19 @@ def test_a_latency_is_finite_in_every_row(value: float) -> None:
         report(latency=[1.0, value])
 
 
-@pytest.mark.parametrize("value", [-0.1, 1.1, np.nan])
-def test_a_scalar_out_of_its_range_is_refused(value: float) -> None:
-    with pytest.raises(ParameterError, match="global_accuracy must"):
+@pytest.mark.parametrize("value", [np.inf, np.nan, "1", True])
+def test_a_rounds_number_is_finite(value: Any) -> None:
+    """Its range is not looked at: the server measures it itself."""
+    with pytest.raises(ParameterError, match="global_accuracy must be a finite number"):
         report(global_accuracy=value)
-    assert scalar_value("global_loss", -3.0) == -3.0
+    assert report(global_loss=-3.0, global_accuracy=2.0).global_loss == -3.0
+
+
+def test_rounding_is_no_offence() -> None:
+    above = np.nextafter(1.0, 2.0)
+    assert column_values("accuracy", [above, -1e-17], 2).tolist() == [above, -1e-17]
+    with pytest.raises(ParameterError, match=r"accuracy must lie in \[0, 1\], got 1.00001"):
+        column_values("accuracy", [1.0, 1.00001], 2)
 
 
 @pytest.mark.parametrize("name", sorted(columns.VECTORS))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -168,10 +168,82 @@ def test_sizes_share_the_rounds() -> None:
 
 
 def test_a_giant_is_capped_below_one() -> None:
-    """phi m s_0/sum(s) = .9 * 2 * 1000/1002 = 1.796 is no fraction of rounds; capped, it is feasible: nearly all."""
+    """phi m s_0/sum(s) = .9 * 2 * 1000/1002 = 1.796 is no fraction of rounds; capped, it is feasible: nearly all.
+
+    After round 1 without client 0 its queue is c_0, after round 2 2 c_0: just below 1 and 2.
+    """
     selector = build(fairness_scale=0.9, queue_weight=1.0)
     selector.inform(np.arange(3), num_examples=np.array([1000, 1, 1]))
+    queues = []
+    for _ in range(3):
+        play(selector, [1, 2], {1: 0.5, 2: 0.5})
+        queues.append(selector.state_dict()["queue"][0])
+    assert queues == pytest.approx([0.0, 1.0, 2.0], abs=1e-12)
+    assert 0.0 < 1.0 - queues[1] < 1e-12
     assert fractions(selector, 3, 500)[0] > 0.9
+
+
+def test_the_c_of_the_round_that_opens_enters_the_queue() -> None:
+    """(27) with c from sizes, phi = .5, m = 1: (.25, .25) while they are unknown, then (.375, .125), then (.1, .4).
+
+    Told between rounds 1 and 2: D(2) = (.375, .125). Told between 2 and 3: D(3) = (.475, .525). Nobody is served.
+    With the c of the round before: D(2) = (.25, .25), D(3) = (.625, .375).
+    """
+    selector = build(clients_per_round=1, fairness_scale=0.5)
+    selector.inform(np.arange(2))
+    selector.select(np.arange(2))
+    for sizes, queue in ([3.0, 1.0], [0.375, 0.125]), ([1.0, 4.0], [0.475, 0.525]):
+        selector.inform(np.arange(2), num_examples=np.array(sizes))
+        selector.select(np.arange(2))
+        assert selector.state_dict()["queue"] == pytest.approx(queue, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["cs-ucb", "cs-ucb-q"])
+def test_a_failure_earns_nothing_whatever_its_latency(name: str) -> None:
+    """Client 0 answers in 1 s of 10: r = .9. Client 1 was as fast, but its update could not be used: r = 0."""
+    selector = create(name, clients_per_round=2, max_latency=10.0)
+    chosen = selector.select(np.arange(2))
+    selector.observe(RoundReport(clients=chosen, completed=[True, False], latency=[1.0, 1.0]))
+    assert selector.state_dict()["mean"] == pytest.approx([0.9, 0.0], abs=1e-12)
+    assert selector.state_dict()["plays"].tolist() == [1, 1]
+
+
+class Growing(Mapping[int, float]):
+    """A mapping whose rows are known one after the other."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.known: dict[int, float] = {}
+
+    def __getitem__(self, row: int) -> float:
+        """Return the number of a row."""
+        return self.known[row]
+
+    def __iter__(self) -> Iterator[int]:
+        """Iterate over the rows known so far."""
+        return iter(self.known)
+
+    def __len__(self) -> int:
+        """Count the rows known so far."""
+        return len(self.known)
+
+
+def test_fairness_may_become_known_with_the_fleet() -> None:
+    """Empty at first; a newcomer's share enters when it comes, and is refused if the shares then exceed m."""
+    c = Growing()
+    selector = build(clients_per_round=1, fairness=c)
+    c.known |= {0: 0.5, 1: 0.25}
+    selector.select(np.arange(2))
+    selector.select(np.arange(2))
+    assert selector.state_dict()["queue"] == pytest.approx([0.5, 0.25])
+    for bad, said in (0.5, r"its sum is 1\.25, but only m = 1"), (1.5, "at most 1, got 1.5"), (-1.0, "at least 0"):
+        c.known[2] = bad
+        with pytest.raises(ValueError, match=f"fairness.*{said}"):
+            selector.inform(np.array([2]))
+        assert selector.num_clients == 2
+    c.known[2] = 0.25
+    selector.inform(np.array([2]))
+    assert selector.num_clients == 3
 
 
 def test_an_unknown_size_does_not_hide_the_known_ones() -> None:

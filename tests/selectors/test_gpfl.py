@@ -98,6 +98,35 @@ def test_exponents_are_clipped(loss_sign: str) -> None:
     assert selector.select(np.arange(3)).tolist() == [0]
 
 
+@pytest.mark.parametrize(("change", "exponent"), [(100.0, 50), (49.0, 49), (51.0, 50), (-3.0, -3)])
+def test_exponents_are_clipped_at_50(change: float, exponent: float) -> None:
+    """One client: its softmax is 1. The loss falls by 100, 49, 51, or rises by 3: mu = 1, then e^50, e^49, e^50, e^-3.
+
+    The same for A (out of its range, as no accuracy changes so much): 2 e^50, ...
+    """
+    for accuracy, loss, factor in (0.0, 200.0 - change, 1.0), (change, 200.0, 2.0):
+        selector = build(clients_per_round=1)
+        play(selector, [0], {0: 0.3}, 0.0, 200.0)
+        play(selector, [0], {0: 0.3}, accuracy, loss)
+        [total] = selector.state_dict()["reward_sum"]
+        assert total == pytest.approx(1.0 + factor * math.exp(exponent), rel=1e-12)
+
+
+def test_rewards_stand_in_a_round_without_an_observation() -> None:
+    """One a round. Round 1: c = (2, 0), ctilde = (.8808, .1192), which are the rewards.
+
+    Round 2, client 1 alone: c_1 = 1: ctilde = (.7311, .2689), A rises by .8: mu_1 = .2689 * 2 e^.8 = 1.1971.
+    Round 3 is chosen and never observed, in round 4 nobody is there: ctilde stands, twice, without a factor.
+    Sums in round 5: (.8808 + 3 * .7311, .1192 + 1.1971 + 2 * .2689) = (3.0740, 1.8541).
+    """
+    selector = build(clients_per_round=1, total_rounds=1000)
+    assert play(selector, [0, 1], {0: 2.0, 1: 0.0}, 0.1, 2.3) == {0, 1}
+    assert play(selector, [1], {1: 1.0}, 0.9, 2.3) == {1}
+    for available in ([0, 1], [], [0, 1]):
+        selector.select(np.array(available, dtype=np.int64))
+    assert selector.state_dict()["reward_sum"] == pytest.approx([3.0740, 1.8541], abs=1e-4)
+
+
 def test_large_projections_do_not_overflow() -> None:
     """A softmax of (5000, 4999, -5000) is (.7311, .2689, 0): the largest goes next, then still the largest."""
     selector = build(clients_per_round=1)
@@ -151,11 +180,11 @@ def test_every_weight_of_exploration(rho: float) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_unobserved_rounds(seed: int) -> None:
-    """Nobody available, or no report: one of the oracle's three readings is followed throughout."""
+    """Nobody available, or no report: of the oracle's three readings, rewards that stand are followed throughout."""
     oracle = GPFLOracle(3, ROUNDS)
     world = World(num_clients=9, newcomers={0: 20, 6: 50}, unreported=0.25)
     assert follow(build(seed=seed), oracle, RoundReport, world=world, rounds=ROUNDS, seed=seed) == []
-    assert len(oracle.alive) == 1
+    assert oracle.alive == {Idle.STANDING}
     assert oracle.decided > ROUNDS / 2
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.errors import StateError
-from fedsel_flwr.selectors import RoundReport, create
+from fedsel_flwr.selectors import RoundReport, create, pczfl
 from tests.selectors.oracle_pczfl import PCZFLOracle, Point, Replay, follow
 from tests.selectors.oracles import World
 
@@ -129,6 +129,66 @@ def test_balls_are_closed(where: float, expected: set[int]) -> None:
     for _ in range(2):
         assert play(selector, [0], {0: (0.25, 0.5)}) == {0}
     assert set(selector.select(np.arange(2)).tolist()) == expected
+
+
+def test_a_distance_that_rounds_above_the_radius_is_on_the_surface() -> None:
+    """Client 0 stays at (.1, .41), 1 waits at (.4, .81): .3^2 + .4^2 = .5^2, but as floats .5000000000000001.
+
+    A = .5, rounds as above: ball b has centre (.1, .41) and radius .5, so 1 is in b, a is empty, and both go.
+    """
+    assert math.hypot(0.4 - 0.1, 0.81 - 0.41) > 0.5
+    selector = build(uncertainty=0.5)
+    inform(selector, {0: (0.1, 0.41), 1: (0.4, 0.81)})
+    for _ in range(2):
+        assert play(selector, [0], {0: (0.1, 0.41)}) == {0}
+    assert selector.state_dict()["radius"].tolist() == [1.0, 0.5]
+    assert selector.select(np.arange(2)).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_chunks_change_no_bit(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """300 clients, 40 rounds: choices and state are those of one piece; nothing larger than the chunk is held."""
+
+    def run() -> tuple[list[list[int]], dict[str, Any]]:
+        selector, rng = build(uncertainty=0.005), np.random.default_rng(3)
+        selector.inform(np.arange(300), accuracy=rng.random(300), energy_score=rng.random(300))
+        choices = []
+        for _ in range(40):
+            chosen = selector.select(np.flatnonzero(rng.random(300) < 0.9))
+            rewards: Rewards = {k: (float(rng.random()), float(rng.random())) for k in chosen.tolist()}
+            selector.observe(report(chosen, rewards))
+            choices.append(chosen.tolist())
+        return choices, selector.state_dict()
+
+    largest, norm = [0], np.linalg.norm
+
+    def measured(offset: Any, **keywords: Any) -> Any:
+        if offset.ndim == 3 and keywords.get("axis") == 2:
+            largest[0] = max(largest[0], offset.shape[0])
+        return norm(offset, **keywords)
+
+    choices, state = run()
+    assert len(state["radius"]) > 20
+    monkeypatch.setattr(pczfl, "CHUNK", chunk)
+    again, state_again = run()
+    assert again == choices
+    for key, value in state.items():
+        np.testing.assert_array_equal(state_again[key], value, err_msg=key)
+    monkeypatch.setattr(np.linalg, "norm", measured)
+    selector = build()
+    selector.select(np.arange(300))
+    assert largest[0] <= chunk
+
+
+def test_a_round_without_an_answer_changes_no_ball() -> None:
+    """Everybody failed: the state is as before but for the chosen balls, which wait no longer."""
+    selector, _ = after(5)
+    before = selector.state_dict()
+    chosen = selector.select(np.arange(9))
+    assert len(selector.state_dict()["chosen_balls"]) > 0
+    selector.observe(report(chosen, dict.fromkeys(chosen.tolist())))
+    for key, value in selector.state_dict().items():
+        np.testing.assert_array_equal(value, before[key] + (key == "round"), err_msg=key)
 
 
 def test_the_order_of_report_rows_does_not_matter() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterable
+from typing import Any
 
 from flwr.app import Error, Message
 from flwr.client import ClientApp
@@ -125,3 +126,9 @@ class AppGrid(FakeGrid):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         with self._turn:
             return super().send_and_receive(messages, timeout=timeout)
+
+
+def in_process(**kwargs: Any) -> None:
+    """As Flower's ``run_simulation``, without Ray."""
+    context = Context(run_id=7, node_id=1, node_config={}, state=RecordDict(), run_config={})
+    kwargs["server_app"](AppGrid(kwargs["client_app"], kwargs["num_supernodes"]), context)

@@ -129,9 +129,9 @@ def flwr(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flwr]:
     environment = {"FLWR_HOME": str(home), "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(port)}
     commands: list[Command] = []
 
-    def start(*arguments: str) -> Command:
+    def start(*arguments: str, verb: tuple[str, ...] = ("run", str(ROOT), "--stream")) -> Command:
         folder = tmp_path_factory.mktemp("flwr")
-        argv = ("flwr", "run", str(ROOT), "--stream", *arguments)
+        argv = ("flwr", *verb, *arguments)
         commands.append(Command(*argv, folder=folder, cwd=folder, env=environment))
         return commands[-1]
 
@@ -212,6 +212,33 @@ def test_with_two_supernodes_it_stops_and_says_what_to_use(flwr: Flwr, tmp_path:
     assert f'flwr run . --stream --federation-config "num-supernodes=10 {USE}"' in said
     assert "[ROUND 1]" not in said
     assert not (tmp_path / "runs").exists()
+    assert_the_message_is_the_end(
+        ANSI.sub("", command.stdout),
+        'or another size of the scenario: --run-config "num_clients=2 clients_per_round=1"',
+    )
+
+
+def assert_the_message_is_the_end(said: str, last: str) -> None:
+    """No traceback, and after the message Flower's exit code alone."""
+    assert "Traceback" not in said
+    assert said.count("ERROR") == 2
+    after = said.partition(last)[2]
+    assert re.fullmatch(r"\s*ERROR :\s+Exit Code: 700\s.*flower\.ai/docs\S*\s*", after, flags=re.DOTALL), said[-3000:]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_a_bad_value_ends_with_its_message_and_a_failed_run(flwr: Flwr, tmp_path: Path) -> None:
+    """``flwr run`` itself only shows the log, and ends with status 0; the run's own status is failed."""
+    arguments = run_config(tmp_path / "runs", selectors__bsfl__alpha=-1.0)
+    command = flwr("--run-config", arguments, "--federation-config", f"num-supernodes=10 {USE}")
+    assert command.wait(120) == 0
+    said = ANSI.sub("", command.stdout)
+    assert_the_message_is_the_end(said, "alpha must be a finite number of at least 0, got -1.0")
+    (number,) = re.findall(r"started run (\d+)", ANSI.sub("", command.stdout + command.stderr))
+    listed = flwr(verb=("list", "--format", "json", "--run-id", number))
+    assert listed.wait(60) == 0, listed.stderr
+    assert "finished:failed" in listed.stdout
 
 
 # ---- the same run by every way there is ----------------------------------------------------------------------------

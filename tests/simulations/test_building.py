@@ -10,13 +10,16 @@ from flwr.server import SimpleClientManager
 from flwr.server.strategy import FedAdam, FedAvg, FedAvgM, FedProx, FedYogi
 
 from fedsel_flwr.errors import FedSelError, ParameterError
+from fedsel_flwr.selectors import create
+from fedsel_flwr.simulations import engine
 from fedsel_flwr.simulations.building import check_selectors, make_availability, make_strategy, selector_params
+from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.world import World, world_of
 from fedsel_flwr.strategies import BSFL, CSUCB, RoundRecord, SelectionStrategy
-from tests.simulations.inprocess import play
+from tests.simulations.inprocess import in_process, play
 
 SMOKE = load_scenario("smoke")
 SELECTORS = ("bsfl", "cs-ucb", "random", "round-robin")  # which need nothing that smoke does not have
@@ -82,6 +85,46 @@ def test_strategies_of_the_papers_are_used_where_there_are_any() -> None:
     kinds = {name: type(make_strategy(world_of(smoke(selector=name)))) for name in SELECTORS}
     assert (kinds["bsfl"], kinds["cs-ucb"]) == (BSFL, CSUCB)
     assert kinds["random"] is kinds["round-robin"] is SelectionStrategy
+
+
+@pytest.mark.parametrize("api", ["legacy", "message"])
+@pytest.mark.parametrize(
+    ("selector", "filter", "averaging"),
+    [("gpfl", None, "mean"), ("fedcm-ts", "loss", "fedpdp"), ("pczfl", None, None), ("random", None, None)],
+)
+def test_the_papers_options_hold_however_the_selector_is_asked_for(
+    api: str, selector: str, filter: str | None, averaging: str | None
+) -> None:
+    """By name, and as an object; what the scenario says itself comes first."""
+    scenario = smoke(selector=selector, api=api)
+    made = create(selector, **selector_params(scenario, {}))
+    for other, given in [(scenario, None), (smoke(selector="cs-ucb", api=api), made)]:
+        settings = make_strategy(world_of(other), selector=given).core.settings
+        assert settings.averaging == averaging
+        assert (None if settings.filter is None else settings.filter.score) == filter
+        assert settings.learning_rate == scenario.training.learning_rate
+    said = smoke(
+        selector=selector, api=api, aggregation__filter="accuracy", aggregation__averaging="fedpdp-exact",
+        aggregation__direction_momentum=0.5,
+    )  # fmt: skip
+    settings = make_strategy(world_of(said)).core.settings
+    assert (settings.averaging, settings.momentum) == ("fedpdp-exact", 0.5)
+    assert settings.filter is not None
+    assert settings.filter.score == "accuracy"
+
+
+@pytest.mark.parametrize("api", ["legacy", "message"])
+def test_gpfl_averages_with_equal_weights_by_name_and_as_an_object(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same model to the last bit, on clients of unequal sizes; FedAvg's weights make another."""
+    monkeypatch.setattr(engine, "run_simulation", in_process)
+    overrides = {"partition.kind": "dirichlet", "partition.alpha": 0.3, "api": api}
+    scenario = load_scenario("smoke", overrides | {"selector": "gpfl"})
+    other = load_scenario("smoke", overrides | {"selector": "random"})
+    by_name = simulate(scenario)
+    as_object = simulate(other, selector=create("gpfl", **selector_params(scenario, {})))
+    assert bits(as_object) == bits(by_name)
+    uneven = simulate(load_scenario("smoke", overrides | {"selector": "gpfl", "aggregation.averaging": "fedpdp"}))
+    assert bits(uneven)[2] != bits(by_name)[2]
 
 
 def test_strategy_takes_the_numbers_of_the_scenario() -> None:

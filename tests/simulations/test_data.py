@@ -116,9 +116,9 @@ def test_cached_dataset_is_one_read_only_object() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"name": "imagenet"}, r"unknown data set 'imagenet'; choose one of digits, mnist, fashion-mnist, cifar-10$"),
-        ({"name": "digits", "seed": -1}, r"seed must be a whole number of at least 0; got -1"),
-        ({"name": "digits", "test_fraction": 1.0}, r"test_fraction must lie between 0 and 1, both excluded; got 1\.0"),
+        ({"name": "imagenet"}, r"data set must be one of digits, mnist, fashion-mnist, cifar-10, got 'imagenet'$"),
+        ({"name": "digits", "seed": -1}, r"seed must be a whole number of at least 0, got -1"),
+        ({"name": "digits", "test_fraction": 1.0}, r"test_fraction must lie between 0 and 1, both excluded, got 1\.0"),
         ({"name": "digits", "validation_fraction": 0}, r"validation_fraction must lie between 0 and 1"),
         ({"name": "digits", "validation_fraction": 0.005}, r"validation_fraction = 0.005 leaves too few of 1437"),
     ],

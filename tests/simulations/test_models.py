@@ -157,13 +157,13 @@ def test_unfit_arrays_are_refused_and_change_nothing(change: object, message: st
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("resnet", (1, 8, 8), 10, 0), r"unknown model 'resnet'; choose one of logistic, mlp, cnn$"),
+        (("resnet", (1, 8, 8), 10, 0), r"model must be one of logistic, mlp, cnn, got 'resnet'$"),
         (("cnn", (1, 3, 8), 10, 0), r"at least 4x4 pixels; got \(1, 3, 8\)"),
         (("cnn", (64,), 10, 0), r"reads images \(channels, height, width\)"),
         (("mlp", (), 10, 0), r"input_shape must hold positive sizes; got \(\)"),
         (("mlp", (1, 0, 8), 10, 0), r"input_shape must hold positive sizes; got \(1, 0, 8\)"),
-        (("mlp", (1, 8, 8), 1, 0), r"num_classes must be at least 2; got 1"),
-        (("mlp", (1, 8, 8), 10, -1), r"seed must be a whole number of at least 0; got -1"),
+        (("mlp", (1, 8, 8), 1, 0), r"num_classes must be a whole number of at least 2, got 1"),
+        (("mlp", (1, 8, 8), 10, -1), r"seed must be a whole number of at least 0, got -1"),
     ],
 )
 def test_wrong_arguments(arguments: tuple[str, tuple[int, ...], int, int], message: str) -> None:

@@ -31,6 +31,35 @@ print(end_descendants(grace_s=0.5), end_descendants(grace_s=0.5), flush=True)
 """
 
 
+# One that says what it does when it is told to leave; its child is the sign that it may be told.
+LEAVING = """
+import os, signal, subprocess, sys, time
+from fedsel_flwr.simulations.processes import leaving_at_once
+
+before = signal.getsignal(signal.SIGTERM)
+with leaving_at_once(lambda: print("last", flush=True), "left", 7):
+    pass
+assert signal.getsignal(signal.SIGTERM) is before
+with leaving_at_once(lambda: print("last", flush=True), "left", 7):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    print(child.pid, flush=True)
+    try:
+        os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+        time.sleep(60)
+    finally:
+        print("an exception passed", flush=True)
+"""
+
+
+@pytest.mark.parametrize("signal", ["SIGINT", "SIGTERM"])
+def test_leaving_at_once_ends_the_children_and_passes_no_exception(signal: str) -> None:
+    done = subprocess.run([sys.executable, "-c", LEAVING, signal], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (7, "left\n")
+    pid, *said = done.stdout.splitlines()
+    assert said == ["last"]
+    assert not psutil.pid_exists(int(pid))
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux only")
 def test_nothing_is_left() -> None:
     start = time.monotonic()

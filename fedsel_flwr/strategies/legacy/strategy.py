@@ -82,7 +82,7 @@ class SelectionStrategy(Adapter, Strategy):
         if not chosen:
             return []
         instructions = self.base.configure_fit(
-            server_round=server_round,
+            server_round=self.core.round,
             parameters=parameters,
             client_manager=ChosenCohort(chosen, len(clients)),
         )
@@ -119,7 +119,7 @@ class SelectionStrategy(Adapter, Strategy):
         parameters: Parameters | None = None
         metrics: dict[str, Scalar] = {}
         if outcome.enough:
-            bases.check_survivors(self.base, len(outcome.kept), server_round)
+            bases.check_survivors(self.base, len(outcome.kept), self.core.round)
             ours = bases.ours_alone(self.base, self.core.settings.keys)
             vectors = VECTORS.intersection(self.core.asks.split(","))
             kept = [cleaned(arrived[cid], outcome.results[cid], ours, vectors) for cid in outcome.kept]
@@ -133,7 +133,7 @@ class SelectionStrategy(Adapter, Strategy):
                 if cid in arrived and not result.completed
             ]
             passed = [(original(f[0]), f[1]) if isinstance(f, tuple) else f for f in failures]
-            parameters, metrics = self.base.aggregate_fit(server_round, kept, [*passed, *garbage])
+            parameters, metrics = self.base.aggregate_fit(self.core.round, kept, [*passed, *garbage])
         after = decode(parameters) if parameters is not None and self.core.reads_global(outcome) else None
         model = self.core.finish(after)
         if model is not None and model is not after:
@@ -145,7 +145,9 @@ class SelectionStrategy(Adapter, Strategy):
     ) -> list[tuple[ClientProxy, EvaluateIns]]:
         """Return the base's evaluation instructions; waits a bounded time."""
         instructions: list[tuple[ClientProxy, EvaluateIns]] = self.base.configure_evaluate(
-            server_round=server_round, parameters=parameters, client_manager=self._bounded(client_manager)
+            server_round=self.core.numbering.absolute(server_round),
+            parameters=parameters,
+            client_manager=self._bounded(client_manager),
         )
         return instructions
 
@@ -155,13 +157,15 @@ class SelectionStrategy(Adapter, Strategy):
         """Let the base aggregate, in id order."""
         ordered = sorted(results, key=lambda result: id_order(self.roster.name(result[0].cid)))
         aggregated: tuple[float | None, dict[str, Scalar]] = self.base.aggregate_evaluate(
-            server_round, ordered, failures
+            self.core.numbering.absolute(server_round), ordered, failures
         )
         return aggregated
 
     def evaluate(self, server_round: int, parameters: Parameters) -> tuple[float, dict[str, Scalar]] | None:
         """Let the base evaluate the global model, and enter loss and accuracy into the history."""
-        result: tuple[float, dict[str, Scalar]] | None = self.base.evaluate(server_round, parameters)
+        result: tuple[float, dict[str, Scalar]] | None = self.base.evaluate(
+            self.core.numbering.absolute(server_round), parameters
+        )
         if result is not None:
             self._enter_evaluation(server_round, *result)
         self._end_round(server_round)

@@ -85,7 +85,7 @@ class SelectionStrategy(Adapter, Strategy):
         if not chosen:
             return []
         crowd = ShownGrid(grid, nodes, self.wait_timeout, at_least=bases.min_available(self.base))
-        template = template_of(self.base, server_round, arrays, config, crowd)
+        template = template_of(self.base, self.core.round, arrays, config, crowd)
         self._dispatched = {node: addressed(template, node, self.core.asks) for node in chosen}
         return list(self._dispatched.values())
 
@@ -108,7 +108,7 @@ class SelectionStrategy(Adapter, Strategy):
         arrays: ArrayRecord | None = None
         metrics: MetricRecord | None = None
         if outcome.enough:
-            bases.check_survivors(self.base, len(outcome.kept), server_round)
+            bases.check_survivors(self.base, len(outcome.kept), self.core.round)
             failures = [
                 message if message.has_error() else self._as_error(sent, outcome.results[node].problems)
                 for node, sent in self._dispatched.items()
@@ -119,7 +119,7 @@ class SelectionStrategy(Adapter, Strategy):
             if outcome.averaging is not None:
                 for message, weight in zip(kept, outcome.weights.tolist(), strict=True):
                     metrics_of(message)[key] = int(weight) if weight.is_integer() else weight
-            arrays, metrics = self.base.aggregate_train(server_round, [*kept, *failures])
+            arrays, metrics = self.base.aggregate_train(self.core.round, [*kept, *failures])
         after = self._decode(arrays) if arrays is not None and self.core.reads_global(outcome) else None
         model = self.core.finish(after)
         if model is not None and model is not after:
@@ -137,24 +137,25 @@ class SelectionStrategy(Adapter, Strategy):
         nodes = wait_for_nodes(grid, needed, self.wait_timeout, "evaluation by the base strategy")
         nodes.sort(key=lambda node: id_order(self.roster.name(node)))
         shown = ShownGrid(grid, nodes, self.wait_timeout)
-        messages = list(self.base.configure_evaluate(server_round, arrays, config, shown))
+        messages = list(self.base.configure_evaluate(self.core.numbering.absolute(server_round), arrays, config, shown))
         self._evaluating = tuple(messages)
         return messages
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Let the base aggregate the replies that are alike, in id order."""
+        absolute = self.core.numbering.absolute(server_round)
         sent = {str(message.metadata.dst_node_id): message for message in self._evaluating}
         arrived = by_node(sent, replies)
         ordered = dict(sorted(arrived.items(), key=lambda item: id_order(self.roster.name(item[0]))))
         usable, faults = Cleaner(self.base, self.core.settings.keys).evaluations(ordered)
         for node, fault in faults.items():
-            logger.warning("round %d, client %s: evaluation: %s", server_round, self.roster.name(node), fault)
+            logger.warning("round %d, client %s: evaluation: %s", absolute, self.roster.name(node), fault)
         failures = [
             message if message.has_error() else self._as_error(sent[node], (faults[node],))
             for node, message in ordered.items()
             if message.has_error() or node in faults
         ]
-        aggregated: MetricRecord | None = self.base.aggregate_evaluate(server_round, [*usable, *failures])
+        aggregated: MetricRecord | None = self.base.aggregate_evaluate(absolute, [*usable, *failures])
         if not self._evaluates:
             self._end_round(server_round)
         return aggregated
@@ -165,7 +166,7 @@ class SelectionStrategy(Adapter, Strategy):
         """The central evaluation, entering what it finds into the history."""
 
         def entering(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-            metrics = evaluate_fn(server_round, arrays)
+            metrics = evaluate_fn(self.core.numbering.absolute(server_round), arrays)
             if metrics is not None:
                 self._enter_evaluation(server_round, metrics.get("loss"), dict(metrics.items()))
             self._end_round(server_round)

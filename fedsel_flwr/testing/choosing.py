@@ -1,0 +1,122 @@
+"""What the choice of any selector must be, whoever is there and whoever fails."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedsel_flwr.errors import ParameterError, RunError
+from fedsel_flwr.testing.worlds import SelectorFactory, not_finite, play, promise, report_for
+
+
+def check_choice(make: SelectorFactory) -> None:
+    """Chosen clients are available, unique and as many as asked for; the input stays as it was."""
+    selector = make(seed=1)
+    for number in range(40):
+        world = np.random.default_rng([3, number])
+        available = world.permutation(np.flatnonzero(world.uniform(size=9) < 0.6))
+        before, expected = available.copy(), selector.expected_count(available.size)
+        try:
+            chosen = selector.select(available)
+        except RunError as error:  # Selector.select looks
+            raise AssertionError(
+                f"broken promise: every chosen client is available, and chosen once: {error}"
+            ) from None
+        promise(np.array_equal(available, before), "select leaves `available` as it was")
+        promise(np.isin(chosen, available).all(), "every chosen client is available")
+        promise(np.unique(chosen).size == chosen.size, "no client is chosen twice")
+        promise(expected in (None, chosen.size), f"{expected} clients are chosen, as expected_count says")
+        promise(chosen.size > 0 or not available.size, "somebody is chosen where somebody is available")
+        selector.observe(report_for(selector, chosen, world.uniform(size=chosen.size) < 0.8, world))
+
+
+def check_input_order(make: SelectorFactory) -> None:
+    """The order of ``available`` does not matter."""
+    first, second = make(seed=2), make(seed=2)
+    for number in range(15):
+        available = np.random.default_rng([5, number]).permutation(8)
+        chosen = first.select(available)
+        promise(np.array_equal(chosen, second.select(np.sort(available))), "the order of `available` does not matter")
+        for selector in (first, second):
+            completed = np.ones(chosen.size, dtype=np.bool_)
+            selector.observe(report_for(selector, chosen, completed, np.random.default_rng(number)))
+
+
+def check_determinism(make: SelectorFactory) -> None:
+    """Same seed, same choices; the global generator plays no part."""
+    np.random.seed(0)  # noqa: NPY002 - to show that the global state is not used
+    first = play(make(seed=4), range(40))
+    np.random.seed(1)  # noqa: NPY002
+    promise(first == play(make(seed=4), range(40)), "the same seed gives the same choices")
+
+
+def check_growth(make: SelectorFactory) -> None:
+    """Clients may appear at any time, by ``available`` or by ``inform``."""
+    selector = make(seed=3)
+    play(selector, range(10), num_clients=4)
+    selector.inform(np.array([11]))
+    seen = {k for choice in play(selector, range(10, 200), num_clients=12) for k in choice}
+    promise(selector.num_clients == 12, "newcomers are registered")
+    promise(len(seen & set(range(4, 12))) > 0, "newcomers get chosen")
+
+
+def check_empty_and_short(make: SelectorFactory) -> None:
+    """With nobody available the choice is empty and the round counts; with few, all go that expected_count promises."""
+    selector = make(seed=5)
+    promise(selector.select(np.arange(0)).size == 0, "no available client gives an empty choice")
+    promise(selector.round == 1, "a round without clients counts")
+    nobody = np.empty(0, dtype=np.int64)
+    selector.observe(report_for(selector, nobody, np.empty(0, dtype=np.bool_), np.random.default_rng(0)))
+    expected, chosen = selector.expected_count(2), selector.select(np.array([4, 2])).tolist()
+    promise(chosen == [2, 4] or (expected is None and set(chosen) < {2, 4}), "with two available, both are chosen")
+
+
+def check_all_failed(make: SelectorFactory) -> None:
+    """Rounds in which everyone fails leave the state finite and the selector working."""
+    selector = make(seed=5)
+    for number in range(30):
+        world = np.random.default_rng(number)
+        chosen = selector.select(np.arange(8))
+        selector.observe(report_for(selector, chosen, np.zeros(chosen.size, dtype=np.bool_), world))
+    key = not_finite(selector)
+    promise(not key, f"state {key!r} stays finite when everyone fails")
+    promise(selector.select(np.arange(8)).size > 0, "the selector still chooses")
+
+
+def check_dead_client(make: SelectorFactory) -> None:
+    """A client that never answers is not asked for ever, unless the class says so."""
+    if make(seed=5).asks_failed_for_ever:
+        return
+    choices = play(make(seed=5), range(300), num_clients=8, availability=1.0, dead=(0,))
+    last = sum(0 in choice for choice in choices[-100:])
+    promise(last < 100, f"a dead client is not asked for ever (asked in {last} of the last 100 rounds)")
+
+
+def check_select_without_observe(make: SelectorFactory) -> None:
+    """``select`` may be called again without an ``observe`` between."""
+    selector = make(seed=5)
+    for number in range(5):
+        expected = selector.expected_count(8)
+        promise(expected in (None, selector.select(np.arange(8)).size), "select works without an observe between")
+        promise(selector.round == number + 1, "each select is a round")
+
+
+def check_bad_input(make: SelectorFactory) -> None:
+    """Impossible availability is refused with :class:`ParameterError` and changes nothing."""
+    selector, twin = make(seed=5), make(seed=5)
+    for bad in (np.array([1, 1]), np.array([-1, 2]), np.array([0.5]), np.array([[1, 2]]), np.array([True, False])):
+        try:
+            selector.select(bad)
+        except ParameterError:
+            continue
+        promise(False, f"available = {bad.tolist()} is refused with ParameterError")
+    promise(play(selector, range(10)) == play(twin, range(10)), "refused input changes nothing")
+
+
+def check_many_clients(make: SelectorFactory) -> None:
+    """A hundred thousand clients fit."""
+    selector = make(seed=5)
+    for number in range(3):
+        chosen = selector.select(np.arange(100_000))
+        completed = np.ones(chosen.size, dtype=np.bool_)
+        selector.observe(report_for(selector, chosen, completed, np.random.default_rng(number)))
+    promise(selector.num_clients == 100_000, "a hundred thousand clients are registered")

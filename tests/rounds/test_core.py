@@ -1,0 +1,316 @@
+"""The course of a round: its order, its numbers, who is asked how often, who is forgotten."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsel_flwr.errors import ParameterError, RunError
+from fedsel_flwr.rounds.core import SelectionCore
+from fedsel_flwr.rounds.numbering import Numbering
+from fedsel_flwr.rounds.replies import Reply
+from fedsel_flwr.rounds.roster import Roster
+from fedsel_flwr.rounds.settings import Settings, settled
+from fedsel_flwr.selectors import PCZFL, create
+from tests.processes import ROOT, Command
+from tests.rounds.written import Written, core_of, facts
+from tests.strategies import numpy_world as world
+from tests.strategies.scripted import Spy, two_examples
+
+MODEL = [np.zeros((2, 2))]
+NODES = ["a", "b", "c"]
+
+
+def reply(**metrics: Any) -> Reply:
+    return Reply(arrays=MODEL, num_examples=10, metrics={"latency_s": 1.0, **metrics})
+
+
+def play(core: SelectionCore, rounds: int, nodes: list[str] = NODES, **metrics: Any) -> None:
+    for _ in range(rounds):
+        if chosen := core.choose(nodes, MODEL, Written(facts(*nodes))):
+            core.collect(dict.fromkeys(chosen, reply(**metrics)))
+            core.finish(MODEL)
+
+
+# ---- the order of calls ----------------------------------------------------------------------------------------------
+
+
+def test_a_round_is_collected_and_finished_once() -> None:
+    core = core_of(create("random", clients_per_round=2, seed=0))
+    for call in (core.finish, lambda: core.collect({})):
+        with pytest.raises(RunError, match="no round has begun"):
+            call()
+    chosen = core.choose(NODES, MODEL, Written(facts(*NODES)))
+    with pytest.raises(RunError, match="round 1 has no replies yet"):
+        core.finish()
+    core.collect(dict.fromkeys(chosen, reply()))
+    with pytest.raises(RunError, match="round 1 has its replies already"):
+        core.collect(dict.fromkeys(chosen, reply()))
+    core.finish(MODEL)
+    with pytest.raises(RunError, match="round 1 is finished already"):
+        core.finish(MODEL)
+    assert [record.round for record in core.parts.history.rounds] == [1]
+    play(core, 1)
+    assert [record.round for record in core.parts.history.rounds] == [1, 2]
+
+
+def test_a_choice_that_is_never_collected_leaves_nothing_behind() -> None:
+    core = core_of(create("round-robin", clients_per_round=1))
+    core.choose(NODES, MODEL, Written(facts(*NODES)))
+    play(core, 1)
+    assert [(record.round, record.num_selected) for record in core.parts.history.rounds] == [(2, 1)]
+
+
+def test_a_round_without_clients_is_entered_at_once() -> None:
+    core = core_of(create("random", clients_per_round=2, seed=0), availability=lambda client, number, seconds: False)
+    assert core.choose(NODES, MODEL, Written(facts(*NODES))) == []
+    record = core.parts.history.rounds[0]
+    assert (record.num_selected, record.round_s, record.energy_j) == (0, 0.0, 0.0)
+    with pytest.raises(RunError, match="finished already"):
+        core.finish()
+
+
+# ---- numbers of rounds -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seen", "first", "offset"), [(0, 1, 0), (5, 6, 0), (5, 1, 5), (1, 2, 0), (1, 1, 1)]
+)  # fmt: skip
+def test_the_first_round_of_a_run_fixes_the_offset(seen: int, first: int, offset: int) -> None:
+    numbering = Numbering()
+    for i in range(3):
+        numbering.check(first + i, seen + i)
+        assert numbering.absolute(first + i) == seen + i + 1 == first + i + offset
+
+
+@pytest.mark.parametrize(("seen", "first"), [(0, 2), (0, 0), (5, 2), (5, 5), (5, 7)])
+def test_a_run_that_begins_anywhere_else_is_refused(seen: int, first: int) -> None:
+    expected = "1 was" if not seen else f"1 or {seen + 1} was"
+    with pytest.raises(RunError, match=f"begins round {first}, but the selector has seen {seen} .* {expected}"):
+        Numbering().check(first, seen)
+
+
+def test_a_later_change_of_the_offset_is_refused() -> None:
+    numbering = Numbering()
+    numbering.check(1, 5)
+    with pytest.raises(RunError, match=r"begins round 7, but the selector has seen 6 rounds, so that round 2 was"):
+        numbering.check(7, 6)
+    numbering.begin_run()
+    numbering.check(7, 6)
+
+
+def test_history_and_probes_count_absolute_rounds() -> None:
+    core = core_of(create("local-accuracy", clients_per_round=1))
+    play(core, 2)
+    fresh = core_of(create("local-accuracy", clients_per_round=1))
+    fresh.load_state_dict(core.state_dict())
+    transport = Written(facts(*NODES), {node: {"local_accuracy": 0.5, "latency_s": 1.0} for node in NODES})
+    fresh.choose(NODES, MODEL, transport, server_round=1)
+    assert transport.probed[0][1]["round"] == 3
+    fresh.collect({})
+    fresh.finish()
+    assert [record.round for record in fresh.parts.history.rounds] == [1, 2, 3]
+    assert fresh.numbering.absolute(1) == 3
+
+
+# ---- who is asked, and how often -------------------------------------------------------------------------------------
+
+
+def test_availability_is_asked_once_per_client_and_round() -> None:
+    """Also where the selector asks before it chooses."""
+    asked: Counter[tuple[str, int]] = Counter()
+
+    def there(client_id: str, number: int, seconds: float) -> bool:
+        asked[client_id, number] += 1
+        return client_id != "b"
+
+    core = core_of(create("local-accuracy", clients_per_round=2), availability=there)
+    play(core, 3)
+    assert set(asked.values()) == {1}
+    assert len(asked) == 9
+    assert {record.client_id for record in core.parts.history.clients} == {"a", "c"}
+
+
+def test_availability_may_be_asked_for_everybody_at_once() -> None:
+    class Trace:
+        calls: list[tuple[list[str], int, float]]
+
+        def __init__(self) -> None:
+            self.calls = []
+
+        def __call__(self, client_id: str, number: int, seconds: float) -> bool:
+            raise AssertionError
+
+        def at(self, ids: list[str], number: int, seconds: float) -> Any:
+            self.calls.append((list(ids), number, seconds))
+            return np.array([client_id != "b" for client_id in ids])
+
+    trace = Trace()
+    core = core_of(create("random", clients_per_round=3, seed=0), availability=trace)
+    play(core, 2)
+    assert trace.calls == [(["a", "b", "c"], 1, 0.0), (["a", "b", "c"], 2, 1.0)]
+    assert {record.client_id for record in core.parts.history.clients} == {"a", "c"}
+    trace.at = lambda ids, number, seconds: [True]  # type: ignore[method-assign]
+    with pytest.raises(RunError, match=r"a boolean for each of 3 clients, got shape \(1,\)"):
+        play(core, 1)
+
+
+def test_who_is_present_is_looked_up_once_while_nobody_comes_or_goes() -> None:
+    roster = Roster()
+    roster.enroll({"x": "a", "y": "b"}, 1)
+    present = roster.present(["x", "y"])
+    assert roster.present({"y": 0, "x": 1}) is present
+    roster.release(["x", "y"], 2)
+    assert roster.strangers(["x", "y"]) == []
+    assert roster.present(["x", "y"]) is present
+    assert roster.present(["x"]).nodes == ("x",)
+    roster.release(["x", "z"], 3)
+    assert roster.strangers(["x", "z"]) == ["z"]
+    roster.enroll({"z": "c"}, 3)
+    assert roster.present(["x", "z"]).nodes == ("x", "z")
+    assert roster.strangers(["x", "y", "z"]) == ["y"]  # its binding is gone, its row stays
+
+
+# ---- who is forgotten ------------------------------------------------------------------------------------------------
+
+
+def test_eviction_forgets_that_a_client_lacked_the_first_models_accuracy() -> None:
+    """The global model cannot be decoded for three rounds, in which b gives way to c in one row."""
+    selector = PCZFL(seed=0)
+    core = core_of(selector, validation=two_examples(), roster=Roster(max_clients=2, evict_after=1))
+    everyone = Written(facts("a", "b", "c", energy_score=0.5))
+    for connected, model in ((["a", "b"], None), (["a"], None), (["a"], None), (["a"], None), (["a", "c"], MODEL)):
+        core.choose(connected, model, everyone)
+        core.collect({})
+        core.finish()
+    assert core.parts.roster.ids == ["a", "c"]
+    assert selector.state_dict()["accuracy"].tolist() == [0.5, 0.5]  # the initial model is right on one of two
+
+
+def test_a_newcomer_in_an_evicted_row_starts_afresh_everywhere() -> None:
+    """b failed twice and sits out; c, in b's row, is chosen at once."""
+    core = core_of(
+        create("round-robin", clients_per_round=2), cooldown=True, roster=Roster(max_clients=2, evict_after=1)
+    )
+    transport = Written(facts("a", "b", "c", num_examples=7))
+    for connected in (["a", "b"], ["a"], ["a"], ["a"]):
+        chosen = core.choose(connected, MODEL, transport)
+        core.collect({node: reply() for node in chosen if node != "b"})
+        core.finish(MODEL)
+    assert core.parts.cooldown.state_dict()["failures"].tolist() == [0, 1]
+    assert core.choose(["a", "c"], MODEL, transport) == ["a", "c"]
+    assert core.parts.cooldown.state_dict()["failures"].tolist() == [0, 0]
+    assert core.parts.roster.ids == ["a", "c"]
+
+
+# ---- columns ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("column", ["loss", "rms_loss", "local_accuracy", "energy", "num_examples"])
+def test_what_clients_report_reaches_the_selector_that_needs_it(column: str) -> None:
+    spy = Spy(column)
+    core = core_of(spy)
+    chosen = core.choose(NODES, MODEL, Written(facts(*NODES)))
+    key = core.settings.keys.of(column)
+    said = {"a": reply(**{key: 0.25}), "b": reply(**{key: "nonsense"}), "c": reply()}
+    if column == "num_examples":
+        said = {node: Reply(arrays=MODEL, num_examples=4, metrics={"latency_s": 1.0}) for node in NODES}
+    core.collect({node: said[node] for node in chosen})
+    core.finish(MODEL)
+    (report,) = spy.reports
+    assert report.completed.all()
+    expected = [4.0] * 3 if column == "num_examples" else [0.25, np.nan, np.nan]
+    np.testing.assert_array_equal(getattr(report, column), expected)
+    counted = core.parts.history.problem_counts()
+    assert counted == ({} if column == "num_examples" else {column: 2})
+
+
+def test_a_column_that_the_selector_requires_makes_who_lacks_it_a_failed_client() -> None:
+    spy = Spy("loss", requires=("loss",))
+    core = core_of(spy, max_latency=9.0)
+    chosen = core.choose(NODES, MODEL, Written(facts(*NODES)))
+    core.collect({node: reply(loss=1.0) if node == "b" else reply() for node in chosen})
+    core.finish(MODEL)
+    assert spy.reports[0].completed.tolist() == [False, True, False]
+    assert spy.reports[0].latency.tolist() == [9.0, 1.0, 9.0]
+    assert [record.completed for record in core.parts.history.clients] == [True] * 3  # their models are averaged
+
+
+def test_vectors_of_another_length_are_missing_in_their_row_alone() -> None:
+    spy = Spy("gradient")
+    core = core_of(spy)
+    chosen = core.choose([*NODES, "d"], MODEL, Written(facts(*NODES, "d")))
+    vectors = {"a": np.array([1.0, 2.0]), "b": np.ones(3), "c": np.array([3.0, 4.0], dtype=np.float32).tobytes()}
+    core.collect({node: reply(gradient=vectors.get(node, b"abc")) for node in chosen})
+    core.finish(MODEL)
+    nothing = [np.nan, np.nan]
+    np.testing.assert_array_equal(spy.reports[0].gradient, [[1.0, 2.0], nothing, [3.0, 4.0], nothing])  # type: ignore[arg-type]
+
+
+# ---- options ---------------------------------------------------------------------------------------------------------
+
+
+def test_options_are_settled_once_for_every_adapter() -> None:
+    selector = create("cs-ucb", clients_per_round=3, max_latency=7.0)
+    settings = settled(selector)
+    assert (settings.max_latency, settings.channels, settings.averaging, settings.filter) == (7.0, 3, None, None)
+    assert settled(create("pczfl")).channels is None
+    assert settled(create("gpfl", clients_per_round=3, total_rounds=9)).averaging == "mean"
+    assert settled(create("gpfl", clients_per_round=3, total_rounds=9), averaging="fedpdp").averaging == "fedpdp"
+    with pytest.raises(ParameterError, match=r"max_latency is 5\.0 for the strategy but 7\.0 for"):
+        settled(selector, max_latency=5.0)
+    for wrong in ({"clock": "sundial"}, {"channels": 0}, {"clock_slack": -1.0}, {"averaging": "median"}):
+        with pytest.raises(ParameterError, match=next(iter(wrong))):
+            Settings(**wrong)  # type: ignore[arg-type]
+
+
+# ---- imports ---------------------------------------------------------------------------------------------------------
+
+BLOCKED = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("flwr", "torch", "ray"):
+            raise ImportError(f"{name} is blocked")
+sys.meta_path.insert(0, Blocked())
+import importlib, pkgutil
+import fedsel_flwr
+seen = 0
+for part in ("rounds", "selectors", "aggregation", "wireless", "checks"):
+    package = importlib.import_module(f"fedsel_flwr.{part}")
+    for module in pkgutil.walk_packages(getattr(package, "__path__", []), f"fedsel_flwr.{part}."):
+        importlib.import_module(module.name)
+        seen += 1
+import fedsel_flwr.strategies
+from fedsel_flwr.strategies import History, Validation, MetricKeys, Filter
+print(seen)
+"""
+
+
+def test_rounds_and_what_it_stands_on_import_without_flower_torch_and_ray(tmp_path: Any) -> None:
+    command = Command(sys.executable, "-c", BLOCKED, folder=tmp_path, cwd=ROOT)
+    try:
+        assert command.wait(50) == 0, command.stderr[-3000:]
+    finally:
+        command.kill()
+    assert int(command.stdout) > 40
+
+
+def test_the_world_of_the_tests_has_an_average() -> None:
+    """GPFL's mean is one of equal weights by default, whatever the numbers of examples: 10 + 3k here."""
+    selector = create("gpfl", **world.selector_params("gpfl"))
+    core = core_of(selector, validation=world.validation(), learning_rate=world.ETA)
+    start = [world.initial()]
+    nodes = [f"node-{k}" for k in (0, 1, 2)]
+    for _ in range(2):
+        chosen = core.choose(nodes, start, Written({node: world.facts(k) for k, node in enumerate(nodes)}))
+        replies = {
+            node: Reply(arrays=start, num_examples=10 + i, metrics={"latency_s": 1.0}) for i, node in enumerate(chosen)
+        }
+        outcome = core.collect(replies)
+        core.finish(start)
+    assert outcome.weights.tolist() == [1.0, 1.0, 1.0]

@@ -1,0 +1,111 @@
+"""A list of models and a stack of them: the same numbers, the same verdicts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from fedsel_flwr.rounds.measuring import Measurer
+from fedsel_flwr.rounds.models import ModelList, ModelStack, fault_in_arrays
+from fedsel_flwr.selectors import create
+from tests.strategies import numpy_world as world
+from tests.strategies.scripted import Spy
+
+SHAPES = ((2, 3), (3,), ())
+REFERENCE = [np.zeros(shape, dtype=np.float32) for shape in SHAPES]
+DTYPES = st.sampled_from([np.float32, np.float64, np.float16, np.int64, np.int8, np.bool_, np.complex64])
+NUMBERS = st.one_of(
+    st.floats(-1e6, 1e6), st.sampled_from([np.nan, np.inf, -np.inf, 3e38, -3e38, 1e300]), st.integers(-5, 5)
+)
+
+
+@st.composite
+def layers(draw: Any) -> list[np.ndarray]:
+    """A stack of up to four models, some of them wrong in shape, type or number."""
+    count = draw(st.integers(1, 4))
+    shapes = draw(st.sampled_from([SHAPES, SHAPES, SHAPES, SHAPES[:2], ((2, 3), (4,), ())]))
+    stack = []
+    for shape in shapes:
+        dtype = np.dtype(draw(DTYPES))
+        values = draw(hnp.arrays(np.float64, (count, *shape), elements=NUMBERS))
+        if dtype.kind in "iub":
+            values = np.nan_to_num(values, posinf=1, neginf=-1).clip(-100, 100)
+        with np.errstate(all="ignore"):
+            stack.append(values.astype(dtype))
+    return stack
+
+
+@settings(max_examples=300, deadline=None)
+@given(layers())
+def test_the_same_verdicts_on_a_stack_as_on_each_model(stack: list[np.ndarray]) -> None:
+    one_by_one = [fault_in_arrays([layer[i] for layer in stack], REFERENCE) for i in range(len(stack[0]))]
+    assert ModelStack(stack).faults(REFERENCE) == one_by_one
+
+
+def test_large_numbers_whose_sum_overflows_are_finite() -> None:
+    huge = [np.full((2, *shape), 3e38, dtype=np.float32) for shape in SHAPES]
+    huge[1][1, 0] = np.inf
+    assert ModelStack(huge).faults(REFERENCE) == ["", "arrays: not finite at 1"]
+
+
+def test_a_stack_without_models_has_no_faults() -> None:
+    assert ModelStack([np.zeros((0, *shape), dtype=np.float32) for shape in SHAPES]).faults(REFERENCE) == []
+
+
+def test_the_first_fault_is_named() -> None:
+    stack = [np.zeros((3, *shape), dtype=np.float32) for shape in SHAPES]
+    stack[0][1, 0, 0] = stack[2][1] = stack[1][2, 2] = np.nan
+    assert ModelStack(stack).faults(REFERENCE) == ["", "arrays: not finite at 0", "arrays: not finite at 1"]
+
+
+@pytest.mark.parametrize("name", ["gpfl", "fedcm-ucb", "pczfl", "spy"])
+def test_the_server_measures_the_same_on_a_stack_as_on_a_list(name: str) -> None:
+    selector = Spy("update", "accuracy") if name == "spy" else create(name, **world.selector_params(name))
+    trained = world.train(world.initial(), np.arange(6)).reshape(6, world.FEATURES, world.CLASSES)
+    stack = ModelStack([trained.reshape(6, -1)])
+    listed = ModelList([[one] for one in trained.reshape(6, -1)])
+    columns = []
+    for models in (stack, listed):
+        measurer = Measurer(
+            selector, world.validation(), None if name != "fedcm-ucb" else _filter(), learning_rate=world.ETA
+        )
+        measurer.direction.start(np.ones((1, world.PARAMETERS)))
+        columns.append(measurer.models(models, [world.initial()]))
+        assert len(models) == 6
+        np.testing.assert_array_equal(models.take(np.array([4, 1])).flat(), trained.reshape(6, -1)[[4, 1]])
+    assert columns[0].keys() == columns[1].keys()
+    assert columns[0]
+    for key in columns[0]:
+        np.testing.assert_array_equal(columns[0][key], columns[1][key])
+
+
+def _filter() -> Any:
+    from fedsel_flwr.aggregation.filter import Filter
+
+    return Filter()
+
+
+def test_models_come_in_the_types_of_the_global_one() -> None:
+    stack = ModelStack([np.ones((2, *shape), dtype=np.float64) for shape in SHAPES])
+    assert {layer.dtype for layer in stack.like(REFERENCE).layers} == {np.dtype(np.float32)}
+    assert stack.like([layer[0] for layer in stack.layers]) is stack
+
+
+def test_taking_everything_copies_nothing() -> None:
+    stack = ModelStack([np.ones((2, 3))])
+    assert stack.take(np.arange(2)) is stack
+    assert len(stack.take(np.array([1]))) == 1
+
+
+def test_updates_of_the_initialization_are_not_held_twice() -> None:
+    """GPFL's round 1 has a model of every client: gradients overwrite the updates."""
+    measurer = Measurer(create("gpfl", **world.selector_params("gpfl")), world.validation(), learning_rate=0.5)
+    updates = np.array([[1.0, -2.0]])
+    gradients = measurer.direction.gradients(updates, in_place=True)
+    assert gradients is updates
+    assert gradients.tolist() == [[-2.0, 4.0]]

@@ -1,0 +1,266 @@
+"""The conformance suite catches selectors that break its promises, by the promise's words, and passes good ones."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from fedsel_flwr.checks import IntArray
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.selectors import Random, RoundReport
+from fedsel_flwr.testing import CHECKS, check_selector, check_stateful
+from fedsel_flwr.testing.keeping import check_forget, check_save_and_load
+from fedsel_flwr.testing.reading import check_missing_values, check_needs
+
+
+class Greedy(Random):
+    """Breaks several promises: always the same clients, unavailable ones and global randomness included."""
+
+    def _select(self, available: IntArray) -> IntArray:
+        return np.array([0, 1, 2])
+
+
+class GlobalState(Random):
+    """Draws from the global generator."""
+
+    def _select(self, available: IntArray) -> IntArray:
+        return np.random.permutation(available)[:3]  # noqa: NPY002
+
+
+class Forgetful(Random):
+    """Keeps state that it does not save."""
+
+    def __init__(self, *, clients_per_round: int, seed: int | None = None) -> None:
+        super().__init__(clients_per_round=clients_per_round, seed=seed)
+        self._shift = 0
+
+    def _select(self, available: IntArray) -> IntArray:
+        self._shift += 1
+        return np.roll(available, self._shift)[:3]
+
+
+class Averaging(Random):
+    """Keeps a mean of what clients report, as it should: what is missing is left out."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"loss", "gradient", "latency"})
+    client_state: ClassVar[dict[str, Any]] = {
+        "_mean": 0.0, "_plays": 0, "_direction": np.zeros(4), "_slow": False, "_hash": np.uint64(7),
+    }  # fmt: skip
+    free_state: ClassVar[dict[str, Any]] = {"_history": (np.float32, (2,))}
+    scalar_state = ("_last",)
+
+    _mean: Any
+    _plays: Any
+    _direction: Any
+    _slow: Any
+    _hash: Any
+    _history: Any
+
+    def __init__(self, *, clients_per_round: int, seed: int | None = None) -> None:
+        super().__init__(clients_per_round=clients_per_round, seed=seed)
+        self._last = 0.0
+
+    def _select(self, available: IntArray) -> IntArray:
+        return self._largest(self._mean + self._direction.sum(axis=1) - self._slow - self._plays, available)
+
+    def _observe(self, report: RoundReport) -> None:
+        k = report.clients
+        assert report.loss is not None
+        assert report.gradient is not None
+        known = np.isfinite(report.loss)
+        self._plays[k] += 1
+        self._mean[k[known]] = report.loss[known]
+        self._slow[k] = report.latency > 1.0
+        self._hash[k] *= np.uint64(3)
+        rows = np.isfinite(report.gradient).all(axis=1)
+        self._direction[k[rows]] = report.gradient[rows]
+        self._last = float(report.latency.min())
+        self._history = np.vstack([self._history, np.float32([[self._last, self.round]])])[-5:]
+
+
+class Poisoned(Averaging):
+    """Takes a missing loss into its mean."""
+
+    def _observe(self, report: RoundReport) -> None:
+        super()._observe(report)
+        self._mean[report.clients[report.completed]] = np.asarray(report.loss)[report.completed]
+
+
+class TookNaN(Random):
+    """Takes side information as it comes."""
+
+    client_state: ClassVar[dict[str, float]] = {"_size": 1.0}
+    _size: Any
+
+    def _inform(self, clients: IntArray, columns: Any) -> None:
+        self._size[clients] = columns.get("num_examples", 1.0)
+
+
+class Unread(Averaging):
+    """Needs a column that it never looks at."""
+
+    needs: ClassVar[frozenset[str]] = Averaging.needs | {"energy"}
+
+
+class Undeclared(Averaging):
+    """Looks at a column that it does not need."""
+
+    def _observe(self, report: RoundReport) -> None:
+        super()._observe(report)
+        if report.accuracy is not None and self.round > 3:
+            self._last = float(np.nanmax(np.append(report.accuracy, 0.0)))
+
+
+class Remembers(Averaging):
+    """Knows clients by a table that is neither saved nor forgotten."""
+
+    def __init__(self, *, clients_per_round: int, seed: int | None = None) -> None:
+        super().__init__(clients_per_round=clients_per_round, seed=seed)
+        self._table: dict[int, int] = {}
+
+    def _select(self, available: IntArray) -> IntArray:
+        order = sorted(available.tolist(), key=lambda k: (self._table.get(k, 0), k))
+        return np.array(order[: self.clients_per_round])
+
+    def _observe(self, report: RoundReport) -> None:
+        super()._observe(report)
+        for k in report.clients.tolist():
+            self._table[k] = self._table.get(k, 0) + 1
+
+
+class Clings(Averaging):
+    """Takes a client off the register but keeps its rows."""
+
+    def forget(self, clients: IntArray) -> None:
+        mean = self._mean.copy()
+        super().forget(clients)
+        self._mean = mean
+
+
+class NeverForgets(Averaging):
+    """Keeps the client too."""
+
+    def forget(self, clients: IntArray) -> None:
+        pass
+
+
+class ByIndex(Averaging):
+    """A newcomer's row depends on which row it is."""
+
+    def _admit(self, clients: IntArray) -> None:
+        self._mean[clients] = clients
+
+
+class OtherType(Averaging):
+    """Puts fractions into an array that was declared to be of integers."""
+
+    free_state: ClassVar[dict[str, Any]] = {"_history": (np.int64, (2,))}
+
+
+class OtherNumber(Averaging):
+    """Begins with an integer and goes on with a fraction."""
+
+    def __init__(self, *, clients_per_round: int, seed: int | None = None) -> None:
+        super().__init__(clients_per_round=clients_per_round, seed=seed)
+        self._last = 0
+
+
+class Fragile(Averaging):
+    """Has no answer for a round in which everybody failed, if somebody was forgotten before."""
+
+    scalar_state = ("_last", "_gone")
+
+    def __init__(self, *, clients_per_round: int, seed: int | None = None) -> None:
+        super().__init__(clients_per_round=clients_per_round, seed=seed)
+        self._gone = False
+
+    def forget(self, clients: IntArray) -> None:
+        self._gone = self._gone or self.num_clients > 2
+        super().forget(clients)
+
+    def _observe(self, report: RoundReport) -> None:
+        super()._observe(report)
+        if self._gone and not report.completed.any():
+            self._last = float("nan")
+
+
+BROKEN = [
+    (Greedy, "every chosen client is available"),
+    (GlobalState, "the order of `available` does not matter|same seed"),
+    (Forgetful, "save, load, continue"),
+]
+
+
+@pytest.mark.parametrize(("broken", "promise"), BROKEN)
+def test_the_suite_catches_broken_selectors(broken: Any, promise: str) -> None:
+    with pytest.raises(AssertionError, match=promise):
+        check_selector(partial(broken, clients_per_round=3))
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_a_good_selector_passes(check: Any) -> None:
+    """State of every kind, an optional number and an optional vector."""
+    check(partial(Averaging, clients_per_round=3))
+
+
+@pytest.mark.parametrize(
+    ("check", "broken", "promise"),
+    [
+        (check_needs, Unread, "what is in needs is read in some of 60 rounds: leave out energy"),
+        (check_needs, Undeclared, "what is read of a report is in needs: add accuracy"),
+        (check_missing_values, Poisoned, "state 'mean' stays finite where columns .*gradient, loss.* are NaN"),
+        (check_missing_values, TookNaN, "state 'size' stays finite where columns .*none here.* are NaN"),
+        (check_forget, Remembers, "a forgotten client is a stranger"),
+        (check_forget, Clings, "forget resets '_mean' of a client"),
+        (check_forget, NeverForgets, "a forgotten client is not registered"),
+        (check_forget, ByIndex, "a row is given out as new"),
+        (check_save_and_load, OtherType, "takes its own state: state 'history' must hold finite int64 numbers"),
+        (check_save_and_load, OtherNumber, "takes its own state: state 'last' must hold finite int64 numbers"),
+        (check_save_and_load, Remembers, "save, load, continue"),
+    ],
+)
+def test_a_check_catches_its_offender(check: Any, broken: Any, promise: str) -> None:
+    make = partial(broken, clients_per_round=3)
+    with pytest.raises(AssertionError, match=f"broken promise: .*{promise}"):
+        check(make)
+
+
+def test_the_suite_runs_every_check_of_the_package() -> None:
+    assert len(CHECKS) == len({check.__name__ for check in CHECKS}) == 17
+    assert {check_needs, check_missing_values, check_forget, check_save_and_load} <= set(CHECKS)
+
+
+# ---- the state machine ----------------------------------------------------------------------------------------------
+
+
+def test_a_good_selector_passes_in_every_order_of_calls() -> None:
+    check_stateful(partial(Averaging, clients_per_round=3))
+
+
+@pytest.mark.parametrize(
+    ("broken", "promise"),
+    [
+        (Forgetful, "a loaded selector chooses as one that never stopped"),
+        (Poisoned, "state 'mean' stays finite"),
+        (TookNaN, "state 'size' stays finite"),
+        (Clings, "forget resets '_mean'"),
+        (NeverForgets, "clients informed or seen are registered, no others|forget resets"),
+        (Fragile, "state 'last' stays finite"),
+    ],
+)
+def test_the_machine_catches_broken_selectors(broken: Any, promise: str) -> None:
+    """And prints the calls that lead there."""
+    with pytest.raises((AssertionError, ValueError), match=promise) as caught:
+        check_stateful(partial(broken, clients_per_round=3))
+    notes = "".join(getattr(caught.value, "__notes__", []))
+    assert "state = SelectorMachine" in notes
+    assert notes.count("state.state_is_sound()") > 1
+
+
+def test_a_class_that_needs_more_than_a_seed_is_refused_with_the_way_out() -> None:
+    for check in (check_selector, check_stateful):
+        with pytest.raises(ParameterError, match=r"clients_per_round.*partial\(MySelector, clients_per_round=3\)"):
+            check(Random)
