@@ -34,7 +34,7 @@ def reply_of(base: object, proxy: TimedProxy, arrived: FitResult | None, refused
         return Reply(error=reason, observed_s=proxy.elapsed_s)
     res = arrived[1]
     fault = bases.fault_in_metrics(base, res.metrics or {})
-    if isinstance(res.parameters, Parameters) and not res.parameters.tensors:
+    if not bases.compares_models(base) and isinstance(res.parameters, Parameters) and not res.parameters.tensors:
         fault = "arrays: none in the reply"
     if fault:
         return Reply(error=fault, observed_s=proxy.elapsed_s)

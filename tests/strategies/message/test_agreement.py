@@ -9,10 +9,14 @@ import numpy as np
 import pytest
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import DifferentialPrivacyClientSideAdaptiveClipping, QFedAvg
+from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords, validate_message_reply_consistency
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedsel_flwr.selectors import Random
 from fedsel_flwr.strategies import MetricKeys
 from fedsel_flwr.strategies.message import SelectionStrategy
+from fedsel_flwr.strategies.message.agreement import agreed, made_alike
 from tests.strategies.helpers import FakeProxy, model, update
 from tests.strategies.message.helpers import FakeGrid, FakeNode, RecordingBase, crowd, node_id, play
 
@@ -195,3 +199,36 @@ def test_norm_bits_reach_clipping_that_adapts_on_the_client() -> None:
     assert _failed(strategy) == []
     assert [metrics["norm_bit"] for metrics in given] == [1, 1, 0]
     assert base.clipping_norm == pytest.approx(norm * math.exp(-0.2 * (2 / 3 - 0.5)))
+
+
+# ---- whatever is reported -------------------------------------------------------------------------------------------
+
+VALUES = st.one_of(
+    st.integers(-5, 5),
+    st.floats(allow_nan=True),
+    st.lists(st.floats(-9, 9), max_size=3),
+    st.lists(st.integers(0, 9), max_size=3),
+)
+RECORDS = st.lists(
+    st.dictionaries(st.sampled_from(["acc", "f1", "latency_s", "per_class"]), VALUES), min_size=1, max_size=6
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(records=RECORDS, lengths=st.booleans())
+def test_whatever_is_reported_flowers_checks_pass_and_nothing_is_made_up(records: list[Extra], lengths: bool) -> None:
+    kept = agreed(records, {"latency_s"}, lengths=lengths)
+    alike = [made_alike(record, kept, lengths=lengths) for record in records]
+    contents = [RecordDict({"metrics": MetricRecord({**dict(one), "num-examples": 3})}) for one in alike]
+    validate_message_reply_consistency(contents, "num-examples", check_arrayrecord=False)
+    if lengths:
+        aggregate_metricrecords(contents, "num-examples")
+    for record, one in zip(records, alike, strict=True):
+        for key, value in one.items():
+            assert repr(value) == repr(record.get(key)) or np.isnan(value).all()
+    for key in ("acc", "latency_s"):
+        numbers = sum(isinstance(record.get(key), int | float) for record in records)
+        if key == "acc" and 2 * numbers > len(records):
+            assert [isinstance(one[key], int | float) for one in alike] == [True] * len(records)
+        if key == "latency_s" and 0 < numbers < len(records):
+            assert key not in kept
