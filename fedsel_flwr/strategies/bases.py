@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.rounds.settings import MetricKeys
 from fedsel_flwr.rounds.untrusted import finite_number, shown
+from fedsel_flwr.strategies.trees import fault_in_trees
 
 logger = logging.getLogger("fedsel_flwr")
 NEEDED_CLIENTS = (
@@ -63,6 +64,11 @@ def least_models(base: object) -> tuple[int, str]:
 def compares_models(base: object) -> bool:
     """Whether the models of ``base`` are arrays of one shape; boosted trees grow from round to round."""
     return not has_layer(base, *TREES)
+
+
+def fault_in_model(base: object, model: Iterable[bytes]) -> str:
+    """Why ``base`` cannot use a model of bytes, in one piece or several; empty if it can, or nobody knows."""
+    return fault_in_trees(model) if has_layer(base, "FedXgbBagging") else ""
 
 
 def check_asks_who_trains(base: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import Any
 
@@ -22,7 +23,7 @@ from tests.strategies.both_ways import Course, play_legacy, play_messages
 from tests.strategies.helpers import OK, FakeProxy
 from tests.strategies.message.helpers import FakeNode, node_id
 from tests.strategies.scripted import Spy, two_examples
-from tests.strategies.trees import TreeNode, TreeProxy, as_record, grown
+from tests.strategies.trees import TreeNode, TreeProxy, as_record, booster, grown
 
 pytestmark = pytest.mark.timeout(30)
 APIS = pytest.mark.parametrize("api", ["legacy", "message"])
@@ -82,6 +83,62 @@ def test_an_answer_that_cannot_be_bagged_is_a_failure_and_the_others_are_bagged(
     problems = [row.problem for row in strategy.history.clients]
     assert problems[:2] == ["", ""]
     assert problems[2].startswith(said)
+
+
+def _changed(**changes: Any) -> bytes:
+    """A booster with parts of its model replaced."""
+    document = json.loads(booster(2, 1))
+    document["learner"]["gradient_booster"]["model"] |= changes
+    return json.dumps(document).encode()
+
+
+HOSTILE = {
+    "empty": b"", "garbage": b"\xff\x00", "text": b'"x"', "nothing": b"{}",
+    "no number": _changed(gbtree_model_param={"num_trees": "many", "num_parallel_tree": "1"}),
+    "too many": _changed(gbtree_model_param={"num_trees": "1", "num_parallel_tree": "9"}),
+    "none": _changed(trees=[]), "no list": _changed(trees={}), "no tree": _changed(trees=[5]),
+    "no pointer": _changed(iteration_indptr=[]), "text for pointers": _changed(iteration_indptr=["x"]),
+    "no info": _changed(tree_info=None),
+}  # fmt: skip
+
+
+class HostileProxy(TreeProxy):
+    """Sends what bagging cannot read."""
+
+    sent = b""
+
+    def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
+        return FitRes(OK, Parameters([self.sent], ""), 10, {"latency_s": 1.0})
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("kind", sorted(HOSTILE))
+@APIS
+def test_trees_that_cannot_be_bagged_are_a_failure_and_do_not_end_the_run(api: str, kind: str, first: bool) -> None:
+    """Whether they would become the model itself, or be added to one."""
+    bad = 0 if first else 2
+    options: dict[str, Any] = {"max_latency": 9.0}
+    if api == "legacy":
+        HostileProxy.sent = HOSTILE[kind]
+        start = legacy.FedXgbBagging(initial_parameters=Parameters([], ""), fraction_evaluate=0.0)
+        strategy: Any = LegacyStrategy(Random(clients_per_round=3, seed=0), start, **options)
+        proxies = [(HostileProxy if k == bad else TreeProxy)(f"node-{k}", k, number=k) for k in range(3)]
+        course = play_legacy(strategy, proxies, Course(), 2)
+    else:
+
+        def sends(node: FakeNode, sent: Message, content: RecordDict) -> RecordDict:
+            content["arrays"] = as_record(HOSTILE[kind])
+            return content
+
+        base = message.FedXgbBagging(fraction_evaluate=0.0)
+        strategy = MessageStrategy(Random(clients_per_round=3, seed=0), base, **options)
+        nodes: dict[int, FakeNode] = {
+            node_id(k): TreeNode(FakeProxy(str(k), k, number=k), extra={}, fault=sends if k == bad else None)
+            for k in range(3)
+        }
+        course = play_messages(strategy, nodes, Course(), as_record(b""), 2)
+    assert grown(course.models[-1][0]) == [[0.5 * k, -0.25 * n] for n in (1, 2) for k in range(3) if k != bad]
+    assert strategy.history.problem_counts() == {"trees": 2}
 
 
 @APIS

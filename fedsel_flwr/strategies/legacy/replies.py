@@ -34,8 +34,9 @@ def reply_of(base: object, proxy: TimedProxy, arrived: FitResult | None, refused
         return Reply(error=reason, observed_s=proxy.elapsed_s)
     res = arrived[1]
     fault = bases.fault_in_metrics(base, res.metrics or {})
-    if not bases.compares_models(base) and isinstance(res.parameters, Parameters) and not res.parameters.tensors:
-        fault = "arrays: none in the reply"
+    if not fault and not bases.compares_models(base) and isinstance(res.parameters, Parameters):
+        tensors = res.parameters.tensors
+        fault = bases.fault_in_model(base, tensors) if tensors else "arrays: none in the reply"
     if fault:
         return Reply(error=fault, observed_s=proxy.elapsed_s)
     return Reply(

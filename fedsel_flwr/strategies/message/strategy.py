@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
@@ -189,7 +190,9 @@ class SelectionStrategy(Adapter, Strategy):
             return Reply(error=no_answer(self._timeout))
         if node in faults:
             return Reply(error=faults[node], observed_s=observed)
-        return reply_of(message, self._names, weight_key, observed)
+        reply = reply_of(message, self._names, weight_key, observed)
+        fault = bases.fault_in_model(self.base, (array.tobytes() for array in reply.arrays or ()))
+        return replace(reply, error=fault) if fault and not reply.error else reply
 
     def _as_error(self, sent: Message, problems: tuple[str, ...]) -> Message:
         """An unusable reply as the base expects it."""
