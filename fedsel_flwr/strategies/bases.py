@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 
 from fedsel_flwr.errors import ParameterError, RunError
-from fedsel_flwr.rounds.settings import MetricKeys
 from fedsel_flwr.rounds.untrusted import finite_number, shown
 from fedsel_flwr.strategies.trees import fault_in_trees
 
@@ -111,11 +110,6 @@ def fault_in_metrics(base: object, metrics: Mapping[str, object]) -> str:
             wanted = "0 or 1" if flag else "a finite number of at least 0"
             return f"metrics: {key}: expected {wanted}, got {shown(value)}"
     return ""
-
-
-def ours_alone(base: object, keys: MetricKeys) -> frozenset[str]:
-    """Keys of metrics that this package reads and ``base`` does not."""
-    return keys.ours() - {weight_key(base), *read_metrics(base)}
 
 
 def adds_lists(base: object, function: str) -> bool:

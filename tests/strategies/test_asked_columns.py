@@ -154,19 +154,25 @@ def test_a_metric_of_that_name_that_nobody_asked_for_is_left_alone(api: str) -> 
     assert [extra.items() <= metrics.items() for metrics, _ in given] == [True, True]
 
 
-def test_a_model_may_have_the_name_of_a_vector() -> None:
-    """The name of the record is the base's to choose, and a reply without a model is none."""
-    nodes = {node_id(k): FakeNode(FakeProxy(str(k), k, number=k), extra={}, fault=_called_sketch) for k in range(2)}
-    strategy = message.wrapped(2)
+def _called(name: str) -> Any:
+    def fault(node: FakeNode, sent: Any, content: Any) -> Any:
+        content[name] = content["arrays"]
+        del content["arrays"]
+        return content
+
+    return fault
+
+
+@pytest.mark.parametrize(("name", "needs"), [("sketch", ()), ("sketch", ("loss",)), ("update", ("gradient",))])
+def test_a_model_may_have_the_name_of_a_vector(name: str, needs: tuple[str, ...]) -> None:
+    """The name of the record is the client's to choose; "update" is a vector that no client sends."""
+    spy, extra = Spy(*needs), {"gradient": _vector(1.0, 2.0)} if "gradient" in needs else {"loss": 0.5}
+    proxies = [FakeProxy(str(k), k, number=k, extra=extra) for k in range(2)]
+    nodes = {node_id(p.number): FakeNode(p, extra={}, fault=_called(name)) for p in proxies}
+    strategy = MessageStrategy(spy, message.fedavg(), max_latency=MAX_LATENCY, min_available=2)
     result, _ = message.play(strategy, FakeGrid(nodes), 1)
     assert strategy.history.problem_counts() == {}
     assert len(result.arrays.to_numpy_ndarrays()) == 2
-
-
-def _called_sketch(node: FakeNode, sent: Any, content: Any) -> Any:
-    content["sketch"] = content["arrays"]
-    del content["arrays"]
-    return content
 
 
 # ---- numbers ---------------------------------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ class SelectionStrategy(Adapter, Strategy):
         metrics: dict[str, Scalar] = {}
         if outcome.enough:
             bases.check_survivors(self.base, len(outcome.kept), self.core.round)
-            ours = bases.ours_alone(self.base, self.core.settings.keys)
+            ours = self.core.settings.keys.ours()
             vectors = VECTORS.intersection(self.core.asks.split(","))
             kept = [cleaned(arrived[cid], outcome.results[cid], ours, vectors) for cid in outcome.kept]
             if outcome.averaging is not None:

@@ -30,7 +30,7 @@ class Cleaner:
     def __init__(self, base: object, keys: MetricKeys) -> None:
         self._base = base
         self.weight_key = bases.weight_key(base)
-        self._ours = bases.ours_alone(base, keys)
+        self._ours = keys.ours()
 
     def faults(self, messages: Mapping[str, Message]) -> dict[str, str]:
         """Which replies to TRAIN messages lack a metric that the base reads by name.

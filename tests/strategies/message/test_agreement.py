@@ -18,7 +18,7 @@ from fedsel_flwr.strategies import MetricKeys
 from fedsel_flwr.strategies.message import SelectionStrategy
 from fedsel_flwr.strategies.message.agreement import agreed, made_alike
 from tests.strategies.helpers import FakeProxy, model, update
-from tests.strategies.message.helpers import FakeGrid, FakeNode, RecordingBase, crowd, node_id, play
+from tests.strategies.message.helpers import FakeGrid, FakeNode, RecordingBase, node_id, play
 
 pytestmark = pytest.mark.timeout(30)
 Extra = dict[str, Any]
@@ -155,9 +155,14 @@ def test_a_metric_called_like_ours_is_ours_only_under_our_names() -> None:
     assert not [metrics for metrics in given if "seconds" in metrics]
 
 
-def test_a_weight_of_our_name_is_the_bases() -> None:
-    _, _, given = _played(crowd(3), RecordingBase(weighted_by_key="energy_j"))
-    assert [metrics["energy_j"] for metrics in given] == [0.25] * 3
+@pytest.mark.parametrize("fault", ["energy-list", "energy-negative"])
+def test_a_weight_of_our_name_is_the_bases(fault: str) -> None:
+    """Without it a client has failed, though without joules it would not have."""
+    strategy, result, given = _played(_nodes([{}] * 3, {2: fault}), RecordingBase(weighted_by_key="energy_j"))
+    assert _failed(strategy) == ["2"]
+    assert [metrics["energy_j"] for metrics in given] == [0.25] * 2
+    for array, *own in zip(result.arrays.to_numpy_ndarrays(), *(update(k, model(), 1) for k in (0, 1)), strict=True):
+        np.testing.assert_allclose(array, np.mean(own, axis=0), rtol=1e-5, atol=1e-5)
 
 
 # ---- keys that the base reads by name: compulsory -------------------------------------------------------------------
