@@ -91,4 +91,4 @@ def within(column: Column, value: object) -> float | FloatArray | None:
     if column.shape == "vector":
         return vector(value)
     as_float = finite_number(value)
-    return as_float if as_float is not None and column.low <= as_float <= column.high else None
+    return as_float if as_float is not None and column.admits(as_float) else None

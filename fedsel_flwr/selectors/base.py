@@ -4,30 +4,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from fedsel_flwr.checks import FloatArray, IntArray, indices, whole
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors._declared import check_class, check_needs, checked_choice, explained
-from fedsel_flwr.selectors.columns import COLUMNS, INFORMED, column_values
+from fedsel_flwr.selectors._calls import check_report, checked_choice, explained
+from fedsel_flwr.selectors._declared import check_class, check_needs
+from fedsel_flwr.selectors.columns import INFORMED, column_values
+from fedsel_flwr.selectors.probe import Probe
 from fedsel_flwr.selectors.report import RoundReport
 from fedsel_flwr.selectors.saving import SavedState
 
-
-@dataclass(frozen=True, kw_only=True)
-class Probe:
-    """A question to clients before the choice; the answers come by :meth:`Selector.inform`.
-
-    Args:
-        clients: Whom to ask, shape (n,).
-        columns: What to ask for, at the current global model: columns of :meth:`Selector.inform`.
-    """
-
-    clients: IntArray
-    columns: tuple[str, ...]
+__all__ = ["Probe", "Selector"]
 
 
 class Selector(SavedState, ABC):
@@ -161,14 +151,7 @@ class Selector(SavedState, ABC):
         if not report.clients.size:
             return
         needs, requires = check_needs(type(self).__name__, self.needs, self.requires)
-        for name in sorted(needs - {"latency"}):
-            value = getattr(report, name)
-            if value is None:
-                raise ParameterError(f"{self.name} needs the report column {name!r}, but it is missing")
-            rows = np.asarray(value)[report.completed] if np.ndim(value) else np.asarray(value)
-            may_lack = COLUMNS[name].source == "reply" and name not in requires
-            if np.isinf(rows).any() or (np.isnan(rows).any() and not may_lack):
-                raise ParameterError(f"report column {name!r} must be finite for completed clients, got {value}")
+        check_report(self.name, report, needs, requires)
         with explained(self, "_observe"):
             self._observe(report)
 

@@ -75,7 +75,7 @@ class SavedState:
         Raises:
             StateError: Keys, shapes, types or values differ from what this selector's state may hold.
         """
-        own = {*RESERVED, *map(state_key, (*self.client_state, *self.free_state, *self.scalar_state))}
+        own = self.state_dict().keys()  # a subclass may add its own
         if own != state.keys():
             raise StateError(
                 f"the state does not belong to {getattr(self, 'name', type(self).__name__)}: "

@@ -252,22 +252,35 @@ def test_undeclared_state_where_clients_are_admitted() -> None:
 
 
 class Buggy(Random):
-    """Has all state declared, and errors of other kinds."""
+    """Has errors that undeclared state does not explain."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: Exception, held: Any) -> None:
         super().__init__(clients_per_round=1)
-        self.error = error
+        self.error, self.held = error, held
 
     def _select(self, available: Any) -> Any:
         raise self.error
 
 
+SHORT, LONG = np.zeros(1), np.zeros(4)
+
+
 @pytest.mark.parametrize(
-    "error",
-    [IndexError("a"), KeyError("a"), ValueError("not broadcast"), AttributeError("a"), ParameterError("b"), OSError()],
-    ids=lambda error: type(error).__name__,
+    ("error", "held"),
+    [
+        (IndexError("no array is kept"), 3.0),
+        (IndexError("the array has a place for everybody"), LONG),
+        (KeyError("as the table has"), dict.fromkeys(range(4))),
+        (ValueError("could not be broadcast, but not for this array"), LONG),
+        (ValueError("of another kind"), SHORT),
+        (AttributeError("of another object", name="size", obj=[]), SHORT),
+        (AttributeError("of nobody knows what"), SHORT),
+        (ParameterError("our own"), SHORT),
+        (OSError("not of Python's making"), SHORT),
+    ],
+    ids=str,
 )
-def test_other_errors_come_as_they_are(error: Exception) -> None:
+def test_other_errors_come_as_they_are(error: Exception, held: Any) -> None:
     with pytest.raises(type(error)) as came:
-        Buggy(error).select(np.arange(2))
+        Buggy(error, held).select(np.arange(3))
     assert came.value is error

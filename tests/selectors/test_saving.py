@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -177,6 +178,29 @@ def test_other_keys_are_refused_by_their_names() -> None:
     ):
         selector.load_state_dict(foreign)
     assert_same(selector.state_dict(), before)
+
+
+def test_a_subclass_may_save_by_hand_what_cannot_be_declared() -> None:
+    class ByHand(Keeper):
+        """Keeps a list of rounds of its own."""
+
+        def __init__(self, **parameters: Any) -> None:
+            super().__init__(**parameters)
+            self.log: list[int] = []
+
+        def state_dict(self) -> dict[str, Any]:
+            return super().state_dict() | {"log": np.array(self.log)}
+
+        def load_state_dict(self, state: Mapping[str, Any]) -> None:
+            super().load_state_dict(state)
+            self.log = [int(number) for number in state["log"]]
+
+    selector, other = ByHand(seed=1), ByHand(seed=2)
+    selector.log = [3, 4]
+    other.load_state_dict(selector.state_dict())
+    assert other.log == [3, 4]
+    with pytest.raises(StateError, match=r"missing \['log'\]"):
+        other.load_state_dict(Keeper().state_dict())
 
 
 def test_a_row_that_starts_unknown_may_be_loaded_unknown() -> None:

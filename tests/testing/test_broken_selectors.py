@@ -168,6 +168,14 @@ class OtherNumber(Averaging):
         self._last = 0
 
 
+class Narrows(Averaging):
+    """Comes back with fewer digits than it was saved with."""
+
+    def load_state_dict(self, state: Any) -> None:
+        super().load_state_dict(state)
+        self._mean = self._mean.astype(np.float32)
+
+
 class Fragile(Averaging):
     """Has no answer for a round in which everybody failed, if somebody was forgotten before."""
 
@@ -219,6 +227,7 @@ def test_a_good_selector_passes(check: Any) -> None:
         (check_forget, ByIndex, "a row is given out as new"),
         (check_save_and_load, OtherType, "takes its own state: state 'history' must hold finite int64 numbers"),
         (check_save_and_load, OtherNumber, "takes its own state: state 'last' must hold finite int64 numbers"),
+        (check_save_and_load, Narrows, "state 'mean' comes back with its numbers, shape and type"),
         (check_save_and_load, Remembers, "save, load, continue"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from functools import partial
@@ -47,10 +48,16 @@ def guarded(call: str) -> str:
     return DEFINITIONS + 'if __name__ == "__main__":' + CALL.format(call=call).replace("\n", "\n    ")
 
 
-def run(*arguments: str, script: str = "") -> tuple[int, str, str]:
+def run(*arguments: str, script: str = "", **environment: str) -> tuple[int, str, str]:
     """Run Python; returns status, standard output and standard error."""
     done = subprocess.run(
-        [sys.executable, *arguments], input=script, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, *arguments],
+        input=script,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=os.environ | environment,
     )
     return done.returncode, done.stdout, done.stderr
 
@@ -77,9 +84,10 @@ def test_a_script_with_a_guard_is_checked_in_another_process(tmp_path: Path) -> 
     """As the difference shows that only another process has; a selector without one passes, with no warning."""
     path = tmp_path / "mine.py"
     path.write_text(guarded(HASH))
-    status, out, err = run(str(path))
-    assert (status, out.split()) == (1, ["begin"])
-    assert "the same seed gives the same choices in another process" in err
+    for environment in {}, {"PYTHONHASHSEED": "0"}:
+        status, out, err = run(str(path), **environment)
+        assert (status, out.split()) == (1, ["begin"])
+        assert "the same seed gives the same choices in another process" in err
     path.write_text(guarded("check_spawned_process(partial(Mine, clients_per_round=3))"))
     status, out, err = run("-W", "error", str(path))
     assert (status, out.split(), err) == (0, ["begin", "end"], "")
@@ -95,12 +103,19 @@ def test_a_script_run_as_a_module_is_checked_in_another_process(
     assert "the same seed gives the same choices in another process" in err
 
 
-def test_a_script_that_hides_its_call_does_not_run_for_ever(tmp_path: Path) -> None:
+@pytest.mark.parametrize("arguments", [("mine.py",), ("-m", "mine")], ids=["script", "module"])
+def test_a_script_that_hides_its_call_does_not_run_for_ever(
+    arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An assignment looks like a definition: it is read again in the other process, where the check does nothing."""
-    path = tmp_path / "mine.py"
-    path.write_text(DEFINITIONS + "nothing = check_spawned_process(partial(Mine, clients_per_round=3))\n")
-    status, out, err = run("-W", "error", str(path))
+    hidden = "count = open('read.txt', 'a').write('once\\n')\n" + (
+        "nothing = check_spawned_process(partial(Mine, clients_per_round=3))\n"
+    )
+    (tmp_path / "mine.py").write_text(DEFINITIONS + hidden)
+    monkeypatch.chdir(tmp_path)
+    status, out, err = run(*arguments)
     assert (status, out, err) == (0, "", "")
+    assert (tmp_path / "read.txt").read_text().split() == ["once", "once"]
 
 
 class Unimportable(Random):

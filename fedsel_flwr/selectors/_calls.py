@@ -1,0 +1,106 @@
+"""What goes into an author's methods and what comes out; errors name the class, the method and the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from fedsel_flwr.checks import IntArray
+from fedsel_flwr.errors import FedSelError, ParameterError, RunError
+from fedsel_flwr.selectors.columns import COLUMNS
+from fedsel_flwr.selectors.report import RoundReport
+
+
+def check_report(name: str, report: RoundReport, needs: frozenset[str], requires: frozenset[str]) -> None:
+    """Raise :class:`ParameterError` where a report lacks what the selector ``name`` needs."""
+    for wanted in sorted(needs - {"latency"}):
+        value = getattr(report, wanted)
+        if value is None:
+            raise ParameterError(f"{name} needs the report column {wanted!r}, but it is missing")
+        rows = np.asarray(value)[report.completed] if np.ndim(value) else np.asarray(value)
+        may_lack = COLUMNS[wanted].source == "reply" and wanted not in requires
+        if np.isinf(rows).any() or (np.isnan(rows).any() and not may_lack):
+            raise ParameterError(f"report column {wanted!r} must be finite for completed clients, got {value}")
+
+
+def checked_choice(owner: str, chosen: Any, available: IntArray) -> IntArray:
+    """Return what ``_select`` returned as ascending indices.
+
+    Args:
+        owner: The selector's class.
+        chosen: An array, list or tuple.
+        available: Who could be chosen, shape (n,).
+
+    Raises:
+        RunError: It is something else, or names somebody who is not available, or twice.
+    """
+    method = f"{owner}._select"
+    if chosen is None:
+        raise RunError(f"{method} returned None; end it with `return chosen`, an array of indices of those available")
+    if isinstance(chosen, set | frozenset):
+        raise RunError(f"{method} returned a set, which has no order; return an array of indices, such as sorted(...)")
+    if not isinstance(chosen, np.ndarray | list | tuple):
+        raise RunError(f"{method} must return an array of indices of those available, got {chosen!r}")
+    try:
+        array = np.asarray(chosen)
+    except ValueError:
+        raise RunError(f"{method} must return a one-dimensional array of indices, got {chosen!r}") from None
+    if array.dtype == np.bool_:
+        raise RunError(f"{method} returned booleans; return indices: available[mask] in place of mask")
+    if array.ndim == 1 and not array.size:
+        return np.empty(0, dtype=np.int64)
+    ordered = np.sort(array) if array.ndim == 1 and array.dtype.kind in "iu" else None
+    if ordered is None or (ordered[1:] == ordered[:-1]).any() or not np.isin(ordered, available).all():
+        raise RunError(
+            f"{method} must return different clients of those available, as an array of "
+            f"indices, got {(array if ordered is None else ordered).tolist()}"
+        )
+    return ordered.astype(np.int64)
+
+
+@contextmanager
+def explained(selector: Any, method: str) -> Iterator[None]:
+    """Name the class, the method and what to declare where an author's method trips over undeclared state.
+
+    Raises:
+        RunError: In place of the error of an attribute that was never set, or that does not grow with the fleet.
+    """
+    try:
+        yield
+    except FedSelError:
+        raise
+    except AttributeError as error:
+        if error.obj is not selector or error.name is None:
+            raise
+        raise RunError(_undeclared(selector, method, error, error.name, "which nothing sets")) from error
+    except (LookupError, ValueError) as error:
+        if isinstance(error, ValueError) and "broadcast" not in str(error):
+            raise
+        short = _not_growing(selector)
+        if not short:
+            raise
+        reason = f"which does not grow with the fleet ({selector._registered.size} clients)"
+        raise RunError(_undeclared(selector, method, error, short, reason)) from error
+
+
+def _undeclared(selector: Any, method: str, error: Exception, attribute: str, reason: str) -> str:
+    return (
+        f"{type(selector).__name__}.{method} ended with {type(error).__name__} ({error}): it may use self.{attribute}, "
+        f"{reason}; declare what is kept for each client with a new client's value, client_state = "
+        f"{{{attribute!r}: 0.0}}, one number with scalar_state = ({attribute!r},), set in __init__"
+    )
+
+
+def _not_growing(selector: Any) -> str:
+    """The attribute that is shorter than the fleet and not declared; "" if there is none."""
+    declared = {*selector.client_state, *selector.free_state, *selector.scalar_state, "_registered"}
+    attributes: dict[str, Any] = vars(selector)
+    for attribute, value in attributes.items():
+        held = np.shape(value)[:1] if isinstance(value, np.ndarray) else ()
+        held = (len(value),) if isinstance(value, list | dict) else held
+        if attribute not in declared and held and held[0] < selector._registered.size:
+            return attribute
+    return ""
