@@ -18,6 +18,7 @@ from fedsel_flwr.rounds.reporting import FROM_REPLY
 from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.rounds.round import Outcome, Round
 from fedsel_flwr.rounds.settings import Settings
+from fedsel_flwr.rounds.vectors import of_one_length
 from fedsel_flwr.selectors import Selector
 
 logger = logging.getLogger("fedsel_flwr")
@@ -66,6 +67,7 @@ class Collector:
             )
             for i, (row, node) in enumerate(round.chosen.items())
         }  # fmt: skip
+        results = of_one_length(results, self._wanted)
         for row, node in round.chosen.items():
             for problem in results[node].problems:
                 logger.warning("round %d, client %s: %s", round.number, ids[row], problem)

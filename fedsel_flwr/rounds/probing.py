@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from fedsel_flwr.rounds import saving
 from fedsel_flwr.rounds.roster import Present, Roster
 from fedsel_flwr.rounds.settings import Settings
 from fedsel_flwr.rounds.untrusted import finite_number, within
+from fedsel_flwr.rounds.vectors import of_other_lengths, usual_length
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors.columns import COLUMNS, PROBED, check_columns
 from fedsel_flwr.wireless import round_time
@@ -97,6 +97,10 @@ class Probing:
         self._seconds += round_time(np.array(latency), self._settings.channels or len(latency))
         self._joules += joules if measured else np.nan
         rows = np.array(list(question.asked), dtype=np.int64)
+        for name, column in columns.items():
+            for i, fault in of_other_lengths(column).items():
+                upcoming, client_id = self._selector.round + 1, self._roster.ids[rows[i]]
+                logger.warning("round %d, client %s: probe: %s: %s", upcoming, client_id, name, fault)
         told = {name: in_rows(name, column) for name, column in columns.items()}
         self._selector.inform(rows, **{name: column for name, column in told.items() if column is not None})
 
@@ -137,10 +141,8 @@ def in_rows(name: str, values: list[float | FloatArray | None]) -> FloatArray | 
     """
     if COLUMNS[name].shape != "vector":
         return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
-    lengths = Counter(len(value) for value in values if isinstance(value, np.ndarray))
-    if not lengths:
+    if not (length := usual_length(values)):
         return None
-    length = max(lengths, key=lambda n: (lengths[n], n))
     column = np.full((len(values), length), np.nan)
     for row, value in enumerate(values):
         if isinstance(value, np.ndarray) and len(value) == length:

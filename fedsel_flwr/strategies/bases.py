@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from fedsel_flwr.errors import ParameterError, RunError
+from fedsel_flwr.rounds.untrusted import finite_number, shown
+from fedsel_flwr.strategies.trees import fault_in_trees
 
 logger = logging.getLogger("fedsel_flwr")
 NEEDED_CLIENTS = (
     "min_available_clients", "min_available_nodes", "min_train_nodes",
 )  # fmt: skip
 """Attributes of bases that say how many clients must be connected."""
+TREES = ("FedXgbBagging", "FedXgbCyclic", "FedXgbNnAvg")
+"""Bases whose models grow from round to round."""
+NORM_BITS = {
+    "DifferentialPrivacyClientSideAdaptiveClipping": "norm_bit", "DPFedAvgAdaptive": "dpfedavg_norm_bit",
+}  # fmt: skip
+"""Bases that count in how many replies a metric, the key given here, is set."""
 
 
 def layers(base: object) -> Iterator[object]:
@@ -25,6 +33,11 @@ def layers(base: object) -> Iterator[object]:
 def is_a(base: object, *names: str) -> bool:
     """Whether the class of ``base``, or one it derives from, has one of these names."""
     return any(cls.__name__ in names for cls in type(base).__mro__)
+
+
+def has_layer(base: object, *names: str) -> bool:
+    """Whether ``base``, or a strategy it wraps, is one of these."""
+    return any(is_a(layer, *names) for layer in layers(base))
 
 
 def min_available(base: object) -> int:
@@ -49,7 +62,76 @@ def least_models(base: object) -> tuple[int, str]:
 
 def compares_models(base: object) -> bool:
     """Whether the models of ``base`` are arrays of one shape; boosted trees grow from round to round."""
-    return not any(is_a(layer, "FedXgbBagging", "FedXgbCyclic", "FedXgbNnAvg") for layer in layers(base))
+    return not has_layer(base, *TREES)
+
+
+def fault_in_model(base: object, model: Iterable[bytes]) -> str:
+    """Why ``base`` cannot use a model of bytes, in one piece or several; empty if it can, or nobody knows."""
+    return fault_in_trees(model) if has_layer(base, "FedXgbBagging") else ""
+
+
+def check_asks_who_trains(base: object) -> None:
+    """Refuse a base that takes the nodes one after the other, whoever is chosen."""
+    if has_layer(base, "FedXgbCyclic"):
+        raise RunError(
+            f"{type(base).__name__} decides itself who trains, one node after the other; no selector can be combined"
+        )
+
+
+def weight_key(base: object) -> str:
+    """The metric that ``base`` weighs the replies of the Message API by."""
+    keys = [getattr(layer, "weighted_by_key", None) for layer in layers(base)]
+    return next((str(key) for key in keys if key is not None), "num-examples")
+
+
+def read_metrics(base: object) -> dict[str, str]:
+    """The metrics of a reply that ``base`` reads by name, the weight aside: key -> the class that reads it.
+
+    QFedAvg of the Message API makes a model of NaN of an odd loss. Clipping that adapts on the client counts norm bits;
+    Flower ends the run where one is missing.
+    """
+    read: dict[str, str] = {}
+    for layer in layers(base):
+        if (key := getattr(layer, "train_loss_key", None)) is not None:
+            read[str(key)] = type(layer).__name__
+        read |= {bit: type(layer).__name__ for name, bit in NORM_BITS.items() if is_a(layer, name)}
+    return read
+
+
+def fault_in_metrics(base: object, metrics: Mapping[str, object]) -> str:
+    """Why ``base`` cannot use a reply with these metrics; empty if it can."""
+    for key, reader in read_metrics(base).items():
+        if key not in metrics:
+            return f"metrics: expected {key}, which {reader} reads of every reply, got none"
+        value = metrics[key]
+        flag = key in NORM_BITS.values()
+        as_float = float(value) if flag and isinstance(value, bool) else finite_number(value)
+        if as_float is None or as_float < 0.0:
+            wanted = "0 or 1" if flag else "a finite number of at least 0"
+            return f"metrics: {key}: expected {wanted}, got {shown(value)}"
+    return ""
+
+
+def adds_lists(base: object, function: str) -> bool:
+    """Whether ``base`` averages metrics that are lists element by element; a user's own function may not.
+
+    Args:
+        base: A strategy of the Message API.
+        function: "train_metrics_aggr_fn" or "evaluate_metrics_aggr_fn".
+    """
+    own = [getattr(getattr(layer, function, None), "__name__", "") for layer in layers(base)]
+    return "aggregate_metricrecords" in own
+
+
+def evaluates(base: object) -> bool:
+    """Whether clients evaluate the global model for ``base``."""
+    return 0.0 not in [getattr(layer, "fraction_evaluate", None) for layer in layers(base)]
+
+
+def min_evaluating(base: object) -> int:
+    """How many connected nodes ``base`` waits for before an evaluation."""
+    names = ("min_available_nodes", "min_evaluate_nodes")
+    return max(int(getattr(layer, name, 0)) for layer in layers(base) for name in names)
 
 
 def check_cohort(base: object, clients_per_round: int) -> None:
@@ -97,5 +179,6 @@ def check_not_aggregated(updates: list[object], reader: str) -> None:
     if len(updates) > 1 and all(update is updates[0] for update in updates):
         raise RunError(
             f"{reader} reads each client's update, but all replies share one, as under secure aggregation (SecAgg); "
-            "use a selector that reads latencies only, such as cs-ucb or bsfl"
+            "use a selector of latencies, such as cs-ucb or bsfl, and have the clients report their latency: the "
+            "server cannot time them either"
         )

@@ -40,7 +40,7 @@ EXPECTED = {
     "latency-infinite": ["late: inf s"],
     "nothing": ["arrays: cannot be decoded", "latency: not reported"],
     "raises": ["exception: "],
-    "late": ["exception: "],  # Flower's legacy server raises for an answer that is not there in time
+    "late": ["no answer within 2 s"],  # Flower's legacy server raises for an answer that is not there in time
 }
 
 

@@ -17,6 +17,7 @@ from fedsel_flwr.selectors import Random
 from fedsel_flwr.strategies import BSFL, CSUCB, MetricKeys, SelectionStrategy
 from tests.strategies import helpers
 from tests.strategies.helpers import (
+    ABSENT,
     EXAMPLE_FAULTS,
     FAULTS,
     LATENCY_FAULTS,
@@ -116,7 +117,8 @@ def test_each_fault_is_counted(aftermath: Any) -> None:
     counts = strategy.history.problem_counts()
     assert counts["arrays"] == sum(met[name] for name in UPDATE_FAULTS)
     assert counts["num_examples"] == sum(met[name] for name in EXAMPLE_FAULTS)
-    assert counts["exception"] == met["raises"] + met["straggler"]
+    assert counts["exception"] == met["raises"]
+    assert counts["no answer within 0.05 s"] == met["straggler"]
     assert counts["status"] == met["status"]
     assert counts["identity"] == met["impostor"]
     assert counts["energy"] == met["energy-negative"] + met["energy-text"]
@@ -306,7 +308,7 @@ def test_other_strategies_keys_survive_and_only_our_faulty_keys_go() -> None:
     proxies = [
         FakeProxy("a", "a", number=0, extra=dict(extra)),
         FakeProxy("b", "b", number=1, fault="latency-text", extra=dict(extra)),
-        FakeProxy("c", "c", number=2, fault="energy-text", extra={**extra, "train_loss": 0.25}),
+        FakeProxy("c", "c", number=2, fault="energy-text", extra={**extra, "train_loss": float("nan")}),
     ]
     Federation(strategy, proxies).play(1)
     ((results, failures),) = base.given
@@ -316,6 +318,8 @@ def test_other_strategies_keys_survive_and_only_our_faulty_keys_go() -> None:
     assert keys["a"] == {*extra, *ours}
     assert keys["b"] == {*extra, *ours} - {"latency_s"}
     assert keys["c"] == {*extra, *ours, "train_loss"} - {"energy_j"}
+    assert np.isnan(results[2][1].metrics["train_loss"])  # Flower's quickstarts report it: it is not ours alone
+    assert strategy.history.problem_counts() == {"latency": 1, "energy": 1, "train_loss": 1}
     for client, res in results:
         assert res.metrics["note"] == "fast", client.cid
         assert res.metrics["norm_bit"] == 1
@@ -377,3 +381,29 @@ def test_exception_texts_cannot_forge_other_problems() -> None:
     strategy = CSUCB(clients_per_round=2, max_latency=5.0, seed=0, base=fedavg())
     Federation(strategy, [FakeProxy("a", "a", fault="raises"), FakeProxy("b", "b")]).play(2)
     assert dict(strategy.history.problem_counts()) == {"exception": 2}
+
+
+# ---- metrics that the base reads by name ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bit", [ABSENT, "no", float("nan"), -1])
+@pytest.mark.parametrize("name", ["DifferentialPrivacyClientSideAdaptiveClipping", "DPFedAvgAdaptive"])
+def test_a_reply_without_a_norm_bit_is_a_failure_where_clipping_adapts_on_the_client(name: str, bit: Any) -> None:
+    """Left in, Flower ends the run where it is missing, and takes a text for a yes."""
+    from flwr.server import strategy as flower
+
+    own_key = "norm_bit" if name.startswith("Diff") else "dpfedavg_norm_bit"
+    base = getattr(flower, name)(RecordingBase(), noise_multiplier=0.0, num_sampled_clients=3)
+    norm = vars(base).get("clipping_norm", vars(base).get("clip_norm"))
+    strategy = CSUCB(clients_per_round=3, max_latency=5.0, seed=0, base=base)
+    proxies = fleet(3, prefix="h", extra={own_key: True})
+    federation = Federation(strategy, proxies).play(1)
+    assert strategy.history.problem_counts() == {}
+    changed = vars(base).get("clipping_norm", vars(base).get("clip_norm"))
+    assert changed < norm  # every bit was set
+    proxies[2].extra = {} if bit is ABSENT else {own_key: bit}
+    federation.play(1)
+    assert [r.completed for r in strategy.history.clients[3:]] == [True, True, False]
+    assert strategy.history.clients[-1].problem.startswith("metrics: ")
+    assert own_key in strategy.history.clients[-1].problem
+    assert vars(base).get("clipping_norm", vars(base).get("clip_norm")) == changed  # a round with a failure is left out

@@ -154,6 +154,7 @@ class TimedProxy(ClientProxy):
     Attributes:
         elapsed_s: Seconds ``fit`` took; None before it ended.
         error: What ``fit`` raised; None if it returned.
+        timeout_s: The timeout that ``fit`` was called with; None if there is none, or it was not called.
     """
 
     def __init__(self, proxy: ClientProxy, clock: Callable[[], float] = time.monotonic) -> None:
@@ -161,13 +162,14 @@ class TimedProxy(ClientProxy):
         self.proxy, self._clock = proxy, clock
         self.elapsed_s: float | None = None
         self.error: BaseException | None = None
+        self.timeout_s: float | None = None
         if hasattr(proxy, "node_id"):
             self.node_id = proxy.node_id
         self.properties = proxy.properties
 
     def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
         """Train on the client."""
-        start = self._clock()
+        start, self.timeout_s = self._clock(), timeout
         try:
             return self.proxy.fit(ins, timeout, group_id)
         except BaseException as error:

@@ -17,7 +17,6 @@ from flwr.common import (
     Parameters,
     Scalar,
     ndarrays_to_parameters,
-    parameters_to_ndarrays,
 )
 from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
@@ -25,12 +24,12 @@ from flwr.server.strategy import FedAvg, Strategy
 
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.identity import id_order
-from fedsel_flwr.rounds.models import Arrays
-from fedsel_flwr.rounds.replies import ClientResult, Reply
+from fedsel_flwr.selectors.columns import VECTORS
 from fedsel_flwr.strategies import bases
 from fedsel_flwr.strategies.adapter import Adapter
 from fedsel_flwr.strategies.legacy.asking import Asking
 from fedsel_flwr.strategies.legacy.cohort import BoundedManager, ChosenCohort, TimedProxy, wait_for_clients
+from fedsel_flwr.strategies.legacy.replies import cleaned, decode, original, reply_of
 
 FitFailure = tuple[ClientProxy, FitRes] | BaseException
 EvaluateFailure = tuple[ClientProxy, EvaluateRes] | BaseException
@@ -109,15 +108,21 @@ class SelectionStrategy(Adapter, Strategy):
         measurer = self.core.parts.measurer
         if measurer.reads_updates:
             bases.check_not_aggregated([res.parameters for _, res in results], measurer.reader)
-        arrived = {client.cid: (client, res) for client, res in results}
+        arrived = {result[0].cid: result for result in results}
         refused = {failure[0].cid: failure[1] for failure in failures if isinstance(failure, tuple)}
-        replies = {cid: _reply(proxy, arrived.get(cid), refused.get(cid)) for cid, proxy in self._dispatched.items()}
-        outcome = self.core.collect({cid: reply for cid, reply in replies.items() if reply is not None})
+        outcome = self.core.collect(
+            {
+                cid: reply_of(self.base, proxy, arrived.get(cid), refused.get(cid))
+                for cid, proxy in self._dispatched.items()
+            }
+        )
         parameters: Parameters | None = None
         metrics: dict[str, Scalar] = {}
         if outcome.enough:
             bases.check_survivors(self.base, len(outcome.kept), self.core.round)
-            kept = [_cleaned(arrived[cid], outcome.results[cid]) for cid in outcome.kept]
+            ours = self.core.settings.keys.ours()
+            vectors = VECTORS.intersection(self.core.asks.split(","))
+            kept = [cleaned(arrived[cid], outcome.results[cid], ours, vectors) for cid in outcome.kept]
             if outcome.averaging is not None:
                 kept = [
                     (c, replace(res, num_examples=int(w))) for (c, res), w in zip(kept, outcome.weights, strict=True)
@@ -127,7 +132,7 @@ class SelectionStrategy(Adapter, Strategy):
                 for cid, result in outcome.results.items()
                 if cid in arrived and not result.completed
             ]
-            passed = [(_original(f[0]), f[1]) if isinstance(f, tuple) else f for f in failures]
+            passed = [(original(f[0]), f[1]) if isinstance(f, tuple) else f for f in failures]
             parameters, metrics = self.base.aggregate_fit(self.core.round, kept, [*passed, *garbage])
         after = decode(parameters) if parameters is not None and self.core.reads_global(outcome) else None
         model = self.core.finish(after)
@@ -173,43 +178,3 @@ class SelectionStrategy(Adapter, Strategy):
     def _bounded(self, manager: ClientManager) -> BoundedManager:
         generator = np.random.default_rng(self.core.round)  # not global, and the same where a run is resumed
         return BoundedManager(manager, self.wait_timeout, generator, self.roster.name)
-
-
-def _reply(proxy: TimedProxy, arrived: tuple[ClientProxy, FitRes] | None, refused: FitRes | None) -> Reply | None:
-    """What came from one client, in plain types; None if nothing did."""
-    if arrived is not None:
-        res = arrived[1]
-        return Reply(
-            arrays=decode(res.parameters),
-            num_examples=res.num_examples,
-            metrics=res.metrics or {},
-            observed_s=proxy.elapsed_s,
-        )
-    if refused is not None:
-        return Reply(error=f"status: {refused.status.code.name}: {refused.status.message}", observed_s=proxy.elapsed_s)
-    if proxy.error is not None:
-        return Reply(error=f"exception: {type(proxy.error).__name__}: {proxy.error}", observed_s=proxy.elapsed_s)
-    return None
-
-
-def decode(parameters: Parameters) -> Arrays | None:
-    """The arrays of ``parameters``; None if they are not NumPy arrays (tree ensembles, garbage) or there are none."""
-    try:
-        arrays = parameters_to_ndarrays(parameters)
-    except Exception:  # whatever a client sent
-        return None
-    return arrays if arrays and all(isinstance(array, np.ndarray) for array in arrays) else None
-
-
-def _original(client: ClientProxy) -> ClientProxy:
-    return client.proxy if isinstance(client, TimedProxy) else client
-
-
-def _cleaned(result: tuple[ClientProxy, FitRes], read: ClientResult) -> tuple[ClientProxy, FitRes]:
-    """The result with Flower's own proxy, in the model's types, without our metrics that could not be used."""
-    client, res = result
-    if read.faulty_keys:
-        res = replace(res, metrics={key: value for key, value in res.metrics.items() if key not in read.faulty_keys})
-    if read.converted is not None:
-        res = replace(res, parameters=ndarrays_to_parameters(list(read.converted)))
-    return _original(client), res

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,30 +11,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.replies import Reply
-from fedsel_flwr.selectors.columns import VECTORS
+from fedsel_flwr.rounds.untrusted import shown
+from fedsel_flwr.selectors.columns import ASKED, VECTORS
+from fedsel_flwr.strategies.silence import reason_of
 
-
-def addressed(template: Message, node: str, asks: str = "") -> Message:
-    """The template's message to another node; arrays are shared, everything that may be changed is copied.
-
-    Columns that the selector needs, ``asks``, stand under ``needs`` in the copy's config.
-    """
-    content = RecordDict()
-    source = template.content
-    for name in source:
-        content[name] = source[name] if name in source.array_records else copy.deepcopy(source[name])
-    if asks:
-        if not content.config_records:
-            content["config"] = ConfigRecord()
-        next(iter(content.config_records.values()))["needs"] = asks
-    metadata = template.metadata
-    return Message(
-        content=content,
-        dst_node_id=int(node),
-        message_type=metadata.message_type,
-        ttl=metadata.ttl,
-        group_id=metadata.group_id,
-    )
+SENT = ASKED & VECTORS
+"""The vectors that clients send, each in a record of its name."""
 
 
 def everything_in(content: RecordDict) -> dict[str, object]:
@@ -45,22 +25,27 @@ def everything_in(content: RecordDict) -> dict[str, object]:
     merged: dict[str, object] = {}
     for record in records:
         merged |= dict(record)
-    return merged | vectors_in(content)
+    return merged | vectors_in(content, content.array_records)
 
 
-def vectors_in(content: RecordDict) -> dict[str, object]:
-    """The vector columns of a reply: an ArrayRecord of the column's name that holds one array."""
+def vectors_in(content: RecordDict, records: Collection[str]) -> dict[str, object]:
+    """The vector columns among these records of a reply: an ArrayRecord of the column's name that holds one array."""
     vectors: dict[str, object] = {}
-    for name in VECTORS & content.array_records.keys():
+    for name in SENT.intersection(records):
         arrays = list(content.array_records[name].values())
-        with contextlib.suppress(Exception):  # whatever a client sent
-            vectors[name] = arrays[0].numpy() if len(arrays) == 1 else None
+        vectors[name] = f"an ArrayRecord of {len(arrays)} arrays"
+        if len(arrays) == 1:
+            try:
+                vectors[name] = arrays[0].numpy()
+            except Exception:  # whatever a client sent
+                vectors[name] = "an array that cannot be decoded"
     return vectors
 
 
 def model_in(content: RecordDict) -> list[str]:
-    """The names of the records that may be the model: every ArrayRecord that is no vector column."""
-    return [name for name in content.array_records if name not in VECTORS]
+    """The names of the records that may be the model: every ArrayRecord that is no vector column beside another."""
+    others = [name for name in content.array_records if name not in SENT]
+    return others or (list(content.array_records) if len(content.array_records) == 1 else [])
 
 
 def reference_of(arrays: ArrayRecord) -> tuple[list[str], Arrays]:
@@ -71,40 +56,48 @@ def reference_of(arrays: ArrayRecord) -> tuple[list[str], Arrays]:
 def reply_of(message: Message, names: Sequence[str], weight_key: str, observed_s: float | None) -> Reply:
     """A client's message in plain types; never raises for what a client sent."""
     if message.has_error():
-        return Reply(error=f"exception: {message.error.reason}", observed_s=observed_s)
+        return Reply(error=reason_of(message.error), observed_s=observed_s)
     content = message.content
     metrics = list(content.metric_records.values())
     if len(metrics) != 1:
         return Reply(error=f"metrics: expected one MetricRecord, got {len(metrics)}", observed_s=observed_s)
-    values: dict[str, object] = dict(metrics[0])
+    models = [content.array_records[name] for name in model_in(content)]
+    if len(models) != 1:
+        return Reply(error=f"arrays: expected one ArrayRecord, got {len(models)}", observed_s=observed_s)
+    arrays = _decoded(models[0], names)
+    if isinstance(arrays, str):
+        return Reply(error=f"arrays: {arrays}", observed_s=observed_s)
     return Reply(
-        arrays=_arrays(content, names),
-        num_examples=_weight(values.get(weight_key), whole=weight_key == "num-examples"),
-        weight=values.get(weight_key),
-        metrics=values | vectors_in(content),
+        arrays=arrays,
+        num_examples=weight_of(metrics[0], weight_key),
+        weight=metrics[0].get(weight_key),
+        metrics=dict(metrics[0]) | vectors_in(content, content.array_records.keys() - model_in(content)),
         observed_s=observed_s,
     )
 
 
-def _arrays(content: RecordDict, names: Sequence[str]) -> Arrays | None:
-    """The arrays of a reply, in the order of the global model; None if they are not there."""
-    records = [content.array_records[name] for name in model_in(content)]
-    if len(records) != 1 or set(records[0].keys()) != set(names):
-        return None
+def _decoded(record: ArrayRecord, names: Sequence[str]) -> Arrays | str:
+    """A record's arrays in the order of the global model, or what is wrong with them."""
+    if record.keys() != set(names):
+        return f"expected the names {shown(sorted(names))}, got {shown(sorted(record.keys()))}"
     try:
-        arrays: list[Any] = [records[0][name].numpy() for name in names]
+        arrays: list[Any] = [record[name].numpy() for name in names]
     except Exception:  # whatever a client sent
-        return None
-    return arrays if all(isinstance(array, np.ndarray) for array in arrays) else None
+        return "cannot be decoded"
+    return arrays if all(isinstance(array, np.ndarray) for array in arrays) else "cannot be decoded"
 
 
-def _weight(value: object, *, whole: bool) -> object:
-    """Flower's weights may be floats; under a key of the user's own (not num-examples) any positive one is good."""
+def weight_of(metrics: Mapping[str, object], weight_key: str) -> object:
+    """What stands for the number of examples.
+
+    Flower's weights may be floats; under a key of the user's own (not num-examples) any positive one is good.
+    """
+    value = metrics.get(weight_key)
     if not isinstance(value, float) or not math.isfinite(value):
         return value
     if value.is_integer() and value >= 1:
         return int(value)
-    return max(1, int(value)) if value > 0 and not whole else value
+    return max(1, int(value)) if value > 0 and weight_key != "num-examples" else value
 
 
 def query(node: str, message_type: str, config: dict[str, str | int], arrays: ArrayRecord | None = None) -> Message:

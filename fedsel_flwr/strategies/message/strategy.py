@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
-from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.identity import id_order
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.replies import Reply
@@ -20,8 +20,10 @@ from fedsel_flwr.strategies import bases
 from fedsel_flwr.strategies.adapter import Adapter
 from fedsel_flwr.strategies.message.asking import Asking
 from fedsel_flwr.strategies.message.cleaning import Cleaner, metrics_of
+from fedsel_flwr.strategies.message.dispatch import addressed, as_error, by_node, template_of
 from fedsel_flwr.strategies.message.grids import ShownGrid, TimedGrid, wait_for_nodes
-from fedsel_flwr.strategies.message.records import addressed, reference_of, reply_of
+from fedsel_flwr.strategies.message.records import reference_of, reply_of
+from fedsel_flwr.strategies.silence import no_answer
 
 logger = logging.getLogger("fedsel_flwr")
 
@@ -41,6 +43,7 @@ class SelectionStrategy(Adapter, Strategy):
     strategy_type: ClassVar[type] = Strategy
     default_base = partial(FedAvg, fraction_evaluate=0.0)
     _timed: TimedGrid | None = None
+    _timeout: float | None = None
     _names: tuple[str, ...] = ()
     _evaluates = False
     _evaluating: tuple[Message, ...] = ()
@@ -59,7 +62,7 @@ class SelectionStrategy(Adapter, Strategy):
         self.core.numbering.begin_run()
         if self.core.settings.clock == "server":
             grid = self._timed = TimedGrid(grid)
-        self._evaluates = evaluate_fn is not None
+        self._evaluates, self._timeout = evaluate_fn is not None, timeout
         entering = None if evaluate_fn is None else self._entering(evaluate_fn)
         return super().start(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, entering)
 
@@ -82,7 +85,8 @@ class SelectionStrategy(Adapter, Strategy):
         chosen = self.core.choose(nodes, reference, transport, server_round)
         if not chosen:
             return []
-        template = self._template(self.core.round, arrays, config, grid, nodes)
+        crowd = ShownGrid(grid, nodes, self.wait_timeout, at_least=bases.min_available(self.base))
+        template = template_of(self.base, self.core.round, arrays, config, crowd)
         self._dispatched = {node: addressed(template, node, self.core.asks) for node in chosen}
         return list(self._dispatched.values())
 
@@ -94,13 +98,13 @@ class SelectionStrategy(Adapter, Strategy):
         Raises:
             RunError: The base needs more models.
         """
-        arrived = _by_node(self._dispatched, replies)
+        arrived = by_node(self._dispatched, replies)
         if not self._dispatched:
             return None, None  # nobody was chosen: the round is in the history already
         cleaner = Cleaner(self.base, self.core.settings.keys)
-        odd = cleaner.odd_ones_out(arrived) | cleaner.unusable_losses(arrived)
+        faults, key = cleaner.faults(arrived), cleaner.weight_key
         outcome = self.core.collect(
-            {node: self._reply(node, m, odd, cleaner.weight_key) for node, m in arrived.items()}
+            {node: self._reply(node, arrived.get(node), faults, key) for node in self._dispatched}
         )
         arrays: ArrayRecord | None = None
         metrics: MetricRecord | None = None
@@ -111,10 +115,11 @@ class SelectionStrategy(Adapter, Strategy):
                 for node, sent in self._dispatched.items()
                 if (message := arrived.get(node)) is not None and node not in outcome.usable
             ]
-            kept = cleaner.cleaned({node: arrived[node] for node in outcome.kept}, outcome.results, self._names)
+            usable = {node: arrived[node] for node in outcome.usable}
+            kept = cleaner.cleaned(usable, outcome.results, outcome.kept, self._names)
             if outcome.averaging is not None:
                 for message, weight in zip(kept, outcome.weights.tolist(), strict=True):
-                    metrics_of(message)[cleaner.weight_key] = int(weight) if weight.is_integer() else weight
+                    metrics_of(message)[key] = int(weight) if weight.is_integer() else weight
             arrays, metrics = self.base.aggregate_train(self.core.round, [*kept, *failures])
         after = self._decode(arrays) if arrays is not None and self.core.reads_global(outcome) else None
         model = self.core.finish(after)
@@ -127,11 +132,9 @@ class SelectionStrategy(Adapter, Strategy):
     ) -> list[Message]:
         """Return the base's evaluation messages; waits a bounded time."""
         self._evaluating = ()
-        layers = list(bases.layers(self.base))
-        if 0.0 in [getattr(layer, "fraction_evaluate", None) for layer in layers]:
+        if not bases.evaluates(self.base):
             return []
-        wanted = [getattr(layer, name, 0) for layer in layers for name in ("min_available_nodes", "min_evaluate_nodes")]
-        needed = max(self.min_available, *wanted)
+        needed = max(self.min_available, bases.min_evaluating(self.base))
         nodes = wait_for_nodes(grid, needed, self.wait_timeout, "evaluation by the base strategy")
         nodes.sort(key=lambda node: id_order(self.roster.name(node)))
         shown = ShownGrid(grid, nodes, self.wait_timeout)
@@ -143,7 +146,7 @@ class SelectionStrategy(Adapter, Strategy):
         """Let the base aggregate the replies that are alike, in id order."""
         absolute = self.core.numbering.absolute(server_round)
         sent = {str(message.metadata.dst_node_id): message for message in self._evaluating}
-        arrived = _by_node(sent, replies)
+        arrived = by_node(sent, replies)
         ordered = dict(sorted(arrived.items(), key=lambda item: id_order(self.roster.name(item[0]))))
         usable, faults = Cleaner(self.base, self.core.settings.keys).evaluations(ordered)
         for node, fault in faults.items():
@@ -172,22 +175,6 @@ class SelectionStrategy(Adapter, Strategy):
 
         return entering
 
-    def _template(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, nodes: list[str]
-    ) -> Message:
-        name = type(self.base).__name__
-        if any(bases.is_a(layer, "FedXgbCyclic") for layer in bases.layers(self.base)):
-            raise RunError(f"{name} decides itself who trains, one node after the other; no selector can be combined")
-        crowd = ShownGrid(grid, nodes, self.wait_timeout, at_least=bases.min_available(self.base))
-        messages: list[Message] = list(self.base.configure_train(server_round, arrays, config, crowd))
-        if not messages:
-            fraction = getattr(self.base, "fraction_train", "unknown")
-            raise RunError(
-                f"{name} configured no message, its fraction_train is {fraction}: set fraction_train above 0; the "
-                "selector decides how many train"
-            )
-        return messages[0]
-
     def _decode(self, record: ArrayRecord) -> Arrays:
         """A record's arrays in the order of the model."""
         return [record[name].numpy() for name in self._names]
@@ -196,22 +183,17 @@ class SelectionStrategy(Adapter, Strategy):
         """Arrays under the names of the model."""
         return ArrayRecord({name: Array(np.asarray(a)) for name, a in zip(self._names, arrays, strict=True)})
 
-    def _reply(self, node: str, message: Message, odd: dict[str, str], weight_key: str) -> Reply:
+    def _reply(self, node: str, message: Message | None, faults: dict[str, str], weight_key: str) -> Reply:
+        """What came of a node, in plain types."""
         observed = self._timed.elapsed_s.get(node) if self._timed is not None else None
-        if node in odd:
-            return Reply(error=odd[node], observed_s=observed)
-        return reply_of(message, self._names, weight_key, observed)
+        if message is None:
+            return Reply(error=no_answer(self._timeout))
+        if node in faults:
+            return Reply(error=faults[node], observed_s=observed)
+        reply = reply_of(message, self._names, weight_key, observed)
+        fault = bases.fault_in_model(self.base, (array.tobytes() for array in reply.arrays or ()))
+        return replace(reply, error=fault) if fault and not reply.error else reply
 
     def _as_error(self, sent: Message, problems: tuple[str, ...]) -> Message:
-        """An unusable reply as the error message that the base expects of a failed client."""
-        reason = self._fault(str(sent.metadata.dst_node_id), problems)
-        return Message(error=Error(code=0, reason=reason), reply_to=sent)
-
-
-def _by_node(sent: dict[str, Message], replies: Iterable[Message]) -> dict[str, Message]:
-    """Node -> reply, in the order sent. Errors may come from the SuperLink; the message they answer says whose."""
-    node_of = {message.metadata.message_id: node for node, message in sent.items()}
-    arrived = {
-        node_of.get(reply.metadata.reply_to_message_id, str(reply.metadata.src_node_id)): reply for reply in replies
-    }
-    return {node: arrived[node] for node in sent if node in arrived}
+        """An unusable reply as the base expects it."""
+        return as_error(sent, self._fault(str(sent.metadata.dst_node_id), problems))

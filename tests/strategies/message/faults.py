@@ -103,8 +103,6 @@ METRIC_FAULTS: dict[str, Fault] = {
     "two-metrics": _content(_second_metrics),
     "no-metrics": _content(_no_metrics),
     "nothing": _content(_nothing),
-    "metrics-missing": _without("acc"),
-    "metrics-list": _set("acc", [0.5, 0.5]),
 }
 WEIGHT_FAULTS: dict[str, Fault] = {
     "weight-zero": _set("num-examples", 0),
@@ -132,6 +130,8 @@ OTHER_FAULTS: dict[str, Fault] = {
     "impostor": _set("client_id", 999),
 }
 ODD_BUT_GOOD: dict[str, Fault] = {
+    "metrics-missing": _without("acc"),
+    "metrics-list": _set("acc", [0.5, 0.5]),
     "metrics-extra": _metrics(lambda m: {"aaa": 1.0, **m, "zzz": [1, 2]}),
     "other-names": _content(_other_names),
     "reordered": _arrays(lambda a: dict(reversed(list(a.items())))),

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.common import EvaluateIns, FitIns, GetPropertiesIns
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
@@ -71,7 +71,7 @@ class FakeNode:
 
     Args:
         proxy: The client; its ``fault`` must be None, faults of this API are given here.
-        fault: Name of one of FAULTS or ODD_BUT_GOOD.
+        fault: Name of one of FAULTS or ODD_BUT_GOOD, or a fault of its own.
         extra: Further metrics of a TRAIN reply, those of another strategy.
         ready: Seconds until its TRAIN reply can be pulled.
         query_fault: What it does to its QUERY reply.
@@ -82,7 +82,7 @@ class FakeNode:
         self,
         proxy: FakeProxy,
         *,
-        fault: str | None = None,
+        fault: str | Fault | None = None,
         extra: dict[str, Any] | None = None,
         ready: float = 0.0,
         query_fault: Fault | None = None,
@@ -106,7 +106,7 @@ class FakeNode:
                 content, fault = self._evaluate(message), self.evaluate_fault
             else:
                 content = self._train(message)
-                fault = {**FAULTS, **ODD_BUT_GOOD}[self.fault] if self.fault else None
+                fault = {**FAULTS, **ODD_BUT_GOOD}[self.fault] if isinstance(self.fault, str) else self.fault
             return fault(self, message, content) if fault else content
         except Exception as error:  # as Flower's ClientApp does
             return Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error).__name__}: {error}")
@@ -122,9 +122,10 @@ class FakeNode:
         ins = FitIns(initial(), config)
         ins.parameters = _parameters(arrays)
         result = self.proxy.fit(ins, None, server_round)
-        metrics = {k: v for k, v in result.metrics.items() if not isinstance(v, str)}
+        metrics = {k: v for k, v in result.metrics.items() if not isinstance(v, str | bytes)}
         return RecordDict(
             {
+                **_vectors(result.metrics),
                 "arrays": named(parameters_to_ndarrays(result.parameters), list(arrays.keys())),
                 "metrics": MetricRecord({"num-examples": result.num_examples, **metrics, **self.extra}),
             }
@@ -134,9 +135,25 @@ class FakeNode:
         arrays, config = message.content["arrays"], dict(message.content["config"])
         assert isinstance(arrays, ArrayRecord)
         result = self.proxy.evaluate(EvaluateIns(_parameters(arrays), config), None, int(config.get("server-round", 0)))
+        metrics = {k: v for k, v in result.metrics.items() if not isinstance(v, bytes)}
         return RecordDict(
-            {"metrics": MetricRecord({"num-examples": result.num_examples, "loss": result.loss, **result.metrics})}
+            {
+                **_vectors(result.metrics),
+                "metrics": MetricRecord({"num-examples": result.num_examples, "loss": result.loss, **metrics}),
+            }
         )
+
+
+def _vectors(metrics: dict[str, Any]) -> dict[str, ArrayRecord]:
+    """What the legacy API sends as float32 bytes: a record of the same name with one array; garbage stays garbage."""
+    vectors = {}
+    for name, value in metrics.items():
+        if isinstance(value, bytes):
+            array = Array(dtype="float32", shape=(1,), stype="numpy.ndarray", data=value)
+            vectors[name] = ArrayRecord(
+                {"0": Array(np.frombuffer(value, np.float32)) if len(value) % 4 == 0 else array}
+            )
+    return vectors
 
 
 def _parameters(arrays: ArrayRecord) -> Any:

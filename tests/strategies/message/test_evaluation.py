@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -58,8 +59,32 @@ def test_an_odd_evaluation_does_not_end_the_run(fault: str) -> None:
     result, _ = play(wrapped(2, FedAvg(fraction_evaluate=1.0), min_available=4), FakeGrid(nodes), 2)
     honest = sum((10 + 3 * k) * 0.1 * (k + 1) for k in range(3)) / sum(10 + 3 * k for k in range(3))
     with_odd = (honest * 39 + 19 * 0.1 * 4) / 58
-    expected = with_odd if fault == "extra" else honest
-    assert result.evaluate_metrics_clientapp[2]["loss"] == pytest.approx(expected)
+    expected = {"extra": with_odd, "lacks": math.nan, "list": math.nan}.get(fault, honest)
+    assert result.evaluate_metrics_clientapp[2] == {"loss": pytest.approx(expected, nan_ok=True)}
+
+
+def test_an_evaluation_without_a_weight_changes_nothing_for_the_others() -> None:
+    nodes = crowd(3)
+    nodes[node_id(3)] = FakeNode(
+        FakeProxy("3", 3, number=3), evaluate_fault=lambda n, m, c: RecordDict({"metrics": MetricRecord({})})
+    )
+    result, _ = play(wrapped(2, FedAvg(fraction_evaluate=1.0), min_available=4), FakeGrid(nodes), 1)
+    honest = sum((10 + 3 * k) * 0.1 * (k + 1) for k in range(3)) / sum(10 + 3 * k for k in range(3))
+    assert result.evaluate_metrics_clientapp[1] == {"loss": pytest.approx(honest)}
+
+
+@pytest.mark.parametrize("clients", [2, 3])
+def test_a_metric_of_one_client_is_dropped_and_its_evaluation_counts(clients: int) -> None:
+    def more(node: FakeNode, message: Message, content: RecordDict) -> RecordDict:
+        content["metrics"] = MetricRecord({**dict(content["metrics"]), "f1": 0.5, "latency_s": 1.0})
+        return content
+
+    nodes = crowd(clients)
+    nodes[node_id(0)].evaluate_fault = more
+    result, _ = play(wrapped(2, FedAvg(fraction_evaluate=1.0), min_available=clients), FakeGrid(nodes), 1)
+    total = sum(10 + 3 * k for k in range(clients))
+    loss = sum((10 + 3 * k) * 0.1 * (k + 1) for k in range(clients)) / total
+    assert result.evaluate_metrics_clientapp[1] == {"loss": pytest.approx(loss)}
 
 
 def test_evaluation_does_not_disturb_the_choice_of_training_nodes() -> None:

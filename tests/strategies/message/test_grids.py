@@ -11,8 +11,8 @@ from flwr.serverapp import Grid
 
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.strategies.message import BSFL, CSUCB, TimedGrid
+from fedsel_flwr.strategies.message.dispatch import addressed
 from fedsel_flwr.strategies.message.grids import ShownGrid, wait_for_nodes
-from fedsel_flwr.strategies.message.records import addressed
 from tests.strategies.helpers import FakeProxy
 from tests.strategies.message.helpers import FakeGrid, FakeNode, crowd, fedavg, play
 from tests.strategies.message.models import arrays_of
@@ -139,8 +139,8 @@ def test_on_the_servers_clock_a_node_that_does_not_answer_in_time_has_failed() -
     assert time.monotonic() - start < 3.0
     found = [(r.client_id, r.completed, r.problem.split(":")[0]) for r in strategy.history.clients]
     assert {(c, ok) for c, ok, _ in found} == {("late", False), ("dead", False), ("good", True)}
-    assert {p for c, _, p in found if c == "late"} == {"no answer"}
-    assert {p for c, _, p in found if c == "dead"} == {"exception"}
+    assert {p for c, _, p in found if c == "late"} == {"no answer within 0.3 s"}
+    assert {p for c, _, p in found if c == "dead"} == {"node unavailable"}
     assert {r.latency_s for r in strategy.history.clients if not r.completed} == {2.0}
 
 

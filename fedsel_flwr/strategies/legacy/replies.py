@@ -1,0 +1,78 @@
+"""Between Flower's results of ``fit`` and plain types, and what a base strategy sees of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import numpy as np
+from flwr.common import FitRes, Parameters, ndarrays_to_parameters, parameters_to_ndarrays
+from flwr.server.client_proxy import ClientProxy
+
+from fedsel_flwr.rounds.models import Arrays
+from fedsel_flwr.rounds.replies import ClientResult, Reply
+from fedsel_flwr.strategies import bases
+from fedsel_flwr.strategies.legacy.cohort import TimedProxy
+from fedsel_flwr.strategies.silence import reason_in
+
+FitResult = tuple[ClientProxy, FitRes]
+
+
+def reply_of(base: object, proxy: TimedProxy, arrived: FitResult | None, refused: FitRes | None) -> Reply:
+    """What came from one client, in plain types; never raises for what a client sent.
+
+    Args:
+        base: The strategy that will aggregate the replies.
+        proxy: Whom the round was sent to.
+        arrived: The client's result; None if it did not succeed.
+        refused: Its result with a status other than OK; None if there is none.
+    """
+    if refused is not None:
+        return Reply(error=f"status: {refused.status.code.name}: {refused.status.message}", observed_s=proxy.elapsed_s)
+    if arrived is None:
+        reason = reason_in(proxy.error, proxy.timeout_s, proxy.elapsed_s)
+        return Reply(error=reason, observed_s=proxy.elapsed_s)
+    res = arrived[1]
+    fault = bases.fault_in_metrics(base, res.metrics or {})
+    if not fault and not bases.compares_models(base) and isinstance(res.parameters, Parameters):
+        tensors = res.parameters.tensors
+        fault = bases.fault_in_model(base, tensors) if tensors else "arrays: none in the reply"
+    if fault:
+        return Reply(error=fault, observed_s=proxy.elapsed_s)
+    return Reply(
+        arrays=decode(res.parameters),
+        num_examples=res.num_examples,
+        metrics=res.metrics or {},
+        observed_s=proxy.elapsed_s,
+    )
+
+
+def decode(parameters: Parameters) -> Arrays | None:
+    """The arrays of ``parameters``; None if they are not NumPy arrays (tree ensembles, garbage) or there are none."""
+    try:
+        arrays = parameters_to_ndarrays(parameters)
+    except Exception:  # whatever a client sent
+        return None
+    return arrays if arrays and all(isinstance(array, np.ndarray) for array in arrays) else None
+
+
+def original(client: ClientProxy) -> ClientProxy:
+    """Flower's own proxy."""
+    return client.proxy if isinstance(client, TimedProxy) else client
+
+
+def cleaned(result: FitResult, read: ClientResult, ours: Collection[str], vectors: Collection[str]) -> FitResult:
+    """A result as a base strategy sees it: with Flower's own proxy, in the model's types.
+
+    Args:
+        result: The client's result; it stays as it is.
+        read: What was read of it.
+        ours: Keys that nobody but this package reads; they are left out where their value cannot be used.
+        vectors: Keys of vectors that the selector asked for; they are left out.
+    """
+    client, res = result
+    if dropped := (read.faulty_keys & {*ours}) | ({*vectors} & {*(res.metrics or {})}):
+        res = replace(res, metrics={key: value for key, value in res.metrics.items() if key not in dropped})
+    if read.converted is not None:
+        res = replace(res, parameters=ndarrays_to_parameters(list(read.converted)))
+    return original(client), res

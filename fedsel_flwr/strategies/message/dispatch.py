@@ -1,0 +1,77 @@
+"""From a base strategy's message to those of the chosen nodes, and from their replies back."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from fedsel_flwr.errors import RunError
+from fedsel_flwr.strategies import bases
+from fedsel_flwr.strategies.message.grids import ShownGrid
+
+
+def template_of(
+    base: Strategy, server_round: int, arrays: ArrayRecord, config: ConfigRecord, crowd: ShownGrid | Grid
+) -> Message:
+    """One of the messages that ``base`` configures for a round.
+
+    Args:
+        base: The wrapped strategy.
+        server_round: Flower's number of the round.
+        arrays: The global model.
+        config: The round's config.
+        crowd: A grid that shows as many nodes as ``base`` asks for.
+
+    Raises:
+        RunError: The base decides itself who trains, or configures nothing.
+    """
+    bases.check_asks_who_trains(base)
+    messages: list[Message] = list(base.configure_train(server_round, arrays, config, crowd))
+    if not messages:
+        fraction = getattr(base, "fraction_train", "unknown")
+        raise RunError(
+            f"{type(base).__name__} configured no message, its fraction_train is {fraction}: set fraction_train above "
+            "0; the selector decides how many train"
+        )
+    return messages[0]
+
+
+def addressed(template: Message, node: str, asks: str = "") -> Message:
+    """The template's message to another node; arrays are shared, everything that may be changed is copied.
+
+    Columns that the selector needs, ``asks``, stand under ``needs`` in the copy's config.
+    """
+    content = RecordDict()
+    source = template.content
+    for name in source:
+        content[name] = source[name] if name in source.array_records else copy.deepcopy(source[name])
+    if asks:
+        if not content.config_records:
+            content["config"] = ConfigRecord()
+        next(iter(content.config_records.values()))["needs"] = asks
+    metadata = template.metadata
+    return Message(
+        content=content,
+        dst_node_id=int(node),
+        message_type=metadata.message_type,
+        ttl=metadata.ttl,
+        group_id=metadata.group_id,
+    )
+
+
+def by_node(sent: Mapping[str, Message], replies: Iterable[Message]) -> dict[str, Message]:
+    """Node -> reply, in the order sent. Errors may come from the SuperLink; the message they answer says whose."""
+    node_of = {message.metadata.message_id: node for node, message in sent.items()}
+    arrived = {
+        node_of.get(reply.metadata.reply_to_message_id, str(reply.metadata.src_node_id)): reply for reply in replies
+    }
+    return {node: arrived[node] for node in sent if node in arrived}
+
+
+def as_error(sent: Message, reason: str) -> Message:
+    """An unusable reply as the error message that a base expects of a failed client."""
+    return Message(error=Error(code=0, reason=reason), reply_to=sent)

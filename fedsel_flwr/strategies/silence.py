@@ -1,0 +1,63 @@
+"""Why there is no answer: Flower's errors in plain words, the same in both APIs."""
+
+from __future__ import annotations
+
+from flwr.app import Error
+from flwr.common.constant import ErrorCode
+
+EXPIRED = "message unavailable: it expired, or its SuperNode was removed"
+REASONS = {
+    ErrorCode.MESSAGE_UNAVAILABLE: EXPIRED,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "reply unavailable: it expired before it was fetched",
+    ErrorCode.NODE_UNAVAILABLE: "node unavailable: its SuperNode stopped reporting",
+}
+"""What the SuperLink says in place of a client."""
+IN_TEXTS = (
+    ("Reply Message Unavailable", ErrorCode.REPLY_MESSAGE_UNAVAILABLE),
+    ("Message Unavailable", ErrorCode.MESSAGE_UNAVAILABLE),
+    ("Node Unavailable", ErrorCode.NODE_UNAVAILABLE),
+)
+"""The same in the texts of the legacy API's exceptions, which carry no code."""
+NO_REPLY = "Expected one Message but got: 0"
+"""What the legacy API's proxy raises where nothing came."""
+
+
+def no_answer(timeout: float | None) -> str:
+    """What is said of a client of whom nothing came.
+
+    >>> no_answer(30.0), no_answer(None)
+    ('no answer within 30 s', 'no answer')
+    """
+    return "no answer" if timeout is None else f"no answer within {timeout:g} s"
+
+
+def reason_of(error: Error) -> str:
+    """What a message's error means."""
+    reason = error.reason or f"error code {error.code}, without a reason"
+    if "objects are unavailable" in reason:  # a reply that was not uploaded to its end has the code of an expired one
+        return f"exception: {reason}"
+    return REASONS.get(error.code, f"exception: {reason}")
+
+
+def reason_in(raised: BaseException | None, timeout: float | None, elapsed_s: float | None) -> str:
+    """What an exception of the legacy API's proxy means.
+
+    Args:
+        raised: What ``fit`` raised; None if it never ended.
+        timeout: The round's timeout, seconds; messages of the legacy API expire with it. None if there is none.
+        elapsed_s: Seconds until it was raised; None if unknown.
+
+    >>> reason_in(ValueError("Expected one Message but got: 0"), 30.0, 30.5)
+    'no answer within 30 s'
+    >>> reason_in(ValueError("the battery is empty"), 30.0, 0.5)
+    'exception: ValueError: the battery is empty'
+    """
+    text = str(raised)
+    if raised is None or NO_REPLY in text:
+        return no_answer(timeout)
+    code = next((code for phrase, code in IN_TEXTS if phrase in text), None)
+    if not isinstance(raised, ValueError) or code is None:
+        return f"exception: {type(raised).__name__}: {text}"
+    if code != ErrorCode.NODE_UNAVAILABLE and timeout is not None and (elapsed_s or 0.0) >= timeout:
+        return no_answer(timeout)
+    return REASONS[code]

@@ -1,0 +1,189 @@
+"""Clients of whom nothing comes: what the history says of them, in plain words and alike in both APIs."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from flwr.app import ConfigRecord, Error, Message
+from flwr.common import FitIns, FitRes
+from flwr.common.constant import ErrorCode
+from flwr.server.compat.grid_client_proxy import GridClientProxy
+from flwr.server.superlink.linkstate.utils import (
+    MESSAGE_UNAVAILABLE_ERROR_REASON,
+    NODE_UNAVAILABLE_ERROR_REASON,
+    REPLY_MESSAGE_UNAVAILABLE_ERROR_REASON,
+)
+
+from fedsel_flwr.selectors import Random
+from fedsel_flwr.strategies import SelectionStrategy as LegacyStrategy
+from fedsel_flwr.strategies.message import SelectionStrategy as MessageStrategy
+from fedsel_flwr.strategies.silence import reason_in, reason_of
+from tests.strategies.helpers import FakeProxy, Federation, fedavg
+from tests.strategies.message import helpers as message
+from tests.strategies.message.helpers import FakeGrid, FakeNode, node_id
+from tests.strategies.message.models import arrays_of
+
+pytestmark = pytest.mark.timeout(30)
+EXPIRED = (ErrorCode.MESSAGE_UNAVAILABLE, MESSAGE_UNAVAILABLE_ERROR_REASON)
+LATE_REPLY = (ErrorCode.REPLY_MESSAGE_UNAVAILABLE, REPLY_MESSAGE_UNAVAILABLE_ERROR_REASON)
+GONE = (ErrorCode.NODE_UNAVAILABLE, NODE_UNAVAILABLE_ERROR_REASON)
+LATE, GONE_SAYS = "no answer within 0.05 s", "node unavailable: its SuperNode stopped reporting"
+
+
+class AnswersWithError:
+    """A grid that answers every message with an error of the SuperLink, after a while; without one with nothing."""
+
+    def __init__(self, error: tuple[int, str] | None, seconds: float) -> None:
+        self.error, self.seconds = error, seconds
+
+    def send_and_receive(self, messages: list[Message]) -> list[Message]:
+        time.sleep(self.seconds)
+        return [Message(Error(*self.error), reply_to=one) for one in messages] if self.error else []
+
+
+class Behind(FakeProxy):
+    """A client whose ``fit`` is that of Flower's own proxy over such a grid."""
+
+    def __init__(self, cid: str, error: tuple[int, str] | None, seconds: float) -> None:
+        super().__init__(cid, cid, number=1)
+        self.own = GridClientProxy(1, AnswersWithError(error, seconds), 7)  # type: ignore[arg-type]
+
+    def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
+        FakeGrid()  # without the task identity that it sets, no message can be made
+        return self.own.fit(ins, timeout, group_id)
+
+
+@pytest.mark.parametrize(
+    ("error", "seconds", "timeout", "said"),
+    [
+        (EXPIRED, 0.06, 0.05, LATE),
+        (LATE_REPLY, 0.06, 0.05, LATE),
+        (None, 0.06, 0.05, LATE),
+        (None, 0.0, None, "no answer"),
+        (EXPIRED, 0.0, 30.0, "message unavailable: it expired, or its SuperNode was removed"),
+        (EXPIRED, 0.0, None, "message unavailable: it expired, or its SuperNode was removed"),
+        (LATE_REPLY, 0.0, None, "reply unavailable: it expired before it was fetched"),
+        (GONE, 0.06, 0.05, GONE_SAYS),
+        (GONE, 0.0, 30.0, GONE_SAYS),
+    ],
+)
+def test_what_flowers_own_proxy_raises_is_said_in_plain_words(
+    error: tuple[int, str] | None, seconds: float, timeout: float | None, said: str
+) -> None:
+    strategy = LegacyStrategy(Random(clients_per_round=2, seed=0), fedavg(), max_latency=9.0)
+    Federation(strategy, [Behind("a", error, seconds), FakeProxy("b", "b")], timeout=timeout).play(1)
+    rows = {row.client_id: row for row in strategy.history.clients}
+    assert (rows["a"].completed, rows["a"].problem, rows["a"].latency_s) == (False, said, 9.0)
+    assert rows["b"].completed
+
+
+def test_an_exception_of_the_client_stays_one() -> None:
+    texts = ["division by zero", "Message contains an Error (reason: disk full). It originated during client-side"]
+    for text in texts:
+        assert reason_in(ValueError(text), 0.5, 1.0) == f"exception: ValueError: {text}"
+    assert reason_in(KeyError("Message Unavailable"), 0.5, 1.0) == "exception: KeyError: 'Message Unavailable'"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (EXPIRED, "message unavailable: it expired, or its SuperNode was removed"),
+        (LATE_REPLY, "reply unavailable: it expired before it was fetched"),
+        (GONE, GONE_SAYS),
+        (
+            (ErrorCode.MESSAGE_UNAVAILABLE, "Reply message objects are unavailable. The sender may not have completed"),
+            "exception: Reply message objects are unavailable. The sender may not have completed",
+        ),
+        ((ErrorCode.CLIENT_APP_CRASHED, "exit code -9"), "exception: exit code -9"),
+        ((ErrorCode.UNKNOWN, None), "exception: error code 0, without a reason"),
+    ],
+)
+def test_an_error_message_is_said_in_plain_words(error: Any, said: str) -> None:
+    nodes = {node_id(k): FakeNode(FakeProxy(str(k), k, number=k)) for k in range(2)}
+    nodes[node_id(1)].fault = lambda node, sent, content: Error(*error)
+    strategy = message.wrapped(2)
+    message.play(strategy, FakeGrid(nodes), 1)
+    assert [row.problem for row in strategy.history.clients] == ["", said]
+    assert reason_of(Error(*error)) == said
+
+
+def test_a_node_that_says_nothing_until_the_timeout() -> None:
+    nodes = {node_id(k): FakeNode(FakeProxy(str(k), k, number=k)) for k in range(2)}
+    nodes[node_id(1)].ready = 20.0
+    strategy = message.wrapped(2)
+    message.play(strategy, FakeGrid(nodes), 1, timeout=0.05)
+    assert [row.problem for row in strategy.history.clients] == ["", LATE]
+
+
+def test_without_a_timeout_there_is_no_answer() -> None:
+    """Whoever drives the strategy himself, without ``start``."""
+    grid = FakeGrid({node_id(k): FakeNode(FakeProxy(str(k), k, number=k)) for k in range(2)})
+    strategy = MessageStrategy(Random(clients_per_round=2, seed=0), message.fedavg(), max_latency=9.0)
+    sent = strategy.configure_train(1, arrays_of(), ConfigRecord(), grid)
+    replies = [m for m in grid.send_and_receive(sent) if m.metadata.src_node_id == node_id(0)]
+    strategy.aggregate_train(1, replies)
+    assert [row.problem for row in strategy.history.clients] == ["", "no answer"]
+
+
+@pytest.mark.parametrize("api", ["legacy", "message"])
+def test_too_many_examples_are_refused_with_the_bound(api: str) -> None:
+    said = "num_examples: expected an integer from 1 to 9007199254740992 (2^53), got 4611686018427387904"
+    proxies = [FakeProxy(f"node-{k}", k, number=k) for k in range(2)]
+    proxies[1].num_examples = 2**62
+    if api == "legacy":
+        strategy: Any = LegacyStrategy(Random(clients_per_round=2, seed=0), fedavg(), max_latency=9.0)
+        Federation(strategy, proxies).play(1)
+    else:
+        strategy = message.wrapped(2)
+        message.play(strategy, FakeGrid({node_id(k): FakeNode(one) for k, one in enumerate(proxies)}), 1)
+    assert [row.problem for row in strategy.history.clients] == ["", said]
+
+
+# ---- secure aggregation: the server times nobody ---------------------------------------------------------------------
+
+
+def test_under_secure_aggregation_the_selector_learns_the_reported_latencies() -> None:
+    """Flower's workflow asks the clients itself: no proxy's ``fit`` is called, and all results share one object."""
+    from flwr.common import ndarrays_to_parameters
+    from flwr.server.client_manager import SimpleClientManager
+
+    from fedsel_flwr.strategies import CSUCB
+    from tests.strategies.helpers import OK, initial, model
+
+    strategy = CSUCB(clients_per_round=4, max_latency=8.0, seed=0, clock="server", base=fedavg())
+    manager = SimpleClientManager()
+    for k in range(4):
+        manager.register(FakeProxy(f"node-{k}", k, number=k))
+    reports: list[dict[str, Any]] = [{"latency_s": 1.0}, {"latency_s": 2.0}, {}, {"latency_s": 3.0}]
+    for server_round in (1, 2):
+        sent = strategy.configure_fit(server_round, initial(), manager)
+        shared = ndarrays_to_parameters(model(0.5))
+        results = [
+            (client, FitRes(OK, shared, 10, dict(reports[int(client.cid[-1])])))
+            for client, _ in sent
+            if client.cid != "node-3"  # dropped out
+        ]
+        parameters, _ = strategy.aggregate_fit(server_round, results, [])
+        assert parameters is not None
+        assert parameters.tensors == shared.tensors
+    mean = strategy.selector.state_dict()["mean"]
+    assert mean.tolist() == pytest.approx([1 - 1 / 8, 1 - 2 / 8, 0.0, 0.0])
+    rows = {row.client_id: (row.latency_s, row.latency_source, row.problem) for row in strategy.history.clients}
+    assert rows["0"] == (1.0, "reported", "")
+    assert rows["2"] == (8.0, "max_latency", "latency: not reported, max_latency taken")
+    assert rows["3"] == (8.0, "max_latency", "no answer")
+
+
+def test_what_is_recommended_under_secure_aggregation_works() -> None:
+    """The message names selectors of latencies, and says that these must be reported then."""
+    from fedsel_flwr.errors import RunError
+    from fedsel_flwr.strategies import bases
+
+    shared = SimpleNamespace()
+    with pytest.raises(RunError, match="such as cs-ucb or bsfl, and have the clients report their latency"):
+        bases.check_not_aggregated([shared, shared], "gpfl")
+    bases.check_not_aggregated([SimpleNamespace(), SimpleNamespace()], "gpfl")
+    bases.check_not_aggregated([shared], "gpfl")
