@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedsel_flwr.checks import whole
+from fedsel_flwr.clients.losses import Loss, cross_entropy
 from fedsel_flwr.clients.settings import TrainingSettings
 from fedsel_flwr.errors import ParameterError
 
@@ -26,23 +27,25 @@ IntArray = npt.NDArray[np.int64]
 def train(
     model: nn.Module,
     inputs: FloatArray,
-    labels: IntArray,
+    labels: npt.NDArray[Any],
     settings: TrainingSettings,
     generator: np.random.Generator,
+    loss: Loss = cross_entropy,
 ) -> float:
-    """Train a model on a client's data by stochastic gradient descent on the cross-entropy.
+    """Train a model on a client's data by stochastic gradient descent.
 
     Args:
         model: The received model, changed in place.
         inputs: The client's examples, shape (n, …), n at least 1.
-        labels: Their classes, shape (n,).
+        labels: Their classes, shape (n,), or whatever `loss` compares the outputs with, shape (n, …).
         settings: How to train.
         generator: Draws first the seed of the dropout, then a new order of the data for each pass. torch's global
             random state stays as it is.
+        loss: From outputs and labels to the loss of each example; a step descends its mean over the batch.
 
     Returns:
-        The mean over the steps taken of the batch's mean cross-entropy before the step, in nats, without the proximal
-        term. Not finite when the training diverged.
+        The mean over the steps taken of the batch's mean loss before the step, without the proximal term. Not finite
+        when the training diverged.
 
     Raises:
         ParameterError: If there are no examples, or not one label for each.
@@ -68,16 +71,21 @@ def train(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(int(generator.integers(2**63)))
         for rows in itertools.islice(_batches(len(labels), settings.batch_size, generator), steps):
-            loss = functional.cross_entropy(model(torch.tensor(inputs[rows])), torch.tensor(labels[rows]))
+            value = _mean(loss, model(torch.tensor(inputs[rows])), torch.tensor(labels[rows]))
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            value.backward()  # type: ignore[no-untyped-call]
             for parameter, start in zip(parameters, received, strict=False):  # none received: no proximal term
                 if parameter.grad is not None:
                     parameter.grad.add_(parameter.detach() - start, alpha=settings.proximal_mu)  # FedProx's mu (w - w0)
             optimizer.step()  # Kim (2); GPFL (1), (2)
-            losses.append(loss.item())
+            losses.append(value.item())
     model.train(was_training)
     return math.fsum(losses) / steps if all(map(math.isfinite, losses)) else math.nan
+
+
+def _mean(loss: Loss, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """A batch's mean loss; torch's own mean of the cross-entropy differs from the mean of its parts in the last bit."""
+    return functional.cross_entropy(outputs, labels) if loss is cross_entropy else loss(outputs, labels).mean()
 
 
 def evaluate(model: nn.Module, inputs: FloatArray, labels: IntArray, batch_size: int = 256) -> tuple[float, float]:

@@ -1,0 +1,80 @@
+"""What the ways of batched training have in common: one step of many clients at once, and the loop over the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from fedsel_flwr.clients.batched.descent import Descent
+from fedsel_flwr.clients.batched.masks import Draw, MaskStreams
+from fedsel_flwr.clients.batched.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The batches of the clients that take a step, padded to one width.
+
+    Args:
+        inputs: The whole data set, shape (n, …).
+        rows: Which of it, shape (n_active, width).
+        labels: Of these rows, shape (n_active, width, …).
+        weights: One over the batch's length, zero in the padding, shape (n_active, width).
+        masks: Of the dropout, one a call of a layer, each of shape (n_active, width, …).
+    """
+
+    inputs: torch.Tensor
+    rows: torch.Tensor
+    labels: torch.Tensor
+    weights: torch.Tensor
+    masks: Sequence[torch.Tensor]
+
+
+class Kernel(Protocol):
+    """One way of training many models at once."""
+
+    @property
+    def draws(self) -> Sequence[Draw]:
+        """The calls of dropout layers in a forward pass, in order."""
+
+    def step(self, descent: Descent, batch: Batch) -> torch.Tensor:
+        """Take one step with the first models of the stack; return their losses before it, shape (n_active,)."""
+
+
+def descend(
+    kernel: Kernel,
+    descent: Descent,
+    schedule: Schedule,
+    data: tuple[torch.Tensor, torch.Tensor],
+) -> torch.Tensor:
+    """Take all steps of a schedule.
+
+    Args:
+        kernel: How.
+        descent: The models, in the order of the schedule; changed in place.
+        schedule: Who sees what when.
+        data: The data set: inputs and labels.
+
+    Returns:
+        The loss of each client's batch before each step, shape (n_steps, n_clients), zero where it takes none.
+    """
+    inputs, labels = data
+    dtype = next(w.dtype for w in descent.stack if w.is_floating_point())
+    device = inputs.device
+    streams = MaskStreams(schedule.seeds, kernel.draws, dtype, device)
+    losses = torch.zeros(len(schedule), len(schedule.seeds), dtype=dtype, device=device)
+    for number in range(len(schedule)):
+        step = schedule[number]
+        active, width = step.rows.shape
+        rows = torch.as_tensor(step.rows, device=device)
+        batch = Batch(
+            inputs=inputs,
+            rows=rows,
+            labels=labels[rows],
+            weights=torch.as_tensor(step.weights, dtype=dtype, device=device),
+            masks=streams.next(step.lengths.tolist(), width),
+        )
+        losses[number, :active] = kernel.step(descent, batch)
+    return losses

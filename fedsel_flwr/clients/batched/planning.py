@@ -1,0 +1,122 @@
+"""From a torch model to the layers of many such models, or the reason why there are none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from fedsel_flwr.clients.batched.convolution import Conv2d, FlattenGroups, MaxPool2d, Pair
+from fedsel_flwr.clients.batched.layers import Dropout, Flatten, Layer, Linear, ReLU
+from fedsel_flwr.clients.batched.masks import Draw
+from fedsel_flwr.clients.batched.refusal import Refused
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A model's layers.
+
+    Args:
+        layers: In the order of the forward pass.
+        grouped: Whether the first layer reads groups (a convolution) rather than dense inputs.
+        draws: The dropout's, in the order of the forward pass.
+    """
+
+    layers: tuple[Layer, ...]
+    grouped: bool
+    draws: tuple[Draw, ...]
+
+
+def plan(model: nn.Module, inputs: torch.Tensor) -> Plan:
+    """Plan the layers of a model.
+
+    Args:
+        model: An nn.Sequential, possibly nested, of Flatten, Linear, ReLU, Dropout, Conv2d, MaxPool2d and Identity.
+        inputs: At least one example, shape (n, …).
+
+    Raises:
+        Refused: If the model holds something else, with the reason.
+    """
+    places = {name: i for i, name in enumerate(model.state_dict())}
+    modules = _pool_first([(name, m) for name, m in _flat("", model) if not _does_nothing(m)])
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if len(trained) != len(places):
+        raise Refused("some of its state is frozen, shared or no parameter")
+    if any(parameter.dtype != inputs.dtype for parameter in trained):
+        raise Refused(f"parameters and inputs must share one type; the inputs are {inputs.dtype}")
+    grouped = starts_grouped = inputs.ndim == 4 and any(isinstance(m, nn.Conv2d | nn.MaxPool2d) for _, m in modules)
+    layers: list[Layer] = []
+    draws: list[Draw] = []
+    x = inputs[:1]
+    for name, module in modules:
+        try:
+            with torch.no_grad():
+                x = nn.functional.relu(x) if isinstance(module, nn.ReLU | nn.Dropout) else module(x)
+        except RuntimeError as error:
+            raise Refused(f"{_named(name, module)} cannot read its input: {error}") from error
+        if isinstance(module, nn.Flatten):
+            layers.append(FlattenGroups() if grouped else Flatten())
+            grouped = False
+        elif isinstance(module, nn.Linear):
+            if grouped or x.ndim != 2:
+                raise Refused(f"{_named(name, module)} reads more than one axis")
+            layers.append(Linear(places[f"{name}weight"], places.get(f"{name}bias")))
+        elif isinstance(module, nn.Dropout):
+            draws.append(Draw(module.p, tuple(x.shape[1:])))
+            layers.append(Dropout(grouped))
+        else:
+            layers.append(ReLU() if isinstance(module, nn.ReLU) else _spatial(name, module, places))
+    if x.ndim != 2 or not any(layer.trains for layer in layers):
+        raise Refused(f"expected outputs of shape (n, k) from layers with parameters; got {tuple(x.shape)}")
+    return Plan(tuple(layers), starts_grouped, tuple(draws))
+
+
+def _flat(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules in order, each with the prefix of its parameters' names; only exact types, without hooks."""
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+        raise Refused(f"{_named(prefix, module)} has hooks")
+    if type(module) is nn.Sequential:
+        for name, child in module.named_children():
+            yield from _flat(f"{prefix}{name}.", child)
+        return
+    known = (nn.Flatten, nn.Linear, nn.ReLU, nn.Dropout, nn.Conv2d, nn.MaxPool2d, nn.Identity)
+    if type(module) not in known:
+        raise Refused(f"{_named(prefix, module)} is not among the layers that are written out")
+    if isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) != (1, -1):
+        raise Refused(f"{_named(prefix, module)} keeps axes")
+    yield prefix, module
+
+
+def _does_nothing(module: nn.Module) -> bool:
+    return isinstance(module, nn.Identity) or (isinstance(module, nn.Dropout) and module.p == 0)
+
+
+def _pool_first(modules: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
+    """Rectify after pooling instead of before: the maximum commutes with it, and there is less to rectify."""
+    for i in range(len(modules) - 1):
+        if isinstance(modules[i][1], nn.ReLU) and isinstance(modules[i + 1][1], nn.MaxPool2d):
+            modules[i], modules[i + 1] = modules[i + 1], modules[i]
+    return modules
+
+
+def _spatial(name: str, module: nn.Module, places: dict[str, int]) -> Layer:
+    if isinstance(module, nn.Conv2d):
+        if module.groups != 1 or module.padding_mode != "zeros" or isinstance(module.padding, str):
+            raise Refused(f"{_named(name, module)} has groups, or padding that is not a number of zeros")
+        geometry = (_pair(module.stride), _pair(module.padding), _pair(module.dilation))
+        return Conv2d(places[f"{name}weight"], places.get(f"{name}bias"), *geometry)
+    if not isinstance(module, nn.MaxPool2d) or module.return_indices:
+        raise Refused(f"{_named(name, module)} is not among the layers that are written out")
+    windows = (module.kernel_size, module.stride, module.padding, module.dilation)
+    kernel, stride, padding, dilation = (_pair(value) for value in windows)
+    return MaxPool2d(kernel, stride, padding, dilation, module.ceil_mode)
+
+
+def _pair(value: int | tuple[int, ...]) -> Pair:
+    return (value, value) if isinstance(value, int) else (value[0], value[1])
+
+
+def _named(prefix: str, module: nn.Module) -> str:
+    return f"{type(module).__name__} at {prefix.rstrip('.') or 'the top'!r}"

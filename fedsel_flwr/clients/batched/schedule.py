@@ -1,0 +1,91 @@
+"""Which examples each client sees in which step: the draws of :func:`fedsel_flwr.clients.training.train`, as tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedsel_flwr.checks import FloatArray, IntArray
+from fedsel_flwr.clients.settings import TrainingSettings
+
+
+def num_steps(size: int, settings: TrainingSettings) -> int:
+    """Return how many steps a client with ``size`` examples takes."""
+    return settings.local_steps or settings.local_epochs * math.ceil(size / settings.batch_size)
+
+
+def longest_first(sizes: Sequence[int], settings: TrainingSettings) -> IntArray:
+    """Return the order of the clients by steps and then by size, largest first; equal ones stay in their order.
+
+    In this order the clients that still train are a prefix at every step, and neighbours need little padding.
+    """
+    return np.array(
+        sorted(range(len(sizes)), key=lambda i: (-num_steps(sizes[i], settings), -sizes[i])), dtype=np.int64
+    )
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the clients that take it; batches are padded to the longest.
+
+    Args:
+        rows: Of the data set, shape (n_active, width); beyond a batch's end its own first row again.
+        lengths: Examples in each batch, shape (n_active,).
+        weights: One over the batch's length, zero in the padding, shape (n_active, width).
+    """
+
+    rows: IntArray
+    lengths: IntArray
+    weights: FloatArray
+
+
+class Schedule:
+    """The batches of some clients, in the order of :func:`longest_first`.
+
+    Args:
+        rows: For each client its rows of the data set, shape (its count,).
+        settings: How to train.
+        generators: For each client: draws first the seed of the dropout, then a new order of the data for each pass.
+
+    Attributes:
+        seeds: Of the dropout, a client each.
+        steps: How many steps each client takes, never increasing.
+    """
+
+    def __init__(
+        self, rows: Sequence[IntArray], settings: TrainingSettings, generators: Sequence[np.random.Generator]
+    ) -> None:
+        sizes = [len(own) for own in rows]
+        width = min(settings.batch_size, max(sizes))
+        self.seeds: list[int] = []
+        self.steps = np.array([num_steps(size, settings) for size in sizes], dtype=np.int64)
+        self._rows = np.zeros((int(self.steps.max()), len(rows), width), dtype=np.int64)
+        self._lengths = np.zeros(self._rows.shape[:2], dtype=np.int64)
+        for i, (own, generator) in enumerate(zip(rows, generators, strict=True)):
+            self.seeds.append(int(generator.integers(2**63)))
+            per_pass = math.ceil(sizes[i] / width)
+            last = (per_pass - 1) * width  # where the last batch of a pass starts
+            batches = np.empty((math.ceil(int(self.steps[i]) / per_pass), per_pass * width), dtype=np.int64)
+            for order in batches:
+                order[: sizes[i]] = np.asarray(own)[generator.permutation(sizes[i])]
+                order[sizes[i] :] = order[last]
+            self._rows[: self.steps[i], i] = batches.reshape(-1, width)[: self.steps[i]]
+            lengths = np.full(per_pass, width)
+            lengths[-1] = sizes[i] - last
+            self._lengths[: self.steps[i], i] = np.tile(lengths, len(batches))[: self.steps[i]]
+
+    def __len__(self) -> int:
+        """How many steps the longest training has."""
+        return len(self._rows)
+
+    def __getitem__(self, step: int) -> Step:
+        """What is seen in a step."""
+        active = int((self.steps > step).sum())
+        lengths = self._lengths[step, :active]
+        width = int(lengths.max())
+        inside = np.arange(width) < lengths[:, None]
+        weights = np.where(inside, 1 / lengths[:, None], 0)
+        return Step(self._rows[step, :active, :width], lengths, weights)
