@@ -9,8 +9,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fedsel_flwr.clients.settings import TrainingSettings
+from fedsel_flwr.checks import IntArray
+from fedsel_flwr.clients import delays
+from fedsel_flwr.clients.phones import PhoneModel
+from fedsel_flwr.clients.settings import TrainingSettings, examples_per_round
 from fedsel_flwr.clients.system import SystemModel
+from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.wireless import OFDMAChannel
 
 # strict: a number given as text or as a boolean is a mistake
@@ -75,6 +79,27 @@ class Training(_Table):
     def settings(self) -> TrainingSettings:
         """The settings of a client."""
         return TrainingSettings(**self.model_dump() | {"local_steps": self.local_steps or None})
+
+
+class System(_Table):
+    """Where the clients' delays come from: Xia's cell (tables ``wireless`` and ``device``), or phones on Wi-Fi.
+
+    The other keys are those of phones; ``payload_bytes`` = 0 means the size of the model. Of ``wireless``, phones use
+    ``max_latency_s`` and ``channels``.
+    """
+
+    kind: Literal["cell", "phones"] = "cell"
+    payload_bytes: NotNegative = 0.0
+    seconds_per_example: Positive = PhoneModel.seconds_per_example
+    compute_log_sd: NotNegative = PhoneModel.compute_log_sd
+    compute_round_cv: NotNegative = PhoneModel.compute_round_cv
+    download_bytes_per_s: Positive = PhoneModel.download_bytes_per_s
+    download_log_sd: NotNegative = PhoneModel.download_log_sd
+    upload_bytes_per_s: Positive = PhoneModel.upload_bytes_per_s
+    upload_log_sd: NotNegative = PhoneModel.upload_log_sd
+    network_round_cv: NotNegative = PhoneModel.network_round_cv
+    compute_power_w: NotNegative = PhoneModel.compute_power_w
+    radio_power_w: NotNegative = PhoneModel.radio_power_w
 
 
 class Wireless(_Table):
@@ -142,7 +167,11 @@ class Aggregation(_Table):
 
 
 class Scenario(_Table):
-    """Everything that defines a simulation."""
+    """Everything that defines a simulation.
+
+    The global model is evaluated every ``evaluation_every`` rounds. ``simulated_s`` and ``joules`` are budgets that end
+    the run before ``rounds`` do; 0 is no budget.
+    """
 
     name: str
     description: str = ""
@@ -153,10 +182,15 @@ class Scenario(_Table):
     target_accuracy: Annotated[float, Field(gt=0, le=1, strict=True)] = 0.8
     selector: str = "random"
     api: Literal["legacy", "message"] = "legacy"
+    engine: Literal["ray", "vectorized"] = "ray"
+    evaluation_every: Count = 1
+    simulated_s: NotNegative = 0.0
+    joules: NotNegative = 0.0
     data: Data = Data()
     partition: Partition = Partition()
     model: Model = Model()
     training: Training = Training()
+    system: System = System()
     wireless: Wireless = Wireless()
     device: Device = Device()
     clients: Clients = Clients()
@@ -172,8 +206,35 @@ class Scenario(_Table):
             )
         return self
 
-    def system(self) -> SystemModel:
-        """Delays and energy of the clients."""
+    def system_model(self, sizes: IntArray | None = None, model_bytes: int = 0) -> delays.System:
+        """Delays and energy of the clients.
+
+        Args:
+            sizes: Training examples of each client, shape (num_clients,); phones need them, Xia's cell does not.
+            model_bytes: Size of the model as it is sent, bytes; for phones without ``payload_bytes`` of their own.
+
+        Raises:
+            ParameterError: Phones without sizes or payload.
+        """
+        if self.system.kind == "cell":
+            return self._cell()
+        keys = self.system.model_dump(exclude={"kind", "payload_bytes"})
+        payload = self.system.payload_bytes or model_bytes
+        if sizes is None or not payload:
+            raise ParameterError(
+                "system.kind = 'phones' takes its times from the clients' examples and the model's size: give sizes "
+                "and model_bytes, or take the attribute system of fedsel_flwr.simulations.world.World"
+            )
+        return PhoneModel(
+            num_clients=self.num_clients,
+            seed=self.seed,
+            examples=examples_per_round(self.training.settings(), sizes),
+            payload_bits=8 * payload,
+            max_latency_s=self.wireless.max_latency_s,
+            **keys,
+        )
+
+    def _cell(self) -> SystemModel:
         w = self.wireless
         return SystemModel(
             num_clients=self.num_clients,

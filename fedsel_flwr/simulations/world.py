@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
+from fedsel_flwr.clients.delays import System
 from fedsel_flwr.clients.parameters import get_arrays, set_arrays
 from fedsel_flwr.clients.predicting import torch_predict
 from fedsel_flwr.clients.streams import stream
-from fedsel_flwr.clients.system import SystemModel
 from fedsel_flwr.clients.torch_client import TorchClient
 from fedsel_flwr.clients.training import evaluate
 from fedsel_flwr.errors import ParameterError
@@ -51,11 +51,12 @@ class World:
             shards_per_client=scenario.partition.shards_per_client,
             seed=scenario.seed,
         )
-        self.system: SystemModel = scenario.system()
         self.model: nn.Module = build_model(
             scenario.model.name, self.dataset.input_shape, self.dataset.num_classes, scenario.seed
         )
         self._initial = get_arrays(self.model)
+        sizes = np.array(list(self.num_examples().values()))
+        self.system: System = scenario.system_model(sizes, sum(array.nbytes for array in self._initial))
 
     def initial_arrays(self) -> Arrays:
         """The first global model."""

@@ -189,7 +189,7 @@ def test_another_seed_makes_another_run() -> None:
 
 def test_history_is_that_of_the_system_model() -> None:
     """Latency, energy and their parts, by client id, as the system model draws them."""
-    result, system = play(SMOKE), SMOKE.system()
+    result, system = play(SMOKE), SMOKE.system_model()
     for row in result.history.clients:
         delays = system.draw(int(row.client_id), row.round)
         assert (row.download_s, row.compute_s, row.upload_s) == (delays.download_s, delays.compute_s, delays.upload_s)
