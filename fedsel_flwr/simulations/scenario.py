@@ -44,11 +44,16 @@ class Data(_Table):
 
 
 class Availability(_Table):
-    """Who is there: everybody, each with a probability, or as the CSV file ``trace`` says."""
+    """Who is there: everybody, each with a probability, or as the CSV file ``trace`` says.
+
+    ``trace`` is a path from the working directory or from the data folder. ``seconds_per_round`` above 0 maps rounds
+    onto the trace's seconds, in place of the simulated clock.
+    """
 
     kind: Literal["always", "bernoulli", "trace"] = "always"
     probability: Annotated[float, Field(gt=0, le=1, strict=True)] = 0.9
     trace: str = ""
+    seconds_per_round: NotNegative = 0.0
 
 
 class Partition(_Table):
