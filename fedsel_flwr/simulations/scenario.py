@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from fedsel_flwr.checks import IntArray
 from fedsel_flwr.clients import delays
@@ -24,6 +24,16 @@ Finite = Annotated[float, Field(allow_inf_nan=False, strict=True)]
 Fraction = Annotated[float, Field(gt=0, lt=1, strict=True)]
 Count = Annotated[int, Field(ge=1, strict=True)]
 CountOrZero = Annotated[int, Field(ge=0, strict=True)]
+
+
+def _whole(values: Any) -> Any:
+    """Numbers of a list that came as text are floats: whole ones as integers, anything else as it is."""
+    if not isinstance(values, list | tuple):
+        return values
+    return tuple(int(v) if isinstance(v, float) and v.is_integer() else v for v in values)
+
+
+Counts = Annotated[tuple[Count, ...], BeforeValidator(_whole)]
 
 
 class _Table(BaseModel):
@@ -57,11 +67,18 @@ class Availability(_Table):
 
 
 class Partition(_Table):
-    """How the training examples are spread over the clients."""
+    """How the training examples are spread over the clients.
 
-    kind: Literal["iid", "dirichlet", "shards"] = "iid"
+    ``sizes`` (kind "sizes") and ``classes_per_client`` (kind "classes") hold a number for each client;
+    ``examples_per_client`` belongs to kind "sampled", in which clients may share examples.
+    """
+
+    kind: Literal["iid", "dirichlet", "shards", "sizes", "classes", "sampled"] = "iid"
     alpha: Positive = 0.5
     shards_per_client: Count = 2
+    sizes: Counts = ()
+    classes_per_client: Counts = ()
+    examples_per_client: Count = 120
 
 
 class Model(_Table):

@@ -43,6 +43,8 @@ def another(key: str, kind: Any, value: Any) -> Any:
     """A value that is allowed and not the given one."""
     if get_origin(kind) is Literal:
         return next(option for option in get_args(kind) if option not in (value, ""))
+    if isinstance(value, tuple):
+        return (*value, 3, 2)
     if isinstance(value, str):
         return "cs-ucb" if key == "selector" else "elsewhere"
     if isinstance(value, bool):
@@ -270,6 +272,20 @@ def test_lists_may_be_strings(given: Any) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("given", ["1500, 1000, 500", "[1500, 1000, 500]", [1500, 1000, 500], (1500.0, 1000, 500)])
+def test_lists_of_counts_may_be_strings_too(given: Any) -> None:
+    sizes = load_scenario("smoke", {"partition.sizes": given}).partition.sizes
+    assert sizes == (1500, 1000, 500)
+    assert {type(size) for size in sizes} == {int}
+
+
+@pytest.mark.parametrize(("given", "fault"), [("5, 2.5", "valid integer"), ([5, 0], "greater than or equal to 1")])
+def test_a_wrong_count_in_a_list_is_named_by_its_place(given: Any, fault: str) -> None:
+    said = message_of("smoke", {"partition.classes_per_client": given})
+    assert "partition.classes_per_client.1 = " in said
+    assert fault in said
+
+
 def test_text_with_commas_stays_text() -> None:
     assert load_scenario("smoke", {"data.data_dir": "a,b"}).data.data_dir == "a,b"
 
@@ -398,7 +414,9 @@ FAULTS = [
     ("data.dataset", "imagenet", "'digits', 'mnist', 'fashion-mnist' or 'cifar-10'"),
     ("data.test_fraction", 1.0, "less than 1"),
     ("data.validation_fraction", 0.0, "greater than 0"),
-    ("partition.kind", "random", "'iid', 'dirichlet' or 'shards'"),
+    ("partition.kind", "random", "'iid', 'dirichlet', 'shards', 'sizes', 'classes' or 'sampled'"),
+    ("partition.examples_per_client", 0, "greater than or equal to 1"),
+    ("partition.sizes", 3, "valid tuple"),
     ("partition.alpha", 0.0, "greater than 0"),
     ("model.name", "vgg", "'logistic', 'mlp' or 'cnn'"),
     ("training.learning_rate", -0.1, "greater than 0"),
