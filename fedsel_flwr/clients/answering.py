@@ -30,7 +30,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedsel_flwr.checks import FloatArray
-from fedsel_flwr.clients.system import RoundDelays
+from fedsel_flwr.clients.delays import RoundDelays
 from fedsel_flwr.clients.training import check_examples, evaluate
 
 ANSWERED = frozenset({"loss", "rms_loss", "local_accuracy", "gradient"})

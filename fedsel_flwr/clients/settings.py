@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedsel_flwr.checks import real, whole
+import numpy as np
+
+from fedsel_flwr.checks import FloatArray, IntArray, real, whole
 from fedsel_flwr.errors import ParameterError
 
 
@@ -51,3 +53,24 @@ class TrainingSettings:
             real(name, getattr(self, name), at_least=0.0)
         if self.momentum >= 1:
             raise ParameterError(f"momentum must be at least 0 and below 1, got {self.momentum!r}")
+
+
+def examples_per_round(settings: TrainingSettings, sizes: IntArray) -> FloatArray:
+    """Return how many examples clients work through in a round, repeated passes counted.
+
+    Args:
+        settings: How a client trains.
+        sizes: Examples of each client, at least 1, shape (n,).
+
+    Returns:
+        Shape (n,). With `local_steps`, the last batch of each pass is as small as it is in training.
+
+    Example:
+        >>> steps = TrainingSettings(learning_rate=0.1, batch_size=4, local_steps=5)
+        >>> examples_per_round(steps, np.array([3, 10, 40])).tolist()  # 5 x 3; 4 + 4 + 2 + 4 + 4; 5 x 4
+        [15.0, 18.0, 20.0]
+    """
+    if settings.local_steps is None:
+        return np.asarray(sizes * settings.local_epochs, dtype=np.float64)
+    passes, rest = np.divmod(settings.local_steps, -(-sizes // settings.batch_size))
+    return np.asarray(passes * sizes + rest * settings.batch_size, dtype=np.float64)

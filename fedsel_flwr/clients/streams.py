@@ -25,6 +25,9 @@ PURPOSES: Final[Mapping[str, int]] = MappingProxyType(
         "dropout": 5,
         "data-order": 6,
         "model": 7,
+        "phone": 8,
+        "phone-round": 9,
+        "partition": 10,
     }
 )
 

@@ -1,4 +1,4 @@
-"""The system model of a run: how long each client takes in each round, and the energy it spends.
+"""Xia's cell as the system model of a run: how long each client takes in each round, and the energy it spends.
 
 References:
     W. Xia et al., "Multi-armed bandit-based client scheduling for federated learning", IEEE Transactions on Wireless
@@ -19,13 +19,13 @@ import math
 from dataclasses import dataclass, field, replace
 
 from fedsel_flwr.checks import real, whole
+from fedsel_flwr.clients.delays import PROBE_BITS, RoundDelays
 from fedsel_flwr.clients.device import COMPUTING_STEP, computing_rate_bounds, cpu_energy
 from fedsel_flwr.clients.streams import stream
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.wireless import OFDMAChannel, rayleigh_power, uniform_disc
 
-PROBE_BITS = 64
-"""A scalar answer, bit."""
+__all__ = ["PROBE_BITS", "RoundDelays", "SystemModel"]
 
 _ABOVE_ZERO = (
     "radius_km",
@@ -36,23 +36,6 @@ _ABOVE_ZERO = (
     "max_latency_s",
 )
 _NOT_NEGATIVE = ("cycles_per_sample", "effective_capacitance")
-
-
-@dataclass(frozen=True)
-class RoundDelays:
-    """What one client takes in one round, before the deadline cuts it.
-
-    Args:
-        download_s: Time to receive the model, s; infinite in a channel that carries nothing.
-        compute_s: Time to train, s, by the model of the device.
-        upload_s: Time to send the update, s; infinite in a channel that carries nothing.
-        computing_rate: Training speed in this round, samples/s.
-    """
-
-    download_s: float
-    compute_s: float
-    upload_s: float
-    computing_rate: float
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,16 +7,16 @@ from collections.abc import Collection
 from flwr.common import Scalar
 
 from fedsel_flwr.clients.answering import with_answers
-from fedsel_flwr.clients.system import RoundDelays, SystemModel
+from fedsel_flwr.clients.delays import RoundDelays, System
 
 
-def round_delays(system: SystemModel, partition_id: int, round: int, asked: Collection[str]) -> RoundDelays:
+def round_delays(system: System, partition_id: int, round: int, asked: Collection[str]) -> RoundDelays:
     """What the round takes the client, answers to the columns ``asked`` for included."""
     return with_answers(system.draw(partition_id, round), asked)
 
 
 def fit_metrics(
-    system: SystemModel,
+    system: System,
     partition_id: int,
     delays: RoundDelays,
     *,

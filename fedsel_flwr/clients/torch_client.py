@@ -13,9 +13,9 @@ from torch import nn
 
 from fedsel_flwr.checks import one_of
 from fedsel_flwr.clients.answering import answer, asked_columns, forward_passes
+from fedsel_flwr.clients.delays import PROBE_BITS, System
 from fedsel_flwr.clients.parameters import get_arrays, set_arrays
 from fedsel_flwr.clients.streams import stream
-from fedsel_flwr.clients.system import PROBE_BITS, SystemModel
 from fedsel_flwr.clients.telemetry import fit_metrics, round_delays
 from fedsel_flwr.clients.training import TrainingSettings, evaluate, train
 from fedsel_flwr.errors import ParameterError
@@ -57,7 +57,7 @@ class TorchClient(NumPyClient):
         inputs: npt.NDArray[np.float32],
         labels: npt.NDArray[np.int64],
         settings: TrainingSettings,
-        system: SystemModel,
+        system: System,
         test_inputs: npt.NDArray[np.float32] | None = None,
         test_labels: npt.NDArray[np.int64] | None = None,
         energy_score: float | None = None,

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsel_flwr.checks import BoolArray
+from fedsel_flwr.checks import BoolArray, real
 from fedsel_flwr.clients.streams import stream
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.simulations.image_files import DATA_DIR_VARIABLE, find_folder
 
 UNITS = ("round", "second")
 STATES = {"up": True, "down": False}
@@ -61,14 +62,23 @@ class TraceAvailability:
         1,0,down
         10,0,up
 
+    After its last row a client stays as it is. A file that leaves no state to this rule names every client at second 0
+    (or round 1); the 704 phones of the scenario ``phones-704`` are of this kind.
+
     Args:
         path: The file.
+        seconds_per_round: Round t takes place at second (t - 1) x seconds_per_round of the trace, however long the
+            rounds before it were: a trace of days is walked through by rounds of seconds. None: on the simulated clock.
 
     Raises:
-        ParameterError: The file cannot be read, or a row is wrong; the message names the line.
+        ParameterError: The file cannot be read, or a row is wrong; the message names the line. Or
+            ``seconds_per_round`` is not above 0, or the file counts in rounds.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, seconds_per_round: float | None = None) -> None:
+        if seconds_per_round is not None:
+            real("seconds_per_round", seconds_per_round, above=0.0)
+        self._seconds_per_round = seconds_per_round
         try:
             with Path(path).expanduser().open(newline="", encoding="utf-8-sig") as file:
                 rows = list(csv.reader(file))
@@ -81,6 +91,11 @@ class TraceAvailability:
                 f"'second,client,state', got {','.join(header)!r}"
             )
         self.unit = header[0]
+        if self.unit == "round" and seconds_per_round is not None:
+            raise ParameterError(
+                f"availability trace {str(path)!r} counts in rounds: leave out seconds_per_round, or give a trace "
+                "whose first line is 'second,client,state'"
+            )
         changes: dict[str, list[tuple[float, bool]]] = {}
         for number, row in enumerate(rows[1:], start=2):
             if row:
@@ -91,7 +106,7 @@ class TraceAvailability:
     def __call__(self, client_id: str, round: int, simulated_s: float) -> bool:
         """Whether the client is available."""
         changes = self._changes.get(client_id, [])
-        now = round if self.unit == "round" else simulated_s
+        now = self._now(round, simulated_s)
         last = bisect.bisect_right(changes, now, key=lambda change: change[0]) - 1
         return True if last < 0 else changes[last][1]
 
@@ -100,6 +115,12 @@ class TraceAvailability:
         named = self._changes
         there = (client_id not in named or self(client_id, round, simulated_s) for client_id in ids)
         return np.fromiter(there, dtype=np.bool_, count=len(ids))
+
+    def _now(self, round: int, simulated_s: float) -> float:
+        """The moment of a round in the trace's own unit."""
+        if self.unit == "round":
+            return round
+        return simulated_s if self._seconds_per_round is None else (round - 1) * self._seconds_per_round
 
     @staticmethod
     def _change(path: str | Path, number: int, row: list[str]) -> tuple[float, str, bool]:
@@ -114,3 +135,28 @@ class TraceAvailability:
             f"availability trace {str(path)!r}, line {number}: expected a number of at least 0, a client id and "
             f"'up' or 'down', got {','.join(row)!r}"
         )
+
+
+def find_trace(trace: str, data_dir: str | None) -> Path:
+    """Find a trace: an absolute path, a path from the working directory, or else one in the data folder.
+
+    Args:
+        trace: The path.
+        data_dir: The data folder; None: what FEDSEL_DATA names.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        ParameterError: There is no such file in either place, or the named data folder does not exist.
+    """
+    path = Path(trace).expanduser()
+    if path.is_absolute() or path.exists():
+        return path
+    folder = find_folder(data_dir)
+    if not (folder / path).exists():
+        raise ParameterError(
+            f"cannot read availability trace {trace!r}: it is neither in the working directory nor in the data folder "
+            f"{folder}; name the folder that holds it with --data-dir or {DATA_DIR_VARIABLE}, or give its full path"
+        )
+    return folder / path

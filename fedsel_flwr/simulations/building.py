@@ -16,7 +16,7 @@ from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.selectors import Selector, create
 from fedsel_flwr.selectors.registry import selector_class
 from fedsel_flwr.simulations.apis import APIS
-from fedsel_flwr.simulations.availability import BernoulliAvailability, TraceAvailability
+from fedsel_flwr.simulations.availability import BernoulliAvailability, TraceAvailability, find_trace
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.world import World
 
@@ -129,10 +129,13 @@ def make_availability(scenario: Scenario) -> Availability | None:
     Raises:
         ParameterError: The trace cannot be read, or one of its rows is wrong.
     """
-    kind = scenario.availability.kind
-    if kind == "bernoulli":
-        return BernoulliAvailability(scenario.availability.probability, scenario.seed)
-    return TraceAvailability(scenario.availability.trace) if kind == "trace" else None
+    table = scenario.availability
+    if table.kind == "bernoulli":
+        return BernoulliAvailability(table.probability, scenario.seed)
+    if table.kind == "always":
+        return None
+    path = find_trace(table.trace, scenario.data.data_dir or None)
+    return TraceAvailability(path, seconds_per_round=table.seconds_per_round or None)
 
 
 def check_selectors(scenario: Scenario, names: Sequence[str]) -> None:

@@ -1,18 +1,20 @@
-"""Who holds which training examples: i.i.d., Dirichlet and shard partitions, drawn by Flower's flwr-datasets."""
+"""Who holds which training examples: Flower's partitions, drawn by flwr-datasets, and partitions of a given form."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from fedsel_flwr.checks import one_of, real, whole
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.simulations.given_partitions import SampledPartition, by_classes, by_sizes
 
 IntArray = npt.NDArray[np.int64]
 
-PARTITIONS = ("iid", "dirichlet", "shards")
+PARTITIONS = ("iid", "dirichlet", "shards", "sizes", "classes", "sampled")
 """The kinds that `partition_indices` knows."""
 
 
@@ -23,30 +25,43 @@ def partition_indices(
     kind: str = "iid",
     alpha: float = 0.5,
     shards_per_client: int = 2,
+    sizes: Sequence[int] = (),
+    classes_per_client: Sequence[int] = (),
+    examples_per_client: int = 120,
     seed: int = 0,
-) -> tuple[IntArray, ...]:
-    """Share the examples out among the clients, every example to exactly one and at least one to each.
+) -> Sequence[IntArray]:
+    """Share the examples out among the clients, at least one to each.
 
-    flwr-datasets' `IidPartitioner`, `DirichletPartitioner` and `ShardPartitioner` draw on a shuffled order of the
-    examples. Two things are done to their draws. A client whom a Dirichlet draw leaves without an example gets a
-    random one of the largest client of the moment (equals: the lowest index). The examples that do not fill a whole
-    shard, which flwr-datasets leaves out, go one by one to the smallest client that already holds their class.
+    "iid", "dirichlet" and "shards" hand out every example, to exactly one client: flwr-datasets' `IidPartitioner`,
+    `DirichletPartitioner` and `ShardPartitioner` draw on a shuffled order of the examples. Two things are done to their
+    draws. A client whom a Dirichlet draw leaves without an example gets a random one of the largest client of the
+    moment (equals: the lowest index). The examples that do not fill a whole shard, which flwr-datasets leaves out, go
+    one by one to the smallest client that already holds their class.
+
+    "sizes" and "classes" hand out an example once at most, "sampled" as often as it is drawn: see
+    :mod:`fedsel_flwr.simulations.given_partitions`.
 
     Args:
         labels: The class of each example, shape (n,).
-        num_clients: The number of clients, at most n.
+        num_clients: The number of clients, at most n unless ``kind`` is "sampled".
         kind: "iid"; "dirichlet": the share of each class that a client gets is Dirichlet distributed; or "shards":
-            the examples sorted by class are cut into equal shards, each client gets some at random.
+            the examples sorted by class are cut into equal shards, each client gets some at random; "sizes": so many
+            i.i.d. examples each; "classes": so many classes each; "sampled": a sample of all examples each.
         alpha: The Dirichlet concentration, above 0: the smaller, the more unlike the clients.
         shards_per_client: The number of shards that each client gets.
+        sizes: For "sizes" only: the number of examples of each client.
+        classes_per_client: For "classes" only: the number of classes of each client.
+        examples_per_client: For "sampled": the number of examples of each client.
         seed: Draws the partition; the same seed gives the same one in every process.
 
     Returns:
-        Per client, the rows of its examples in ascending order, int64 of shape (n_k,).
+        Per client, the rows of its examples in ascending order, int64 of shape (n_k,); for "sampled" drawn when they
+        are asked for.
 
     Raises:
         ParameterError: For an unknown kind, no or more clients than examples, more shards than examples, an alpha
-            that is not positive and finite, or a negative seed.
+            that is not positive and finite, a negative seed, or a list that ``kind`` does not read or that has not one
+            number for each client.
 
     References:
         Dirichlet: Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML 2019.
@@ -64,14 +79,42 @@ def partition_indices(
         whole("shards_per_client", shards_per_client, 1),
     )
     alpha, seed = real("alpha", alpha, above=0.0), whole("seed", seed, 0)
+    _check_list("sizes", sizes, kind, num_clients)
+    _check_list("classes_per_client", classes_per_client, kind, num_clients)
+    if kind == "sampled":
+        return SampledPartition(len(labels), num_clients, examples_per_client, seed)
     classes = _classes(labels, num_clients, shards_per_client if kind == "shards" else 1)
     rng = np.random.default_rng(seed)
+    if kind in ("sizes", "classes"):
+        given = by_sizes(len(classes), sizes, rng) if kind == "sizes" else by_classes(classes, classes_per_client, rng)
+        return tuple(np.sort(rows) for rows in given)
     rows = rng.permutation(len(classes))
     partitioner_seed = int(rng.integers(2**32))
     parts = _draw(rows, classes, num_clients, kind, alpha, shards_per_client, partitioner_seed)
     _give_leftovers(parts, rows, classes)
     _fill_empty(parts, rng)
     return tuple(np.sort(np.asarray(part, dtype=np.int64)) for part in parts)
+
+
+def partition_sizes(partitions: Sequence[IntArray]) -> IntArray:
+    """Return how many examples each client holds, shape (num_clients,), without drawing a sampled partition."""
+    if isinstance(partitions, SampledPartition):
+        return np.full(len(partitions), partitions.examples_per_client, dtype=np.int64)
+    return np.array([len(rows) for rows in partitions], dtype=np.int64)
+
+
+def _check_list(name: str, given: Sequence[int], kind: str, num_clients: int) -> None:
+    """Refuse a list that its kind lacks, or that another kind would pass over, or that is no list of all clients."""
+    own = {"sizes": "sizes", "classes_per_client": "classes"}[name]
+    if len(given) and kind != own:
+        raise ParameterError(
+            f"partition.{name} is given, but partition.kind is {kind!r}: set the kind to {own!r}, or remove the list"
+        )
+    if kind == own and len(given) != num_clients:
+        raise ParameterError(
+            f"partition.{name} must hold a number for each of {num_clients} clients, got {len(given)}: change it or "
+            "num_clients"
+        )
 
 
 def _draw(

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from fedsel_flwr.clients.settings import TrainingSettings
+from fedsel_flwr.checks import IntArray
+from fedsel_flwr.clients import delays
+from fedsel_flwr.clients.phones import PhoneModel
+from fedsel_flwr.clients.settings import TrainingSettings, examples_per_round
 from fedsel_flwr.clients.system import SystemModel
+from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.wireless import OFDMAChannel
 
 # strict: a number given as text or as a boolean is a mistake
@@ -20,6 +24,16 @@ Finite = Annotated[float, Field(allow_inf_nan=False, strict=True)]
 Fraction = Annotated[float, Field(gt=0, lt=1, strict=True)]
 Count = Annotated[int, Field(ge=1, strict=True)]
 CountOrZero = Annotated[int, Field(ge=0, strict=True)]
+
+
+def _whole(values: Any) -> Any:
+    """Numbers of a list that came as text are floats: whole ones as integers, anything else as it is."""
+    if not isinstance(values, list | tuple):
+        return values
+    return tuple(int(v) if isinstance(v, float) and v.is_integer() else v for v in values)
+
+
+Counts = Annotated[tuple[Count, ...], BeforeValidator(_whole)]
 
 
 class _Table(BaseModel):
@@ -40,19 +54,31 @@ class Data(_Table):
 
 
 class Availability(_Table):
-    """Who is there: everybody, each with a probability, or as the CSV file ``trace`` says."""
+    """Who is there: everybody, each with a probability, or as the CSV file ``trace`` says.
+
+    ``trace`` is a path from the working directory or from the data folder. ``seconds_per_round`` above 0 maps rounds
+    onto the trace's seconds, in place of the simulated clock.
+    """
 
     kind: Literal["always", "bernoulli", "trace"] = "always"
     probability: Annotated[float, Field(gt=0, le=1, strict=True)] = 0.9
     trace: str = ""
+    seconds_per_round: NotNegative = 0.0
 
 
 class Partition(_Table):
-    """How the training examples are spread over the clients."""
+    """How the training examples are spread over the clients.
 
-    kind: Literal["iid", "dirichlet", "shards"] = "iid"
+    ``sizes`` (kind "sizes") and ``classes_per_client`` (kind "classes") hold a number for each client;
+    ``examples_per_client`` belongs to kind "sampled", in which clients may share examples.
+    """
+
+    kind: Literal["iid", "dirichlet", "shards", "sizes", "classes", "sampled"] = "iid"
     alpha: Positive = 0.5
     shards_per_client: Count = 2
+    sizes: Counts = ()
+    classes_per_client: Counts = ()
+    examples_per_client: Count = 120
 
 
 class Model(_Table):
@@ -75,6 +101,27 @@ class Training(_Table):
     def settings(self) -> TrainingSettings:
         """The settings of a client."""
         return TrainingSettings(**self.model_dump() | {"local_steps": self.local_steps or None})
+
+
+class System(_Table):
+    """Where the clients' delays come from: Xia's cell (tables ``wireless`` and ``device``), or phones on Wi-Fi.
+
+    The other keys are those of phones; ``payload_bytes`` = 0 means the size of the model. Of ``wireless``, phones use
+    ``max_latency_s`` and ``channels``.
+    """
+
+    kind: Literal["cell", "phones"] = "cell"
+    payload_bytes: NotNegative = 0.0
+    seconds_per_example: Positive = PhoneModel.seconds_per_example
+    compute_log_sd: NotNegative = PhoneModel.compute_log_sd
+    compute_round_cv: NotNegative = PhoneModel.compute_round_cv
+    download_bytes_per_s: Positive = PhoneModel.download_bytes_per_s
+    download_log_sd: NotNegative = PhoneModel.download_log_sd
+    upload_bytes_per_s: Positive = PhoneModel.upload_bytes_per_s
+    upload_log_sd: NotNegative = PhoneModel.upload_log_sd
+    network_round_cv: NotNegative = PhoneModel.network_round_cv
+    compute_power_w: NotNegative = PhoneModel.compute_power_w
+    radio_power_w: NotNegative = PhoneModel.radio_power_w
 
 
 class Wireless(_Table):
@@ -142,7 +189,11 @@ class Aggregation(_Table):
 
 
 class Scenario(_Table):
-    """Everything that defines a simulation."""
+    """Everything that defines a simulation.
+
+    The global model is evaluated every ``evaluation_every`` rounds. ``simulated_s`` and ``joules`` are budgets that end
+    the run before ``rounds`` do; 0 is no budget.
+    """
 
     name: str
     description: str = ""
@@ -153,10 +204,15 @@ class Scenario(_Table):
     target_accuracy: Annotated[float, Field(gt=0, le=1, strict=True)] = 0.8
     selector: str = "random"
     api: Literal["legacy", "message"] = "legacy"
+    engine: Literal["ray", "vectorized"] = "ray"
+    evaluation_every: Count = 1
+    simulated_s: NotNegative = 0.0
+    joules: NotNegative = 0.0
     data: Data = Data()
     partition: Partition = Partition()
     model: Model = Model()
     training: Training = Training()
+    system: System = System()
     wireless: Wireless = Wireless()
     device: Device = Device()
     clients: Clients = Clients()
@@ -172,8 +228,35 @@ class Scenario(_Table):
             )
         return self
 
-    def system(self) -> SystemModel:
-        """Delays and energy of the clients."""
+    def system_model(self, sizes: IntArray | None = None, model_bytes: int = 0) -> delays.System:
+        """Delays and energy of the clients.
+
+        Args:
+            sizes: Training examples of each client, shape (num_clients,); phones need them, Xia's cell does not.
+            model_bytes: Size of the model as it is sent, bytes; for phones without ``payload_bytes`` of their own.
+
+        Raises:
+            ParameterError: Phones without sizes or payload.
+        """
+        if self.system.kind == "cell":
+            return self._cell()
+        keys = self.system.model_dump(exclude={"kind", "payload_bytes"})
+        payload = self.system.payload_bytes or model_bytes
+        if sizes is None or not payload:
+            raise ParameterError(
+                "system.kind = 'phones' takes its times from the clients' examples and the model's size: give sizes "
+                "and model_bytes, or take the attribute system of fedsel_flwr.simulations.world.World"
+            )
+        return PhoneModel(
+            num_clients=self.num_clients,
+            seed=self.seed,
+            examples=examples_per_round(self.training.settings(), sizes),
+            payload_bits=8 * payload,
+            max_latency_s=self.wireless.max_latency_s,
+            **keys,
+        )
+
+    def _cell(self) -> SystemModel:
         w = self.wireless
         return SystemModel(
             num_clients=self.num_clients,

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedsel_flwr.clients.answering import answer, asked_columns
-from fedsel_flwr.clients.batched import train_batched
+from fedsel_flwr.clients.batched import BatchedTrainer, Examples
 from fedsel_flwr.clients.parameters import set_arrays
 from fedsel_flwr.clients.streams import stream
 from fedsel_flwr.clients.telemetry import fit_metrics, round_delays
@@ -22,6 +22,7 @@ from fedsel_flwr.simulations.aggregating import aggregated
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.world import World
+
 
 def check_vectorized(scenario: Scenario) -> None:
     """Refuse what only clients that train one by one can do.
@@ -82,7 +83,8 @@ class InProcess:
     """
 
     def __init__(self, world: World, device: str = "cpu") -> None:
-        self._world, self._device = world, device
+        self._world = world
+        self._trainer = BatchedTrainer(world.model, world.scenario.training.settings(), device=device)
         self.nodes = frozenset(str(k) for k in range(world.scenario.num_clients))
         self.model: Arrays = []
 
@@ -119,12 +121,11 @@ class InProcess:
         """
         world, ids = self._world, [int(node) for node in nodes]
         system, train = world.system, world.dataset.train
-        layers, losses = train_batched(
-            world.model, list(self.model), train.inputs, train.labels, [world.train_rows(k) for k in ids],
-            world.scenario.training.settings(),
+        layers, losses = self._trainer.train(
+            list(self.model),
+            Examples(train.inputs, train.labels, [world.train_rows(k) for k in ids]),
             [stream(system.seed, "data-order", k, round) for k in ids],
-            device=self._device,
-        )  # fmt: skip
+        )
         asked = asked_columns(asks or None)
         replies = {}
         for node, k, loss in zip(nodes, ids, losses, strict=True):

@@ -9,10 +9,10 @@ import numpy.typing as npt
 from torch import nn
 
 from fedsel_flwr.clients.answering import Examples
+from fedsel_flwr.clients.delays import System
 from fedsel_flwr.clients.parameters import get_arrays, set_arrays
 from fedsel_flwr.clients.predicting import torch_predict
 from fedsel_flwr.clients.streams import stream
-from fedsel_flwr.clients.system import SystemModel
 from fedsel_flwr.clients.torch_client import TorchClient
 from fedsel_flwr.clients.training import evaluate
 from fedsel_flwr.errors import ParameterError
@@ -20,7 +20,7 @@ from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.validation import Validation
 from fedsel_flwr.simulations.data import Dataset, cached_dataset
 from fedsel_flwr.simulations.models import build_model
-from fedsel_flwr.simulations.partitions import partition_indices
+from fedsel_flwr.simulations.partitions import partition_indices, partition_sizes
 from fedsel_flwr.simulations.scenario import Scenario
 
 
@@ -31,7 +31,7 @@ class World:
         scenario: The scenario.
 
     Raises:
-        ParameterError: The data set cannot be found, or has fewer examples than there are clients.
+        ParameterError: The data set cannot be found, or cannot be spread over the clients as the scenario says.
     """
 
     def __init__(self, scenario: Scenario) -> None:
@@ -47,16 +47,15 @@ class World:
         self.partitions = partition_indices(
             self.dataset.train.labels,
             scenario.num_clients,
-            kind=scenario.partition.kind,
-            alpha=scenario.partition.alpha,
-            shards_per_client=scenario.partition.shards_per_client,
+            **scenario.partition.model_dump(),
             seed=scenario.seed,
         )
-        self.system: SystemModel = scenario.system()
         self.model: nn.Module = build_model(
             scenario.model.name, self.dataset.input_shape, self.dataset.num_classes, scenario.seed
         )
         self._initial = get_arrays(self.model)
+        sizes = np.array(list(self.num_examples().values()))
+        self.system: System = scenario.system_model(sizes, sum(array.nbytes for array in self._initial))
 
     def initial_arrays(self) -> Arrays:
         """The first global model."""
@@ -64,7 +63,8 @@ class World:
 
     def num_examples(self) -> dict[int, int]:
         """How many training examples each client holds."""
-        return {k: len(self._split(k)[0]) for k in range(len(self.partitions))}
+        sizes = partition_sizes(self.partitions)
+        return dict(enumerate((sizes - self._num_test(sizes)).tolist()))
 
     def energy_score(self, partition_id: int) -> float | None:
         """The client's energy score, drawn once; None where the scenario has none."""
@@ -76,7 +76,7 @@ class World:
     def _split(self, partition_id: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """A client's training and test rows; without test rows of its own it tests on what it trains on."""
         rows = self.partitions[partition_id]
-        count = min(int(len(rows) * self.scenario.data.local_test_fraction), len(rows) - 1)
+        count = int(self._num_test(np.array(len(rows))))
         return (rows[count:], rows[:count]) if count else (rows, rows)
 
     def train_rows(self, partition_id: int) -> npt.NDArray[np.int64]:
@@ -87,6 +87,11 @@ class World:
         """A client's training and test examples."""
         train, (rows, test_rows) = self.dataset.train, self._split(partition_id)
         return (train.inputs[rows], train.labels[rows]), (train.inputs[test_rows], train.labels[test_rows])
+
+    def _num_test(self, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """How many of so many examples are a client's own test set."""
+        fraction = self.scenario.data.local_test_fraction
+        return np.minimum((sizes * fraction).astype(np.int64), sizes - 1)
 
     def client(self, partition_id: int) -> TorchClient:
         """The client with this partition; one at a time per process, as they share the scratch model."""

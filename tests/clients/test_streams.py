@@ -28,7 +28,8 @@ def test_golden(arguments: tuple[int, str, int, int], word: int) -> None:
 def test_the_numbers_of_the_purposes_never_change() -> None:
     """New purposes are added at the end."""
     recorded = ["placement", "latency", "computing", "energy", "availability", "dropout", "data-order", "model"]
-    assert [PURPOSES[name] for name in recorded] == list(range(8))
+    recorded += ["phone", "phone-round", "partition"]
+    assert [PURPOSES[name] for name in recorded] == list(range(11))
     assert len(set(PURPOSES.values())) == len(PURPOSES)
     with pytest.raises(TypeError):
         PURPOSES["placement"] = 9  # type: ignore[index]
@@ -60,7 +61,7 @@ def test_neighbouring_streams_are_uncorrelated() -> None:
 
 def test_unknown_purpose_lists_the_known() -> None:
     """The message names what came and all that is allowed."""
-    with pytest.raises(ParameterError, match=r"placement, latency, .*data-order, model.*got 'fading'"):
+    with pytest.raises(ParameterError, match=r"placement, latency, .*data-order, model, phone.*got 'fading'"):
         stream(1, "fading", 0)
 
 

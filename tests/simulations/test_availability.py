@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import create
-from fedsel_flwr.simulations.availability import BernoulliAvailability, TraceAvailability
+from fedsel_flwr.simulations.availability import BernoulliAvailability, TraceAvailability, find_trace
 from fedsel_flwr.strategies import SelectionStrategy as LegacyStrategy
 from fedsel_flwr.strategies.message import SelectionStrategy as MessageStrategy
 from tests.strategies import helpers as legacy
@@ -115,6 +116,83 @@ def test_seconds_go_by_the_simulated_clock(tmp_path: Path) -> None:
     there = trace(tmp_path, "second, client ,state\n 2.5 , 1 , down \n4,1,up\r\n")
     assert [there("1", 1, s) for s in (0.0, 2.4999, 2.5, 3.9, 4.0, 1e9)] == [True, True, False, False, True, True]
     assert [there("1", r, 0.0) for r in (3, 5)] == [True, True]  # rounds do not matter
+
+
+def test_seconds_per_round_map_rounds_onto_a_trace(tmp_path: Path) -> None:
+    """Away from 4,000 s to 5,999 s: round 3 begins at (3 - 1) x 2,000 s, round 4 at 6,000 s."""
+    trace(tmp_path, "second,client,state\n4000,1,down\n5999,1,up\n")
+    there = TraceAvailability(tmp_path / "trace.csv", seconds_per_round=2000.0)
+    assert [there("1", r, 1e9) for r in range(1, 6)] == [True, True, False, True, True]
+    assert [there.at(["0", "1"], r, 4500.0).tolist() for r in (2, 3)] == [[True, True], [True, False]]
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.inf])
+def test_seconds_per_round_must_be_seconds(seconds: float, tmp_path: Path) -> None:
+    trace(tmp_path, "second,client,state\n")
+    with pytest.raises(ParameterError, match="seconds_per_round must be a finite number above 0"):
+        TraceAvailability(tmp_path / "trace.csv", seconds_per_round=seconds)
+
+
+def test_a_trace_by_rounds_has_no_seconds_per_round(tmp_path: Path) -> None:
+    trace(tmp_path, "round,client,state\n")
+    with pytest.raises(ParameterError, match=r"trace\.csv' counts in rounds: leave out seconds_per_round"):
+        TraceAvailability(tmp_path / "trace.csv", seconds_per_round=2000.0)
+
+
+def test_a_trace_is_found_here_or_in_the_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, data = tmp_path / "here", tmp_path / "data"
+    for folder in (here, data):
+        folder.mkdir()
+    (data / "t.csv").touch()
+    monkeypatch.chdir(here)
+    monkeypatch.delenv("FEDSEL_DATA", raising=False)
+    assert find_trace("t.csv", str(data)) == data / "t.csv"
+    monkeypatch.setenv("FEDSEL_DATA", str(data))
+    assert find_trace("t.csv", None) == data / "t.csv"
+    (here / "t.csv").touch()
+    assert find_trace("t.csv", None).resolve() == here / "t.csv"
+    assert find_trace(str(data / "t.csv"), None) == data / "t.csv"
+    said = r"trace 'u\.csv': it is neither in the working directory nor in the data folder .*data; .*--data-dir or "
+    with pytest.raises(ParameterError, match=said):
+        find_trace("u.csv", None)
+    with pytest.raises(ParameterError, match=r"nowhere .* does not exist"):
+        find_trace("u.csv", str(tmp_path / "nowhere"))
+
+
+def real_trace(shared_data: Path) -> Path:
+    path = shared_data / "phones" / "availability.csv"
+    if not path.exists():
+        pytest.skip(f"no trace of real phones: {path} is not there; set FEDSEL_DATA to a folder that has it")
+    return path
+
+
+def test_the_trace_of_704_phones_as_it_is(shared_data: Path) -> None:
+    """Every phone has a row at second 0, so none is there only for want of one; a week of rounds of 2,000 s."""
+    path = real_trace(shared_data)
+    tracemalloc.start()
+    there = TraceAvailability(path, seconds_per_round=2000.0)
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 20e6  # about 4 MB
+    rows = [line.split(",") for line in path.read_text().splitlines()[1:]]
+    first: dict[str, str] = {}
+    for second, client, state in rows:
+        if float(second) == 0:
+            first[client] = state
+    assert set(first) == {str(k) for k in range(704)}
+    ids = [str(k) for k in range(704)]
+    present = np.array([there.at(ids, r, 0.0) for r in range(1, 303)])
+    assert present[0].tolist() == [first[client] == "up" for client in ids]
+    # what the file's own reading gives at the beginning of round 150, row by row
+    state = dict(first)
+    for second, client, now in sorted(rows, key=lambda row: float(row[0])):
+        if float(second) <= 149 * 2000:
+            state[client] = now
+    assert present[149].tolist() == [state[client] == "up" for client in ids]
+    counts = present.sum(axis=1)
+    assert counts.min() > 20
+    assert counts.max() < 120
+    assert 0.03 < np.median(present.mean(axis=0)) < 0.08  # the median phone is there 5.5 % of the time
 
 
 def test_a_client_that_is_down_from_the_start(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from flwr.server.strategy import FedAdam, FedAvg, FedAvgM, FedProx, FedYogi
 from fedsel_flwr.errors import FedSelError, ParameterError
 from fedsel_flwr.selectors import create
 from fedsel_flwr.simulations import engine
+from fedsel_flwr.simulations.availability import TraceAvailability
 from fedsel_flwr.simulations.building import check_selectors, make_availability, make_strategy, selector_params
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.results import RunResult
@@ -189,7 +191,7 @@ def test_another_seed_makes_another_run() -> None:
 
 def test_history_is_that_of_the_system_model() -> None:
     """Latency, energy and their parts, by client id, as the system model draws them."""
-    result, system = play(SMOKE), SMOKE.system()
+    result, system = play(SMOKE), SMOKE.system_model()
     for row in result.history.clients:
         delays = system.draw(int(row.client_id), row.round)
         assert (row.download_s, row.compute_s, row.upload_s) == (delays.download_s, delays.compute_s, delays.upload_s)
@@ -226,8 +228,43 @@ def test_a_trace_that_cannot_be_used_is_found_before_anything_starts() -> None:
     assert make_availability(SMOKE) is None
     scenario = smoke(availability__kind="trace", availability__trace="nowhere.csv")
     for build in (make_availability, lambda s: make_strategy(world_of(s))):
-        with pytest.raises(ParameterError, match=r"cannot read availability trace 'nowhere\.csv'"):
+        with pytest.raises(ParameterError, match=r"trace 'nowhere\.csv': it is neither in the working directory nor"):
             build(scenario)
+
+
+def test_rounds_walk_through_a_trace_of_the_data_folder(tmp_path: Path) -> None:
+    """Client 4 is away from second 2,000 to 5,000: in rounds 2 and 3 of 2,000 s each, however short the rounds."""
+    (tmp_path / "phones").mkdir()
+    (tmp_path / "phones" / "there.csv").write_text("second,client,state\n2000,4,down\n5000,4,up\n")
+    scenario = smoke(
+        rounds=5, clients_per_round=10, data__data_dir=str(tmp_path), availability__kind="trace",
+        availability__trace="phones/there.csv", availability__seconds_per_round=2000.0,
+    )  # fmt: skip
+    rounds = play(scenario).history.rounds
+    assert [r.num_available for r in rounds] == [10, 9, 9, 10, 10]
+    assert rounds[-1].simulated_s < 100
+    by_clock = scenario.model_copy(
+        update={"availability": scenario.availability.model_copy(update={"seconds_per_round": 0.0})}
+    )
+    there = make_availability(by_clock)
+    assert there is not None
+    assert [there("4", 3, s) for s in (0.0, 1999.0, 2000.0)] == [True, True, False]
+
+
+def test_the_704_phones_come_and_go_as_their_trace_says(shared_data: Path) -> None:
+    """Rounds 1, 2 and 3 take place at seconds 0, 2,000 and 4,000 of the week."""
+    for file in ("phones/availability.csv", "FashionMNIST/raw/train-images-idx3-ubyte"):
+        if not (shared_data / file).exists():
+            pytest.skip(f"{shared_data / file} is not there; set FEDSEL_DATA to a folder that has it")
+    scenario = load_scenario("phones-704", {"rounds": 3, "data.data_dir": str(shared_data)})
+    there = TraceAvailability(shared_data / "phones" / "availability.csv")
+    ids = [str(k) for k in range(704)]
+    history = play(scenario).history
+    for record in history.rounds:
+        present = there.at(ids, 1, (record.round - 1) * 2000.0)
+        assert record.num_available == present.sum()
+        assert all(present[int(row.client_id)] for row in history.clients if row.round == record.round)
+    assert [r.num_selected for r in history.rounds] == [10, 10, 10]
 
 
 @pytest.mark.parametrize(

@@ -73,9 +73,9 @@ def test_smoke_has_latency_and_energy_per_client(twice: Any) -> None:
     ]
     assert len(history.clients) == 12
     for row in history.clients:
-        delays = SMOKE.system().draw(int(row.client_id), row.round)
+        delays = SMOKE.system_model().draw(int(row.client_id), row.round)
         assert row.latency_s == delays.download_s + delays.compute_s + delays.upload_s
-        assert row.energy_j == SMOKE.system().energy_j(delays)
+        assert row.energy_j == SMOKE.system_model().energy_j(delays)
         assert row.energy_j > 0
         assert (row.completed, row.problem) == (True, "")
         assert math.isfinite(row.train_loss)

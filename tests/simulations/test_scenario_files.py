@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
+import numpy as np
 import pytest
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
+from fedsel_flwr.clients.phones import PhoneModel
 from fedsel_flwr.clients.system import SystemModel
 from fedsel_flwr.clients.training import TrainingSettings
 from fedsel_flwr.errors import ParameterError
@@ -41,6 +43,8 @@ def another(key: str, kind: Any, value: Any) -> Any:
     """A value that is allowed and not the given one."""
     if get_origin(kind) is Literal:
         return next(option for option in get_args(kind) if option not in (value, ""))
+    if isinstance(value, tuple):
+        return (*value, 3, 2)
     if isinstance(value, str):
         return "cs-ucb" if key == "selector" else "elsewhere"
     if isinstance(value, bool):
@@ -96,7 +100,7 @@ def test_every_scenario_loads_with_name_and_description(name: str) -> None:
     scenario = load_scenario(name)
     assert scenario.name == name
     assert re.fullmatch(r"\S.{20,}\S", scenario.description)
-    scenario.system()
+    scenario.system_model(np.ones(scenario.num_clients, dtype=np.int64), 1000)
     scenario.training.settings()
 
 
@@ -112,7 +116,7 @@ def test_digits_is_the_demonstration() -> None:
     s = load_scenario("digits")
     assert (s.num_clients, s.clients_per_round, s.data.dataset, s.selector) == (200, 10, "digits", "bsfl")
     assert (s.partition.kind, s.partition.alpha) == ("dirichlet", 0.3)
-    assert s.system() == SystemModel(num_clients=200, seed=s.seed)
+    assert s.system_model() == SystemModel(num_clients=200, seed=s.seed)
 
 
 def test_fashion_500() -> None:
@@ -144,8 +148,9 @@ def test_a_resolved_scenario_is_the_same_scenario(name: str, tmp_path: Path) -> 
 
 
 def test_system_takes_every_number_of_wireless_and_device() -> None:
-    s = load_scenario("smoke", OTHER_VALUES | {"seed": 9, "wireless.access_point_power_dbm": 30.0})
-    system, w, d = s.system(), s.wireless, s.device
+    cell = {"seed": 9, "wireless.access_point_power_dbm": 30.0, "system.kind": "cell"}
+    s = load_scenario("smoke", OTHER_VALUES | cell)
+    system, w, d = s.system_model(), s.wireless, s.device
     assert (system.num_clients, system.seed) == (11, 9)
     assert (system.downlink.transmit_power_dbm, system.uplink.transmit_power_dbm) == (30.0, 11.5)
     for channel in (system.downlink, system.uplink):
@@ -159,10 +164,36 @@ def test_system_takes_every_number_of_wireless_and_device() -> None:
         assert getattr(system, key) == getattr(d, key) == OTHER_VALUES[f"device.{key}"]
 
 
+def test_phones_take_every_number_of_system() -> None:
+    s = load_scenario("smoke", OTHER_VALUES | {"seed": 9, "training.local_steps": 0, "training.local_epochs": 3})
+    sizes = np.arange(1, s.num_clients + 1)
+    phones = s.system_model(sizes, 1000)
+    assert isinstance(phones, PhoneModel)
+    keys = {k.removeprefix("system."): v for k, v in OTHER_VALUES.items() if k.startswith("system.")}
+    assert (keys.pop("kind"), keys.pop("payload_bytes")) == ("phones", 0.25)
+    assert (phones.num_clients, phones.seed, phones.payload_bits) == (11, 9, 2.0)
+    assert phones.max_latency_s == OTHER_VALUES["wireless.max_latency_s"]
+    assert phones.examples == tuple(3.0 * sizes)
+    assert len(keys) == 10
+    for key, value in keys.items():
+        assert getattr(phones, key) == value != getattr(PhoneModel, key)
+
+
+def test_phones_have_the_defaults_of_their_class_and_the_models_size() -> None:
+    phones = load_scenario("smoke", {"system.kind": "phones"}).system_model(np.full(10, 4), 1000)
+    assert phones == PhoneModel(num_clients=10, seed=1, examples=[4] * 10, payload_bits=8000, max_latency_s=5.0)
+
+
+@pytest.mark.parametrize("given", [(None, 1000), (np.ones(10, dtype=np.int64), 0)])
+def test_phones_need_examples_and_a_payload(given: tuple[Any, int]) -> None:
+    with pytest.raises(ParameterError, match=r"give sizes and model_bytes, or take the attribute system of"):
+        load_scenario("smoke", {"system.kind": "phones"}).system_model(*given)
+
+
 def test_defaults_are_those_of_the_classes_that_take_them() -> None:
     """Xia's channel and devices stand once, in the classes of the channel and of the system."""
     bare = Scenario(name="bare", num_clients=20)
-    assert bare.system() == SystemModel(num_clients=20, seed=1)
+    assert bare.system_model() == SystemModel(num_clients=20, seed=1)
     settings = bare.training.settings()
     assert settings == TrainingSettings(learning_rate=0.1, batch_size=16)
     source = inspect.getsource(Wireless) + inspect.getsource(Device)
@@ -239,6 +270,20 @@ def test_lists_may_be_strings(given: Any) -> None:
     assert load_scenario("smoke", {"selectors.bsfl.data_weights": given}).selectors["bsfl"]["data_weights"] == [
         1.0, 2.5, 3.0,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("given", ["1500, 1000, 500", "[1500, 1000, 500]", [1500, 1000, 500], (1500.0, 1000, 500)])
+def test_lists_of_counts_may_be_strings_too(given: Any) -> None:
+    sizes = load_scenario("smoke", {"partition.sizes": given}).partition.sizes
+    assert sizes == (1500, 1000, 500)
+    assert {type(size) for size in sizes} == {int}
+
+
+@pytest.mark.parametrize(("given", "fault"), [("5, 2.5", "valid integer"), ([5, 0], "greater than or equal to 1")])
+def test_a_wrong_count_in_a_list_is_named_by_its_place(given: Any, fault: str) -> None:
+    said = message_of("smoke", {"partition.classes_per_client": given})
+    assert "partition.classes_per_client.1 = " in said
+    assert fault in said
 
 
 def test_text_with_commas_stays_text() -> None:
@@ -369,7 +414,9 @@ FAULTS = [
     ("data.dataset", "imagenet", "'digits', 'mnist', 'fashion-mnist' or 'cifar-10'"),
     ("data.test_fraction", 1.0, "less than 1"),
     ("data.validation_fraction", 0.0, "greater than 0"),
-    ("partition.kind", "random", "'iid', 'dirichlet' or 'shards'"),
+    ("partition.kind", "random", "'iid', 'dirichlet', 'shards', 'sizes', 'classes' or 'sampled'"),
+    ("partition.examples_per_client", 0, "greater than or equal to 1"),
+    ("partition.sizes", 3, "valid tuple"),
     ("partition.alpha", 0.0, "greater than 0"),
     ("model.name", "vgg", "'logistic', 'mlp' or 'cnn'"),
     ("training.learning_rate", -0.1, "greater than 0"),
@@ -385,6 +432,13 @@ FAULTS = [
     ("wireless.channels", -1, "greater than or equal to 0"),
     ("device.cycles_per_sample", -1.0, "greater than or equal to 0"),
     ("clients.latency_mode", "guess", "'measured' or 'model'"),
+    ("system.kind", "cars", "'cell' or 'phones'"),
+    ("system.seconds_per_example", 0.0, "greater than 0"),
+    ("system.network_round_cv", -0.1, "greater than or equal to 0"),
+    ("engine", "dask", "'ray' or 'vectorized'"),
+    ("evaluation_every", 0, "greater than or equal to 1"),
+    ("simulated_s", -1.0, "greater than or equal to 0"),
+    ("joules", float("inf"), "finite"),
     ("clients.delay", "wait", "'virtual' or 'sleep'"),
     ("aggregation.base", "krum", "'fedavg', 'fedprox', 'fedadam', 'fedyogi' or 'fedavgm'"),
     ("aggregation.round_timeout_s", 0.0, "greater than 0"),

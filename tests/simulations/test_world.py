@@ -13,6 +13,8 @@ import numpy.typing as npt
 import pytest
 
 from fedsel_flwr.clients import torch_client
+from fedsel_flwr.clients.delays import RoundDelays
+from fedsel_flwr.clients.phones import PhoneModel
 from fedsel_flwr.clients.training import evaluate
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.data import Split
@@ -143,6 +145,28 @@ def test_a_node_too_many_is_told_so(partition_id: int) -> None:
 def test_more_clients_than_examples() -> None:
     with pytest.raises(ParameterError, match="1294 clients cannot share 1293 examples"):
         World(SMOKE.model_copy(update={"num_clients": 1294}))
+
+
+def test_phones_take_their_times_from_the_model_and_the_clients_examples() -> None:
+    """Logistic regression on 8x8 pixels: 650 parameters of 4 bytes. Two epochs: every example twice."""
+    changes = {"system.kind": "phones", "partition.kind": "dirichlet", "training.local_epochs": 2}
+    scenario = load_scenario("smoke", changes)
+    world = World(scenario)
+    phones = world.system
+    assert isinstance(phones, PhoneModel)
+    assert phones.payload_bits == 650 * 32
+    assert phones.examples == tuple(2.0 * n for n in world.num_examples().values())
+    rows = play(scenario, world).history.clients
+    assert len(rows) == 9
+    for row in rows:
+        delays = phones.draw(int(row.client_id), row.round)
+        assert row.latency_s == min(sum(phones_parts(delays)), 5.0)
+        assert row.completed == (sum(phones_parts(delays)) < 5.0)
+        assert row.energy_j == phones.energy_j(delays)
+
+
+def phones_parts(delays: RoundDelays) -> tuple[float, float, float]:
+    return delays.download_s, delays.compute_s, delays.upload_s
 
 
 def test_clients_keep_time_as_the_scenario_says() -> None:
