@@ -66,7 +66,7 @@ class Direction:
         """c_k of these gradients, shape (n_models, parameters), on the direction; 0 while it has no length."""
         if self._direction is None or not (length := float(np.linalg.norm(self._direction))):
             return np.zeros(len(gradients))
-        return np.asarray(gradients @ self._direction / length)  # (3)
+        return np.asarray(gradients @ self._direction / length)  # (3) of GPFL
 
     def state_dict(self) -> saving.State:
         """G; an empty array before the first."""

@@ -84,7 +84,7 @@ class Probing:
             metrics = answers.get(node, {})
             answered = True
             for name, column in columns.items():
-                said = metrics.get(name, metrics.get("accuracy") if name == "local_accuracy" else None)
+                said = metrics.get(keys.of(name), metrics.get("accuracy") if name == "local_accuracy" else None)
                 column.append(value := within(COLUMNS[name], said))
                 if value is None:
                     answered, upcoming, client_id = False, self._selector.round + 1, self._roster.ids[row]

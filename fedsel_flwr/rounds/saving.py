@@ -32,21 +32,6 @@ class Owner(Protocol):
         """Drop what is known of the clients in ``rows``, which are given to newcomers."""
 
 
-class Stateless:
-    """Owns nothing that outlives a round."""
-
-    def state_dict(self) -> State:
-        """Nothing."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Accept nothing but nothing."""
-        expect_keys(state, ())
-
-    def forget(self, rows: IntArray) -> None:
-        """There is nothing to forget."""
-
-
 def save_parts(parts: Mapping[str, Owner]) -> State:
     """The states of several owners, by name."""
     return {name: part.state_dict() for name, part in parts.items()}

@@ -3,6 +3,18 @@
 The names here are for Flower's legacy API (``configure_fit``, ``aggregate_fit``); the same ones for the Message API
 stand in :mod:`fedsel_flwr.strategies.message`. They are loaded when first used: ``import fedsel_flwr.strategies`` alone
 loads nothing of Flower.
+
+======================  =============================================================================================
+``adapter``             options and attributes of every strategy, around the course of a round
+``paper``               what the papers' strategies share; the list of them, of which both APIs' classes are made
+``bsfl``, ``gpfl``, …   what each paper asks of a strategy
+``bases``               what must be known of the base strategies that are wrapped; ``trees``: of boosted trees
+``waiting``             waiting for clients, never for ever
+``silence``             why there is no answer, in plain words
+``legacy``, ``message`` Flower's two APIs: ``strategy`` (the wrapper), ``asking`` (roll call and probes), ``cohort`` or
+                        ``grids`` (what a base sees of Flower), ``replies`` or ``records`` and ``cleaning`` (between
+                        Flower's types and ours, and what a base sees of the replies)
+======================  =============================================================================================
 """
 
 from __future__ import annotations
