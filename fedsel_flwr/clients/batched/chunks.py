@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-CACHED_BYTES = 3 * 2**20
-"""About a core's cache. More clients at once wait for memory, fewer for Python; the optimum is flat."""
+CACHED_BYTES = 12 * 2**20
+"""About what caches hold. More clients at once wait for memory, fewer for Python; the optimum is flat."""
 DEVICE_BYTES = 2 * 2**30
 """What the activations of a chunk may take of an accelerator's memory."""
 
