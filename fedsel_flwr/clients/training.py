@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
-from torch.nn import functional
 
 from fedsel_flwr.checks import whole
+from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective
 from fedsel_flwr.clients.settings import TrainingSettings
 from fedsel_flwr.errors import ParameterError
 
@@ -21,28 +21,32 @@ __all__ = ["TrainingSettings", "check_examples", "evaluate", "train"]
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
+Targets = npt.NDArray[np.int64] | npt.NDArray[np.float32]
+"""Classes, or numbers to predict."""
 
 
 def train(
     model: nn.Module,
     inputs: FloatArray,
-    labels: IntArray,
+    labels: Targets,
     settings: TrainingSettings,
     generator: np.random.Generator,
+    objective: Objective = CLASSIFICATION,
 ) -> float:
-    """Train a model on a client's data by stochastic gradient descent on the cross-entropy.
+    """Train a model on a client's data by stochastic gradient descent.
 
     Args:
         model: The received model, changed in place.
         inputs: The client's examples, shape (n, …), n at least 1.
-        labels: Their classes, shape (n,).
+        labels: Their classes, or numbers to predict, shape (n,).
         settings: How to train.
         generator: Draws first the seed of the dropout, then a new order of the data for each pass. torch's global
             random state stays as it is.
+        objective: What the steps minimise; cross-entropy if not given.
 
     Returns:
-        The mean over the steps taken of the batch's mean cross-entropy before the step, in nats, without the proximal
-        term. Not finite when the training diverged.
+        The mean over the steps taken of the batch's mean loss before the step (cross-entropy: in nats), without the
+        proximal term. Not finite when the training diverged.
 
     Raises:
         ParameterError: If there are no examples, or not one label for each.
@@ -68,7 +72,7 @@ def train(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(int(generator.integers(2**63)))
         for rows in itertools.islice(_batches(len(labels), settings.batch_size, generator), steps):
-            loss = functional.cross_entropy(model(torch.tensor(inputs[rows])), torch.tensor(labels[rows]))
+            loss = objective.loss(model(torch.tensor(inputs[rows])), torch.tensor(labels[rows]))
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             for parameter, start in zip(parameters, received, strict=False):  # none received: no proximal term
@@ -80,34 +84,41 @@ def train(
     return math.fsum(losses) / steps if all(map(math.isfinite, losses)) else math.nan
 
 
-def evaluate(model: nn.Module, inputs: FloatArray, labels: IntArray, batch_size: int = 256) -> tuple[float, float]:
+def evaluate(
+    model: nn.Module,
+    inputs: FloatArray,
+    labels: Targets,
+    batch_size: int = 256,
+    objective: Objective = CLASSIFICATION,
+) -> tuple[float, float]:
     """Measure a model on examples, with dropout off; the model stays as it is.
 
     Args:
         model: The model.
         inputs: The examples, shape (n, …), n at least 1.
-        labels: Their classes, shape (n,).
+        labels: Their classes, or numbers to predict, shape (n,).
         batch_size: Examples at a time, at least 1; the result does not depend on it but for rounding.
+        objective: What is measured; cross-entropy and the fraction classified correctly if not given.
 
     Returns:
-        The mean cross-entropy in nats, and the fraction classified correctly.
+        The mean loss (cross-entropy: in nats), and the quality.
 
     Raises:
         ParameterError: If there are no examples, or not one label for each, or `batch_size` is below 1.
     """
     check_examples(inputs, labels)
     batch_size = whole("batch_size", batch_size, 1)
-    loss, correct = 0.0, 0
+    loss, parts = 0.0, []
     was_training = model.training
     model.eval()
     with torch.no_grad():
         for start in range(0, len(labels), batch_size):
-            targets = torch.tensor(labels[start : start + batch_size])
-            logits = model(torch.tensor(inputs[start : start + batch_size]))
-            loss += functional.cross_entropy(logits, targets, reduction="sum").item()
-            correct += int((logits.argmax(dim=1) == targets).sum())
+            outputs = model(torch.tensor(inputs[start : start + batch_size]))
+            loss += objective.loss(outputs, torch.tensor(labels[start : start + batch_size]), reduction="sum").item()
+            parts.append(outputs)
+        quality = objective.quality(torch.cat(parts), torch.tensor(labels))
     model.train(was_training)
-    return loss / len(labels), correct / len(labels)
+    return loss / len(labels), quality
 
 
 def _batches(count: int, batch_size: int, generator: np.random.Generator) -> Iterator[IntArray]:
