@@ -5,10 +5,12 @@ between them. A client answers those it can, each under the column's name, and p
 
 | column | answer |
 | --- | --- |
-| ``loss`` | mean cross-entropy on the client's training examples, nats |
-| ``rms_loss`` | root mean square of the losses of the single training examples, nats (Oort) |
+| ``loss`` | mean loss (cross-entropy, nats) on the client's training examples |
+| ``rms_loss`` | root mean square of the losses of the single training examples (Oort) |
 | ``local_accuracy`` | fraction of the client's test examples that are classified correctly |
-| ``gradient`` | gradient of the mean cross-entropy on all training examples, parameter by parameter, flattened |
+| ``gradient`` | gradient of the mean loss on all training examples, parameter by parameter, flattened |
+
+Where the objective is a regression, the loss is the squared one, and ``local_accuracy`` is R², 0 where it is negative.
 
 Dropout is off, and neither weight decay nor a proximal term is part of loss and gradient.
 
@@ -27,16 +29,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
-from torch.nn import functional
 
 from fedsel_flwr.checks import FloatArray
 from fedsel_flwr.clients.delays import RoundDelays
-from fedsel_flwr.clients.training import check_examples, evaluate
+from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective
+from fedsel_flwr.clients.training import Targets, check_examples, evaluate
 
 ANSWERED = frozenset({"loss", "rms_loss", "local_accuracy", "gradient"})
 """The columns that a simulated client can answer."""
 
-Examples = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
+Examples = tuple[npt.NDArray[np.float32], Targets]
 """Inputs of shape (n, ...) and labels of shape (n,)."""
 
 
@@ -57,7 +59,13 @@ def asked_columns(names: object) -> frozenset[str]:
     return ANSWERED & {name.strip() for name in given}
 
 
-def answer(model: nn.Module, asked: Collection[str], train: Examples, test: Examples) -> dict[str, float | bytes]:
+def answer(
+    model: nn.Module,
+    asked: Collection[str],
+    train: Examples,
+    test: Examples,
+    objective: Objective = CLASSIFICATION,
+) -> dict[str, float | bytes]:
     """Answer for a model; the model stays as it is.
 
     Args:
@@ -65,6 +73,7 @@ def answer(model: nn.Module, asked: Collection[str], train: Examples, test: Exam
         asked: Columns of :data:`ANSWERED`.
         train: The client's training examples, at least one.
         test: The client's test examples, at least one.
+        objective: What is measured.
 
     Returns:
         Column -> number, or the bytes of a float32 array of shape (number of parameters,).
@@ -74,12 +83,17 @@ def answer(model: nn.Module, asked: Collection[str], train: Examples, test: Exam
     """
     said: dict[str, float | bytes] = {}
     if {"loss", "rms_loss", "gradient"} & set(asked):
-        losses, gradient = losses_and_gradient(model, *train, with_gradient="gradient" in asked)
+        losses, gradient = losses_and_gradient(model, *train, with_gradient="gradient" in asked, objective=objective)
         said = {"loss": float(losses.mean()), "rms_loss": float(np.sqrt(np.mean(losses**2)))}
         said["gradient"] = gradient.tobytes()
     if "local_accuracy" in asked:
-        said["local_accuracy"] = evaluate(model, *test)[1]
+        said["local_accuracy"] = local_accuracy(evaluate(model, *test, objective=objective)[1])
     return {name: value for name, value in said.items() if name in asked}
+
+
+def local_accuracy(quality: float) -> float:
+    """The column's number for a quality: R² may be negative, the column holds [0, 1]; NaN stays."""
+    return 0.0 if quality < 0 else quality
 
 
 def forward_passes(asked: Collection[str]) -> int:
@@ -120,12 +134,13 @@ def with_answers(delays: RoundDelays, asked: Collection[str]) -> RoundDelays:
 def losses_and_gradient(
     model: nn.Module,
     inputs: npt.NDArray[np.float32],
-    labels: npt.NDArray[np.int64],
+    labels: Targets,
     *,
     with_gradient: bool = True,
     batch_size: int = 256,
+    objective: Objective = CLASSIFICATION,
 ) -> tuple[FloatArray, npt.NDArray[np.float32]]:
-    """Return the cross-entropy of each example, and the gradient of their mean, with dropout off.
+    """Return the loss of each example, and the gradient of their mean, with dropout off.
 
     Args:
         model: The model; it stays as it is.
@@ -133,9 +148,10 @@ def losses_and_gradient(
         labels: Their classes, shape (n,).
         with_gradient: Without it the gradient is empty, and takes no time.
         batch_size: Examples at a time; the result does not depend on it but for rounding.
+        objective: Whose loss it is; cross-entropy, in nats, if not given.
 
     Returns:
-        The losses in nats, shape (n,); the gradient in the order of ``model.parameters()``, flattened.
+        The losses, shape (n,); the gradient in the order of ``model.parameters()``, flattened.
 
     Raises:
         ParameterError: There are no examples, or not one label for each.
@@ -149,9 +165,7 @@ def losses_and_gradient(
     with torch.set_grad_enabled(with_gradient):
         for start in range(0, len(labels), batch_size):
             rows = slice(start, start + batch_size)
-            each = functional.cross_entropy(
-                model(torch.tensor(inputs[rows])), torch.tensor(labels[rows]), reduction="none"
-            )
+            each = objective.loss(model(torch.tensor(inputs[rows])), torch.tensor(labels[rows]), reduction="none")
             losses.append(each.detach().numpy().astype(np.float64))
             if parameters:
                 for sums, part in zip(total, torch.autograd.grad(each.sum(), parameters), strict=True):

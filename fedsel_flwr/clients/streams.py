@@ -28,6 +28,7 @@ PURPOSES: Final[Mapping[str, int]] = MappingProxyType(
         "phone": 8,
         "phone-round": 9,
         "partition": 10,
+        "synthetic": 11,
     }
 )
 

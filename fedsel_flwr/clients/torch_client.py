@@ -12,12 +12,13 @@ from flwr.common import Config, NDArrays, Scalar
 from torch import nn
 
 from fedsel_flwr.checks import one_of
-from fedsel_flwr.clients.answering import answer, asked_columns, forward_passes
+from fedsel_flwr.clients.answering import answer, asked_columns, forward_passes, local_accuracy
 from fedsel_flwr.clients.delays import PROBE_BITS, System
+from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective
 from fedsel_flwr.clients.parameters import get_arrays, set_arrays
 from fedsel_flwr.clients.streams import stream
 from fedsel_flwr.clients.telemetry import fit_metrics, round_delays
-from fedsel_flwr.clients.training import TrainingSettings, evaluate, train
+from fedsel_flwr.clients.training import Targets, TrainingSettings, evaluate, train
 from fedsel_flwr.errors import ParameterError
 
 LatencyMode = Literal["measured", "model"]
@@ -34,15 +35,16 @@ class TorchClient(NumPyClient):
         partition_id: Which client this is; reported as its identity.
         model: Scratch model; its parameters are overwritten.
         inputs: The client's examples, shape (n, ...).
-        labels: Their classes, shape (n,).
+        labels: Their classes, or numbers to predict, shape (n,).
         test_inputs: The client's own test examples, shape (k, ...); None takes ``inputs``.
-        test_labels: Their classes, shape (k,).
+        test_labels: Their classes or numbers, shape (k,).
         energy_score: PCZFL's score in [0, 1], reported where given.
         settings: How to train.
         system: Delays and energy.
         latency_mode: "measured" takes the training time of this machine; "model" that of the system model, which
             makes runs reproducible.
         delay: "virtual" only reports the delays; "sleep" makes the call last as long as it reports.
+        objective: What the client trains for and measures.
 
     References:
         Metrics: ``latency_s`` = ``download_s`` + ``compute_s`` + ``upload_s`` (Xia et al., equation (4), not yet
@@ -55,14 +57,15 @@ class TorchClient(NumPyClient):
         partition_id: int,
         model: nn.Module,
         inputs: npt.NDArray[np.float32],
-        labels: npt.NDArray[np.int64],
+        labels: Targets,
         settings: TrainingSettings,
         system: System,
         test_inputs: npt.NDArray[np.float32] | None = None,
-        test_labels: npt.NDArray[np.int64] | None = None,
+        test_labels: Targets | None = None,
         energy_score: float | None = None,
         latency_mode: LatencyMode = "measured",
         delay: Delay = "virtual",
+        objective: Objective = CLASSIFICATION,
     ) -> None:
         one_of("latency_mode", latency_mode, get_args(LatencyMode))
         one_of("delay", delay, get_args(Delay))
@@ -73,7 +76,7 @@ class TorchClient(NumPyClient):
         )
         self._energy_score = energy_score
         self._settings, self._system = settings, system
-        self._latency_mode, self._delay = latency_mode, delay
+        self._latency_mode, self._delay, self._objective = latency_mode, delay, objective
 
     def get_properties(self, config: Config) -> dict[str, Scalar]:
         """Say who this is and how much data it holds."""
@@ -94,8 +97,8 @@ class TorchClient(NumPyClient):
         set_arrays(self._model, parameters)
         order = stream(self._system.seed, "data-order", self._partition_id, round)
         start = time.perf_counter()
-        answers = answer(self._model, asked, self._train, self._test)
-        loss = train(self._model, *self._train, self._settings, order)
+        answers = answer(self._model, asked, self._train, self._test, self._objective)
+        loss = train(self._model, *self._train, self._settings, order, self._objective)
         measured = time.perf_counter() - start
         metrics = fit_metrics(
             self._system, self._partition_id, delays, train_loss=loss, energy_score=self._energy_score,
@@ -113,13 +116,13 @@ class TorchClient(NumPyClient):
         """
         set_arrays(self._model, parameters)
         start = time.perf_counter()
-        loss, accuracy = evaluate(self._model, *self._test)
+        loss, accuracy = evaluate(self._model, *self._test, objective=self._objective)
         metrics: dict[str, Scalar] = {"accuracy": accuracy, "client_id": self._partition_id}
         if "probe" in config:
             asked = asked_columns(config["probe"])
-            metrics |= answer(self._model, asked - {"local_accuracy"}, self._train, self._test)
+            metrics |= answer(self._model, asked - {"local_accuracy"}, self._train, self._test, self._objective)
             if "local_accuracy" in asked:
-                metrics["local_accuracy"] = accuracy
+                metrics["local_accuracy"] = local_accuracy(accuracy)
             delays = self._system.draw_probe(
                 self._partition_id,
                 _round(config),

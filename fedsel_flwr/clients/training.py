@@ -11,10 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
-from torch.nn import functional
 
 from fedsel_flwr.checks import whole
-from fedsel_flwr.clients.losses import Loss, cross_entropy
+from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective
 from fedsel_flwr.clients.settings import TrainingSettings
 from fedsel_flwr.errors import ParameterError
 
@@ -22,30 +21,32 @@ __all__ = ["TrainingSettings", "check_examples", "evaluate", "train"]
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
+Targets = npt.NDArray[np.int64] | npt.NDArray[np.float32]
+"""Classes, or numbers to predict."""
 
 
 def train(
     model: nn.Module,
     inputs: FloatArray,
-    labels: npt.NDArray[Any],
+    labels: Targets,
     settings: TrainingSettings,
     generator: np.random.Generator,
-    loss: Loss = cross_entropy,
+    objective: Objective = CLASSIFICATION,
 ) -> float:
     """Train a model on a client's data by stochastic gradient descent.
 
     Args:
         model: The received model, changed in place.
         inputs: The client's examples, shape (n, …), n at least 1.
-        labels: Their classes, shape (n,), or whatever `loss` compares the outputs with, shape (n, …).
+        labels: Their classes, or numbers to predict, shape (n,).
         settings: How to train.
         generator: Draws first the seed of the dropout, then a new order of the data for each pass. torch's global
             random state stays as it is.
-        loss: From outputs and labels to the loss of each example; a step descends its mean over the batch.
+        objective: What the steps minimise; cross-entropy if not given.
 
     Returns:
-        The mean over the steps taken of the batch's mean loss before the step, without the proximal term. Not finite
-        when the training diverged.
+        The mean over the steps taken of the batch's mean loss before the step (cross-entropy: in nats), without the
+        proximal term. Not finite when the training diverged.
 
     Raises:
         ParameterError: If there are no examples, or not one label for each.
@@ -71,51 +72,53 @@ def train(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(int(generator.integers(2**63)))
         for rows in itertools.islice(_batches(len(labels), settings.batch_size, generator), steps):
-            value = _mean(loss, model(torch.tensor(inputs[rows])), torch.tensor(labels[rows]))
+            loss = objective.loss(model(torch.tensor(inputs[rows])), torch.tensor(labels[rows]))
             optimizer.zero_grad()
-            value.backward()  # type: ignore[no-untyped-call]
+            loss.backward()  # type: ignore[no-untyped-call]
             for parameter, start in zip(parameters, received, strict=False):  # none received: no proximal term
                 if parameter.grad is not None:
                     parameter.grad.add_(parameter.detach() - start, alpha=settings.proximal_mu)  # FedProx's mu (w - w0)
             optimizer.step()  # Kim (2); GPFL (1), (2)
-            losses.append(value.item())
+            losses.append(loss.item())
     model.train(was_training)
     return math.fsum(losses) / steps if all(map(math.isfinite, losses)) else math.nan
 
 
-def _mean(loss: Loss, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """A batch's mean loss; torch's own mean of the cross-entropy differs from the mean of its parts in the last bit."""
-    return functional.cross_entropy(outputs, labels) if loss is cross_entropy else loss(outputs, labels).mean()
-
-
-def evaluate(model: nn.Module, inputs: FloatArray, labels: IntArray, batch_size: int = 256) -> tuple[float, float]:
+def evaluate(
+    model: nn.Module,
+    inputs: FloatArray,
+    labels: Targets,
+    batch_size: int = 256,
+    objective: Objective = CLASSIFICATION,
+) -> tuple[float, float]:
     """Measure a model on examples, with dropout off; the model stays as it is.
 
     Args:
         model: The model.
         inputs: The examples, shape (n, …), n at least 1.
-        labels: Their classes, shape (n,).
+        labels: Their classes, or numbers to predict, shape (n,).
         batch_size: Examples at a time, at least 1; the result does not depend on it but for rounding.
+        objective: What is measured; cross-entropy and the fraction classified correctly if not given.
 
     Returns:
-        The mean cross-entropy in nats, and the fraction classified correctly.
+        The mean loss (cross-entropy: in nats), and the quality.
 
     Raises:
         ParameterError: If there are no examples, or not one label for each, or `batch_size` is below 1.
     """
     check_examples(inputs, labels)
     batch_size = whole("batch_size", batch_size, 1)
-    loss, correct = 0.0, 0
+    loss, parts = 0.0, []
     was_training = model.training
     model.eval()
     with torch.no_grad():
         for start in range(0, len(labels), batch_size):
-            targets = torch.tensor(labels[start : start + batch_size])
-            logits = model(torch.tensor(inputs[start : start + batch_size]))
-            loss += functional.cross_entropy(logits, targets, reduction="sum").item()
-            correct += int((logits.argmax(dim=1) == targets).sum())
+            outputs = model(torch.tensor(inputs[start : start + batch_size]))
+            loss += objective.loss(outputs, torch.tensor(labels[start : start + batch_size]), reduction="sum").item()
+            parts.append(outputs)
+        quality = objective.quality(torch.cat(parts), torch.tensor(labels))
     model.train(was_training)
-    return loss / len(labels), correct / len(labels)
+    return loss / len(labels), quality
 
 
 def _batches(count: int, batch_size: int, generator: np.random.Generator) -> Iterator[IntArray]:

@@ -1,4 +1,4 @@
-"""The Ray engine: a scenario in this process, on hundreds of virtual clients."""
+"""Running a scenario: with Flower on Ray, on hundreds of virtual clients, or vectorized in this process."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from flwr.server import ServerApp
 from flwr.serverapp import Grid
 from flwr.simulation import run_simulation
 
+from fedsel_flwr.checks import one_of
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.selectors import Selector
@@ -22,27 +23,37 @@ from fedsel_flwr.simulations.client_app import ScenarioApp
 from fedsel_flwr.simulations.driving import count_nodes, run_rounds
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.simulations.vectorized import check_vectorized, run_vectorized
 from fedsel_flwr.simulations.world import world_of
+
+ENGINES = ("ray", "vectorized")
+"""What can run a scenario."""
 
 
 def simulate(
     scenario: Scenario,
     *,
+    engine: str | None = None,
     on_round: Callable[[RoundRecord], None] | None = None,
     num_cpus: int | None = None,
     strategy: Any = None,
     selector: Selector | None = None,
+    device: str = "cpu",
 ) -> RunResult:
-    """Run a scenario with Flower on Ray and wait for its end.
+    """Run a scenario and wait for its end.
 
     Args:
         scenario: The scenario; its ``selector`` chooses.
-        on_round: Called with each finished round, from the server's thread.
-        num_cpus: Actors, one core each; None takes every core.
+        engine: "ray": Flower on Ray, each client by itself; "vectorized": the same rounds in this process, a round's
+            clients trained as one batched computation (:mod:`fedsel_flwr.simulations.vectorized`). None takes the
+            scenario's.
+        on_round: Called with each finished round; on Ray from the server's thread.
+        num_cpus: On Ray, actors, one core each; None takes every core.
         strategy: A selection strategy of your own, of the scenario's API; the scenario's latencies, channels and
             availability are then what you give it, and its base sends ``round`` in the config (legacy API). None makes
             the scenario's (:func:`~fedsel_flwr.simulations.building.make_strategy`).
         selector: A selector of your own, in place of the scenario's; everything else is the scenario's.
+        device: Where the vectorized engine trains: "cpu", "cuda" and so on.
 
     Returns:
         History and final model.
@@ -60,9 +71,14 @@ def simulate(
             f"scenario must be a Scenario, got {type(scenario).__name__}; "
             "fedsel_flwr.simulations.scenario_files.load_scenario makes one of a name or file"
         )
+    engine = one_of("engine", scenario.engine if engine is None else engine, ENGINES)
+    if engine == "vectorized":
+        check_vectorized(scenario)
     world = world_of(scenario)  # in this thread, so that faults in data and parameters come before Ray starts
     own = strategy is not None
     strategy = given_or_made(world, strategy, on_round, selector)
+    if engine == "vectorized":
+        return run_vectorized(world, strategy, device)
     results: list[RunResult] = []
     server_app = ServerApp()
 

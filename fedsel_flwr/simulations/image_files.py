@@ -35,6 +35,8 @@ class ImageSet:
         shape: The shape of one image (channels, height, width).
         mean: The usual mean of the training pixels in [0, 1], one per channel.
         std: Their usual standard deviation, one per channel.
+        split: The one of torchvision's splits that is read, of a set that has several.
+        transposed: Whether the files hold rows as columns.
     """
 
     torchvision_name: str
@@ -42,6 +44,8 @@ class ImageSet:
     shape: tuple[int, int, int]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    split: str = ""
+    transposed: bool = False
 
 
 IMAGE_SETS = {
@@ -58,6 +62,15 @@ IMAGE_SETS = {
         shape=(1, 28, 28),
         mean=(0.2860,),
         std=(0.3530,),
+    ),
+    "emnist": ImageSet(
+        torchvision_name="EMNIST",
+        expected_file="EMNIST/raw/emnist-balanced-train-images-idx3-ubyte",
+        shape=(1, 28, 28),
+        mean=(0.1751,),
+        std=(0.3332,),
+        split="balanced",
+        transposed=True,
     ),
     "cifar-10": ImageSet(
         torchvision_name="CIFAR10",
@@ -152,15 +165,18 @@ def _remove_empty(folder: Path) -> None:
 
 def _read(torchvision_set: Any, source: ImageSet, folder: Path, *, train: bool) -> Examples:
     """Read the training or the test half, after a download if the folder lacks it."""
+    which: dict[str, Any] = {"split": source.split} if source.split else {}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"dtype\(\): align should be passed")  # CIFAR-10's old pickles
         try:
-            loaded = torchvision_set(os.fspath(folder), train=train)
+            loaded = torchvision_set(os.fspath(folder), train=train, **which)
         except RuntimeError:  # torchvision's "not found"
             with _socket_timeout(_DOWNLOAD_TIMEOUT_S):
-                loaded = torchvision_set(os.fspath(folder), train=train, download=True)
+                loaded = torchvision_set(os.fspath(folder), train=train, download=True, **which)
     pixels, labels = np.asarray(loaded.data), np.asarray(loaded.targets, dtype=np.int64)
     pixels = pixels[:, np.newaxis] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)
+    if source.transposed:
+        pixels = pixels.swapaxes(2, 3)
     if pixels.shape[1:] != source.shape or len(pixels) != len(labels):
         raise ValueError(
             f"{len(pixels)} images of shape {pixels.shape[1:]} and {len(labels)} labels, not of {source.shape}"

@@ -1,167 +1,34 @@
-"""A scenario: everything that defines a simulation, units in the names. Loads neither torch nor Flower.
-
-Defaults of the channel, the devices and the training are those of the classes that they are handed to.
-"""
+"""A scenario: everything that defines a simulation, units in the names. Loads neither torch nor Flower."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from fedsel_flwr.checks import IntArray
 from fedsel_flwr.clients import delays
 from fedsel_flwr.clients.phones import PhoneModel
-from fedsel_flwr.clients.settings import TrainingSettings, examples_per_round
+from fedsel_flwr.clients.settings import examples_per_round
 from fedsel_flwr.clients.system import SystemModel
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.wireless import OFDMAChannel
-
-# strict: a number given as text or as a boolean is a mistake
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
-Finite = Annotated[float, Field(allow_inf_nan=False, strict=True)]
-Fraction = Annotated[float, Field(gt=0, lt=1, strict=True)]
-Count = Annotated[int, Field(ge=1, strict=True)]
-CountOrZero = Annotated[int, Field(ge=0, strict=True)]
-
-
-def _whole(values: Any) -> Any:
-    """Numbers of a list that came as text are floats: whole ones as integers, anything else as it is."""
-    if not isinstance(values, list | tuple):
-        return values
-    return tuple(int(v) if isinstance(v, float) and v.is_integer() else v for v in values)
+from fedsel_flwr.simulations.tables import (
+    Availability,
+    Count,
+    Data,
+    Device,
+    Model,
+    NotNegative,
+    Partition,
+    Positive,
+    System,
+    Table,
+    Training,
+    Wireless,
+)
 
 
-Counts = Annotated[tuple[Count, ...], BeforeValidator(_whole)]
-
-
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Data(_Table):
-    """The examples; ``data_dir`` is needed by torchvision's data sets only.
-
-    ``local_test_fraction`` of each client's examples are its own test set; with 0 it tests on what it trains on.
-    """
-
-    dataset: Literal["digits", "mnist", "fashion-mnist", "cifar-10"] = "digits"
-    data_dir: str = ""
-    validation_fraction: Fraction = 0.1
-    test_fraction: Fraction = 0.2
-    local_test_fraction: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.0
-
-
-class Availability(_Table):
-    """Who is there: everybody, each with a probability, or as the CSV file ``trace`` says.
-
-    ``trace`` is a path from the working directory or from the data folder. ``seconds_per_round`` above 0 maps rounds
-    onto the trace's seconds, in place of the simulated clock.
-    """
-
-    kind: Literal["always", "bernoulli", "trace"] = "always"
-    probability: Annotated[float, Field(gt=0, le=1, strict=True)] = 0.9
-    trace: str = ""
-    seconds_per_round: NotNegative = 0.0
-
-
-class Partition(_Table):
-    """How the training examples are spread over the clients.
-
-    ``sizes`` (kind "sizes") and ``classes_per_client`` (kind "classes") hold a number for each client;
-    ``examples_per_client`` belongs to kind "sampled", in which clients may share examples.
-    """
-
-    kind: Literal["iid", "dirichlet", "shards", "sizes", "classes", "sampled"] = "iid"
-    alpha: Positive = 0.5
-    shards_per_client: Count = 2
-    sizes: Counts = ()
-    classes_per_client: Counts = ()
-    examples_per_client: Count = 120
-
-
-class Model(_Table):
-    """The model that is trained."""
-
-    name: Literal["logistic", "mlp", "cnn"] = "mlp"
-
-
-class Training(_Table):
-    """Local stochastic gradient descent; ``local_steps`` above 0 replaces ``local_epochs``."""
-
-    learning_rate: Positive = 0.1
-    batch_size: Count = 16
-    local_epochs: Count = TrainingSettings.local_epochs
-    local_steps: CountOrZero = 0
-    momentum: Annotated[float, Field(ge=0, lt=1, strict=True)] = TrainingSettings.momentum
-    weight_decay: NotNegative = TrainingSettings.weight_decay
-    proximal_mu: NotNegative = TrainingSettings.proximal_mu
-
-    def settings(self) -> TrainingSettings:
-        """The settings of a client."""
-        return TrainingSettings(**self.model_dump() | {"local_steps": self.local_steps or None})
-
-
-class System(_Table):
-    """Where the clients' delays come from: Xia's cell (tables ``wireless`` and ``device``), or phones on Wi-Fi.
-
-    The other keys are those of phones; ``payload_bytes`` = 0 means the size of the model. Of ``wireless``, phones use
-    ``max_latency_s`` and ``channels``.
-    """
-
-    kind: Literal["cell", "phones"] = "cell"
-    payload_bytes: NotNegative = 0.0
-    seconds_per_example: Positive = PhoneModel.seconds_per_example
-    compute_log_sd: NotNegative = PhoneModel.compute_log_sd
-    compute_round_cv: NotNegative = PhoneModel.compute_round_cv
-    download_bytes_per_s: Positive = PhoneModel.download_bytes_per_s
-    download_log_sd: NotNegative = PhoneModel.download_log_sd
-    upload_bytes_per_s: Positive = PhoneModel.upload_bytes_per_s
-    upload_log_sd: NotNegative = PhoneModel.upload_log_sd
-    network_round_cv: NotNegative = PhoneModel.network_round_cv
-    compute_power_w: NotNegative = PhoneModel.compute_power_w
-    radio_power_w: NotNegative = PhoneModel.radio_power_w
-
-
-class Wireless(_Table):
-    """Xia et al., section V; ``channels`` = 0 means as many as clients per round."""
-
-    radius_km: Positive = SystemModel.radius_km
-    min_distance_km: Positive = OFDMAChannel.min_distance_km
-    bandwidth_hz: Positive = OFDMAChannel.bandwidth_hz
-    access_point_power_dbm: Finite = OFDMAChannel.transmit_power_dbm
-    client_power_dbm: Finite = OFDMAChannel.transmit_power_dbm
-    noise_power_dbm: Finite = OFDMAChannel.noise_power_dbm
-    path_loss_at_1km_db: Finite = OFDMAChannel.path_loss_at_1km_db
-    path_loss_slope_db: Positive = OFDMAChannel.path_loss_slope_db
-    payload_down_bits: Positive = SystemModel.payload_down_bits
-    payload_up_bits: Positive = SystemModel.payload_up_bits
-    max_latency_s: Positive = SystemModel.max_latency_s
-    channels: CountOrZero = 0
-
-    def channel(self, transmit_power_dbm: float) -> OFDMAChannel:
-        """The channel of a sender with this power."""
-        return OFDMAChannel(
-            bandwidth_hz=self.bandwidth_hz,
-            transmit_power_dbm=transmit_power_dbm,
-            noise_power_dbm=self.noise_power_dbm,
-            path_loss_at_1km_db=self.path_loss_at_1km_db,
-            path_loss_slope_db=self.path_loss_slope_db,
-            min_distance_km=self.min_distance_km,
-        )
-
-
-class Device(_Table):
-    """Processors of the clients; ``samples_per_round`` is Xia's rho, whatever the model trains on."""
-
-    samples_per_round: Positive = SystemModel.samples_per_round
-    computing_step: Positive = SystemModel.computing_step
-    cycles_per_sample: NotNegative = SystemModel.cycles_per_sample
-    effective_capacitance: NotNegative = SystemModel.effective_capacitance
-
-
-class Clients(_Table):
+class Clients(Table):
     """How clients keep time; ``energy_score_low`` below 1 draws each client's PCZFL score from U[low, 1], once."""
 
     energy_score_low: Annotated[float, Field(ge=0, le=1, strict=True)] = 1.0
@@ -169,7 +36,7 @@ class Clients(_Table):
     delay: Literal["virtual", "sleep"] = "virtual"
 
 
-class Aggregation(_Table):
+class Aggregation(Table):
     """The base strategy, what is averaged, and the server's patience.
 
     ``filter`` = "loss" or "accuracy" is FedCA's filter, on the validation set. ``averaging`` is one of Kim et al.'s
@@ -188,7 +55,7 @@ class Aggregation(_Table):
     wait_timeout_s: Positive = 600.0
 
 
-class Scenario(_Table):
+class Scenario(Table):
     """Everything that defines a simulation.
 
     The global model is evaluated every ``evaluation_every`` rounds. ``simulated_s`` and ``joules`` are budgets that end

@@ -102,10 +102,10 @@ class InProcess:
 
     def probe(self, nodes: list[str], config: Mapping[str, str | int]) -> dict[str, dict[str, object]]:
         """What clients answer about the current model, one after the other."""
-        said = {}
+        said: dict[str, dict[str, object]] = {}
         for node in nodes:
             loss, _, metrics = self._world.client(int(node)).evaluate(list(self.model), dict(config))
-            said[node] = {"loss": loss} | dict(metrics)
+            said[node] = {"loss": loss, **metrics}
         return said
 
     def train(self, nodes: Sequence[str], round: int, asks: str) -> tuple[dict[str, Reply], ModelStack]:

@@ -10,6 +10,7 @@ from torch import nn
 
 from fedsel_flwr.clients.answering import Examples
 from fedsel_flwr.clients.delays import System
+from fedsel_flwr.clients.objectives import OBJECTIVES, Objective
 from fedsel_flwr.clients.parameters import get_arrays, set_arrays
 from fedsel_flwr.clients.predicting import torch_predict
 from fedsel_flwr.clients.streams import stream
@@ -19,13 +20,14 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.validation import Validation
 from fedsel_flwr.simulations.data import Dataset, cached_dataset
-from fedsel_flwr.simulations.models import build_model
+from fedsel_flwr.simulations.dataset import Task
+from fedsel_flwr.simulations.models import MODELS, REGRESSORS, build_model
 from fedsel_flwr.simulations.partitions import partition_indices, partition_sizes
 from fedsel_flwr.simulations.scenario import Scenario
 
 
 class World:
-    """The examples and the model of a scenario; the same in every process.
+    """The examples, the model and its objective, and the delays of a scenario; the same in every process.
 
     Args:
         scenario: The scenario.
@@ -43,9 +45,12 @@ class World:
             seed=scenario.seed,
             validation_fraction=data.validation_fraction,
             test_fraction=data.test_fraction,
+            synthetic=data.synthetic(),
         )
+        _check_model(scenario, self.dataset.task)
+        self.objective: Objective = OBJECTIVES[self.dataset.task]
         self.partitions = partition_indices(
-            self.dataset.train.labels,
+            _classes(scenario, self.dataset),
             scenario.num_clients,
             **scenario.partition.model_dump(),
             seed=scenario.seed,
@@ -109,6 +114,7 @@ class World:
             labels=train.labels[rows],
             test_inputs=train.inputs[test_rows],
             test_labels=train.labels[test_rows],
+            objective=self.objective,
             energy_score=self.energy_score(partition_id),
             settings=self.scenario.training.settings(),
             system=self.system,
@@ -116,15 +122,44 @@ class World:
             delay=self.scenario.clients.delay,
         )
 
-    def validation(self) -> Validation:
-        """The server's validation set, for filters and selectors that measure models."""
+    def validation(self) -> Validation | None:
+        """The server's validation set, for filters and selectors that measure models; None of a regression.
+
+        What the server measures are logits and the fraction correct. Whatever needs them says that it needs a
+        validation set.
+        """
         split = self.dataset.validation
-        return Validation(torch_predict(self.model), split.inputs, split.labels)
+        if self.dataset.task == "regression":
+            return None
+        return Validation(torch_predict(self.model), split.inputs, split.labels.astype(np.int64, copy=False))
 
     def test(self, arrays: Arrays) -> tuple[float, float]:
-        """Loss and accuracy of a model on the test set, which no selector ever sees."""
+        """Loss and accuracy (of a regression: R²) of a model on the test set, which no selector ever sees."""
         set_arrays(self.model, list(arrays))
-        return evaluate(self.model, self.dataset.test.inputs, self.dataset.test.labels)
+        return evaluate(self.model, self.dataset.test.inputs, self.dataset.test.labels, objective=self.objective)
+
+
+def _check_model(scenario: Scenario, task: Task) -> None:
+    """Refuse a model that does not predict what the data set holds."""
+    if (scenario.model.name in REGRESSORS) != (task == "regression"):
+        fitting = REGRESSORS if task == "regression" else tuple(name for name in MODELS if name not in REGRESSORS)
+        what = "numbers to predict" if task == "regression" else "classes"
+        raise ParameterError(
+            f"model.name = {scenario.model.name!r} does not fit data.dataset = {scenario.data.dataset!r}, which has "
+            f"{what}: use {' or '.join(fitting)}"
+        )
+
+
+def _classes(scenario: Scenario, dataset: Dataset) -> npt.NDArray[np.int64]:
+    """The class of each training example; one class for all examples of a regression."""
+    if dataset.task == "classification":
+        return dataset.train.labels.astype(np.int64, copy=False)
+    if scenario.partition.kind not in (usable := ("iid", "sizes", "sampled")):
+        raise ParameterError(
+            f"partition.kind = {scenario.partition.kind!r} spreads classes, but data.dataset = "
+            f"{scenario.data.dataset!r} has numbers to predict: use {', '.join(usable)}"
+        )
+    return np.zeros(len(dataset.train), dtype=np.int64)
 
 
 @lru_cache(maxsize=1)

@@ -28,8 +28,8 @@ def test_golden(arguments: tuple[int, str, int, int], word: int) -> None:
 def test_the_numbers_of_the_purposes_never_change() -> None:
     """New purposes are added at the end."""
     recorded = ["placement", "latency", "computing", "energy", "availability", "dropout", "data-order", "model"]
-    recorded += ["phone", "phone-round", "partition"]
-    assert [PURPOSES[name] for name in recorded] == list(range(11))
+    recorded += ["phone", "phone-round", "partition", "synthetic"]
+    assert [PURPOSES[name] for name in recorded] == list(range(12))
     assert len(set(PURPOSES.values())) == len(PURPOSES)
     with pytest.raises(TypeError):
         PURPOSES["placement"] = 9  # type: ignore[index]

@@ -44,6 +44,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         raise URLError("no network in this test")
 
     monkeypatch.setattr(torchvision_datasets.MNIST, "download", fail)
+    monkeypatch.setattr(torchvision_datasets.EMNIST, "download", fail)
     monkeypatch.setattr(torchvision_datasets.CIFAR10, "download", fail)
     monkeypatch.delenv("FEDSEL_DATA", raising=False)
     return asked
@@ -116,7 +117,10 @@ def test_cached_dataset_is_one_read_only_object() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"name": "imagenet"}, r"data set must be one of digits, mnist, fashion-mnist, cifar-10, got 'imagenet'$"),
+        (
+            {"name": "imagenet"},
+            r"one of digits, mnist, fashion-mnist, emnist, cifar-10, synthetic-regression, got 'imagenet'$",
+        ),
         ({"name": "digits", "seed": -1}, r"seed must be a whole number of at least 0, got -1"),
         ({"name": "digits", "test_fraction": 1.0}, r"test_fraction must lie between 0 and 1, both excluded, got 1\.0"),
         ({"name": "digits", "validation_fraction": 0}, r"validation_fraction must lie between 0 and 1"),
@@ -131,7 +135,7 @@ def test_wrong_arguments(arguments: dict[str, object], message: str) -> None:
 def test_split_checks_its_arrays() -> None:
     with pytest.raises(ParameterError, match="one label per example"):
         Split(np.zeros((3, 1, 2, 2), dtype=np.float32), np.zeros(2, dtype=np.int64))
-    with pytest.raises(ParameterError, match="float32 inputs and int64 labels; got float64 and int64"):
+    with pytest.raises(ParameterError, match=r"float32 inputs and int64 labels .*; got float64 and int64"):
         Split(np.zeros((3, 1, 2, 2)), np.zeros(3, dtype=np.int64))
 
 
@@ -154,6 +158,7 @@ def test_a_missing_folder_is_an_error_and_stays_missing(
     [
         ("mnist", "MNIST/raw/train-images-idx3-ubyte"),
         ("fashion-mnist", "FashionMNIST/raw/train-images-idx3-ubyte"),
+        ("emnist", "EMNIST/raw/emnist-balanced-train-images-idx3-ubyte"),
         ("cifar-10", "cifar-10-batches-py/data_batch_1"),
     ],
 )
@@ -234,7 +239,7 @@ def test_a_download_is_tried_with_a_timeout_that_is_taken_back(tmp_path: Path, m
 
 
 def test_every_name_has_a_reader() -> None:
-    assert DATASETS == ("digits", "mnist", "fashion-mnist", "cifar-10")
+    assert DATASETS == ("digits", "mnist", "fashion-mnist", "emnist", "cifar-10", "synthetic-regression")
     for source in image_files.IMAGE_SETS.values():
         assert len(source.mean) == len(source.std) == source.shape[0]
         assert hasattr(torchvision_datasets, source.torchvision_name)
@@ -254,6 +259,36 @@ def test_real_idx_sets(name: str, folder: str, no_network: list[str]) -> None:
     np.testing.assert_array_equal(counts, expected[name])
     assert abs(float(loaded.train.inputs.mean(dtype=np.float64))) < 0.005  # standardised
     assert abs(float(loaded.train.inputs.std(dtype=np.float64)) - 1.0) < 0.005
+
+
+def test_small_emnist_files_by_hand(tmp_path: Path, no_network: list[str]) -> None:
+    """EMNIST's files hold rows as columns: here a bright stroke in the first file row, the first column to the eye."""
+    raw = tmp_path / "EMNIST" / "raw"
+    raw.mkdir(parents=True)
+    for half, count in (("train", 470), ("test", 94)):
+        pixels = np.zeros((count, 28, 28), dtype=np.uint8)
+        pixels[:, 0, :] = 255
+        header = np.array([0x803, count, 28, 28], dtype=">u4").tobytes()
+        (raw / f"emnist-balanced-{half}-images-idx3-ubyte").write_bytes(header + pixels.tobytes())
+        header = np.array([0x801, count], dtype=">u4").tobytes()
+        (raw / f"emnist-balanced-{half}-labels-idx1-ubyte").write_bytes(header + bytes(i % 47 for i in range(count)))
+    emnist = load_dataset("emnist", data_dir=tmp_path)
+    assert [len(part) for part in (emnist.train, emnist.validation, emnist.test)] == [423, 47, 94]
+    assert (emnist.num_classes, emnist.input_shape, emnist.task) == (47, (1, 28, 28), "classification")
+    np.testing.assert_array_equal(emnist.test.labels, np.arange(94) % 47)
+    bright = emnist.test.inputs[5, 0]
+    np.testing.assert_allclose(bright[:, 0], (1 - 0.1751) / 0.3332, rtol=1e-5)
+    np.testing.assert_allclose(bright[:, 1:], -0.1751 / 0.3332, rtol=1e-5)
+    assert no_network == []
+
+
+def test_real_emnist(no_network: list[str]) -> None:
+    root = shared_folder("EMNIST/raw/emnist-balanced-train-images-idx3-ubyte")
+    loaded = load_dataset("emnist", data_dir=root)
+    assert [len(part) for part in (loaded.train, loaded.validation, loaded.test)] == [101_520, 11_280, 18_800]
+    assert (loaded.num_classes, loaded.input_shape) == (47, (1, 28, 28))
+    assert abs(float(loaded.train.inputs.mean(dtype=np.float64))) < 0.01
+    assert abs(float(loaded.train.inputs.std(dtype=np.float64)) - 1.0) < 0.01
 
 
 def test_real_cifar_10(no_network: list[str]) -> None:

@@ -14,7 +14,7 @@ from fedsel_flwr.clients.batched.kernel import Kernel
 from fedsel_flwr.clients.batched.planning import plan
 from fedsel_flwr.clients.batched.refusal import Refused
 from fedsel_flwr.clients.batched.written import WrittenKernel
-from fedsel_flwr.clients.losses import Loss
+from fedsel_flwr.clients.objectives import Loss
 from fedsel_flwr.errors import ParameterError
 
 Way = Literal["auto", "written", "general", "loop"]

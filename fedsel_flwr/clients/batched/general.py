@@ -12,7 +12,7 @@ from fedsel_flwr.clients.batched.descent import Descent
 from fedsel_flwr.clients.batched.kernel import Batch
 from fedsel_flwr.clients.batched.refusal import Refused
 from fedsel_flwr.clients.batched.tape import with_taped_dropout
-from fedsel_flwr.clients.losses import Loss
+from fedsel_flwr.clients.objectives import Loss
 from fedsel_flwr.clients.settings import TrainingSettings
 
 MIXING = (nn.modules.batchnorm._BatchNorm,)
@@ -76,7 +76,7 @@ class GeneralKernel:
         labels, weights = targets
         self._tape.load(masks)
         outputs = functional_call(self._model, {**moved, **rest}, (inputs,))
-        losses = self._loss(outputs, labels)
+        losses = self._loss(outputs, labels, reduction="none")
         if losses.shape != weights.shape:
             raise Refused(f"expected one loss for each of {len(weights)} examples, got shape {tuple(losses.shape)}")
         return (losses * weights).sum()
@@ -94,7 +94,7 @@ class GeneralKernel:
             raise Refused("its outputs for an example depend on the rest of the batch, or on chance beside nn.Dropout")
         if any(not torch.equal(before[name], buffer) for name, buffer in self._model.named_buffers()):
             raise Refused("a forward pass changes its buffers")
-        loss = self._loss(outputs[1], labels[pair[:1]]).sum()
+        loss = self._loss(outputs[1], labels[pair[:1]], reduction="sum")
         gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
         return [name for name, gradient in zip(named, gradients, strict=True) if gradient is not None]
 

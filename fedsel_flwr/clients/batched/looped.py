@@ -10,7 +10,7 @@ import numpy.typing as npt
 from torch import nn
 
 from fedsel_flwr.clients.batched.examples import Examples
-from fedsel_flwr.clients.losses import Loss
+from fedsel_flwr.clients.objectives import Objective
 from fedsel_flwr.clients.parameters import get_arrays, set_arrays
 from fedsel_flwr.clients.settings import TrainingSettings
 from fedsel_flwr.clients.training import train
@@ -22,7 +22,7 @@ def train_in_turn(
     examples: Examples,
     settings: TrainingSettings,
     generators: Sequence[np.random.Generator],
-    loss: Loss,
+    objective: Objective,
 ) -> tuple[list[npt.NDArray[Any]], npt.NDArray[np.float64]]:
     """Train each client by :func:`fedsel_flwr.clients.training.train`, on the CPU.
 
@@ -32,7 +32,7 @@ def train_in_turn(
         examples: Who has what.
         settings: How to train.
         generators: One a client.
-        loss: From outputs and labels to the loss of each example.
+        objective: What the steps minimise.
 
     Returns:
         The trained models as stacks, shape (n_clients, …) each, and the mean loss of each client, shape (n_clients,).
@@ -42,7 +42,7 @@ def train_in_turn(
     losses = np.empty(len(generators))
     for client, generator in enumerate(generators):
         set_arrays(model, start)
-        losses[client] = train(model, *examples.own(client), settings, generator, loss)
+        losses[client] = train(model, *examples.own(client), settings, generator, objective)
         for layer, array in zip(layers, get_arrays(model), strict=True):
             layer[client] = array
     return layers, losses

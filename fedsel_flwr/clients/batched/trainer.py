@@ -20,7 +20,7 @@ from fedsel_flwr.clients.batched.examples import Examples, as_examples
 from fedsel_flwr.clients.batched.kernel import Kernel, descend
 from fedsel_flwr.clients.batched.looped import train_in_turn
 from fedsel_flwr.clients.batched.schedule import Schedule, longest_first
-from fedsel_flwr.clients.losses import Loss, cross_entropy
+from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective
 from fedsel_flwr.clients.parameters import set_arrays
 from fedsel_flwr.clients.settings import TrainingSettings
 from fedsel_flwr.errors import ParameterError
@@ -36,7 +36,7 @@ class BatchedTrainer:
         model: The model; it is copied and stays as it is.
         settings: How every client trains.
         device: Where: "cpu", "cuda", … Examples that are tensors there stay there.
-        loss: From outputs and labels to the loss of each example.
+        objective: What the steps minimise; cross-entropy if not given.
         chunk: How many clients at once, at least 1; None: by :func:`default_chunk`.
         way: "written": sequential models of common layers, with the backward pass written out; "general": whatever
             torch.func can batch; "loop": one client after the other, on the CPU; "auto": the first that can.
@@ -62,14 +62,14 @@ class BatchedTrainer:
         settings: TrainingSettings,
         *,
         device: str | torch.device = "cpu",
-        loss: Loss | None = None,
+        objective: Objective = CLASSIFICATION,
         chunk: int | None = None,
         way: Way = "auto",
     ) -> None:
         self.way: Way = one_of("way", way, WAYS)  # type: ignore[assignment]
         self.reasons: dict[str, str] = {}
         self._scratch = copy.deepcopy(model).cpu()
-        self._settings, self._loss = settings, loss or cross_entropy
+        self._settings, self._objective = settings, objective
         self._device = torch.device(device)
         self._chunk = chunk if chunk is None else whole("chunk", chunk, 1)
         self._kernel: Kernel | None = None
@@ -102,9 +102,9 @@ class BatchedTrainer:
         set_arrays(self._scratch, start)
         data = examples.on(self._device)
         if len(examples.rows) and (self._kernel is None and self.way != "loop"):
-            self._kernel, self.way, self.reasons = choose(self.way, self._scratch, self._loss, *data)
+            self._kernel, self.way, self.reasons = choose(self.way, self._scratch, self._objective.loss, *data)
         if self._kernel is None or not len(examples.rows):
-            return train_in_turn(self._scratch, start, examples, self._settings, generators, self._loss)
+            return train_in_turn(self._scratch, start, examples, self._settings, generators, self._objective)
         return self._train_stacks(self._kernel, examples, data, generators)
 
     def _train_stacks(
@@ -145,8 +145,10 @@ def train_batched(
     generators: Sequence[np.random.Generator],
     *,
     device: str | torch.device = "cpu",
-    loss: Loss | None = None,
+    objective: Objective = CLASSIFICATION,
     chunk: int | None = None,
 ) -> tuple[list[npt.NDArray[Any]], FloatArray]:
     """Train the clients of one round; arguments and result as in :class:`BatchedTrainer`, which is for many rounds."""
-    return BatchedTrainer(model, settings, device=device, loss=loss, chunk=chunk).train(start, clients, generators)
+    return BatchedTrainer(model, settings, device=device, objective=objective, chunk=chunk).train(
+        start, clients, generators
+    )

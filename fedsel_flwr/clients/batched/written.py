@@ -8,7 +8,7 @@ from fedsel_flwr.clients.batched.descent import Descent
 from fedsel_flwr.clients.batched.kernel import Batch
 from fedsel_flwr.clients.batched.layers import Now
 from fedsel_flwr.clients.batched.planning import Plan
-from fedsel_flwr.clients.losses import Loss, cross_entropy
+from fedsel_flwr.clients.objectives import Loss, cross_entropy
 
 
 class WrittenKernel:
@@ -78,6 +78,6 @@ def loss_and_gradient(
         return losses, g.mul_(weights.unsqueeze(-1))
     with torch.enable_grad():
         leaf = outputs.detach().requires_grad_()
-        weighted = loss(leaf.flatten(0, 1), labels.flatten(0, 1)).view_as(weights) * weights
+        weighted = loss(leaf.flatten(0, 1), labels.flatten(0, 1), reduction="none").view_as(weights) * weights
         (g,) = torch.autograd.grad(weighted.sum(), leaf)
     return weighted.detach().sum(1), g

@@ -14,7 +14,7 @@ from torch import nn
 
 from fedsel_flwr.clients.batched import BatchedTrainer, Examples, train_batched
 from fedsel_flwr.clients.batched.choosing import Way
-from fedsel_flwr.clients.losses import Loss, cross_entropy, squared_error
+from fedsel_flwr.clients.objectives import CLASSIFICATION, REGRESSION, Objective
 from fedsel_flwr.clients.parameters import get_arrays, set_arrays
 from fedsel_flwr.clients.training import TrainingSettings, train
 from fedsel_flwr.simulations.models import build_model
@@ -64,27 +64,27 @@ def odd() -> nn.Module:
     )
 
 
-MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Loss]] = {
-    "logistic": (lambda: build_model("logistic", (1, 28, 28), 10, 0), (1, 28, 28), cross_entropy),
-    "mlp": (lambda: build_model("mlp", (1, 28, 28), 10, 0), (1, 28, 28), cross_entropy),
-    "cnn": (lambda: build_model("cnn", (1, 28, 28), 10, 0), (1, 28, 28), cross_entropy),
-    "vgg": (vgg, (1, 32, 32), cross_entropy),
-    "odd": (odd, (1, 28, 28), cross_entropy),
-    "squared": (lambda: nn.Sequential(nn.Linear(5, 1)), (5,), squared_error),
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Objective]] = {
+    "logistic": (lambda: build_model("logistic", (1, 28, 28), 10, 0), (1, 28, 28), CLASSIFICATION),
+    "mlp": (lambda: build_model("mlp", (1, 28, 28), 10, 0), (1, 28, 28), CLASSIFICATION),
+    "cnn": (lambda: build_model("cnn", (1, 28, 28), 10, 0), (1, 28, 28), CLASSIFICATION),
+    "vgg": (vgg, (1, 32, 32), CLASSIFICATION),
+    "odd": (odd, (1, 28, 28), CLASSIFICATION),
+    "squared": (lambda: nn.Sequential(nn.Linear(5, 1)), (5,), REGRESSION),
 }
 
 
-def world(model: str, dtype: type[np.floating[Any]] = np.float32) -> tuple[nn.Module, Examples, Loss]:
-    """A model, clients of ragged sizes whose rows overlap, and a loss."""
-    build, shape, loss = MODELS[model]
+def world(model: str, dtype: type[np.floating[Any]] = np.float32) -> tuple[nn.Module, Examples, Objective]:
+    """A model, clients of ragged sizes whose rows overlap, and an objective."""
+    build, shape, objective = MODELS[model]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         built = build()
     rng = np.random.default_rng(1)
     inputs = rng.normal(size=(60, *shape)).astype(dtype)
-    labels = rng.integers(10, size=60) if loss is cross_entropy else rng.normal(size=60)
+    labels = rng.integers(10, size=60) if objective is CLASSIFICATION else rng.normal(size=60).astype(np.float32)
     built = built.double() if dtype is np.float64 else built
-    return built, Examples(inputs, labels, [rng.choice(60, size=size, replace=False) for size in SIZES]), loss
+    return built, Examples(inputs, labels, [rng.choice(60, size=size, replace=False) for size in SIZES]), objective
 
 
 def generators(round_: int) -> list[np.random.Generator]:
@@ -92,12 +92,12 @@ def generators(round_: int) -> list[np.random.Generator]:
 
 
 def one_by_one(
-    model: nn.Module, start: Arrays, examples: Examples, settings: TrainingSettings, loss: Loss, round_: int
+    model: nn.Module, start: Arrays, examples: Examples, settings: TrainingSettings, objective: Objective, round_: int
 ) -> tuple[Arrays, npt.NDArray[np.float64]]:
     models, losses = [], []
     for rows, generator in zip(examples.rows, generators(round_), strict=True):
         set_arrays(model, start)
-        losses.append(train(model, examples.inputs[rows], examples.labels[rows], settings, generator, loss))
+        losses.append(train(model, examples.inputs[rows], examples.labels[rows], settings, generator, objective))
         models.append(get_arrays(model))
     return [np.stack(layer) for layer in zip(*models, strict=True)], np.array(losses)
 
@@ -116,12 +116,14 @@ def three_rounds(
     tolerance: float = 1e-5,
 ) -> BatchedTrainer:
     """Train and average three times, one by one and together; compare after each."""
-    model, examples, loss = world(name, dtype)
-    trainer = BatchedTrainer(model, settings, loss=loss, way=way, chunk=chunk)
+    model, examples, objective = world(name, dtype)
+    trainer = BatchedTrainer(model, settings, objective=objective, way=way, chunk=chunk)
     alone = together = get_arrays(model)
     for round_ in range(3):
         layers, losses = trainer.train(together, examples, generators(round_))
-        expected_layers, expected_losses = one_by_one(copy.deepcopy(model), alone, examples, settings, loss, round_)
+        expected_layers, expected_losses = one_by_one(
+            copy.deepcopy(model), alone, examples, settings, objective, round_
+        )
         assert [(x.dtype, x.shape) for x in layers] == [(x.dtype, x.shape) for x in expected_layers]
         np.testing.assert_allclose(losses, expected_losses, rtol=1e-4)
         moved = max(np.abs(a - b).max() for a, b in zip(expected_layers, alone, strict=True))
@@ -158,10 +160,10 @@ def test_the_size_of_a_chunk_changes_nothing(way: Way, chunk: int | None) -> Non
 
 
 def test_the_loop_is_the_loop() -> None:
-    model, examples, loss = world("mlp")
+    model, examples, objective = world("mlp")
     settings = TrainingSettings(**PLAIN)  # type: ignore[arg-type]
     layers, losses = BatchedTrainer(model, settings, way="loop").train(get_arrays(model), examples, generators(0))
-    expected, expected_losses = one_by_one(model, get_arrays(model), examples, settings, loss, 0)
+    expected, expected_losses = one_by_one(model, get_arrays(model), examples, settings, objective, 0)
     assert all(np.array_equal(a, b) for a, b in zip(layers, expected, strict=True))
     assert np.array_equal(losses, expected_losses)
 

@@ -1,0 +1,141 @@
+"""Loss and quality: by hand, against the library, in training, evaluation, answers; classification stays as it was."""
+
+from __future__ import annotations
+
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import r2_score
+from torch import nn
+from torch.nn import functional
+
+from fedsel_flwr.clients.answering import answer, losses_and_gradient
+from fedsel_flwr.clients.objectives import CLASSIFICATION, OBJECTIVES, REGRESSION, r_squared, squared_loss
+from fedsel_flwr.clients.parameters import get_arrays, set_arrays
+from fedsel_flwr.clients.settings import TrainingSettings
+from fedsel_flwr.clients.training import evaluate, train
+from fedsel_flwr.simulations.models import build_model
+
+RNG = np.random.default_rng(3)
+INPUTS = RNG.standard_normal((600, 3)).astype(np.float32)
+WEIGHTS = np.array([1.0, -2.0, 0.5])
+NUMBERS = (INPUTS @ WEIGHTS + 0.7).astype(np.float32)
+
+
+def line(weight: tuple[float, float, float], bias: float) -> nn.Module:
+    model = build_model("linear", (3,), 1, 0)
+    set_arrays(model, [np.array([weight]), np.array([bias])])
+    return model
+
+
+def test_squared_loss_by_hand() -> None:
+    """Outputs 1, 2, 4 for 1, 4, 3: errors 0, -2, 1."""
+    outputs, targets = torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([1.0, 4.0, 3.0])
+    assert squared_loss(outputs, targets, reduction="none").tolist() == [0, 4, 1]
+    assert squared_loss(outputs, targets, reduction="sum").item() == 5
+    assert squared_loss(outputs, targets).item() == pytest.approx(5 / 3)
+
+
+def test_r_squared_is_scikit_learns() -> None:
+    for scale in (0.1, 1.0, 3.0):
+        outputs = NUMBERS + scale * RNG.standard_normal(600).astype(np.float32)
+        ours = r_squared(torch.tensor(outputs)[:, None], torch.tensor(NUMBERS))
+        assert ours == pytest.approx(r2_score(NUMBERS, outputs), abs=1e-6)
+    assert ours < 0
+
+
+@pytest.mark.parametrize(
+    ("outputs", "targets", "quality"),
+    [([[2.0]], [2.0], 1.0), ([[2.5]], [2.0], 0.0), ([[1.0], [1.0]], [1.0, 1.0], 1.0), ([[1.0], [2.0]], [1.0, 1.0], 0)],
+)
+def test_targets_without_variance(outputs: list[list[float]], targets: list[float], quality: float) -> None:
+    assert r_squared(torch.tensor(outputs), torch.tensor(targets)) == quality
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_model_that_diverged_has_no_quality(bad: float) -> None:
+    assert math.isnan(r_squared(torch.tensor([[bad], [1.0]]), torch.tensor([0.0, 1.0])))
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES.values())
+def test_they_travel_to_other_processes(objective: object) -> None:
+    assert pickle.loads(pickle.dumps(objective)) == objective
+
+
+def test_evaluation_of_a_regression_by_hand() -> None:
+    """Weights right, bias .2 too large: every error .2, loss .04; R² = 1 - .04 / variance. Batches do not matter."""
+    loss, quality = evaluate(line((1.0, -2.0, 0.5), 0.9), INPUTS, NUMBERS, objective=REGRESSION)
+    assert loss == pytest.approx(0.04, rel=1e-4)
+    assert quality == pytest.approx(1 - 0.04 / NUMBERS.var(), rel=1e-4)
+    again = evaluate(line((1.0, -2.0, 0.5), 0.9), INPUTS, NUMBERS, 7, REGRESSION)
+    assert again == pytest.approx((loss, quality), rel=1e-5)
+
+
+def test_one_step_of_a_regression_by_hand() -> None:
+    """From zero: the gradient of mean (w·x + b - y)² is -2 mean(y x) and -2 mean(y); step .1; loss mean(y²)."""
+    model = line((0.0, 0.0, 0.0), 0.0)
+    settings = TrainingSettings(learning_rate=0.1, batch_size=600)
+    loss = train(model, INPUTS, NUMBERS, settings, np.random.default_rng(0), REGRESSION)
+    assert loss == pytest.approx(float((NUMBERS**2).mean()), rel=1e-5)
+    weight, bias = get_arrays(model)
+    np.testing.assert_allclose(weight[0], 0.2 * (NUMBERS[:, None] * INPUTS).mean(axis=0), rtol=1e-4)
+    np.testing.assert_allclose(bias[0], 0.2 * NUMBERS.mean(), rtol=1e-4)
+
+
+def test_training_finds_the_line() -> None:
+    model = line((0.0, 0.0, 0.0), 0.0)
+    settings = TrainingSettings(learning_rate=0.05, batch_size=20, local_epochs=5)
+    train(model, INPUTS, NUMBERS, settings, np.random.default_rng(0), REGRESSION)
+    np.testing.assert_allclose(get_arrays(model)[0][0], WEIGHTS, atol=1e-3)
+
+
+def test_answers_of_a_regression_by_hand() -> None:
+    """Bias .2 too large everywhere: losses .04, gradient 2 x .2 mean(x) and .4."""
+    model = line((1.0, -2.0, 0.5), 0.9)
+    asked = {"loss", "rms_loss", "local_accuracy", "gradient"}
+    said = answer(model, asked, (INPUTS, NUMBERS), (INPUTS[:50], NUMBERS[:50]), REGRESSION)
+    assert (said["loss"], said["rms_loss"]) == pytest.approx((0.04, 0.04), rel=1e-3)
+    assert said["local_accuracy"] == pytest.approx(1 - 0.04 / NUMBERS[:50].var(), rel=1e-3)
+    gradient = np.frombuffer(said["gradient"], dtype=np.float32)  # type: ignore[arg-type]
+    np.testing.assert_allclose(gradient, [*(0.4 * INPUTS.mean(axis=0)), 0.4], rtol=1e-3)
+    losses, _ = losses_and_gradient(model, INPUTS, NUMBERS, objective=REGRESSION)
+    np.testing.assert_allclose(losses, 0.04, rtol=1e-3)
+
+
+def test_a_negative_r_squared_is_local_accuracy_0() -> None:
+    """The column holds [0, 1]."""
+    far = line((-5.0, 0.0, 0.0), 9.0)
+    assert evaluate(far, INPUTS, NUMBERS, objective=REGRESSION)[1] < 0
+    assert answer(far, {"local_accuracy"}, (INPUTS, NUMBERS), (INPUTS, NUMBERS), REGRESSION) == {"local_accuracy": 0.0}
+
+
+def reference_step(model: nn.Module, inputs: np.ndarray, labels: np.ndarray, rate: float, order: np.ndarray) -> None:
+    """One pass with torch alone: cross-entropy and plain gradient descent in batches of 16."""
+    for start in range(0, len(labels), 16):
+        rows = order[start : start + 16]
+        loss = functional.cross_entropy(model(torch.tensor(inputs[rows])), torch.tensor(labels[rows]))
+        for parameter, slope in zip(
+            model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True
+        ):
+            parameter.data.add_(slope, alpha=-rate)
+
+
+def test_classification_is_the_default_and_to_the_last_bit_cross_entropy() -> None:
+    inputs = RNG.standard_normal((50, 1, 8, 8)).astype(np.float32)
+    labels = np.arange(50) % 10
+    models = [build_model("mlp", (1, 8, 8), 10, 4) for _ in range(3)]
+    settings = TrainingSettings(learning_rate=0.1, batch_size=16)
+    train(models[0], inputs, labels, settings, np.random.default_rng(5))
+    train(models[1], inputs, labels, settings, np.random.default_rng(5), CLASSIFICATION)
+    drawn = np.random.default_rng(5)
+    drawn.integers(2**63)  # the seed of the dropout
+    reference_step(models[2], inputs, labels, 0.1, drawn.permutation(50))
+    for one, two, three in zip(*map(get_arrays, models), strict=True):
+        assert one.tobytes() == two.tobytes() == three.tobytes()
+    logits = models[0](torch.tensor(inputs)).detach()
+    loss, quality = evaluate(models[0], inputs, labels)
+    assert loss == functional.cross_entropy(logits, torch.tensor(labels), reduction="sum").item() / 50
+    assert quality == int((logits.argmax(dim=1) == torch.tensor(labels)).sum()) / 50

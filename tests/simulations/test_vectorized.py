@@ -1,0 +1,123 @@
+"""The vectorized engine: the choices, the clocks and the models of the clients that train one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.common import Code, FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
+from flwr.server import strategy as flower
+
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.rounds.models import ModelStack
+from fedsel_flwr.rounds.round import Outcome
+from fedsel_flwr.simulations.aggregating import Named, aggregated, stack_mean
+from fedsel_flwr.simulations.engine import simulate
+from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.simulations.scenario_files import load_scenario
+from tests.simulations import inprocess
+
+pytestmark = pytest.mark.timeout(120)
+SELECTORS = ("bsfl", "cs-ucb-q", "gpfl", "fedcm-ts", "pczfl", "local-accuracy")
+
+
+def _scenario(selector: str, rounds: int, **overrides: Any) -> Scenario:
+    keys = {"num_clients": 30, "clients_per_round": 5, "clients.energy_score_low": 0.5, "data.local_test_fraction": 0.2}
+    return load_scenario("digits", {**keys, "selector": selector, "rounds": rounds, **overrides})
+
+
+def _same(scenario: Scenario) -> None:
+    """Both ways choose the same clients, who take the same time and energy, and end at the same model."""
+    alone, together = inprocess.play(scenario), simulate(scenario, engine="vectorized")
+    pairs = list(zip(alone.history.clients, together.history.clients, strict=True))
+    for one, other in pairs:
+        assert (one.round, one.client_id, one.completed, one.kept) == (
+            other.round, other.client_id, other.completed, other.kept,
+        )  # fmt: skip
+        assert (one.latency_s, one.energy_j, one.num_examples) == (other.latency_s, other.energy_j, other.num_examples)
+        assert one.train_loss == pytest.approx(other.train_loss, rel=1e-3)
+    for one_round, other_round in zip(alone.history.rounds, together.history.rounds, strict=True):
+        assert (one_round.simulated_s, one_round.probe_s) == (other_round.simulated_s, other_round.probe_s)
+        assert one_round.accuracy == pytest.approx(other_round.accuracy, abs=0.006)  # one or two of 360 examples
+    difference = max(np.abs(a - b).max() for a, b in zip(alone.arrays, together.arrays, strict=True))
+    assert difference <= 1e-4
+
+
+@pytest.mark.parametrize("selector", ["bsfl", "pczfl"])
+def test_as_clients_that_train_one_by_one(selector: str) -> None:
+    _same(_scenario(selector, 20))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("selector", SELECTORS)
+@pytest.mark.parametrize("model", ["logistic", "mlp"])
+def test_every_selector_as_clients_that_train_one_by_one(selector: str, model: str) -> None:
+    _same(_scenario(selector, 20, **{"model.name": model, "training.momentum": 0.5, "training.proximal_mu": 0.1}))
+
+
+def test_absences_failures_and_waves_are_the_same() -> None:
+    _same(_scenario("cs-ucb", 8, **{
+        "availability.kind": "bernoulli", "availability.probability": 0.4, "wireless.max_latency_s": 0.4,
+        "wireless.channels": 2,
+    }))  # fmt: skip
+
+
+@pytest.mark.parametrize("base", ["fedadam", "fedyogi", "fedavgm"])
+def test_other_bases_aggregate_through_flowers_types(base: str) -> None:
+    _same(_scenario("random", 4, **{"aggregation.base": base}))
+
+
+@pytest.mark.parametrize("api", ["legacy", "message"])
+def test_either_api_of_a_scenario_gives_the_same_run(api: str) -> None:
+    """The engine has no use for Flower's messages: the API decides nothing."""
+    scenario = _scenario("random", 3)
+    expected = simulate(scenario, engine="vectorized")
+    got = simulate(scenario.model_copy(update={"api": api}), engine="vectorized")
+    assert repr(got.history) == repr(expected.history)
+    for one, other in zip(got.arrays, expected.arrays, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_on_round_sees_every_round_and_evaluation_may_be_rare() -> None:
+    seen: list[tuple[int, bool]] = []
+    scenario = _scenario("random", 5, evaluation_every=2)
+    simulate(
+        scenario, engine="vectorized", on_round=lambda record: seen.append((record.round, np.isfinite(record.accuracy)))
+    )
+    assert seen == [(1, False), (2, True), (3, False), (4, True), (5, True)]
+
+
+@pytest.mark.parametrize(("key", "value"), [("latency_mode", "measured"), ("delay", "sleep")])
+def test_what_only_single_clients_can_do_is_refused(key: str, value: str) -> None:
+    with pytest.raises(ParameterError, match=rf"clients\.{key} = '{value}' is of clients that train one by one"):
+        simulate(_scenario("random", 1, **{f"clients.{key}": value}), engine="vectorized")
+
+
+def test_an_unknown_engine_is_refused() -> None:
+    with pytest.raises(ParameterError, match="engine must be one of ray, vectorized, got 'steam'"):
+        simulate(_scenario("random", 1), engine="steam")
+
+
+@pytest.mark.parametrize("base", [flower.FedAvg(), flower.FedProx(proximal_mu=0.1)])
+def test_the_mean_of_a_stack_is_flowers_own(base: Any) -> None:
+    rng = np.random.default_rng(3)
+    stack = ModelStack([rng.normal(size=(4, *shape)).astype(np.float32) for shape in ((64, 30), (30,), ())])
+    weights = np.array([10.0, 1.0, 250.0, 37.0])
+    results = [
+        (Named(str(i)), FitRes(Status(Code.OK, ""), ndarrays_to_parameters(list(one)), int(weight), {}))
+        for i, (one, weight) in enumerate(zip(stack.listed(), weights, strict=True))
+    ]
+    parameters, _ = base.aggregate_fit(1, results, [])
+    assert parameters is not None
+    for ours, theirs in zip(stack_mean(stack, weights), parameters_to_ndarrays(parameters), strict=True):
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7)
+
+
+def test_too_few_models_for_krum_are_refused() -> None:
+    from fedsel_flwr.errors import RunError
+
+    outcome = Outcome(results={}, usable=["0"], enough=True, models=ModelStack([np.zeros((1, 2))]))
+    with pytest.raises(RunError, match="Krum with f = 1"):
+        aggregated(flower.Krum(num_malicious_clients=1, num_clients_to_keep=1), 1, outcome)
