@@ -13,6 +13,7 @@ import numpy as np
 
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds import saving
+from fedsel_flwr.rounds.budget import Budget
 from fedsel_flwr.rounds.client_values import ClientValues
 from fedsel_flwr.rounds.collecting import Collector
 from fedsel_flwr.rounds.enrolment import Introduction
@@ -51,6 +52,7 @@ class SelectionCore:
         client_values: Selector parameters given by client id, bound to ``roster``; clients they do not cover are
             refused.
         availability: Who takes part in a round.
+        budget: What the run may spend; None sets no limit.
         roll_call_timeout: Seconds that the transport waits for introductions, for messages.
 
     Attributes:
@@ -67,9 +69,10 @@ class SelectionCore:
         roster: Roster | None = None,
         client_values: tuple[ClientValues, ...] = (),
         availability: Availability | None = None,
+        budget: Budget | None = None,
         roll_call_timeout: float = 60.0,
     ) -> None:
-        self.settings, self._availability = settings, availability
+        self.settings, self._availability, self._budget = settings, availability, budget or Budget()
         roster = Roster() if roster is None else roster
         self.parts = make_parts(selector, settings, roster, client_values, roll_call_timeout)
         self.numbering = Numbering()
@@ -85,6 +88,11 @@ class SelectionCore:
     def asks(self) -> str:
         """The columns that clients report only when the train config asks for them, comma-separated."""
         return ",".join(sorted(self.parts.selector.needs & ASKED))
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run is over: the budget is spent, or the selector has nothing left to choose."""
+        return self._budget.spent(self.parts.history) or self.parts.selector.done
 
     def reads_global(self, outcome: Outcome) -> bool:
         """Whether :meth:`finish` needs the arrays of the new global model."""
@@ -106,11 +114,14 @@ class SelectionCore:
             server_round: The server's number of this round; None counts along.
 
         Returns:
-            The chosen connections, by ascending row. If there are none, the round is in the history already.
+            The chosen connections, by ascending row. If there are none, the round is in the history already, or the
+            run has :attr:`ended` and there is none.
 
         Raises:
             RunError: The server's round does not follow the selector's.
         """
+        if self.ended:
+            return []
         parts, upcoming = self.parts, self.round + 1
         if server_round is not None:
             self.numbering.check(server_round, self.round)

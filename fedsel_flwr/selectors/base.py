@@ -83,6 +83,11 @@ class Selector(SavedState, ABC):
         """Whether the round chosen last only measures clients, so that the global model must stay as it is."""
         return False
 
+    @property
+    def done(self) -> bool:
+        """Whether the run may end: there is nothing left to choose. Never, unless a subclass says so."""
+        return False
+
     def expected_count(self, num_available: int) -> int | None:
         """How many clients the next :meth:`select` returns of so many available; None if only the algorithm knows."""
         return num_available if self.clients_per_round is None else min(int(self.clients_per_round), num_available)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fedsel_flwr.aggregation.filter import Filter
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.rounds.budget import Budget
 from fedsel_flwr.rounds.client_values import ClientValues
 from fedsel_flwr.rounds.history import History, RoundRecord
 from fedsel_flwr.rounds.presence import Availability
@@ -50,6 +52,8 @@ def make_strategy(
         "roll_call_timeout": scenario.aggregation.round_timeout_s,  # a busy machine must not change who is known
         "channels": scenario.wireless.channels or scenario.clients_per_round,
         "availability": make_availability(scenario),
+        "budget": Budget(simulated_s=scenario.simulated_s or math.inf, joules=scenario.joules or math.inf),
+        "evaluate_in": lambda number: number % scenario.evaluation_every == 0 or number >= scenario.rounds,
         "on_round": on_round,
         **_measuring(world),
     }

@@ -56,6 +56,8 @@ def run_vectorized(world: World, strategy: Any, device: str = "cpu") -> RunResul
     clients, model = InProcess(world, device), world.initial_arrays()
     core.numbering.begin_run()
     for number in range(1, scenario.rounds + 1):
+        if core.ended:
+            break
         clients.model = model
         chosen = core.choose(clients.nodes, model, clients, number)
         if chosen:
@@ -64,9 +66,7 @@ def run_vectorized(world: World, strategy: Any, device: str = "cpu") -> RunResul
             mean = aggregated(strategy.base, core.round, outcome) if outcome.enough else None
             after = core.finish(mean)
             model = model if after is None else list(after)
-        last = number == scenario.rounds
-        measured = world.test(model) if last or number % scenario.evaluation_every == 0 else (None, None)
-        strategy.round_ended(number, *measured)
+        strategy.round_ended(number, *(world.test(model) if strategy.evaluation_due(number) else ()))
     return RunResult(history=strategy.history, arrays=model)
 
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 from fedsel_flwr.aggregation.filter import Filter
 from fedsel_flwr.checks import real, whole
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.rounds.budget import Budget
 from fedsel_flwr.rounds.client_values import ClientValues
 from fedsel_flwr.rounds.core import SelectionCore
 from fedsel_flwr.rounds.history import History, RoundRecord
@@ -53,6 +54,10 @@ class Adapter:
         momentum: Momentum of the server's direction (GPFL's gamma).
         availability: Called with client id, round and simulated seconds; False leaves the client out of the round
             (simulation).
+        budget: What the run may spend, in simulated seconds and joules; the rounds that Flower still counts after that
+            choose nobody and are not in the history.
+        evaluate_in: Called with an absolute round; False skips its central evaluation. The round that ends a run by its
+            budget is always evaluated. None evaluates every round.
         on_round: Called with each finished round's record, after the central evaluation.
         roster: Connections, client ids and rows; None starts with an empty one.
         client_values: Selector parameters given by client id, already bound to ``roster``.
@@ -94,6 +99,8 @@ class Adapter:
         learning_rate: float | None = None,
         momentum: float = 0.1,
         availability: Availability | None = None,
+        budget: Budget | None = None,
+        evaluate_in: Callable[[int], bool] | None = None,
         on_round: Callable[[RoundRecord], None] | None = None,
         roster: Roster | None = None,
         client_values: tuple[ClientValues, ...] = (),
@@ -129,11 +136,12 @@ class Adapter:
         self._question_timeout = real("roll_call_timeout", roll_call_timeout, above=0.0)
         self.core = SelectionCore(
             selector, settings, roster=self.roster, client_values=client_values, availability=availability,
+            budget=budget,
             roll_call_timeout=roll_call_timeout,
         )  # fmt: skip
         if self.core.parts.measurer.reads_updates:
             bases.warn_of_privacy(self.base, self.core.parts.measurer.reader)
-        self._on_round = on_round
+        self._on_round, self._evaluate_in = on_round, evaluate_in
         self._dispatched: dict[str, Any] = {}  # connection -> what was sent in this round
 
     @property
@@ -169,6 +177,13 @@ class Adapter:
     def __repr__(self) -> str:
         """Name the selector and the base."""
         return f"{type(self).__name__}(selector={self.selector.name!r}, base={self.base!r})"
+
+    def evaluation_due(self, server_round: int) -> bool:
+        """Whether the central evaluation of this round is wanted: it is one that took place, and its turn."""
+        number = self.core.numbering.absolute(server_round)
+        if number > self.core.round:
+            return False  # the run has ended, and Flower counts on
+        return self._evaluate_in is None or self.core.ended or self._evaluate_in(number)
 
     def round_ended(self, server_round: int, loss: object = None, accuracy: object = None) -> None:
         """Enter the central evaluation of a round, where there was one, and tell the caller of ``on_round``.

@@ -12,7 +12,10 @@ from flwr.server import strategy as flower
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.models import ModelStack
 from fedsel_flwr.rounds.round import Outcome
+from fedsel_flwr.selectors import Random
 from fedsel_flwr.simulations.aggregating import Named, aggregated, stack_mean
+from fedsel_flwr.simulations.client_app import ScenarioApp
+from fedsel_flwr.simulations.driving import drive
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
@@ -86,6 +89,44 @@ def test_on_round_sees_every_round_and_evaluation_may_be_rare() -> None:
         scenario, engine="vectorized", on_round=lambda record: seen.append((record.round, np.isfinite(record.accuracy)))
     )
     assert seen == [(1, False), (2, True), (3, False), (4, True), (5, True)]
+
+
+@pytest.mark.parametrize("engine", ["one by one", "vectorized", "message"])
+def test_a_budget_ends_the_run_and_what_flower_counts_after_it_leaves_no_trace(engine: str) -> None:
+    """Evaluated are every second round, and the one that ends the run."""
+    scenario = _scenario("cs-ucb", 9, evaluation_every=2)
+    whole = simulate(scenario, engine="vectorized").history
+    limit = (whole.rounds[3].simulated_s + whole.rounds[4].simulated_s) / 2  # used up in round 5
+    seen: list[int] = []
+    short = scenario.model_copy(update={"simulated_s": limit, "api": "message" if engine == "message" else "legacy"})
+    if engine == "vectorized":
+        history = simulate(short, engine=engine, on_round=lambda record: seen.append(record.round)).history
+        assert seen == [1, 2, 3, 4, 5]
+    else:
+        history = inprocess.play(short).history if engine == "one by one" else _messages(short).history
+    assert [record.round for record in history.rounds] == [1, 2, 3, 4, 5]
+    assert [np.isfinite(record.accuracy) for record in history.rounds] == [False, True, False, True, True]
+    assert [record.client_id for record in history.clients] == [
+        record.client_id for record in whole.clients if record.round <= 5
+    ]
+    joules = scenario.model_copy(update={"joules": whole.rounds[1].total_energy_j})
+    assert len(simulate(joules, engine="vectorized").history.rounds) == 2
+
+
+def _messages(scenario: Scenario) -> Any:
+    app = ScenarioApp(lambda context: scenario)
+    return drive(inprocess.AppGrid(app, scenario.num_clients), scenario)
+
+
+def test_a_selector_may_say_that_it_is_done() -> None:
+    class Twice(Random):
+        @property
+        def done(self) -> bool:
+            return self.round >= 2
+
+    result = simulate(_scenario("random", 9), engine="vectorized", selector=Twice(clients_per_round=3, seed=0))
+    assert [record.round for record in result.history.rounds] == [1, 2]
+    assert np.isfinite(result.history.rounds[-1].accuracy)
 
 
 @pytest.mark.parametrize(("key", "value"), [("latency_mode", "measured"), ("delay", "sleep")])

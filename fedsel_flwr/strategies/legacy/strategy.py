@@ -163,9 +163,9 @@ class SelectionStrategy(Adapter, Strategy):
 
     def evaluate(self, server_round: int, parameters: Parameters) -> tuple[float, dict[str, Scalar]] | None:
         """Let the base evaluate the global model, and enter loss and accuracy into the history."""
-        result: tuple[float, dict[str, Scalar]] | None = self.base.evaluate(
-            self.core.numbering.absolute(server_round), parameters
-        )
+        result: tuple[float, dict[str, Scalar]] | None = None
+        if self.evaluation_due(server_round):
+            result = self.base.evaluate(self.core.numbering.absolute(server_round), parameters)
         if result is not None:
             self._enter_evaluation(server_round, *result)
         self._end_round(server_round)

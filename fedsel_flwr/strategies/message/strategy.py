@@ -167,7 +167,8 @@ class SelectionStrategy(Adapter, Strategy):
         """The central evaluation, entering what it finds into the history."""
 
         def entering(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-            metrics = evaluate_fn(self.core.numbering.absolute(server_round), arrays)
+            number = self.core.numbering.absolute(server_round)
+            metrics = evaluate_fn(number, arrays) if self.evaluation_due(server_round) else None
             if metrics is not None:
                 self._enter_evaluation(server_round, metrics.get("loss"), dict(metrics.items()))
             self._end_round(server_round)
