@@ -49,6 +49,11 @@ def _parser() -> argparse.ArgumentParser:
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
         help="override a scenario key, for example --set training.learning_rate=0.05 (may be repeated)",
     )  # fmt: skip
+    common.add_argument(
+        "--engine", choices=("ray", "vectorized"),
+        help="ray: Flower, each client by itself; vectorized: in this process, a round's clients together "
+        "(default: the scenario's for run, vectorized for compare)",
+    )  # fmt: skip
     common.add_argument("--runs-dir", default="runs", metavar="DIR", help="where run folders go (default: ./runs)")
     run = commands.add_parser("run", parents=[common], help="run a scenario with one selector")
     run.add_argument("--selector", help="instead of the scenario's")
@@ -94,10 +99,12 @@ def _compare(args: argparse.Namespace) -> int:
     from fedsel_flwr.report.table import render_table
     from fedsel_flwr.simulations.building import check_selectors
     from fedsel_flwr.simulations.comparison import Comparison
+    from fedsel_flwr.simulations.engine import check_engine
     from fedsel_flwr.simulations.processes import adopt_orphans, end_descendants, leaving_at_once
     from fedsel_flwr.simulations.world import world_of
 
     check_selectors(scenario, selectors)
+    check_engine(scenario)
     world_of(scenario)  # faults in the data come before anything is written
     folder = create_run_folder(scenario.name, args.runs_dir).resolve()
     _log_to(folder / "flower.log")
@@ -117,6 +124,7 @@ def _compare(args: argparse.Namespace) -> int:
 def _overrides(args: argparse.Namespace) -> dict[str, Any]:
     overrides: dict[str, Any] = {"data.data_dir": args.data_dir, "rounds": args.rounds}
     overrides["selector"] = getattr(args, "selector", None)
+    overrides["engine"] = args.engine or ("vectorized" if args.command == "compare" else None)
     for text in args.overrides:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():

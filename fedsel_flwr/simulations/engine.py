@@ -71,13 +71,13 @@ def simulate(
             f"scenario must be a Scenario, got {type(scenario).__name__}; "
             "fedsel_flwr.simulations.scenario_files.load_scenario makes one of a name or file"
         )
-    engine = one_of("engine", scenario.engine if engine is None else engine, ENGINES)
-    if engine == "vectorized":
-        check_vectorized(scenario)
+    if engine is not None:
+        scenario = scenario.model_copy(update={"engine": one_of("engine", engine, ENGINES)})
+    check_engine(scenario)
     world = world_of(scenario)  # in this thread, so that faults in data and parameters come before Ray starts
     own = strategy is not None
     strategy = given_or_made(world, strategy, on_round, selector)
-    if engine == "vectorized":
+    if scenario.engine == "vectorized":
         return run_vectorized(world, strategy, device)
     results: list[RunResult] = []
     server_app = ServerApp()
@@ -98,6 +98,12 @@ def simulate(
             "to try a selector of your own, give simulate selector= in place of strategy="
         )
     return results[0]
+
+
+def check_engine(scenario: Scenario) -> None:
+    """Refuse a scenario that its engine cannot run; raises :class:`ParameterError`."""
+    if scenario.engine == "vectorized":
+        check_vectorized(scenario)
 
 
 @dataclass(frozen=True)
