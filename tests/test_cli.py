@@ -132,7 +132,7 @@ FAULTS: list[tuple[list[str], list[str]]] = [
     (["run", "smoke", "--set", "bogus=1"], ["unknown key 'bogus'", "allowed are"]),
     (["run", "smoke", "--set", "rounds"], ["KEY=VALUE", "'rounds'"]),
     (["run", "smoke", "--set", "=3"], ["KEY=VALUE", "'=3'"]),
-    (["run", "smoke", "--set", "model.name=vgg"], ["model.name = 'vgg'", "'logistic', 'mlp' or 'cnn'"]),
+    (["run", "smoke", "--set", "model.name=vgg"], ["model.name = 'vgg'", "'logistic', 'mlp', 'cnn'"]),
     (["run", "smoke", "--rounds", "0"], ["rounds = 0", "greater than or equal to 1"]),
     (["run", "smoke", "--set", "num_clients=1294"], ["1294 clients", "1293 examples"]),
     (["run", "smoke", "--set", "data.test_fraction=0.9999"], ["test_fraction = 0.9999"]),
