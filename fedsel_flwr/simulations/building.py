@@ -42,6 +42,7 @@ def make_strategy(
         ParameterError: A selector parameter is missing or out of range, or the availability trace cannot be used.
     """
     scenario = world.scenario
+    world.check_measured((selector_class(scenario.selector) if selector is None else selector).needs)
     api = APIS[scenario.api]
     options: dict[str, Any] = {
         "base": api.make_base(world),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import lru_cache
 
 import numpy as np
@@ -19,6 +20,7 @@ from fedsel_flwr.clients.training import evaluate
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.validation import Validation
+from fedsel_flwr.selectors.columns import ON_VALIDATION
 from fedsel_flwr.simulations.data import Dataset, cached_dataset
 from fedsel_flwr.simulations.dataset import Task
 from fedsel_flwr.simulations.models import MODELS, REGRESSORS, build_model
@@ -125,13 +127,30 @@ class World:
     def validation(self) -> Validation | None:
         """The server's validation set, for filters and selectors that measure models; None of a regression.
 
-        What the server measures are logits and the fraction correct. Whatever needs them says that it needs a
-        validation set.
+        What the server measures are logits and the fraction correct; who needs them is refused before round 1.
         """
         split = self.dataset.validation
         if self.dataset.task == "regression":
             return None
         return Validation(torch_predict(self.model), split.inputs, split.labels.astype(np.int64, copy=False))
+
+    def check_measured(self, needs: Collection[str]) -> None:
+        """Refuse a selector or a filter that measures classifiers on the server where the model predicts numbers.
+
+        Args:
+            needs: The columns that the selector reads.
+
+        Raises:
+            ParameterError: The data are numbers, and the selector needs a column of the server's validation set, or
+                the scenario has FedCA's filter.
+        """
+        columns = sorted(ON_VALIDATION & set(needs))
+        if self.dataset.task == "regression" and (columns or self.scenario.aggregation.filter):
+            what = f"the selector ({', '.join(columns)})" if columns else "FedCA's filter (aggregation.filter)"
+            raise ParameterError(
+                f"{what} measures classifiers on the server's validation set, but data.dataset = "
+                f"{self.scenario.data.dataset!r} has numbers to predict: choose another one, or a data set with classes"
+            )
 
     def test(self, arrays: Arrays) -> tuple[float, float]:
         """Loss and accuracy (of a regression: R²) of a model on the test set, which no selector ever sees."""

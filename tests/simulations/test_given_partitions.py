@@ -110,6 +110,14 @@ def test_classes_are_shared_equally_and_each_client_gets_distinct_ones() -> None
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(6000))
 
 
+def test_every_pack_of_classes_is_shuffled_anew() -> None:
+    """20 clients of one class: each ten hold all ten classes, in orders of their own."""
+    parts = partition_indices(LABELS, 20, kind="classes", classes_per_client=[1] * 20, seed=5)
+    held = [int(LABELS[part][0]) for part in parts]
+    assert sorted(held[:10]) == sorted(held[10:]) == list(range(10))
+    assert held[:10] != held[10:]
+
+
 def test_everybody_may_hold_every_class() -> None:
     parts = partition_indices(LABELS, 2, kind="classes", classes_per_client=[10, 10])
     assert [len(part) for part in parts] == [3000, 3000]
