@@ -40,7 +40,7 @@ def choose(
         ParameterError: If the way that is asked for cannot train the model.
     """
     ways: dict[Way, Callable[[], Kernel]] = {
-        "written": lambda: WrittenKernel(plan(copy.deepcopy(model), inputs[:1].cpu()), loss),
+        "written": lambda: WrittenKernel(plan(model, inputs[:1].cpu()), loss),
         "general": lambda: GeneralKernel(copy.deepcopy(model).to(inputs.device), loss, inputs, labels),
     }
     reasons: dict[str, str] = {}

@@ -11,15 +11,16 @@ DEVICE_BYTES = 2 * 2**30
 """What the activations of a chunk may take of an accelerator's memory."""
 
 
-def default_chunk(model: nn.Module, inputs: torch.Tensor, batch_size: int) -> int:
+def default_chunk(model: nn.Module, inputs: torch.Tensor, batch_size: int, device: torch.device) -> int:
     """Return how many clients to train at once.
 
     The choice follows from sizes alone. One by timing would vary between runs, and with it the last bits of the sums.
 
     Args:
         model: The model, in any mode; left as it is.
-        inputs: At least one example, shape (n, …).
+        inputs: At least one example, where the model is, shape (n, …).
         batch_size: Examples in a step.
+        device: Where to train.
 
     Returns:
         At least 1.
@@ -40,5 +41,5 @@ def default_chunk(model: nn.Module, inputs: torch.Tensor, batch_size: int) -> in
         for hook in hooks:
             hook.remove()
     parameters = sum(p.numel() * p.element_size() for p in model.parameters())
-    budget = CACHED_BYTES if inputs.device.type == "cpu" else DEVICE_BYTES
+    budget = CACHED_BYTES if device.type == "cpu" else DEVICE_BYTES
     return max(1, budget // max(1, seen[0] * batch_size + parameters))

@@ -46,7 +46,8 @@ class GeneralKernel:
             for name, tensor in tensors
             if any(other is tensor for other in state)
         }
-        self._trained = self._look(inputs, labels)
+        with torch.random.fork_rng(devices=[]):  # for a model that draws, and will be refused for it
+            self._trained = self._look(inputs, labels)
         self.draws = tuple(self._tape.draws)
         self._gradient = vmap(grad_and_value(self._objective), in_dims=(0, 0, 0, 0, 0), randomness="error")
         self._try(inputs, labels)

@@ -78,8 +78,9 @@ def _flat(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
         raise Refused(f"{_named(prefix, module)} has hooks")
     if type(module) is nn.Sequential:
-        for name, child in module.named_children():
-            yield from _flat(f"{prefix}{name}.", child)
+        for name, child in module._modules.items():  # named_children() leaves out what comes a second time
+            if child is not None:
+                yield from _flat(f"{prefix}{name}.", child)
         return
     known = (nn.Flatten, nn.Linear, nn.ReLU, nn.Dropout, nn.Conv2d, nn.MaxPool2d, nn.Identity)
     if type(module) not in known:

@@ -120,7 +120,7 @@ class BatchedTrainer:
         order = longest_first(examples.sizes, self._settings)
         if self._chunk is None:
             batch_size = min(self._settings.batch_size, max(examples.sizes))
-            self._chunk = default_chunk(self._scratch, data[0].cpu(), batch_size)
+            self._chunk = default_chunk(self._scratch, data[0][:1].cpu(), batch_size, self._device)
         for first in range(0, len(order), self._chunk):
             part = order[first : first + self._chunk]
             stack = [whole[first : first + self._chunk].copy_(own) for whole, own in zip(stacks, received, strict=True)]

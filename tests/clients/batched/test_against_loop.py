@@ -1,4 +1,9 @@
-"""Clients trained together get the weights and losses that they get one by one."""
+"""Clients trained together get the weights and losses that they get one by one.
+
+In single precision a rounding difference can turn a unit that stands at its kink, or the maximum of a window, and the
+weights then differ by the step length times that unit's gradient: hence small steps here, and the same comparison in
+double precision, where nothing but rounding of 1e-12 may differ.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +26,7 @@ from fedsel_flwr.simulations.models import build_model
 
 Arrays = list[npt.NDArray[Any]]
 SIZES = (7, 30, 1, 24, 12, 10, 5)  # with batches of 8: one to four steps a pass, last batches of 1 to 8
-PLAIN = {"learning_rate": 0.05, "batch_size": 8}
+PLAIN = {"learning_rate": 0.003, "batch_size": 8}
 SETTINGS = {
     "plain": PLAIN,
     "epochs": PLAIN | {"local_epochs": 3},
@@ -30,7 +35,7 @@ SETTINGS = {
     "decay": PLAIN | {"weight_decay": 0.05, "local_epochs": 2},
     "proximal": PLAIN | {"proximal_mu": 0.5, "local_epochs": 2},
     "everything": PLAIN | {"local_epochs": 2, "momentum": 0.7, "weight_decay": 0.02, "proximal_mu": 0.3},
-    "full batch": {"learning_rate": 0.05, "batch_size": 1000, "local_epochs": 2},
+    "full batch": {"learning_rate": 0.003, "batch_size": 1000, "local_epochs": 2},
 }
 
 
@@ -80,9 +85,10 @@ def world(model: str, dtype: type[np.floating[Any]] = np.float32) -> tuple[nn.Mo
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         built = build()
-    rng = np.random.default_rng(1)
-    inputs = rng.normal(size=(60, *shape)).astype(dtype)
-    labels = rng.integers(10, size=60) if objective is CLASSIFICATION else rng.normal(size=60).astype(np.float32)
+    rng = np.random.default_rng(2)
+    classes = rng.integers(10, size=60)
+    inputs = (rng.normal(size=(10, *shape))[classes] + 0.3 * rng.normal(size=(60, *shape))).astype(dtype)
+    labels = classes if objective is CLASSIFICATION else inputs.sum(1)
     built = built.double() if dtype is np.float64 else built
     return built, Examples(inputs, labels, [rng.choice(60, size=size, replace=False) for size in SIZES]), objective
 
@@ -127,7 +133,7 @@ def three_rounds(
         assert [(x.dtype, x.shape) for x in layers] == [(x.dtype, x.shape) for x in expected_layers]
         np.testing.assert_allclose(losses, expected_losses, rtol=1e-4)
         moved = max(np.abs(a - b).max() for a, b in zip(expected_layers, alone, strict=True))
-        assert moved > 1e-3
+        assert moved > 3e-4
         alone, together = average(expected_layers), average(layers)
         difference = max(np.abs(a - b).max() for a, b in zip(alone, together, strict=True))
         assert difference <= tolerance, (round_, difference)
@@ -147,10 +153,16 @@ def test_same_averages_of_deeper_networks(name: str, settings: str) -> None:
     assert three_rounds(name, TrainingSettings(**SETTINGS[settings]), "auto").way == "written"  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("settings", ["plain", "everything"])
+@pytest.mark.parametrize(("name", "settings"), [(name, "everything") for name in MODELS] + [("cnn", "steps")])
+@pytest.mark.parametrize("way", ["written", "general"])
+def test_what_differs_is_rounding(way: Way, name: str, settings: str) -> None:
+    chosen = TrainingSettings(**SETTINGS[settings])  # type: ignore[arg-type]
+    three_rounds(name, chosen, way, dtype=np.float64, tolerance=1e-12)
+
+
 @pytest.mark.parametrize("name", MODELS)
-def test_same_averages_the_general_way(name: str, settings: str) -> None:
-    three_rounds(name, TrainingSettings(**SETTINGS[settings]), "general")  # type: ignore[arg-type]
+def test_same_averages_the_general_way(name: str) -> None:
+    three_rounds(name, TrainingSettings(**SETTINGS["everything"]), "general")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 100, None])
