@@ -14,6 +14,7 @@ from flwr.common.logger import log
 from flwr.server import ServerApp
 from flwr.serverapp import Grid
 
+from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report.run_folder import create_run_folder
 from fedsel_flwr.rounds.history import History, RoundRecord
 from fedsel_flwr.simulations.client_app import ScenarioApp
@@ -46,7 +47,13 @@ def scenario_of(context: Context) -> Scenario:
 @lru_cache(maxsize=8)
 def _scenario(config: tuple[tuple[str, object], ...]) -> Scenario:
     overrides = {key: value for key, value in config if key not in OWN_KEYS}
-    return load_scenario(str(dict(config).get("scenario") or "digits"), overrides)
+    scenario = load_scenario(str(dict(config).get("scenario") or "digits"), overrides)
+    if scenario.engine != "ray":
+        raise ParameterError(
+            f"engine = {scenario.engine!r}, but flwr run is Flower's own engine: leave engine out, or use fedsel run "
+            f"--engine {scenario.engine}"
+        )
+    return scenario
 
 
 client_app = ScenarioApp(scenario_of)

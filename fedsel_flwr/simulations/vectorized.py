@@ -84,7 +84,9 @@ class InProcess:
 
     def __init__(self, world: World, device: str = "cpu") -> None:
         self._world = world
-        self._trainer = BatchedTrainer(world.model, world.scenario.training.settings(), device=device)
+        self._trainer = BatchedTrainer(
+            world.model, world.scenario.training.settings(), device=device, objective=world.objective
+        )
         self.nodes = frozenset(str(k) for k in range(world.scenario.num_clients))
         self.model: Arrays = []
 
@@ -137,6 +139,6 @@ class InProcess:
             )  # fmt: skip
             if asked:
                 set_arrays(world.model, list(self.model))
-                metrics |= answer(world.model, asked, *world.examples(k))
+                metrics |= answer(world.model, asked, *world.examples(k), world.objective)
             replies[node] = Reply(num_examples=len(world.train_rows(k)), metrics=metrics)
         return replies, ModelStack(layers)

@@ -28,6 +28,7 @@ from flwr.common import (
 )
 from flwr.server.client_proxy import ClientProxy
 
+from fedsel_flwr.selectors import Selector
 from fedsel_flwr.simulations.building import make_strategy
 from fedsel_flwr.simulations.legacy_api import make_server, server_arrays
 from fedsel_flwr.simulations.results import RunResult
@@ -69,16 +70,19 @@ class LocalProxy(ClientProxy):
         raise NotImplementedError
 
 
-def play(scenario: Scenario, world: World | None = None, *, shuffle: int = 0) -> RunResult:
+def play(
+    scenario: Scenario, world: World | None = None, *, shuffle: int = 0, selector: Selector | None = None
+) -> RunResult:
     """Run every round of a scenario.
 
     Args:
         scenario: The scenario.
         world: Its world; built if None.
         shuffle: Draws the names of the connections and the order in which they are made.
+        selector: Chooses in place of the scenario's.
     """
     world = world or World(scenario)
-    strategy = make_strategy(world)
+    strategy = make_strategy(world, selector=selector)
     server = make_server(strategy, scenario.num_clients)
     drawn, turn = random.Random(shuffle), threading.Lock()
     names = drawn.sample(range(10**9), scenario.num_clients)

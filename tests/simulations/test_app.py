@@ -74,6 +74,11 @@ def test_faults_in_the_run_config(config: dict[str, Any], message: str) -> None:
         scenario_of(context(**config))
 
 
+def test_the_vectorized_engine_is_not_flowers() -> None:
+    with pytest.raises(ParameterError, match="engine = 'vectorized', but flwr run is Flower's own engine"):
+        scenario_of(context(scenario="smoke", engine="vectorized"))
+
+
 # ---- the log -------------------------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -64,6 +64,36 @@ def test_absences_failures_and_waves_are_the_same() -> None:
         "availability.kind": "bernoulli", "availability.probability": 0.4, "wireless.max_latency_s": 0.4,
         "wireless.channels": 2,
     }))  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["phones", "ben-ami-unequal"])
+def test_other_worlds_are_the_same(name: str) -> None:
+    """Phones that learn digits, and a regression on squared loss."""
+    _same(load_scenario(name, {"num_clients": 20, "clients_per_round": 4, "rounds": 5, "selector": "cs-ucb"}))
+
+
+def test_what_clients_are_asked_for_is_the_same() -> None:
+    """A selector of losses: what it learns, and what that costs."""
+
+    class Losses(Random):
+        needs = frozenset({"loss", "local_accuracy"})
+        client_state: ClassVar = {"_loss": -1.0, "_right": -1.0}
+
+        def _observe(self, report: Any) -> None:
+            self._loss[report.clients], self._right[report.clients] = report.loss, report.local_accuracy
+
+    scenario, states = _scenario("random", 3), []
+    for engine in ("one by one", "vectorized"):
+        selector = Losses(clients_per_round=5, seed=2)
+        if engine == "vectorized":
+            history = simulate(scenario, engine=engine, selector=selector).history
+        else:
+            history = inprocess.play(scenario, selector=selector).history
+        states.append((selector.state_dict(), [record.round_s for record in history.rounds]))
+    assert (states[0][0]["loss"] > 0).any()
+    np.testing.assert_allclose(states[0][0]["loss"], states[1][0]["loss"], atol=1e-4)
+    np.testing.assert_allclose(states[0][0]["right"], states[1][0]["right"], atol=0.05)
+    assert states[0][1] == states[1][1]
 
 
 @pytest.mark.parametrize("base", ["fedadam", "fedyogi", "fedavgm"])
