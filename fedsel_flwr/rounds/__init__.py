@@ -18,6 +18,7 @@ the order in which a round goes through them:
 ``probing``         what a selector asks before it chooses, and what the answers cost
 ``round``           what lives from the choice to the end
 ``untrusted``       values that clients sent, and what they may have meant
+``vectors``         vectors that clients report: of one length
 ``clocks``          how long a client took: its word, or the server's time
 ``replies``         which updates can be used, and which numbers can be believed
 ``models``          the models of a round, a list or a stack; which of them can be used

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import fedsel_flwr.rounds
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.rounds.core import SelectionCore
 from fedsel_flwr.rounds.numbering import Numbering
@@ -300,8 +303,13 @@ def test_rounds_and_what_it_stands_on_import_without_flower_torch_and_ray(tmp_pa
     assert int(command.stdout) > 40
 
 
-def test_the_world_of_the_tests_has_an_average() -> None:
-    """GPFL's mean is one of equal weights by default, whatever the numbers of examples: 10 + 3k here."""
+def test_the_packages_docstring_lists_every_room() -> None:
+    listed = set(re.findall("^``([a-z_]+)``", str(fedsel_flwr.rounds.__doc__), re.MULTILINE))
+    assert listed == {path.stem for path in Path(fedsel_flwr.rounds.__path__[0]).glob("[a-z]*.py")}
+
+
+def test_gpfls_mean_has_equal_weights() -> None:
+    """By default, whatever the numbers of examples: 10, 11 and 12 here."""
     selector = create("gpfl", **world.selector_params("gpfl"))
     core = core_of(selector, validation=world.validation(), learning_rate=world.ETA)
     start = [world.initial()]
