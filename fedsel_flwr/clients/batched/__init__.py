@@ -6,6 +6,7 @@ devices, where examples given as tensors stay.
 """
 
 from fedsel_flwr.clients.batched.examples import Examples
+from fedsel_flwr.clients.batched.predicting import logits_batched
 from fedsel_flwr.clients.batched.trainer import BatchedTrainer, train_batched
 
-__all__ = ["BatchedTrainer", "Examples", "train_batched"]
+__all__ = ["BatchedTrainer", "Examples", "logits_batched", "train_batched"]

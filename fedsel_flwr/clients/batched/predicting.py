@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,14 @@ import torch
 from torch import nn
 from torch.func import functional_call, vmap
 
-from fedsel_flwr.clients.parameters import set_arrays
+from fedsel_flwr.clients.batched.chunks import default_chunk
+from fedsel_flwr.clients.batched.layers import Dropout, Now
+from fedsel_flwr.clients.batched.planning import Plan, plan
+from fedsel_flwr.clients.batched.refusal import Refused
 from fedsel_flwr.errors import ParameterError
+
+Stack = Sequence[torch.Tensor]
+Way = Callable[[nn.Module, Stack, torch.Tensor], torch.Tensor]
 
 
 def logits_batched(
@@ -22,7 +29,7 @@ def logits_batched(
     inputs: npt.NDArray[Any] | torch.Tensor,
     *,
     device: str | torch.device = "cpu",
-    batch_size: int = 256,
+    batch_size: int = 64,
 ) -> npt.NDArray[np.float64]:
     """Return the outputs of every model of a stack on the same examples, with dropout off.
 
@@ -33,7 +40,7 @@ def logits_batched(
         layers: The models, a stack a layer, shape (n_models, …) each, in the order of the model's state dictionary.
         inputs: The examples, shape (n, …); used where they are if they are a tensor on the device.
         device: Where to compute.
-        batch_size: Examples at a time; memory for that many times n_models activations is needed.
+        batch_size: Examples at a time; large batches leave the processor's cache.
 
     Returns:
         Shape (n_models, n, …).
@@ -53,32 +60,63 @@ def logits_batched(
             f"expected stacks of shapes {[tuple(tensor.shape) for tensor in state.values()]} behind the number of "
             f"models, got {[layer.shape for layer in layers]}; give one for each entry of the model's state"
         )
-    stack = {
-        name: torch.tensor(layer, dtype=tensor.dtype, device=device)
-        for (name, tensor), layer in zip(state.items(), layers, strict=True)
-    }
-
-    def one(own: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        outputs: torch.Tensor = functional_call(scratch, own, (x,))
-        return outputs
-
-    def in_turn(x: torch.Tensor) -> torch.Tensor:
-        outputs = []
-        for i in range(len(layers[0])):
-            set_arrays(scratch, [layer[i] for layer in layers])
-            outputs.append(scratch(x))
-        return torch.stack(outputs)
-
+    stack = [
+        torch.tensor(layer, dtype=tensor.dtype, device=device)
+        for layer, tensor in zip(layers, state.values(), strict=True)
+    ]
     examples = torch.as_tensor(inputs, device=device)
+    together = _way(scratch, examples)
     parts = []
-    together = True
     with torch.no_grad():
         for first in range(0, len(examples), batch_size):
             x = examples[first : first + batch_size]
             try:
-                outputs = vmap(one, in_dims=(0, None))(stack, x) if together else in_turn(x)
+                outputs = together(scratch, stack, x)
             except (RuntimeError, ValueError, NotImplementedError):  # what torch.func raises for what it cannot batch
-                together = False
-                outputs = in_turn(x)
+                together = _in_turn
+                outputs = together(scratch, stack, x)
             parts.append(outputs.cpu().numpy())
     return np.concatenate(parts, axis=1).astype(np.float64)
+
+
+def _way(model: nn.Module, examples: torch.Tensor) -> Way:
+    """Grouped convolutions, if the model has some that are written out; else what torch.func makes of it."""
+    try:
+        planned = plan(model.cpu(), examples[:1].cpu())
+    except Refused:
+        return _mapped
+    finally:
+        model.to(examples.device)
+    return partial(_grouped, planned) if planned.grouped else _mapped
+
+
+def _grouped(planned: Plan, model: nn.Module, stack: Stack, x: torch.Tensor) -> torch.Tensor:
+    """All models by grouped convolutions, as many at once as in training."""
+    chunk = default_chunk(model, x, len(x), x.device)
+    outputs = []
+    for first in range(0, len(stack[0]), chunk):
+        now = Now([layer[first : first + chunk] for layer in stack], iter(()))
+        copies = x.repeat(1, now.active, 1, 1)
+        for layer in planned.layers:
+            if not isinstance(layer, Dropout):
+                copies, _ = layer.forward(copies, now)
+        outputs.append(copies)
+    return torch.cat(outputs)
+
+
+def _mapped(model: nn.Module, stack: Stack, x: torch.Tensor) -> torch.Tensor:
+    """All models by torch.func."""
+    named = dict(zip(model.state_dict(), stack, strict=True))
+    outputs: torch.Tensor = vmap(lambda own: functional_call(model, own, (x,)))(named)
+    return outputs
+
+
+def _in_turn(model: nn.Module, stack: Stack, x: torch.Tensor) -> torch.Tensor:
+    """One model after the other."""
+    names = list(model.state_dict())
+    return torch.stack(
+        [
+            functional_call(model, {name: layer[i] for name, layer in zip(names, stack, strict=True)}, (x,))
+            for i in range(len(stack[0]))
+        ]
+    )

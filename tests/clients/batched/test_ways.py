@@ -26,6 +26,7 @@ from tests.clients.batched.kinds import (
     Tied,
     Words,
     normalized,
+    pooled,
     shared,
 )
 
@@ -35,6 +36,7 @@ from tests.clients.batched.kinds import (
     [
         (shared, "written"),
         (shared, "general"),
+        (pooled, "written"),
         (Residual, "general"),
         (ChannelsLast, "general"),
         (Tied, "general"),
@@ -74,11 +76,11 @@ def test_probabilities_instead_of_classes() -> None:
     check_against_loop(model, Examples(examples.inputs, soft, examples.rows), trainer, CLASSIFICATION, atol=1e-12)
 
 
-@pytest.mark.parametrize("build", [shared, Residual, normalized, Branching])
+@pytest.mark.parametrize("build", [shared, pooled, Residual, normalized, Branching])
 def test_logits_of_a_stack(build: Any) -> None:
     model, inputs = seeded(build), world().inputs
     rng = np.random.default_rng(0)
-    models = [[(a + rng.normal(size=a.shape) / 9).astype(a.dtype) for a in get_arrays(model)] for _ in range(3)]
+    models = [[(a * rng.normal(1, 0.1, a.shape)).astype(a.dtype) for a in get_arrays(model)] for _ in range(3)]
     found = logits_batched(model, [np.stack(layer) for layer in zip(*models, strict=True)], inputs, batch_size=7)
     predict = torch_predict(copy.deepcopy(model))
     if build is not Branching:  # which decides by the batch
