@@ -41,7 +41,7 @@ from tests.clients.batched.kinds import Branching, Centred, Chance, Counting, Re
     ],
 )
 def test_why_not(build: Any, way: Any, reason: str) -> None:
-    model, examples = build(), world()
+    model, examples = seeded(build), world()
     with pytest.raises(ParameterError) as error:
         BatchedTrainer(model, SETTINGS, way=way).train(
             get_arrays(model), examples, [np.random.default_rng(i) for i in range(3)]
