@@ -2,7 +2,8 @@
 
 It drives the same course of a round as Flower's APIs (:mod:`fedsel_flwr.rounds`), on the virtual clock: select, train,
 clean, measure, aggregate, observe. Every random draw is named by seed, purpose, partition and absolute round, so that
-the choices are those of the Ray engine, and the models too but for the rounding of sums.
+the choices are those of the Ray engine, and the models too but for the rounding of sums (which rectifiers may amplify
+over many rounds).
 """
 
 from __future__ import annotations
