@@ -93,8 +93,6 @@ class Settings:
             whole("channels", self.channels, 1)
         if self.averaging is not None:
             one_of("averaging", self.averaging, tuple(SCHEMES))
-        if self.validation is not None and not isinstance(self.validation, Validation):
-            raise ParameterError(f"validation must be a Validation, got {type(self.validation).__name__}")
         if self.clock_slack is not None:
             real("clock_slack", self.clock_slack, at_least=0.0)
         one_of("clock", self.clock, ("virtual", "server"))

@@ -107,15 +107,14 @@ class World:
                 f"partition-id must be below num_clients = {self.scenario.num_clients}, got {partition_id}: start "
                 f"{self.scenario.num_clients} SuperNodes, or override num_clients"
             )
-        rows, test_rows = self._split(partition_id)
-        train = self.dataset.train
+        (inputs, labels), (test_inputs, test_labels) = self.examples(partition_id)
         return TorchClient(
             partition_id=partition_id,
             model=self.model,
-            inputs=train.inputs[rows],
-            labels=train.labels[rows],
-            test_inputs=train.inputs[test_rows],
-            test_labels=train.labels[test_rows],
+            inputs=inputs,
+            labels=labels,
+            test_inputs=test_inputs,
+            test_labels=test_labels,
             objective=self.objective,
             energy_score=self.energy_score(partition_id),
             settings=self.scenario.training.settings(),
