@@ -60,6 +60,14 @@ def _parser() -> argparse.ArgumentParser:
     compare = commands.add_parser("compare", parents=[common], help="run a scenario with several selectors")
     compare.add_argument("--selectors", default="bsfl,cs-ucb,random", metavar="A,B,C", help="names, with commas")
     compare.add_argument("--seeds", type=int, default=1, metavar="N", help="runs of each selector (default: 1)")
+    compare.add_argument(
+        "--reference", metavar="NAME",
+        help="the selector that the last sentence compares the others with, seed by seed (default: random, if it runs)",
+    )  # fmt: skip
+    compare.add_argument(
+        "--rounds-on-flower", type=int, default=0, metavar="N",
+        help="first play N rounds of the first selector with Flower on Ray, and say whether both engines choose alike",
+    )  # fmt: skip
     return parser
 
 
@@ -92,6 +100,12 @@ def _compare(args: argparse.Namespace) -> int:
         raise ParameterError(f"--seeds must be at least 1, got {seeds}")
     for name in selectors:
         selector_class(name)
+    reference, rounds_on_flower = _reference(args, selectors), getattr(args, "rounds_on_flower", 0)
+    if rounds_on_flower < 0 or (rounds_on_flower and scenario.engine == "ray"):
+        raise ParameterError(
+            f"--rounds-on-flower must be 0 or more, and 0 where Ray is the engine of all runs; got {rounds_on_flower} "
+            f"with the engine {scenario.engine!r}"
+        )
 
     from fedsel_flwr.report.progress import Progress
     from fedsel_flwr.report.run_folder import create_run_folder
@@ -108,7 +122,7 @@ def _compare(args: argparse.Namespace) -> int:
     world_of(scenario)  # faults in the data come before anything is written
     folder = create_run_folder(scenario.name, args.runs_dir).resolve()
     _log_to(folder / "flower.log")
-    comparison = Comparison(scenario, selectors, seeds, folder)
+    comparison = Comparison(scenario, selectors, seeds, folder, reference, rounds_on_flower)
     adopt_orphans()
     message = f"fedsel: interrupted; finished runs are in {folder}"
     try:
@@ -117,8 +131,22 @@ def _compare(args: argparse.Namespace) -> int:
     finally:
         end_descendants()
     render_table(aggregate(summaries), scenario.target_accuracy)
+    if comparison.agreement:
+        print(comparison.agreement.sentence)
+    if comparison.verdict:
+        print(comparison.verdict.sentence)
     print(f"{folder}")
     return 0
+
+
+def _reference(args: argparse.Namespace, selectors: Sequence[str]) -> str | None:
+    """With which selector the others are compared; None where there is nothing to compare."""
+    given: str | None = getattr(args, "reference", None)
+    if given is None:
+        return "random" if "random" in selectors and len(selectors) > 1 else None
+    if given not in selectors or len(selectors) < 2:
+        raise ParameterError(f"--reference {given!r} must be one of at least two selectors: {', '.join(selectors)}")
+    return given
 
 
 def _overrides(args: argparse.Namespace) -> dict[str, Any]:

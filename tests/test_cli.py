@@ -143,6 +143,10 @@ FAULTS: list[tuple[list[str], list[str]]] = [
     (["compare", "smoke", "--selectors", "bsfl,bsfl"], ["--selectors", "'bsfl,bsfl'"]),
     (["compare", "smoke", "--selectors", " , "], ["--selectors"]),
     (["compare", "smoke", "--seeds", "0"], ["--seeds", "0"]),
+    (["compare", "smoke", "--reference", "oracle"], ["--reference", "'oracle'", "bsfl, cs-ucb, random"]),
+    (["compare", "smoke", "--selectors", "bsfl", "--reference", "bsfl"], ["--reference", "at least two"]),
+    (["compare", "smoke", "--rounds-on-flower", "-1"], ["--rounds-on-flower", "-1"]),
+    (["compare", "smoke", "--rounds-on-flower", "2", "--engine", "ray"], ["--rounds-on-flower", "'ray'"]),
 ]
 
 
@@ -214,11 +218,12 @@ def test_compare_runs_every_selector_on_every_seed(
     assert main(argv) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    assert played == [("cs-ucb", 5), ("cs-ucb", 6), ("random", 5), ("random", 6)]
+    assert played == [("cs-ucb", 5), ("random", 5), ("cs-ucb", 6), ("random", 6)]
     folder = Path(out.splitlines()[-1])
     assert folder.parent == own_folder / "runs"
     assert {path.name for path in folder.iterdir()} == {
-        "cs-ucb-seed5", "cs-ucb-seed6", "random-seed5", "random-seed6", "comparison.png", "summary.json", "flower.log",
+        "cs-ucb-seed5", "cs-ucb-seed6", "random-seed5", "random-seed6", "comparison.png", "summary.json",
+        "verdict.json", "flower.log",
     }  # fmt: skip
     summaries = json.loads((folder / "summary.json").read_text())
     assert [(s["selector"], s["seed"]) for s in summaries] == played

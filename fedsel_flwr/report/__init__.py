@@ -6,6 +6,6 @@ Importing this package loads NumPy only. ``table`` and ``progress`` need rich, `
 
 from __future__ import annotations
 
-from fedsel_flwr.report.summary import RunSummary, SelectorRow, Spread, aggregate, jain_index, summarize
+from fedsel_flwr.report.summary import RunSummary, SelectorRow, Spread, aggregate, jain_index, reaching, summarize
 
-__all__ = ["RunSummary", "SelectorRow", "Spread", "aggregate", "jain_index", "summarize"]
+__all__ = ["RunSummary", "SelectorRow", "Spread", "aggregate", "jain_index", "reaching", "summarize"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,7 +15,10 @@ from fedsel_flwr.errors import ParameterError
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-    from fedsel_flwr.rounds.history import History
+    from fedsel_flwr.rounds.history import History, RoundRecord
+
+SMOOTHED = 5
+"""Measured rounds whose mean accuracy has to reach the target."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +29,8 @@ class RunSummary:
         selector: Name of the selector.
         seed: Seed of the run.
         accuracy: Last measured test accuracy, a fraction; NaN if it was never measured.
-        time_to_target_s: First simulated second at which the test accuracy reached the target; infinity if never.
+        time_to_target_s: Simulated seconds until the target was reached (:func:`reaching`); infinity if never.
+        energy_to_target_j: Energy until then, in joules; infinity if never.
         energy_j: Energy of the whole run, in joules.
         jain: Jain index of the clients' selection counts; NaN if nobody was selected.
         failed_clients: Selections that did not end in a usable model.
@@ -36,6 +41,7 @@ class RunSummary:
     seed: int
     accuracy: float
     time_to_target_s: float
+    energy_to_target_j: float
     energy_j: float
     jain: float
     failed_clients: int
@@ -67,6 +73,7 @@ class SelectorRow:
     seeds: int
     accuracy: Spread
     time_to_target_s: Spread
+    energy_to_target_j: Spread
     energy_j: Spread
     jain: Spread
     failed_clients: Spread
@@ -103,6 +110,28 @@ def jain_index(counts: ArrayLike) -> float:
     return float(x.sum()) ** 2 / (x.size * squares) if squares > 0 else math.nan
 
 
+def reaching(rounds: Sequence[RoundRecord], target_accuracy: float) -> RoundRecord | None:
+    """Find the first round at which the mean of the last five measured accuracies reaches the target.
+
+    The mean, as from round to round a measured accuracy goes up and down, and a single lucky round is no arrival. Of a
+    run's first rounds, while fewer than five are measured, the mean is over those there are.
+
+    Args:
+        rounds: The rounds of a run, in order.
+        target_accuracy: Accuracy to be reached, a fraction in (0, 1].
+
+    Returns:
+        The round; None if there is none.
+    """
+    last: deque[float] = deque(maxlen=SMOOTHED)
+    for record in rounds:
+        if math.isfinite(record.accuracy):
+            last.append(record.accuracy)
+            if math.fsum(last) / len(last) >= target_accuracy:
+                return record
+    return None
+
+
 def summarize(history: History, *, selector: str, seed: int, num_clients: int, target_accuracy: float) -> RunSummary:
     """Summarize one run.
 
@@ -122,11 +151,13 @@ def summarize(history: History, *, selector: str, seed: int, num_clients: int, t
     check_target(target_accuracy)
     measured = [r for r in history.rounds if math.isfinite(r.accuracy)]
     last = history.rounds[-1] if history.rounds else None
+    reached = reaching(history.rounds, target_accuracy)
     return RunSummary(
         selector=selector,
         seed=seed,
         accuracy=measured[-1].accuracy if measured else math.nan,
-        time_to_target_s=next((r.simulated_s for r in measured if r.accuracy >= target_accuracy), math.inf),
+        time_to_target_s=reached.simulated_s if reached else math.inf,
+        energy_to_target_j=reached.total_energy_j if reached else math.inf,
         energy_j=last.total_energy_j if last else 0.0,
         jain=jain_index(history.selection_counts(num_clients)),
         failed_clients=sum(r.num_selected - r.num_completed for r in history.rounds),
@@ -153,6 +184,7 @@ def aggregate(summaries: Iterable[RunSummary]) -> list[SelectorRow]:
             seeds=len(group),
             accuracy=_spread([s.accuracy for s in group]),
             time_to_target_s=_spread([s.time_to_target_s for s in group]),
+            energy_to_target_j=_spread([s.energy_to_target_j for s in group]),
             energy_j=_spread([s.energy_j for s in group]),
             jain=_spread([s.jain for s in group]),
             failed_clients=_spread([s.failed_clients for s in group]),

@@ -18,12 +18,12 @@ def render_table(rows: Sequence[SelectorRow], target_accuracy: float, console: C
     """Print the comparison of selectors.
 
     A figure with several seeds reads ``mean ±sample standard deviation``. Where only k of n seeds have a value, such
-    as the time to a target that was not always reached, the cell adds ``k of n``; where none has, the time reads
-    ``never`` and any other figure ``-``.
+    as the time to a target that was not always reached, the cell adds ``k of n``; where none has, time and energy to
+    the target read ``never`` and any other figure ``-``. The energy of whole runs is in their summaries.
 
     Args:
         rows: What ``aggregate`` returned.
-        target_accuracy: The target that the time column refers to, a fraction in (0, 1].
+        target_accuracy: The target that time and energy refer to, a fraction in (0, 1].
         console: Where to print; standard output by default. In a pipe the text is plain and no line is folded.
 
     Raises:
@@ -62,10 +62,11 @@ def _build(rows: Sequence[SelectorRow], target_accuracy: float, plus_minus: str,
     caption = _caption(rows, plus_minus)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), caption=caption, caption_justify="left")
     table.add_column("selector", overflow="fold")
+    target = f"to {100 * target_accuracy:g} %"
     for header in (
         "accuracy\n%",
-        f"time to {100 * target_accuracy:g} %\nsimulated s",
-        "energy\nJ",
+        f"time {target}\nsimulated s",
+        f"energy\n{target}, J",
         "Jain\nindex",
         "failed\nclients",
     ):
@@ -74,7 +75,7 @@ def _build(rows: Sequence[SelectorRow], target_accuracy: float, plus_minus: str,
         cells = (
             _cell(row.accuracy, scale=100, decimals=1),
             _cell(row.time_to_target_s, none="never"),
-            _cell(row.energy_j),
+            _cell(row.energy_to_target_j, none="never"),
             _cell(row.jain, decimals=3),
             _cell(row.failed_clients, decimals=0 if row.seeds == 1 else 1),
         )

@@ -7,13 +7,19 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from fedsel_flwr.report.plots import plot_comparison
 from fedsel_flwr.report.summary import RunSummary, summarize
+from fedsel_flwr.report.verdict import Verdict, verdict
 from fedsel_flwr.rounds.history import History, RoundRecord
 from fedsel_flwr.simulations.engine import simulate
+from fedsel_flwr.simulations.on_flower import Agreement, agreement, run_on_flower
 from fedsel_flwr.simulations.results import write_run
 from fedsel_flwr.simulations.scenario import Scenario
+
+StartRun = Callable[[str, int], None]
+Update = Callable[[RoundRecord, int], None]
 
 
 @dataclass
@@ -25,27 +31,40 @@ class Comparison:
         selectors: Names of selectors.
         seeds: How many seeds, counted up from the scenario's.
         folder: Where everything is written.
+        reference: The selector that the verdict compares the others with; None: no verdict.
+        rounds_on_flower: So many rounds of the first run are played before, with Flower on Ray; 0: none.
+
+    Attributes:
+        summaries: One a run, so far.
+        histories: The runs' histories, by selector.
+        verdict: After the last run, where there is a reference.
+        agreement: After the first run, where it was played on Ray before.
     """
 
     scenario: Scenario
     selectors: Sequence[str]
     seeds: int
     folder: Path
+    reference: str | None = None
+    rounds_on_flower: int = 0
+    verdict: Verdict | None = None
+    agreement: Agreement | None = None
     summaries: list[RunSummary] = field(default_factory=list)
     histories: dict[str, list[History]] = field(default_factory=dict)
 
     def plan(self) -> list[Scenario]:
-        """The scenario of each run, in order: every seed of the first selector, then of the next."""
+        """The scenario of each run, in order: every selector on the first seed, then on the next.
+
+        So what is there after an interruption can be compared, and a seed's data are made once.
+        """
         return [
             self.scenario.model_copy(update={"selector": name, "seed": self.scenario.seed + i})
-            for name in self.selectors
             for i in range(self.seeds)
+            for name in self.selectors
         ]
 
-    def run(
-        self, start_run: Callable[[str, int], None], update: Callable[[RoundRecord, int], None]
-    ) -> list[RunSummary]:
-        """Run everything, writing each run as it ends and the picture after the last.
+    def run(self, start_run: StartRun, update: Update) -> list[RunSummary]:
+        """Run everything, writing each run as it ends, and picture and verdict after the last.
 
         Args:
             start_run: Told the label and the rounds of each run.
@@ -59,25 +78,37 @@ class Comparison:
             RunError: A simulation broke off.
         """
         single = len(self.plan()) == 1
+        on_flower = self._play_on_flower(start_run, update) if self.rounds_on_flower else None
         for scenario in self.plan():
             label = scenario.selector if self.seeds == 1 else f"{scenario.selector}, seed {scenario.seed}"
             start_run(label, scenario.rounds)
-            failed = 0
-
-            def on_round(record: RoundRecord) -> None:
-                nonlocal failed
-                failed += record.num_selected - record.num_completed
-                update(record, failed)
-
-            result = simulate(scenario, on_round=on_round)
+            result = simulate(scenario, on_round=_counting(update))
             target = self.folder if single else self.folder / f"{scenario.selector}-seed{scenario.seed}"
             write_run(target, scenario, result)
+            if on_flower and not self.agreement:
+                self.agreement = agreement(on_flower, result.history)
             self._add(scenario, result.history)
         self._draw()
-        summaries = [{key: _json(value) for key, value in asdict(summary).items()} for summary in self.summaries]
-        text = json.dumps(summaries, indent=2, allow_nan=False)
-        (self.folder / "summary.json").write_text(text + "\n", encoding="utf-8")
+        self._write("summary.json", [asdict(summary) for summary in self.summaries])
+        if self.reference:
+            self.verdict = verdict(self.summaries, self.reference, self.scenario.target_accuracy)
+            engines = {"engines": asdict(self.agreement)} if self.agreement else {}
+            self._write("verdict.json", asdict(self.verdict) | engines)
         return self.summaries
+
+    def _play_on_flower(self, start_run: StartRun, update: Update) -> History:
+        """The first run's first rounds, with Flower on Ray."""
+        scenario = self.plan()[0]
+        rounds = min(self.rounds_on_flower, scenario.rounds)
+        start_run(f"{scenario.selector}, seed {scenario.seed}, with Flower on Ray", rounds)
+        result = run_on_flower(scenario, rounds, _counting(update))
+        short = scenario.model_copy(update={"rounds": rounds, "engine": "ray"})
+        write_run(self.folder / f"{scenario.selector}-seed{scenario.seed}-on-flower", short, result)
+        return result.history
+
+    def _write(self, name: str, figures: object) -> None:
+        text = json.dumps(_json(figures), indent=2, allow_nan=False)
+        (self.folder / name).write_text(text + "\n", encoding="utf-8")
 
     def _add(self, scenario: Scenario, history: History) -> None:
         self.histories.setdefault(scenario.selector, []).append(history)
@@ -102,6 +133,22 @@ class Comparison:
         )
 
 
-def _json(value: object) -> object:
+def _counting(update: Update) -> Callable[[RoundRecord], None]:
+    """Told each round of one run, tells it on together with the failed clients so far."""
+    failed = 0
+
+    def on_round(record: RoundRecord) -> None:
+        nonlocal failed
+        failed += record.num_selected - record.num_completed
+        update(record, failed)
+
+    return on_round
+
+
+def _json(value: Any) -> Any:
     """JSON has no NaN and no infinity: null."""
+    if isinstance(value, dict):
+        return {key: _json(own) for key, own in value.items()}
+    if isinstance(value, list):
+        return [_json(own) for own in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

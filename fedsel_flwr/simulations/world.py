@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -39,24 +39,11 @@ class World:
     """
 
     def __init__(self, scenario: Scenario) -> None:
-        data = scenario.data
         self.scenario = scenario
-        self.dataset: Dataset = cached_dataset(
-            data.dataset,
-            data_dir=data.data_dir or None,
-            seed=scenario.seed,
-            validation_fraction=data.validation_fraction,
-            test_fraction=data.test_fraction,
-            synthetic=data.synthetic(),
-        )
+        self.dataset: Dataset = dataset_of(scenario)
         _check_model(scenario, self.dataset.task)
         self.objective: Objective = OBJECTIVES[self.dataset.task]
-        self.partitions = partition_indices(
-            _classes(scenario, self.dataset),
-            scenario.num_clients,
-            **scenario.partition.model_dump(),
-            seed=scenario.seed,
-        )
+        self.partitions = partitions_of(scenario)
         self.model: nn.Module = build_model(
             scenario.model.name, self.dataset.input_shape, self.dataset.num_classes, scenario.seed
         )
@@ -178,6 +165,50 @@ def _classes(scenario: Scenario, dataset: Dataset) -> npt.NDArray[np.int64]:
             f"{scenario.data.dataset!r} has numbers to predict: use {', '.join(usable)}"
         )
     return np.zeros(len(dataset.train), dtype=np.int64)
+
+
+_DECIDING = {"name", "seed", "num_clients", "clients_per_round", "data", "partition"}
+"""Keys of a scenario that a partition depends on, and those without which there is no scenario."""
+
+
+def dataset_of(scenario: Scenario) -> Dataset:
+    """The examples of a scenario, loaded once per process."""
+    data = scenario.data
+    return cached_dataset(
+        data.dataset,
+        data_dir=data.data_dir or None,
+        seed=scenario.seed,
+        validation_fraction=data.validation_fraction,
+        test_fraction=data.test_fraction,
+        synthetic=data.synthetic(),
+    )
+
+
+def partitions_of(scenario: Scenario) -> Sequence[npt.NDArray[np.int64]]:
+    """Who holds which training examples; drawn once for scenarios that differ in nothing that it depends on.
+
+    Args:
+        scenario: The scenario.
+
+    Returns:
+        Client -> rows of the training set, which nobody may write to.
+    """
+    return _partitions(scenario.model_dump_json(include=_DECIDING))
+
+
+@lru_cache(maxsize=1)
+def _partitions(text: str) -> Sequence[npt.NDArray[np.int64]]:
+    scenario = Scenario.model_validate_json(text)
+    partitions = partition_indices(
+        _classes(scenario, dataset_of(scenario)),
+        scenario.num_clients,
+        **scenario.partition.model_dump(),
+        seed=scenario.seed,
+    )
+    if isinstance(partitions, tuple):
+        for rows in partitions:
+            rows.flags.writeable = False
+    return partitions
 
 
 @lru_cache(maxsize=1)

@@ -10,13 +10,14 @@ import sys
 import pytest
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.report import RunSummary, aggregate, jain_index, summarize
+from fedsel_flwr.report import RunSummary, aggregate, jain_index, reaching, summarize
 
 RUN = RunSummary(
     selector="bsfl",
     seed=0,
     accuracy=0.9,
     time_to_target_s=10.0,
+    energy_to_target_j=1.0,
     energy_j=2.0,
     jain=0.5,
     failed_clients=3,
@@ -57,18 +58,29 @@ def test_summarize_by_hand(make_history) -> None:
         failed=[(1, 1), (3, 0)],
         energy_j=0.5,
     )
-    run = summarize(history, selector="bsfl", seed=4, num_clients=4, target_accuracy=0.7)
-    # counts 3, 2, 1, 0: 36 / (4 · 14); the target is reached in round 2, after 2 + 3 s, and lost again in round 3
+    run = summarize(history, selector="bsfl", seed=4, num_clients=4, target_accuracy=0.55)
+    # counts 3, 2, 1, 0: 36 / (4 · 14); (.4 + .7) / 2 reaches the target in round 2, after 2 + 3 s and 4 · .5 J
     assert run == RunSummary(
         selector="bsfl",
         seed=4,
         accuracy=0.6,
         time_to_target_s=5.0,
+        energy_to_target_j=2.0,
         energy_j=3.0,
         jain=pytest.approx(36 / 56),
         failed_clients=2,
         simulated_s=6.5,
     )
+
+
+def test_the_target_is_reached_by_the_mean_of_five_measured_rounds(make_history) -> None:
+    """A lucky round does not count, nor does a round without measurement, nor the sixth last."""
+    accuracy = [0.0, 0.95, 0.75, math.nan, 0.75, 0.75, 0.8]  # means: .475, .567, -, .6125, .64; the last five: .8
+    history = make_history([[0]] * 7, accuracy=accuracy)
+    assert reaching(history.rounds, 0.8).round == 7
+    assert reaching(history.rounds[:-1], 0.8) is None
+    assert reaching(history.rounds, 0.81) is None
+    assert reaching(history.rounds, 0.64).round == 6
 
 
 def test_summarize_passes_over_rounds_without_a_measurement(make_history) -> None:

@@ -20,7 +20,8 @@ RUN = RunSummary(
     seed=0,
     accuracy=0.9,
     time_to_target_s=10.0,
-    energy_j=1234.4,
+    energy_to_target_j=1234.4,
+    energy_j=2468.8,
     jain=0.5,
     failed_clients=3,
     simulated_s=20.0,
@@ -30,13 +31,19 @@ RUN = RunSummary(
 def rows_of_three_selectors() -> list[SelectorRow]:
     bsfl = [
         dataclasses.replace(RUN, seed=0, accuracy=0.80, time_to_target_s=10.0),
-        dataclasses.replace(RUN, seed=1, accuracy=0.90, time_to_target_s=math.inf, energy_j=1236.4),
-        dataclasses.replace(RUN, seed=2, accuracy=1.00, time_to_target_s=14.0, energy_j=1238.4),
+        dataclasses.replace(RUN, seed=1, accuracy=0.90, time_to_target_s=math.inf, energy_to_target_j=math.inf),
+        dataclasses.replace(RUN, seed=2, accuracy=1.00, time_to_target_s=14.0, energy_to_target_j=1238.4),
     ]
     choice = [
-        dataclasses.replace(r, selector="power-of-choice", time_to_target_s=math.inf, failed_clients=120) for r in bsfl
+        dataclasses.replace(
+            r, selector="power-of-choice", time_to_target_s=math.inf, energy_to_target_j=math.inf, failed_clients=120
+        )
+        for r in bsfl
     ]
-    odd = [dataclasses.replace(r, selector="[bold]mine", time_to_target_s=123.44 + r.seed) for r in bsfl]
+    odd = [
+        dataclasses.replace(r, selector="[bold]mine", time_to_target_s=123.44 + r.seed, energy_to_target_j=5.0)
+        for r in bsfl
+    ]
     return aggregate([*bsfl, *choice, *odd])
 
 
@@ -54,10 +61,10 @@ def test_the_table_at_80_columns() -> None:
     lines = render(rows_of_three_selectors()).splitlines()
     assert max(map(len, lines)) <= 80
     assert "time to 80 %" in lines[0]
-    assert lines[1].split() == ["selector", "%", "simulated", "s", "J", "index", "clients"]
-    assert words(lines[3]) == "bsfl 90.0 ±10.0 12.0 ±2.8 1236 ±2 0.500 ±0.000 3.0 ±0.0"
-    assert lines[4].split() == ["(2", "of", "3)"]  # under the time, because the line would be longer than 80
-    assert words(lines[5]) == "power-of-choice 90.0 ±10.0 never 1236 ±2 0.500 ±0.000 120.0 ±0.0"
+    assert lines[1].split() == ["selector", "%", "simulated", "s", "to", "80", "%,", "J", "index", "clients"]
+    assert words(lines[3]) == "bsfl 90.0 ±10.0 12.0 ±2.8 1236 ±3 0.500 ±0.000 3.0 ±0.0"
+    assert lines[4].split() == ["(2", "of", "3)"] * 2  # under time and energy, because the line would be longer than 80
+    assert words(lines[5]) == "power-of-choice 90.0 ±10.0 never never 0.500 ±0.000 120.0 ±0.0"
     assert words(lines[6]).startswith("[bold]mine 90.0 ±10.0 124.4 ±1.0")  # a name is text, never markup
     assert lines[7].strip() == "mean ± sample standard deviation over 3 seeds"
     assert len(lines) == 8
@@ -65,7 +72,7 @@ def test_the_table_at_80_columns() -> None:
 
 def test_the_count_of_seeds_stands_in_the_line_where_there_is_room() -> None:
     lines = render(rows_of_three_selectors(), width=100).splitlines()
-    assert words(lines[3]) == "bsfl 90.0 ±10.0 12.0 ±2.8 (2 of 3) 1236 ±2 0.500 ±0.000 3.0 ±0.0"
+    assert words(lines[3]) == "bsfl 90.0 ±10.0 12.0 ±2.8 (2 of 3) 1236 ±3 (2 of 3) 0.500 ±0.000 3.0 ±0.0"
 
 
 def test_one_seed_has_no_spread() -> None:
@@ -92,7 +99,8 @@ def test_in_a_pipe_the_text_is_plain_and_nothing_is_folded(encoding: str) -> Non
         "from fedsel_flwr.report import RunSummary, aggregate;"
         "from fedsel_flwr.report.table import render_table;"
         "name = 'a-selector-with-a-name-that-is-far-too-long-for-any-table-of-eighty-columns';"
-        "runs = [RunSummary(selector=name, seed=s, accuracy=.5 + s / 10, time_to_target_s=3., energy_j=1., jain=1.,"
+        "runs = [RunSummary(selector=name, seed=s, accuracy=.5 + s / 10, time_to_target_s=3.,"
+        " energy_to_target_j=1., energy_j=1., jain=1.,"
         " failed_clients=0, simulated_s=9.) for s in range(2)];"
         "render_table(aggregate(runs), 0.8)"
     )

@@ -182,3 +182,16 @@ def test_clients_keep_time_as_the_scenario_says() -> None:
     world = World(measured)
     metrics = world.client(0).fit(world.initial_arrays(), {"round": 1})[2]
     assert metrics["compute_s"] != world.system.draw(0, 1).compute_s
+
+
+def test_selectors_of_one_seed_share_one_partition_that_nobody_can_write_to() -> None:
+    one, other = World(load_scenario("smoke", {"selector": "random"})), World(load_scenario("smoke", {"rounds": 9}))
+    assert one.partitions is other.partitions
+    assert World(load_scenario("smoke", {"seed": 77})).partitions is not one.partitions
+    with pytest.raises(ValueError, match="read-only"):
+        one.partitions[0][0] = 1
+
+
+def test_a_single_client_has_a_partition() -> None:
+    scenario = load_scenario("smoke", {"num_clients": 1, "clients_per_round": 1})
+    assert len(World(scenario).partitions) == 1

@@ -1,0 +1,121 @@
+"""What a comparison says at its end, worked out again from nothing but the files that it left."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from fedsel_flwr import cli
+from fedsel_flwr.rounds.history import ClientRecord, History
+from fedsel_flwr.simulations import engine
+from fedsel_flwr.simulations.on_flower import Agreement, agreement
+from fedsel_flwr.simulations.scenario_files import load_scenario
+from tests.simulations.inprocess import in_process
+
+T_975 = {2: 4.302653}  # Student's t, by degrees of freedom
+SEEDS, TARGET = (1, 2, 3), 0.5
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """What a small comparison of phones printed, and its folder; Flower's part in this process instead of on Ray."""
+    folder, printed = tmp_path_factory.mktemp("runs"), io.StringIO()
+    argv = ["compare", "phones", "--selectors", "bsfl,round-robin,random", "--seeds", "3", "--rounds", "30"]
+    argv += ["--runs-dir", str(folder), "--rounds-on-flower", "3", "--set", f"target_accuracy={TARGET}"]
+    argv += ["--set", "num_clients=60", "--set", "api=message"]
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        patch.setattr(engine, "run_simulation", in_process)
+        assert cli.main(argv) == 0
+    return printed.getvalue(), Path(printed.getvalue().splitlines()[-1])
+
+
+def to_target(run: Path) -> tuple[float, float]:
+    """Simulated seconds and joules of a run until the mean of five accuracies reaches the target."""
+    rounds = pq.read_table(run / "rounds.parquet").to_pylist()
+    accuracy = [row["accuracy"] for row in rounds]
+    for i in range(4, len(rounds)):
+        if sum(accuracy[i - 4 : i + 1]) / 5 >= TARGET:
+            return rounds[i]["simulated_s"], rounds[i]["total_energy_j"]
+    return np.inf, np.inf
+
+
+def test_the_verdict_is_in_the_files(finished: tuple[str, Path]) -> None:
+    out, folder = finished
+    said = json.loads((folder / "verdict.json").read_text())
+    assert out.splitlines()[-2] == said["sentence"]
+    reference = np.array([to_target(folder / f"random-seed{seed}") for seed in SEEDS])
+    assert np.isfinite(reference).all()
+    seconds, joules = reference.mean(axis=0)
+    opening = f"random takes {seconds:.1f} s and {joules:.0f} J to 50 % accuracy; on the same 3 seeds and partitions"
+    assert said["sentence"].startswith(opening)
+    for i, name in enumerate(("bsfl", "round-robin")):
+        figures = np.array([to_target(folder / f"{name}-seed{seed}") for seed in SEEDS]) - reference
+        for key, column in (("times", figures[:, 0]), ("energies", figures[:, 1])):
+            mean, half = column.mean(), T_975[2] * column.std(ddof=1) / np.sqrt(3)
+            found = said[key][i]
+            assert (found["selector"], found["reference"], found["pairs"]) == (name, "random", 3)
+            assert found["mean"] == pytest.approx(column.mean())
+            assert (found["low"], found["high"]) == pytest.approx(
+                (column.mean() - half, column.mean() + half), rel=1e-5
+            )
+        (clause,) = re.findall(
+            rf"{name} takes ([\d.]+) s (less|more) \(([-+.\d]+) to ([-+.\d]+) s(: no difference)?\)", out
+        )
+        mean, half = figures[:, 0].mean(), T_975[2] * figures[:, 0].std(ddof=1) / np.sqrt(3)
+        assert clause[:2] == (f"{abs(mean):.1f}", "less" if mean < 0 else "more")
+        assert bool(clause[2]) == (mean - half < 0 < mean + half)
+
+
+def test_the_table_has_the_same_times(finished: tuple[str, Path]) -> None:
+    out, folder = finished
+    for name in ("bsfl", "round-robin", "random"):
+        times = np.array([to_target(folder / f"{name}-seed{seed}")[0] for seed in SEEDS])
+        (row,) = re.findall(rf"^{name} +\S+ ±\S+ +(\S+) ±(\S+) ", out, re.MULTILINE)
+        assert row == (f"{times.mean():.1f}", f"{times.std(ddof=1):.1f}")
+
+
+def test_the_first_rounds_with_flower_are_a_run_of_their_own(finished: tuple[str, Path]) -> None:
+    out, folder = finished
+    assert "Flower on Ray and the vectorized engine chose the same clients in all 3 rounds of both." in out
+    chosen = []
+    for name in ("bsfl-seed1-on-flower", "bsfl-seed1"):
+        rows = pq.read_table(folder / name / "clients.parquet").to_pylist()
+        chosen.append([{row["client_id"] for row in rows if row["round"] == number} for number in (1, 2, 3)])
+    assert chosen[0] == chosen[1]
+    assert all(len(one) == 10 for one in chosen[0])
+    assert any(one != other for one, other in pairwise(chosen[0]))
+    short = load_scenario(str(folder / "bsfl-seed1-on-flower" / "scenario.toml"))
+    assert (short.engine, short.rounds) == ("ray", 3)
+
+
+def test_a_comparison_starts_with_every_selector_on_the_first_seed(finished: tuple[str, Path]) -> None:
+    runs = [(run["selector"], run["seed"]) for run in json.loads((finished[1] / "summary.json").read_text())]
+    assert runs == [(name, seed) for seed in SEEDS for name in ("bsfl", "round-robin", "random")]
+
+
+def test_engines_that_part_are_said_to() -> None:
+    def history(*rounds: list[int]) -> History:
+        made = History()
+        for number, chosen in enumerate(rounds, start=1):
+            rows = [
+                ClientRecord(
+                    round=number, client_id=str(k), client=k, completed=True, problem="", latency_s=1.0, energy_j=1.0,
+                    download_s=0.0, compute_s=1.0, upload_s=0.0, train_loss=0.5, num_examples=3,
+                )
+                for k in chosen
+            ]  # fmt: skip
+            made.append(round=number, num_available=9, round_s=1.0, clients=rows)
+        return made
+
+    one, other = history([0, 1], [2, 3], [4, 5]), history([1, 0], [2, 4])
+    assert agreement(one, one) == Agreement(rounds=3, parted=0)
+    assert agreement(one, other) == Agreement(rounds=2, parted=2)  # the order within a round does not count
+    assert agreement(one, other).sentence.endswith("chose other clients from round 2 on.")
