@@ -45,6 +45,7 @@ class PairedDifference:
         reached: Of these, the seeds on which the selector has a finite value.
         reference_reached: Of these, the seeds on which the reference has one.
         reference_mean: Mean of the reference over the pairs; NaN where one lacks a value.
+        differences: Selector minus reference, a pair each; NaN where one of the two has no finite value.
     """
 
     selector: str
@@ -58,6 +59,7 @@ class PairedDifference:
     reached: int
     reference_reached: int
     reference_mean: float
+    differences: tuple[float, ...]
 
     @property
     def differs(self) -> bool:
@@ -130,18 +132,20 @@ def _difference(
     if not seeds:
         raise ParameterError(f"Runs are paired by seed, but {selector!r} and {reference!r} have no seed in common.")
     mine, theirs = np.array([own[seed] for seed in seeds]), np.array([others[seed] for seed in seeds])
-    known = bool(np.isfinite(mine).all() and np.isfinite(theirs).all())
-    low, high = student_interval(mine - theirs, confidence) if known and len(seeds) > 1 else (math.nan, math.nan)
+    both = np.isfinite(mine) & np.isfinite(theirs)
+    differences = np.where(both, mine, math.nan) - theirs
+    low, high = student_interval(differences, confidence) if both.all() and len(seeds) > 1 else (math.nan, math.nan)
     return PairedDifference(
         selector=selector,
         reference=reference,
         figure=figure,
-        mean=float((mine - theirs).mean()) if known else math.nan,
+        mean=float(differences.mean()),
         low=low,
         high=high,
         confidence=confidence,
         pairs=len(seeds),
         reached=int(np.isfinite(mine).sum()),
         reference_reached=int(np.isfinite(theirs).sum()),
-        reference_mean=float(theirs.mean()) if known else math.nan,
+        reference_mean=float(theirs.mean()) if both.all() else math.nan,
+        differences=tuple(differences.tolist()),
     )

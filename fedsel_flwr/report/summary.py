@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ import numpy as np
 from fedsel_flwr.errors import ParameterError
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
+    from numpy.typing import ArrayLike, NDArray
 
     from fedsel_flwr.rounds.history import History, RoundRecord
 
@@ -110,11 +109,27 @@ def jain_index(counts: ArrayLike) -> float:
     return float(x.sum()) ** 2 / (x.size * squares) if squares > 0 else math.nan
 
 
-def reaching(rounds: Sequence[RoundRecord], target_accuracy: float) -> RoundRecord | None:
-    """Find the first round at which the mean of the last five measured accuracies reaches the target.
+def smoothed(accuracies: ArrayLike) -> NDArray[np.float64]:
+    """Average each measured accuracy with those before it: the last five, or all of them while there are fewer.
 
-    The mean, as from round to round a measured accuracy goes up and down, and a single lucky round is no arrival. Of a
-    run's first rounds, while fewer than five are measured, the mean is over those there are.
+    From round to round a measured accuracy goes up and down, and a single lucky round is no arrival.
+
+    Args:
+        accuracies: Measured ones in order, finite, shape (n,).
+
+    Returns:
+        Shape (n,).
+
+    Examples:
+        >>> smoothed([0.2, 0.4, 0.6, 0.6, 0.7, 0.7]).round(2).tolist()
+        [0.2, 0.3, 0.4, 0.45, 0.5, 0.6]
+    """
+    values = np.asarray(accuracies, dtype=np.float64)
+    return np.array([values[max(0, i + 1 - SMOOTHED) : i + 1].mean() for i in range(len(values))])
+
+
+def reaching(rounds: Sequence[RoundRecord], target_accuracy: float) -> RoundRecord | None:
+    """Find the first round at which the mean of the last five measured accuracies (:func:`smoothed`) is the target.
 
     Args:
         rounds: The rounds of a run, in order.
@@ -123,13 +138,9 @@ def reaching(rounds: Sequence[RoundRecord], target_accuracy: float) -> RoundReco
     Returns:
         The round; None if there is none.
     """
-    last: deque[float] = deque(maxlen=SMOOTHED)
-    for record in rounds:
-        if math.isfinite(record.accuracy):
-            last.append(record.accuracy)
-            if math.fsum(last) / len(last) >= target_accuracy:
-                return record
-    return None
+    measured = [record for record in rounds if math.isfinite(record.accuracy)]
+    means = smoothed([record.accuracy for record in measured])
+    return next((record for record, mean in zip(measured, means, strict=True) if mean >= target_accuracy), None)
 
 
 def summarize(history: History, *, selector: str, seed: int, num_clients: int, target_accuracy: float) -> RunSummary:

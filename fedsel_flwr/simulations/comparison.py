@@ -88,10 +88,11 @@ class Comparison:
             if on_flower and not self.agreement:
                 self.agreement = agreement(on_flower, result.history)
             self._add(scenario, result.history)
-        self._draw()
-        self._write("summary.json", [asdict(summary) for summary in self.summaries])
         if self.reference:
             self.verdict = verdict(self.summaries, self.reference, self.scenario.target_accuracy)
+        self._draw()
+        self._write("summary.json", [asdict(summary) for summary in self.summaries])
+        if self.verdict:
             engines = {"engines": asdict(self.agreement)} if self.agreement else {}
             self._write("verdict.json", asdict(self.verdict) | engines)
         return self.summaries
@@ -130,6 +131,7 @@ class Comparison:
             num_clients=s.num_clients,
             target_accuracy=s.target_accuracy,
             title=f"{s.name}: {s.num_clients} clients, {s.clients_per_round} a round",
+            differences=self.verdict.times if self.verdict else (),
         )
 
 

@@ -11,7 +11,10 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.report.plots import COLOURS, carry_forward, plot_comparison
+from fedsel_flwr.report.files import load_optional
+from fedsel_flwr.report.paired import PairedDifference
+from fedsel_flwr.report.panels import COLOURS, carry_forward, draw_accuracy, draw_differences, look_of
+from fedsel_flwr.report.plots import plot_comparison
 
 
 def test_carry_forward_by_hand() -> None:
@@ -97,3 +100,51 @@ def test_a_picture_of_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match="at least one history"):
         plot_comparison({"bsfl": []}, tmp_path / "x.png", num_clients=3, target_accuracy=0.5)
     assert list(tmp_path.iterdir()) == []
+
+
+def difference(selector: str, *values: float) -> PairedDifference:
+    mean = float(np.mean(values))
+    low, high = (mean - 4.0, mean + 4.0) if math.isfinite(mean) else (math.nan, math.nan)
+    return PairedDifference(
+        selector=selector, reference="random", figure="time_to_target_s", mean=mean, low=low, high=high,
+        confidence=0.95, pairs=len(values), reached=int(np.isfinite(values).sum()), reference_reached=len(values),
+        reference_mean=20.0, differences=values,
+    )  # fmt: skip
+
+
+def test_the_middle_panel_shows_each_difference_left_or_right_of_the_reference() -> None:
+    axes = load_optional("matplotlib.figure").Figure().subplots()
+    looks = {name: look_of(i, 3) for i, name in enumerate(("bsfl", "cs-ucb", "never"))}
+    shown = [difference("bsfl", -8.0, -6.0), difference("cs-ucb", 3.0, 1.0), difference("never", math.nan, 2.0)]
+    draw_differences(axes, shown, looks)
+    drawn = [(line.get_color(), line.get_xdata().tolist()) for line in axes.lines[1:]]
+    blue, red, green = COLOURS[:3]
+    assert drawn == [
+        (blue, [-8.0, -6.0]), (blue, [-11.0, -3.0]), (blue, [-7.0]),
+        (red, [3.0, 1.0]), (red, [-2.0, 6.0]), (red, [2.0]),
+        (green, [2.0]),
+    ]  # fmt: skip
+    assert [text.get_text() for text in axes.texts] == ["1 of 2 arrived"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["bsfl", "cs-ucb", "never"]
+
+
+def test_with_differences_the_picture_has_three_panels(make_history, tmp_path: Path) -> None:
+    runs = runs_of(make_history, ["bsfl", "random"], 2)
+    shown = [difference("bsfl", -8.0, -6.0)]
+    path = plot_comparison(runs, tmp_path / "3.png", num_clients=10, target_accuracy=0.5, differences=shown)
+    image = matplotlib.image.imread(path)
+    assert image.shape[:2] == (920, 2800)
+    blue = np.abs(image[:800, :, :3] - np.array(to_rgb(COLOURS[0]))).max(axis=-1) < 0.02
+    assert all(part.any() for part in np.split(blue, [1200, 2000], axis=1))
+
+
+def test_the_curve_is_the_mean_of_five_rounds_with_one_standard_deviation(make_history) -> None:
+    accuracy = np.array([[0.1, 0.2, 0.3, 0.4, 0.5, 0.6], [0.3, 0.4, 0.3, 0.6, 0.9, 1.0]])
+    axes = load_optional("matplotlib.figure").Figure().subplots()
+    histories = [make_history([[0]] * 6, accuracy=own.tolist()) for own in accuracy]
+    draw_accuracy(axes, "bsfl", histories, look_of(0, 1))
+    means = 100 * np.array([own[1:].mean() for own in accuracy])  # of the last five, at the last round
+    assert axes.lines[0].get_ydata()[-1] == pytest.approx(means.mean())
+    band = axes.collections[0].get_paths()[0].vertices[:, 1]
+    assert np.isclose(band, means.mean() + means.std(ddof=1)).any()
+    assert np.isclose(band, means.mean() - means.std(ddof=1)).any()
