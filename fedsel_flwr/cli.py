@@ -1,19 +1,23 @@
-"""The command ``fedsel``: list, run, compare."""
+"""The command ``fedsel``: list, run, compare, report."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import logging
 import os
 import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedsel_flwr import __version__
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError
+
+if TYPE_CHECKING:
+    from fedsel_flwr.simulations.comparison import Comparison
 
 EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
 
@@ -27,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _list()
         _require("pydantic", "torch", "ray", "flwr_datasets")
         _set_environment()
-        return _compare(args)
+        return _report(args) if args.command == "report" else _compare(args)
     except FedSelError as error:
         print(f"fedsel: error: {error}", file=sys.stderr)
         return EXIT_ERROR
@@ -55,11 +59,22 @@ def _parser() -> argparse.ArgumentParser:
         "(default: the scenario's for run, vectorized for compare)",
     )  # fmt: skip
     common.add_argument("--runs-dir", default="runs", metavar="DIR", help="where run folders go (default: ./runs)")
-    run = commands.add_parser("run", parents=[common], help="run a scenario with one selector")
-    run.add_argument("--selector", help="instead of the scenario's")
-    compare = commands.add_parser("compare", parents=[common], help="run a scenario with several selectors")
-    compare.add_argument("--selectors", default="bsfl,cs-ucb,random", metavar="A,B,C", help="names, with commas")
-    compare.add_argument("--seeds", type=int, default=1, metavar="N", help="runs of each selector (default: 1)")
+    run = commands.add_parser("run", allow_abbrev=False, parents=[common], help="run a scenario with one selector")
+    run.add_argument("--selector", help="instead of the scenario's: a name, package.module:Class or ./file.py:Class")
+    run.add_argument("--seed", type=int, help="instead of the scenario's")
+    compare = commands.add_parser(
+        "compare", allow_abbrev=False, parents=[common], help="run a scenario with several selectors"
+    )
+    compare.add_argument(
+        "--selectors",
+        default="bsfl,cs-ucb,random",
+        metavar="A,B,C",
+        help="names, package.module:Class or ./file.py:Class, with commas (default: %(default)s)",
+    )
+    compare.add_argument(
+        "--seeds", default="1", metavar="N|A,B,C",
+        help="runs of each selector, counted up from the scenario's seed, or the seeds themselves (default: 1)",
+    )  # fmt: skip
     compare.add_argument(
         "--reference", metavar="NAME",
         help="the selector that the last sentence compares the others with, seed by seed (default: random, if it runs)",
@@ -68,11 +83,17 @@ def _parser() -> argparse.ArgumentParser:
         "--rounds-on-flower", type=int, default=0, metavar="N",
         help="first play N rounds of the first selector with Flower on Ray, and say whether both engines choose alike",
     )  # fmt: skip
+    report = commands.add_parser("report", allow_abbrev=False, help="pool runs that are there: table, verdict, picture")
+    report.add_argument("folders", nargs="+", metavar="FOLDER", help="of a comparison, or of a run")
+    report.add_argument("--reference", metavar="NAME", help="as in compare")
+    report.add_argument("--out", metavar="DIR", help="where picture and summary go (default: the folder, if it is one)")
+    for each in (run, compare, report):
+        each.add_argument("--json", action="store_true", help="print the figures as JSON, and nothing else")
     return parser
 
 
 def _list() -> int:
-    from fedsel_flwr.selectors.registry import names, selector_class
+    from fedsel_flwr.selectors.registry import names
     from fedsel_flwr.simulations.scenario_files import load_scenario, scenario_names
 
     print("scenarios")
@@ -80,78 +101,111 @@ def _list() -> int:
         print(f"  {name:<16}{load_scenario(name).description}")
     print("selectors")
     for name in names():
-        print(f"  {name:<16}{(selector_class(name).__doc__ or '').strip().splitlines()[0]}")
+        print(f"  {name:<16}{_about(name)}")
     return 0
+
+
+def _about(name: str) -> str:
+    """The first line of a selector's docstring; of an installed one that is broken, why."""
+    from fedsel_flwr.selectors.registry import selector_class
+
+    try:
+        return ((selector_class(name).__doc__ or "").strip() or "-").splitlines()[0]
+    except ParameterError as error:
+        return f"cannot be loaded: {error}"
 
 
 def _compare(args: argparse.Namespace) -> int:
-    """Run the runs, print table and folder; ``fedsel run`` is a comparison of one."""
-    from fedsel_flwr.selectors.registry import selector_class
+    """Run the runs, print table, verdict and folder; ``fedsel run`` is a comparison of one."""
+    from fedsel_flwr.references import located
     from fedsel_flwr.simulations.scenario_files import load_scenario
 
-    scenario = load_scenario(args.scenario, _overrides(args))
+    named = [name.strip() for name in getattr(args, "selectors", "").split(",") if name.strip()]
+    named = [located(name, Path.cwd()) for name in named]
+    scenario = load_scenario(args.scenario, _overrides(args), named)
     if args.command == "run":
-        selectors, seeds = [scenario.selector], 1
-    else:
-        selectors, seeds = [name.strip() for name in args.selectors.split(",") if name.strip()], args.seeds
-        if not selectors or len(set(selectors)) != len(selectors):
-            raise ParameterError(f"--selectors must name at least one selector, each once, got {args.selectors!r}")
-    if seeds < 1:
-        raise ParameterError(f"--seeds must be at least 1, got {seeds}")
-    for name in selectors:
-        selector_class(name)
-    reference, rounds_on_flower = _reference(args, selectors), getattr(args, "rounds_on_flower", 0)
-    if rounds_on_flower < 0 or (rounds_on_flower and scenario.engine == "ray"):
-        raise ParameterError(
-            f"--rounds-on-flower must be 0 or more, and 0 where Ray is the engine of all runs; got {rounds_on_flower} "
-            f"with the engine {scenario.engine!r}"
-        )
+        named = [scenario.selector]
+    elif not named or len(set(named)) != len(named):
+        raise ParameterError(f"--selectors must name at least one selector, each once, got {args.selectors!r}")
+    seeds = _seeds(args) if args.command == "compare" else 1
 
     from fedsel_flwr.report.progress import Progress
     from fedsel_flwr.report.run_folder import create_run_folder
-    from fedsel_flwr.report.summary import aggregate
-    from fedsel_flwr.report.table import render_table
     from fedsel_flwr.simulations.building import check_selectors
-    from fedsel_flwr.simulations.comparison import Comparison
-    from fedsel_flwr.simulations.engine import check_engine
+    from fedsel_flwr.simulations.comparing import Plan
     from fedsel_flwr.simulations.processes import adopt_orphans, end_descendants, leaving_at_once
     from fedsel_flwr.simulations.world import world_of
 
-    check_selectors(scenario, selectors)
-    check_engine(scenario)
-    world_of(scenario)  # faults in the data come before anything is written
+    plan = Plan.of(
+        scenario, named, seeds=seeds, engine=scenario.engine, reference=getattr(args, "reference", None),
+        rounds_on_flower=getattr(args, "rounds_on_flower", 0),
+    )  # fmt: skip
+    check_selectors(scenario, named)
+    world_of(plan.them[0].scenario(plan.scenario, plan.seeds[0]))  # faults in the data come before anything is written
     folder = create_run_folder(scenario.name, args.runs_dir).resolve()
     _log_to(folder / "flower.log")
-    comparison = Comparison(scenario, selectors, seeds, folder, reference, rounds_on_flower)
     adopt_orphans()
     message = f"fedsel: interrupted; finished runs are in {folder}"
     try:
-        with Progress() as progress, leaving_at_once(progress.stop, message, EXIT_INTERRUPTED):
-            summaries = comparison.run(progress.start_run, progress.update)
+        with Progress(_console(args)) as progress, leaving_at_once(progress.stop, message, EXIT_INTERRUPTED):
+            comparison = plan.run(folder, progress.start_run, progress.update)
     finally:
         end_descendants()
-    render_table(aggregate(summaries), scenario.target_accuracy)
-    if comparison.agreement:
-        print(comparison.agreement.sentence)
-    if comparison.verdict:
-        print(comparison.verdict.sentence)
-    print(f"{folder}")
+    _show(comparison, args.json)
+    if not args.json:
+        print(f"{folder}")
     return 0
 
 
-def _reference(args: argparse.Namespace, selectors: Sequence[str]) -> str | None:
-    """With which selector the others are compared; None where there is nothing to compare."""
-    given: str | None = getattr(args, "reference", None)
-    if given is None:
-        return "random" if "random" in selectors and len(selectors) > 1 else None
-    if given not in selectors or len(selectors) < 2:
-        raise ParameterError(f"--reference {given!r} must be one of at least two selectors: {', '.join(selectors)}")
-    return given
+def _report(args: argparse.Namespace) -> int:
+    """Pool runs that are there: table and verdict; into a folder, picture and files too."""
+    from fedsel_flwr.simulations.comparison import Comparison
+
+    comparison = Comparison.load(*args.folders, reference=args.reference)
+    target = args.out or (args.folders[0] if len(args.folders) == 1 else None)
+    if target:
+        comparison.report(Path(target))
+    _show(comparison, args.json)
+    if target and not args.json:
+        print(f"{Path(target).resolve()}")
+    return 0
+
+
+def _console(args: argparse.Namespace) -> Any:
+    """Where the progress goes: nowhere, if standard output is for JSON."""
+    from rich.console import Console
+
+    return Console(quiet=True) if args.json else None
+
+
+def _show(comparison: Comparison, as_json: bool) -> None:
+    from fedsel_flwr.report.summary import aggregate
+    from fedsel_flwr.report.table import render_table
+
+    if as_json:
+        print(json.dumps(comparison.figures(), indent=2, allow_nan=False))
+        return
+    render_table(aggregate(comparison.summaries), comparison.scenario.target_accuracy)
+    if comparison.agreement:
+        print(comparison.agreement.sentence)
+    if said := comparison.verdict:
+        print(said.sentence)
+
+
+def _seeds(args: argparse.Namespace) -> int | list[int]:
+    """How many seeds, or the seeds themselves."""
+    try:
+        numbers = [int(part) for part in args.seeds.split(",")]
+    except ValueError:
+        raise ParameterError(f"--seeds must be a number, or numbers with commas, got {args.seeds!r}") from None
+    if "," not in args.seeds and numbers[0] < 1:
+        raise ParameterError(f"--seeds must be at least 1, got {args.seeds}")
+    return numbers if "," in args.seeds else numbers[0]
 
 
 def _overrides(args: argparse.Namespace) -> dict[str, Any]:
     overrides: dict[str, Any] = {"data.data_dir": args.data_dir, "rounds": args.rounds}
-    overrides["selector"] = getattr(args, "selector", None)
+    overrides |= {key: getattr(args, key, None) for key in ("selector", "seed")}
     overrides["engine"] = args.engine or ("vectorized" if args.command == "compare" else None)
     for text in args.overrides:
         key, equals, value = text.partition("=")

@@ -18,7 +18,7 @@ from fedsel_flwr import __version__
 from fedsel_flwr.cli import main
 from fedsel_flwr.report.run_folder import read_history, read_model
 from fedsel_flwr.selectors import names
-from fedsel_flwr.simulations import comparison
+from fedsel_flwr.simulations import comparing
 from fedsel_flwr.simulations.scenario_files import load_scenario, scenario_names
 from fedsel_flwr.simulations.world import World
 from tests.processes import Command
@@ -206,14 +206,14 @@ def test_compare_runs_every_selector_on_every_seed(
 ) -> None:
     played: list[tuple[str, int]] = []
 
-    def simulate(scenario: Any, *, on_round: Any) -> Any:
+    def simulate(scenario: Any, *, on_round: Any, **options: Any) -> Any:
         played.append((scenario.selector, scenario.seed))
         result = play(scenario)
         for record in result.history.rounds:
             on_round(record)
         return result
 
-    monkeypatch.setattr(comparison, "simulate", simulate)
+    monkeypatch.setattr(comparing, "simulate", simulate)
     argv = ["compare", "smoke", "--selectors", "cs-ucb, random", "--seeds", "2", "--rounds", "4", "--set", "seed=5"]
     assert main(argv) == 0
     out, err = capsys.readouterr()

@@ -8,18 +8,25 @@ little. Their difference on one seed does: with d_1 … d_n the differences to t
 Student's, which holds for differences that are about normal. Where a run never reached the target, a difference is not
 known and leaving it out would favour whoever failed: there is no interval then, only the counts.
 
-Reference: Student, "The Probable Error of a Mean", Biometrika 6, 1908.
+Of several selectors compared with one reference, some look different by chance. Holm's correction keeps the probability
+that any of them does so wrongly below 1 - confidence: the p-values in ascending order are multiplied by n, n - 1, … 1,
+each at least as large as the one before. A selector differs if its corrected p-value is at most 1 - confidence. The
+intervals stand each for itself.
+
+References: Student, "The Probable Error of a Mean", Biometrika 6, 1908. S. Holm, "A Simple Sequentially Rejective
+Multiple Test Procedure", Scandinavian Journal of Statistics 6, 1979.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
+from fedsel_flwr.checks import FloatArray
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report.files import load_optional
 from fedsel_flwr.report.summary import RunSummary
@@ -41,6 +48,8 @@ class PairedDifference:
         low: Lower end of the interval; NaN where a pair lacks a value, or with fewer than two pairs.
         high: Upper end.
         confidence: Of the interval.
+        p: Of the paired t-test that there is no difference, after Holm's correction over the selectors compared at the
+            same time; NaN without an interval.
         pairs: Seeds that both ran.
         reached: Of these, the seeds on which the selector has a finite value.
         reference_reached: Of these, the seeds on which the reference has one.
@@ -55,6 +64,7 @@ class PairedDifference:
     low: float
     high: float
     confidence: float
+    p: float
     pairs: int
     reached: int
     reference_reached: int
@@ -63,8 +73,8 @@ class PairedDifference:
 
     @property
     def differs(self) -> bool:
-        """Whether the interval leaves out 0."""
-        return self.low > 0 or self.high < 0
+        """Whether there is a difference, as far as such runs can show one."""
+        return self.p <= 1 - self.confidence
 
 
 def paired_differences(
@@ -93,14 +103,16 @@ def paired_differences(
         own[summary.seed] = float(getattr(summary, figure))
     if reference not in values:
         raise ParameterError(f"The reference {reference!r} has no run; there are {', '.join(values) or 'none at all'}.")
-    return [
+    found = [
         _difference(selector, own, reference, values[reference], figure, confidence)
         for selector, own in values.items()
         if selector != reference
     ]
+    corrected = holm([difference.p for difference in found])
+    return [replace(difference, p=p) for difference, p in zip(found, corrected, strict=True)]
 
 
-def student_interval(differences: np.ndarray, confidence: float = 0.95) -> tuple[float, float]:
+def student_interval(differences: FloatArray, confidence: float = 0.95) -> tuple[float, float]:
     """Return Student's interval of the mean of normal differences.
 
     Args:
@@ -120,6 +132,37 @@ def student_interval(differences: np.ndarray, confidence: float = 0.95) -> tuple
     return mean - half, mean + half
 
 
+def student_p(differences: FloatArray) -> float:
+    """Return the two-sided p-value of the paired t-test; differences that are all alike are told apart from 0 only.
+
+    Args:
+        differences: Shape (n,), n at least 2.
+
+    Example:
+        >>> round(student_p(np.array([1.0, 2.0, 3.0])), 4)
+        0.0742
+    """
+    error = float(differences.std(ddof=1)) / math.sqrt(len(differences))
+    if error == 0:
+        return float(differences[0] == 0)
+    return 2 * float(load_optional("scipy.stats").t.sf(abs(float(differences.mean())) / error, len(differences) - 1))
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Correct p-values for how many there are, in their order; NaN ones are passed over.
+
+    >>> [round(value, 3) for value in holm([0.01, 0.04, 0.03, 0.005])]
+    [0.03, 0.06, 0.06, 0.02]
+    """
+    corrected = list(p)
+    order = sorted((i for i in range(len(p)) if not math.isnan(p[i])), key=lambda i: p[i])
+    least = 0.0
+    for place, i in enumerate(order):
+        least = max(least, min(1.0, (len(order) - place) * p[i]))
+        corrected[i] = least
+    return corrected
+
+
 def _difference(
     selector: str,
     own: dict[int, float],
@@ -134,7 +177,9 @@ def _difference(
     mine, theirs = np.array([own[seed] for seed in seeds]), np.array([others[seed] for seed in seeds])
     both = np.isfinite(mine) & np.isfinite(theirs)
     differences = np.where(both, mine, math.nan) - theirs
-    low, high = student_interval(differences, confidence) if both.all() and len(seeds) > 1 else (math.nan, math.nan)
+    low = high = p = math.nan
+    if both.all() and len(seeds) > 1:
+        (low, high), p = student_interval(differences, confidence), student_p(differences)
     return PairedDifference(
         selector=selector,
         reference=reference,
@@ -143,6 +188,7 @@ def _difference(
         low=low,
         high=high,
         confidence=confidence,
+        p=p,
         pairs=len(seeds),
         reached=int(np.isfinite(mine).sum()),
         reference_reached=int(np.isfinite(theirs).sum()),

@@ -58,6 +58,25 @@ def decimals_of(value: float) -> int:
     return 1 if exponent == 2 else max(0, 2 - exponent)
 
 
+def cell(spread: Spread, *, scale: float = 1, decimals: int | None = None, none: str = "-") -> str:
+    """Return one figure as text: "mean ±deviation (k of n)", shorter where there is less to say, ``none`` for nothing.
+
+    Args:
+        spread: The figure.
+        scale: What it is multiplied with.
+        decimals: How many; None leaves three significant digits.
+        none: For a figure that no seed has.
+    """
+    if not spread.count:
+        return none
+    mean, deviation = scale * spread.mean, scale * spread.deviation
+    digits = decimals_of(mean) if decimals is None else decimals
+    text = f"{mean:.{digits}f}"
+    if math.isfinite(deviation):
+        text += f" ±{deviation:.{digits}f}"
+    return text if spread.count == spread.total else f"{text} ({spread.count} of {spread.total})"
+
+
 def _build(rows: Sequence[SelectorRow], target_accuracy: float, plus_minus: str, before_count: str) -> Table:
     caption = _caption(rows, plus_minus)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), caption=caption, caption_justify="left")
@@ -73,26 +92,15 @@ def _build(rows: Sequence[SelectorRow], target_accuracy: float, plus_minus: str,
         table.add_column(header, justify="right", overflow="fold")
     for row in rows:
         cells = (
-            _cell(row.accuracy, scale=100, decimals=1),
-            _cell(row.time_to_target_s, none="never"),
-            _cell(row.energy_to_target_j, none="never"),
-            _cell(row.jain, decimals=3),
-            _cell(row.failed_clients, decimals=0 if row.seeds == 1 else 1),
+            cell(row.accuracy, scale=100, decimals=1),
+            cell(row.time_to_target_s, none="never"),
+            cell(row.energy_to_target_j, none="never"),
+            cell(row.jain, decimals=3),
+            cell(row.failed_clients, decimals=0 if row.seeds == 1 else 1),
         )
         ready = (cell.replace("±", plus_minus).replace(" (", f"{before_count}(") for cell in cells)
         table.add_row(Text(row.selector), *map(Text, ready))
     return table
-
-
-def _cell(spread: Spread, *, scale: float = 1, decimals: int | None = None, none: str = "-") -> str:
-    if not spread.count:
-        return none
-    mean, deviation = scale * spread.mean, scale * spread.deviation
-    digits = decimals_of(mean) if decimals is None else decimals
-    text = f"{mean:.{digits}f}"
-    if math.isfinite(deviation):
-        text += f" ±{deviation:.{digits}f}"
-    return text if spread.count == spread.total else f"{text} ({spread.count} of {spread.total})"
 
 
 def _caption(rows: Sequence[SelectorRow], plus_minus: str) -> Text:

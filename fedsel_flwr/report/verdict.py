@@ -31,8 +31,8 @@ class Verdict:
 def verdict(summaries: Sequence[RunSummary], reference: str, target_accuracy: float) -> Verdict:
     """Compare every selector with the reference, on the seeds that both ran.
 
-    A difference whose interval holds 0 is told as "no difference". Each interval stands for itself: of twenty selectors
-    that are all as good as the reference, about one is expected to look different.
+    What cannot be told from chance, with Holm's correction over the selectors, is told as "no difference"; the
+    intervals stand each for itself.
 
     Args:
         summaries: Runs of at least two selectors, one of them the reference.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import importlib.metadata
 import inspect
 from typing import Any
 
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.references import is_reference, load_reference
 from fedsel_flwr.selectors.base import Selector
 from fedsel_flwr.selectors.bsfl import BSFL
 from fedsel_flwr.selectors.by_size import RandomBySize
@@ -25,29 +27,73 @@ _ALL: tuple[type[Selector], ...] = (
 _CLASSES: dict[str, type[Selector]] = {cls.name: cls for cls in _ALL}
 
 
-def names() -> tuple[str, ...]:
-    """Return the names :func:`create` knows, sorted.
+ENTRY_POINTS = "fedsel.selectors"
+"""The group in which an installed package names its selectors: ``fastest = "my_package.my_file:Fastest"``."""
 
-    >>> len(names())
-    11
+
+def names() -> tuple[str, ...]:
+    """Return the names :func:`create` knows, sorted: ours, and those of installed packages (:data:`ENTRY_POINTS`).
+
+    >>> {"bsfl", "random"} <= set(names())
+    True
     """
-    return tuple(sorted(_CLASSES))
+    return tuple(sorted(_CLASSES.keys() | _installed().keys()))
 
 
 def selector_class(name: str) -> type[Selector]:
-    """Return the class behind ``name``; raises :class:`ParameterError` for an unknown one."""
-    if name not in _CLASSES:
-        close = difflib.get_close_matches(str(name), _CLASSES, n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        raise ParameterError(f"unknown selector {name!r}{hint}; choose one of {', '.join(names())}")
-    return _CLASSES[name]
+    """Return the class behind a name.
+
+    Args:
+        name: One of :func:`names`, "package.module:Class", or "./file.py:Class" with a path.
+
+    Returns:
+        A subclass of :class:`~fedsel_flwr.selectors.Selector`.
+
+    Raises:
+        ParameterError: There is no such name, or what stands behind it cannot be imported or is no such class.
+    """
+    if name in _CLASSES:
+        return _CLASSES[name]
+    if is_reference(str(name)):
+        return _checked(load_reference(name, "selector"), name)
+    installed = _installed()
+    if name in installed:
+        return _checked(load_reference(installed[name], f"installed selector {name!r},"), name)
+    close = difflib.get_close_matches(str(name), names(), n=1)
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    raise ParameterError(
+        f"unknown selector {name!r}{hint}; choose one of {', '.join(names())}, or give package.module:Class or "
+        "./file.py:Class"
+    )
+
+
+def label_of(name: str) -> str:
+    """How a selector is called in tables, folders and parameter keys: its name, or a reference's class's own.
+
+    Raises:
+        ParameterError: As :func:`selector_class` does.
+    """
+    return selector_class(name).name if is_reference(name) else name
+
+
+def _installed() -> dict[str, str]:
+    """Names that installed packages add, and what they refer to; our own names stay ours."""
+    found = importlib.metadata.entry_points(group=ENTRY_POINTS)
+    return {point.name: point.value for point in found if point.name not in _CLASSES}
+
+
+def _checked(found: Any, name: str) -> type[Selector]:
+    if not (inspect.isclass(found) and issubclass(found, Selector)):
+        kind = f"the class {found.__qualname__}" if inspect.isclass(found) else type(found).__name__
+        raise ParameterError(f"selector {name!r} must be a subclass of fedsel_flwr.selectors.Selector, got {kind}")
+    return found
 
 
 def create(name: str, **params: Any) -> Selector:
     """Build a selector from its name and keyword parameters.
 
     Args:
-        name: One of :func:`names`.
+        name: As :func:`selector_class` reads it.
         **params: The parameters of the selector's class.
 
     Returns:

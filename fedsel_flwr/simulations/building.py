@@ -16,7 +16,7 @@ from fedsel_flwr.rounds.history import History, RoundRecord
 from fedsel_flwr.rounds.presence import Availability
 from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.selectors import Selector, create
-from fedsel_flwr.selectors.registry import selector_class
+from fedsel_flwr.selectors.registry import label_of, selector_class
 from fedsel_flwr.simulations.apis import APIS
 from fedsel_flwr.simulations.availability import BernoulliAvailability, TraceAvailability, find_trace
 from fedsel_flwr.simulations.scenario import Scenario
@@ -181,16 +181,34 @@ def selector_params(scenario: Scenario, num_examples: Mapping[int, int]) -> dict
         ParameterError: The selector is unknown.
     """
     cls = selector_class(scenario.selector)
-    accepted = inspect.signature(cls).parameters
-    params: dict[str, Any] = {"seed": scenario.seed}
-    if accepted["clients_per_round"].default is inspect.Parameter.empty:
-        params["clients_per_round"] = scenario.clients_per_round
-    if "total_rounds" in accepted:
-        params["total_rounds"] = scenario.rounds
-    params |= scenario.selectors.get(scenario.selector, {})
-    if "max_latency" in accepted:
-        params.setdefault("max_latency", scenario.wireless.max_latency_s)
+    params = common_params(scenario, cls) | scenario.selectors.get(label_of(scenario.selector), {})
     for key in cls.by_client:
         if params.get(key) == "sizes":
             params[key] = dict(num_examples)
     return params
+
+
+def common_params(scenario: Scenario, make: Callable[..., Selector]) -> dict[str, Any]:
+    """What a scenario itself says of the parameters of a selector.
+
+    Args:
+        scenario: The scenario.
+        make: A selector's class, or a callable that makes one.
+
+    Returns:
+        ``seed``, ``clients_per_round``, ``max_latency`` and ``total_rounds``: those of them that ``make`` takes and
+        that are not fixed in it already (``functools.partial``). ``clients_per_round`` is left out where its default is
+        None, which says that the algorithm decides.
+    """
+    own = {
+        "clients_per_round": scenario.clients_per_round,
+        "seed": scenario.seed,
+        "max_latency": scenario.wireless.max_latency_s,
+        "total_rounds": scenario.rounds,
+    }
+    accepted = inspect.signature(make).parameters
+    fixed = getattr(make, "keywords", {})
+    taken = {key: value for key, value in own.items() if key in accepted and key not in fixed}
+    if "clients_per_round" in taken and accepted["clients_per_round"].default is None:
+        del taken["clients_per_round"]
+    return taken

@@ -1,25 +1,50 @@
-"""Selectors side by side: every selector on every seed, one folder with all that came out."""
+"""What comes out of comparing selectors: runs of one scenario, as table, summary, verdict, picture and folder."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.report.files import replacing
+from fedsel_flwr.report.frames import latex, runs_frame, summary_frame
 from fedsel_flwr.report.plots import plot_comparison
 from fedsel_flwr.report.summary import RunSummary, summarize
 from fedsel_flwr.report.verdict import Verdict, verdict
-from fedsel_flwr.rounds.history import History, RoundRecord
-from fedsel_flwr.simulations.engine import simulate
-from fedsel_flwr.simulations.on_flower import Agreement, agreement, run_on_flower
-from fedsel_flwr.simulations.results import write_run
+from fedsel_flwr.rounds.history import History
+from fedsel_flwr.simulations.on_flower import Agreement
+from fedsel_flwr.simulations.results import RunResult, read_run, write_run
 from fedsel_flwr.simulations.scenario import Scenario
 
-StartRun = Callable[[str, int], None]
-Update = Callable[[RoundRecord, int], None]
+if TYPE_CHECKING:
+    import pandas as pd
+
+VARIED = frozenset({"name", "description", "selector", "seed", "selectors", "engine"})
+"""Keys of a scenario in which the runs of one comparison may differ."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One selector on one seed.
+
+    Attributes:
+        selector: Its label.
+        scenario: What was run.
+        result: What came out.
+    """
+
+    selector: str
+    scenario: Scenario
+    result: RunResult
+
+    @property
+    def history(self) -> History:
+        """Round by round and client by client."""
+        return self.result.history
 
 
 @dataclass
@@ -27,130 +52,209 @@ class Comparison:
     """Runs of one scenario under several selectors and seeds.
 
     Args:
-        scenario: The scenario; its selector and seed are replaced run by run.
-        selectors: Names of selectors.
-        seeds: How many seeds, counted up from the scenario's.
-        folder: Where everything is written.
-        reference: The selector that the verdict compares the others with; None: no verdict.
-        rounds_on_flower: So many rounds of the first run are played before, with Flower on Ray; 0: none.
-
-    Attributes:
-        summaries: One a run, so far.
-        histories: The runs' histories, by selector.
-        verdict: After the last run, where there is a reference.
-        agreement: After the first run, where it was played on Ray before.
+        scenario: The scenario; of the runs each has its own selector and seed.
+        runs: In the order in which they ended.
+        reference: The selector that the others are compared with; None where there is none.
+        agreement: Whether Flower on Ray chose the same in the rounds that it played too.
     """
 
     scenario: Scenario
-    selectors: Sequence[str]
-    seeds: int
-    folder: Path
+    runs: list[Run] = field(default_factory=list)
     reference: str | None = None
-    rounds_on_flower: int = 0
-    verdict: Verdict | None = None
     agreement: Agreement | None = None
-    summaries: list[RunSummary] = field(default_factory=list)
-    histories: dict[str, list[History]] = field(default_factory=dict)
 
-    def plan(self) -> list[Scenario]:
-        """The scenario of each run, in order: every selector on the first seed, then on the next.
+    @property
+    def selectors(self) -> list[str]:
+        """The labels, in the order of their first runs."""
+        return list(dict.fromkeys(run.selector for run in self.runs))
 
-        So what is there after an interruption can be compared, and a seed's data are made once.
-        """
+    @property
+    def histories(self) -> dict[str, list[History]]:
+        """Label -> histories, one a seed."""
+        return {name: [run.history for run in self.runs if run.selector == name] for name in self.selectors}
+
+    @property
+    def summaries(self) -> list[RunSummary]:
+        """One a run."""
+        s = self.scenario
         return [
-            self.scenario.model_copy(update={"selector": name, "seed": self.scenario.seed + i})
-            for i in range(self.seeds)
-            for name in self.selectors
+            summarize(
+                run.history,
+                selector=run.selector,
+                seed=run.scenario.seed,
+                num_clients=s.num_clients,
+                target_accuracy=s.target_accuracy,
+            )
+            for run in self.runs
         ]
 
-    def run(self, start_run: StartRun, update: Update) -> list[RunSummary]:
-        """Run everything, writing each run as it ends, and picture and verdict after the last.
+    def table(self) -> pd.DataFrame:
+        """The figures of :class:`~fedsel_flwr.report.RunSummary`, a row a run."""
+        return runs_frame(self.summaries)
 
-        Args:
-            start_run: Told the label and the rounds of each run.
-            update: Told each round and the failed clients so far.
+    @property
+    def summary(self) -> pd.DataFrame:
+        """A row a selector: means, standard deviations and, against the reference, paired differences and intervals."""
+        return summary_frame(self.summaries, self.reference)
 
-        Returns:
-            One summary a run.
+    @property
+    def verdict(self) -> Verdict | None:
+        """One sentence on time and energy to the target; None without a reference that ran, or with one selector."""
+        if self.reference not in self.selectors or len(self.selectors) < 2:
+            return None
+        return verdict(self.summaries, self.reference, self.scenario.target_accuracy)
 
-        Raises:
-            ParameterError: The scenario's data or parameters cannot be used.
-            RunError: A simulation broke off.
-        """
-        single = len(self.plan()) == 1
-        on_flower = self._play_on_flower(start_run, update) if self.rounds_on_flower else None
-        for scenario in self.plan():
-            label = scenario.selector if self.seeds == 1 else f"{scenario.selector}, seed {scenario.seed}"
-            start_run(label, scenario.rounds)
-            result = simulate(scenario, on_round=_counting(update))
-            target = self.folder if single else self.folder / f"{scenario.selector}-seed{scenario.seed}"
-            write_run(target, scenario, result)
-            if on_flower and not self.agreement:
-                self.agreement = agreement(on_flower, result.history)
-            self._add(scenario, result.history)
-        if self.reference:
-            self.verdict = verdict(self.summaries, self.reference, self.scenario.target_accuracy)
-        self._draw()
-        self._write("summary.json", [asdict(summary) for summary in self.summaries])
-        if self.verdict:
-            engines = {"engines": asdict(self.agreement)} if self.agreement else {}
-            self._write("verdict.json", asdict(self.verdict) | engines)
-        return self.summaries
-
-    def _play_on_flower(self, start_run: StartRun, update: Update) -> History:
-        """The first run's first rounds, with Flower on Ray."""
-        scenario = self.plan()[0]
-        rounds = min(self.rounds_on_flower, scenario.rounds)
-        start_run(f"{scenario.selector}, seed {scenario.seed}, with Flower on Ray", rounds)
-        result = run_on_flower(scenario, rounds, _counting(update))
-        short = scenario.model_copy(update={"rounds": rounds, "engine": "ray"})
-        write_run(self.folder / f"{scenario.selector}-seed{scenario.seed}-on-flower", short, result)
-        return result.history
-
-    def _write(self, name: str, figures: object) -> None:
-        text = json.dumps(_json(figures), indent=2, allow_nan=False)
-        (self.folder / name).write_text(text + "\n", encoding="utf-8")
-
-    def _add(self, scenario: Scenario, history: History) -> None:
-        self.histories.setdefault(scenario.selector, []).append(history)
-        self.summaries.append(
-            summarize(
-                history,
-                selector=scenario.selector,
-                seed=scenario.seed,
-                num_clients=scenario.num_clients,
-                target_accuracy=scenario.target_accuracy,
-            )
-        )
-
-    def _draw(self) -> None:
-        s = self.scenario
-        plot_comparison(
+    def plot(self, path: str | Path) -> Path:
+        """Draw the picture (:func:`~fedsel_flwr.report.plots.plot_comparison`) into a PNG file; returns its path."""
+        s, said = self.scenario, self.verdict
+        return plot_comparison(
             self.histories,
-            self.folder / "comparison.png",
+            path,
             num_clients=s.num_clients,
             target_accuracy=s.target_accuracy,
             title=f"{s.name}: {s.num_clients} clients, {s.clients_per_round} a round",
-            differences=self.verdict.times if self.verdict else (),
+            differences=said.times if said else (),
         )
 
+    def to_csv(self, path: str | Path | None = None) -> str:
+        """:meth:`table` as CSV; written to ``path`` if that is given."""
+        return _written(self.table().to_csv(index=False), path)
 
-def _counting(update: Update) -> Callable[[RoundRecord], None]:
-    """Told each round of one run, tells it on together with the failed clients so far."""
-    failed = 0
+    def to_latex(self, path: str | Path | None = None) -> str:
+        """The comparison as a LaTeX table (package booktabs); written to ``path`` if that is given."""
+        return _written(latex(self.summaries, self.reference, self.scenario.target_accuracy), path)
 
-    def on_round(record: RoundRecord) -> None:
-        nonlocal failed
-        failed += record.num_selected - record.num_completed
-        update(record, failed)
+    def _repr_html_(self) -> str:
+        said = self.verdict
+        return str(self.summary.to_html(index=False)) + (f"<p>{said.sentence}</p>" if said else "")
 
-    return on_round
+    def save(self, folder: str | Path) -> Path:
+        """Write every run and what is made of them; :meth:`load` reads it back.
+
+        Args:
+            folder: Made if needed.
+
+        Returns:
+            The folder.
+        """
+        target = Path(folder)
+        for run in self.runs:
+            write_run(self.place(target, run), run.scenario, run.result, run.selector)
+        self.report(target)
+        return target
+
+    def place(self, folder: Path, run: Run) -> Path:
+        """Where in a comparison's folder a run is written."""
+        return folder / f"{run.selector}-seed{run.scenario.seed}"
+
+    def report(self, folder: Path) -> None:
+        """Write what is made of the runs: picture, summaries, verdict, and what belongs to the comparison."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.plot(folder / "comparison.png")
+        figures = self.figures()
+        for name in figures.keys() & {"summary", "verdict"}:
+            with replacing(folder / f"{name}.json") as temporary:
+                temporary.write_text(json.dumps(figures[name], indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+    def figures(self) -> dict[str, Any]:
+        """Everything as JSON has it, null for what is not known or infinite: ``summary``, a run each, ``verdict``."""
+        figures: dict[str, Any] = {"summary": [asdict(summary) for summary in self.summaries]}
+        if said := self.verdict:
+            engines = {"engines": asdict(self.agreement)} if self.agreement else {}
+            figures["verdict"] = asdict(said) | engines
+        return {key: _json(value) for key, value in figures.items()}
+
+    @classmethod
+    def load(cls, *folders: str | Path, reference: str | None = None) -> Comparison:
+        """Read runs back and pool them.
+
+        Args:
+            folders: Folders of comparisons or of single runs.
+            reference: The selector to compare with; None takes "random" where it ran.
+
+        Returns:
+            The comparison.
+
+        Raises:
+            ParameterError: A folder holds no run, the runs are of different scenarios, or two are of the same selector
+                and seed; says which.
+        """
+        found = [place for folder in folders for place in _run_folders(Path(folder))]
+        if not found:
+            raise ParameterError("give at least one folder of runs to load")
+        runs = []
+        for place in found:
+            label, scenario, result = read_run(place)
+            runs.append(Run(label, scenario, result))
+        _check_one_scenario(runs, found)
+        comparison = cls(runs[0].scenario, runs)
+        comparison.reference = reference_of(reference, comparison.selectors)
+        return comparison
+
+
+def reference_of(given: str | None, labels: Sequence[str]) -> str | None:
+    """The selector that the others are compared with: the one given, else "random" where it runs beside others.
+
+    Raises:
+        ParameterError: It is none of at least two.
+    """
+    if given is None:
+        return "random" if "random" in labels and len(labels) > 1 else None
+    if given not in labels or len(labels) < 2:
+        raise ParameterError(f"reference {given!r} must be one of at least two selectors: {', '.join(labels)}")
+    return given
+
+
+def _run_folders(folder: Path) -> list[Path]:
+    if (folder / "scenario.toml").is_file():
+        return [folder]
+    inside = sorted(
+        path.parent for path in folder.glob("*/scenario.toml") if not path.parent.name.endswith("-on-flower")
+    )
+    if not inside:
+        raise ParameterError(f"{str(folder)!r} holds no run: give a folder with scenario.toml, or one of such folders")
+    return inside
+
+
+def _check_one_scenario(runs: Sequence[Run], places: Sequence[Path]) -> None:
+    first = _fixed(runs[0].scenario)
+    seen: dict[tuple[str, int], Path] = {}
+    for run, place in zip(runs, places, strict=True):
+        other = _fixed(run.scenario)
+        for key in first:
+            if first[key] != other[key]:
+                raise ParameterError(
+                    f"runs of one comparison share their scenario, but {key} is {first[key]!r} in {str(places[0])!r} "
+                    f"and {other[key]!r} in {str(place)!r}"
+                )
+        name = (run.selector, run.scenario.seed)
+        if name in seen:
+            raise ParameterError(
+                f"{run.selector!r} ran on seed {run.scenario.seed} in {str(seen[name])!r} and in {str(place)!r}: leave "
+                "one of them out"
+            )
+        seen[name] = place
+
+
+def _fixed(scenario: Scenario) -> dict[str, Any]:
+    """Dotted key -> value, of the keys in which all runs of a comparison are alike."""
+    flat: dict[str, Any] = {}
+    for key, value in scenario.model_dump(exclude=set(VARIED)).items():
+        flat |= {f"{key}.{inner}": own for inner, own in value.items()} if isinstance(value, dict) else {key: value}
+    return flat
 
 
 def _json(value: Any) -> Any:
     """JSON has no NaN and no infinity: null."""
     if isinstance(value, dict):
         return {key: _json(own) for key, own in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_json(own) for own in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _written(text: str, path: str | Path | None) -> str:
+    if path is not None:
+        with replacing(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    return text

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fedsel_flwr.rounds.history import History, RoundRecord
-from fedsel_flwr.selectors import create
+from fedsel_flwr.selectors import Selector, create
 from fedsel_flwr.simulations.building import selector_params
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.results import RunResult
@@ -34,13 +34,21 @@ class Agreement:
         return f"Flower on Ray and the vectorized engine chose the same clients in all {self.rounds} rounds of both."
 
 
-def run_on_flower(scenario: Scenario, rounds: int, on_round: Callable[[RoundRecord], None] | None = None) -> RunResult:
+def run_on_flower(
+    scenario: Scenario,
+    rounds: int,
+    selector: Selector | None = None,
+    on_round: Callable[[RoundRecord], None] | None = None,
+    num_cpus: int | None = None,
+) -> RunResult:
     """Run a scenario's first rounds with Flower on Ray.
 
     Args:
         scenario: The scenario.
         rounds: How many, at least 1; the selector still plans for the scenario's.
+        selector: Chooses in place of the scenario's selector, new; None makes that one.
         on_round: Called with each finished round.
+        num_cpus: Ray's actors; None takes every core.
 
     Returns:
         History and model after these rounds.
@@ -49,9 +57,10 @@ def run_on_flower(scenario: Scenario, rounds: int, on_round: Callable[[RoundReco
         ParameterError: As :func:`~fedsel_flwr.simulations.engine.simulate` says.
         RunError: Likewise.
     """
-    params = selector_params(scenario, world_of(scenario).num_examples())
+    if selector is None:
+        selector = create(scenario.selector, **selector_params(scenario, world_of(scenario).num_examples()))
     short = scenario.model_copy(update={"rounds": min(rounds, scenario.rounds), "engine": "ray"})
-    return simulate(short, selector=create(scenario.selector, **params), on_round=on_round)
+    return simulate(short, selector=selector, on_round=on_round, num_cpus=num_cpus)
 
 
 def agreement(one: History, other: History) -> Agreement:

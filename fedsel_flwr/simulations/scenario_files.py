@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,13 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.references import is_reference, located
 from fedsel_flwr.selectors import names as selector_names
-from fedsel_flwr.selectors.registry import selector_class
+from fedsel_flwr.selectors.registry import label_of, selector_class
 from fedsel_flwr.simulations.scenario import Scenario
 
+REFERRING = ("selector",)
+"""Keys whose value may refer to the user's own code."""
 COMMON_PARAMETERS = ("clients_per_round", "seed", "max_latency", "total_rounds")
 """Selector parameters that the scenario sets itself."""
 
@@ -26,13 +29,17 @@ def scenario_names() -> tuple[str, ...]:
     return tuple(sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml")))
 
 
-def load_scenario(source: str, overrides: Mapping[str, Any] | None = None) -> Scenario:
+def load_scenario(source: str, overrides: Mapping[str, Any] | None = None, selectors: Sequence[str] = ()) -> Scenario:
     """Read a scenario and replace single keys.
+
+    A file that a key refers to, as in ``selector = "./mine.py:Fastest"``, is relative to the TOML file; in an override
+    it is relative to the working directory.
 
     Args:
         source: A name of :func:`scenario_names`, or the path of a TOML file.
         overrides: Dotted key -> value, as in ``{"training.learning_rate": 0.05}``; values that are None or "" leave
             the scenario's own. A list may be given as a string, "1, 2, 3".
+        selectors: References of selectors beside the scenario's, whose parameters the scenario may hold.
 
     Returns:
         The scenario, checked.
@@ -45,14 +52,16 @@ def load_scenario(source: str, overrides: Mapping[str, Any] | None = None) -> Sc
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ParameterError(f"scenario {source!r} is not valid TOML: {error}") from error
+    for key in REFERRING:
+        _locate(tables, key, Path(source).expanduser().parent)
     for key, value in (overrides or {}).items():
         if value is not None and value != "":
-            _put(tables, key, value)
+            _put(tables, key, located(value, Path.cwd()) if key in REFERRING and isinstance(value, str) else value)
     try:
         scenario = Scenario.model_validate({"name": name} | tables)
     except ValidationError as error:
         raise ParameterError(f"scenario {source!r}: {_explain(error)}") from None
-    _check_selectors(source, scenario)
+    _check_selectors(source, scenario, selectors)
     return scenario
 
 
@@ -79,6 +88,17 @@ def _read(source: str) -> tuple[str, str]:
         return path.stem, path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ParameterError(f"cannot read scenario file {source!r}: {error}") from error
+
+
+def _locate(tables: dict[str, Any], key: str, folder: Path) -> None:
+    """Make the file of a reference under a dotted key absolute."""
+    *parents, last = key.split(".")
+    for parent in parents:
+        tables = tables.get(parent, {})
+        if not isinstance(tables, dict):
+            return
+    if isinstance(tables.get(last), str):
+        tables[last] = located(tables[last], folder)
 
 
 def _put(tables: dict[str, Any], key: str, value: Any) -> None:
@@ -137,14 +157,16 @@ def _explain(error: ValidationError) -> str:
     return "; ".join(lines)
 
 
-def _check_selectors(source: str, scenario: Scenario) -> None:
+def _check_selectors(source: str, scenario: Scenario, selectors: Sequence[str]) -> None:
+    own = {label_of(name): selector_class(name) for name in (scenario.selector, *selectors) if is_reference(name)}
     selector_class(scenario.selector)
     for name, params in scenario.selectors.items():
-        allowed = sorted(inspect.signature(selector_class(name)).parameters.keys() - COMMON_PARAMETERS)
+        cls = own[name] if name in own else selector_class(name)
+        allowed = sorted(inspect.signature(cls).parameters.keys() - COMMON_PARAMETERS)
         for key in params:
             if key in COMMON_PARAMETERS:
-                own = "wireless.max_latency_s" if key == "max_latency" else key
-                raise ParameterError(f"scenario {source!r}: set {own!r} in place of 'selectors.{name}.{key}'")
+                instead = "wireless.max_latency_s" if key == "max_latency" else key
+                raise ParameterError(f"scenario {source!r}: set {instead!r} in place of 'selectors.{name}.{key}'")
             if key not in allowed:
                 raise ParameterError(
                     f"scenario {source!r}: unknown key 'selectors.{name}.{key}'; "

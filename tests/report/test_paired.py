@@ -9,7 +9,7 @@ import pytest
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report import RunSummary
-from fedsel_flwr.report.paired import paired_differences, student_interval
+from fedsel_flwr.report.paired import holm, paired_differences, student_interval, student_p
 from fedsel_flwr.report.verdict import verdict
 
 # Student 1908, table of the additional hours of sleep of ten patients: second drug minus first.
@@ -35,6 +35,33 @@ def test_the_interval_covers_the_true_difference_as_often_as_it_says(seeds: int)
     ends = np.array([student_interval(own) for own in draws])
     covered = float(((ends[:, 0] <= -7.0) & (ends[:, 1] >= -7.0)).mean())
     assert abs(covered - 0.95) < 0.0195
+
+
+def test_holms_own_procedure() -> None:
+    """p-values of four hypotheses, corrected by R: p.adjust(c(.01, .04, .03, .005), "holm")."""
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.5, math.nan, 0.6])[::2] == [1.0, 1.0]
+    assert math.isnan(holm([0.5, math.nan])[1])
+
+
+def test_students_p_is_that_of_his_example() -> None:
+    """R's t.test says p-value = 0.002833."""
+    assert student_p(SLEEP) == pytest.approx(0.002833, abs=1e-6)
+    assert student_p(np.zeros(3)) == 1.0
+
+
+def test_many_selectors_make_it_harder_to_differ() -> None:
+    """With p = .019 it differs where it is alone, and not among twelve others."""
+    times = {"random": [100.0, 110.0, 120.0, 130.0], "fast": [90.0, 96.0, 116.0, 118.0]}
+    alone = [run(name, seed, time) for name, own in times.items() for seed, time in enumerate(own)]
+    (one,) = paired_differences(alone, "random", "time_to_target_s")
+    assert one.differs
+    others = [run(f"same-{i}", seed, 100.0 + 10 * seed + (-1) ** (seed + i)) for i in range(12) for seed in range(4)]
+    first, *rest = paired_differences(alone + others, "random", "time_to_target_s")
+    assert first.p == pytest.approx(min(1.0, 13 * one.p))
+    assert not first.differs
+    assert (first.low, first.high) == (one.low, one.high)
+    assert not any(other.differs for other in rest)
 
 
 def test_runs_are_paired_by_seed_whatever_their_order() -> None:

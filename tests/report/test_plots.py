@@ -107,8 +107,8 @@ def difference(selector: str, *values: float) -> PairedDifference:
     low, high = (mean - 4.0, mean + 4.0) if math.isfinite(mean) else (math.nan, math.nan)
     return PairedDifference(
         selector=selector, reference="random", figure="time_to_target_s", mean=mean, low=low, high=high,
-        confidence=0.95, pairs=len(values), reached=int(np.isfinite(values).sum()), reference_reached=len(values),
-        reference_mean=20.0, differences=values,
+        confidence=0.95, p=0.01, pairs=len(values), reached=int(np.isfinite(values).sum()),
+        reference_reached=len(values), reference_mean=20.0, differences=values,
     )  # fmt: skip
 
 

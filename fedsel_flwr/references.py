@@ -1,0 +1,90 @@
+"""Objects by reference, "package.module:name" or "./file.py:name": how own code gets into scenarios and commands."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from fedsel_flwr.errors import ParameterError
+
+
+def is_reference(text: str) -> bool:
+    """Whether a text refers to an object, rather than being a plain name.
+
+    >>> is_reference("bsfl"), is_reference("./mine.py:Fastest")
+    (False, True)
+    """
+    return ":" in text
+
+
+def located(text: str, folder: Path) -> str:
+    """A reference whose file is relative to a folder, with the file's absolute path; anything else as it is.
+
+    >>> located("mine.py:Fastest", Path("/projects"))
+    '/projects/mine.py:Fastest'
+    """
+    place, _, name = text.rpartition(":")
+    if not place.endswith(".py"):
+        return text
+    return f"{(folder / Path(place).expanduser()).resolve()}:{name}"
+
+
+def load_reference(text: str, what: str) -> Any:
+    """Load the object that a text refers to; a file is read once per process.
+
+    Args:
+        text: "package.module:name", or "FILE.py:name" with a path, relative to the working directory; the name may
+            have dots.
+        what: What is wanted, for errors.
+
+    Returns:
+        The object.
+
+    Raises:
+        ParameterError: The module or file cannot be imported, or has no such name.
+    """
+    place, _, name = text.rpartition(":")
+    if not place or not name:
+        raise ParameterError(f"{what} {text!r} must read package.module:name or ./file.py:name")
+    try:
+        module = _load_file(Path(place).expanduser().resolve()) if place.endswith(".py") else _import(place)
+    except ParameterError:
+        raise
+    except Exception as error:  # whatever the user's own code raises when it is imported
+        raise ParameterError(f"{what} {text!r}: importing {place} failed: {type(error).__name__}: {error}") from error
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            public = sorted(key for key in vars(module) if not key.startswith("_"))
+            raise ParameterError(f"{what} {text!r}: {place} has no {name!r}; it has {', '.join(public) or 'nothing'}")
+        found = getattr(found, part)
+    return found
+
+
+def _import(place: str) -> ModuleType:
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:  # a command of an environment does not search here
+        sys.path.insert(0, str(Path.cwd()))
+    return importlib.import_module(place)
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ParameterError(f"there is no file {str(path)!r}")
+    name = f"fedsel_own_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None:
+            raise ParameterError(f"{str(path)!r} is no Python file")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module  # before it runs, as import does; pickle and dataclasses look there
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]

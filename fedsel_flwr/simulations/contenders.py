@@ -1,0 +1,110 @@
+"""Who is compared: selectors by name or reference, classes, and callables that make one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.selectors import Selector
+from fedsel_flwr.selectors.registry import label_of
+from fedsel_flwr.simulations.building import common_params
+from fedsel_flwr.simulations.scenario import Scenario
+
+Given = str | type[Selector] | Callable[..., Selector]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A selector to compare.
+
+    Args:
+        label: What tables, pictures and folders call it.
+        name: What a scenario calls it; None for a selector that only Python code can make.
+        make: Makes it where ``name`` is None.
+    """
+
+    label: str
+    name: str | None = None
+    make: Callable[..., Selector] | None = None
+
+    def scenario(self, scenario: Scenario, seed: int) -> Scenario:
+        """The scenario of its run on a seed; ``selector`` is the label where no file can name the selector."""
+        return scenario.model_copy(update={"selector": self.name or self.label, "seed": seed})
+
+    def selector(self, scenario: Scenario) -> Selector | None:
+        """A new selector for a scenario; None where the scenario itself names it.
+
+        Raises:
+            ParameterError: What was made is no selector.
+        """
+        if self.make is None:
+            return None
+        made = self.make(**common_params(scenario, self.make) | scenario.selectors.get(self.label, {}))
+        if not isinstance(made, Selector):
+            raise ParameterError(
+                f"selector {self.label!r} must be a fedsel_flwr.selectors.Selector, but what was given made a "
+                f"{type(made).__name__}"
+            )
+        return made
+
+
+def contenders(selectors: Given | Sequence[Given] | Mapping[str, Given]) -> list[Contender]:
+    """Read what a user wants to compare.
+
+    Args:
+        selectors: Names, references ("./mine.py:Fastest"), classes, or callables that make a selector; with labels of
+            one's own as a mapping, label -> selector. A class or callable is given ``clients_per_round`` and ``seed``,
+            ``max_latency`` and ``total_rounds``, of which it gets those that it takes.
+
+    Returns:
+        At least one, each with a label of its own.
+
+    Raises:
+        ParameterError: There is none, two have one label, or something is no selector.
+
+    Example:
+        >>> [one.label for one in contenders(["bsfl", "random"])]
+        ['bsfl', 'random']
+    """
+    if isinstance(selectors, str) or callable(selectors):
+        selectors = [selectors]
+    if isinstance(selectors, Mapping):
+        read = [_contender(given, str(label)) for label, given in selectors.items()]
+    else:
+        read = [_contender(given) for given in selectors]
+    if not read:
+        raise ParameterError("there must be at least one selector to compare, got none")
+    for one in read:
+        if sum(one.label == other.label for other in read) > 1:
+            raise ParameterError(
+                f"two selectors are called {one.label!r}: give each a label of its own, as in "
+                "{'label': selector, 'other label': selector}"
+            )
+        if not re.fullmatch(r"[^/\\\x00-\x1f]{1,100}", one.label) or one.label.strip(". ") != one.label:
+            raise ParameterError(
+                f"label {one.label!r} names a folder: use up to 100 characters, no slash, no dot or space at the ends"
+            )
+    return read
+
+
+def _contender(given: Given, label: str | None = None) -> Contender:
+    if isinstance(given, str):
+        return Contender(label or label_of(given), name=given)
+    if isinstance(given, Selector):
+        raise ParameterError(
+            f"selector {given.name!r} is one object, but every seed needs a new one: give the class, or a function "
+            "that makes it"
+        )
+    if not callable(given):
+        raise ParameterError(
+            f"a selector must be a name, a class or a callable that makes one, got {type(given).__name__}: {given!r}"
+        )
+    if isinstance(given, type) and not issubclass(given, Selector):
+        raise ParameterError(f"the class {given.__qualname__} must be a subclass of fedsel_flwr.selectors.Selector")
+    made = getattr(given, "func", given)  # functools.partial
+    own = getattr(made, "name", None) or getattr(made, "__name__", None)
+    if label is None and (own is None or own == "<lambda>"):
+        raise ParameterError("a callable without a name needs a label: give {'label': callable}")
+    return Contender(label or str(own), make=given)

@@ -1,0 +1,225 @@
+"""Comparing one's own selectors: by class, callable, reference and entry point, with the same numbers each way."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsel_flwr import cli
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.selectors import BSFL, PCZFL, Random, Selector, names
+from fedsel_flwr.simulations import Comparison, Scenario, compare, load_scenario
+from fedsel_flwr.simulations.contenders import contenders
+
+OWN = '''
+import numpy as np
+from fedsel_flwr.selectors import Selector
+
+
+class Fastest(Selector):
+    """The clients of the least mean latency; those never tried first."""
+
+    client_state = {"_plays": 0, "_total": 0.0}
+
+    def __init__(self, *, clients_per_round, seed=None, patience=1.0):
+        super().__init__(clients_per_round=clients_per_round, seed=seed)
+        self.patience = patience
+
+    def _select(self, available):
+        return self._largest(-self._total / np.maximum(self._plays, self.patience), available)
+
+    def _observe(self, report):
+        self._plays[report.clients] += 1
+        self._total[report.clients] += report.latency
+'''
+SEEDS = [1, 4]
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with mine.py, and an installed package that calls the same class "quickest"."""
+    (tmp_path / "mine.py").write_text(OWN)
+    site = tmp_path / "site"
+    (site / "their_package").mkdir(parents=True)
+    (site / "their_package" / "__init__.py").write_text("")
+    (site / "their_package" / "selection.py").write_text(OWN)
+    (site / "their_package-1.0.dist-info").mkdir()
+    (site / "their_package-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: their-package\n")
+    entries = "[fedsel.selectors]\nquickest = their_package.selection:Fastest\nbroken = their_package.nothing:X\n"
+    (site / "their_package-1.0.dist-info" / "entry_points.txt").write_text(entries + "bsfl = their_package:Stolen\n")
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    for name in [name for name in sys.modules if name.startswith(("their_package", "fedsel_own_mine"))]:
+        del sys.modules[name]
+
+
+def smoke(**overrides: Any) -> Scenario:
+    return load_scenario("smoke", {"rounds": 6, "engine": "vectorized", **overrides})
+
+
+def figures(comparison: Comparison, label: str) -> list[dict[str, Any]]:
+    table = comparison.table()
+    return table[table["selector"] == label].drop(columns="selector").to_dict("records")
+
+
+def test_the_same_numbers_by_class_reference_entry_point_and_command(
+    own: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fedsel_flwr.references import load_reference
+
+    fastest = load_reference("./mine.py:Fastest", "selector")
+    python = compare(smoke(), [fastest, "random"], seeds=SEEDS)
+    other = compare(
+        smoke(),
+        {
+            "by reference": "./mine.py:Fastest",
+            "installed": "quickest",
+            "a function": lambda clients_per_round, seed: fastest(clients_per_round=clients_per_round, seed=seed),
+            "fixed": partial(fastest, patience=1.0),
+        },
+        seeds=SEEDS,
+    )
+    expected = figures(python, "Fastest")
+    assert [run["seed"] for run in expected] == SEEDS
+    for label in other.selectors:
+        assert figures(other, label) == expected, label
+    argv = ["compare", "smoke", "--rounds", "6", "--selectors", "./mine.py:Fastest,quickest,random", "--seeds", "1,4"]
+    assert cli.main([*argv, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    for label in ("Fastest", "quickest"):
+        runs = [
+            {k: v for k, v in run.items() if k != "selector"} for run in said["summary"] if run["selector"] == label
+        ]
+        assert runs == json.loads(json.dumps(expected))
+    assert said["verdict"]["sentence"].startswith("random ")
+    (folder,) = (own / "runs").iterdir()
+    assert figures(Comparison.load(folder), "Fastest") == expected
+    assert cli.main(["report", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"]["times"] == said["verdict"]["times"]
+
+
+def test_parameters_of_ones_own_selector_by_its_name(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["compare", "smoke", "--rounds", "2", "--selectors", "mine.py:Fastest", "--json"]
+    assert cli.main([*argv, "--set", "selectors.Fastest.patience=2.0"]) == 0
+    capsys.readouterr()
+    assert cli.main([*argv, "--set", "selectors.Fastest.patients=0.0"]) == 2
+    assert "unknown key 'selectors.Fastest.patients'; allowed are patience" in capsys.readouterr().err
+
+
+def test_a_scenario_names_a_file_beside_it(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (own / "study").mkdir()
+    (own / "mine.py").rename(own / "study" / "mine.py")
+    (own / "study" / "s.toml").write_text('selector = "./mine.py:Fastest"\n[selectors.Fastest]\npatience = 2.0\n')
+    scenario = load_scenario(str(own / "study" / "s.toml"))
+    assert scenario.selector == f"{own}/study/mine.py:Fastest"
+    with pytest.raises(ParameterError, match="there is no file"):  # in an override: of the working directory
+        load_scenario(str(own / "study" / "s.toml"), {"selector": "./mine.py:Fastest"})
+
+
+def test_installed_names_are_listed_and_ours_stay_ours(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert {"quickest", "broken"} <= set(names())
+    assert cli.main(["list"]) == 0
+    out = capsys.readouterr().out
+    assert "quickest        The clients of the least mean latency" in out
+    assert "broken          cannot be loaded: " in out
+    assert contenders("bsfl")[0].name == "bsfl"
+    assert "their_package" not in str(load_scenario("smoke", {"selector": "bsfl"}))
+
+
+def test_what_is_saved_can_be_loaded_and_pooled(own: Path) -> None:
+    both = compare(smoke(), ["bsfl", "random"], seeds=[1, 2])
+    both.save(own / "both")
+    compare(smoke(), ["bsfl", "random"], seeds=[3], folder=own / "third")
+    pooled = Comparison.load(own / "both", own / "third")
+    assert len(pooled.table()) == 6
+    assert pooled.reference == "random"
+    assert pooled.verdict.times[0].pairs == 3
+    first = next(run for run in pooled.runs if (run.selector, run.scenario.seed) == ("bsfl", 1))
+    for array, loaded in zip(both.runs[0].result.arrays, first.result.arrays, strict=True):
+        np.testing.assert_array_equal(array, loaded)
+    compare(smoke(**{"training.learning_rate": 0.2}), ["bsfl"], seeds=[9], folder=own / "other")
+    with pytest.raises(ParameterError, match=r"training.learning_rate is 0.1 in .*both.* and 0.2 in .*other"):
+        Comparison.load(own / "both", own / "other")
+    with pytest.raises(ParameterError, match=r"'bsfl' ran on seed 3 in .*third.* and in .*third"):
+        Comparison.load(own / "third", own / "third")
+    with pytest.raises(ParameterError, match="holds no run"):
+        Comparison.load(own / "site")
+
+
+def test_a_comparison_shows_itself() -> None:
+    comparison = compare(smoke(rounds=4), {"50 % random & more": "random", "bsfl": "bsfl"}, seeds=2)
+    comparison.reference = "bsfl"
+    latex = comparison.to_latex()
+    assert r"50 \% random \& more" in latex
+    assert latex.count(r"\\") == 3
+    assert latex.count("{tabular}") == 2
+    assert comparison.to_csv().splitlines()[0].startswith("selector,seed,accuracy,")
+    assert comparison.verdict.sentence in comparison._repr_html_()
+    assert "<table" in comparison._repr_html_()
+    row = comparison.summary.iloc[0]
+    difference = comparison.verdict.times[0]
+    assert (row["seeds"], row["time_to_target_s_high"]) == (2, pytest.approx(difference.high, nan_ok=True))
+
+
+class NoSelector:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("selectors", "options", "said"),
+    [
+        ([], {}, "at least one selector"),
+        (["bsfl", "bsfl"], {}, "two selectors are called 'bsfl'"),
+        ([partial(BSFL, min_latency=1.0), BSFL], {}, "two selectors are called 'bsfl'"),
+        ([lambda: Random(clients_per_round=1)], {}, "needs a label"),
+        ([Random(clients_per_round=1)], {}, "every seed needs a new one"),
+        ([NoSelector], {}, "NoSelector must be a subclass"),
+        ({"x": lambda: NoSelector()}, {}, "made a NoSelector"),
+        ([3], {}, "a name, a class or a callable that makes one, got int"),
+        ({"a/b": "bsfl"}, {}, "names a folder"),
+        ({"..": "bsfl"}, {}, "names a folder"),
+        (["bsfk"], {}, "did you mean 'bsfl'"),
+        (["bsfl"], {"seeds": 0}, "seeds"),
+        (["bsfl"], {"seeds": []}, "at least one seed"),
+        (["bsfl"], {"seeds": [1, 1]}, "none twice"),
+        (["bsfl"], {"seeds": [1.5]}, "seeds"),
+        (["bsfl", "random"], {"reference": "cs-ucb"}, "must be one of at least two selectors: bsfl, random"),
+        (["bsfl"], {"engine": "spark"}, "engine must be one of ray, vectorized"),
+        (["bsfl"], {"rounds_on_flower": -1}, "rounds_on_flower"),
+        (["bsfl"], {"rounds_on_flower": 1, "engine": "ray"}, "rounds_on_flower must be 0"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_anything_runs(
+    selectors: Any, options: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ParameterError) as error:
+        compare(smoke(), selectors, folder=tmp_path / "runs", **{"seeds": 1, **options})
+    assert said in str(error.value)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_class_gets_what_it_takes_of_the_scenario() -> None:
+    got: dict[str, Any] = {}
+
+    class Curious(Selector):
+        def __init__(self, *, clients_per_round: int = 99, seed: int | None = None, total_rounds: int = 0) -> None:
+            super().__init__(clients_per_round=clients_per_round, seed=seed)
+            got.update(clients_per_round=clients_per_round, seed=seed, total_rounds=total_rounds)
+
+        def _select(self, available: Any) -> Any:
+            return available[: self.clients_per_round]
+
+        def _observe(self, report: Any) -> None:
+            pass
+
+    compare(smoke(rounds=2), [Curious], seeds=[8])
+    assert got == {"clients_per_round": smoke().clients_per_round, "seed": 8, "total_rounds": 2}
+    (pczfl,) = contenders([PCZFL])
+    assert pczfl.label == "pczfl"

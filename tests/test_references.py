@@ -1,0 +1,60 @@
+"""Objects by reference: packages, files, and what is said when something is not there."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.references import is_reference, load_reference, located
+
+
+def test_a_package_and_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text("class A:\n    class B:\n        x = 3\n\n\ndef f():\n    return A()\n")
+    monkeypatch.chdir(tmp_path)
+    assert load_reference("json:dumps", "model") is __import__("json").dumps
+    assert load_reference("./mine.py:A.B", "model").x == 3
+    assert load_reference(str(tmp_path / "mine.py:A"), "model") is load_reference("mine.py:A", "model")  # read once
+    made = load_reference("mine.py:f", "model")()
+    assert type(pickle.loads(pickle.dumps(made))) is type(made)
+
+
+def test_two_files_of_one_name_are_two_modules(tmp_path: Path) -> None:
+    for folder, number in (("a", 1), ("b", 2)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.py").write_text(f"x = {number}\n")
+    assert [load_reference(f"{tmp_path}/{folder}/mine.py:x", "data") for folder in "ab"] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("mine.py:Missing", ["model 'mine.py:Missing'", "has no 'Missing'", "it has x"]),
+        ("nofile.py:x", ["there is no file", "nofile.py"]),
+        ("no.such.package:x", ["importing no.such.package failed", "No module named 'no'"]),
+        ("broken.py:x", ["importing broken.py failed: ZeroDivisionError"]),
+        ("mine.py:", ["must read package.module:name or ./file.py:name"]),
+        (":x", ["must read package.module:name"]),
+    ],
+)
+def test_what_is_not_there_is_said(text: str, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text("x = 1\n")
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ParameterError) as error:
+        load_reference(text, "model")
+    assert all(part in str(error.value) for part in said), error.value
+    assert not [
+        name for name in sys.modules if name.startswith("fedsel_own_broken")
+    ]  # and can be mended and tried again
+
+
+def test_a_file_is_located_from_a_folder_and_a_package_is_left_alone() -> None:
+    assert located("./mine.py:A", Path("/x/y")) == "/x/y/mine.py:A"
+    assert located("../mine.py:A", Path("/x/y")) == "/x/mine.py:A"
+    assert located("package.mine:A", Path("/x")) == "package.mine:A"
+    assert located("bsfl", Path("/x")) == "bsfl"
+    assert not is_reference("bsfl")
