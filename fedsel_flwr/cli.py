@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import logging
 import os
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -143,11 +144,14 @@ def _compare(args: argparse.Namespace) -> int:
     check_selectors(scenario, named)
     world_of(plan.them[0].scenario(plan.scenario, plan.seeds[0]))  # faults in the data come before anything is written
     folder = create_run_folder(scenario.name, args.runs_dir).resolve()
-    _log_to(folder / "flower.log")
     adopt_orphans()
     message = f"fedsel: interrupted; finished runs are in {folder}"
     try:
-        with Progress(_console(args)) as progress, leaving_at_once(progress.stop, message, EXIT_INTERRUPTED):
+        with (
+            _logging_to(folder / "flower.log"),
+            Progress(_console(args)) as progress,
+            leaving_at_once(progress.stop, message, EXIT_INTERRUPTED),
+        ):
             comparison = plan.run(folder, progress.start_run, progress.update)
     finally:
         end_descendants()
@@ -240,14 +244,21 @@ def _set_environment() -> None:
         os.environ.setdefault(key, value)
 
 
-def _log_to(path: Path) -> None:
+@contextlib.contextmanager
+def _logging_to(path: Path) -> Iterator[None]:
     """Send Flower's and our own log records to a file; the terminal belongs to the progress display."""
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    for name in ("flwr", "fedsel_flwr"):
-        logger = logging.getLogger(name)
-        logger.handlers[:] = [handler]
-        logger.propagate = False
+    loggers = [logging.getLogger(name) for name in ("flwr", "fedsel_flwr")]
+    before = [(logger.handlers[:], logger.propagate) for logger in loggers]
+    for logger in loggers:
+        logger.handlers[:], logger.propagate = [handler], False
+    try:
+        yield
+    finally:
+        for logger, (handlers, propagate) in zip(loggers, before, strict=True):
+            logger.handlers[:], logger.propagate = handlers, propagate
+        handler.close()
 
 
 if __name__ == "__main__":

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import re
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ from fedsel_flwr.simulations.world import World
 from tests.processes import Command
 from tests.simulations.inprocess import play
 
-RUN_FILES = {"scenario.toml", "rounds.parquet", "clients.parquet", "model.safetensors"}
+RUN_FILES = {"run.json", "scenario.toml", "rounds.parquet", "clients.parquet", "model.safetensors"}
 FILES = RUN_FILES | {"comparison.png", "summary.json"}
 
 
@@ -35,18 +33,6 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):
         monkeypatch.setenv(name, "0")
     return tmp_path
-
-
-@pytest.fixture
-def loggers() -> Iterator[None]:
-    """Give Flower's and our loggers back what a run takes from them."""
-    kept = {name: logging.getLogger(name) for name in ("flwr", "fedsel_flwr")}
-    before = {name: (logger.handlers[:], logger.propagate) for name, logger in kept.items()}
-    yield
-    for name, logger in kept.items():
-        for handler in set(logger.handlers) - set(before[name][0]):
-            handler.close()
-        logger.handlers[:], logger.propagate = before[name]
 
 
 def fault_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
@@ -143,10 +129,10 @@ FAULTS: list[tuple[list[str], list[str]]] = [
     (["compare", "smoke", "--selectors", "bsfl,bsfl"], ["--selectors", "'bsfl,bsfl'"]),
     (["compare", "smoke", "--selectors", " , "], ["--selectors"]),
     (["compare", "smoke", "--seeds", "0"], ["--seeds", "0"]),
-    (["compare", "smoke", "--reference", "oracle"], ["--reference", "'oracle'", "bsfl, cs-ucb, random"]),
-    (["compare", "smoke", "--selectors", "bsfl", "--reference", "bsfl"], ["--reference", "at least two"]),
-    (["compare", "smoke", "--rounds-on-flower", "-1"], ["--rounds-on-flower", "-1"]),
-    (["compare", "smoke", "--rounds-on-flower", "2", "--engine", "ray"], ["--rounds-on-flower", "'ray'"]),
+    (["compare", "smoke", "--reference", "oracle"], ["reference 'oracle'", "bsfl, cs-ucb, random"]),
+    (["compare", "smoke", "--selectors", "bsfl", "--reference", "bsfl"], ["reference 'bsfl'", "at least two"]),
+    (["compare", "smoke", "--rounds-on-flower", "-1"], ["rounds_on_flower", "-1"]),
+    (["compare", "smoke", "--rounds-on-flower", "2", "--engine", "ray"], ["rounds_on_flower", "Ray"]),
 ]
 
 
@@ -202,7 +188,7 @@ def test_ctrl_c_while_loading(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 
 
 def test_compare_runs_every_selector_on_every_seed(
-    own_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], loggers: None
+    own_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     played: list[tuple[str, int]] = []
 
