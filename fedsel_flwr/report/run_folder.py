@@ -14,6 +14,7 @@ import numpy as np
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report.files import load_optional, replacing
+from fedsel_flwr.report.journal import JOURNAL, read_journal
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -95,10 +96,10 @@ def write_history(folder: str | os.PathLike[str], history: History) -> tuple[Pat
 
 
 def read_history(folder: str | os.PathLike[str]) -> History:
-    """Read back what ``write_history`` wrote.
+    """Read back what ``write_history`` wrote, or, of a run that was cut off, the rounds in its journal.
 
     Args:
-        folder: The folder given to ``write_history``.
+        folder: The folder of the run.
 
     Returns:
         The history.
@@ -109,6 +110,8 @@ def read_history(folder: str | os.PathLike[str]) -> History:
     """
     from fedsel_flwr.rounds.history import ClientRecord, History, RoundRecord
 
+    if not (Path(folder) / ROUNDS).exists() and (Path(folder) / JOURNAL).exists():
+        return read_journal(Path(folder))
     history = History()
     history.rounds.extend(_read_records(Path(folder) / ROUNDS, RoundRecord))
     history.clients.extend(_read_records(Path(folder) / CLIENTS, ClientRecord))
