@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -67,6 +68,17 @@ class Selector(SavedState, ABC):
     def __init__(self, *, clients_per_round: int | None, seed: int | None = None) -> None:
         super().__init__(seed=seed)
         self.clients_per_round = None if clients_per_round is None else whole("clients_per_round", clients_per_round, 1)
+
+    def __repr__(self) -> str:
+        """The class and its parameters, as far as they are attributes; long ones by their kind and size.
+
+        >>> from fedsel_flwr.selectors import CSUCB
+        >>> CSUCB(clients_per_round=2, max_latency=5.0)
+        CSUCB(clients_per_round=2, max_latency=5.0)
+        """
+        names = inspect.signature(type(self)).parameters
+        shown = (f"{name}={_short(getattr(self, name))}" for name in names if hasattr(self, name))
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     @property
     def round(self) -> int:
@@ -226,3 +238,8 @@ class Selector(SavedState, ABC):
         shuffled = self._generator.permutation(available)
         order = np.argsort(-score[shuffled], kind="stable")
         return np.asarray(shuffled[order[: self.clients_per_round]])  # Xia (8), (10)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"<{type(value).__name__} of {np.size(value)}>"

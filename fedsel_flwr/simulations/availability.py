@@ -150,7 +150,14 @@ def find_trace(trace: str, data_dir: str | None) -> Path:
     Raises:
         ParameterError: There is no such file in either place, or the named data folder does not exist.
     """
+    if not trace:
+        raise ParameterError(
+            "availability.kind = 'trace' needs availability.trace, the path of a CSV file 'second,client,state' or "
+            "'round,client,state'"
+        )
     path = Path(trace).expanduser()
+    if path.is_dir():
+        raise ParameterError(f"availability.trace {trace!r} is a folder: give the path of a CSV file")
     if path.is_absolute() or path.exists():
         return path
     folder = find_folder(data_dir)

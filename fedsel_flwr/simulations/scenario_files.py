@@ -80,6 +80,8 @@ def _read(source: str) -> tuple[str, str]:
     if source in scenario_names():
         return source, (resources.files("fedsel_flwr.simulations") / "scenarios" / f"{source}.toml").read_text("utf-8")
     path = Path(source).expanduser()
+    if path.is_dir():
+        raise ParameterError(f"scenario {source!r} is a folder: give the path of a TOML file in it")
     if path.suffix != ".toml" and not path.is_file():
         raise ParameterError(
             f"unknown scenario {source!r}; choose one of {', '.join(scenario_names())}, or give the path of a TOML file"
@@ -149,7 +151,9 @@ def _explain(error: ValidationError) -> str:
                     and issubclass(f.annotation, BaseModel)
                 ]
             )
-            lines.append(f"unknown key {key!r}; allowed are {', '.join(known + tables)}")
+            same = [k for k in _keys(Scenario) if k.rpartition(".")[2] == key.rpartition(".")[2]]
+            meant = f" (did you mean {' or '.join(map(repr, same))}?)" if same else ""
+            lines.append(f"unknown key {key!r}{meant}; allowed are {', '.join(known + tables)}")
         elif key:
             lines.append(f"{key} = {fault['input']!r}: {fault['msg']}")
         else:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.errors import RunError
-from fedsel_flwr.selectors import Random, Selector
+from fedsel_flwr.selectors import Random, Selector, create
 
 
 class Says(Selector):
@@ -38,3 +38,12 @@ def test_the_name_is_the_classs_where_none_is_given() -> None:
         """Keeps the name of what it builds on."""
 
     assert (Says.name, Mine.name) == ("Says", "random")
+
+
+def test_a_selector_shows_its_parameters() -> None:
+    assert repr(create("bsfl", clients_per_round=2, min_latency=0.1)) == (
+        "BSFL(clients_per_round=2, min_latency=0.1, alpha=1.0, beta=1, data_weights=None, solver='exact', "
+        "solver_steps=1000)"
+    )
+    many = repr(create("bsfl", clients_per_round=2, min_latency=0.1, data_weights=dict.fromkeys(range(500), 1.0)))
+    assert len(many) < 200

@@ -348,3 +348,10 @@ def test_the_same_bernoulli_draws_give_the_same_rounds(run: Run) -> None:
     assert [sorted(cohort) for cohort in trained] == expected
     assert len({tuple(e) for e in expected}) > 1
     assert [r.num_available for r in strategy.history.rounds] == [len(e) for e in expected]
+
+
+def test_no_trace_and_a_folder_are_told_apart_from_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match=r"needs availability\.trace, the path of a CSV file"):
+        find_trace("", None)
+    with pytest.raises(ParameterError, match="is a folder"):
+        find_trace(str(tmp_path), None)

@@ -481,3 +481,17 @@ def test_a_key_below_a_value() -> None:
 def test_faults_of_python_callers_are_also_value_errors() -> None:
     with pytest.raises(ValueError, match="rounds = 0"):
         load_scenario("smoke", {"rounds": 0})
+
+
+def test_a_key_without_its_table_is_told_where_it_stands() -> None:
+    with pytest.raises(
+        ParameterError, match=r"unknown key 'learning_rate' \(did you mean 'training.learning_rate'\?\)"
+    ):
+        load_scenario("smoke", {"learning_rate": 0.1})
+    with pytest.raises(ParameterError, match=r"unknown key 'training.rounds' \(did you mean 'rounds'\?\)"):
+        load_scenario("smoke", {"training.rounds": 1})
+
+
+def test_a_folder_is_no_scenario(tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match="is a folder: give the path of a TOML file"):
+        load_scenario(str(tmp_path))
