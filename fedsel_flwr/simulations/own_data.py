@@ -1,0 +1,203 @@
+"""Data of one's own in a scenario: arrays or torch data sets, and, if wanted, who holds what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from sklearn.model_selection import train_test_split
+
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.simulations.dataset import Dataset, Split
+
+IntArray = npt.NDArray[np.int64]
+Part = Any
+"""(inputs, labels), two arrays; or a torch Dataset of such pairs."""
+
+
+@dataclass(frozen=True, eq=False)
+class OwnData:
+    """Examples that a scenario does not know by name.
+
+    Args:
+        train: What the clients share out: (inputs, labels), arrays of shapes (n, …) and (n,), or a torch ``Dataset`` of
+            n such pairs. Whole numbers as labels are classes 0 … C - 1, others are numbers to predict.
+        test: What measures the result, and nothing else; of the same form.
+        validation: The server's own examples, for selectors and filters that measure models. None: drawn from
+            ``train`` by the scenario's ``data.validation_fraction``; where ``partition`` is given, the examples that
+            nobody holds, if there are any.
+        partition: Client -> rows of ``train``, for each client at least one. None: as the scenario says.
+        name: For messages and files.
+
+    Example:
+        >>> inputs, labels = np.random.default_rng(0).normal(size=(50, 4)), np.arange(50) % 2
+        >>> OwnData(train=(inputs, labels), test=(inputs, labels)).dataset(seed=1, validation_fraction=0.1).num_classes
+        2
+    """
+
+    train: Part
+    test: Part
+    validation: Part | None = None
+    partition: Mapping[int, Sequence[int]] | Sequence[Sequence[int]] | None = None
+    name: str = "own"
+
+    def dataset(self, seed: int, validation_fraction: float) -> Dataset:
+        """Read and check the examples.
+
+        Args:
+            seed: Draws the validation examples, where they are not given.
+            validation_fraction: Their share of ``train``.
+
+        Returns:
+            The data set; its training examples keep their rows where ``partition`` is given.
+
+        Raises:
+            ParameterError: Something is no examples, or the parts do not belong together.
+        """
+        train, test = split_of(self.train, "train"), split_of(self.test, "test")
+        rows = np.arange(len(train))
+        if self.validation is not None:
+            validation = split_of(self.validation, "validation")
+        elif self.partition is not None:
+            validation = _taken(train, np.setdiff1d(rows, np.concatenate(self.rows(len(train)))))
+        else:
+            rows, drawn = _drawn(train, seed, validation_fraction)
+            validation, train = _taken(train, drawn), _taken(train, rows)
+        for name, part in (("test", test), ("validation", validation)):
+            _check_alike(train, part, name)
+        classes = train.labels.dtype == np.int64
+        largest = max((int(part.labels.max()) for part in (train, validation, test) if len(part)), default=0)
+        return Dataset(
+            name=self.name,
+            train=train,
+            validation=validation,
+            test=test,
+            num_classes=largest + 1 if classes else 1,
+            input_shape=train.inputs.shape[1:],
+            task="classification" if classes else "regression",
+        )
+
+    def rows(self, count: int) -> tuple[IntArray, ...]:
+        """The partition, checked.
+
+        Args:
+            count: How many training examples there are.
+
+        Returns:
+            For each client its rows in ascending order.
+
+        Raises:
+            ParameterError: A client is missing or has no example, or a row is out of range or twice with one client.
+        """
+        given = self.partition or ()
+        if isinstance(given, Mapping):
+            if sorted(given) != list(range(len(given))):
+                raise ParameterError(f"partition must hold the clients 0 … {len(given) - 1}, got {sorted(given)[:10]}…")
+            given = [given[client] for client in range(len(given))]
+        found = []
+        for client, own in enumerate(given):
+            rows = np.asarray(own)
+            if rows.ndim != 1 or not rows.size or rows.dtype.kind not in "iu":
+                raise ParameterError(
+                    f"partition: client {client} must have a list of at least one row of train, got {rows.dtype} of "
+                    f"shape {rows.shape}"
+                )
+            rows = np.sort(rows.astype(np.int64))
+            if rows[0] < 0 or rows[-1] >= count or (np.diff(rows) == 0).any():
+                raise ParameterError(
+                    f"partition: client {client} must have rows of train in [0, {count}), each once; got rows from "
+                    f"{rows[0]} to {rows[-1]}"
+                )
+            found.append(rows)
+        return tuple(found)
+
+
+def split_of(part: Part, name: str) -> Split:
+    """Read examples and labels.
+
+    Args:
+        part: (inputs, labels), or a torch ``Dataset`` of pairs.
+        name: What they are, for errors.
+
+    Returns:
+        The examples, inputs as float32, labels as int64 or float32.
+
+    Raises:
+        ParameterError: They are neither, differ in length, are none, or hold what is no number.
+    """
+    if isinstance(part, Split):
+        return part
+    if isinstance(part, torch.utils.data.Dataset):
+        inputs, labels = _of_torch(part, name)
+    elif isinstance(part, Sequence) and len(part) == 2:
+        inputs, labels = (_array(one) for one in part)
+    else:
+        raise ParameterError(
+            f"{name} must be a pair (inputs, labels) of arrays, or a torch Dataset of such pairs, got "
+            f"{type(part).__name__}"
+        )
+    if inputs.dtype.kind not in "fiub" or labels.dtype.kind not in "fiub":
+        raise ParameterError(f"{name} must hold numbers, got inputs of {inputs.dtype} and labels of {labels.dtype}")
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if inputs.ndim < 2 or labels.ndim != 1 or len(inputs) != len(labels) or not len(labels):
+        raise ParameterError(
+            f"{name} must have at least one example, inputs of shape (n, …) and labels of shape (n,), got "
+            f"{inputs.shape} and {labels.shape}"
+        )
+    if labels.dtype.kind != "f" and labels.min() < 0:
+        raise ParameterError(f"{name}: classes must be 0 … C - 1, got {labels.min()}")
+    inputs = inputs.astype(np.float32)
+    if not np.isfinite(inputs).all() or not np.isfinite(labels).all():
+        raise ParameterError(f"{name} must hold finite numbers, got NaN or infinity")
+    return Split(inputs, labels.astype(np.float32) if labels.dtype.kind == "f" else labels.astype(np.int64))
+
+
+def _of_torch(part: Any, name: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    try:
+        pairs = [part[i] for i in range(len(part))]
+        return np.stack([_array(pair[0]) for pair in pairs]), np.array([_array(pair[1]) for pair in pairs])
+    except (TypeError, ValueError, IndexError, KeyError) as error:
+        raise ParameterError(
+            f"{name}: the torch Dataset must have pairs (input, label) of one shape: {error}"
+        ) from error
+
+
+def _array(value: Any) -> npt.NDArray[Any]:
+    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+
+
+def _taken(split: Split, rows: IntArray) -> Split:
+    return Split(split.inputs[rows], split.labels[rows])
+
+
+def _drawn(train: Split, seed: int, fraction: float) -> tuple[IntArray, IntArray]:
+    """Split the rows; classes in proportion where each has two examples."""
+    classes = train.labels.dtype == np.int64
+    proportion = train.labels if classes and np.unique(train.labels, return_counts=True)[1].min() > 1 else None
+    draw = int(np.random.SeedSequence(seed).generate_state(2)[1])
+    try:
+        kept, drawn = train_test_split(
+            np.arange(len(train)), test_size=fraction, random_state=draw, stratify=proportion
+        )
+    except ValueError as error:
+        raise ParameterError(
+            f"data.validation_fraction = {fraction} leaves too few of {len(train)} training examples: {error}"
+        ) from error
+    return np.sort(kept), np.sort(drawn)
+
+
+def _check_alike(train: Split, other: Split, name: str) -> None:
+    if other.inputs.shape[1:] != train.inputs.shape[1:] or (len(other) and other.labels.dtype != train.labels.dtype):
+        raise ParameterError(
+            f"{name} must have examples like train's, {train.inputs.shape[1:]} with {_kind(train)}, got "
+            f"{other.inputs.shape[1:]} with {_kind(other)}"
+        )
+
+
+def _kind(split: Split) -> str:
+    return "classes" if split.labels.dtype == np.int64 else "numbers to predict"
