@@ -14,6 +14,8 @@ Clients one by one are those of the Ray engine, in this process; the last test h
 
 from __future__ import annotations
 
+import pickle
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -27,6 +29,7 @@ from fedsel_flwr.simulations import aggregating, vectorized
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.world import World
+from tests.processes import ROOT, Command
 from tests.simulations.agreement import CUT, Course, differences, in_double, one_by_one, partings, together
 
 pytestmark = pytest.mark.timeout(900)
@@ -90,16 +93,19 @@ def check_agreement(chosen: Scenario) -> None:
     assert max(exact) <= DOUBLE, f"models in double precision after each round: {exact}"
 
     single = World(chosen)
-    expected = one_by_one(single)
-    apart = differences(expected, together(single, expected))
+    check_replayed(single, one_by_one(single))
+    print(f"{chosen.name}, {selector}: in double precision models differ by {max(exact):.1e} at most")
+
+
+def check_replayed(world: World, expected: Course) -> None:
+    """The vectorized engine with the clients of a course, and with its models too."""
+    selector, name = world.scenario.selector, world.scenario.name
+    apart = differences(expected, together(world, expected))
     check_models(apart, selector)
-    each = together(single, expected, models=True)
+    each = together(world, expected, models=True)
     check_choices(expected, each, selector)
     afresh = differences(expected, each)
-    print(
-        f"{chosen.name}, {selector}: largest difference of the models over {chosen.rounds} rounds {max(apart):.1e}, in "
-        f"double precision {max(exact):.1e}; over one round {max(afresh):.1e}"
-    )
+    print(f"{name}, {selector}: models differ by {max(apart):.1e} at most, within one round by {max(afresh):.1e}")
 
 
 @pytest.mark.parametrize("selector", ["gpfl", "fedcm-ts"])
@@ -125,6 +131,27 @@ def test_twenty_rounds_with_every_term_of_the_step(selector: str) -> None:
 @pytest.mark.parametrize("selector", SELECTORS)
 def test_twenty_rounds_of_fashion_mnist(selector: str, shared_data: Path) -> None:
     check_agreement(scenario("fashion-500", selector, str(shared_data)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "selector"), [("digits", "gpfl"), ("fashion-500", "local-accuracy")])
+def test_twenty_rounds_on_ray(name: str, selector: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Also: clients one by one in this process are what Ray's actors are."""
+    folder = "" if name == "digits" else str(request.getfixturevalue("shared_data"))
+    chosen = scenario(name, selector, folder, **FEWER)
+    result = tmp_path / "course"
+    argv = (sys.executable, "-m", "tests.simulations.ray_runs", "agreeing", str(result), chosen.model_dump_json())
+    command = Command(*argv, folder=tmp_path, cwd=ROOT)
+    try:
+        assert command.wait(600) == 0, command.stderr[-5000:]
+    finally:
+        command.kill()
+    expected: Course = pickle.loads(result.read_bytes())
+    world = World(chosen)
+    here = one_by_one(world)
+    assert partings(expected, here) == []
+    assert max(differences(expected, here)) <= 1e-6  # answers come in other orders, and so do the terms of the mean
+    check_replayed(world, expected)
 
 
 @pytest.mark.parametrize("fault", sorted(FAULTS))
