@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from fedsel_flwr.checks import whole
+from fedsel_flwr.clients.augmenting import check_images, crop_flip, draw_views
 from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective
 from fedsel_flwr.clients.settings import TrainingSettings
 from fedsel_flwr.errors import ParameterError
@@ -40,8 +41,8 @@ def train(
         inputs: The client's examples, shape (n, …), n at least 1.
         labels: Their classes, or numbers to predict, shape (n,).
         settings: How to train.
-        generator: Draws first the seed of the dropout, then a new order of the data for each pass. torch's global
-            random state stays as it is.
+        generator: Draws first the seed of the dropout, then for each pass a new order of the data and, where images
+            are augmented, how each of them is seen, in that order. torch's global random state stays as it is.
         objective: What the steps minimise; cross-entropy if not given.
 
     Returns:
@@ -49,7 +50,7 @@ def train(
         proximal term. Not finite when the training diverged.
 
     Raises:
-        ParameterError: If there are no examples, or not one label for each.
+        ParameterError: If there are no examples, or not one label for each, or no images to augment.
 
     Examples:
         >>> model = nn.Linear(2, 2)
@@ -60,6 +61,7 @@ def train(
         0.6931
     """
     check_examples(inputs, labels)
+    check_images(settings, inputs.ndim)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     received = [parameter.detach().clone() for parameter in parameters] if settings.proximal_mu > 0 else []
     optimizer = torch.optim.SGD(
@@ -71,8 +73,11 @@ def train(
     model.train()
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(int(generator.integers(2**63)))
-        for rows in itertools.islice(_batches(len(labels), settings.batch_size, generator), steps):
-            loss = objective.loss(model(torch.tensor(inputs[rows])), torch.tensor(labels[rows]))
+        for rows, views in itertools.islice(_batches(len(labels), settings, generator), steps):
+            seen = torch.tensor(inputs[rows])
+            if views is not None:
+                seen = crop_flip(seen, torch.tensor(views))
+            loss = objective.loss(model(seen), torch.tensor(labels[rows]))
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             for parameter, start in zip(parameters, received, strict=False):  # none received: no proximal term
@@ -121,12 +126,16 @@ def evaluate(
     return loss / len(labels), quality
 
 
-def _batches(count: int, batch_size: int, generator: np.random.Generator) -> Iterator[IntArray]:
-    """Yield the rows of one batch after the other, pass after pass without end, each pass in a new order."""
+def _batches(
+    count: int, settings: TrainingSettings, generator: np.random.Generator
+) -> Iterator[tuple[IntArray, IntArray | None]]:
+    """Yield rows and views of one batch after the other, pass after pass without end, each pass in a new order."""
     while True:
         order = generator.permutation(count)
-        for start in range(0, count, batch_size):
-            yield order[start : start + batch_size]
+        views = None if settings.augmentation == "none" else draw_views(generator, count)
+        for start in range(0, count, settings.batch_size):
+            part = slice(start, start + settings.batch_size)
+            yield order[part], None if views is None else views[part]
 
 
 def check_examples(inputs: npt.NDArray[Any], labels: npt.NDArray[Any]) -> None:

@@ -42,6 +42,7 @@ class World:
         self.scenario = scenario
         self.dataset: Dataset = dataset_of(scenario)
         _check_model(scenario, self.dataset.task)
+        _check_augmentation(scenario, self.dataset.input_shape)
         self.objective: Objective = OBJECTIVES[self.dataset.task]
         self.partitions = partitions_of(scenario)
         self.model: nn.Module = build_model(
@@ -152,6 +153,15 @@ def _check_model(scenario: Scenario, task: Task) -> None:
         raise ParameterError(
             f"model.name = {scenario.model.name!r} does not fit data.dataset = {scenario.data.dataset!r}, which has "
             f"{what}: use {' or '.join(fitting)}"
+        )
+
+
+def _check_augmentation(scenario: Scenario, shape: tuple[int, ...]) -> None:
+    """Refuse to crop and flip what are no images."""
+    if scenario.training.augmentation != "none" and len(shape) != 3:
+        raise ParameterError(
+            f"training.augmentation = {scenario.training.augmentation!r} is for images, but data.dataset = "
+            f"{scenario.data.dataset!r} has examples of shape {shape}: set training.augmentation = 'none'"
         )
 
 
