@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -51,6 +52,9 @@ class System(Protocol):
 
     def draw(self, partition_id: int, round: int) -> RoundDelays:
         """What a client takes in a round, not capped; the same arguments give the same delays."""
+
+    def draws(self, partition_ids: Sequence[int], round: int) -> list[RoundDelays]:
+        """What several clients take in a round: :meth:`draw` of each, to the last bit."""
 
     def draw_probe(
         self, partition_id: int, round: int, *, forward_passes: int = 1, bits: float = PROBE_BITS
