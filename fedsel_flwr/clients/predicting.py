@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fedsel_flwr.clients.parameters import set_arrays
+from fedsel_flwr.clients.training import held
 
 
 def torch_predict(
@@ -30,8 +31,9 @@ def torch_predict(
     def predict(arrays: Sequence[npt.NDArray[Any]], inputs: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
         set_arrays(model, list(arrays))
         model.eval()
+        examples = held(inputs)
         with torch.no_grad():
-            parts = [model(torch.tensor(inputs[i : i + batch_size])).numpy() for i in range(0, len(inputs), batch_size)]
+            parts = [model(examples[i : i + batch_size]).numpy() for i in range(0, len(inputs), batch_size)]
         return np.concatenate(parts).astype(np.float64)
 
     return predict

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedsel_flwr.clients.answering import answer, asked_columns
+from fedsel_flwr.clients.answering import answer, asked_columns, with_answers
 from fedsel_flwr.clients.batched import BatchedTrainer, Examples
 from fedsel_flwr.clients.parameters import set_arrays
-from fedsel_flwr.clients.streams import stream
-from fedsel_flwr.clients.telemetry import fit_metrics, round_delays
+from fedsel_flwr.clients.streams import streams
+from fedsel_flwr.clients.telemetry import fit_metrics
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.models import Arrays, ModelStack
 from fedsel_flwr.rounds.replies import Reply
@@ -93,14 +93,10 @@ class InProcess:
 
     def introduce(self, nodes: list[str]) -> tuple[dict[str, dict[str, object]], list[str]]:
         """What each client says of itself."""
-        world = self._world
+        world, ids = self._world, [int(node) for node in nodes]
+        facts = zip(nodes, ids, world.sizes[ids].tolist(), world.energy_scores(ids), strict=True)
         return {
-            node: {
-                "client_id": int(node),
-                "num_examples": len(world.train_rows(int(node))),
-                "energy_score": world.energy_score(int(node)),
-            }
-            for node in nodes
+            node: {"client_id": k, "num_examples": size, "energy_score": score} for node, k, size, score in facts
         }, []
 
     def probe(self, nodes: list[str], config: Mapping[str, str | int]) -> dict[str, dict[str, object]]:
@@ -127,19 +123,18 @@ class InProcess:
         layers, losses = self._trainer.train(
             list(self.model),
             Examples(train.inputs, train.labels, [world.train_rows(k) for k in ids]),
-            [stream(system.seed, "data-order", k, round) for k in ids],
+            streams(system.seed, "data-order", ids, round),
         )
         asked = asked_columns(asks or None)
         replies = {}
-        for node, k, loss in zip(nodes, ids, losses, strict=True):
-            metrics: dict[str, object] = dict(
-                fit_metrics(
-                    system, k, round_delays(system, k, round, asked), train_loss=float(loss),
-                    energy_score=world.energy_score(k),
-                )
-            )  # fmt: skip
+        for node, k, size, score, delays, loss in zip(
+            nodes, ids, world.sizes[ids].tolist(), world.energy_scores(ids), system.draws(ids, round), losses.tolist(),
+            strict=True,
+        ):  # fmt: skip
+            delays = with_answers(delays, asked)
+            metrics: dict[str, object] = dict(fit_metrics(system, k, delays, train_loss=loss, energy_score=score))
             if asked:
                 set_arrays(world.model, list(self.model))
                 metrics |= answer(world.model, asked, *world.examples(k), world.objective)
-            replies[node] = Reply(num_examples=len(world.train_rows(k)), metrics=metrics)
+            replies[node] = Reply(num_examples=size, metrics=metrics)
         return replies, ModelStack(layers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -14,7 +14,7 @@ from fedsel_flwr.clients.delays import System
 from fedsel_flwr.clients.objectives import OBJECTIVES, Objective
 from fedsel_flwr.clients.parameters import get_arrays, set_arrays
 from fedsel_flwr.clients.predicting import torch_predict
-from fedsel_flwr.clients.streams import stream
+from fedsel_flwr.clients.streams import streams
 from fedsel_flwr.clients.torch_client import TorchClient
 from fedsel_flwr.clients.training import evaluate
 from fedsel_flwr.errors import ParameterError
@@ -33,6 +33,9 @@ class World:
 
     Args:
         scenario: The scenario.
+
+    Attributes:
+        sizes: How many training examples each client holds, shape (num_clients,).
 
     Raises:
         ParameterError: The data set cannot be found, or cannot be spread over the clients as the scenario says.
@@ -61,8 +64,10 @@ class World:
             scenario.model.name, self.dataset.input_shape, self.dataset.num_classes, scenario.seed
         )
         self._initial = get_arrays(self.model)
-        sizes = np.array(list(self.num_examples().values()))
-        self.system: System = scenario.system_model(sizes, sum(array.nbytes for array in self._initial))
+        sizes = partition_sizes(self.partitions)
+        self._test_sizes = self._num_test(sizes)
+        self.sizes: npt.NDArray[np.int64] = sizes - self._test_sizes
+        self.system: System = scenario.system_model(self.sizes, sum(array.nbytes for array in self._initial))
 
     def initial_arrays(self) -> Arrays:
         """The first global model."""
@@ -70,20 +75,23 @@ class World:
 
     def num_examples(self) -> dict[int, int]:
         """How many training examples each client holds."""
-        sizes = partition_sizes(self.partitions)
-        return dict(enumerate((sizes - self._num_test(sizes)).tolist()))
+        return dict(enumerate(self.sizes.tolist()))
 
     def energy_score(self, partition_id: int) -> float | None:
         """The client's energy score, drawn once; None where the scenario has none."""
+        return self.energy_scores([partition_id])[0]
+
+    def energy_scores(self, partition_ids: Sequence[int]) -> list[float | None]:
+        """The energy score of several clients."""
         low = self.scenario.clients.energy_score_low
         if low >= 1.0:
-            return None
-        return float(stream(self.scenario.seed, "energy", partition_id).uniform(low, 1.0))
+            return [None] * len(partition_ids)
+        return [float(own.uniform(low, 1.0)) for own in streams(self.scenario.seed, "energy", partition_ids)]
 
     def _split(self, partition_id: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """A client's training and test rows; without test rows of its own it tests on what it trains on."""
         rows = self.partitions[partition_id]
-        count = int(self._num_test(np.array(len(rows))))
+        count = int(self._test_sizes[partition_id])
         return (rows[count:], rows[:count]) if count else (rows, rows)
 
     def train_rows(self, partition_id: int) -> npt.NDArray[np.int64]:
