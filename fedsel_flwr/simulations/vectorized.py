@@ -122,7 +122,7 @@ class InProcess:
         system, train = world.system, world.dataset.train
         layers, losses = self._trainer.train(
             list(self.model),
-            Examples(train.inputs, train.labels, [world.train_rows(k) for k in ids]),
+            Examples(train.inputs, train.labels, world.train_rows_of(ids)),
             streams(system.seed, "data-order", ids, round),
         )
         asked = asked_columns(asks or None)

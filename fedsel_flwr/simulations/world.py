@@ -24,7 +24,7 @@ from fedsel_flwr.selectors.columns import ON_VALIDATION
 from fedsel_flwr.simulations.data import Dataset, cached_dataset
 from fedsel_flwr.simulations.dataset import Task
 from fedsel_flwr.simulations.models import MODELS, REGRESSORS, build_model
-from fedsel_flwr.simulations.partitions import partition_indices, partition_sizes
+from fedsel_flwr.simulations.partitions import partition_indices, partition_sizes, rows_of
 from fedsel_flwr.simulations.scenario import Scenario
 
 
@@ -88,15 +88,22 @@ class World:
             return [None] * len(partition_ids)
         return [float(own.uniform(low, 1.0)) for own in streams(self.scenario.seed, "energy", partition_ids)]
 
+    def train_rows(self, partition_id: int) -> npt.NDArray[np.int64]:
+        """The rows of the training set on which a client trains."""
+        return self.train_rows_of([partition_id])[0]
+
+    def train_rows_of(self, partition_ids: Sequence[int]) -> list[npt.NDArray[np.int64]]:
+        """The rows of the training set on which each of several clients trains."""
+        drawn = zip(
+            rows_of(self.partitions, partition_ids), self._test_sizes[list(partition_ids)].tolist(), strict=True
+        )
+        return [rows[count:] for rows, count in drawn]
+
     def _split(self, partition_id: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """A client's training and test rows; without test rows of its own it tests on what it trains on."""
         rows = self.partitions[partition_id]
         count = int(self._test_sizes[partition_id])
         return (rows[count:], rows[:count]) if count else (rows, rows)
-
-    def train_rows(self, partition_id: int) -> npt.NDArray[np.int64]:
-        """The rows of the training set on which a client trains."""
-        return self._split(partition_id)[0]
 
     def examples(self, partition_id: int) -> tuple[Examples, Examples]:
         """A client's training and test examples."""

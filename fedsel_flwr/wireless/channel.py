@@ -184,6 +184,8 @@ def _ratio(decibels: FloatArray) -> FloatArray:
 
 
 def _not_negative(name: str, value: ArrayLike) -> FloatArray:
+    if type(value) is float and value >= 0.0:  # the common case: a client asks for itself
+        return np.float64(value)
     try:
         array = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError) as error:
