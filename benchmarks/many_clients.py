@@ -91,9 +91,9 @@ def main() -> None:
     each = rounds[later]
     lines = [
         f"# {args.clients:,} clients, {args.cohort:,} a round\n\n",
-        "Written by `python benchmarks/many_clients.py`. Each client holds 120 indices of Fashion-MNIST, drawn from its\n"
-        f"own stream; MLP 784-64-30-10, one pass, batches of 10; {args.selector}, {args.rounds} rounds of the vectorized "
-        f"engine.\nMachine: {platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__} on "
+        "Written by `python benchmarks/many_clients.py`. Each client holds 120 indices of Fashion-MNIST, drawn from\n"
+        f"its own stream; MLP 784-64-30-10, one pass, batches of 10; {args.selector}, {args.rounds} rounds of the\n"
+        f"vectorized engine. Machine: {platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__} on "
         f"{torch.get_num_threads()} thread(s), Python {platform.python_version()}.\n\n",
         f"- {args.rounds} rounds in {ends[-1] - ends[0]:.1f} s, after {start_s:.1f} s of loading data and model\n",
         f"- the first round, with the roll call: {rounds[0]:.2f} s\n",

@@ -61,5 +61,8 @@ class System(Protocol):
     ) -> RoundDelays:
         """What a client takes to answer a question about the model: some forward passes, and an answer of some bits."""
 
+    def probe_delays(self, delays: RoundDelays, *, forward_passes: int = 1, bits: float = PROBE_BITS) -> RoundDelays:
+        """What that takes a client with these delays in the round."""
+
     def energy_j(self, delays: RoundDelays, compute_s: float | None = None) -> float:
         """The energy of a client in a round, J; ``compute_s`` replaces the time to train."""

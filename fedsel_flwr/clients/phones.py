@@ -193,7 +193,10 @@ class PhoneModel:
         Raises:
             ParameterError: If there is no such partition, or the round is negative.
         """
-        delays = self.draw(partition_id, round)
+        return self.probe_delays(self.draw(partition_id, round), forward_passes=forward_passes, bits=bits)
+
+    def probe_delays(self, delays: RoundDelays, *, forward_passes: int = 1, bits: float = PROBE_BITS) -> RoundDelays:
+        """Return what answering takes a client with these delays in the round, as :meth:`draw_probe`."""
         return replace(
             delays,
             compute_s=delays.compute_s * forward_passes / 3,

@@ -22,6 +22,7 @@ from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.simulations.aggregating import aggregated
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.simulations.together import TOGETHER, Answers, probed
 from fedsel_flwr.simulations.world import World
 
 
@@ -100,12 +101,8 @@ class InProcess:
         }, []
 
     def probe(self, nodes: list[str], config: Mapping[str, str | int]) -> dict[str, dict[str, object]]:
-        """What clients answer about the current model, one after the other."""
-        said: dict[str, dict[str, object]] = {}
-        for node in nodes:
-            loss, _, metrics = self._world.client(int(node)).evaluate(list(self.model), dict(config))
-            said[node] = {"loss": loss, **metrics}
-        return said
+        """What clients answer about the current model."""
+        return dict(zip(nodes, probed(self._world, self.model, [int(node) for node in nodes], config), strict=True))
 
     def train(self, nodes: Sequence[str], round: int, asks: str) -> tuple[dict[str, Reply], ModelStack]:
         """Train clients from the current model.
@@ -126,6 +123,7 @@ class InProcess:
             streams(system.seed, "data-order", ids, round),
         )
         asked = asked_columns(asks or None)
+        together = Answers(world, self.model, ids) if asked and asked <= TOGETHER else None
         replies = {}
         for node, k, size, score, delays, loss in zip(
             nodes, ids, world.sizes[ids].tolist(), world.energy_scores(ids), system.draws(ids, round), losses.tolist(),
@@ -133,7 +131,9 @@ class InProcess:
         ):  # fmt: skip
             delays = with_answers(delays, asked)
             metrics: dict[str, object] = dict(fit_metrics(system, k, delays, train_loss=loss, energy_score=score))
-            if asked:
+            if together is not None:
+                metrics |= together.answer(k, asked)
+            elif asked:
                 set_arrays(world.model, list(self.model))
                 metrics |= answer(world.model, asked, *world.examples(k), world.objective)
             replies[node] = Reply(num_examples=size, metrics=metrics)

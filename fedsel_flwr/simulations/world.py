@@ -10,6 +10,7 @@ import numpy.typing as npt
 from torch import nn
 
 from fedsel_flwr.clients.answering import Examples
+from fedsel_flwr.clients.batched.predicting import stack_predict
 from fedsel_flwr.clients.delays import System
 from fedsel_flwr.clients.objectives import OBJECTIVES, Objective
 from fedsel_flwr.clients.parameters import get_arrays, set_arrays
@@ -94,20 +95,17 @@ class World:
 
     def train_rows_of(self, partition_ids: Sequence[int]) -> list[npt.NDArray[np.int64]]:
         """The rows of the training set on which each of several clients trains."""
-        drawn = zip(
-            rows_of(self.partitions, partition_ids), self._test_sizes[list(partition_ids)].tolist(), strict=True
-        )
-        return [rows[count:] for rows, count in drawn]
+        return [train for train, _ in self.split_of(partition_ids)]
 
-    def _split(self, partition_id: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """A client's training and test rows; without test rows of its own it tests on what it trains on."""
-        rows = self.partitions[partition_id]
-        count = int(self._test_sizes[partition_id])
-        return (rows[count:], rows[:count]) if count else (rows, rows)
+    def split_of(self, partition_ids: Sequence[int]) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+        """The rows on which each client trains, and on which it tests: without rows for that, on what it trains on."""
+        counts = self._test_sizes[list(partition_ids)].tolist()
+        drawn = zip(rows_of(self.partitions, partition_ids), counts, strict=True)
+        return [(rows[count:], rows[:count] if count else rows) for rows, count in drawn]
 
     def examples(self, partition_id: int) -> tuple[Examples, Examples]:
         """A client's training and test examples."""
-        train, (rows, test_rows) = self.dataset.train, self._split(partition_id)
+        train, (rows, test_rows) = self.dataset.train, self.split_of([partition_id])[0]
         return (train.inputs[rows], train.labels[rows]), (train.inputs[test_rows], train.labels[test_rows])
 
     def _num_test(self, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -146,7 +144,8 @@ class World:
         split = self.dataset.validation
         if self.dataset.task == "regression":
             return None
-        return Validation(torch_predict(self.model), split.inputs, split.labels.astype(np.int64, copy=False))
+        labels = split.labels.astype(np.int64, copy=False)
+        return Validation(torch_predict(self.model), split.inputs, labels, stack_predict(self.model))
 
     def check_measured(self, needs: Collection[str]) -> None:
         """Refuse a selector or a filter that measures classifiers on the server where the model predicts numbers.
