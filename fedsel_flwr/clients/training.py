@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +19,7 @@ from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective
 from fedsel_flwr.clients.settings import TrainingSettings
 from fedsel_flwr.errors import ParameterError
 
-__all__ = ["TrainingSettings", "check_examples", "evaluate", "train"]
+__all__ = ["TrainingSettings", "check_examples", "evaluate", "held", "train"]
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
@@ -116,12 +117,13 @@ def evaluate(
     loss, parts = 0.0, []
     was_training = model.training
     model.eval()
+    examples, targets = held(inputs), held(labels)
     with torch.no_grad():
         for start in range(0, len(labels), batch_size):
-            outputs = model(torch.tensor(inputs[start : start + batch_size]))
-            loss += objective.loss(outputs, torch.tensor(labels[start : start + batch_size]), reduction="sum").item()
+            outputs = model(examples[start : start + batch_size])
+            loss += objective.loss(outputs, targets[start : start + batch_size], reduction="sum").item()
             parts.append(outputs)
-        quality = objective.quality(torch.cat(parts), torch.tensor(labels))
+        quality = objective.quality(torch.cat(parts), targets)
     model.train(was_training)
     return loss / len(labels), quality
 
@@ -136,6 +138,13 @@ def _batches(
         for start in range(0, count, settings.batch_size):
             part = slice(start, start + settings.batch_size)
             yield order[part], None if views is None else views[part]
+
+
+def held(array: npt.NDArray[Any]) -> torch.Tensor:
+    """An array as a tensor that nobody writes to; nothing is copied."""
+    with warnings.catch_warnings():  # of arrays that may not be written to
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.as_tensor(array)
 
 
 def check_examples(inputs: npt.NDArray[Any], labels: npt.NDArray[Any]) -> None:
