@@ -4,7 +4,8 @@ Plain Flower is its own FedAvg, which draws the clients itself; ours is the scen
 same FedAvg. Nodes, clients, training, data, server and test set are the same, and every measurement is a process of
 its own; the sides take turns. Two times are printed: from the start of the server's loop to the end of round 1's
 aggregation, and to that same moment from the start of the process. Other work on the machine counts, so that the ratio
-of each turn says more than the seconds; ``--spans`` shows where they went.
+of each turn says more than the seconds; ``--spans`` shows where they went ("configured": the clients are chosen, on our
+side after the roll call).
 """
 
 from __future__ import annotations
@@ -101,15 +102,9 @@ def measure(args: argparse.Namespace) -> None:
     world = world_of(scenario)
     strategy: Any = flower(world) if args.side == "flower" else make_strategy(world)
     events["world"] = time.time()
-    name = "aggregate_fit" if api == "legacy" else "aggregate_train"
-    aggregate = getattr(strategy, name)
-
-    def aggregated(*given: Any, **named: Any) -> Any:
-        result = aggregate(*given, **named)
-        events.setdefault("aggregated", time.time())
-        return result
-
-    setattr(strategy, name, aggregated)
+    kind = "fit" if api == "legacy" else "train"
+    note_first_end(strategy, f"configure_{kind}", events, "configured")
+    note_first_end(strategy, f"aggregate_{kind}", events, "aggregated")
     server_app = ServerApp()
 
     @server_app.main()
@@ -126,6 +121,18 @@ def measure(args: argparse.Namespace) -> None:
     finally:
         end_descendants()
     print(MARK + json.dumps(events))
+
+
+def note_first_end(strategy: Any, method: str, events: dict[str, float], event: str) -> None:
+    """Have the end of the first call of a strategy's method noted."""
+    original = getattr(strategy, method)
+
+    def noting(*given: Any, **named: Any) -> Any:
+        result = original(*given, **named)
+        events.setdefault(event, time.time())
+        return result
+
+    setattr(strategy, method, noting)
 
 
 def spread(values: list[float]) -> str:

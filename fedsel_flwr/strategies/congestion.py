@@ -1,8 +1,9 @@
 """How many questions may be on their way at once.
 
 In Flower's simulation the SuperLink lives in the server's process and looks, for each node in turn, through every
-message that is on its way: nodes times messages, ten times a second, while nothing else runs there. Questions to 500
-nodes at once took 50 s (2 cores); with few on their way, 2 to 3 s. A deployed SuperLink has a process of its own.
+message that is on its way: nodes times messages, ten times a second, while nothing else runs there. With questions to
+500 nodes on their way, that takes the cores from the actors for as long as these start: the roll call took 50 s on 2
+cores, where 20 suffice to start Ray and the actors. A deployed SuperLink has a process of its own.
 """
 
 from __future__ import annotations
