@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import threading
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -23,7 +26,7 @@ from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.validation import Validation
 from fedsel_flwr.selectors.columns import ON_VALIDATION
 from fedsel_flwr.simulations.data import Dataset, cached_dataset
-from fedsel_flwr.simulations.dataset import Task
+from fedsel_flwr.simulations.dataset import Split, Task
 from fedsel_flwr.simulations.models import MODELS, REGRESSORS, build_model
 from fedsel_flwr.simulations.partitions import partition_indices, partition_sizes, rows_of
 from fedsel_flwr.simulations.scenario import Scenario
@@ -123,6 +126,14 @@ class World:
             latency_mode=self.scenario.clients.latency_mode,
             delay=self.scenario.clients.delay,
         )
+
+    def for_clients(self) -> World:
+        """This world with the same arrays, but without the examples that no client sees."""
+        train = self.dataset.train
+        nothing = Split(train.inputs[:0], train.labels[:0])
+        world = copy.copy(self)
+        world.dataset = replace(self.dataset, validation=nothing, test=nothing)
+        return world
 
     def validation(self) -> Validation | None:
         """The server's validation set, for filters and selectors that measure models; None of a regression.
@@ -235,11 +246,33 @@ def _partitions(text: str) -> Sequence[npt.NDArray[np.int64]]:
     return partitions
 
 
-@lru_cache(maxsize=1)
-def _world(text: str) -> World:
-    return World(Scenario.model_validate_json(text))
+class Kept:
+    """The world that a process works in: built at most once, and kept until another scenario comes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: tuple[str, World] | None = None
+
+    @property
+    def held(self) -> tuple[str, World] | None:
+        """The scenario, as JSON, and its world; None before the first."""
+        return self._held
+
+    def keep(self, text: str, world: World) -> None:
+        """Keep a world that another process has built."""
+        self._held = (text, world)
+
+    def of(self, text: str) -> World:
+        """The world of a scenario, built if it is not the one that is kept."""
+        with self._lock:
+            if (held := self._held) is None or held[0] != text:
+                held = self._held = (text, World(Scenario.model_validate_json(text)))
+            return held[1]
+
+
+KEPT = Kept()
 
 
 def world_of(scenario: Scenario) -> World:
     """The world of ``scenario``, built once per process and kept until another scenario comes."""
-    return _world(scenario.model_dump_json())
+    return KEPT.of(scenario.model_dump_json())
