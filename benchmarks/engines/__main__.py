@@ -29,7 +29,7 @@ from page import write
 from racing import Runner, race
 from task import MODELS, measure, write_task
 
-TURNS = {"mlp": 15, "cnn5": 5, "resnet": 3}
+TURNS = {"mlp": 12, "cnn5": 5, "resnet": 3}
 
 
 def main() -> None:

@@ -23,6 +23,8 @@ def main() -> None:
     torch.set_num_threads(plan["threads"])
     scenario = Scenario.model_validate(task.settings["scenario"] | {"rounds": plan["rounds"]})
     world = world_of(scenario)
+    # "sampled" draws a share whenever it is asked for; a list, as the other kinds of partitions have, is drawn once
+    world.partitions = [world.partitions[k] for k in range(scenario.num_clients)]
     if task.settings["own_model"]:  # not among the scenarios' models
         world.model, given = task.model(), get_arrays(task.model())
         world.initial_arrays = lambda: [array.copy() for array in given]
