@@ -16,7 +16,9 @@ import datetime
 import json
 import os
 import platform
+import signal
 import socket
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -34,15 +36,17 @@ TURNS = {"mlp": 12, "cnn5": 5, "resnet": 3}
 
 def main() -> None:
     """Run the comparison and write the page."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))  # the workers are ended on the way out
     args = _arguments()
     runs = args.runs_dir
     runs.mkdir(parents=True, exist_ok=True)
     stored = runs / "results.json"
     results: dict[str, Any] = json.loads(stored.read_text()) if stored.exists() else {}
+    load = os.getloadavg()[0]
     pythons, absent = _interpreters(args, runs)
     for model in args.models:
         print(f"== {MODELS[model]}", flush=True)
-        results[model] = _compare(model, args, pythons, absent)
+        results[model] = _compare(model, args, pythons, absent) | {"load": load}
         stored.write_text(json.dumps(results))
         write(results, args.page, args.page.with_name("engines.csv"))
     print(f"written: {args.page}")
@@ -143,7 +147,7 @@ def _free_port() -> int:
 def _machine(device: str) -> str:
     gpu = f", {torch.cuda.get_device_name(device)}" if device.startswith("cuda") else ""
     return (
-        f"{platform.machine()}, {os.cpu_count()} cores{gpu}, load {os.getloadavg()[0]:.1f} at the end, "
+        f"{platform.machine()}, {os.cpu_count()} cores{gpu}, "
         f"Python {platform.python_version()}, torch {torch.__version__}"
     )
 

@@ -36,6 +36,7 @@ def _in_workers(name: str) -> Path:
     return HERE / "workers" / name
 
 
+VECTORIZED = {"engine": "vectorized"}
 ONE = {"1 thread": {"threads": 1}}
 ALONE = ONE | {"2 threads": {"threads": 2}}
 PROCESSES = ONE | {"2 processes": {"threads": 1, "processes": 2}}  # two threads share out products of ten rows badly
@@ -44,15 +45,19 @@ ACTORS = {"2 actors": {"threads": 1, "processes": 2}}
 
 PLAYERS: dict[str, Player] = {
     "vectorized-1": Player(
-        "ours, vectorized, 1 thread", _in_workers("fedsel.py"), {"": {"threads": 1, "engine": "vectorized"}}
+        "ours, vectorized, 1 thread", _in_workers("fedsel.py"), {"1 thread": VECTORIZED | {"threads": 1}}, "fedsel-flwr"
     ),
     "vectorized-2": Player(
-        "ours, vectorized, 2 threads", _in_workers("fedsel.py"), {"": {"threads": 2, "engine": "vectorized"}}
+        "ours, vectorized, 2 threads",
+        _in_workers("fedsel.py"),
+        {"2 threads": VECTORIZED | {"threads": 2}},
+        "fedsel-flwr",
     ),
     "ray": Player(
         "ours, on Ray",
         _in_workers("fedsel.py"),
         {"2 actors": {"threads": 1, "processes": 2, "engine": "ray"}},
+        package="fedsel-flwr",
         without={"resnet": "the Ray engine builds a scenario's models only"},
     ),
     "flower": Player("Flower on Ray", _in_workers("flower.py"), ACTORS, package="flwr"),

@@ -19,9 +19,9 @@ shares, from the same first model, and draw cohorts and batches themselves. Each
 its own that waits in a blocking read; the driver lets them take turns, through all of them in order in the first half
 and in the opposite order in the second, so that whatever else the machine does hits all. Ratios are of the same turn.
 Where a framework can use the machine in several ways, each was tried for the first turns ("tried"), and the fastest
-went on. The first round holds what a framework does once. Where a framework lets us choose how a client's batches are
-cut, they are slices of tensors; FLGo's own data loader reads FLGo's, through a method that torch 2.12 asks of its data
-sets and that the worker adds.
+went on. The first round holds what a framework does once; every later one finds cold caches, as others were at work.
+Where a framework lets us choose how a client's batches are cut, they are slices of tensors; FLGo's own data loader
+reads FLGo's, through a method that torch 2.12 asks of its data sets and that the worker adds.
 """
 
 
@@ -63,8 +63,9 @@ def _section(name: str, result: dict[str, Any]) -> list[str]:
     lines = [
         f"## {MODELS[name]}",
         "",
-        f"{result['when']}, {result['machine']}. {result['turns']} turns in each half. {result['data']}.",
+        f"{result['when']}, {result['machine']}. Turns in each half: {result['turns']}. {result['data']}.",
         "",
+        *_busy(result["load"]),
         "| engine | version | at its best | start-up, s | round 1, s | round, s | quartiles | halves "
         "| ours is faster by | quartiles | idle, cores | test accuracy |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -81,7 +82,7 @@ def _section(name: str, result: dict[str, Any]) -> list[str]:
         *_verdict(runners, ours),
         *_warnings(runners),
     ]
-    return [*lines, ""]
+    return lines
 
 
 def _row(runner: dict[str, Any], ours: dict[str, Any] | None) -> str:
@@ -99,6 +100,13 @@ def _row(runner: dict[str, Any], ours: dict[str, Any] | None) -> str:
         f"{runner['idle']:.2f}", f"{runner['accuracy']:.3f}",
     ]  # fmt: skip
     return "| " + " | ".join(cells) + " |"
+
+
+def _busy(load: float) -> list[str]:
+    """A warning where others worked on the machine; rounds of two threads suffer most from that."""
+    if load < 0.5:
+        return []
+    return [f"**The machine was busy with other work (load {load:.1f} before the start): figures are rough.**", ""]
 
 
 def _tried(result: dict[str, Any]) -> list[str]:
@@ -160,7 +168,7 @@ def _verdict(runners: dict[str, Any], ours: str | None) -> list[str]:
             ratio = np.median(_seconds(runners[player]) / _seconds(runners[ours]))
             named = f"{what} ({PLAYERS[player].title})" if player != "flower" else what
             said.append(f"{ratio:.1f} times as fast as {named}")
-    return [f"{PLAYERS[ours].title}: {' and '.join(said)}.", ""] if said else []
+    return [f"The faster of our two ({PLAYERS[ours].title}) is {' and '.join(said)}.", ""] if said else []
 
 
 def _warnings(runners: dict[str, Any]) -> list[str]:

@@ -84,7 +84,8 @@ def test_the_page_has_ratios_of_the_same_turn(engines: Any, tmp_path: Path) -> N
     ]
     result = {
         "model": "mlp", "runners": runners, "absent": {"flgo": "pip: ERROR: none"}, "turns": 2, "trial": 1,
-        "floor": {"operations": 10**9, "rates": {1: 1e11}}, "data": "Random images", "when": "today", "machine": "this",
+        "floor": {"operations": 10**9, "rates": {1: 1e11}}, "data": "Random images", "when": "today",
+        "machine": "this", "load": 0.7,
         "settings": {"clients": 500, "examples": 120, "cohort": 25, "epochs": 1, "batch": 10},
     }  # fmt: skip
     page, table = tmp_path / "page.md", tmp_path / "page.csv"
@@ -94,6 +95,7 @@ def test_the_page_has_ratios_of_the_same_turn(engines: Any, tmp_path: Path) -> N
     assert (
         "| Flower on Ray | 1.0 | 2 actors | 1.0 | 2.00 | 2.50 | 1.75-3.25 | 1.50 / 3.50 | **10.0** | 10.0-15.0" in text
     )
+    assert "busy with other work (load 0.7 before" in text
     assert "10.0 times as fast as Flower on Ray and 3.5 times as fast as the fastest peer (pfl-research)" in text
     assert "pfl-research: 1 thread 0.200, 2 threads 7.00" in text
     assert "| FLGo | | pip: ERROR: none |" in text

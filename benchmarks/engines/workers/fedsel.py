@@ -21,7 +21,8 @@ def main() -> None:
     turns = Turns()
     plan, task = turns.plan, Task(turns.plan["task"])
     torch.set_num_threads(plan["threads"])
-    scenario = Scenario.model_validate(task.settings["scenario"] | {"rounds": plan["rounds"]})
+    own = {"rounds": plan["rounds"], "engine": plan["engine"]}
+    scenario = Scenario.model_validate(task.settings["scenario"] | own)  # one and the same for world_of and simulate
     world = world_of(scenario)
     # "sampled" draws a share whenever it is asked for; a list, as the other kinds of partitions have, is drawn once
     world.partitions = [world.partitions[k] for k in range(scenario.num_clients)]
@@ -41,9 +42,7 @@ def main() -> None:
         strategy.initialize_parameters = initialize
     else:
         turns.next()
-    result = simulate(
-        scenario, engine=plan["engine"], strategy=strategy, device=plan["device"], num_cpus=plan.get("processes")
-    )
+    result = simulate(scenario, strategy=strategy, device=plan["device"], num_cpus=plan.get("processes"))
     turns.end(result.arrays)
 
 
