@@ -80,5 +80,5 @@ PLAYERS: dict[str, Player] = {
 OURS = ("vectorized-1", "vectorized-2")
 PEERS = ("pfl", "fedlab", "flgo")
 LEFT_OUT = {
-    "BlazeFL": "needs Python 3.12 or newer, and the package registry of this machine does not have it",
+    "BlazeFL": "version 3.0.0 needs Python 3.14 and the versions before it Python 3.12, the others here run on 3.11",
 }

@@ -43,7 +43,8 @@ def interpreter(name: str, folder: Path, given: dict[str, str]) -> str:
     command = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", "-r", str(wanted)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=600)
     if ran.returncode:
-        raise RuntimeError("pip: " + next((line for line in ran.stderr.splitlines() if "ERROR" in line), "failed"))
+        errors = [line for line in ran.stderr.splitlines() if "ERROR" in line] or ["ERROR: failed"]
+        raise RuntimeError(f"pip: {errors[-1][:200]}")
     done.write_text(wanted.read_text())
     return str(python)
 

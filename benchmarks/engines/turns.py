@@ -47,7 +47,10 @@ class Turns:
         _finish_device()
         now = time.perf_counter()
         self.say({"ready": True} if self._begin is None else {"seconds": now - self._begin, **facts})
-        self._more = sys.stdin.readline().strip() == "round"
+        order = sys.stdin.readline()
+        if not order:  # the driver is gone: frameworks would go on without being told
+            os._exit(1)
+        self._more = order.strip() == "round"
         self._begin = time.perf_counter()
         return self._more
 

@@ -51,7 +51,8 @@ def _serve(plan: dict[str, Any], line: Connection) -> None:
     line.send("ready")
     while (order := line.recv()) is not None:
         start, clients = order
-        line.send([w.numpy() for w in trainer.sum_of([torch.from_numpy(w) for w in start], clients)])
+        sums = trainer.sum_of([torch.from_numpy(w).to(plan["device"]) for w in start], clients)
+        line.send([w.cpu().numpy() for w in sums])
 
 
 def main() -> None:
@@ -73,11 +74,11 @@ def main() -> None:
         chosen = rng.choice(settings["clients"], settings["clients_per_round"], replace=False).tolist()
         shares = [chosen[i :: len(lines) + 1] for i in range(len(lines) + 1)]
         for line, share in zip(lines, shares[1:], strict=True):
-            line.send(([w.numpy() for w in model], share))
+            line.send(([w.cpu().numpy() for w in model], share))
         sums = trainer.sum_of(model, shares[0])
         for line in lines:
             for total, own in zip(sums, line.recv(), strict=True):
-                total.add_(torch.from_numpy(own))
+                total.add_(torch.from_numpy(own).to(total.device))
         model = [total / len(chosen) for total in sums]
     for line in lines:
         line.send(None)
