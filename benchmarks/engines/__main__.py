@@ -28,7 +28,8 @@ from cast import HERE, PLAYERS
 from environments import interpreter, version
 from floor import operations_per_round, rate
 from page import write
-from racing import Runner, race
+from racing import race
+from running import Runner
 from task import MODELS, measure, write_task
 
 TURNS = {"mlp": 12, "cnn5": 5, "resnet": 3}
@@ -88,7 +89,12 @@ def _compare(model: str, args: argparse.Namespace, pythons: dict[str, str], abse
         race(runners, folder, turns, min(args.trial, turns), lambda what: print(what, flush=True))
         said = []
         for runner in runners:
-            loss, accuracy = measure(world, runner.trained) if runner.trained else (float("nan"), float("nan"))
+            loss = accuracy = float("nan")
+            if runner.trained:
+                try:
+                    loss, accuracy = measure(world, runner.trained)
+                except Exception as error:  # it must not take the others' figures with it
+                    runner.failure = f"its model cannot be measured: {error}"
             package = PLAYERS[runner.player].package
             facts = {key: value for key, value in dataclasses.asdict(runner).items() if not key.startswith("_")}
             facts |= {"loss": loss, "accuracy": accuracy, "trained": None, "command": [], "environ": {}}

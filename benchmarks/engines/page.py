@@ -147,13 +147,16 @@ def _floor(result: dict[str, Any], ours: dict[str, Any] | None) -> list[str]:
 
 
 LIMITS = {
-    "mlp": "What limits it: products of a batch of 10 with a layer are far too small for the rate of large ones; most "
-    "of a step reads and writes the first layer's weights of every client.",
-    "cnn5": "What limits it: oneDNN's grouped convolutions of 16 and 32 channels per group, forward and by both "
-    "arguments, take nearly all of the time; pooling and rectifiers take the rest.",
-    "resnet": "What limits it: the layers are not written out, so that torch.func batches them; convolutions that are "
-    "already several images wide gain little from more of them, and normalisation and additions nothing. This is the "
-    "kind of model for which the engine pays least.",
+    "mlp": "What limits it: a batch of ten reads each client's first layer once for its outputs and once for its step, "
+    "at the speed of the cache rather than of the arithmetic; that is about two fifths of the training. Some sixty "
+    "small operations a step cost another fifth, whatever they compute. Outside the training most goes into random "
+    "streams, each named by client, purpose and round.",
+    "cnn5": "What limits it: the second convolution, whose grouped products run at the rate of large ones, takes most "
+    "of the training; the first, with a single input channel, runs at half that rate, and pooling takes about a "
+    "seventh.",
+    "resnet": "What limits it: these layers are not written out, so torch.func batches them: grouped convolutions of "
+    "few channels in a layout that is not theirs, and normalisation and additions that read and write memory as often "
+    "as in a loop. This is the kind of model for which the engine pays least.",
 }
 
 

@@ -1,155 +1,12 @@
-"""The driver's side: worker processes that take turns."""
+"""Workers that take turns, and what becomes of those that are slower or fail."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import queue
-import signal
-import subprocess
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import psutil
-
-LIMIT_S = 300.0
-"""A worker that says nothing for so long is given up."""
-
-
-@dataclass
-class Runner:
-    """One variant of one framework.
-
-    Args:
-        player: Its column.
-        variant: What is tried.
-        command: Starts the worker; the plan comes as one more argument.
-        plan: See `turns.Turns`.
-        environ: Of the worker, on top of ours.
-
-    Attributes:
-        startup: Seconds until it was ready.
-        first: Seconds of its first round.
-        turns: Of each turn what the worker said: ``seconds`` and more.
-        failure: Why it is out; "" while it is in.
-        idle: The share of a core that it takes while it waits.
-        trained: Where its model is, once it has ended.
-    """
-
-    player: str
-    variant: str
-    command: Sequence[str]
-    plan: Mapping[str, Any]
-    environ: Mapping[str, str] = field(default_factory=dict)
-    startup: float = float("nan")
-    first: float = float("nan")
-    turns: list[dict[str, Any]] = field(default_factory=list)
-    failure: str = ""
-    idle: float = float("nan")
-    trained: Path | None = None
-
-    def start(self, log: Path) -> None:
-        """Start the worker, wait until it is ready, and let it take its first round."""
-        begin = time.perf_counter()
-        self._log, self._said = log, queue.Queue[str]()
-        with log.open("w") as errors:
-            self._process = subprocess.Popen(
-                [*self.command, json.dumps(dict(self.plan))],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True,
-                env=os.environ | dict(self.environ),
-            )  # fmt: skip
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
-        if self._hear("ready"):
-            self.startup = time.perf_counter() - begin
-            self.first = (self.take() or {"seconds": float("nan")})["seconds"]
-
-    def take(self) -> dict[str, Any] | None:
-        """Let it take a round; what it said of it."""
-        self._order("round")
-        return self._hear("seconds")
-
-    def end(self) -> None:
-        """Let it write its model, and wait until it is gone."""
-        if not self.failure:
-            self._order("end")
-            if self._hear("done"):
-                self.trained = Path(self.plan["out"])
-        self.stop(wait=30)
-
-    def stop(self, wait: float = 0) -> None:
-        """End the worker and whatever it has started."""
-        if not hasattr(self, "_process"):
-            return
-        family = self._family()
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()  # type: ignore[union-attr]
-        try:
-            self._process.wait(wait)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-        self._process.wait()
-        for process in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.send_signal(signal.SIGTERM)
-        for process in psutil.wait_procs(family, timeout=5)[1]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        self._listener.join(5)
-
-    def processor_seconds(self) -> float:
-        """What it and its children have taken of the processor so far."""
-        total = 0.0
-        for process in self._family():
-            try:
-                times = process.cpu_times()
-                total += times.user + times.system
-            except psutil.NoSuchProcess:
-                continue
-        return total
-
-    def _family(self) -> list[psutil.Process]:
-        if self._process.poll() is not None:  # its number may be somebody else's by now
-            return []
-        try:
-            own = psutil.Process(self._process.pid)
-            return [own, *own.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            return []
-
-    def _listen(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as said:
-            for line in said:
-                self._said.put(line)
-        self._said.put("")
-
-    def _order(self, what: str) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # it is gone; what it says next is nothing
-            self._process.stdin.write(what + "\n")
-            self._process.stdin.flush()
-
-    def _hear(self, wanted: str) -> dict[str, Any] | None:
-        """Its next line, which must hold ``wanted``; without it the worker is out."""
-        try:
-            line = self._said.get(timeout=LIMIT_S)
-        except queue.Empty:
-            self.failure = f"said nothing for {LIMIT_S:.0f} s"
-            return None
-        said: dict[str, Any] = json.loads(line) if line.startswith("{") else {}
-        if wanted in said:
-            return said
-        words = self._log.read_text(errors="replace").strip().splitlines()
-        errors = [word for word in words if "Error" in word] or words
-        self.failure = f"ended: {errors[-1][:200]}" if errors else "ended without a word"
-        return None
+from running import Runner
 
 
 def race(
@@ -172,10 +29,7 @@ def race(
         for number, runner in enumerate(runners):
             started.append(runner)
             runner.start(logs / f"{number:02d}-{runner.player}.log")
-            say(
-                runner.failure
-                or f"{_name(runner)}: ready after {runner.startup:.1f} s, round 1 in {runner.first:.2f} s"
-            )
+            say(runner.failure or f"{runner}: ready after {runner.startup:.1f} s, round 1 in {runner.first:.2f} s")
         for turn in range(2 * turns):
             order = started if turn < turns else started[::-1]
             for runner in order:
@@ -195,12 +49,12 @@ def _keep_fastest(runners: Sequence[Runner], say: Callable[[str], None]) -> None
     """Take each player's slower variants out."""
     for player in dict.fromkeys(runner.player for runner in runners):
         own = [runner for runner in runners if runner.player == player and not runner.failure]
-        own.sort(key=lambda runner: median(runner))
+        own.sort(key=Runner.median)
         for slower in own[1:]:
             slower.failure = f"slower than {own[0].variant}"
             slower.stop()
         if len(own) > 1:
-            say(f"{player}: " + ", ".join(f"{runner.variant} {median(runner):.3f} s" for runner in own))
+            say(f"{player}: " + ", ".join(f"{runner.variant} {runner.median():.3f} s" for runner in own))
 
 
 def _measure_idle(runners: Sequence[Runner], seconds: float) -> None:
@@ -210,12 +64,3 @@ def _measure_idle(runners: Sequence[Runner], seconds: float) -> None:
     time.sleep(seconds)
     for runner, earlier in zip(runners, before, strict=True):
         runner.idle = (runner.processor_seconds() - earlier) / seconds
-
-
-def median(runner: Runner) -> float:
-    """Of its turns."""
-    return float(np.median([turn["seconds"] for turn in runner.turns]))
-
-
-def _name(runner: Runner) -> str:
-    return f"{runner.player} {runner.variant}".strip()

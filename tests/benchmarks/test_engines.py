@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 ENGINES = Path(__file__).parents[2] / "benchmarks" / "engines"
-MODULES = ("cast", "environments", "floor", "networks", "page", "racing", "task", "turns")
+MODULES = ("cast", "environments", "floor", "networks", "page", "racing", "running", "task", "turns")
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> Any:
 def _runners(engines: Any, folder: Path, **variants: dict[str, Any]) -> list[Any]:
     command = [sys.executable, str(Path(__file__).with_name("fake_worker.py"))]
     return [
-        engines.racing.Runner(
+        engines.running.Runner(
             name.split("_")[0],
             name,
             command,
@@ -49,13 +49,16 @@ def test_workers_take_turns(engines: Any, tmp_path: Path) -> None:
         engines, tmp_path, loop_slow={"seconds": 0.06}, loop_fast={"seconds": 0.01},
         pfl_lost={"seconds": 0.01, "broken": 3}, flower_broken={"broken": "at once"}, flgo_alone={"seconds": 0.02},
     )  # fmt: skip
+    nowhere = engines.running.Runner("ray", "nowhere", [str(tmp_path / "no-python")], {})
+    runners.append(nowhere)
     said: list[str] = []
     engines.racing.race(runners, tmp_path, turns=2, trial=2, say=said.append, idle_s=0.2)
 
-    assert [len(runner.turns) for runner in runners] == [2, 4, 2, 0, 4]
+    assert [len(runner.turns) for runner in runners] == [2, 4, 2, 0, 4, 0]
     assert slow.failure == "slower than loop_fast"
     assert lost.failure == "ended: ValueError: lost"
     assert broken.failure == "ended: ValueError: cannot train"
+    assert "No such file" in nowhere.failure
     assert (fast.failure, alone.failure) == ("", "")
     assert all(0.01 <= turn["seconds"] < 0.06 for turn in fast.turns)
     assert fast.first >= 0.01
@@ -69,7 +72,7 @@ def test_workers_take_turns(engines: Any, tmp_path: Path) -> None:
 
 def test_the_page_has_ratios_of_the_same_turn(engines: Any, tmp_path: Path) -> None:
     ours, flower, pfl, slower = (
-        engines.racing.Runner(player, variant, [], {}, startup=1.0, first=2.0, idle=idle)
+        engines.running.Runner(player, variant, [], {}, startup=1.0, first=2.0, idle=idle)
         for player, variant, idle in (
             ("vectorized-1", "", 0.0), ("flower", "2 actors", 0.2), ("pfl", "1 thread", 0.0), ("pfl", "2 threads", 0.0),
         )
