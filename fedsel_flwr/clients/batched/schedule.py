@@ -86,6 +86,10 @@ class Schedule:
             lengths = np.full(per_pass, width)
             lengths[-1] = sizes[i] - last
             self._lengths[: self.steps[i], i] = np.tile(lengths, len(batches))[: self.steps[i]]
+        self._active = (self._lengths > 0).sum(1).tolist()
+        self._widths = self._lengths.max(1).tolist()
+        inside = np.arange(width) < self._lengths[..., None]
+        self._weights = np.where(inside, 1 / np.maximum(self._lengths, 1)[..., None], 0)
 
     def __len__(self) -> int:
         """How many steps the longest training has."""
@@ -93,10 +97,8 @@ class Schedule:
 
     def __getitem__(self, step: int) -> Step:
         """What is seen in a step."""
-        active = int((self.steps > step).sum())
-        lengths = self._lengths[step, :active]
-        width = int(lengths.max())
-        inside = np.arange(width) < lengths[:, None]
-        weights = np.where(inside, 1 / lengths[:, None], 0)
+        active, width = self._active[step], self._widths[step]
         views = None if self._views is None else self._views[step, :active, :width]
-        return Step(self._rows[step, :active, :width], lengths, weights, views)
+        return Step(
+            self._rows[step, :active, :width], self._lengths[step, :active], self._weights[step, :active, :width], views
+        )

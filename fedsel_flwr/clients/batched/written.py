@@ -29,7 +29,7 @@ class WrittenKernel:
     @torch.no_grad()
     def step(self, descent: Descent, batch: Batch) -> torch.Tensor:
         """Take one step with the first models of the stack; return their losses before it, shape (n_active,)."""
-        active = len(batch.rows)
+        active = batch.rows.shape[0]
         now = Now([w[:active] for w in descent.stack], iter(batch.masks))
         x = self._gather(batch)
         kept = []
