@@ -17,6 +17,7 @@ __all__ = [
     "BoolArray",
     "FloatArray",
     "IntArray",
+    "ascending",
     "by_client",
     "column",
     "fraction",
@@ -85,10 +86,23 @@ def indices(name: str, value: Any) -> IntArray:
         )
     if array.min() < 0:
         raise ParameterError(f"{name} must hold indices of at least 0, got {int(array.min())}")
-    ascending = bool((array[1:] > array[:-1]).all())  # the common case: then nothing is repeated
-    if not ascending and np.unique(array).size != array.size:
+    if not _ascends(array) and np.unique(array).size != array.size:  # the common case: then nothing is repeated
         raise ParameterError(f"{name} must name each client once, got {array.size - np.unique(array).size} repeated")
     return array.astype(np.int64)
+
+
+def ascending(name: str, value: Any) -> IntArray:
+    """Return ``value`` as :func:`indices` does, in ascending order.
+
+    >>> ascending("clients", [2, 0, 1])
+    array([0, 1, 2])
+    """
+    array = indices(name, value)
+    return array if _ascends(array) else np.sort(array)
+
+
+def _ascends(array: npt.NDArray[Any]) -> bool:
+    return bool((array[1:] > array[:-1]).all())
 
 
 def column(name: str, value: Any, num_rows: int, *, ndim: int = 1) -> FloatArray:

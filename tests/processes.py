@@ -80,6 +80,10 @@ class Command:
             assert time.monotonic() < deadline, f"no {text!r} within {timeout} s:\n{said}"
             time.sleep(0.05)
 
+    def poll(self) -> int | None:
+        """The exit status of the command itself; None while it runs."""
+        return self._popen.poll()
+
     def interrupt(self) -> None:
         """What a terminal does at Ctrl-C: SIGINT to the foreground process group."""
         os.killpg(self.pid, signal.SIGINT)

@@ -12,7 +12,7 @@ between them. A client answers those it can, each under the column's name, and p
 
 Where the objective is a regression, the loss is the squared one, and ``local_accuracy`` is R², 0 where it is negative.
 
-Dropout is off, and neither weight decay nor a proximal term is part of loss and gradient.
+Dropout is off, images are seen as they are, and neither weight decay nor a proximal term is part of loss and gradient.
 
 Costs (ours): time is counted in forward passes, of which training on the same examples takes three, as the backward
 pass costs about two. ``loss`` and ``rms_loss`` share one pass, ``local_accuracy`` is another, and ``gradient`` takes

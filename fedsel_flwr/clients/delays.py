@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -52,10 +53,16 @@ class System(Protocol):
     def draw(self, partition_id: int, round: int) -> RoundDelays:
         """What a client takes in a round, not capped; the same arguments give the same delays."""
 
+    def draws(self, partition_ids: Sequence[int], round: int) -> list[RoundDelays]:
+        """What several clients take in a round: :meth:`draw` of each, to the last bit."""
+
     def draw_probe(
         self, partition_id: int, round: int, *, forward_passes: int = 1, bits: float = PROBE_BITS
     ) -> RoundDelays:
         """What a client takes to answer a question about the model: some forward passes, and an answer of some bits."""
+
+    def probe_delays(self, delays: RoundDelays, *, forward_passes: int = 1, bits: float = PROBE_BITS) -> RoundDelays:
+        """What that takes a client with these delays in the round."""
 
     def energy_j(self, delays: RoundDelays, compute_s: float | None = None) -> float:
         """The energy of a client in a round, J; ``compute_s`` replaces the time to train."""

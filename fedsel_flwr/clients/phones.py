@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from fedsel_flwr.checks import real, whole
 from fedsel_flwr.clients.delays import PROBE_BITS, RoundDelays
-from fedsel_flwr.clients.streams import stream
+from fedsel_flwr.clients.streams import streams
 from fedsel_flwr.errors import ParameterError
 
 _ABOVE_ZERO = ("payload_bits", "seconds_per_example", "download_bytes_per_s", "upload_bytes_per_s", "max_latency_s")
@@ -131,13 +131,36 @@ class PhoneModel:
         Raises:
             ParameterError: If there is no such partition, or the round is negative.
         """
-        if not 0 <= partition_id < self.num_clients:
-            raise ParameterError(
-                f"partition_id must be at least 0 and below num_clients = {self.num_clients}, got {partition_id!r}; "
-                "start no more clients than the system model has"
-            )
-        own = stream(self.seed, "phone", partition_id).standard_normal(3)
-        now = stream(self.seed, "phone-round", partition_id, round).standard_normal(3)
+        return self.draws([partition_id], round)[0]
+
+    def draws(self, partition_ids: Sequence[int], round: int) -> list[RoundDelays]:
+        """Return :meth:`draw` of several clients, to the last bit, in a fraction of the time.
+
+        Args:
+            partition_ids: The clients' partitions, each in [0, num_clients).
+            round: Absolute round.
+
+        Returns:
+            The parts of each client's latency.
+
+        Raises:
+            ParameterError: If there is no such partition, or the round is negative.
+        """
+        for partition_id in partition_ids:
+            if not 0 <= partition_id < self.num_clients:
+                raise ParameterError(
+                    f"partition_id must be at least 0 and below num_clients = {self.num_clients}, got "
+                    f"{partition_id!r}; start no more clients than the system model has"
+                )
+        medians = streams(self.seed, "phone", partition_ids)
+        factors = streams(self.seed, "phone-round", partition_ids, round)
+        return [
+            self._delays(self.examples[k], own.standard_normal(3).tolist(), now.standard_normal(3).tolist())
+            for k, own, now in zip(partition_ids, medians, factors, strict=True)
+        ]
+
+    def _delays(self, examples: float, own: list[float], now: list[float]) -> RoundDelays:
+        """The delays of a client with these standard normal draws: of the client, and of the round."""
         network_sd = _log_sd(self.network_round_cv)
         seconds = self.seconds_per_example * math.exp(
             self.compute_log_sd * own[0] + _log_sd(self.compute_round_cv) * now[0]
@@ -146,7 +169,7 @@ class PhoneModel:
         up = self.upload_bytes_per_s * math.exp(self.upload_log_sd * own[2] + network_sd * now[2])
         return RoundDelays(
             download_s=self.payload_bits / 8 / down,
-            compute_s=seconds * self.examples[partition_id],
+            compute_s=seconds * examples,
             upload_s=self.payload_bits / 8 / up,
             computing_rate=1 / seconds,
         )
@@ -170,7 +193,10 @@ class PhoneModel:
         Raises:
             ParameterError: If there is no such partition, or the round is negative.
         """
-        delays = self.draw(partition_id, round)
+        return self.probe_delays(self.draw(partition_id, round), forward_passes=forward_passes, bits=bits)
+
+    def probe_delays(self, delays: RoundDelays, *, forward_passes: int = 1, bits: float = PROBE_BITS) -> RoundDelays:
+        """Return what answering takes a client with these delays in the round, as :meth:`draw_probe`."""
         return replace(
             delays,
             compute_s=delays.compute_s * forward_passes / 3,

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fedsel_flwr.clients.parameters import set_arrays
+from fedsel_flwr.clients.training import held
 
 
 def torch_predict(
@@ -29,9 +30,16 @@ def torch_predict(
 
     def predict(arrays: Sequence[npt.NDArray[Any]], inputs: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
         set_arrays(model, list(arrays))
-        model.eval()
-        with torch.no_grad():
-            parts = [model(torch.tensor(inputs[i : i + batch_size])).numpy() for i in range(0, len(inputs), batch_size)]
-        return np.concatenate(parts).astype(np.float64)
+        return outputs(model, inputs, batch_size).numpy().astype(np.float64)
 
     return predict
+
+
+def outputs(model: nn.Module, inputs: npt.NDArray[np.float32], batch_size: int = 256) -> torch.Tensor:
+    """A model's outputs on examples, shape (n, ...), with dropout off; the model stays as it is."""
+    was_training, examples = model.training, held(inputs)
+    model.eval()
+    with torch.no_grad():
+        parts = [model(examples[i : i + batch_size]) for i in range(0, len(inputs), batch_size)]
+    model.train(was_training)
+    return torch.cat(parts)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final, Literal, get_args
 
 import numpy as np
 
-from fedsel_flwr.checks import FloatArray, IntArray, real, whole
+from fedsel_flwr.checks import FloatArray, IntArray, one_of, real, whole
 from fedsel_flwr.errors import ParameterError
+
+Augmentation = Literal["none", "crop-flip"]
+AUGMENTATIONS: Final[tuple[str, ...]] = get_args(Augmentation)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +27,8 @@ class TrainingSettings:
         momentum: Of the gradient, in [0, 1).
         weight_decay: Factor of the weights that are added to the gradient, at least 0.
         proximal_mu: FedProx's mu, at least 0: the steps minimise loss + mu/2 |w - w0|² with the received model w0.
+        augmentation: "none", or "crop-flip": each time an image is seen, it is padded by four pixels on each side,
+            cropped to its size at a random place and mirrored with probability 1/2. For images only.
 
     Raises:
         ParameterError: If a value is out of its range.
@@ -42,6 +48,7 @@ class TrainingSettings:
     momentum: float = 0.0
     weight_decay: float = 0.0
     proximal_mu: float = 0.0
+    augmentation: Augmentation = "none"
 
     def __post_init__(self) -> None:
         """Check every value."""
@@ -53,6 +60,7 @@ class TrainingSettings:
             real(name, getattr(self, name), at_least=0.0)
         if self.momentum >= 1:
             raise ParameterError(f"momentum must be at least 0 and below 1, got {self.momentum!r}")
+        one_of("augmentation", self.augmentation, AUGMENTATIONS)
 
 
 def examples_per_round(settings: TrainingSettings, sizes: IntArray) -> FloatArray:

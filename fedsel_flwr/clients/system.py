@@ -16,12 +16,15 @@ References:
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from fedsel_flwr.checks import real, whole
 from fedsel_flwr.clients.delays import PROBE_BITS, RoundDelays
 from fedsel_flwr.clients.device import COMPUTING_STEP, computing_rate_bounds, cpu_energy
-from fedsel_flwr.clients.streams import stream
+from fedsel_flwr.clients.streams import streams
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.wireless import OFDMAChannel, rayleigh_power, uniform_disc
 
@@ -118,8 +121,12 @@ class SystemModel:
         Raises:
             ParameterError: If there is no such partition.
         """
-        generator = stream(self.seed, "placement", self._partition(partition_id))
-        return uniform_disc(generator, radius_km=self.radius_km, min_distance_km=self._min_distance_km)
+        return self._distances_km([self._partition(partition_id)])[0]
+
+    def _distances_km(self, partition_ids: Sequence[int]) -> list[float]:
+        radius, least = self.radius_km, self._min_distance_km
+        placements = streams(self.seed, "placement", partition_ids)
+        return [uniform_disc(own, radius_km=radius, min_distance_km=least) for own in placements]
 
     def draw(self, partition_id: int, round: int) -> RoundDelays:
         """Return what a client takes in a round; the same arguments give the same delays.
@@ -134,16 +141,38 @@ class SystemModel:
         Raises:
             ParameterError: If there is no such partition, or the round is negative.
         """
-        distance = self.distance_km(partition_id)
-        fading_down, fading_up = rayleigh_power(stream(self.seed, "latency", partition_id, round), 2)
-        bounds = computing_rate_bounds(partition_id, self.num_clients, step=self.computing_step)
-        rate = float(stream(self.seed, "computing", partition_id, round).uniform(*bounds))
-        return RoundDelays(
-            download_s=float(self.downlink.transfer_time(self.payload_down_bits, distance, fading_down)),  # (32)
-            compute_s=self.samples_per_round / rate,  # (36)
-            upload_s=float(self.uplink.transfer_time(self.payload_up_bits, distance, fading_up)),  # (34)
-            computing_rate=rate,
-        )
+        return self.draws([partition_id], round)[0]
+
+    def draws(self, partition_ids: Sequence[int], round: int) -> list[RoundDelays]:
+        """Return :meth:`draw` of several clients, to the last bit, in a fraction of the time.
+
+        Args:
+            partition_ids: The clients' partitions, each in [0, num_clients).
+            round: Absolute round.
+
+        Returns:
+            The parts of each client's latency.
+
+        Raises:
+            ParameterError: If there is no such partition, or the round is negative.
+        """
+        ids = [self._partition(k) for k in partition_ids]
+        distance = np.array(self._distances_km(ids))
+        fading = np.array([rayleigh_power(own, 2) for own in streams(self.seed, "latency", ids, round)]).reshape(-1, 2)
+        bounds = [computing_rate_bounds(k, self.num_clients, step=self.computing_step) for k in ids]
+        computing = streams(self.seed, "computing", ids, round)
+        rates = [float(own.uniform(*ends)) for own, ends in zip(computing, bounds, strict=True)]
+        down = self.downlink.transfer_time(self.payload_down_bits, distance, fading[:, 0])  # (32)
+        up = self.uplink.transfer_time(self.payload_up_bits, distance, fading[:, 1])  # (34)
+        return [
+            RoundDelays(
+                download_s=download_s,
+                compute_s=self.samples_per_round / rate,  # (36)
+                upload_s=upload_s,
+                computing_rate=rate,
+            )
+            for download_s, upload_s, rate in zip(down.tolist(), up.tolist(), rates, strict=True)
+        ]
 
     def draw_probe(
         self, partition_id: int, round: int, *, forward_passes: int = 1, bits: float = PROBE_BITS
@@ -165,7 +194,10 @@ class SystemModel:
         Raises:
             ParameterError: If there is no such partition, or the round is negative.
         """
-        delays = self.draw(partition_id, round)
+        return self.probe_delays(self.draw(partition_id, round), forward_passes=forward_passes, bits=bits)
+
+    def probe_delays(self, delays: RoundDelays, *, forward_passes: int = 1, bits: float = PROBE_BITS) -> RoundDelays:
+        """Return what answering takes a client with these delays in the round, as :meth:`draw_probe`."""
         return replace(
             delays,
             compute_s=delays.compute_s * forward_passes / 3,

@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 from flwr.common import Scalar
 
-from fedsel_flwr.clients.answering import with_answers
-from fedsel_flwr.clients.delays import RoundDelays, System
+from fedsel_flwr.clients.answering import forward_passes, with_answers
+from fedsel_flwr.clients.delays import PROBE_BITS, RoundDelays, System
 
 
 def round_delays(system: System, partition_id: int, round: int, asked: Collection[str]) -> RoundDelays:
@@ -50,3 +50,26 @@ def fit_metrics(
         "client_id": partition_id,
     }
     return metrics if energy_score is None else metrics | {"energy_score": energy_score}
+
+
+def probe_costs(
+    system: System, delays: RoundDelays, asked: Collection[str], compute_s: float | None = None
+) -> dict[str, Scalar]:
+    """What answering a probe costs.
+
+    Args:
+        system: Delays and energy.
+        delays: What the round takes the client.
+        asked: The columns that it answers; one pass over the examples is made at least.
+        compute_s: Measured seconds of computing; None takes the system model's.
+
+    Returns:
+        ``latency_s`` and ``energy_j``.
+    """
+    bits = system.payload_up_bits if "gradient" in asked else PROBE_BITS
+    answering = system.probe_delays(delays, forward_passes=max(1, forward_passes(asked)), bits=bits)
+    compute = answering.compute_s if compute_s is None else compute_s
+    return {
+        "latency_s": answering.download_s + compute + answering.upload_s,
+        "energy_j": system.energy_j(answering, compute),
+    }

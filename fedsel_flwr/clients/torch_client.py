@@ -12,12 +12,12 @@ from flwr.common import Config, NDArrays, Scalar
 from torch import nn
 
 from fedsel_flwr.checks import one_of
-from fedsel_flwr.clients.answering import answer, asked_columns, forward_passes, local_accuracy
-from fedsel_flwr.clients.delays import PROBE_BITS, System
+from fedsel_flwr.clients.answering import answer, asked_columns, local_accuracy
+from fedsel_flwr.clients.delays import System
 from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective
 from fedsel_flwr.clients.parameters import get_arrays, set_arrays
 from fedsel_flwr.clients.streams import stream
-from fedsel_flwr.clients.telemetry import fit_metrics, round_delays
+from fedsel_flwr.clients.telemetry import fit_metrics, probe_costs, round_delays
 from fedsel_flwr.clients.training import Targets, TrainingSettings, evaluate, train
 from fedsel_flwr.errors import ParameterError
 
@@ -123,15 +123,9 @@ class TorchClient(NumPyClient):
             metrics |= answer(self._model, asked - {"local_accuracy"}, self._train, self._test, self._objective)
             if "local_accuracy" in asked:
                 metrics["local_accuracy"] = local_accuracy(accuracy)
-            delays = self._system.draw_probe(
-                self._partition_id,
-                _round(config),
-                forward_passes=max(1, forward_passes(asked)),
-                bits=self._system.payload_up_bits if "gradient" in asked else PROBE_BITS,
-            )
-            compute = delays.compute_s if self._latency_mode == "model" else time.perf_counter() - start
-            metrics["latency_s"] = delays.download_s + compute + delays.upload_s
-            metrics["energy_j"] = self._system.energy_j(delays, compute)
+            delays = self._system.draw(self._partition_id, _round(config))
+            measured = None if self._latency_mode == "model" else time.perf_counter() - start
+            metrics |= probe_costs(self._system, delays, asked, measured)
         return loss, len(self._test[1]), metrics
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,11 +14,12 @@ import torch
 from torch import nn
 
 from fedsel_flwr.checks import whole
+from fedsel_flwr.clients.augmenting import check_images, crop_flip, draw_views
 from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective
 from fedsel_flwr.clients.settings import TrainingSettings
 from fedsel_flwr.errors import ParameterError
 
-__all__ = ["TrainingSettings", "check_examples", "evaluate", "train"]
+__all__ = ["TrainingSettings", "check_examples", "evaluate", "held", "train"]
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
@@ -40,8 +42,8 @@ def train(
         inputs: The client's examples, shape (n, …), n at least 1.
         labels: Their classes, or numbers to predict, shape (n,).
         settings: How to train.
-        generator: Draws first the seed of the dropout, then a new order of the data for each pass. torch's global
-            random state stays as it is.
+        generator: Draws first the seed of the dropout, then for each pass a new order of the data and, where images
+            are augmented, how each of them is seen, in that order. torch's global random state stays as it is.
         objective: What the steps minimise; cross-entropy if not given.
 
     Returns:
@@ -49,7 +51,7 @@ def train(
         proximal term. Not finite when the training diverged.
 
     Raises:
-        ParameterError: If there are no examples, or not one label for each.
+        ParameterError: If there are no examples, or not one label for each, or no images to augment.
 
     Examples:
         >>> model = nn.Linear(2, 2)
@@ -60,6 +62,7 @@ def train(
         0.6931
     """
     check_examples(inputs, labels)
+    check_images(settings, inputs.ndim)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     received = [parameter.detach().clone() for parameter in parameters] if settings.proximal_mu > 0 else []
     optimizer = torch.optim.SGD(
@@ -71,8 +74,11 @@ def train(
     model.train()
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(int(generator.integers(2**63)))
-        for rows in itertools.islice(_batches(len(labels), settings.batch_size, generator), steps):
-            loss = objective.loss(model(torch.tensor(inputs[rows])), torch.tensor(labels[rows]))
+        for rows, views in itertools.islice(_batches(len(labels), settings, generator), steps):
+            seen = torch.tensor(inputs[rows])
+            if views is not None:
+                seen = crop_flip(seen, torch.tensor(views))
+            loss = objective.loss(model(seen), torch.tensor(labels[rows]))
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             for parameter, start in zip(parameters, received, strict=False):  # none received: no proximal term
@@ -111,22 +117,34 @@ def evaluate(
     loss, parts = 0.0, []
     was_training = model.training
     model.eval()
+    examples, targets = held(inputs), held(labels)
     with torch.no_grad():
         for start in range(0, len(labels), batch_size):
-            outputs = model(torch.tensor(inputs[start : start + batch_size]))
-            loss += objective.loss(outputs, torch.tensor(labels[start : start + batch_size]), reduction="sum").item()
+            outputs = model(examples[start : start + batch_size])
+            loss += objective.loss(outputs, targets[start : start + batch_size], reduction="sum").item()
             parts.append(outputs)
-        quality = objective.quality(torch.cat(parts), torch.tensor(labels))
+        quality = objective.quality(torch.cat(parts), targets)
     model.train(was_training)
     return loss / len(labels), quality
 
 
-def _batches(count: int, batch_size: int, generator: np.random.Generator) -> Iterator[IntArray]:
-    """Yield the rows of one batch after the other, pass after pass without end, each pass in a new order."""
+def _batches(
+    count: int, settings: TrainingSettings, generator: np.random.Generator
+) -> Iterator[tuple[IntArray, IntArray | None]]:
+    """Yield rows and views of one batch after the other, pass after pass without end, each pass in a new order."""
     while True:
         order = generator.permutation(count)
-        for start in range(0, count, batch_size):
-            yield order[start : start + batch_size]
+        views = None if settings.augmentation == "none" else draw_views(generator, count)
+        for start in range(0, count, settings.batch_size):
+            part = slice(start, start + settings.batch_size)
+            yield order[part], None if views is None else views[part]
+
+
+def held(array: npt.NDArray[Any]) -> torch.Tensor:
+    """An array as a tensor that nobody writes to; nothing is copied."""
+    with warnings.catch_warnings():  # of arrays that may not be written to
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.as_tensor(array)
 
 
 def check_examples(inputs: npt.NDArray[Any], labels: npt.NDArray[Any]) -> None:

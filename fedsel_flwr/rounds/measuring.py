@@ -87,7 +87,7 @@ class Measurer:
         if not len(models):
             return columns
         if self.filter is not None or "accuracy" in needs:
-            logits = models.logits(self._server.logits)
+            logits = self._server.logits_of(models)
             if "accuracy" in needs:
                 columns["accuracy"] = np.array([self._server.accuracy(one) for one in logits])  # PCZFL's A_k of (3)
             if self.filter is not None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.rounds.models import Arrays
+from fedsel_flwr.rounds.models import Arrays, Models, ModelStack
 
 Predict = Callable[[Arrays, Any], FloatArray]
+PredictStack = Callable[[Sequence[npt.NDArray[Any]], Any], FloatArray]
 DIVERGED = 1e6
 """Loss of a model that overflows, and the largest there is."""
 
@@ -26,6 +28,8 @@ class Validation:
         predict: Returns the logits, shape (n_examples, n_classes), of the model with these arrays on ``inputs``.
         inputs: The examples, of whatever type ``predict`` takes.
         labels: Their classes, shape (n_examples,).
+        predict_stack: The same of a whole stack of models at once, shape (n_models, n_examples, n_classes), from their
+            layers; None: one after the other.
 
     Raises:
         ParameterError: ``predict`` cannot be called, there are no labels, or not as many as inputs (where these are an
@@ -40,6 +44,7 @@ class Validation:
     predict: Predict
     inputs: Any
     labels: IntArray
+    predict_stack: PredictStack | None = None
 
     def __post_init__(self) -> None:
         """Check function, labels and lengths."""
@@ -63,6 +68,21 @@ class Validation:
         """
         with np.errstate(all="ignore"):
             logits = np.asarray(self.predict(arrays, self.inputs), dtype=np.float64)
+        return self._checked(logits)
+
+    def logits_of(self, models: Models) -> list[FloatArray]:
+        """The outputs of each model, as :meth:`logits`; a stack's in one pass where there is one for it."""
+        if self.predict_stack is None or not isinstance(models, ModelStack):
+            return models.logits(self.logits)
+        with np.errstate(all="ignore"):
+            together = np.asarray(self.predict_stack(models.layers, self.inputs), dtype=np.float64)
+        if len(together) != len(models):
+            raise ParameterError(
+                f"predict_stack must return logits of {len(models)} models, got shape {together.shape}"
+            )
+        return [self._checked(logits) for logits in together]
+
+    def _checked(self, logits: FloatArray) -> FloatArray:
         if logits.ndim != 2 or len(logits) != len(self.labels):
             raise ParameterError(
                 f"predict must return logits of shape ({len(self.labels)}, n_classes), got shape {logits.shape}"

@@ -32,7 +32,7 @@ def checked_choice(owner: str, chosen: Any, available: IntArray) -> IntArray:
     Args:
         owner: The selector's class.
         chosen: An array, list or tuple.
-        available: Who could be chosen, shape (n,).
+        available: Who could be chosen, ascending, shape (n,), n at least 1.
 
     Raises:
         RunError: It is something else, or names somebody who is not available, or twice.
@@ -53,12 +53,18 @@ def checked_choice(owner: str, chosen: Any, available: IntArray) -> IntArray:
     if array.ndim == 1 and not array.size:
         return np.empty(0, dtype=np.int64)
     ordered = np.sort(array) if array.ndim == 1 and array.dtype.kind in "iu" else None
-    if ordered is None or (ordered[1:] == ordered[:-1]).any() or not np.isin(ordered, available).all():
+    if ordered is None or (ordered[1:] == ordered[:-1]).any() or not _among(ordered, available):
         raise RunError(
             f"{method} must return different clients of those available, as an array of "
             f"indices, got {(array if ordered is None else ordered).tolist()}"
         )
     return ordered.astype(np.int64)
+
+
+def _among(chosen: IntArray, available: IntArray) -> bool:
+    """Whether all of ``chosen`` are in ``available``, which ascends."""
+    places = np.minimum(np.searchsorted(available, chosen), available.size - 1)
+    return bool((available[places] == chosen).all())
 
 
 @contextmanager

@@ -9,10 +9,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedsel_flwr.checks import FloatArray, IntArray, indices, whole
+from fedsel_flwr.checks import FloatArray, IntArray, ascending, indices, whole
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors._calls import check_report, checked_choice, explained
 from fedsel_flwr.selectors._declared import check_class, check_needs
+from fedsel_flwr.selectors._top import top
 from fedsel_flwr.selectors.columns import INFORMED, column_values
 from fedsel_flwr.selectors.probe import Probe
 from fedsel_flwr.selectors.report import RoundReport
@@ -120,7 +121,7 @@ class Selector(SavedState, ABC):
         Raises:
             ParameterError: ``available`` is not an array of unique indices.
         """
-        available = np.sort(indices("available", available))
+        available = ascending("available", available)
         self._register(available)
         if not available.size:
             return None
@@ -141,7 +142,7 @@ class Selector(SavedState, ABC):
             RunError: The algorithm chose somebody who is not available, or twice, or uses state it does not declare.
         """
         check_needs(type(self).__name__, self.needs, self.requires)  # an object may have its own
-        available = np.sort(indices("available", available))
+        available = ascending("available", available)
         self._register(available)
         self._round += 1
         with explained(self, "_advance"):
@@ -162,8 +163,10 @@ class Selector(SavedState, ABC):
             ParameterError: A column named in :attr:`needs` is missing, or infinite for a completed client, or NaN for
                 one although the server measures it or :attr:`requires` names it; or a client was never seen.
         """
-        unknown = [int(k) for k in report.clients if k >= self._registered.size or not self._registered[k]]
-        if unknown:
+        known = report.clients < self._registered.size
+        known[known] = self._registered[report.clients[known]]
+        if not known.all():
+            unknown = report.clients[~known].tolist()
             raise ParameterError(f"report names clients {unknown}, which were never available nor informed about")
         if not report.clients.size:
             return
@@ -236,8 +239,7 @@ class Selector(SavedState, ABC):
     def _largest(self, score: FloatArray, available: IntArray) -> IntArray:
         """The ``clients_per_round`` available clients of the largest score (by client index); ties at random."""
         shuffled = self._generator.permutation(available)
-        order = np.argsort(-score[shuffled], kind="stable")
-        return np.asarray(shuffled[order[: self.clients_per_round]])  # Xia (8), (10)
+        return np.asarray(shuffled[top(score[shuffled], self.clients_per_round)])  # Xia (8), (10)
 
 
 def _short(value: Any) -> str:

@@ -17,8 +17,8 @@ INSIDE = 1e-12
 """Balls are closed; a context this far outside counts as on the surface."""
 TIE = 1e-9
 """Clients whose distances to the mean context differ by no more than this are equally near."""
-CHUNK = 1 << 18
-"""Distances of clients to balls that are held at a time (about 13 MB with what they are made of)."""
+CHUNK = 1 << 17
+"""Distances of clients to balls that are held at a time (about 4 MB with what they are made of)."""
 
 
 class PCZFL(Selector):
@@ -171,15 +171,20 @@ class PCZFL(Selector):
 
     def _domains(self, clients: IntArray) -> BoolArray:
         """Whether each client lies in each ball's domain (Definition 2), shape (n, balls)."""
-        contexts, member = self._contexts(clients), np.empty((clients.size, self._radius.size), dtype=np.bool_)
-        step = max(1, CHUNK // self._radius.size)
-        for start in range(0, clients.size, step):
-            rows = slice(start, start + step)
-            offset = contexts[rows, None, :] - self._centre[None, :, :]
-            inside = np.linalg.norm(offset, axis=2) <= self._radius + INSIDE  # (2)
-            smallest = np.where(inside, self._radius, np.inf).min(axis=1, keepdims=True)  # (2)
-            member[rows] = inside & (self._radius <= smallest)  # (2), Definition 2
-        return member
+        x, y = self._contexts(clients).T.copy()
+        member = np.zeros((self._radius.size, clients.size), dtype=np.bool_)
+        outside = np.arange(clients.size)  # of every ball so far, from the smallest radius on
+        for radius in np.unique(self._radius):
+            balls = np.flatnonzero(self._radius == radius)
+            taken = np.zeros(outside.size, dtype=np.bool_)
+            for part in np.array_split(balls, max(1, min(balls.size, -(-balls.size * outside.size // CHUNK)))):
+                across = x[outside] - self._centre[part, :1]
+                along = y[outside] - self._centre[part, 1:]
+                inside = np.sqrt(across * across + along * along) <= radius + INSIDE  # (2), Definition 2
+                member[part[:, None], outside] = inside
+                taken |= inside.any(axis=0)
+            outside = outside[~taken]
+        return member.T
 
     def _spread(self) -> FloatArray:
         """u_B, infinite for a ball never chosen."""

@@ -8,6 +8,10 @@ import numpy as np
 
 from fedsel_flwr.checks import FloatArray, IntArray, real, whole
 from fedsel_flwr.selectors._instance import checked_instance, finite_bounds
+from fedsel_flwr.selectors._top import top
+
+SLICE = 4096
+"""Clients that the sweep looks at together."""
 
 
 def maximize(ucb: FloatArray, generalization: FloatArray, clients_per_round: int, alpha: float) -> IntArray:
@@ -43,17 +47,61 @@ def maximize(ucb: FloatArray, generalization: FloatArray, clients_per_round: int
     if m >= len(ucb):
         return np.arange(len(ucb))
     ucb, _ = finite_bounds(ucb, g, alpha)
-    order = np.argsort(-ucb, kind="stable")
-    speeds, values = ucb[order].tolist(), g[order].tolist()
-    heap = values[:m]  # the m largest g so far, smallest on top
-    total, scale = sum(heap), alpha / m
-    heapify(heap)
-    best, best_end = speeds[m - 1] + scale * total, m  # (13)
-    for i in range(m, len(speeds)):
-        if values[i] > heap[0]:
-            total += values[i] - heapreplace(heap, values[i])
-            value = speeds[i] + scale * total  # (13)
-            if value > best:
-                best, best_end = value, i + 1
-    chosen = np.argsort(-g[order[:best_end]], kind="stable")[:m]
-    return np.sort(order[chosen])
+    sweep = _Sweep(ucb, g, m, alpha / m)
+    end, length = m, max(4 * m, SLICE)
+    order = top(ucb, length)  # as far as the sweep gets: sorting everybody takes longer than all the rest
+    sweep.begin(order)
+    while end < len(ucb) and not sweep.over(float(ucb[order[end - 1]])):
+        if end == len(order):
+            length *= 16
+            order = top(ucb, length)
+        sweep.on(order, end, min(end + SLICE, len(order)))
+        end = min(end + SLICE, len(order))
+    ahead = order[: sweep.best_end]
+    return np.sort(ahead[top(g[ahead], m)])
+
+
+class _Sweep:
+    """The best set of the fastest i clients, for growing i.
+
+    Args:
+        ucb: Bounds, finite.
+        g: Generalization values, finite.
+        m: Size of a set.
+        scale: alpha / m.
+
+    Attributes:
+        best_end: The i of the best set so far.
+    """
+
+    def __init__(self, ucb: FloatArray, g: FloatArray, m: int, scale: float) -> None:
+        self._ucb, self._g, self._m, self._scale = ucb, g, m, scale
+        largest, fastest = float(np.abs(g).max()), float(np.abs(ucb).max())
+        self._most: float = sum(np.partition(g, len(g) - m)[len(g) - m :].tolist())  # no set has a larger sum of g
+        additions = 2.0 * len(g) + m
+        self._rounding = 2.0**-50 * (scale * additions * (m + 2.0) * largest + fastest)  # of a value, at most
+
+    def begin(self, order: IntArray) -> None:
+        """Take in the m fastest clients; ``order`` holds everybody's index from fast to slow, or a beginning of it."""
+        self._heap: list[float] = self._g[order[: self._m]].tolist()  # the m largest g so far, smallest on top
+        self._total: float = sum(self._heap)
+        heapify(self._heap)
+        self._best: float = float(self._ucb[order[self._m - 1]]) + self._scale * self._total  # (13)
+        self.best_end = self._m
+
+    def over(self, speed: float) -> bool:
+        """Whether no set with a client as slow as ``speed`` can be better than the best so far."""
+        return speed + self._scale * self._most + self._rounding <= self._best  # (13)
+
+    def on(self, order: IntArray, start: int, end: int) -> None:
+        """Take in the clients at these places of ``order``."""
+        values = self._g[order[start:end]]
+        better = np.flatnonzero(values > self._heap[0])  # the others change nothing; the smallest only rises
+        for i, value, speed in zip(
+            better.tolist(), values[better].tolist(), self._ucb[order[start + better]].tolist(), strict=True
+        ):
+            if value > self._heap[0]:
+                self._total += value - heapreplace(self._heap, value)
+                score = speed + self._scale * self._total  # (13)
+                if score > self._best:
+                    self._best, self.best_end = score, start + i + 1

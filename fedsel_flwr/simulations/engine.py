@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.simulations.building import given_or_made
 from fedsel_flwr.simulations.client_app import ScenarioApp
+from fedsel_flwr.simulations.cluster import check_cluster, cluster_address, joined
 from fedsel_flwr.simulations.driving import count_nodes, run_rounds
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
@@ -48,7 +50,8 @@ def simulate(
             clients trained as one batched computation (:mod:`fedsel_flwr.simulations.vectorized`). None takes the
             scenario's.
         on_round: Called with each finished round; on Ray from the server's thread.
-        num_cpus: On Ray, actors, one core each; None takes every core.
+        num_cpus: On Ray, actors, one core each; None takes every core. On a cluster (RAY_ADDRESS is set) they are as
+            many as the cluster has cores, and a number is refused.
         strategy: A selection strategy of your own, of the scenario's API; the scenario's latencies, channels and
             availability are then what you give it, and its base sends ``round`` in the config (legacy API). None makes
             the scenario's (:func:`~fedsel_flwr.simulations.building.make_strategy`).
@@ -61,7 +64,8 @@ def simulate(
     Raises:
         ParameterError: The data or a parameter cannot be used, or the strategy is not of the scenario's API or is
             given together with ``on_round`` or ``selector``.
-        RunError: The simulation broke off, or no client ever completed a round of a strategy of your own.
+        RunError: The simulation broke off, RAY_ADDRESS leads nowhere, or no client ever completed a round of a
+            strategy of your own.
 
     >>> from fedsel_flwr.simulations.scenario_files import load_scenario
     >>> result = simulate(load_scenario("smoke"), selector=MySelector(clients_per_round=3))  # doctest: +SKIP
@@ -73,7 +77,7 @@ def simulate(
         )
     if engine is not None:
         scenario = scenario.model_copy(update={"engine": one_of("engine", engine, ENGINES)})
-    check_engine(scenario)
+    check_engine(scenario, num_cpus)
     world = world_of(scenario)  # in this thread, so that faults in data and parameters come before Ray starts
     own = strategy is not None
     strategy = given_or_made(world, strategy, on_round, selector)
@@ -87,7 +91,7 @@ def simulate(
         count_nodes(grid, scenario)
         results.append(run_rounds(grid, world, strategy))
 
-    _run_quietly(server_app, ScenarioApp(_Constant(scenario)), scenario.num_clients, num_cpus or os.cpu_count() or 1)
+    _run_quietly(server_app, ScenarioApp(_Constant(scenario)), scenario.num_clients, num_cpus)
     if not results:
         done = len(strategy.history.rounds)
         raise RunError(f"the simulation ended after {done} of {scenario.rounds} rounds; see the log for the reason")
@@ -100,10 +104,12 @@ def simulate(
     return results[0]
 
 
-def check_engine(scenario: Scenario) -> None:
-    """Refuse a scenario that its engine cannot run; raises :class:`ParameterError`."""
+def check_engine(scenario: Scenario, num_cpus: int | None = None) -> None:
+    """Refuse a scenario that its engine cannot run, or where; raises a :class:`FedSelError`."""
     if scenario.engine == "vectorized":
         check_vectorized(scenario)
+    else:
+        check_cluster(num_cpus)
 
 
 @dataclass(frozen=True)
@@ -116,12 +122,23 @@ class _Constant:
         return self.scenario
 
 
-def _run_quietly(server_app: ServerApp, client_app: ClientApp, num_supernodes: int, num_cpus: int) -> None:
-    """Flower's simulation; the notice that ``flwr run`` is preferred is not for the user of this package."""
+def _run_quietly(
+    server_app: ServerApp, client_app: ClientApp, num_supernodes: int, num_cpus: int | None = None
+) -> None:
+    """Flower's simulation, on a cluster or on Ray of its own; the notice that ``flwr run`` is preferred is not shown.
+
+    On a cluster this process connects itself, before Flower's threads start: they would go on after a failure.
+    """
     backend: dict[str, Any] = {
-        "init_args": {"num_cpus": num_cpus, "include_dashboard": False, "logging_level": logging.ERROR,
-                      "log_to_driver": False},
+        "init_args": {"include_dashboard": False, "logging_level": logging.ERROR, "log_to_driver": False},
         # Actors that die are started again; without this the pool keeps handing out the dead one.
         "client_resources": {"num_cpus": 1, "num_gpus": 0.0, "max_restarts": -1},
-    }  # fmt: skip
-    run_simulation(server_app=server_app, client_app=client_app, num_supernodes=num_supernodes, backend_config=backend)
+    }
+    address = cluster_address()
+    if address is None:
+        # "local": else Ray joins whatever was started on this machine, and refuses the number of cores.
+        backend["init_args"] |= {"address": "local", "num_cpus": num_cpus or os.cpu_count() or 1}
+    with contextlib.nullcontext() if address is None else joined(address):
+        run_simulation(
+            server_app=server_app, client_app=client_app, num_supernodes=num_supernodes, backend_config=backend
+        )

@@ -8,7 +8,7 @@ from typing import overload
 import numpy as np
 
 from fedsel_flwr.checks import IntArray, whole
-from fedsel_flwr.clients.streams import stream
+from fedsel_flwr.clients.streams import streams
 from fedsel_flwr.errors import ParameterError
 
 
@@ -139,6 +139,11 @@ class SampledPartition(Sequence[IntArray]):
     def __getitem__(self, client: int | slice) -> IntArray | list[IntArray]:
         """The rows of a client in ascending order, shape (examples_per_client,); drawn anew at each call."""
         if isinstance(client, slice):
-            return [self[k] for k in range(len(self))[client]]
-        own = stream(self._seed, "partition", range(len(self))[client])  # IndexError past the end, as lists do
-        return np.sort(own.choice(self._num_examples, self.examples_per_client, replace=False))
+            return self.of(range(len(self))[client])
+        return self.of([range(len(self))[client]])[0]  # IndexError past the end, as lists do
+
+    def of(self, clients: Sequence[int]) -> list[IntArray]:
+        """The rows of several clients, each as :meth:`__getitem__` draws them, in less time."""
+        drawn = streams(self._seed, "partition", clients)
+        size = self.examples_per_client
+        return [np.sort(own.choice(self._num_examples, size, replace=False)) for own in drawn]

@@ -103,6 +103,11 @@ def partition_sizes(partitions: Sequence[IntArray]) -> IntArray:
     return np.array([len(rows) for rows in partitions], dtype=np.int64)
 
 
+def rows_of(partitions: Sequence[IntArray], clients: Sequence[int]) -> list[IntArray]:
+    """Return the rows of several clients; those of a sampled partition are drawn together."""
+    return partitions.of(clients) if isinstance(partitions, SampledPartition) else [partitions[k] for k in clients]
+
+
 def _check_list(name: str, given: Sequence[int], kind: str, num_clients: int) -> None:
     """Refuse a list that its kind lacks, or that another kind would pass over, or that is no list of all clients."""
     own = {"sizes": "sizes", "classes_per_client": "classes"}[name]

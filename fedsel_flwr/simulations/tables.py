@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from fedsel_flwr.clients.phones import PhoneModel
-from fedsel_flwr.clients.settings import TrainingSettings
+from fedsel_flwr.clients.settings import Augmentation, TrainingSettings
 from fedsel_flwr.clients.system import SystemModel
 from fedsel_flwr.simulations.synthetic import Synthetic
 from fedsel_flwr.wireless import OFDMAChannel
@@ -97,7 +97,10 @@ class Model(Table):
 
 
 class Training(Table):
-    """Local stochastic gradient descent; ``local_steps`` above 0 replaces ``local_epochs``."""
+    """Local stochastic gradient descent; ``local_steps`` above 0 replaces ``local_epochs``.
+
+    ``augmentation`` = "crop-flip" shows images cropped at random after padding by four pixels, half of them mirrored.
+    """
 
     learning_rate: Positive = 0.1
     batch_size: Count = 16
@@ -106,6 +109,7 @@ class Training(Table):
     momentum: Annotated[float, Field(ge=0, lt=1, strict=True)] = TrainingSettings.momentum
     weight_decay: NotNegative = TrainingSettings.weight_decay
     proximal_mu: NotNegative = TrainingSettings.proximal_mu
+    augmentation: Augmentation = TrainingSettings.augmentation
 
     def settings(self) -> TrainingSettings:
         """The settings of a client."""

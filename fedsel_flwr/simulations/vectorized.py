@@ -11,17 +11,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedsel_flwr.clients.answering import answer, asked_columns
+from fedsel_flwr.clients.answering import answer, asked_columns, with_answers
 from fedsel_flwr.clients.batched import BatchedTrainer, Examples
 from fedsel_flwr.clients.parameters import set_arrays
-from fedsel_flwr.clients.streams import stream
-from fedsel_flwr.clients.telemetry import fit_metrics, round_delays
+from fedsel_flwr.clients.streams import streams
+from fedsel_flwr.clients.telemetry import fit_metrics
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.models import Arrays, ModelStack
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.simulations.aggregating import aggregated
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.simulations.together import TOGETHER, Answers, probed
 from fedsel_flwr.simulations.world import World
 
 
@@ -93,23 +94,15 @@ class InProcess:
 
     def introduce(self, nodes: list[str]) -> tuple[dict[str, dict[str, object]], list[str]]:
         """What each client says of itself."""
-        world = self._world
+        world, ids = self._world, [int(node) for node in nodes]
+        facts = zip(nodes, ids, world.sizes[ids].tolist(), world.energy_scores(ids), strict=True)
         return {
-            node: {
-                "client_id": int(node),
-                "num_examples": len(world.train_rows(int(node))),
-                "energy_score": world.energy_score(int(node)),
-            }
-            for node in nodes
+            node: {"client_id": k, "num_examples": size, "energy_score": score} for node, k, size, score in facts
         }, []
 
     def probe(self, nodes: list[str], config: Mapping[str, str | int]) -> dict[str, dict[str, object]]:
-        """What clients answer about the current model, one after the other."""
-        said: dict[str, dict[str, object]] = {}
-        for node in nodes:
-            loss, _, metrics = self._world.client(int(node)).evaluate(list(self.model), dict(config))
-            said[node] = {"loss": loss, **metrics}
-        return said
+        """What clients answer about the current model."""
+        return dict(zip(nodes, probed(self._world, self.model, [int(node) for node in nodes], config), strict=True))
 
     def train(self, nodes: Sequence[str], round: int, asks: str) -> tuple[dict[str, Reply], ModelStack]:
         """Train clients from the current model.
@@ -126,20 +119,22 @@ class InProcess:
         system, train = world.system, world.dataset.train
         layers, losses = self._trainer.train(
             list(self.model),
-            Examples(train.inputs, train.labels, [world.train_rows(k) for k in ids]),
-            [stream(system.seed, "data-order", k, round) for k in ids],
+            Examples(train.inputs, train.labels, world.train_rows_of(ids)),
+            streams(system.seed, "data-order", ids, round),
         )
         asked = asked_columns(asks or None)
+        together = Answers(world, self.model, ids) if asked and asked <= TOGETHER else None
         replies = {}
-        for node, k, loss in zip(nodes, ids, losses, strict=True):
-            metrics: dict[str, object] = dict(
-                fit_metrics(
-                    system, k, round_delays(system, k, round, asked), train_loss=float(loss),
-                    energy_score=world.energy_score(k),
-                )
-            )  # fmt: skip
-            if asked:
+        for node, k, size, score, delays, loss in zip(
+            nodes, ids, world.sizes[ids].tolist(), world.energy_scores(ids), system.draws(ids, round), losses.tolist(),
+            strict=True,
+        ):  # fmt: skip
+            delays = with_answers(delays, asked)
+            metrics: dict[str, object] = dict(fit_metrics(system, k, delays, train_loss=loss, energy_score=score))
+            if together is not None:
+                metrics |= together.answer(k, asked)
+            elif asked:
                 set_arrays(world.model, list(self.model))
                 metrics |= answer(world.model, asked, *world.examples(k), world.objective)
-            replies[node] = Reply(num_examples=len(world.train_rows(k)), metrics=metrics)
+            replies[node] = Reply(num_examples=size, metrics=metrics)
         return replies, ModelStack(layers)

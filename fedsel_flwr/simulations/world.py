@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import threading
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -10,11 +13,12 @@ import numpy.typing as npt
 from torch import nn
 
 from fedsel_flwr.clients.answering import Examples
+from fedsel_flwr.clients.batched.predicting import stack_predict
 from fedsel_flwr.clients.delays import System
 from fedsel_flwr.clients.objectives import OBJECTIVES, Objective
 from fedsel_flwr.clients.parameters import get_arrays, set_arrays
 from fedsel_flwr.clients.predicting import torch_predict
-from fedsel_flwr.clients.streams import stream
+from fedsel_flwr.clients.streams import streams
 from fedsel_flwr.clients.torch_client import TorchClient
 from fedsel_flwr.clients.training import evaluate
 from fedsel_flwr.errors import ParameterError
@@ -22,9 +26,9 @@ from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.validation import Validation
 from fedsel_flwr.selectors.columns import ON_VALIDATION
 from fedsel_flwr.simulations.data import Dataset, cached_dataset
-from fedsel_flwr.simulations.dataset import Task
+from fedsel_flwr.simulations.dataset import Split, Task
 from fedsel_flwr.simulations.models import MODELS, REGRESSORS, build_model
-from fedsel_flwr.simulations.partitions import partition_indices, partition_sizes
+from fedsel_flwr.simulations.partitions import partition_indices, partition_sizes, rows_of
 from fedsel_flwr.simulations.scenario import Scenario
 
 
@@ -34,6 +38,9 @@ class World:
     Args:
         scenario: The scenario.
 
+    Attributes:
+        sizes: How many training examples each client holds, shape (num_clients,).
+
     Raises:
         ParameterError: The data set cannot be found, or cannot be spread over the clients as the scenario says.
     """
@@ -42,14 +49,17 @@ class World:
         self.scenario = scenario
         self.dataset: Dataset = dataset_of(scenario)
         _check_model(scenario, self.dataset.task)
+        _check_augmentation(scenario, self.dataset.input_shape)
         self.objective: Objective = OBJECTIVES[self.dataset.task]
         self.partitions = partitions_of(scenario)
         self.model: nn.Module = build_model(
             scenario.model.name, self.dataset.input_shape, self.dataset.num_classes, scenario.seed
         )
         self._initial = get_arrays(self.model)
-        sizes = np.array(list(self.num_examples().values()))
-        self.system: System = scenario.system_model(sizes, sum(array.nbytes for array in self._initial))
+        sizes = partition_sizes(self.partitions)
+        self._test_sizes = self._num_test(sizes)
+        self.sizes: npt.NDArray[np.int64] = sizes - self._test_sizes
+        self.system: System = scenario.system_model(self.sizes, sum(array.nbytes for array in self._initial))
 
     def initial_arrays(self) -> Arrays:
         """The first global model."""
@@ -57,29 +67,36 @@ class World:
 
     def num_examples(self) -> dict[int, int]:
         """How many training examples each client holds."""
-        sizes = partition_sizes(self.partitions)
-        return dict(enumerate((sizes - self._num_test(sizes)).tolist()))
+        return dict(enumerate(self.sizes.tolist()))
 
     def energy_score(self, partition_id: int) -> float | None:
         """The client's energy score, drawn once; None where the scenario has none."""
+        return self.energy_scores([partition_id])[0]
+
+    def energy_scores(self, partition_ids: Sequence[int]) -> list[float | None]:
+        """The energy score of several clients."""
         low = self.scenario.clients.energy_score_low
         if low >= 1.0:
-            return None
-        return float(stream(self.scenario.seed, "energy", partition_id).uniform(low, 1.0))
-
-    def _split(self, partition_id: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """A client's training and test rows; without test rows of its own it tests on what it trains on."""
-        rows = self.partitions[partition_id]
-        count = int(self._num_test(np.array(len(rows))))
-        return (rows[count:], rows[:count]) if count else (rows, rows)
+            return [None] * len(partition_ids)
+        return [float(own.uniform(low, 1.0)) for own in streams(self.scenario.seed, "energy", partition_ids)]
 
     def train_rows(self, partition_id: int) -> npt.NDArray[np.int64]:
         """The rows of the training set on which a client trains."""
-        return self._split(partition_id)[0]
+        return self.train_rows_of([partition_id])[0]
+
+    def train_rows_of(self, partition_ids: Sequence[int]) -> list[npt.NDArray[np.int64]]:
+        """The rows of the training set on which each of several clients trains."""
+        return [train for train, _ in self.split_of(partition_ids)]
+
+    def split_of(self, partition_ids: Sequence[int]) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+        """The rows on which each client trains, and on which it tests: without rows for that, on what it trains on."""
+        counts = self._test_sizes[list(partition_ids)].tolist()
+        drawn = zip(rows_of(self.partitions, partition_ids), counts, strict=True)
+        return [(rows[count:], rows[:count] if count else rows) for rows, count in drawn]
 
     def examples(self, partition_id: int) -> tuple[Examples, Examples]:
         """A client's training and test examples."""
-        train, (rows, test_rows) = self.dataset.train, self._split(partition_id)
+        train, (rows, test_rows) = self.dataset.train, self.split_of([partition_id])[0]
         return (train.inputs[rows], train.labels[rows]), (train.inputs[test_rows], train.labels[test_rows])
 
     def _num_test(self, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -110,6 +127,14 @@ class World:
             delay=self.scenario.clients.delay,
         )
 
+    def for_clients(self) -> World:
+        """This world with the same arrays, but without the examples that no client sees."""
+        train = self.dataset.train
+        nothing = Split(train.inputs[:0], train.labels[:0])
+        world = copy.copy(self)
+        world.dataset = replace(self.dataset, validation=nothing, test=nothing)
+        return world
+
     def validation(self) -> Validation | None:
         """The server's validation set, for filters and selectors that measure models; None of a regression.
 
@@ -118,7 +143,8 @@ class World:
         split = self.dataset.validation
         if self.dataset.task == "regression":
             return None
-        return Validation(torch_predict(self.model), split.inputs, split.labels.astype(np.int64, copy=False))
+        labels = split.labels.astype(np.int64, copy=False)
+        return Validation(torch_predict(self.model), split.inputs, labels, stack_predict(self.model))
 
     def check_measured(self, needs: Collection[str]) -> None:
         """Refuse a selector or a filter that measures classifiers on the server where the model predicts numbers.
@@ -152,6 +178,15 @@ def _check_model(scenario: Scenario, task: Task) -> None:
         raise ParameterError(
             f"model.name = {scenario.model.name!r} does not fit data.dataset = {scenario.data.dataset!r}, which has "
             f"{what}: use {' or '.join(fitting)}"
+        )
+
+
+def _check_augmentation(scenario: Scenario, shape: tuple[int, ...]) -> None:
+    """Refuse to crop and flip what are no images."""
+    if scenario.training.augmentation != "none" and len(shape) != 3:
+        raise ParameterError(
+            f"training.augmentation = {scenario.training.augmentation!r} is for images, but data.dataset = "
+            f"{scenario.data.dataset!r} has examples of shape {shape}: set training.augmentation = 'none'"
         )
 
 
@@ -211,11 +246,33 @@ def _partitions(text: str) -> Sequence[npt.NDArray[np.int64]]:
     return partitions
 
 
-@lru_cache(maxsize=1)
-def _world(text: str) -> World:
-    return World(Scenario.model_validate_json(text))
+class Kept:
+    """The world that a process works in: built at most once, and kept until another scenario comes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: tuple[str, World] | None = None
+
+    @property
+    def held(self) -> tuple[str, World] | None:
+        """The scenario, as JSON, and its world; None before the first."""
+        return self._held
+
+    def keep(self, text: str, world: World) -> None:
+        """Keep a world that another process has built."""
+        self._held = (text, world)
+
+    def of(self, text: str) -> World:
+        """The world of a scenario, built if it is not the one that is kept."""
+        with self._lock:
+            if (held := self._held) is None or held[0] != text:
+                held = self._held = (text, World(Scenario.model_validate_json(text)))
+            return held[1]
+
+
+KEPT = Kept()
 
 
 def world_of(scenario: Scenario) -> World:
     """The world of ``scenario``, built once per process and kept until another scenario comes."""
-    return _world(scenario.model_dump_json())
+    return KEPT.of(scenario.model_dump_json())

@@ -38,7 +38,7 @@ class OFDMAChannel:
     """One channel between a client and its access point; the defaults are Xia's but for `min_distance_km`.
 
     Every method takes scalars or arrays, which broadcast against each other, and returns an array of the common shape
-    (a NumPy float where all inputs are scalars).
+    (a NumPy float where all inputs are scalars), with the numbers of single calls.
 
     Deviations: distances below `min_distance_km` count as it; the print has no limit at 0.
 
@@ -123,7 +123,7 @@ class OFDMAChannel:
         """
         fading = _not_negative("fading_power", fading_power)
         mean_db = self.transmit_power_dbm - self.path_loss_db(distance_km) - self.noise_power_dbm
-        return 10.0 ** (mean_db / 10.0) * fading  # p |h|^2 / sigma^2 in (33), (35)
+        return _ratio(mean_db) * fading  # p |h|^2 / sigma^2 in (33), (35)
 
     def rate(self, distance_km: ArrayLike, fading_power: ArrayLike) -> FloatArray:
         """Return the rate per bandwidth.
@@ -176,7 +176,16 @@ class OFDMAChannel:
         return self.transmit_power_w * _not_negative("airtime_s", airtime_s)
 
 
+def _ratio(decibels: FloatArray) -> FloatArray:
+    """Decibels as a ratio, number by number: NumPy's powers of whole arrays round otherwise than single ones."""
+    exponents = np.asarray(decibels / 10.0)
+    powers = [10.0**exponent for exponent in exponents.ravel()]
+    return np.array(powers, dtype=np.float64).reshape(exponents.shape)[()]
+
+
 def _not_negative(name: str, value: ArrayLike) -> FloatArray:
+    if type(value) is float and value >= 0.0:  # the common case: a client asks for itself
+        return np.float64(value)
     try:
         array = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError) as error:

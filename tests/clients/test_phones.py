@@ -33,7 +33,7 @@ def parts(draws: list[RoundDelays]) -> np.ndarray[Any, Any]:
 
 @pytest.fixture(scope="module")
 def fleet() -> np.ndarray[Any, Any]:
-    return parts([PHONES.draw(k, 1) for k in range(CLIENTS)])
+    return parts(PHONES.draws(range(CLIENTS), 1))
 
 
 def test_defaults_are_the_measured_figures() -> None:
@@ -42,6 +42,13 @@ def test_defaults_are_the_measured_figures() -> None:
     assert (p.seconds_per_example, p.compute_log_sd, p.compute_round_cv) == (0.172, 0.78, 0.03)
     assert (p.download_log_sd, p.upload_log_sd, p.network_round_cv) == (0.47, 0.68, 0.4)
     assert p.download_bytes_per_s / p.upload_bytes_per_s == pytest.approx(4.3 / 3.3)
+
+
+def test_many_at_once_are_the_single_draws() -> None:
+    ids = [CLIENTS - 1, *range(50)]
+    assert PHONES.draws(ids, 5) == [PHONES.draw(k, 5) for k in ids]
+    with pytest.raises(ParameterError, match=f"got {CLIENTS}"):
+        PHONES.draws([0, CLIENTS], 5)
 
 
 def test_a_draw_by_hand() -> None:

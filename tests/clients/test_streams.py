@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.clients.streams import PURPOSES, stream
+from fedsel_flwr.clients.seeding import states
+from fedsel_flwr.clients.streams import PURPOSES, stream, streams
 from fedsel_flwr.errors import ParameterError
 
 
@@ -81,3 +82,36 @@ def test_numbers_out_of_range(name: str, seed: Any, partition_id: Any, round_num
     """None must not mean "from the system's entropy", and a long number must not spill into the next word."""
     with pytest.raises(ParameterError, match=f"^{name} must be an integer in"):
         stream(seed, "model", partition_id, round_number)
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**32, 2**96 + 5, 2**128 - 1])
+def test_many_at_once_draw_what_single_ones_draw(seed: int) -> None:
+    """Of every purpose, and of the smallest and largest names."""
+    ids = [0, 1, 2, 2**31, 2**32 - 1]
+    for purpose, round in itertools.product(PURPOSES, (0, 1, 2**32 - 1)):
+        together = streams(seed, purpose, ids, round)
+        alone = [stream(seed, purpose, k, round) for k in ids]
+        for one, other in zip(together, alone, strict=True):
+            assert one.bit_generator.state == other.bit_generator.state
+    assert [own.standard_normal() for own in together] == [own.standard_normal() for own in alone]
+
+
+def test_states_are_those_of_numpy() -> None:
+    """The algorithm of SeedSequence, on random numbers of every length."""
+    rng = np.random.default_rng(3)
+    for _ in range(200):
+        seed = int.from_bytes(rng.bytes(int(rng.integers(1, 17))), "little")
+        purpose, round, *ids = rng.integers(0, 2**32, 6).tolist()
+        expected = [
+            np.random.SeedSequence(seed, spawn_key=(purpose, k, round)).generate_state(4, np.uint64) for k in ids
+        ]
+        np.testing.assert_array_equal(states(seed, purpose, np.array(ids), round), expected)
+
+
+def test_many_or_none() -> None:
+    """No partition is no stream, one has its own; numbers out of range are refused as for a single one."""
+    assert streams(1, "energy", []) == []
+    assert streams(1, "energy", [3], 2)[0].random() == stream(1, "energy", 3, 2).random()
+    for arguments in ((-1, "energy", [1, 2], 0), (1, "fading", [1, 2], 0), (1, "energy", [1, -2], 0)):
+        with pytest.raises(ParameterError):
+            streams(*arguments)

@@ -72,6 +72,16 @@ def test_delays_follow_from_the_streams() -> None:
     assert drawn.compute_s == 5 / drawn.computing_rate
 
 
+def test_many_at_once_are_the_single_draws() -> None:
+    """To the last bit: engines that draw a round's clients together and clients that draw alone report the same."""
+    system = SystemModel(num_clients=400, seed=3)
+    ids = [399, *range(0, 300)]
+    assert system.draws(ids, 5) == [system.draw(k, 5) for k in ids]
+    assert system.draws([], 5) == []
+    with pytest.raises(ParameterError, match="got 400"):
+        system.draws([0, 400], 5)
+
+
 def test_a_probe_costs_a_download_a_third_of_the_training_and_64_bit() -> None:
     """Round 1 of client 0, whose delays test_golden records: .0529123 s down, .0625410 s training, .0621314 s up.
 

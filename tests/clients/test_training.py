@@ -220,6 +220,7 @@ def test_train_uses_dropout_and_leaves_the_mode(training: bool) -> None:
         ({"momentum": -0.1}, r"momentum must be a finite number of at least 0, got -0\.1"),
         ({"weight_decay": -0.1}, r"weight_decay must be a finite number of at least 0, got -0\.1"),
         ({"proximal_mu": math.nan}, r"proximal_mu must be a finite number of at least 0, got nan"),
+        ({"augmentation": "blur"}, r"augmentation must be one of none, crop-flip, got 'blur'"),
     ],
 )
 def test_wrong_settings(values: dict[str, float], message: str) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.rounds.models import ModelList, ModelStack
 from fedsel_flwr.strategies import FedCM, Validation
 from tests.strategies.scripted import two_examples
 
@@ -61,3 +64,25 @@ def test_measuring_changes_neither_labels_nor_inputs() -> None:
     inputs, labels = np.eye(2), np.array([0, 1])
     Validation(lambda a, i: i @ a[0], inputs, labels).loss_and_accuracy([np.ones((2, 2))])
     assert (inputs.tolist(), labels.tolist()) == ([[1.0, 0.0], [0.0, 1.0]], [0, 1])
+
+
+def test_a_stack_is_asked_at_once_where_it_can_be() -> None:
+    """Two models in one call, a list of models and a model that overflows one by one; too few answers are refused."""
+    calls: list[int] = []
+
+    def predict_stack(layers: Any, inputs: Any) -> Any:
+        calls.append(len(layers[0]))
+        return np.einsum("nd,mdc->mnc", inputs, layers[0])
+
+    one_by_one = two_examples()
+    validation = Validation(one_by_one.predict, one_by_one.inputs, one_by_one.labels, predict_stack)
+    layers = [np.array([[[2.0, 0.0], [0.0, 1.0]], [[np.inf, 0.0], [0.0, 1.0]]])]
+    together = validation.logits_of(ModelStack(layers))
+    assert together[0].tolist() == [[2.0, 0.0], [0.0, 1.0]]
+    assert np.isnan(together[1]).all()
+    np.testing.assert_array_equal(together, one_by_one.logits_of(ModelStack(layers)))
+    np.testing.assert_array_equal(together, validation.logits_of(ModelList([[model] for model in layers[0]])))
+    assert calls == [2]
+    broken = Validation(one_by_one.predict, np.eye(2), np.array([0, 1]), lambda layers, inputs: np.zeros((1, 2, 2)))
+    with pytest.raises(ParameterError, match=r"logits of 2 models, got shape \(1, 2, 2\)"):
+        broken.logits_of(ModelStack(layers))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import tracemalloc
 from collections import Counter
 from typing import Any
 
@@ -147,7 +148,7 @@ def test_a_distance_that_rounds_above_the_radius_is_on_the_surface() -> None:
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])
 def test_chunks_change_no_bit(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """300 clients, 40 rounds: choices and state are those of one piece; nothing larger than the chunk is held."""
+    """300 clients, 40 rounds: choices and state are those of one piece."""
 
     def run() -> tuple[list[list[int]], dict[str, Any]]:
         selector, rng = build(uncertainty=0.005), np.random.default_rng(3)
@@ -160,13 +161,6 @@ def test_chunks_change_no_bit(chunk: int, monkeypatch: pytest.MonkeyPatch) -> No
             choices.append(chosen.tolist())
         return choices, selector.state_dict()
 
-    largest, norm = [0], np.linalg.norm
-
-    def measured(offset: Any, **keywords: Any) -> Any:
-        if offset.ndim == 3 and keywords.get("axis") == 2:
-            largest[0] = max(largest[0], offset.shape[0])
-        return norm(offset, **keywords)
-
     choices, state = run()
     assert len(state["radius"]) > 20
     monkeypatch.setattr(pczfl, "CHUNK", chunk)
@@ -174,10 +168,41 @@ def test_chunks_change_no_bit(chunk: int, monkeypatch: pytest.MonkeyPatch) -> No
     assert again == choices
     for key, value in state.items():
         np.testing.assert_array_equal(state_again[key], value, err_msg=key)
-    monkeypatch.setattr(np.linalg, "norm", measured)
-    selector = build()
-    selector.select(np.arange(300))
-    assert largest[0] <= chunk
+
+
+def zoomed(num_clients: int, num_balls: int) -> Any:
+    """A selector with so many balls of radii 1, 1/2, ... 1/32, over clients that stand anywhere."""
+    selector, rng = build(), np.random.default_rng(5)
+    selector.inform(np.arange(num_clients), accuracy=rng.random(num_clients), energy_score=rng.random(num_clients))
+    state = selector.state_dict()
+    state["radius"] = np.append(1.0, 0.5 ** rng.integers(1, 6, num_balls - 1))
+    state["centre"] = np.vstack([[0.5, 0.5], rng.random((num_balls - 1, 2))])
+    state["ball_plays"] = rng.integers(0, 9, num_balls)
+    state["ball_mean"] = rng.random((num_balls, 2))
+    selector.load_state_dict(state)
+    return selector
+
+
+@pytest.mark.parametrize("num_clients", [1, 50, 3000])
+def test_domains_as_definition_2_says(num_clients: int) -> None:
+    """(2): a client lies in the domain of each ball around it than which no smaller one is around it, or is in none."""
+    selector = zoomed(num_clients, 150)
+    clients = np.arange(0, num_clients, 2)
+    x, y = selector._accuracy[clients], selector._energy_score[clients]
+    centre, radius = selector._centre, selector._radius
+    around = np.hypot(x[:, None] - centre[:, 0], y[:, None] - centre[:, 1]) <= radius + 1e-12
+    expected = around & (radius <= np.where(around, radius, np.inf).min(axis=1, keepdims=True))
+    np.testing.assert_array_equal(selector._domains(clients), expected)
+
+
+def test_the_distances_of_a_large_fleet_are_not_held_together() -> None:
+    """20,000 clients and 400 balls: 8 MB say who lies where; the distances would take 64 MB."""
+    selector = zoomed(20_000, 400)
+    tracemalloc.start()
+    selector._domains(np.arange(20_000))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20e6
 
 
 def test_a_round_without_an_answer_changes_no_ball() -> None:

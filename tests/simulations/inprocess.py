@@ -71,7 +71,12 @@ class LocalProxy(ClientProxy):
 
 
 def play(
-    scenario: Scenario, world: World | None = None, *, shuffle: int = 0, selector: Selector | None = None
+    scenario: Scenario,
+    world: World | None = None,
+    *,
+    shuffle: int = 0,
+    selector: Selector | None = None,
+    strategy: Any = None,
 ) -> RunResult:
     """Run every round of a scenario.
 
@@ -80,9 +85,10 @@ def play(
         world: Its world; built if None.
         shuffle: Draws the names of the connections and the order in which they are made.
         selector: Chooses in place of the scenario's.
+        strategy: In place of the scenario's.
     """
     world = world or World(scenario)
-    strategy = make_strategy(world, selector=selector)
+    strategy = strategy or make_strategy(world, selector=selector)
     server = make_server(strategy, scenario.num_clients)
     drawn, turn = random.Random(shuffle), threading.Lock()
     names = drawn.sample(range(10**9), scenario.num_clients)

@@ -1,4 +1,4 @@
-"""Runs on Ray for the tests of the engine: ``python -m tests.simulations.ray_runs NAME FILE`` pickles what came out.
+"""Runs on Ray for the tests of engines: ``python -m tests.simulations.ray_runs NAME FILE ...`` pickles what came out.
 
 In a process of their own, as Ray leaves threads, signal handlers and warnings behind.
 """
@@ -21,12 +21,15 @@ from flwr.serverapp import Grid
 
 from fedsel_flwr.selectors import create
 from fedsel_flwr.simulations import engine
+from fedsel_flwr.simulations.building import make_strategy
 from fedsel_flwr.simulations.driving import count_nodes, run_rounds
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.results import RunResult
+from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.world import world_of
 from fedsel_flwr.strategies import RoundRecord, SelectionStrategy
+from tests.simulations.agreement import Course, recorded
 
 SMOKE = load_scenario(
     "smoke", {"training.local_epochs": 5, "rounds": 4, "partition.kind": "dirichlet", "partition.alpha": 0.3}
@@ -42,6 +45,16 @@ def twice() -> tuple[list[RunResult], list[RoundRecord]]:
     """The smoke scenario two times, and what ``on_round`` was told in the first."""
     told: list[RoundRecord] = []
     return [simulate(SMOKE, on_round=told.append), simulate(SMOKE, num_cpus=1)], told
+
+
+def agreeing(text: str) -> Course:
+    """The course of a scenario, given as JSON."""
+    scenario = Scenario.model_validate_json(text)
+    strategy = make_strategy(world_of(scenario))
+    course = recorded(strategy)
+    result = simulate(scenario, engine="ray", strategy=strategy)
+    course.ended = [*course.received[1:], result.arrays]
+    return course
 
 
 def hostile() -> dict[str, Any]:
@@ -113,5 +126,5 @@ class _Hostile(NumPyClient):
 
 
 if __name__ == "__main__":
-    result = globals()[sys.argv[1]]()
+    result = globals()[sys.argv[1]](*sys.argv[3:])
     Path(sys.argv[2]).write_bytes(pickle.dumps(result))

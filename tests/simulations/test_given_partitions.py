@@ -230,3 +230,15 @@ def test_more_clients_than_examples_where_examples_are_shared() -> None:
     assert len(world.num_examples()) == 3000 > len(world.dataset.train)
     labels = world.client(2999).get_properties({})
     assert labels == {"client_id": 2999, "num_examples": 120}
+
+
+@pytest.mark.parametrize("kind", ["sampled", "dirichlet"])
+def test_several_clients_rows_are_those_of_each(kind: str) -> None:
+    """Drawn together or one by one, with and without examples to test on."""
+    for share in (0.0, 0.25):
+        keys = {"num_clients": 40, "partition.kind": kind, "partition.examples_per_client": 12}
+        world = World(load_scenario("digits", keys | {"data.local_test_fraction": share}))
+        ids = [39, 0, 7]
+        for rows, k in zip(world.train_rows_of(ids), ids, strict=True):
+            assert rows.tolist() == world.train_rows(k).tolist() == world.partitions[k].tolist()[-len(rows) :]
+            assert len(rows) == world.sizes[k] == world.num_examples()[k]

@@ -213,7 +213,7 @@ def test_a_scenario_loads_without_torch_flower_and_ray() -> None:
 def test_training_settings_take_every_number() -> None:
     values = {
         "learning_rate": 0.05, "batch_size": 4, "local_epochs": 2, "local_steps": 3, "momentum": 0.9,
-        "weight_decay": 1e-4, "proximal_mu": 0.1,
+        "weight_decay": 1e-4, "proximal_mu": 0.1, "augmentation": "crop-flip",
     }  # fmt: skip
     scenario = load_scenario("smoke", {f"training.{key}": value for key, value in values.items()})
     assert scenario.training.settings() == TrainingSettings(**values)

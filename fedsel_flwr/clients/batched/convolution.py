@@ -39,22 +39,23 @@ class Conv2d:
         """The gradients of a grouped convolution by its input, weight and bias."""
         shape = descent.stack[self.weight].shape[1:]
         active = g.shape[1] // shape[0]
-        by_input, by_weight, by_bias = aten.convolution_backward(
-            _channels_last(g),
+        g = _channels_last(g)
+        by_input, by_weight, _ = aten.convolution_backward(
+            g,
             kept,
             descent.stack[self.weight][:active].flatten(0, 1),
-            None if self.bias is None else [g.shape[1]],
+            None,
             self.stride,
             self.padding,
             self.dilation,
             False,
             (0, 0),
             active,
-            (wanted, True, self.bias is not None),
+            (wanted, True, False),
         )
         descent.step(self.weight, by_weight.view(active, *shape))
         if self.bias is not None:
-            descent.step(self.bias, by_bias.view(active, -1))
+            descent.step(self.bias, g.sum((0, 2, 3)).view(active, -1))  # faster than what the convolution would sum
         return by_input  # type: ignore[no-any-return]
 
 

@@ -32,9 +32,9 @@ class Descent:
 
     def step(self, i: int, gradient: torch.Tensor) -> None:
         """Move the first models along the gradient of parameter ``i``, shape (n_active, …), which may be changed."""
-        w = self.stack[i][: len(gradient)]
+        w = self.stack[i][: gradient.shape[0]]
         if self._momentum:
-            v = self._velocity[i][: len(gradient)]
+            v = self._velocity[i][: gradient.shape[0]]
             self._move(i, w, v.mul_(self._momentum).add_(gradient))
         else:
             if self._shrink != 1:
@@ -43,9 +43,9 @@ class Descent:
 
     def step_along_product(self, i: int, left: torch.Tensor, right: torch.Tensor) -> None:
         """Move along the gradient left @ right, shapes (n_active, p, q) and (n_active, q, r), which is never formed."""
-        w = self.stack[i][: len(left)]
+        w = self.stack[i][: left.shape[0]]
         if self._momentum:
-            self._move(i, w, self._velocity[i][: len(left)].baddbmm_(left, right, beta=self._momentum))
+            self._move(i, w, self._velocity[i][: left.shape[0]].baddbmm_(left, right, beta=self._momentum))
         else:
             self._pull_back(i, w.baddbmm_(left, right, beta=self._shrink, alpha=-self._rate))
 

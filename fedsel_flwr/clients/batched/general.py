@@ -59,7 +59,7 @@ class GeneralKernel:
         rest = {name: stack[name] for name in stack if name not in moved}
         with torch.no_grad():
             gradients, losses = self._gradient(
-                moved, rest, batch.inputs[batch.rows], (batch.labels, batch.weights), list(batch.masks)
+                moved, rest, batch.seen(), (batch.labels, batch.weights), list(batch.masks)
             )
             for name in self._trained:
                 descent.step(self._places[name], gradients[name])

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from fedsel_flwr.clients.augmenting import crop_flip
 from fedsel_flwr.clients.batched.descent import Descent
 from fedsel_flwr.clients.batched.masks import Draw, MaskStreams
 from fedsel_flwr.clients.batched.schedule import Schedule
@@ -23,6 +24,7 @@ class Batch:
         labels: Of these rows, shape (n_active, width, …).
         weights: One over the batch's length, zero in the padding, shape (n_active, width).
         masks: Of the dropout, one a call of a layer, each of shape (n_active, width, …).
+        views: How each image is seen, shape (n_active, width); None where images are seen as they are.
     """
 
     inputs: torch.Tensor
@@ -30,6 +32,14 @@ class Batch:
     labels: torch.Tensor
     weights: torch.Tensor
     masks: Sequence[torch.Tensor]
+    views: torch.Tensor | None = None
+
+    def seen(self) -> torch.Tensor:
+        """The inputs as the clients see them, shape (n_active, width, …)."""
+        inputs = self.inputs[self.rows]
+        if self.views is None:
+            return inputs
+        return crop_flip(inputs.flatten(0, 1), self.views.flatten()).view_as(inputs)
 
 
 class Kernel(Protocol):
@@ -75,6 +85,7 @@ def descend(
             labels=labels[rows],
             weights=torch.as_tensor(step.weights, dtype=dtype, device=device),
             masks=streams.next(step.lengths.tolist(), width),
+            views=None if step.views is None else torch.as_tensor(step.views, device=device),
         )
         losses[number, :active] = kernel.step(descent, batch)
     return losses

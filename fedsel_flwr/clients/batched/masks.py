@@ -51,6 +51,8 @@ class MaskStreams:
         Returns:
             Tensors of shape (n_active, width, …), zero in the padding.
         """
+        if not self._draws:
+            return []
         masks = [torch.zeros(len(lengths), width, *draw.shape, dtype=self._dtype) for draw in self._draws]
         for i, length in enumerate(lengths):
             for mask, draw in zip(masks, self._draws, strict=True):

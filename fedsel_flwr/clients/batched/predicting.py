@@ -17,8 +17,11 @@ from fedsel_flwr.clients.batched.chunks import default_chunk
 from fedsel_flwr.clients.batched.layers import Dropout, Now
 from fedsel_flwr.clients.batched.planning import Plan, plan
 from fedsel_flwr.clients.batched.refusal import Refused
+from fedsel_flwr.clients.training import held
 from fedsel_flwr.errors import ParameterError
 
+MODELS = 50
+"""Models asked together: more take longer, as their outputs leave the processor's cache."""
 Stack = Sequence[torch.Tensor]
 Way = Callable[[nn.Module, Stack, torch.Tensor], torch.Tensor]
 
@@ -77,6 +80,25 @@ def logits_batched(
                 outputs = together(scratch, stack, x)
             parts.append(outputs.cpu().numpy())
     return np.concatenate(parts, axis=1).astype(np.float64)
+
+
+def stack_predict(
+    model: nn.Module,
+) -> Callable[[Sequence[npt.NDArray[Any]], npt.NDArray[Any]], npt.NDArray[np.float64]]:
+    """Return :func:`logits_batched` for a model, with batches that suit it: long ones where all layers are linear."""
+    layers = [module for module in model.modules() if list(module.parameters(recurse=False))]
+    batch_size = 1000 if all(isinstance(layer, nn.Linear) for layer in layers) else 64
+
+    def predict(stack: Sequence[npt.NDArray[Any]], inputs: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        parts = range(0, len(stack[0]), MODELS)
+        return np.concatenate(
+            [
+                logits_batched(model, [layer[i : i + MODELS] for layer in stack], held(inputs), batch_size=batch_size)
+                for i in parts
+            ]
+        )
+
+    return predict
 
 
 def _way(model: nn.Module, examples: torch.Tensor) -> Way:

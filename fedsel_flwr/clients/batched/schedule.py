@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedsel_flwr.checks import FloatArray, IntArray
+from fedsel_flwr.clients.augmenting import draw_views
 from fedsel_flwr.clients.settings import TrainingSettings
 
 
@@ -35,11 +36,13 @@ class Step:
         rows: Of the data set, shape (n_active, width); beyond a batch's end its own first row again.
         lengths: Examples in each batch, shape (n_active,).
         weights: One over the batch's length, zero in the padding, shape (n_active, width).
+        views: How each image is seen, shape (n_active, width); None where images are seen as they are.
     """
 
     rows: IntArray
     lengths: IntArray
     weights: FloatArray
+    views: IntArray | None = None
 
 
 class Schedule:
@@ -48,7 +51,8 @@ class Schedule:
     Args:
         rows: For each client its rows of the data set, shape (its count,).
         settings: How to train.
-        generators: For each client: draws first the seed of the dropout, then a new order of the data for each pass.
+        generators: For each client: draws first the seed of the dropout, then for each pass a new order of the data
+            and, where images are augmented, how each of them is seen.
 
     Attributes:
         seeds: Of the dropout, a client each.
@@ -64,18 +68,28 @@ class Schedule:
         self.steps = np.array([num_steps(size, settings) for size in sizes], dtype=np.int64)
         self._rows = np.zeros((int(self.steps.max()), len(rows), width), dtype=np.int64)
         self._lengths = np.zeros(self._rows.shape[:2], dtype=np.int64)
+        self._views = None if settings.augmentation == "none" else np.zeros_like(self._rows)
         for i, (own, generator) in enumerate(zip(rows, generators, strict=True)):
             self.seeds.append(int(generator.integers(2**63)))
             per_pass = math.ceil(sizes[i] / width)
             last = (per_pass - 1) * width  # where the last batch of a pass starts
             batches = np.empty((math.ceil(int(self.steps[i]) / per_pass), per_pass * width), dtype=np.int64)
-            for order in batches:
+            views = np.zeros_like(batches)
+            for order, seen in zip(batches, views, strict=True):
                 order[: sizes[i]] = np.asarray(own)[generator.permutation(sizes[i])]
                 order[sizes[i] :] = order[last]
+                if self._views is not None:
+                    seen[: sizes[i]] = draw_views(generator, sizes[i])
             self._rows[: self.steps[i], i] = batches.reshape(-1, width)[: self.steps[i]]
+            if self._views is not None:
+                self._views[: self.steps[i], i] = views.reshape(-1, width)[: self.steps[i]]
             lengths = np.full(per_pass, width)
             lengths[-1] = sizes[i] - last
             self._lengths[: self.steps[i], i] = np.tile(lengths, len(batches))[: self.steps[i]]
+        self._active = (self._lengths > 0).sum(1).tolist()
+        self._widths = self._lengths.max(1).tolist()
+        inside = np.arange(width) < self._lengths[..., None]
+        self._weights = np.where(inside, 1 / np.maximum(self._lengths, 1)[..., None], 0)
 
     def __len__(self) -> int:
         """How many steps the longest training has."""
@@ -83,9 +97,8 @@ class Schedule:
 
     def __getitem__(self, step: int) -> Step:
         """What is seen in a step."""
-        active = int((self.steps > step).sum())
-        lengths = self._lengths[step, :active]
-        width = int(lengths.max())
-        inside = np.arange(width) < lengths[:, None]
-        weights = np.where(inside, 1 / lengths[:, None], 0)
-        return Step(self._rows[step, :active, :width], lengths, weights)
+        active, width = self._active[step], self._widths[step]
+        views = None if self._views is None else self._views[step, :active, :width]
+        return Step(
+            self._rows[step, :active, :width], self._lengths[step, :active], self._weights[step, :active, :width], views
+        )

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from fedsel_flwr.checks import FloatArray, one_of, whole
+from fedsel_flwr.clients.augmenting import check_images
 from fedsel_flwr.clients.batched.choosing import WAYS, Way, choose
 from fedsel_flwr.clients.batched.chunks import default_chunk
 from fedsel_flwr.clients.batched.descent import Descent
@@ -84,7 +85,7 @@ class BatchedTrainer:
         Args:
             start: The received model, in the order of the model's state dictionary.
             clients: Who has what: rows of one data set, or pairs (inputs, labels), which are copied.
-            generators: One a client; draws first the seed of the dropout, then a new order of the data for each pass.
+            generators: One a client; draws as in :func:`fedsel_flwr.clients.training.train`.
 
         Returns:
             The trained models, a stack a layer, shape (n_clients, …) each, in the order and types of the model's state
@@ -92,7 +93,8 @@ class BatchedTrainer:
             the proximal term, NaN when its training diverged, shape (n_clients,).
 
         Raises:
-            ParameterError: If the received model does not fit, or there is not one generator for each client.
+            ParameterError: If the received model does not fit, there is not one generator for each client, or there are
+                no images to augment.
         """
         examples = as_examples(clients)
         if len(generators) != len(examples.rows):
@@ -101,6 +103,8 @@ class BatchedTrainer:
             )
         set_arrays(self._scratch, start)
         data = examples.on(self._device)
+        if len(examples.rows):
+            check_images(self._settings, data[0].ndim)
         if len(examples.rows) and (self._kernel is None and self.way != "loop"):
             self._kernel, self.way, self.reasons = choose(self.way, self._scratch, self._objective.loss, *data)
         if self._kernel is None or not len(examples.rows):

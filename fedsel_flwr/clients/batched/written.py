@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from fedsel_flwr.clients.augmenting import crop_flip
 from fedsel_flwr.clients.batched.descent import Descent
 from fedsel_flwr.clients.batched.kernel import Batch
 from fedsel_flwr.clients.batched.layers import Now
@@ -28,7 +29,7 @@ class WrittenKernel:
     @torch.no_grad()
     def step(self, descent: Descent, batch: Batch) -> torch.Tensor:
         """Take one step with the first models of the stack; return their losses before it, shape (n_active,)."""
-        active = len(batch.rows)
+        active = batch.rows.shape[0]
         now = Now([w[:active] for w in descent.stack], iter(batch.masks))
         x = self._gather(batch)
         kept = []
@@ -51,6 +52,8 @@ class WrittenKernel:
             self._inputs = torch.empty(size, dtype=batch.inputs.dtype, device=batch.inputs.device)
         into = self._inputs[:size].view(rows.numel(), *shape)
         torch.index_select(batch.inputs, 0, rows.reshape(-1), out=into)
+        if batch.views is not None:
+            into = crop_flip(into, (batch.views.T if self._plan.grouped else batch.views).reshape(-1))
         x = into.view(*rows.shape, *shape)
         return x.flatten(1, 2) if self._plan.grouped else x
 

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from flwr.app import ArrayRecord, Message, MessageType
 from flwr.serverapp import Grid
 
+from fedsel_flwr.strategies.congestion import crowds
 from fedsel_flwr.strategies.message.grids import TimedGrid
 from fedsel_flwr.strategies.message.records import everything_in, query
+from fedsel_flwr.strategies.message.turns import send_in_turn
 
 
 @dataclass(frozen=True)
@@ -28,22 +30,27 @@ class Asking:
 
     def introduce(self, nodes: list[str]) -> tuple[Mapping[str, Mapping[str, object] | None], list[str]]:
         """Ask nodes who they are: node -> what it said, None for an error; and the nodes that hang."""
-        answers = self._ask([query(node, MessageType.QUERY, {}) for node in nodes])
+        answers, asked = self._ask([query(node, MessageType.QUERY, {}) for node in nodes])
         said = {node: everything_in(m.content) if m.has_content() else None for node, m in answers.items()}
-        return said, [node for node in nodes if node not in said]
+        return said, [node for node in asked if node not in said]
 
     def probe(self, nodes: list[str], config: Mapping[str, str | int]) -> Mapping[str, Mapping[str, object]]:
         """Have nodes evaluate the current model."""
-        answers = self._ask([query(node, MessageType.EVALUATE, dict(config), self.arrays) for node in nodes])
+        answers, _ = self._ask([query(node, MessageType.EVALUATE, dict(config), self.arrays) for node in nodes])
         return {node: everything_in(m.content) for node, m in answers.items() if m.has_content()}
 
-    def _ask(self, messages: list[Message]) -> dict[str, Message]:
-        """Send questions and wait a bounded time; node -> answer."""
+    def _ask(self, messages: list[Message]) -> tuple[dict[str, Message], list[str]]:
+        """Send questions and wait a bounded time; node -> answer, and the nodes that were asked."""
         inner = self.grid._grid if isinstance(self.grid, TimedGrid) else self.grid
-        replies = list(inner.send_and_receive(messages, timeout=self.timeout))
-        node_of = {message.metadata.message_id: str(message.metadata.dst_node_id) for message in messages}
-        return {
+        if crowds(inner):
+            replies, sent = send_in_turn(inner, messages, self.timeout)
+        else:
+            replies, sent = list(inner.send_and_receive(messages, timeout=self.timeout)), messages
+        asked = [str(message.metadata.dst_node_id) for message in sent]
+        node_of = {message.metadata.message_id: node for message, node in zip(sent, asked, strict=True)}
+        answers = {
             node_of[reply.metadata.reply_to_message_id]: reply
             for reply in replies
             if reply.metadata.reply_to_message_id in node_of
         }
+        return answers, asked

@@ -1,0 +1,89 @@
+"""What clients answer about the same model, from one pass over the examples of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+
+from fedsel_flwr.clients.answering import asked_columns, local_accuracy
+from fedsel_flwr.clients.parameters import set_arrays
+from fedsel_flwr.clients.predicting import outputs
+from fedsel_flwr.clients.telemetry import probe_costs
+from fedsel_flwr.clients.training import held
+from fedsel_flwr.rounds.models import Arrays
+from fedsel_flwr.simulations.world import World
+
+TOGETHER = frozenset({"loss", "rms_loss", "local_accuracy"})
+"""The columns that follow from the model's outputs."""
+
+
+class Answers:
+    """The answers of several clients for a model: what each would say alone, but for rounding.
+
+    Args:
+        world: The examples, and who holds them.
+        arrays: The model.
+        partition_ids: Who is asked.
+    """
+
+    def __init__(self, world: World, arrays: Arrays, partition_ids: Sequence[int]) -> None:
+        self._objective, data = world.objective, world.dataset.train
+        self._split = dict(zip(partition_ids, world.split_of(partition_ids), strict=True))
+        rows = np.unique(np.concatenate([part for split in self._split.values() for part in split]))
+        everything = 2 * len(rows) > len(data)  # then nothing is copied
+        self._place = np.arange(len(data)) if everything else np.searchsorted(rows, np.arange(len(data)))
+        set_arrays(world.model, list(arrays))
+        self._outputs = outputs(world.model, data.inputs if everything else data.inputs[rows])
+        self._labels = held(data.labels)
+
+    def tested(self, partition_id: int) -> tuple[float, float]:
+        """Loss and quality on the client's test examples."""
+        rows = self._split[partition_id][1]
+        own, labels = self._outputs[self._place[rows]], self._labels[rows]
+        return self._objective.loss(own, labels, reduction="sum").item() / len(rows), self._objective.quality(
+            own, labels
+        )
+
+    def answer(self, partition_id: int, asked: Collection[str]) -> dict[str, float]:
+        """The client's answers to columns of :data:`TOGETHER`."""
+        said: dict[str, float] = {}
+        if {"loss", "rms_loss"} & set(asked):
+            rows = self._split[partition_id][0]
+            own, labels = self._outputs[self._place[rows]], self._labels[rows]
+            losses = self._objective.loss(own, labels, reduction="none").numpy().astype(np.float64)
+            said = {"loss": float(losses.mean()), "rms_loss": float(np.sqrt(np.mean(losses**2)))}
+        if "local_accuracy" in asked:
+            said["local_accuracy"] = local_accuracy(self.tested(partition_id)[1])
+        return {name: value for name, value in said.items() if name in asked}
+
+
+def probed(
+    world: World, arrays: Arrays, partition_ids: Sequence[int], config: Mapping[str, str | int]
+) -> list[dict[str, object]]:
+    """What clients say to a probe, and what it costs them: what each would say alone, but for rounding.
+
+    Args:
+        world: The scenario's world.
+        arrays: The current global model.
+        partition_ids: Who is asked.
+        config: The probe's: ``probe``, the columns, and ``round``.
+
+    Returns:
+        The metrics of each.
+    """
+    asked = asked_columns(config["probe"])
+    said: list[dict[str, object]] = []
+    if not asked <= TOGETHER:
+        for k in partition_ids:
+            loss, _, metrics = world.client(k).evaluate(list(arrays), dict(config))
+            said.append({"loss": loss, **metrics})
+        return said
+    answers = Answers(world, arrays, partition_ids)
+    for k, delays in zip(partition_ids, world.system.draws(partition_ids, int(config["round"])), strict=True):
+        loss, quality = answers.tested(k)
+        own = {"local_accuracy": local_accuracy(quality)} if "local_accuracy" in asked else {}
+        own |= answers.answer(k, asked - {"local_accuracy"})
+        costs = probe_costs(world.system, delays, asked)
+        said.append({"loss": loss, "accuracy": quality, "client_id": k, **own, **costs})
+    return said

@@ -1,0 +1,50 @@
+"""What clients answer together is what each answers alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsel_flwr.clients.answering import answer
+from fedsel_flwr.clients.parameters import set_arrays
+from fedsel_flwr.simulations.scenario_files import load_scenario
+from fedsel_flwr.simulations.together import Answers, probed
+from fedsel_flwr.simulations.world import World
+
+WORLDS: dict[str, dict[str, Any]] = {
+    "digits": {"data.local_test_fraction": 0.25},
+    "phones": {},
+    "ben-ami-linear": {},
+}
+
+
+@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize("columns", ["local_accuracy", "loss,rms_loss", "local_accuracy,rms_loss", "gradient,loss"])
+def test_a_probe_costs_and_says_the_same(name: str, columns: str) -> None:
+    """Of a few clients, whose rows are gathered, and of all, whose outputs come from all examples."""
+    world = World(load_scenario(name, {"num_clients": 10, "clients_per_round": 2} | WORLDS[name]))
+    arrays = [array + np.float32(0.01) for array in world.initial_arrays()]
+    config: dict[str, str | int] = {"probe": columns, "round": 3}
+    for ids in ([7, 2], list(range(10))):
+        for k, together in zip(ids, probed(world, arrays, ids, config), strict=True):
+            loss, _, metrics = world.client(k).evaluate(arrays, dict(config))
+            alone: dict[str, Any] = {"loss": loss, **metrics}
+            assert together.keys() == alone.keys()
+            assert {key: together[key] for key in ("latency_s", "energy_j", "client_id")} == {
+                key: alone[key] for key in ("latency_s", "energy_j", "client_id")
+            }
+            for key in together.keys() - {"gradient"}:
+                assert together[key] == pytest.approx(alone[key], rel=1e-5, abs=1e-7), key
+
+
+def test_answers_of_a_training_round() -> None:
+    world = World(load_scenario("digits", {"num_clients": 10, "clients_per_round": 2, "data.local_test_fraction": 0.2}))
+    arrays, asked = world.initial_arrays(), {"loss", "rms_loss", "local_accuracy"}
+    together = Answers(world, arrays, [4, 1])
+    set_arrays(world.model, arrays)
+    for k in (1, 4):
+        alone = answer(world.model, asked, *world.examples(k), world.objective)
+        assert together.answer(k, asked) == pytest.approx(alone, rel=1e-5)
+        assert together.answer(k, {"loss"}).keys() == {"loss"}

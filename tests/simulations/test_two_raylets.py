@@ -1,0 +1,112 @@
+"""``fedsel run`` on a Ray cluster of two raylets: both work, the choices stay, and nothing is left or ended."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow.parquet as parquet
+import pytest
+
+from tests.processes import ROOT, Command
+from tests.simulations.raylets import CLEAN, Cluster
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(500),
+    pytest.mark.skipif(sys.platform != "linux", reason="process ids and titles as on Linux"),
+]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(tmp_path / "cluster")
+    try:
+        yield made
+    finally:
+        made.kill()
+
+
+def started(folder: Path, address: str, *options: str) -> Command:
+    """A ``fedsel run``."""
+    argv = (sys.executable, "-m", "fedsel_flwr.cli", "run", *options, "--runs-dir", str(folder / "runs"))
+    return Command(*argv, folder=folder, cwd=ROOT, env=CLEAN | {"RAY_ADDRESS": address})
+
+
+def finished(folder: Path, address: str, *options: str) -> Path:
+    """The run folder of a finished ``fedsel run`` of which nothing is left."""
+    command = started(folder, address, *options)
+    try:
+        status = command.wait(240)
+        assert status == 0, command.stdout[-3000:] + command.stderr[-3000:]
+        assert command.left() == []
+        (model,) = (folder / "runs").rglob("model.safetensors")
+        return model.parent
+    finally:
+        command.kill()
+
+
+def results(folder: Path) -> dict[str, Any]:
+    """Choices, latencies, losses and model of a run."""
+    tables = {
+        name: repr(parquet.read_table(folder / name).to_pylist()) for name in ("clients.parquet", "rounds.parquet")
+    }
+    return tables | {"model": (folder / "model.safetensors").read_bytes()}
+
+
+def ended(actors: Iterable[dict[str, Any]]) -> bool:
+    """Whether actors are dead, and so are their processes."""
+    alive = [a["pid"] for a in actors if psutil.pid_exists(a["pid"]) and psutil.Process(a["pid"]).status() != "zombie"]
+    return not alive and all(actor["state"] == "DEAD" for actor in actors)
+
+
+def check(cluster: Cluster, folder: Path, *options: str) -> None:
+    before = cluster.told()
+    assert len(before["nodes"]) == 2
+    assert before["actors"] == []
+    with cluster.watched() as seen:
+        there = finished(folder / "two", cluster.address, *options)
+    after = cluster.told()
+    assert after["nodes"] == before["nodes"]  # fedsel has not ended what it did not start
+    assert all(command.poll() is None for command in cluster.commands)
+    actors = {actor["pid"]: actor for actor in after["actors"]}
+    assert {actors[pid]["node"] for pid in seen} == set(before["nodes"])  # clients ran on both
+    assert ended(actors.values())
+    assert cluster.stop() == []
+    alone = finished(folder / "one", "", *options)
+    assert results(there) == results(alone)
+
+
+@pytest.mark.parametrize("api", ["legacy", "message"])
+def test_500_nodes_on_two_raylets(api: str, cluster: Cluster, tmp_path: Path) -> None:
+    sizes = ("--set", "num_clients=500", "--set", "clients_per_round=25", "--rounds", "3", "--set", f"api={api}")
+    check(cluster, tmp_path, "digits", *sizes)
+
+
+def test_ten_nodes_on_two_raylets(cluster: Cluster, tmp_path: Path) -> None:
+    check(cluster, tmp_path, "smoke")
+
+
+def test_a_run_that_is_broken_off_leaves_the_cluster_and_no_actor(cluster: Cluster, tmp_path: Path) -> None:
+    command = started(tmp_path / "two", cluster.address, "smoke", "--rounds", "10000")
+    try:
+        with cluster.watched() as seen:
+            deadline = time.monotonic() + 120
+            while len(seen) < 2 and time.monotonic() < deadline:
+                time.sleep(0.1)
+        command.interrupt()
+        assert command.wait(60) == 130, command.stderr
+        assert command.left() == []
+        deadline = time.monotonic() + 60  # Ray notices that the server has gone
+        while not ended((told := cluster.told())["actors"]) and time.monotonic() < deadline:
+            time.sleep(1.0)
+        assert len(told["nodes"]) == 2
+        assert len(told["actors"]) == 2
+        assert ended(told["actors"])
+        assert cluster.stop() == []
+    finally:
+        command.kill()
