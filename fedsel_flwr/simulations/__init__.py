@@ -18,13 +18,15 @@ if TYPE_CHECKING:
     from fedsel_flwr.simulations.comparing import compare
     from fedsel_flwr.simulations.comparison import Comparison
     from fedsel_flwr.simulations.engine import simulate
+    from fedsel_flwr.simulations.own_data import OwnData
     from fedsel_flwr.simulations.scenario import Scenario
     from fedsel_flwr.simulations.scenario_files import load_scenario
 
-__all__ = ["Comparison", "Scenario", "compare", "load_scenario", "simulate"]
+__all__ = ["Comparison", "OwnData", "Scenario", "compare", "load_scenario", "simulate"]
 
 _HOMES = {
     "Comparison": "comparison",
+    "OwnData": "own_data",
     "Scenario": "scenario",
     "compare": "comparing",
     "load_scenario": "scenario_files",

@@ -16,6 +16,7 @@ from flwr.serverapp import Grid
 from flwr.simulation import run_simulation
 
 from fedsel_flwr.checks import one_of
+from fedsel_flwr.clients.objectives import Objective
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.selectors import Selector
@@ -23,6 +24,7 @@ from fedsel_flwr.simulations.building import given_or_made
 from fedsel_flwr.simulations.client_app import ScenarioApp
 from fedsel_flwr.simulations.cluster import check_cluster, cluster_address, joined
 from fedsel_flwr.simulations.driving import count_nodes, run_rounds
+from fedsel_flwr.simulations.ingredients import MakeModel, Own, as_own_data
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.vectorized import check_vectorized, run_vectorized
@@ -41,6 +43,9 @@ def simulate(
     strategy: Any = None,
     selector: Selector | None = None,
     device: str = "cpu",
+    model: MakeModel | None = None,
+    data: Any = None,
+    objective: Objective | None = None,
 ) -> RunResult:
     """Run a scenario and wait for its end.
 
@@ -57,6 +62,12 @@ def simulate(
             the scenario's (:func:`~fedsel_flwr.simulations.building.make_strategy`).
         selector: A selector of your own, in place of the scenario's; everything else is the scenario's.
         device: Where the vectorized engine trains: "cpu", "cuda" and so on.
+
+        model: Makes a torch module of your own, in place of ``model.name``
+            (:class:`~fedsel_flwr.simulations.ingredients.Own`).
+        data: Examples of your own, in place of ``data.dataset``: ``OwnData``, or (train, test), each a pair of arrays
+            or a torch ``Dataset`` (:class:`~fedsel_flwr.simulations.own_data.OwnData`).
+        objective: Loss and quality of your own (:class:`~fedsel_flwr.clients.objectives.Objective`).
 
     Returns:
         History and final model.
@@ -78,7 +89,9 @@ def simulate(
     if engine is not None:
         scenario = scenario.model_copy(update={"engine": one_of("engine", engine, ENGINES)})
     check_engine(scenario, num_cpus)
-    world = world_of(scenario)  # in this thread, so that faults in data and parameters come before Ray starts
+    brought = Own(model, None if data is None else as_own_data(data), objective)
+    scenario = brought.named_in(scenario)
+    world = world_of(scenario, brought)  # in this thread, so that faults in data and parameters come before Ray starts
     own = strategy is not None
     strategy = given_or_made(world, strategy, on_round, selector)
     if scenario.engine == "vectorized":

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -52,8 +53,7 @@ def build_model(name: str, input_shape: Sequence[int], num_classes: int, seed: i
         raise ParameterError(f"input_shape must hold positive sizes; got {tuple(input_shape)}")
     num_classes = 1 if name in REGRESSORS else whole("num_classes", num_classes, 2)
     seed = whole("seed", seed, 0)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]))
+    with seeded(seed):
         if name in ("logistic", "linear"):
             return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), num_classes))
         if name == "mlp":
@@ -63,6 +63,14 @@ def build_model(name: str, input_shape: Sequence[int], num_classes: int, seed: i
             return vgg11(input_shape, num_classes)
         _check_image(name, input_shape, 4)
         return (_cnn if name == "cnn" else _cnn5)(input_shape, num_classes)
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Within the block torch draws what belongs to a seed; afterwards its random state is as before."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]))
+        yield
 
 
 def vgg11(input_shape: Sequence[int], num_classes: int, width: int = 64) -> nn.Module:

@@ -17,7 +17,7 @@ from fedsel_flwr.selectors import names as selector_names
 from fedsel_flwr.selectors.registry import label_of, selector_class
 from fedsel_flwr.simulations.scenario import Scenario
 
-REFERRING = ("selector",)
+REFERRING = ("selector", "model.name", "data.dataset")
 """Keys whose value may refer to the user's own code."""
 COMMON_PARAMETERS = ("clients_per_round", "seed", "max_latency", "total_rounds")
 """Selector parameters that the scenario sets itself."""

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from fedsel_flwr.clients.phones import PhoneModel
 from fedsel_flwr.clients.settings import Augmentation, TrainingSettings
 from fedsel_flwr.clients.system import SystemModel
+from fedsel_flwr.references import is_reference
 from fedsel_flwr.simulations.synthetic import Synthetic
 from fedsel_flwr.wireless import OFDMAChannel
 
@@ -34,6 +35,21 @@ def _whole(values: Any) -> Any:
 Counts = Annotated[tuple[Count, ...], BeforeValidator(_whole)]
 
 
+GIVEN = "python "
+"""How the name of something begins that was given in Python, and that no file can name."""
+
+
+def named(*names: str) -> AfterValidator:
+    """One of some names, or a reference to the user's own (:mod:`fedsel_flwr.references`)."""
+
+    def check(value: str) -> str:
+        if value not in names and not is_reference(value) and not value.startswith(GIVEN):
+            raise ValueError(f"expected one of {', '.join(names)}, or package.module:function or ./file.py:function")
+        return value
+
+    return AfterValidator(check)
+
+
 class Table(BaseModel):
     """A table of a scenario: unknown keys are refused, and nothing changes."""
 
@@ -46,7 +62,9 @@ class Data(Table):
     ``local_test_fraction`` of each client's examples are its own test set; with 0 it tests on what it trains on.
     """
 
-    dataset: Literal["digits", "mnist", "fashion-mnist", "emnist", "cifar-10", "synthetic-regression"] = "digits"
+    dataset: Annotated[str, named("digits", "mnist", "fashion-mnist", "emnist", "cifar-10", "synthetic-regression")] = (
+        "digits"
+    )
     data_dir: str = ""
     validation_fraction: Fraction = 0.1
     test_fraction: Fraction = 0.2
@@ -93,7 +111,7 @@ class Partition(Table):
 class Model(Table):
     """The model that is trained."""
 
-    name: Literal["logistic", "mlp", "cnn", "cnn5", "vgg11", "linear"] = "mlp"
+    name: Annotated[str, named("logistic", "mlp", "cnn", "cnn5", "vgg11", "linear")] = "mlp"
 
 
 class Training(Table):

@@ -6,7 +6,6 @@ import copy
 import threading
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +14,7 @@ from torch import nn
 from fedsel_flwr.clients.answering import Examples
 from fedsel_flwr.clients.batched.predicting import stack_predict
 from fedsel_flwr.clients.delays import System
-from fedsel_flwr.clients.objectives import OBJECTIVES, Objective
+from fedsel_flwr.clients.objectives import Objective
 from fedsel_flwr.clients.parameters import get_arrays, set_arrays
 from fedsel_flwr.clients.predicting import torch_predict
 from fedsel_flwr.clients.streams import streams
@@ -25,10 +24,9 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.validation import Validation
 from fedsel_flwr.selectors.columns import ON_VALIDATION
-from fedsel_flwr.simulations.data import Dataset, cached_dataset
-from fedsel_flwr.simulations.dataset import Split, Task
-from fedsel_flwr.simulations.models import MODELS, REGRESSORS, build_model
-from fedsel_flwr.simulations.partitions import partition_indices, partition_sizes, rows_of
+from fedsel_flwr.simulations.dataset import Split
+from fedsel_flwr.simulations.ingredients import Own, data_of, model_of, objective_of
+from fedsel_flwr.simulations.partitions import partition_sizes, rows_of
 from fedsel_flwr.simulations.scenario import Scenario
 
 
@@ -37,6 +35,7 @@ class World:
 
     Args:
         scenario: The scenario.
+        own: What the caller brings in place of what the scenario names.
 
     Attributes:
         sizes: How many training examples each client holds, shape (num_clients,).
@@ -45,16 +44,12 @@ class World:
         ParameterError: The data set cannot be found, or cannot be spread over the clients as the scenario says.
     """
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, own: Own = Own()) -> None:  # noqa: B008 (frozen)
         self.scenario = scenario
-        self.dataset: Dataset = dataset_of(scenario)
-        _check_model(scenario, self.dataset.task)
+        self.dataset, self.partitions = data_of(scenario, own)
         _check_augmentation(scenario, self.dataset.input_shape)
-        self.objective: Objective = OBJECTIVES[self.dataset.task]
-        self.partitions = partitions_of(scenario)
-        self.model: nn.Module = build_model(
-            scenario.model.name, self.dataset.input_shape, self.dataset.num_classes, scenario.seed
-        )
+        self.model: nn.Module = model_of(scenario, self.dataset, own)
+        self.objective: Objective = objective_of(self.dataset, own)
         self._initial = get_arrays(self.model)
         sizes = partition_sizes(self.partitions)
         self._test_sizes = self._num_test(sizes)
@@ -170,17 +165,6 @@ class World:
         return evaluate(self.model, self.dataset.test.inputs, self.dataset.test.labels, objective=self.objective)
 
 
-def _check_model(scenario: Scenario, task: Task) -> None:
-    """Refuse a model that does not predict what the data set holds."""
-    if (scenario.model.name in REGRESSORS) != (task == "regression"):
-        fitting = REGRESSORS if task == "regression" else tuple(name for name in MODELS if name not in REGRESSORS)
-        what = "numbers to predict" if task == "regression" else "classes"
-        raise ParameterError(
-            f"model.name = {scenario.model.name!r} does not fit data.dataset = {scenario.data.dataset!r}, which has "
-            f"{what}: use {' or '.join(fitting)}"
-        )
-
-
 def _check_augmentation(scenario: Scenario, shape: tuple[int, ...]) -> None:
     """Refuse to crop and flip what are no images."""
     if scenario.training.augmentation != "none" and len(shape) != 3:
@@ -188,62 +172,6 @@ def _check_augmentation(scenario: Scenario, shape: tuple[int, ...]) -> None:
             f"training.augmentation = {scenario.training.augmentation!r} is for images, but data.dataset = "
             f"{scenario.data.dataset!r} has examples of shape {shape}: set training.augmentation = 'none'"
         )
-
-
-def _classes(scenario: Scenario, dataset: Dataset) -> npt.NDArray[np.int64]:
-    """The class of each training example; one class for all examples of a regression."""
-    if dataset.task == "classification":
-        return dataset.train.labels.astype(np.int64, copy=False)
-    if scenario.partition.kind not in (usable := ("iid", "sizes", "sampled")):
-        raise ParameterError(
-            f"partition.kind = {scenario.partition.kind!r} spreads classes, but data.dataset = "
-            f"{scenario.data.dataset!r} has numbers to predict: use {', '.join(usable)}"
-        )
-    return np.zeros(len(dataset.train), dtype=np.int64)
-
-
-_DECIDING = {"name", "seed", "num_clients", "clients_per_round", "data", "partition"}
-"""Keys of a scenario that a partition depends on, and those without which there is no scenario."""
-
-
-def dataset_of(scenario: Scenario) -> Dataset:
-    """The examples of a scenario, loaded once per process."""
-    data = scenario.data
-    return cached_dataset(
-        data.dataset,
-        data_dir=data.data_dir or None,
-        seed=scenario.seed,
-        validation_fraction=data.validation_fraction,
-        test_fraction=data.test_fraction,
-        synthetic=data.synthetic(),
-    )
-
-
-def partitions_of(scenario: Scenario) -> Sequence[npt.NDArray[np.int64]]:
-    """Who holds which training examples; drawn once for scenarios that differ in nothing that it depends on.
-
-    Args:
-        scenario: The scenario.
-
-    Returns:
-        Client -> rows of the training set, which nobody may write to.
-    """
-    return _partitions(scenario.model_dump_json(include=_DECIDING))
-
-
-@lru_cache(maxsize=1)
-def _partitions(text: str) -> Sequence[npt.NDArray[np.int64]]:
-    scenario = Scenario.model_validate_json(text)
-    partitions = partition_indices(
-        _classes(scenario, dataset_of(scenario)),
-        scenario.num_clients,
-        **scenario.partition.model_dump(),
-        seed=scenario.seed,
-    )
-    if isinstance(partitions, tuple):
-        for rows in partitions:
-            rows.flags.writeable = False
-    return partitions
 
 
 class Kept:
@@ -273,6 +201,12 @@ class Kept:
 KEPT = Kept()
 
 
-def world_of(scenario: Scenario) -> World:
-    """The world of ``scenario``, built once per process and kept until another scenario comes."""
-    return KEPT.of(scenario.model_dump_json())
+def world_of(scenario: Scenario, own: Own = Own()) -> World:  # noqa: B008 (frozen)
+    """The world of ``scenario``, built once per process and kept until another scenario comes.
+
+    With something of the caller's own it is built anew, and kept for those who ask for it by the scenario alone.
+    """
+    text = scenario.model_dump_json()
+    if own:
+        KEPT.keep(text, World(scenario, own))
+    return KEPT.of(text)

@@ -46,7 +46,7 @@ def another(key: str, kind: Any, value: Any) -> Any:
     if isinstance(value, tuple):
         return (*value, 3, 2)
     if isinstance(value, str):
-        return "cs-ucb" if key == "selector" else "elsewhere"
+        return {"selector": "cs-ucb", "model.name": "cnn", "data.dataset": "mnist"}.get(key, "elsewhere")
     if isinstance(value, bool):
         return not value
     return value + 1 if isinstance(value, int) else value / 2 or 0.25

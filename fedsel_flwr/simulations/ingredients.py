@@ -1,0 +1,239 @@
+"""What a world is made of: examples, their partition, a model. A scenario names them, or a caller brings his own."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from fedsel_flwr.clients.objectives import OBJECTIVES, Objective
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.references import is_reference, load_reference
+from fedsel_flwr.simulations.data import Dataset, cached_dataset
+from fedsel_flwr.simulations.models import MODELS, REGRESSORS, build_model, seeded
+from fedsel_flwr.simulations.own_data import OwnData
+from fedsel_flwr.simulations.partitions import partition_indices
+from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.simulations.tables import GIVEN
+
+Partitions = Sequence[npt.NDArray[np.int64]]
+MakeModel = Callable[..., nn.Module]
+
+
+@dataclass(frozen=True, eq=False)
+class Own:
+    """What a caller brings in place of what the scenario names.
+
+    Args:
+        model: Makes a torch module from inputs of shape (n, …) to logits of shape (n, C), for numbers to predict of
+            shape (n, 1); called with ``input_shape`` and ``num_classes``, as far as it takes them, and with torch's
+            random state seeded by the scenario.
+        data: The examples.
+        objective: Loss and quality, in place of cross-entropy and the fraction correct.
+    """
+
+    model: MakeModel | None = None
+    data: OwnData | None = None
+    objective: Objective | None = None
+
+    def __bool__(self) -> bool:
+        """Whether there is anything."""
+        return any(part is not None for part in (self.model, self.data, self.objective))
+
+    def named_in(self, scenario: Scenario) -> Scenario:
+        """The scenario, which says that something was given in Python."""
+        tables: dict[str, Any] = {}
+        if self.model is not None:
+            made = getattr(self.model, "func", self.model)
+            name = f"{GIVEN}{getattr(made, '__module__', '')}.{getattr(made, '__qualname__', type(made).__qualname__)}"
+            tables["model"] = scenario.model.model_copy(update={"name": name})
+        if self.data is not None:
+            tables["data"] = scenario.data.model_copy(update={"dataset": f"{GIVEN}{self.data.name}"})
+        return scenario.model_copy(update=tables)
+
+
+def data_of(scenario: Scenario, own: Own) -> tuple[Dataset, Partitions]:
+    """The examples and who holds which; read and drawn once for scenarios that differ in nothing that they depend on.
+
+    Args:
+        scenario: The scenario.
+        own: What the caller brings.
+
+    Returns:
+        The data set; client -> rows of its training set, which nobody may write to.
+
+    Raises:
+        ParameterError: The data cannot be found, are no examples, or cannot be spread as the scenario says.
+    """
+    name = scenario.data.dataset
+    given = own.data
+    if given is None and name.startswith(GIVEN):
+        raise ParameterError(
+            f"data.dataset = {name!r} was given in Python: give it again (data=), or name it package.module:function"
+        )
+    if given is None and is_reference(name):
+        given = _referred(name)
+    if given is None:
+        return dataset_of(scenario), _partitions(scenario.model_dump_json(include=_DECIDING))
+    dataset = _read(given, scenario.seed, scenario.data.validation_fraction)
+    if given.partition is None:
+        return dataset, _drawn(scenario, dataset)
+    rows = given.rows(len(dataset.train))
+    if len(rows) != scenario.num_clients:
+        raise ParameterError(
+            f"the partition of data {given.name!r} has {len(rows)} clients, but num_clients = {scenario.num_clients}: "
+            "make them equal"
+        )
+    return dataset, rows
+
+
+def dataset_of(scenario: Scenario) -> Dataset:
+    """The examples that a scenario knows by name, loaded once per process."""
+    data = scenario.data
+    return cached_dataset(
+        data.dataset,
+        data_dir=data.data_dir or None,
+        seed=scenario.seed,
+        validation_fraction=data.validation_fraction,
+        test_fraction=data.test_fraction,
+        synthetic=data.synthetic(),
+    )
+
+
+def objective_of(dataset: Dataset, own: Own) -> Objective:
+    """Loss and quality: the caller's, or those of the data's task."""
+    return own.objective or OBJECTIVES[dataset.task]
+
+
+def model_of(scenario: Scenario, dataset: Dataset, own: Own) -> nn.Module:
+    """Make the model.
+
+    Args:
+        scenario: The scenario.
+        dataset: What it is to learn.
+        own: What the caller brings.
+
+    Returns:
+        The model, with parameters drawn from the scenario's seed.
+
+    Raises:
+        ParameterError: It cannot be made, or does not fit the data; says what was expected and what came.
+    """
+    name = scenario.model.name
+    make = own.model
+    if make is None and name.startswith(GIVEN):
+        raise ParameterError(
+            f"model.name = {name!r} was given in Python: give it again (model=), or name it package.module:function"
+        )
+    if make is None and is_reference(name):
+        make = load_reference(name, "model")
+    if make is None:
+        _check_named(scenario, dataset)
+        return build_model(name, dataset.input_shape, dataset.num_classes, scenario.seed)
+    if isinstance(make, nn.Module) or not callable(make):
+        raise ParameterError(
+            "model must be a function or class that makes a torch module, as each seed starts from its own parameters; "
+            f"got {type(make).__name__}{' itself' if isinstance(make, nn.Module) else ''}"
+        )
+    accepted = inspect.signature(make).parameters
+    shapes = {"input_shape": tuple(dataset.input_shape), "num_classes": dataset.num_classes}
+    with seeded(scenario.seed):
+        model = make(**{key: value for key, value in shapes.items() if key in accepted})
+    _check_made(model, dataset, own)
+    return model
+
+
+def _check_made(model: Any, dataset: Dataset, own: Own) -> None:
+    """Refuse what is no module, or does not read and say what the data ask for."""
+    if not isinstance(model, nn.Module):
+        raise ParameterError(f"model must make a torch module, got {type(model).__name__}")
+    expected = (2, dataset.num_classes)
+    examples = torch.tensor(dataset.train.inputs[:1]).repeat_interleave(2, dim=0)
+    was = model.training
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            outputs = model.eval()(examples)
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        raise ParameterError(
+            f"the model cannot read examples of shape {tuple(dataset.input_shape)}: {' '.join(str(error).split())}"
+        ) from error
+    model.train(was)
+    if own.objective is None and (not isinstance(outputs, torch.Tensor) or tuple(outputs.shape) != expected):
+        came = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
+        what = f"{dataset.num_classes} classes" if dataset.task == "classification" else "a number each"
+        raise ParameterError(f"two examples must give outputs of shape {expected}, for {what}; the model gave {came}")
+
+
+def _check_named(scenario: Scenario, dataset: Dataset) -> None:
+    """Refuse a model that does not predict what the data set holds."""
+    if (scenario.model.name in REGRESSORS) != (dataset.task == "regression"):
+        fitting = REGRESSORS if dataset.task == "regression" else tuple(n for n in MODELS if n not in REGRESSORS)
+        what = "numbers to predict" if dataset.task == "regression" else "classes"
+        raise ParameterError(
+            f"model.name = {scenario.model.name!r} does not fit data.dataset = {scenario.data.dataset!r}, which has "
+            f"{what}: use {' or '.join(fitting)}"
+        )
+
+
+def as_own_data(given: Any) -> OwnData:
+    """Read what a caller gives as data: ``OwnData``, or (train, test) of the forms that it reads."""
+    if isinstance(given, OwnData):
+        return given
+    if isinstance(given, tuple | list) and len(given) == 2:
+        return OwnData(train=given[0], test=given[1])
+    raise ParameterError(
+        f"data must be fedsel_flwr.simulations.OwnData, or a pair (train, test), got {type(given).__name__}"
+    )
+
+
+@lru_cache(maxsize=2)
+def _referred(name: str) -> OwnData:
+    found = load_reference(name, "data set")
+    return as_own_data(found() if callable(found) else found)
+
+
+@lru_cache(maxsize=2)
+def _read(given: OwnData, seed: int, validation_fraction: float) -> Dataset:
+    dataset = given.dataset(seed, validation_fraction)
+    for split in (dataset.train, dataset.validation, dataset.test):
+        split.inputs.flags.writeable = split.labels.flags.writeable = False
+    return dataset
+
+
+_DECIDING = {"name", "seed", "num_clients", "clients_per_round", "data", "partition"}
+"""Keys of a scenario that a partition depends on, and those without which there is no scenario."""
+
+
+@lru_cache(maxsize=1)
+def _partitions(text: str) -> Partitions:
+    scenario = Scenario.model_validate_json(text)
+    return _drawn(scenario, dataset_of(scenario))
+
+
+def _drawn(scenario: Scenario, dataset: Dataset) -> Partitions:
+    partitions = partition_indices(
+        _classes(scenario, dataset), scenario.num_clients, **scenario.partition.model_dump(), seed=scenario.seed
+    )
+    if isinstance(partitions, tuple):
+        for rows in partitions:
+            rows.flags.writeable = False
+    return partitions
+
+
+def _classes(scenario: Scenario, dataset: Dataset) -> npt.NDArray[np.int64]:
+    """The class of each training example; one class for all examples of a regression."""
+    if dataset.task == "classification":
+        return dataset.train.labels.astype(np.int64, copy=False)
+    if scenario.partition.kind not in (usable := ("iid", "sizes", "sampled")):
+        raise ParameterError(
+            f"partition.kind = {scenario.partition.kind!r} spreads classes, but data.dataset = "
+            f"{scenario.data.dataset!r} has numbers to predict: use {', '.join(usable)}"
+        )
+    return np.zeros(len(dataset.train), dtype=np.int64)
