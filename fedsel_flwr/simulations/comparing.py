@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedsel_flwr.checks import whole
+from fedsel_flwr.clients.objectives import Objective
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.history import History, RoundRecord
 from fedsel_flwr.simulations.comparison import Comparison, Run, reference_of
 from fedsel_flwr.simulations.contenders import Contender, Given, contenders
 from fedsel_flwr.simulations.engine import ENGINES, check_engine, simulate
+from fedsel_flwr.simulations.ingredients import MakeModel, Own, as_own_data
 from fedsel_flwr.simulations.on_flower import agreement, run_on_flower
 from fedsel_flwr.simulations.results import write_run
 from fedsel_flwr.simulations.scenario import Scenario
@@ -33,6 +36,9 @@ def compare(
     update: Update | None = None,
     device: str = "cpu",
     num_cpus: int | None = None,
+    model: MakeModel | None = None,
+    data: Any = None,
+    objective: Objective | None = None,
 ) -> Comparison:
     """Run a scenario with several selectors on the same seeds.
 
@@ -50,6 +56,9 @@ def compare(
         update: Told each round and the failed clients so far.
         device: Where the vectorized engine trains.
         num_cpus: On Ray, actors; None takes every core.
+        model: Makes a torch module of your own, as in :func:`~fedsel_flwr.simulations.engine.simulate`.
+        data: Examples of your own, likewise.
+        objective: Loss and quality of your own, likewise.
 
     Returns:
         The comparison.
@@ -67,7 +76,10 @@ def compare(
         scenario, selectors, seeds=seeds, engine=engine, reference=reference, rounds_on_flower=rounds_on_flower
     )
     target = None if folder is None else Path(folder)
-    return plan.run(target, start_run, update, device=device, num_cpus=num_cpus)
+    options: dict[str, Any] = {"device": device, "num_cpus": num_cpus, "model": model, "objective": objective}
+    if data is not None:
+        options["data"] = as_own_data(data)  # once: it is read once for each seed
+    return plan.run(target, start_run, update, **options)
 
 
 @dataclass(frozen=True)
@@ -120,16 +132,15 @@ class Plan:
         folder: Path | None = None,
         start_run: StartRun | None = None,
         update: Update | None = None,
-        *,
-        device: str = "cpu",
-        num_cpus: int | None = None,
+        **options: Any,
     ) -> Comparison:
-        """Run everything; arguments, result and errors are those of :func:`compare`.
+        """Run everything; arguments, result and errors are those of :func:`compare`, options go to ``simulate``.
 
         Every selector runs on the first seed, then on the next: what there is after an interruption can be compared,
         and the data of a seed are made once.
         """
         comparison = Comparison(self.scenario, reference=self.reference)
+        brought = Own(options.get("model"), options.get("data"), options.get("objective"))
         single = len(self.them) * len(self.seeds) == 1
         on_flower: History | None = None
         for seed in self.seeds:
@@ -138,13 +149,13 @@ class Plan:
                 label = one.label if len(self.seeds) == 1 else f"{one.label}, seed {seed}"
                 if self.rounds_on_flower and not comparison.runs:
                     told = _telling(f"{label}, with Flower on Ray", self.rounds_on_flower, start_run, update)
-                    on_flower = self._on_flower(one, own, folder, told, num_cpus)
+                    on_flower = self._on_flower(one, own, folder, told, options)
                 told = _telling(label, own.rounds, start_run, update)
                 selector = one.selector(own)
-                result = simulate(own, selector=selector, on_round=told, device=device, num_cpus=num_cpus)
-                run = Run(one.label, own, result)
+                result = simulate(own, selector=selector, on_round=told, **options)
+                run = Run(one.label, brought.named_in(own), result)
                 if folder:
-                    write_run(folder if single else comparison.place(folder, run), own, result, one.label)
+                    write_run(folder if single else comparison.place(folder, run), run.scenario, result, one.label)
                 if on_flower and not comparison.runs:
                     comparison.agreement = agreement(on_flower, result.history)
                 comparison.runs.append(run)
@@ -158,11 +169,11 @@ class Plan:
         own: Scenario,
         folder: Path | None,
         told: Callable[[RoundRecord], None],
-        num_cpus: int | None,
+        options: Mapping[str, Any],
     ) -> History:
         """The first rounds of the first run, with Flower on Ray."""
         rounds = min(self.rounds_on_flower, own.rounds)
-        result = run_on_flower(own, rounds, one.selector(own), told, num_cpus)
+        result = run_on_flower(own, rounds, one.selector(own), told, **options)
         if folder:
             short = own.model_copy(update={"rounds": rounds, "engine": "ray"})
             write_run(folder / f"{one.label}-seed{own.seed}-on-flower", short, result, one.label)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from fedsel_flwr.rounds.history import History, RoundRecord
 from fedsel_flwr.selectors import Selector, create
 from fedsel_flwr.simulations.building import selector_params
 from fedsel_flwr.simulations.engine import simulate
+from fedsel_flwr.simulations.ingredients import Own
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.world import world_of
@@ -39,7 +41,7 @@ def run_on_flower(
     rounds: int,
     selector: Selector | None = None,
     on_round: Callable[[RoundRecord], None] | None = None,
-    num_cpus: int | None = None,
+    **options: Any,
 ) -> RunResult:
     """Run a scenario's first rounds with Flower on Ray.
 
@@ -48,7 +50,7 @@ def run_on_flower(
         rounds: How many, at least 1; the selector still plans for the scenario's.
         selector: Chooses in place of the scenario's selector, new; None makes that one.
         on_round: Called with each finished round.
-        num_cpus: Ray's actors; None takes every core.
+        **options: Of :func:`~fedsel_flwr.simulations.engine.simulate`.
 
     Returns:
         History and model after these rounds.
@@ -58,9 +60,11 @@ def run_on_flower(
         RunError: Likewise.
     """
     if selector is None:
-        selector = create(scenario.selector, **selector_params(scenario, world_of(scenario).num_examples()))
+        brought = Own(*(options.get(key) for key in ("model", "data", "objective")))
+        sizes = world_of(brought.named_in(scenario), brought).num_examples()
+        selector = create(scenario.selector, **selector_params(scenario, sizes))
     short = scenario.model_copy(update={"rounds": min(rounds, scenario.rounds), "engine": "ray"})
-    return simulate(short, selector=selector, on_round=on_round, num_cpus=num_cpus)
+    return simulate(short, selector=selector, on_round=on_round, **options)
 
 
 def agreement(one: History, other: History) -> Agreement:

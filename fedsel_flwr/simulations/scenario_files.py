@@ -155,7 +155,7 @@ def _explain(error: ValidationError) -> str:
             meant = f" (did you mean {' or '.join(map(repr, same))}?)" if same else ""
             lines.append(f"unknown key {key!r}{meant}; allowed are {', '.join(known + tables)}")
         elif key:
-            lines.append(f"{key} = {fault['input']!r}: {fault['msg']}")
+            lines.append(f"{key} = {fault['input']!r}: {str(fault['msg']).removeprefix('Value error, ')}")
         else:
             lines.append(str(fault["msg"]).removeprefix("Value error, "))
     return "; ".join(lines)

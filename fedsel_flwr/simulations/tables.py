@@ -44,7 +44,8 @@ def named(*names: str) -> AfterValidator:
 
     def check(value: str) -> str:
         if value not in names and not is_reference(value) and not value.startswith(GIVEN):
-            raise ValueError(f"expected one of {', '.join(names)}, or package.module:function or ./file.py:function")
+            known = ", ".join(map(repr, names))
+            raise ValueError(f"expected one of {known}, or package.module:function or ./file.py:function")
         return value
 
     return AfterValidator(check)

@@ -1,0 +1,151 @@
+"""One's own model, data and objective in a scenario: given in Python or named in it, in both engines."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedsel_flwr.clients.objectives import Objective, cross_entropy
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.simulations import OwnData, compare, engine, load_scenario, simulate
+from fedsel_flwr.simulations.world import world_of
+from tests.simulations.inprocess import in_process
+
+FILE = '''
+import numpy as np
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    """No plain Sequential: trained by torch.func."""
+
+    def __init__(self, input_shape, num_classes, hidden=8):
+        super().__init__()
+        self.a, self.b = nn.Linear(input_shape[0], hidden), nn.Linear(hidden, num_classes)
+
+    def forward(self, x):
+        return self.b(torch.tanh(self.a(x)))
+
+
+def data():
+    draw = np.random.default_rng(5)
+    labels = draw.integers(3, size=400)
+    inputs = draw.normal(size=(400, 6)) + 2 * np.eye(3)[labels].repeat(2, axis=1)
+    return (inputs[:300], labels[:300]), (inputs[300:], labels[300:])
+'''
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A working directory with mine.py, and the module."""
+    from fedsel_flwr.references import load_reference
+
+    (tmp_path / "mine.py").write_text(FILE)
+    monkeypatch.chdir(tmp_path)
+    load_reference("./mine.py:Net", "model")
+    (name,) = [name for name in sys.modules if name.startswith("fedsel_own_mine")]
+    yield sys.modules[name]
+    del sys.modules[name]
+
+
+def smoke(**overrides: Any) -> Any:
+    return load_scenario("smoke", {"rounds": 5, "engine": "vectorized", "api": "message", **overrides})
+
+
+def own(mine: Any, **changed: Any) -> OwnData:
+    train, test = mine.data()
+    return OwnData(**{"train": train, "test": test, "name": "blobs"} | changed)
+
+
+def test_the_same_run_however_it_is_named_and_in_both_engines(mine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = simulate(smoke(**{"model.name": "./mine.py:Net", "data.dataset": "mine.py:data"}))
+    assert named.history.rounds[-1].accuracy > 0.9
+    given = simulate(smoke(), model=mine.Net, data=mine.data())
+    monkeypatch.setattr(engine, "run_simulation", in_process)
+    on_flower = simulate(smoke(), engine="ray", model=mine.Net, data=mine.data())
+    for other in (given, on_flower):
+        assert [row.client_id for row in other.history.clients] == [row.client_id for row in named.history.clients]
+        for one, two in zip(other.arrays, named.arrays, strict=True):
+            np.testing.assert_allclose(one, two, atol=1e-5)
+
+
+def test_each_seed_starts_from_its_own_parameters_and_torchs_state_stays(mine: Any) -> None:
+    torch.manual_seed(3)
+    before = torch.random.get_rng_state()
+    first, again, other = (
+        world_of(smoke(**{"model.name": "mine.py:Net", "data.dataset": "mine.py:data", "seed": seed})).initial_arrays()
+        for seed in (1, 1, 2)
+    )
+    np.testing.assert_array_equal(first[0], again[0])
+    assert (first[0] != other[0]).any()
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_a_partition_of_ones_own(mine: Any) -> None:
+    partition = [list(range(30 * k, 30 * k + 1 + k)) for k in range(10)]
+    result = simulate(smoke(), model=mine.Net, data=own(mine, partition=partition))
+    assert {(row.client, row.num_examples) for row in result.history.clients} <= {(k, k + 1) for k in range(10)}
+    with pytest.raises(ParameterError, match="the partition of data 'blobs' has 9 clients, but num_clients = 10"):
+        simulate(smoke(), model=mine.Net, data=own(mine, partition=partition[:9]))
+
+
+def test_another_loss_and_another_metric(mine: Any) -> None:
+    def least_confidence(outputs: torch.Tensor, targets: torch.Tensor) -> float:
+        return float(outputs.softmax(1).amax(1).min())
+
+    def doubled(outputs: torch.Tensor, targets: torch.Tensor, *, reduction: str = "mean") -> torch.Tensor:
+        return 2 * cross_entropy(outputs, targets, reduction=reduction)
+
+    plain = simulate(smoke(**{"training.learning_rate": 0.2}), model=mine.Net, data=mine.data())
+    result = simulate(
+        smoke(**{"training.learning_rate": 0.1}), model=mine.Net, data=mine.data(),
+        objective=Objective(doubled, least_confidence),
+    )  # fmt: skip
+    for one, two in zip(plain.arrays, result.arrays, strict=True):  # twice the loss at half the rate
+        np.testing.assert_allclose(one, two, atol=1e-5)
+    assert 0.3 < result.history.rounds[-1].accuracy < 0.6
+    assert result.history.rounds[-1].loss == pytest.approx(2 * plain.history.rounds[-1].loss, rel=1e-4)
+
+
+def test_a_comparison_on_ones_own(mine: Any, tmp_path: Path) -> None:
+    given = compare(smoke(), ["bsfl", "random"], seeds=2, model=mine.Net, data=own(mine), folder=tmp_path / "given")
+    named = smoke(**{"model.name": "mine.py:Net", "data.dataset": "mine.py:data"})
+    assert compare(named, ["bsfl", "random"], seeds=2).table().equals(given.table())
+    scenario = (tmp_path / "given" / "bsfl-seed1" / "scenario.toml").read_text()
+    assert 'dataset = "python blobs"' in scenario
+    with pytest.raises(ParameterError, match=r"data.dataset = 'python blobs' was given in Python: give it again"):
+        simulate(load_scenario(str(tmp_path / "given" / "bsfl-seed1" / "scenario.toml")))
+
+
+class Wide(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(6, 7)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"model": nn.Linear(6, 3)}, "each seed starts from its own parameters; got Linear itself"),
+        ({"model": 3}, "got int"),
+        ({"model": lambda: 3}, "must make a torch module, got int"),
+        ({"model": Wide}, "two examples must give outputs of shape (2, 3), for 3 classes; the model gave (2, 7)"),
+        ({"model": lambda: nn.Linear(5, 3)}, "the model cannot read examples of shape (6,): mat1 and mat2"),
+        ({"data": 3}, "data must be fedsel_flwr.simulations.OwnData, or a pair (train, test), got int"),
+        ({"data": (1, 2)}, "train must be a pair (inputs, labels)"),
+        ({"model.name": "mine.py:Nets"}, "has no 'Nets'; it has Net"),
+    ],
+)
+def test_what_does_not_fit_is_said_before_anything_starts(mine: Any, options: dict[str, Any], said: str) -> None:
+    keys = {key: value for key, value in options.items() if "." in key}
+    given = {key: value for key, value in options.items() if "." not in key}
+    with pytest.raises(ParameterError) as error:
+        simulate(smoke(**keys), **{"model": mine.Net, "data": mine.data()} | given if not keys else given)
+    assert said in str(error.value)
