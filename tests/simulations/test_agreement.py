@@ -36,7 +36,7 @@ pytestmark = pytest.mark.timeout(900)
 
 SELECTORS = ("bsfl", "cs-ucb-q", "gpfl", "fedcm-ts", "pczfl", "local-accuracy")
 SINGLE, DOUBLE = 1e-4, 1e-9
-ROUNDING, JUMP = 1e-6, 1e-2
+ROUNDING, JUMP = 1e-6, 5e-2
 """What rounding changes in a round in which no rectifier turns, and what a run in which one turns."""
 FEWER = {"num_clients": 40, "clients_per_round": 5}
 
@@ -133,7 +133,9 @@ def test_twenty_rounds_with_every_term_of_the_step(selector: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("selector", SELECTORS)
 def test_twenty_rounds_of_fashion_mnist(selector: str, shared_data: Path) -> None:
-    check_agreement(scenario("fashion-500", selector, str(shared_data)))
+    fewer = {"num_clients": 100, "training.local_steps": 10, "data.validation_fraction": 0.01}
+    # pczfl trains everybody in many rounds, and measures each model on the validation set
+    check_agreement(scenario("fashion-500", selector, str(shared_data), **(fewer if selector == "pczfl" else {})))
 
 
 @pytest.mark.slow
@@ -186,7 +188,7 @@ def test_a_parting_is_said_with_its_round_and_gap() -> None:
         ([1e-7, 9e-5], True),
         ([1e-7, 8e-5, 9e-5, 2e-4, 2e-3], True),
         ([5e-7, 4e-6, 3e-5, 2e-4], False),  # never tenfold
-        ([1e-7, 2e-3, 2e-2], False),
+        ([1e-7, 2e-3, 2e-1], False),
     ],
 )
 def test_a_jump_is_told_from_a_drift(apart: list[float], fits: bool) -> None:
