@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.clients.streams import stream
+from fedsel_flwr.clients.streams import streams
+from fedsel_flwr.clients.system import SystemModel
 from fedsel_flwr.simulations import aggregating, vectorized
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
@@ -42,7 +43,7 @@ FEWER = {"num_clients": 40, "clients_per_round": 5}
 
 
 def _another_order(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(vectorized, "stream", lambda seed, purpose, k, number: stream(seed, purpose, k, number + 1))
+    patch.setattr(vectorized, "streams", lambda seed, purpose, ids, number: streams(seed, purpose, ids, number + 1))
 
 
 def _equal_weights(patch: pytest.MonkeyPatch) -> None:
@@ -51,8 +52,15 @@ def _equal_weights(patch: pytest.MonkeyPatch) -> None:
 
 
 def _other_delays(patch: pytest.MonkeyPatch) -> None:
-    delays = vectorized.round_delays
-    patch.setattr(vectorized, "round_delays", lambda system, k, number, asked: delays(system, k, number + 1, asked))
+    train = vectorized.InProcess.train
+
+    def trained_late(clients: vectorized.InProcess, nodes: Sequence[str], number: int, asks: str) -> Any:
+        draws = SystemModel.draws
+        with pytest.MonkeyPatch.context() as inner:  # for this engine alone: clients one by one draw in the same way
+            inner.setattr(SystemModel, "draws", lambda system, ids, number: draws(system, ids, number + 1))
+            return train(clients, nodes, number, asks)
+
+    patch.setattr(vectorized.InProcess, "train", trained_late)
 
 
 FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
