@@ -65,6 +65,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--selector", default="bsfl")
     parser.add_argument("--folder", type=Path, default=Path(__file__).resolve().parent, help="where the page goes")
+    parser.add_argument("--note", default="", help="what the page is to say of the measurement")
     args = parser.parse_args()
     logging.disable(logging.WARNING)  # some clients come too late in every round
     begin = time.perf_counter()
@@ -94,7 +95,7 @@ def main() -> None:
         "Written by `python benchmarks/many_clients.py`. Each client holds 120 indices of Fashion-MNIST, drawn from\n"
         f"its own stream; MLP 784-64-30-10, one pass, batches of 10; {args.selector}, {args.rounds} rounds of the\n"
         f"vectorized engine. Machine: {platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__} on "
-        f"{torch.get_num_threads()} thread(s), Python {platform.python_version()}.\n\n",
+        f"{torch.get_num_threads()} thread(s), Python {platform.python_version()}{args.note and '; '}{args.note}.\n\n",
         f"- {args.rounds} rounds in {ends[-1] - ends[0]:.1f} s, after {start_s:.1f} s of loading data and model\n",
         f"- the first round, with the roll call: {rounds[0]:.2f} s\n",
         f"- a round: median {np.median(each):.2f} s ({each.min():.2f} to {each.max():.2f})\n",

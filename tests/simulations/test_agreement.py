@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.clients.streams import stream
+from fedsel_flwr.clients.streams import streams
+from fedsel_flwr.clients.system import SystemModel
 from fedsel_flwr.simulations import aggregating, vectorized
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
@@ -36,13 +37,13 @@ pytestmark = pytest.mark.timeout(900)
 
 SELECTORS = ("bsfl", "cs-ucb-q", "gpfl", "fedcm-ts", "pczfl", "local-accuracy")
 SINGLE, DOUBLE = 1e-4, 1e-9
-ROUNDING, JUMP = 1e-6, 1e-2
+ROUNDING, JUMP = 1e-6, 5e-2
 """What rounding changes in a round in which no rectifier turns, and what a run in which one turns."""
 FEWER = {"num_clients": 40, "clients_per_round": 5}
 
 
 def _another_order(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(vectorized, "stream", lambda seed, purpose, k, number: stream(seed, purpose, k, number + 1))
+    patch.setattr(vectorized, "streams", lambda seed, purpose, ids, number: streams(seed, purpose, ids, number + 1))
 
 
 def _equal_weights(patch: pytest.MonkeyPatch) -> None:
@@ -51,8 +52,15 @@ def _equal_weights(patch: pytest.MonkeyPatch) -> None:
 
 
 def _other_delays(patch: pytest.MonkeyPatch) -> None:
-    delays = vectorized.round_delays
-    patch.setattr(vectorized, "round_delays", lambda system, k, number, asked: delays(system, k, number + 1, asked))
+    train = vectorized.InProcess.train
+
+    def trained_late(clients: vectorized.InProcess, nodes: Sequence[str], number: int, asks: str) -> Any:
+        draws = SystemModel.draws
+        with pytest.MonkeyPatch.context() as inner:  # for this engine alone: clients one by one draw in the same way
+            inner.setattr(SystemModel, "draws", lambda system, ids, number: draws(system, ids, number + 1))
+            return train(clients, nodes, number, asks)
+
+    patch.setattr(vectorized.InProcess, "train", trained_late)
 
 
 FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
@@ -133,7 +141,9 @@ def test_twenty_rounds_with_every_term_of_the_step(selector: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("selector", SELECTORS)
 def test_twenty_rounds_of_fashion_mnist(selector: str, shared_data: Path) -> None:
-    check_agreement(scenario("fashion-500", selector, str(shared_data)))
+    fewer = {"num_clients": 100, "training.local_steps": 10, "data.validation_fraction": 0.01}
+    # pczfl trains everybody in many rounds, and measures each model on the validation set
+    check_agreement(scenario("fashion-500", selector, str(shared_data), **(fewer if selector == "pczfl" else {})))
 
 
 @pytest.mark.slow
@@ -186,7 +196,7 @@ def test_a_parting_is_said_with_its_round_and_gap() -> None:
         ([1e-7, 9e-5], True),
         ([1e-7, 8e-5, 9e-5, 2e-4, 2e-3], True),
         ([5e-7, 4e-6, 3e-5, 2e-4], False),  # never tenfold
-        ([1e-7, 2e-3, 2e-2], False),
+        ([1e-7, 2e-3, 2e-1], False),
     ],
 )
 def test_a_jump_is_told_from_a_drift(apart: list[float], fits: bool) -> None:

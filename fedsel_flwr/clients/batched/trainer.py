@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,8 @@ from fedsel_flwr.clients.batched.examples import Examples, as_examples
 from fedsel_flwr.clients.batched.kernel import Kernel, descend
 from fedsel_flwr.clients.batched.looped import train_in_turn
 from fedsel_flwr.clients.batched.schedule import Schedule, longest_first
+from fedsel_flwr.clients.batched.threads import one_thread_each
+from fedsel_flwr.clients.batched.written import WrittenKernel
 from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective
 from fedsel_flwr.clients.parameters import set_arrays
 from fedsel_flwr.clients.settings import TrainingSettings
@@ -125,20 +127,40 @@ class BatchedTrainer:
         if self._chunk is None:
             batch_size = min(self._settings.batch_size, max(examples.sizes))
             self._chunk = default_chunk(self._scratch, data[0][:1].cpu(), batch_size, self._device)
-        for first in range(0, len(order), self._chunk):
-            part = order[first : first + self._chunk]
-            stack = [whole[first : first + self._chunk].copy_(own) for whole, own in zip(stacks, received, strict=True)]
+        size = self._chunk
+
+        def train_chunk(first: int, own_kernel: Kernel) -> None:
+            part = order[first : first + size]
+            stack = [whole[first : first + size].copy_(own) for whole, own in zip(stacks, received, strict=True)]
             rows, own_generators = [examples.rows[i] for i in part], [generators[i] for i in part]
             schedule = Schedule(rows, self._settings, own_generators)
             descent = Descent(stack, received, self._settings)
-            steps = descend(kernel, descent, schedule, data).cpu().numpy().astype(np.float64)
+            steps = descend(own_kernel, descent, schedule, data).cpu().numpy().astype(np.float64)
             sums = np.array([math.fsum(own) if np.isfinite(own).all() else math.nan for own in steps.T])
             losses[part] = sums / schedule.steps
+
+        self._side_by_side(range(0, len(order), size), kernel, train_chunk)
         layers = [stacks[i].cpu().numpy() for i in self._owners]
         if (order == np.arange(len(order))).all():
             return layers, losses
         back = np.argsort(order)
         return [layer[back] for layer in layers], losses
+
+    def _side_by_side(self, firsts: Sequence[int], kernel: Kernel, train_chunk: Callable[[int, Kernel], None]) -> None:
+        """Train the chunks, on a CPU with several threads each chunk on one of them, where that pays.
+
+        Threads that share a chunk's convolutions wait for each other after each; small matrix products would wait for
+        Python instead, which runs one thread at a time.
+        """
+        threads = min(torch.get_num_threads(), len(firsts)) if self._device.type == "cpu" else 1
+        if threads < 2 or not isinstance(kernel, WrittenKernel) or not kernel.convolves:
+            for first in firsts:
+                train_chunk(first, kernel)
+            return
+        with one_thread_each(threads) as workers:
+            chunks = [workers.submit(train_chunk, first, kernel.twin()) for first in firsts]
+            for chunk in chunks:
+                chunk.result()
 
 
 def train_batched(

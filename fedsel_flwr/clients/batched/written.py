@@ -26,6 +26,15 @@ class WrittenKernel:
         self._first = next(i for i, layer in enumerate(plan.layers) if layer.trains)
         self._inputs = torch.empty(0)
 
+    @property
+    def convolves(self) -> bool:
+        """Whether there are convolutions."""
+        return self._plan.grouped
+
+    def twin(self) -> WrittenKernel:
+        """The same kernel with memory of its own, for another thread."""
+        return WrittenKernel(self._plan, self._loss)
+
     @torch.no_grad()
     def step(self, descent: Descent, batch: Batch) -> torch.Tensor:
         """Take one step with the first models of the stack; return their losses before it, shape (n_active,)."""

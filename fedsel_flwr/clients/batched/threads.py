@@ -1,0 +1,26 @@
+"""Workers of one torch thread each: several small computations at a time in place of one on several threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def one_thread_each(count: int) -> Iterator[ThreadPoolExecutor]:
+    """Within the block: workers on whose threads torch uses that one thread; outside everything is as before.
+
+    Args:
+        count: How many.
+    """
+    before = torch.get_num_threads()
+    workers = ThreadPoolExecutor(count, thread_name_prefix="fedsel-training", initializer=torch.set_num_threads,
+                                 initargs=(1,))  # fmt: skip
+    try:
+        with workers:
+            yield workers
+    finally:
+        torch.set_num_threads(before)  # a worker's number is also what later threads begin with

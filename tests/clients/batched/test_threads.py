@@ -1,0 +1,72 @@
+"""Chunks side by side on several threads: the same models to the last bit, and torch's threads as before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedsel_flwr.clients.batched import BatchedTrainer, Examples
+from fedsel_flwr.clients.parameters import get_arrays
+from fedsel_flwr.clients.training import TrainingSettings
+
+SETTINGS = TrainingSettings(learning_rate=0.1, batch_size=3, momentum=0.5)
+DRAW = np.random.default_rng(0)
+CLIENTS = Examples(
+    DRAW.normal(size=(30, 1, 8, 8)).astype(np.float32),
+    DRAW.integers(3, size=30),
+    [DRAW.choice(30, size=size, replace=False) for size in (3, 7, 9, 5, 1)],
+)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def trained(model: nn.Module, threads: int) -> tuple[list[np.ndarray], np.ndarray]:
+    torch.set_num_threads(threads)
+    trainer = BatchedTrainer(model, SETTINGS, chunk=2, way="written")
+    for _ in range(2):
+        result = trainer.train(get_arrays(model), CLIENTS, [np.random.default_rng(k) for k in range(5)])
+    return result
+
+
+def test_chunks_on_two_threads_are_the_same_models(two_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(1)
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(0.5), nn.Linear(36, 3)
+    )
+    layers, losses = trained(model, 1)
+    used: list[int] = []
+    unwatched = BatchedTrainer._side_by_side
+
+    def watched(self, firsts, kernel, train_chunk):  # type: ignore[no-untyped-def]
+        def chunk(first, own):  # type: ignore[no-untyped-def]
+            used.append(torch.get_num_threads())
+            train_chunk(first, own)
+
+        unwatched(self, firsts, kernel, chunk)
+
+    monkeypatch.setattr(BatchedTrainer, "_side_by_side", watched)
+    others, other_losses = trained(model, 2)
+    assert used == [1] * 6  # three chunks, twice, each on one thread
+    np.testing.assert_array_equal(losses, other_losses)
+    for one, two in zip(layers, others, strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert torch.get_num_threads() == 2
+
+
+def test_what_fails_in_a_chunk_fails_the_round(two_threads: None) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 3))
+    trainer = BatchedTrainer(model, SETTINGS, chunk=1, way="written")
+    trainer.train(get_arrays(model), CLIENTS, [np.random.default_rng(k) for k in range(5)])
+    with pytest.raises(AttributeError):
+        trainer.train(get_arrays(model), CLIENTS, [np.random.default_rng(0)] * 4 + [None])  # type: ignore[list-item]
+    assert torch.get_num_threads() == 2
