@@ -13,8 +13,9 @@ from fedsel_flwr.testing.faults import Answer, Fault, Model, all_faults
 
 IMPOSTOR = -1
 """Number of the connection that claims to be client 0, which stays connected all the time."""
-SLOW, GONE, RESTLESS, CONFUSED = 1, 2, 3, 4
-"""Who is slow; who is away in every third round; who reconnects in every second; whose first introduction fails."""
+SLOW, GONE, RESTLESS, CONFUSED, LATE = 1, 2, 3, 4, 5
+"""Who is slow, who is away in every third round, who reconnects in every second, whose first introduction fails, and
+who joins in the third round only."""
 LAST_ROUNDS = 6
 """Rounds after those with a fault each: all raise, all send NaN, all but one fail, and three in which nobody does."""
 
@@ -76,7 +77,7 @@ class Fleet:
         """Let clients come, go and reconnect."""
         self.round += 1
         self.broken = {}
-        gone = {GONE} if self.round % 3 == 0 else set[int]()
+        gone = ({GONE} if self.round % 3 == 1 else set[int]()) | ({LATE} if self.round < 3 else set[int]())
         again = {self.round % self.plan.num_clients} | ({RESTLESS} if self.round % 2 == 0 else set())
         impostor = {IMPOSTOR} if self.round > 1 else set[int]()
         wanted = ({*range(self.plan.num_clients)} | impostor) - gone

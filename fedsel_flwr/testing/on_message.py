@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -56,10 +55,8 @@ class FleetGrid(Grid):
             self._number += 1
             vars(message.metadata)["_message_id"] = f"message-{self._number}"
             ids.append(message.metadata.message_id)
-            there = copy.deepcopy(message)  # over the wire: what arrives is a copy, and so is the answer
-            content = self._answer(there)
-            if content is not None:
-                self._replies[ids[-1]] = Message(copy.deepcopy(content), reply_to=there)
+            if (content := self._answer(message)) is not None:
+                self._replies[ids[-1]] = Message(content, reply_to=message)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:

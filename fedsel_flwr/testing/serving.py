@@ -98,11 +98,20 @@ def check_model_is_sound(trial: Trial) -> None:
 
 
 def check_base_gets_survivors(trial: Trial) -> None:
-    """The base aggregates the updates that the history calls kept, those only, as the clients sent them."""
+    """The base aggregates the updates that the history calls kept, those only, as the clients sent them.
+
+    Without FedCA's filter these are all that can be used.
+    """
     course = trial.course
     settings = course.strategy.core.settings
     for seen in course.rounds:
         kept = {row.client_id for row in course.rows(seen.number) if row.kept}
+        usable = {row.client_id for row in course.rows(seen.number) if row.completed}
+        promise(
+            kept <= usable if settings.filter is not None else kept == usable,
+            f"without a filter every usable update is kept, and never another; in round {seen.number} clients "
+            f"{sorted(usable, key=int)} had one, those of {sorted(kept, key=int)} were kept",
+        )
         given = [] if seen.given is None else [course.fleet.id_of(one.node) for one in seen.given]
         promise(
             seen.given is None or sorted(given) == sorted(kept),

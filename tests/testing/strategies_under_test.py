@@ -52,6 +52,7 @@ PAPERS: dict[str, dict[str, Any]] = {
 def _legacy(name: str, **params: Any) -> Any:
     return getattr(legacy_bases, name)(
         initial_parameters=ndarrays_to_parameters(ARRAYS),
+        fraction_evaluate=0.4,
         on_fit_config_fn=lambda number: {"rate": 0.5 / number},
         on_evaluate_config_fn=lambda number: {"number": number},
         **params,
@@ -59,7 +60,7 @@ def _legacy(name: str, **params: Any) -> Any:
 
 
 def _message(name: str, **params: Any) -> Any:
-    return getattr(message_bases, name)(fraction_train=0.3, **params)
+    return getattr(message_bases, name)(fraction_train=0.3, fraction_evaluate=0.4, **params)
 
 
 BASES: dict[str, dict[str, Callable[[], Any]]] = {
@@ -77,6 +78,8 @@ BASES: dict[str, dict[str, Callable[[], Any]]] = {
     },
 }
 """API -> the bases: an average, one with a state of its own, one that needs five models, one that adds noise."""
+TRUSTING = {"legacy": partial(_legacy, "Krum"), "message": partial(_message, "Krum")}
+"""Krum without malicious clients, for FedCA's filter, which may keep a single model."""
 
 
 def paper(api: str, name: str) -> Any:
@@ -85,12 +88,14 @@ def paper(api: str, name: str) -> Any:
     return getattr(APIS[api], name)(**params)
 
 
-def wrapped(api: str, selector: str, base: str, **options: Any) -> Any:
+def wrapped(api: str, selector: str, base: str, params: dict[str, Any] | None = None, **options: Any) -> Any:
     """Any selector over any base; Krum is asked for a model only where five are usable."""
-    params = {"clients_per_round": COHORT, "seed": 1, **SELECTORS[selector]}
+    params = {"clients_per_round": COHORT, "seed": 1, **SELECTORS[selector], **(params or {})}
     given = {"max_latency": MAX_LATENCY, "validation": VALIDATION, "learning_rate": 0.1, **options}
+    made = BASES[api][base]
     if base == "Krum":
         given |= {"min_completed": 5}
     if selector.startswith("fedcm"):
         given |= {"filter": Filter()}
-    return APIS[api].SelectionStrategy(create(selector, **params), BASES[api][base](), **given)
+        made = TRUSTING[api] if base == "Krum" else made
+    return APIS[api].SelectionStrategy(create(selector, **params), made(), **given)
