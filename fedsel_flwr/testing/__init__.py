@@ -9,6 +9,7 @@ Authors of new ones run them too; :func:`check_strategy` needs Flower and loads 
 
 from __future__ import annotations
 
+from fedsel_flwr.testing.arguments import StrategyFactory
 from fedsel_flwr.testing.conformance import CHECKS, check_selector
 from fedsel_flwr.testing.stateful import check_stateful
 from fedsel_flwr.testing.strategies import STRATEGY_CHECKS, check_strategy
@@ -18,6 +19,7 @@ __all__ = [
     "CHECKS",
     "STRATEGY_CHECKS",
     "SelectorFactory",
+    "StrategyFactory",
     "check_selector",
     "check_stateful",
     "check_strategy",

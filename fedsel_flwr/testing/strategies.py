@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from fedsel_flwr.testing.arguments import StrategyFactory
 from fedsel_flwr.testing.remembering import (
     check_failures_are_named,
     check_history,
@@ -33,7 +34,7 @@ from fedsel_flwr.testing.serving import (
     check_only_those_there_are_asked,
     check_right_number,
 )
-from fedsel_flwr.testing.trial import StrategyFactory, Trial
+from fedsel_flwr.testing.trial import Trial
 
 STRATEGY_CHECKS: tuple[Callable[[Trial], None], ...] = (
     check_no_client_breaks_a_round,
@@ -68,9 +69,9 @@ def check_strategy(
 ) -> None:
     """Play a fleet to a strategy and run every check.
 
-    It needs Flower, but neither Ray nor torch, and takes a second or two. Clients have the ids 0, 1, 2, ... and train
-    by adding random numbers to the model that they receive. On the server's clock the two checks that compare choices
-    are left out with a warning.
+    It needs Flower, but neither Ray nor torch, and takes a second or two; five, with fifty clients a round: let it be
+    few. Clients have the ids 0, 1, 2, ... and train by adding random numbers to the model that they receive. On the
+    server's clock the two checks that compare choices are left out with a warning.
 
     Args:
         make_strategy: Returns a new strategy at each call, of Flower's legacy or of its Message API, with a seed: a

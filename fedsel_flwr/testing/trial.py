@@ -6,21 +6,17 @@ import contextlib
 import copy
 import logging
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.testing.arguments import StrategyFactory, checked, is_legacy, layers, made_strategy
 from fedsel_flwr.testing.course import Course
-from fedsel_flwr.testing.faults import Model
 from fedsel_flwr.testing.fleet import Fleet, Plan
 
-StrategyFactory = Callable[[], Any]
-"""Builds the strategy under test, a new one at each call."""
-PARTS = ("selector", "base", "history", "roster", "core", "state_dict", "load_state_dict")
-"""What a strategy must have to be looked at."""
 SPARE = 4
 """Clients more than the strategy waits for, so that some may be away."""
 NEEDED = (
@@ -64,7 +60,7 @@ class Trial:
             raise ParameterError(
                 f"check_strategy plays models of NumPy arrays; {type(first.base).__name__} has trees, whose size grows"
             )
-        wanted = max(8, *(int(getattr(one, name, 0)) for one in _layers(first.base) for name in NEEDED))
+        wanted = max(8, *(int(getattr(one, name, 0)) for one in layers(first.base) for name in NEEDED))
         least = max(wanted, int(first.min_available), first.selector.clients_per_round or 1) + SPARE
         if num_clients is not None and num_clients < least:
             raise ParameterError(
@@ -108,9 +104,7 @@ class Trial:
         Python's and NumPy's own generators are in another state as well, unless the base draws its noise from them.
         """
         strategy = self.made()
-        noisy = any(
-            type(one).__name__.startswith(("DifferentialPrivacy", "DPFedAvg")) for one in _layers(strategy.base)
-        )
+        noisy = any(type(one).__name__.startswith(("DifferentialPrivacy", "DPFedAvg")) for one in layers(strategy.base))
         course = Course(strategy, Fleet(self.plan, seed=1), self.plan.arrays, global_seed=0 if noisy else 1)
         return self._played(course, self.plan.num_rounds)
 
@@ -133,57 +127,11 @@ class Trial:
         with _undisturbed():
             try:
                 play(course, rounds)
-            except ParameterError:
-                raise
-            except Exception as error:  # whatever the strategy raises is a broken promise
+            except Exception as error:  # whatever the strategy raises is a broken promise, but for its own parameters
+                if isinstance(error, ParameterError) and course.fleet.round <= 1:
+                    raise
                 course.error = error
         return course
-
-
-def made_strategy(make: StrategyFactory) -> Any:
-    """Return ``make()``; raise :class:`ParameterError` if it cannot be called so, or returns something else."""
-    try:
-        strategy = make()
-    except TypeError as error:
-        raise ParameterError(f"make_strategy() must build a strategy without arguments, but: {error}") from error
-    is_legacy(strategy)
-    if missing := [name for name in PARTS if not hasattr(strategy, name)]:
-        raise ParameterError(
-            f"make_strategy must return a SelectionStrategy, one of the papers' or a class on them; "
-            f"{type(strategy).__name__} has no {', '.join(missing)}: wrap it, SelectionStrategy(selector, base)"
-        )
-    return strategy
-
-
-def is_legacy(strategy: Any) -> bool:
-    """Whether a strategy is one of Flower's legacy API; raises :class:`ParameterError` if it is of neither API."""
-    from flwr.server.strategy import Strategy as Legacy
-    from flwr.serverapp.strategy import Strategy
-
-    if not isinstance(strategy, Legacy | Strategy):
-        raise ParameterError(
-            "make_strategy must return a strategy of flwr.server.strategy or flwr.serverapp.strategy, got "
-            f"{type(strategy).__name__}"
-        )
-    return isinstance(strategy, Legacy)
-
-
-def checked(arrays: Sequence[Any]) -> Model:
-    """The initial model as a list of arrays; raises :class:`ParameterError` if it is none."""
-    model = [np.asarray(array) for array in arrays]
-    if not model or not all(array.dtype.kind in "fiu" and np.isfinite(array).all() for array in model):
-        raise ParameterError(
-            "arrays must be the initial model, a list of NumPy arrays of finite numbers, got "
-            f"{[f'{a.dtype}{list(a.shape)}' for a in model]}"
-        )
-    return model
-
-
-def _layers(base: Any) -> Iterator[Any]:
-    """A base strategy and those it wraps."""
-    while base is not None:
-        yield base
-        base = getattr(base, "strategy", None)
 
 
 @contextlib.contextmanager

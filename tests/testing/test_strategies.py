@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedsel_flwr import strategies as legacy
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.rounds.budget import Budget
 from fedsel_flwr.selectors import Random, names
 from fedsel_flwr.strategies.paper import PAPERS as PAPER_NAMES
 from fedsel_flwr.testing import STRATEGY_CHECKS, check_strategy
@@ -57,7 +59,14 @@ def test_every_selector_over_every_base_keeps_every_promise() -> None:
 
 @pytest.mark.parametrize(
     ("api", "options"),
-    [("legacy", {"cooldown": True}), ("message", {"min_completed": 6}), ("legacy", {"averaging": "fedpdp-exact"})],
+    [
+        ("legacy", {"cooldown": True}),
+        ("message", {"min_completed": 6}),
+        ("legacy", {"averaging": "fedpdp-exact"}),
+        ("message", {"budget": Budget(simulated_s=20.0)}),
+        ("legacy", {"availability": lambda client_id, number, seconds: (int(client_id) + number) % 4 > 0}),
+        ("legacy", {"max_clients": 9, "evict_after": 1}),
+    ],
 )
 def test_options_break_no_promise(api: str, options: dict[str, Any]) -> None:
     check_strategy(partial(wrapped, api, "random", "FedAvg", **options), ARRAYS)
@@ -116,6 +125,11 @@ WRONG = {
     "arguments": (lambda seed: None, ARRAYS, r"make_strategy\(\) must build a strategy without arguments"),
     "no arrays": (partial(paper, "legacy", "CSUCB"), [], "arrays must be the initial model"),
     "a model of NaN": (partial(paper, "legacy", "CSUCB"), [np.full(3, np.nan)], r"finite numbers, got \['float64\[3"),
+    "too few values": (
+        partial(legacy.BSFL, clients_per_round=3, min_latency=0.1, max_latency=5.0, data_weights={"0": 1.0}),
+        ARRAYS,
+        "data_weights has 1 entries but none for client",
+    ),
     "another model": (partial(wrapped, "legacy", "random", "FedAvg"), ARRAYS[:1], "its base starts from arrays of"),
 }
 
