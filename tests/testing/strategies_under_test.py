@@ -19,7 +19,7 @@ from fedsel_flwr.strategies import message as message
 
 ARRAYS = [np.zeros((3, 2), dtype=np.float32), np.ones(2, dtype=np.float32)]
 APIS: dict[str, Any] = {"legacy": legacy, "message": message}
-MAX_LATENCY, COHORT = 5.0, 7
+MAX_LATENCY, COHORT, FEW = 5.0, 7, 4
 VALIDATION = Validation(
     lambda arrays, inputs: inputs @ arrays[0] + arrays[1], np.eye(3, dtype=np.float32), np.array([0, 1, 1])
 )
@@ -90,7 +90,12 @@ def paper(api: str, name: str) -> Any:
 
 def wrapped(api: str, selector: str, base: str, params: dict[str, Any] | None = None, **options: Any) -> Any:
     """Any selector over any base; Krum is asked for a model only where five are usable."""
-    params = {"clients_per_round": COHORT, "seed": 1, **SELECTORS[selector], **(params or {})}
+    params = {
+        "clients_per_round": FEW if base.startswith("Fed") else COHORT,
+        "seed": 1,
+        **SELECTORS[selector],
+        **(params or {}),
+    }
     given = {"max_latency": MAX_LATENCY, "validation": VALIDATION, "learning_rate": 0.1, **options}
     made = BASES[api][base]
     if base == "Krum":
