@@ -126,6 +126,8 @@ class Adapter:
             clock_slack=clock_slack, cooldown=cooldown, keys=metric_keys,
             compare_models=bases.compares_models(self.base),
         )  # fmt: skip
+        if settings.filter is not None:
+            bases.check_filter(self.base)
         if settings.averaging not in (None, "fedpdp", "mean"):
             bases.check_is_average(self.base, str(settings.averaging))
         self.roster = roster or Roster()

@@ -141,6 +141,13 @@ def check_cohort(base: object, clients_per_round: int) -> None:
         raise ParameterError(f"{why}: {needed}, but clients_per_round is {clients_per_round}; raise it or lower f")
 
 
+def check_filter(base: object) -> None:
+    """Refuse a base that needs several models where FedCA's filter may keep a single one."""
+    needed, why = least_models(base)
+    if needed > 1:
+        raise ParameterError(f"{why}: {needed}, but the filter may keep a single one; use f = 0, or no filter")
+
+
 def check_survivors(base: object, survivors: int, round: int) -> None:
     """Refuse to aggregate fewer models than ``base`` needs."""
     needed, why = least_models(base)

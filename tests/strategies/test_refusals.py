@@ -119,6 +119,16 @@ def test_fedcm_has_its_papers_filter_and_averaging_by_default(api: Any, name: st
 
 
 @APIS
+def test_a_base_that_needs_many_models_is_refused_with_a_filter(api: Any) -> None:
+    f = {"num_malicious_clients" if api is legacy_api else "num_malicious_nodes": 1}
+    krum = _bases(api).Krum(fraction_evaluate=0.0, **f)
+    with pytest.raises(ParameterError, match=r"Krum with f = 1 .* 5, but the filter may keep a single one; use f = 0"):
+        api.FedCA(krum, clients_per_round=7, validation=world.validation())
+    trusting = _bases(api).Krum(fraction_evaluate=0.0)
+    assert api.FedCA(trusting, clients_per_round=7, validation=world.validation()).base is trusting
+
+
+@APIS
 @pytest.mark.parametrize("name", names())
 def test_a_filter_on_any_selector_needs_a_validation_set(api: Any, name: str) -> None:
     with pytest.raises(ParameterError, match=r"FedCA's filter needs a validation set .*validation=Validation\("):

@@ -1,0 +1,173 @@
+"""A fleet of clients in plain types: who is connected in which round, who is broken, and what each of them answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedsel_flwr.selectors.columns import COLUMNS, VECTORS
+from fedsel_flwr.testing.faults import Answer, Fault, Model, all_faults
+
+IMPOSTOR = -1
+"""Number of the connection that claims to be client 0, which stays connected all the time."""
+SLOW, GONE, RESTLESS, CONFUSED, LATE = 1, 2, 3, 4, 5
+"""Who is slow, who is away in every third round, who reconnects in every second, whose first introduction fails, and
+who joins in the third round only."""
+LAST_ROUNDS = 6
+"""Rounds after those with a fault each: all raise, all send NaN, all but one fail, and three in which nobody does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What every play of one strategy has in common.
+
+    Attributes:
+        arrays: The initial model.
+        num_clients: Clients, with the ids 0 to num_clients - 1.
+        keys: Names under which clients report.
+        max_latency: Longest wait for a client, seconds.
+        metrics: What clients report beside.
+    """
+
+    arrays: Model
+    num_clients: int
+    keys: Any
+    max_latency: float
+    metrics: Mapping[str, float]
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        """Every fault there is; each takes its turn."""
+        of = self.keys.of
+        return all_faults(of("latency"), of("energy"), of("train_loss"), of("client_id"), self.max_latency)
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds until every fault had its turn."""
+        return len(self.faults) + LAST_ROUNDS
+
+
+@dataclass
+class Fleet:
+    """The clients and their connections; everything about them follows from number and round.
+
+    Args:
+        plan: How many there are, and how they report.
+        seed: Draws the names of the connections and the order of everything; no choice may depend on it.
+
+    Attributes:
+        round: The absolute round.
+        connected: Connection -> number of the client, of those connected now.
+        numbers: The same of all connections there ever were.
+        broken: Connection -> how it is broken in this round.
+    """
+
+    plan: Plan
+    seed: int = 0
+    round: int = 0
+    connected: dict[str, int] = field(default_factory=dict)
+    numbers: dict[str, int] = field(default_factory=dict)
+    broken: dict[str, Fault] = field(default_factory=dict)
+    _introduced: set[str] = field(default_factory=set)
+
+    def begin_round(self) -> None:
+        """Let clients come, go and reconnect."""
+        self.round += 1
+        self.broken = {}
+        gone = ({GONE} if self.round % 3 == 1 else set[int]()) | ({LATE} if self.round < 3 else set[int]())
+        again = {self.round % self.plan.num_clients} | ({RESTLESS} if self.round % 2 == 0 else set())
+        impostor = {IMPOSTOR} if self.round > 1 else set[int]()
+        wanted = ({*range(self.plan.num_clients)} | impostor) - gone
+        stay = {node: k for node, k in self.connected.items() if k in wanted and (k not in again or k == 0)}
+        new = {self._node(k): k for k in sorted(wanted - {*stay.values()})}
+        here = list((stay | new).items())
+        order = np.random.default_rng([self.seed, self.round]).permutation(len(here))
+        self.connected = dict(here[i] for i in order)
+        self.numbers |= new
+
+    def id_of(self, node: str) -> str:
+        """The id of the client behind a connection."""
+        return str(max(0, self.numbers[node]))
+
+    def shuffled(self, items: Sequence[Any]) -> list[Any]:
+        """Items in the order in which they happen to arrive."""
+        return [items[i] for i in np.random.default_rng([self.seed, self.round, 1]).permutation(len(items))]
+
+    def ask(self, nodes: Sequence[str]) -> None:
+        """Decide who of those that were asked to train is broken in this round."""
+        asked = sorted(nodes, key=lambda node: (self.numbers.get(node, IMPOSTOR), node))
+        faults, late = self.plan.faults, self.round - len(self.plan.faults)
+        if not asked or late > 3:
+            return
+        if late <= 0:
+            self.broken = {asked[self.round % len(asked)]: faults[self.round - 1]}
+        else:
+            fault = next(one for one in faults if one.name == ("sends NaN" if late == 2 else "raises an exception"))
+            self.broken = dict.fromkeys(asked[1:] if late == 3 else asked, fault)
+
+    def introduction(self, node: str) -> dict[str, Any]:
+        """What a connection says of itself; the first words of one client are an error."""
+        k, keys = self.numbers[node], self.plan.keys
+        if k == CONFUSED and node not in self._introduced:
+            self._introduced.add(node)
+            raise OSError("who am I?")
+        return {keys.client_id: max(0, k), keys.num_examples: self.num_examples(k)}
+
+    def trained(self, node: str, model: Model, config: Mapping[str, Any]) -> Answer:
+        """What a client sends after training, if it sends anything.
+
+        Args:
+            node: The connection.
+            model: The model that it received.
+            config: The round's config; ``needs`` names the columns that it is asked for.
+        """
+        k = self.numbers[node]
+        draws = np.random.default_rng([max(0, k), self.round])
+        arrays = [
+            a + np.asarray(draws.normal(0.0, 0.1, a.shape), dtype=a.dtype) if a.dtype.kind == "f" else a for a in model
+        ]
+        answer = Answer([np.asarray(a) for a in arrays], self.num_examples(k), {**self.plan.metrics, **self._spent(k)})
+        answer.metrics[self.plan.keys.of("client_id")] = max(0, k)
+        answer.metrics[self.plan.keys.of("train_loss")] = float(draws.uniform(0.1, 2.0))
+        answer.metrics |= self._columns(k, str(config.get("needs", "")))
+        if node in self.broken:
+            self.broken[node].change(answer)
+        return answer
+
+    def measured(self, node: str, config: Mapping[str, Any]) -> tuple[float, int, dict[str, Any]]:
+        """Loss, number of examples and metrics after evaluating; one client fails in every fourth round."""
+        k = self.numbers[node]
+        if self.round % 4 == k:
+            raise OSError("the battery; is: empty")
+        probed = self._columns(k, str(config.get("probe", "")))
+        return 0.1 * (max(0, k) + 1), self.num_examples(k), {**self.plan.metrics, **probed, **self._spent(k)}
+
+    def num_examples(self, k: int) -> int:
+        """How many examples a client has."""
+        return 10 + 3 * max(0, k)
+
+    def _spent(self, k: int) -> dict[str, float]:
+        draws = np.random.default_rng([max(0, k), self.round, 2])
+        share = 0.9 if k == SLOW else float(draws.uniform(0.05, 0.5))
+        keys = self.plan.keys
+        return {keys.of("latency"): share * self.plan.max_latency, keys.of("energy"): float(draws.uniform(0.5, 2.0))}
+
+    def _columns(self, k: int, names: str) -> dict[str, Any]:
+        draws = np.random.default_rng([max(0, k), self.round, 3])
+        lengths = {"gradient": sum(array.size for array in self.plan.arrays)}
+        return {
+            self.plan.keys.of(name): (
+                draws.normal(size=lengths.get(name, 4)).astype(np.float32)
+                if name in VECTORS
+                else float(draws.uniform())
+            )
+            for name in names.split(",")
+            if name in COLUMNS
+        }
+
+    def _node(self, k: int) -> str:
+        """A name for the next connection of a client: a random number of 62 bits, as Flower's node ids."""
+        return str(int(np.random.default_rng([self.seed, k + 1, self.round]).integers(2, 2**62)))
