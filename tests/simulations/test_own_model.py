@@ -67,7 +67,7 @@ def own(mine: Any, **changed: Any) -> OwnData:
 
 def test_the_same_run_however_it_is_named_and_in_both_engines(mine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     named = simulate(smoke(**{"model.name": "./mine.py:Net", "data.dataset": "mine.py:data"}))
-    assert named.history.rounds[-1].accuracy > 0.9
+    assert named.history.rounds[-1].accuracy > 0.8
     given = simulate(smoke(), model=mine.Net, data=mine.data())
     monkeypatch.setattr(engine, "run_simulation", in_process)
     on_flower = simulate(smoke(), engine="ray", model=mine.Net, data=mine.data())
