@@ -132,20 +132,22 @@ def _compare(args: argparse.Namespace) -> int:
 
     from fedsel_flwr.report.progress import Progress
     from fedsel_flwr.report.run_folder import create_run_folder
-    from fedsel_flwr.simulations.building import check_selectors
     from fedsel_flwr.simulations.comparing import Plan
     from fedsel_flwr.simulations.processes import adopt_orphans, end_descendants, leaving_at_once
+    from fedsel_flwr.simulations.results import rounds_in
     from fedsel_flwr.simulations.world import world_of
 
     plan = Plan.of(
         scenario, named, seeds=seeds, engine=scenario.engine, reference=getattr(args, "reference", None),
         rounds_on_flower=getattr(args, "rounds_on_flower", 0),
     )  # fmt: skip
-    check_selectors(scenario, named)
     world_of(plan.them[0].scenario(plan.scenario, plan.seeds[0]))  # faults in the data come before anything is written
     folder = create_run_folder(scenario.name, args.runs_dir).resolve()
     adopt_orphans()
-    message = f"fedsel: interrupted; finished runs are in {folder}"
+
+    def message() -> str:
+        return f"fedsel: interrupted; {folder} holds {rounds_in(folder) or 'no round yet'}"
+
     try:
         with (
             _logging_to(folder / "flower.log"),
@@ -190,6 +192,8 @@ def _show(comparison: Comparison, as_json: bool) -> None:
         print(json.dumps(comparison.figures(), indent=2, allow_nan=False))
         return
     render_table(aggregate(comparison.summaries), comparison.scenario.target_accuracy)
+    for run in comparison.cut_off:
+        print(f"left out: {run.selector}, seed {run.scenario.seed}, cut off after {len(run.history.rounds)} rounds")
     if comparison.agreement:
         print(comparison.agreement.sentence)
     if said := comparison.verdict:

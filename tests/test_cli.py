@@ -17,6 +17,7 @@ from fedsel_flwr.cli import main
 from fedsel_flwr.report.run_folder import read_history, read_model
 from fedsel_flwr.selectors import names
 from fedsel_flwr.simulations import comparing
+from fedsel_flwr.simulations.results import write_run
 from fedsel_flwr.simulations.scenario_files import load_scenario, scenario_names
 from fedsel_flwr.simulations.world import World
 from tests.processes import Command
@@ -192,11 +193,12 @@ def test_compare_runs_every_selector_on_every_seed(
 ) -> None:
     played: list[tuple[str, int]] = []
 
-    def simulate(scenario: Any, *, on_round: Any, **options: Any) -> Any:
+    def simulate(scenario: Any, *, on_round: Any, folder: Path, label: str, **options: Any) -> Any:
         played.append((scenario.selector, scenario.seed))
         result = play(scenario)
         for record in result.history.rounds:
             on_round(record)
+        write_run(folder, scenario, result, label)
         return result
 
     monkeypatch.setattr(comparing, "simulate", simulate)
@@ -351,4 +353,4 @@ def test_ctrl_c_ends_everything_at_once(tmp_path: Path) -> None:
         assert command.left() == []
     finally:
         command.kill()
-    assert re.fullmatch(r"fedsel: interrupted; finished runs are in \S+\n", command.stderr), command.stderr
+    assert re.fullmatch(r"fedsel: interrupted; \S+ holds \S+: \d+ rounds?\n", command.stderr), command.stderr

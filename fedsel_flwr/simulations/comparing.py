@@ -11,12 +11,12 @@ from fedsel_flwr.checks import whole
 from fedsel_flwr.clients.objectives import Objective
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.history import History, RoundRecord
+from fedsel_flwr.simulations.building import check_selectors
 from fedsel_flwr.simulations.comparison import Comparison, Run, reference_of
 from fedsel_flwr.simulations.contenders import Contender, Given, contenders
 from fedsel_flwr.simulations.engine import ENGINES, check_engine, simulate
 from fedsel_flwr.simulations.ingredients import MakeModel, Own, as_own_data
 from fedsel_flwr.simulations.on_flower import agreement, run_on_flower
-from fedsel_flwr.simulations.results import write_run
 from fedsel_flwr.simulations.scenario import Scenario
 
 StartRun = Callable[[str, int], None]
@@ -121,6 +121,7 @@ class Plan:
         scenario = scenario.model_copy(update={"engine": engine})
         check_engine(scenario)
         them = contenders(selectors)
+        check_selectors(scenario, [one.name for one in them if one.name])
         rounds = whole("rounds_on_flower", rounds_on_flower, 0)
         if rounds and engine == "ray":
             raise ParameterError("rounds_on_flower must be 0 where Ray is the engine of all runs")
@@ -151,11 +152,11 @@ class Plan:
                     told = _telling(f"{label}, with Flower on Ray", self.rounds_on_flower, start_run, update)
                     on_flower = self._on_flower(one, own, folder, told, options)
                 told = _telling(label, own.rounds, start_run, update)
-                selector = one.selector(own)
-                result = simulate(own, selector=selector, on_round=told, **options)
+                selector, place = one.selector(own), folder
+                if folder and not single:
+                    place = folder / f"{one.label}-seed{seed}"
+                result = simulate(own, selector=selector, on_round=told, folder=place, label=one.label, **options)
                 run = Run(one.label, brought.named_in(own), result)
-                if folder:
-                    write_run(folder if single else comparison.place(folder, run), run.scenario, result, one.label)
                 if on_flower and not comparison.runs:
                     comparison.agreement = agreement(on_flower, result.history)
                 comparison.runs.append(run)
@@ -173,10 +174,8 @@ class Plan:
     ) -> History:
         """The first rounds of the first run, with Flower on Ray."""
         rounds = min(self.rounds_on_flower, own.rounds)
-        result = run_on_flower(own, rounds, one.selector(own), told, **options)
-        if folder:
-            short = own.model_copy(update={"rounds": rounds, "engine": "ray"})
-            write_run(folder / f"{one.label}-seed{own.seed}-on-flower", short, result, one.label)
+        place = folder and folder / f"{one.label}-seed{own.seed}-on-flower"
+        result = run_on_flower(own, rounds, one.selector(own), told, folder=place, label=one.label, **options)
         return result.history
 
 

@@ -13,6 +13,7 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report.files import replacing
 from fedsel_flwr.report.frames import latex, runs_frame, summary_frame
 from fedsel_flwr.report.plots import plot_comparison
+from fedsel_flwr.report.run_folder import MODEL
 from fedsel_flwr.report.summary import RunSummary, summarize
 from fedsel_flwr.report.verdict import Verdict, verdict
 from fedsel_flwr.rounds.history import History
@@ -56,12 +57,14 @@ class Comparison:
         runs: In the order in which they ended.
         reference: The selector that the others are compared with; None where there is none.
         agreement: Whether Flower on Ray chose the same in the rounds that it played too.
+        cut_off: Runs that were loaded and had not been finished; they are part of nothing else.
     """
 
     scenario: Scenario
     runs: list[Run] = field(default_factory=list)
     reference: str | None = None
     agreement: Agreement | None = None
+    cut_off: list[Run] = field(default_factory=list)
 
     @property
     def selectors(self) -> list[str]:
@@ -182,12 +185,18 @@ class Comparison:
         found = [place for folder in folders for place in _run_folders(Path(folder))]
         if not found:
             raise ParameterError("give at least one folder of runs to load")
-        runs = []
+        runs: list[Run] = []
+        cut_off: list[Run] = []
         for place in found:
             label, scenario, result = read_run(place)
-            runs.append(Run(label, scenario, result))
-        _check_one_scenario(runs, found)
-        comparison = cls(runs[0].scenario, runs)
+            (runs if result.arrays else cut_off).append(Run(label, scenario, result))
+        if not runs:
+            told = ", ".join(f"{run.selector!r} after {len(run.history.rounds)} rounds" for run in cut_off)
+            raise ParameterError(
+                f"no run was finished: {told}; fedsel_flwr.report.run_folder.read_history(folder) reads the rounds"
+            )
+        _check_one_scenario([*runs, *cut_off], [*(p for p in found if _whole(p)), *(p for p in found if not _whole(p))])
+        comparison = cls(runs[0].scenario, runs, cut_off=cut_off)
         comparison.reference = reference_of(reference, comparison.selectors)
         return comparison
 
@@ -214,6 +223,11 @@ def _run_folders(folder: Path) -> list[Path]:
     if not inside:
         raise ParameterError(f"{str(folder)!r} holds no run: give a folder with scenario.toml, or one of such folders")
     return inside
+
+
+def _whole(place: Path) -> bool:
+    """Whether a run was finished."""
+    return (place / MODEL).exists()
 
 
 def _check_one_scenario(runs: Sequence[Run], places: Sequence[Path]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import Selector
-from fedsel_flwr.selectors.registry import label_of
+from fedsel_flwr.selectors.registry import label_of, selector_class
 from fedsel_flwr.simulations.building import common_params
 from fedsel_flwr.simulations.scenario import Scenario
 
@@ -91,6 +91,7 @@ def contenders(selectors: Given | Sequence[Given] | Mapping[str, Given]) -> list
 
 def _contender(given: Given, label: str | None = None) -> Contender:
     if isinstance(given, str):
+        selector_class(given)
         return Contender(label or label_of(given), name=given)
     if isinstance(given, Selector):
         raise ParameterError(

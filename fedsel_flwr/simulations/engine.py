@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from flwr.client import ClientApp
@@ -20,15 +21,15 @@ from fedsel_flwr.clients.objectives import Objective
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.selectors import Selector
-from fedsel_flwr.simulations.building import given_or_made
+from fedsel_flwr.simulations.building import given_or_made, make_strategy
 from fedsel_flwr.simulations.client_app import ScenarioApp
 from fedsel_flwr.simulations.cluster import check_cluster, cluster_address, joined
 from fedsel_flwr.simulations.driving import count_nodes, run_rounds
 from fedsel_flwr.simulations.ingredients import MakeModel, Own, as_own_data
-from fedsel_flwr.simulations.results import RunResult
+from fedsel_flwr.simulations.results import RunFolder, RunResult
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.vectorized import check_vectorized, run_vectorized
-from fedsel_flwr.simulations.world import world_of
+from fedsel_flwr.simulations.world import World, world_of
 
 ENGINES = ("ray", "vectorized")
 """What can run a scenario."""
@@ -46,6 +47,8 @@ def simulate(
     model: MakeModel | None = None,
     data: Any = None,
     objective: Objective | None = None,
+    folder: str | Path | None = None,
+    label: str | None = None,
 ) -> RunResult:
     """Run a scenario and wait for its end.
 
@@ -62,21 +65,23 @@ def simulate(
             the scenario's (:func:`~fedsel_flwr.simulations.building.make_strategy`).
         selector: A selector of your own, in place of the scenario's; everything else is the scenario's.
         device: Where the vectorized engine trains: "cpu", "cuda" and so on.
-
         model: Makes a torch module of your own, in place of ``model.name``
             (:class:`~fedsel_flwr.simulations.ingredients.Own`).
         data: Examples of your own, in place of ``data.dataset``: ``OwnData``, or (train, test), each a pair of arrays
             or a torch ``Dataset`` (:class:`~fedsel_flwr.simulations.own_data.OwnData`).
         objective: Loss and quality of your own (:class:`~fedsel_flwr.clients.objectives.Objective`).
+        folder: Where the run is written (:class:`~fedsel_flwr.simulations.results.RunFolder`), each round as it ends;
+            None: nowhere.
+        label: What the selector is called there; None: as in the scenario, or by the name of a selector of your own.
 
     Returns:
         History and final model.
 
     Raises:
         ParameterError: The data or a parameter cannot be used, or the strategy is not of the scenario's API or is
-            given together with ``on_round`` or ``selector``.
-        RunError: The simulation broke off, RAY_ADDRESS leads nowhere, or no client ever completed a round of a
-            strategy of your own.
+            given together with ``on_round``, ``selector`` or ``folder``.
+        RunError: The simulation broke off, the folder cannot be written to, RAY_ADDRESS leads nowhere, or no client
+            ever completed a round of a strategy of your own.
 
     >>> from fedsel_flwr.simulations.scenario_files import load_scenario
     >>> result = simulate(load_scenario("smoke"), selector=MySelector(clients_per_round=3))  # doctest: +SKIP
@@ -92,8 +97,39 @@ def simulate(
     brought = Own(model, None if data is None else as_own_data(data), objective)
     scenario = brought.named_in(scenario)
     world = world_of(scenario, brought)  # in this thread, so that faults in data and parameters come before Ray starts
-    own = strategy is not None
-    strategy = given_or_made(world, strategy, on_round, selector)
+    if folder is None:
+        made = given_or_made(world, strategy, on_round, selector)
+        result = _run(world, made, device, num_cpus)
+        rows = made.history.clients
+        if strategy is not None and rows and not any(row.completed for row in rows):
+            raise RunError(
+                f"no client completed in any of {scenario.rounds} rounds, the first because of {rows[0].problem!r}; "
+                "to try a selector of your own, give simulate selector= in place of strategy="
+            )
+        return result
+    if strategy is not None:
+        raise ParameterError("folder cannot be given together with a strategy of your own: write the result yourself")
+
+    def keep(record: RoundRecord) -> None:
+        kept.round_ended(record, made.history)
+        if on_round:
+            on_round(record)
+
+    made = make_strategy(world, keep, selector)
+    kept = RunFolder(folder, scenario, label or (selector.name if selector else None))
+    try:
+        result = _run(world, made, device, num_cpus)
+        kept.finish(result)
+    except RunError as error:
+        raise (kept.failure or error) from None  # what the disk said, in place of a run that broke off
+    finally:
+        kept.close()
+    return result
+
+
+def _run(world: World, strategy: Any, device: str, num_cpus: int | None) -> RunResult:
+    """Run a scenario's world with a strategy."""
+    scenario = world.scenario
     if scenario.engine == "vectorized":
         return run_vectorized(world, strategy, device)
     results: list[RunResult] = []
@@ -108,12 +144,6 @@ def simulate(
     if not results:
         done = len(strategy.history.rounds)
         raise RunError(f"the simulation ended after {done} of {scenario.rounds} rounds; see the log for the reason")
-    rows = strategy.history.clients
-    if own and rows and not any(row.completed for row in rows):
-        raise RunError(
-            f"no client completed in any of {scenario.rounds} rounds, the first because of {rows[0].problem!r}; "
-            "to try a selector of your own, give simulate selector= in place of strategy="
-        )
     return results[0]
 
 

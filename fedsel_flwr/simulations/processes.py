@@ -46,7 +46,7 @@ def end_descendants(grace_s: float = 5.0) -> int:
 
 
 @contextlib.contextmanager
-def leaving_at_once(last: Callable[[], None], message: str, status: int) -> Iterator[None]:
+def leaving_at_once(last: Callable[[], None], message: Callable[[], str], status: int) -> Iterator[None]:
     """After Ctrl-C or SIGTERM within the block: end the processes that this one started, then this one.
 
     In the signal's handler, for an exception would first have to pass Flower's orderly end, which on a busy machine
@@ -54,7 +54,7 @@ def leaving_at_once(last: Callable[[], None], message: str, status: int) -> Iter
 
     Args:
         last: Called first, in the handler; a second signal does not disturb it.
-        message: The last line on standard error.
+        message: Says, when it is over, the last line on standard error.
         status: The exit status.
     """
     signals = (signal.SIGINT, signal.SIGTERM)
@@ -66,7 +66,7 @@ def leaving_at_once(last: Callable[[], None], message: str, status: int) -> Iter
         end_descendants(grace_s=2.0)
         with contextlib.suppress(RuntimeError, OSError):  # the signal came while it was being written to
             sys.stdout.flush()
-        os.write(2, f"{message}\n".encode())
+        os.write(2, f"{message()}\n".encode())
         os._exit(status)
 
     previous = {each: signal.signal(each, leave) for each in signals}

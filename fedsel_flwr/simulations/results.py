@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import platform
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import tomli_w
 from pydantic import ValidationError
 
-from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report import run_folder
 from fedsel_flwr.report.files import replacing
-from fedsel_flwr.rounds.history import History
+from fedsel_flwr.report.journal import Journal
+from fedsel_flwr.rounds.history import History, RoundRecord
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.simulations.scenario import Scenario
 
@@ -37,25 +40,84 @@ RUN = "run.json"
 """What a run is called, and the versions that made it."""
 
 
+class RunFolder:
+    """The folder of a run: the scenario from the start, each round as it ends, history and model at the end.
+
+    Args:
+        folder: Where; made if needed.
+        scenario: What is run.
+        label: What the selector is called; None: as in the scenario.
+
+    Raises:
+        RunError: The folder cannot be written to.
+    """
+
+    def __init__(self, folder: str | Path, scenario: Scenario, label: str | None = None) -> None:
+        self.path = Path(folder)
+        self.failure: RunError | None = None
+        made_by = {"python": platform.python_version()} | {
+            package: importlib.metadata.version(package) for package in ("fedsel-flwr", "flwr", "torch", "numpy")
+        }
+        said = {"scenario": scenario.name, "selector": label or scenario.selector, "versions": made_by}
+        with self._told("begun"):
+            self.path.mkdir(parents=True, exist_ok=True)
+            with replacing(self.path / RUN) as temporary:
+                temporary.write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+            run_folder.write_scenario(self.path, tomli_w.dumps(scenario.model_dump(exclude={"name"})))
+        self._journal = Journal(self.path)
+
+    def round_ended(self, record: RoundRecord, history: History) -> None:
+        """Write a finished round; raises :class:`RunError` if that cannot be done."""
+        try:
+            self._journal.write(record, history.clients)
+        except RunError as error:
+            self.failure = error
+            raise
+
+    def finish(self, result: RunResult) -> None:
+        """Write history and model in place of the journal; raises :class:`RunError` if that cannot be done."""
+        with self._told("finished; the journal in it holds every round"):
+            run_folder.write_history(self.path, result.history)
+            run_folder.write_model(self.path, list(result.arrays))
+        self._journal.remove()
+
+    def close(self) -> None:
+        """Leave the journal as it is."""
+        self._journal.close()
+
+    @contextlib.contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise RunError(f"{str(self.path)!r} cannot be {what}: {error.strerror or error}") from error
+
+
 def write_run(folder: Path, scenario: Scenario, result: RunResult, label: str | None = None) -> None:
-    """Write the resolved scenario, the history and the model of one run.
+    """Write the resolved scenario, the history and the model of one run that is over.
 
     Args:
         folder: Where to; made if needed.
         scenario: What was run.
         result: What came out.
         label: What the selector is called; None: as in the scenario.
+
+    Raises:
+        RunError: The folder cannot be written to.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    made_by = {"python": platform.python_version()} | {
-        package: importlib.metadata.version(package) for package in ("fedsel-flwr", "flwr", "torch", "numpy")
-    }
-    said = {"scenario": scenario.name, "selector": label or scenario.selector, "versions": made_by}
-    with replacing(folder / RUN) as temporary:
-        temporary.write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
-    run_folder.write_scenario(folder, tomli_w.dumps(scenario.model_dump(exclude={"name"})))
-    run_folder.write_history(folder, result.history)
-    run_folder.write_model(folder, list(result.arrays))
+    RunFolder(folder, scenario, label).finish(result)
+
+
+def rounds_in(folder: Path) -> str:
+    """Say what the runs in a folder hold: "bsfl-seed1: 300 rounds, finished; random-seed1: 17 rounds"."""
+    places = [folder, *sorted(folder.glob("*/"))]
+    told = []
+    for place in places:
+        with contextlib.suppress(ParameterError):
+            count = len(run_folder.read_history(place).rounds)
+            end = ", finished" if (place / run_folder.MODEL).exists() else ""
+            told.append(f"{place.name}: {count} round{'' if count == 1 else 's'}{end}")
+    return "; ".join(told)
 
 
 def read_run(folder: Path) -> tuple[str, Scenario, RunResult]:
@@ -65,7 +127,7 @@ def read_run(folder: Path) -> tuple[str, Scenario, RunResult]:
         folder: The folder of one run.
 
     Returns:
-        The selector's label, the scenario, and what came out.
+        The selector's label, the scenario, and what came out; no model of a run that was cut off.
 
     Raises:
         ParameterError: A file is missing or damaged.
@@ -76,5 +138,10 @@ def read_run(folder: Path) -> tuple[str, Scenario, RunResult]:
         label, name = str(said["selector"]), str(said["scenario"])
         scenario = Scenario.model_validate({"name": name} | tables)
     except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:  # JSON's and TOML's are ValueErrors
-        raise ParameterError(f"{str(folder)!r} is no finished run: {error}") from error
-    return label, scenario, RunResult(run_folder.read_history(folder), run_folder.read_model(folder))
+        raise ParameterError(f"{str(folder)!r} is no run: {error}") from error
+    finished = (folder / run_folder.MODEL).exists()
+    return (
+        label,
+        scenario,
+        RunResult(run_folder.read_history(folder), run_folder.read_model(folder) if finished else []),
+    )

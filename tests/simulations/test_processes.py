@@ -37,10 +37,10 @@ import os, signal, subprocess, sys, time
 from fedsel_flwr.simulations.processes import leaving_at_once
 
 before = signal.getsignal(signal.SIGTERM)
-with leaving_at_once(lambda: print("last", flush=True), "left", 7):
+with leaving_at_once(lambda: print("last", flush=True), lambda: "left", 7):
     pass
 assert signal.getsignal(signal.SIGTERM) is before
-with leaving_at_once(lambda: print("last", flush=True), "left", 7):
+with leaving_at_once(lambda: print("last", flush=True), lambda: "left", 7):
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     print(child.pid, flush=True)
     try:

@@ -1,0 +1,126 @@
+"""What a run leaves behind when it is cut off: every finished round, whatever ends it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsel_flwr.errors import ParameterError, RunError
+from fedsel_flwr.report.run_folder import read_history
+from fedsel_flwr.simulations import Comparison, compare, load_scenario, simulate
+from fedsel_flwr.simulations.results import rounds_in
+
+ARGV = ["compare", "smoke", "--rounds", "400", "--selectors", "bsfl,random", "--runs-dir"]
+
+
+def smoke(**overrides: Any) -> Any:
+    return load_scenario("smoke", {"rounds": 6, "engine": "vectorized", **overrides})
+
+
+def cut_off(folder: Path, end: signal.Signals) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """Start a comparison, end it after some rounds; what it said, and its folder."""
+    command = [sys.executable, "-m", "fedsel_flwr.cli", *ARGV, str(folder)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 100
+        while not any(path.stat().st_size > 9000 for path in folder.glob("*/*/journal.jsonl")):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(end)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    (run,) = folder.iterdir()
+    return subprocess.CompletedProcess(command, process.returncode, out, err), run
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(("end", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_a_comparison_that_is_cut_off_leaves_every_finished_round(
+    end: signal.Signals, status: int, tmp_path: Path
+) -> None:
+    done, folder = cut_off(tmp_path, end)
+    assert done.returncode == status
+    rounds = [record.round for record in read_history(folder / "bsfl-seed1").rounds]
+    assert rounds == list(range(1, len(rounds) + 1))
+    assert 1 < len(rounds) < 400
+    if end == signal.SIGINT:
+        assert done.stderr.splitlines()[-1].startswith(f"fedsel: interrupted; {folder} holds bsfl-seed1: ")
+        assert int(done.stderr.split(": ")[-1].split()[0]) == len(rounds)
+        assert "Traceback" not in done.stderr
+    whole = simulate(smoke(rounds=len(rounds)), selector=None)
+    assert [(r.round, r.simulated_s) for r in read_history(folder / "bsfl-seed1").rounds] == [
+        (r.round, r.simulated_s) for r in whole.history.rounds
+    ]
+    with pytest.raises(ParameterError, match=rf"no run was finished: 'bsfl' after {len(rounds)} rounds"):
+        Comparison.load(folder)
+
+
+def test_a_finished_run_has_no_journal_and_is_what_simulate_returned(tmp_path: Path) -> None:
+    result = simulate(smoke(), folder=tmp_path / "run")
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {
+        "run.json", "scenario.toml", "rounds.parquet", "clients.parquet", "model.safetensors",
+    }  # fmt: skip
+    assert repr(read_history(tmp_path / "run").rounds) == repr(result.history.rounds)
+
+
+def test_a_run_that_was_cut_off_is_left_out_and_named(tmp_path: Path) -> None:
+    compare(smoke(), ["bsfl", "random"], seeds=2, folder=tmp_path)
+
+    class Stop(Exception):
+        pass
+
+    def stop(record: Any) -> None:
+        if record.round == 3:
+            raise Stop
+
+    with pytest.raises(Stop):
+        simulate(smoke(seed=3), on_round=stop, folder=tmp_path / "bsfl-seed3")
+    loaded = Comparison.load(tmp_path)
+    assert len(loaded.runs) == 4
+    assert [(run.selector, run.scenario.seed, len(run.history.rounds)) for run in loaded.cut_off] == [("bsfl", 3, 3)]
+    assert rounds_in(tmp_path).startswith(
+        "bsfl-seed1: 6 rounds, finished; bsfl-seed2: 6 rounds, finished; bsfl-seed3: 3 ro"
+    )
+
+
+def test_a_full_disk_is_one_line_that_says_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    written = 0
+
+    def fills_up(record: Any) -> None:
+        nonlocal written
+        written += 1
+        if written == 2:
+            (tmp_path / "run" / "journal.jsonl").rename(tmp_path / "kept.jsonl")
+            journal[0]._file.close()
+            journal[0]._file = open("/dev/full", "w")  # noqa: SIM115 (closed by the run)
+
+    from fedsel_flwr.report import journal as module
+
+    journal: list[Any] = []
+    begin = module.Journal.__init__
+
+    def begun(self: Any, folder: Path) -> None:
+        begin(self, folder)
+        journal.append(self)
+
+    monkeypatch.setattr(module.Journal, "__init__", begun)
+    with pytest.raises(RunError, match=r"round 3 cannot be written .*No space left on device; the rounds before it"):
+        simulate(smoke(), on_round=fills_up, folder=tmp_path / "run")
+    (tmp_path / "kept.jsonl").rename(tmp_path / "run" / "journal.jsonl")
+    assert len(read_history(tmp_path / "run").rounds) == 2
+
+
+def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match=r"cannot be begun: (Not a directory|File exists)"):
+        simulate(smoke(), folder=tmp_path / "file" / "run")
