@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import runpy
 from functools import partial
 from pathlib import Path
 
@@ -45,3 +46,20 @@ def test_the_selector_without_flower_comes_to_prefer_the_fast() -> None:
     assert plays.sum() == 5000
     assert plays[:5].mean() > 1.5 * 250
     assert plays[-5:].mean() < 250
+
+
+def test_the_comparison_on_ones_own_model_and_data_runs_as_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(program("load_breast_cancer"), "README", "exec"), {"__name__": "readme"})
+    assert "on the same 3 seeds and partitions" in capsys.readouterr().out
+
+
+def test_the_selector_of_ones_own_is_compared_as_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = program("class Fastest").replace('"digits")', '"digits", {"rounds": 8, "num_clients": 30})')
+    (tmp_path / "mine.py").write_text(text, encoding="utf-8")
+    runpy.run_path(str(tmp_path / "mine.py"), run_name="__main__")
+    out = capsys.readouterr().out
+    assert out.count("Fastest") >= 4  # three rows and a clause
+    assert (tmp_path / "runs" / "fastest" / "comparison.png").exists()
