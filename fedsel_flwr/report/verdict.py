@@ -79,7 +79,11 @@ def _part(d: PairedDifference, unit: str) -> str:
     if math.isnan(d.low):
         return size
     ends = f"{d.low:+.{digits}f} to {d.high:+.{digits}f} {unit}"
-    return f"{size} ({ends})" if d.differs else f"{size} ({ends}: no difference)"
+    if d.differs:
+        return f"{size} ({ends})"
+    if d.low <= 0 <= d.high:
+        return f"{size} ({ends}: no difference)"
+    return f"{size} ({ends}, but among so many selectors p = {d.p:.2f}: no difference)"
 
 
 def _amount(spread: Spread) -> str:

@@ -129,3 +129,12 @@ def test_one_seed_says_that_there_is_no_interval() -> None:
         "random takes 10.0 s and 100.0 J to 90 % accuracy; on the same seed and partition (one seed gives no "
         "interval) a takes 2.0 s less and 0.0 J more."
     )
+
+
+def test_the_sentence_says_when_several_selectors_take_a_difference_away() -> None:
+    times = {"random": [100.0, 110.0, 120.0, 130.0], "fast": [90.0, 96.0, 116.0, 118.0]}
+    runs = [run(name, seed, time) for name, own in times.items() for seed, time in enumerate(own)]
+    assert "fast takes 10.0 s less (-16.9 to -3.1 s) and" in verdict(runs, "random", 0.9).sentence
+    runs += [run(f"same-{i}", seed, 100.0 + 10 * seed + (-1) ** (seed + i)) for i in range(3) for seed in range(4)]
+    said = verdict(runs, "random", 0.9).sentence
+    assert "fast takes 10.0 s less (-16.9 to -3.1 s, but among so many selectors p = 0.08: no difference)" in said
