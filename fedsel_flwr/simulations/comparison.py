@@ -151,6 +151,6 @@ def _json(value: Any) -> Any:
     """JSON has no NaN and no infinity: null."""
     if isinstance(value, dict):
         return {key: _json(own) for key, own in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_json(own) for own in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
