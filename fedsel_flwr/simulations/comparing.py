@@ -12,7 +12,7 @@ from fedsel_flwr.clients.objectives import Objective
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.history import History, RoundRecord
 from fedsel_flwr.simulations.building import check_selectors
-from fedsel_flwr.simulations.comparison import Comparison, Run, reference_of
+from fedsel_flwr.simulations.comparison import Comparison, Run, reference_of, run_name
 from fedsel_flwr.simulations.contenders import Contender, Given, contenders
 from fedsel_flwr.simulations.engine import ENGINES, check_engine, simulate
 from fedsel_flwr.simulations.ingredients import MakeModel, Own, as_own_data
@@ -154,7 +154,7 @@ class Plan:
                 told = _telling(label, own.rounds, start_run, update)
                 selector, place = one.selector(own), folder
                 if folder and not single:
-                    place = folder / f"{one.label}-seed{seed}"
+                    place = folder / run_name(one.label, seed)
                 result = simulate(own, selector=selector, on_round=told, folder=place, label=one.label, **options)
                 run = Run(one.label, brought.named_in(own), result)
                 if on_flower and not comparison.runs:
@@ -174,7 +174,7 @@ class Plan:
     ) -> History:
         """The first rounds of the first run, with Flower on Ray."""
         rounds = min(self.rounds_on_flower, own.rounds)
-        place = folder and folder / f"{one.label}-seed{own.seed}-on-flower"
+        place = folder and folder / f"{run_name(one.label, own.seed)}-on-flower"
         result = run_on_flower(own, rounds, one.selector(own), told, folder=place, label=one.label, **options)
         return result.history
 

@@ -13,7 +13,6 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report.files import replacing
 from fedsel_flwr.report.frames import latex, runs_frame, summary_frame
 from fedsel_flwr.report.plots import plot_comparison
-from fedsel_flwr.report.run_folder import MODEL
 from fedsel_flwr.report.summary import RunSummary, summarize
 from fedsel_flwr.report.verdict import Verdict, verdict
 from fedsel_flwr.rounds.history import History
@@ -142,13 +141,9 @@ class Comparison:
         """
         target = Path(folder)
         for run in self.runs:
-            write_run(self.place(target, run), run.scenario, run.result, run.selector)
+            write_run(target / run_name(run.selector, run.scenario.seed), run.scenario, run.result, run.selector)
         self.report(target)
         return target
-
-    def place(self, folder: Path, run: Run) -> Path:
-        """Where in a comparison's folder a run is written."""
-        return folder / f"{run.selector}-seed{run.scenario.seed}"
 
     def report(self, folder: Path) -> None:
         """Write what is made of the runs: picture, summaries, verdict, and what belongs to the comparison."""
@@ -185,20 +180,23 @@ class Comparison:
         found = [place for folder in folders for place in _run_folders(Path(folder))]
         if not found:
             raise ParameterError("give at least one folder of runs to load")
-        runs: list[Run] = []
-        cut_off: list[Run] = []
-        for place in found:
-            label, scenario, result = read_run(place)
-            (runs if result.arrays else cut_off).append(Run(label, scenario, result))
+        loaded = [Run(*read_run(place)) for place in found]
+        _check_one_scenario(loaded, found)
+        runs = [run for run in loaded if run.result.arrays]
+        cut_off = [run for run in loaded if not run.result.arrays]
         if not runs:
             told = ", ".join(f"{run.selector!r} after {len(run.history.rounds)} rounds" for run in cut_off)
             raise ParameterError(
                 f"no run was finished: {told}; fedsel_flwr.report.run_folder.read_history(folder) reads the rounds"
             )
-        _check_one_scenario([*runs, *cut_off], [*(p for p in found if _whole(p)), *(p for p in found if not _whole(p))])
         comparison = cls(runs[0].scenario, runs, cut_off=cut_off)
         comparison.reference = reference_of(reference, comparison.selectors)
         return comparison
+
+
+def run_name(label: str, seed: int) -> str:
+    """What the folder of a run is called in that of its comparison."""
+    return f"{label}-seed{seed}"
 
 
 def reference_of(given: str | None, labels: Sequence[str]) -> str | None:
@@ -223,11 +221,6 @@ def _run_folders(folder: Path) -> list[Path]:
     if not inside:
         raise ParameterError(f"{str(folder)!r} holds no run: give a folder with scenario.toml, or one of such folders")
     return inside
-
-
-def _whole(place: Path) -> bool:
-    """Whether a run was finished."""
-    return (place / MODEL).exists()
 
 
 def _check_one_scenario(runs: Sequence[Run], places: Sequence[Path]) -> None:
