@@ -1,65 +1,210 @@
-"""The programs in the README do what it says; the commands are run by CI and by ``make``."""
+"""Every program and every command of README.md and docs/ runs as printed; what cannot is listed here, with its reason.
+
+The ordinary run has each once, Python's slow imports taken from :mod:`tests.warm`. The slow run has each in a shell or
+a Python of its own, as a reader has it.
+"""
 
 from __future__ import annotations
 
-import ast
-import importlib
+import os
 import re
-import runpy
-from functools import partial
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from fedsel_flwr.testing import check_selector
+from tests.pages import COMMANDS, PAGES, ROOT, Block, blocks, links
+from tests.warm import Warm
 
-README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
-PROGRAMS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+BLOCKS = [block for page in PAGES for block in blocks(page)]
+OTHER = ("text", "toml", "yaml")
+ELSEWHERE = {"docs/smoke-tests.md": "tests/test_smoke_page.py"}
+PAPERS = "docs/papers/"
+CARDS = """
+import numpy as np
+
+predict, inputs, labels = (lambda arrays, inputs: inputs @ arrays[0]), np.eye(3), np.arange(3)
+"""
+"""What the cards of the papers take as given: their programs show what a strategy is told."""
+
+NOT_RUN = {
+    ("README.md", "python3 -m venv .venv"): "installs",
+    ("README.md", "fedsel compare phones"): "over a minute",
+    ("docs/README.md", "fedsel compare phones"): "over a minute",
+    ("docs/beyond-one-machine.md", "# on the first machine"): "several machines",
+    ("docs/beyond-one-machine.md", "export RAY_ADDRESS"): "cluster",
+    ("docs/comparing.md", "fedsel compare phones"): "over a minute",
+    ("docs/simulations.md", "fedsel run fashion-500"): "Fashion-MNIST",
+    ("docs/simulations.md", "export FLWR_DISABLE"): "SuperLink",
+}
+"""Page and beginning of the block -> a word of the reason that the page gives."""
+
+BEING_WRITTEN = {"docs/command-line.md"}
+"""Pages that other pages lead to already."""
+
+SAYS = {
+    "study.py": r"on the same 3 seeds and partitions(.|\n)*\\begin\{tabular\}",
+    "legacy.py": r"\n4 \d+ 0\.\d\d s completed\n",
+    "message.py": r"\n4 [0-7] 0\.\d\d s completed\n",
+    "fastest.py": r"Fastest +3 (.|\n)*on the same 3 seeds and partitions(.|\n)*Fastest ",
+    "pooled.py": r"(alpha 10 (.|\n)*){4}random (.|\n)*on the same 4 seeds(.|\n)*\n8 rounds, ",
+    "patient.py": r"^\[\d \d\]$",
+    "alone.py": r"^\[[\d \n]+\]$",
+    "prices.py": r"on the same 3 seeds and partitions",
+    "quiet.py": r"(\d 0\.\d+ [\d.]+ s [\d.]+ J\n){5}\[\(10, 64\), \(10,\)\]",
+}
+"""Program -> what its output has."""
 
 
-def program(text: str) -> str:
-    (found,) = [one for one in PROGRAMS if text in one]
+def is_code(block: Block) -> bool:
+    """Whether a block is a program, or commands."""
+    return block.language in ("python", "sh") or (not block.language and block.first.startswith(COMMANDS))
+
+
+RUN = [b for b in BLOCKS if is_code(b) and not b.not_run and b.page not in ELSEWHERE and not b.page.startswith(PAPERS)]
+ON_PAPERS = [block for block in BLOCKS if is_code(block) and not block.not_run and block.page.startswith(PAPERS)]
+
+
+@pytest.fixture(scope="module")
+def warm() -> Iterator[Warm]:
+    process = Warm()
+    yield process
+    process.close()
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Block], Path]:
+    """The folder of a block's page, with the files that the page has named so far."""
+    folders: dict[str, Path] = {}
+
+    def found(block: Block) -> Path:
+        folder = folders.setdefault(block.page, tmp_path_factory.mktemp("page"))
+        for other in BLOCKS:
+            if other.page == block.page and other.file and other.line <= block.line:
+                (folder / other.file).write_text(other.text, encoding="utf-8")
+        return folder
+
     return found
 
 
-@pytest.mark.parametrize("number", range(len(PROGRAMS)))
-def test_what_the_programs_import_is_there(number: int) -> None:
-    for node in ast.walk(ast.parse(PROGRAMS[number])):
-        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("fedsel_flwr"):
-            module = importlib.import_module(str(node.module))
-            assert all(hasattr(module, alias.name) for alias in node.names)
+def in_a_shell(command: str, folder: Path) -> str:
+    """What a command of a shell says, with this Python's commands first in its path; it must succeed."""
+    paths = {
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "PYTHONPATH": str(ROOT),
+    }
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", command], cwd=folder, env={**os.environ, **paths}, text=True, timeout=280,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:]
+    return done.stdout
 
 
-def test_the_selector_of_ones_own_keeps_every_promise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "readme_selector.py").write_text(program("class Fastest"), encoding="utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
-    fastest = importlib.import_module("readme_selector").Fastest
-    check_selector(partial(fastest, clients_per_round=3))
+def run_block(block: Block, folder: Path, warm: Warm | None) -> str:
+    """What a block says; it must succeed."""
+    on_ray = "run_simulation" in block.text  # leaves threads and signal handlers to whatever would come after it
+    if block.language != "python":
+        if warm is None:
+            return in_a_shell(block.text, folder)
+        told = [warm.run(words, folder) for words in block.commands()]
+        assert [status for status, _ in told] == [0] * len(told), told
+        return "".join(text for _, text in told)
+    name = block.file or f"line_{block.line}.py"
+    (folder / name).write_text(block.text, encoding="utf-8")
+    if warm is None or on_ray:
+        return in_a_shell(f"python {name}", folder)
+    status, text = warm.run([name], folder)
+    assert status == 0, text[-4000:]
+    return text
 
 
-def test_the_selector_without_flower_comes_to_prefer_the_fast() -> None:
-    drawn = np.random.default_rng(0)
-    names = {"measure": lambda chosen: 0.1 + 0.04 * chosen + drawn.uniform(0, 0.05, len(chosen))}
-    exec(program("RoundReport(clients=chosen"), names)
-    plays = names["selector"].state_dict()["plays"]  # type: ignore[attr-defined]
-    assert plays.sum() == 5000
-    assert plays[:5].mean() > 1.5 * 250
-    assert plays[-5:].mean() < 250
+@pytest.mark.parametrize("block", RUN, ids=str)
+def test_it_runs_as_printed(block: Block, warm: Warm, folder_of: Callable[[Block], Path]) -> None:
+    said = run_block(block, folder_of(block), warm)
+    assert re.search(SAYS.get(block.file, ""), said, re.MULTILINE), said[-4000:]
 
 
-def test_the_comparison_on_ones_own_model_and_data_runs_as_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    exec(compile(program("load_breast_cancer"), "README", "exec"), {"__name__": "readme"})
-    assert "on the same 3 seeds and partitions" in capsys.readouterr().out
+@pytest.mark.slow
+@pytest.mark.parametrize("block", [block for block in RUN if "run_simulation" not in block.text], ids=str)
+def test_it_runs_as_printed_in_a_shell(block: Block, folder_of: Callable[[Block], Path]) -> None:
+    said = run_block(block, folder_of(block), None)
+    assert re.search(SAYS.get(block.file, ""), said, re.MULTILINE), said[-4000:]
 
 
-def test_the_selector_of_ones_own_is_compared_as_printed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    text = program("class Fastest").replace('"digits")', '"digits", {"rounds": 8, "num_clients": 30})')
-    (tmp_path / "mine.py").write_text(text, encoding="utf-8")
-    runpy.run_path(str(tmp_path / "mine.py"), run_name="__main__")
-    out = capsys.readouterr().out
-    assert out.count("Fastest") >= 4  # three rows and a clause
-    assert (tmp_path / "runs" / "fastest" / "comparison.png").exists()
+@pytest.mark.parametrize("block", [block for block in ON_PAPERS if block.language == "python"], ids=str)
+def test_the_cards_programs_run(block: Block, warm: Warm, tmp_path: Path) -> None:
+    (tmp_path / "card.py").write_text(f"{CARDS}\n{block.text}\nprint(strategy)\n", encoding="utf-8")
+    status, said = warm.run(["card.py"], tmp_path)
+    assert status == 0, said
+    assert said.strip()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", [block for block in ON_PAPERS if block.language != "python"], ids=str)
+def test_the_cards_commands_run_for_two_rounds(block: Block, warm: Warm, tmp_path: Path) -> None:
+    played = 0
+    for words in block.commands():
+        if words[-2:] != ["--data-dir", "DIR"]:  # MNIST is not part of the repository
+            status, said = warm.run([*words, "--rounds", "2", "--engine", "vectorized"], tmp_path)
+            assert status == 0, said
+            played += 1
+    assert played
+
+
+def test_nothing_is_left_out_in_silence() -> None:
+    left = {(b.page, b.first): b.not_run for b in BLOCKS if is_code(b) and b.not_run}
+    for (page, first), why in left.items():
+        print(f"not run: {page}: {first}: {why}")
+    unknown = [key for key in left if not any(key[0] == page and key[1].startswith(begin) for page, begin in NOT_RUN)]
+    assert unknown == []
+    for (page, begin), word in NOT_RUN.items():
+        (why,) = [why for (other, first), why in left.items() if other == page and first.startswith(begin)]
+        assert word in why
+    for block in BLOCKS:
+        assert is_code(block) or block.language in OTHER or not block.language, f"{block}: {block.language}"
+        if not is_code(block):
+            told = [line for line in block.text.splitlines() if line.startswith(tuple(f"{name} " for name in COMMANDS))]
+            assert told == [], f"{block} holds commands: call it sh"
+    assert {block.file for block in RUN if block.language == "python" and block.file} == set(SAYS)
+
+
+def test_the_selector_alone_comes_to_prefer_the_fast(warm: Warm, tmp_path: Path) -> None:
+    (block,) = [block for block in RUN if block.file == "alone.py"]
+    plays = [int(number) for number in re.findall(r"\d+", run_block(block, tmp_path, warm))]
+    assert sum(plays) == 5000
+    assert sum(plays[:5]) > 1.5 * 5 * 250
+    assert sum(plays[-5:]) < 5 * 250
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    missing = {link for link in links(page) if not (ROOT / link).exists()}
+    assert missing <= BEING_WRITTEN
+
+
+def test_the_index_has_every_page() -> None:
+    listed = set(links(ROOT / "docs" / "README.md"))
+    pages = {page.relative_to(ROOT).as_posix() for page in PAGES if page.parent == ROOT / "docs"}
+    assert pages - {"docs/README.md"} <= listed
+    assert {"docs/papers/README.md", "README.md"} <= listed
+
+
+def words(text: str) -> str:
+    """A text with single spaces, without the signs of a quotation."""
+    return " ".join(text.replace("\n> ", " ").split())
+
+
+@pytest.mark.slow
+def test_the_demo_prints_what_the_pages_show(tmp_path: Path) -> None:
+    (block,) = [block for block in BLOCKS if block.page == "README.md" and "--rounds-on-flower" in block.text]
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert block.text.strip() in makefile
+    said = in_a_shell(block.text, tmp_path)
+    table = said[said.index("              accuracy") :]
+    *printed, folder = table.strip().splitlines()
+    assert words("\n".join(printed)) in words((ROOT / "docs" / "comparing.md").read_text(encoding="utf-8"))
+    assert words(printed[-1]) in words((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert (Path(folder) / "comparison.png").is_file()
