@@ -72,7 +72,7 @@ class RandomBySize(Selector):
         size = filled_sizes(self._size, self._registered)
         if self.replacement:
             weight = size[available] if size[available].any() else np.ones(available.size)
-            drawn = self._generator.choice(available, size=self.clients_per_round, p=weight / weight.sum())
+            drawn = self._generator.choice(available, size=self.asked_per_round, p=weight / weight.sum())
             chosen, times = np.unique(drawn, return_counts=True)
             self._draws[chosen] = times
             return chosen
