@@ -110,13 +110,15 @@ class Collector:
 
     def _measured(self, round: Round, outcome: Outcome, reference: Arrays) -> Outcome:
         """The outcome with what the server measures on the usable models, and how they are averaged."""
-        outcome = replace(outcome, columns=self._measurer.models(outcome.models, reference))
+        usable = set(outcome.usable)
+        draws = self._selector.draws(np.array([row for row, node in round.chosen.items() if node in usable]))
+        outcome = replace(outcome, columns=self._measurer.models(outcome.models, reference, draws))
         kept = set(outcome.kept)
         if not kept:
             return replace(outcome, enough=False)
         if self._settings.averaging is None or not outcome.enough:
             return outcome
-        draws = self._selector.draws(np.array([row for row, node in round.chosen.items() if node in kept]))
+        draws = np.asarray(outcome.columns.get("draws", draws), dtype=np.int64)[outcome.positions]
         total, num_clients = self._enrolment.total_examples(), self._selector.num_clients
         scheme = averaging(self._settings.averaging, outcome.weights, total, num_clients, draws)  # (3), (5) of Kim
         return replace(outcome, averaging=scheme)

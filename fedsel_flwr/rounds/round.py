@@ -32,7 +32,7 @@ class Outcome:
     usable: list[str]
     enough: bool
     models: Models = field(default_factory=lambda: ModelList([]))
-    columns: Mapping[str, FloatArray | BoolArray] = field(default_factory=dict)
+    columns: Mapping[str, FloatArray | BoolArray | IntArray] = field(default_factory=dict)
     averaging: Averaging | None = None
     round_s: float = 0.0
 
