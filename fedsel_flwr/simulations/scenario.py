@@ -61,8 +61,9 @@ class Aggregation(Table):
 class Scenario(Table):
     """Everything that defines a simulation.
 
-    The global model is evaluated every ``evaluation_every`` rounds. ``simulated_s`` and ``joules`` are budgets that end
-    the run before ``rounds`` do; 0 is no budget.
+    The global model is evaluated every ``evaluation_every`` rounds; with ``per_class_accuracy`` the last one also
+    on each client's examples of each class. ``simulated_s`` and ``joules`` are budgets that end the run before
+    ``rounds`` do; 0 is no budget.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Scenario(Table):
     api: Literal["legacy", "message"] = "legacy"
     engine: Literal["ray", "vectorized"] = "ray"
     evaluation_every: Count = 1
+    per_class_accuracy: Annotated[bool, Field(strict=True)] = False
     simulated_s: NotNegative = 0.0
     joules: NotNegative = 0.0
     data: Data = Data()
