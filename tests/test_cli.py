@@ -23,7 +23,7 @@ from fedsel_flwr.simulations.world import World
 from tests.processes import Command
 from tests.simulations.inprocess import play
 
-RUN_FILES = {"run.json", "scenario.toml", "rounds.parquet", "clients.parquet", "model.safetensors"}
+RUN_FILES = {"regret.parquet", "run.json", "scenario.toml", "rounds.parquet", "clients.parquet", "model.safetensors"}
 FILES = RUN_FILES | {"comparison.png", "rounds.png", "summary.json"}
 
 
@@ -217,7 +217,7 @@ def test_compare_runs_every_selector_on_every_seed(
     assert [(s["selector"], s["seed"]) for s in summaries] == played
     for summary in summaries:
         run = folder / f"{summary['selector']}-seed{summary['seed']}"
-        assert {path.name for path in run.iterdir()} == RUN_FILES
+        assert {path.name for path in run.iterdir()} == RUN_FILES - {"regret.parquet"}
         history = read_history(run)
         assert [r.round for r in history.rounds] == [1, 2, 3, 4]
         assert summary["accuracy"] == history.rounds[-1].accuracy
