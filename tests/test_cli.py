@@ -23,8 +23,8 @@ from fedsel_flwr.simulations.world import World
 from tests.processes import Command
 from tests.simulations.inprocess import play
 
-RUN_FILES = {"run.json", "scenario.toml", "rounds.parquet", "clients.parquet", "model.safetensors"}
-FILES = RUN_FILES | {"comparison.png", "summary.json"}
+RUN_FILES = {"regret.parquet", "run.json", "scenario.toml", "rounds.parquet", "clients.parquet", "model.safetensors"}
+FILES = RUN_FILES | {"comparison.png", "rounds.png", "summary.json"}
 
 
 @pytest.fixture(autouse=True)
@@ -210,14 +210,14 @@ def test_compare_runs_every_selector_on_every_seed(
     folder = Path(out.splitlines()[-1])
     assert folder.parent == own_folder / "runs"
     assert {path.name for path in folder.iterdir()} == {
-        "cs-ucb-seed5", "cs-ucb-seed6", "random-seed5", "random-seed6", "comparison.png", "summary.json",
+        "cs-ucb-seed5", "cs-ucb-seed6", "random-seed5", "random-seed6", "comparison.png", "rounds.png", "summary.json",
         "verdict.json", "flower.log",
     }  # fmt: skip
     summaries = json.loads((folder / "summary.json").read_text())
     assert [(s["selector"], s["seed"]) for s in summaries] == played
     for summary in summaries:
         run = folder / f"{summary['selector']}-seed{summary['seed']}"
-        assert {path.name for path in run.iterdir()} == RUN_FILES
+        assert {path.name for path in run.iterdir()} == RUN_FILES - {"regret.parquet"}
         history = read_history(run)
         assert [r.round for r in history.rounds] == [1, 2, 3, 4]
         assert summary["accuracy"] == history.rounds[-1].accuracy

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedsel_flwr.aggregation import best_subset
 from fedsel_flwr.aggregation.subsets import Score
-from fedsel_flwr.checks import BoolArray, FloatArray, IntArray
+from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.errors import ParameterError
 
 
@@ -29,19 +29,27 @@ class Filter:
         if self.score not in ("loss", "accuracy"):
             raise ParameterError(f"score must be 'loss' or 'accuracy', got {self.score!r}")
 
-    def kept(self, logits: Sequence[FloatArray], labels: IntArray) -> BoolArray:
+    def kept(self, logits: Sequence[FloatArray], labels: IntArray, draws: IntArray | None = None) -> IntArray:
         """Choose among the models whose logits are finite.
 
         Args:
             logits: Of each model, shape (n_examples, n_classes).
             labels: Right classes, shape (n_examples,).
+            draws: How often each model's client was drawn, shape (n_models,); None for once each. Of a multiset, as
+                FedProx draws it, (4) averages and searches the copies.
 
         Returns:
-            Which models are kept, shape (n_models,).
+            How many copies of each model are kept, shape (n_models,).
+
+        >>> logits = np.array([[[1.0, 0.0]], [[0.0, 2.0]]])  # right by 1, wrong by 2
+        >>> Filter(score="accuracy").kept(logits, np.array([0]))
+        array([1, 0])
+        >>> Filter(score="accuracy").kept(logits, np.array([0]), draws=np.array([3, 1]))  # together right by 1 / 4
+        array([3, 1])
         """
-        kept = np.zeros(len(logits), dtype=np.bool_)
-        finite = [i for i, one in enumerate(logits) if np.isfinite(one).all()]
-        if finite:
-            subset, _ = best_subset(np.stack([logits[i] for i in finite]), labels, cast(Score, self.score))
-            kept[np.array(finite)[subset]] = True
-        return kept
+        draws = np.ones(len(logits), dtype=np.int64) if draws is None else draws
+        copies = [i for i, one in enumerate(logits) if np.isfinite(one).all() for _ in range(int(draws[i]))]
+        if not copies:
+            return np.zeros(len(logits), dtype=np.int64)
+        subset, _ = best_subset(np.stack([logits[i] for i in copies]), labels, cast(Score, self.score))  # (4)
+        return np.bincount(np.array(copies)[subset], minlength=len(logits)).astype(np.int64)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from fedsel_flwr.checks import FloatArray
+
 PROBE_BITS = 64
 """A scalar answer, bit."""
 
@@ -55,6 +57,9 @@ class System(Protocol):
 
     def draws(self, partition_ids: Sequence[int], round: int) -> list[RoundDelays]:
         """What several clients take in a round: :meth:`draw` of each, to the last bit."""
+
+    def mean_latencies(self, points: FloatArray) -> FloatArray:
+        """Each client's mean latency over the rounds, capped at the deadline, s; points of the unit cube, (n, 3)."""
 
     def draw_probe(
         self, partition_id: int, round: int, *, forward_passes: int = 1, bits: float = PROBE_BITS

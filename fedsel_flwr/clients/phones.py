@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from fedsel_flwr.checks import real, whole
+from fedsel_flwr.checks import FloatArray, real, whole
 from fedsel_flwr.clients.delays import PROBE_BITS, RoundDelays
 from fedsel_flwr.clients.streams import streams
 from fedsel_flwr.errors import ParameterError
@@ -158,6 +158,27 @@ class PhoneModel:
             self._delays(self.examples[k], own.standard_normal(3).tolist(), now.standard_normal(3).tolist())
             for k, own, now in zip(partition_ids, medians, factors, strict=True)
         ]
+
+    def mean_latencies(self, points: FloatArray) -> FloatArray:
+        """Return each phone's mean latency over the rounds, capped at the deadline, s.
+
+        Args:
+            points: Evenly spread over the unit cube, shape (n, 3); see :func:`fedsel_flwr.clients.means.cube`.
+
+        Returns:
+            Shape (num_clients,).
+        """
+        from scipy.special import ndtri
+
+        network_sd = _log_sd(self.network_round_cv)
+        now = np.exp(ndtri(points) * [_log_sd(self.compute_round_cv), -network_sd, -network_sd])
+        own = [stream.standard_normal(3) for stream in streams(self.seed, "phone", range(self.num_clients))]
+        means = np.empty(self.num_clients)
+        for k, of_phone in enumerate(own):
+            usual = self._delays(self.examples[k], of_phone.tolist(), [0.0, 0.0, 0.0])
+            seconds = now @ [usual.compute_s, usual.download_s, usual.upload_s]
+            means[k] = np.minimum(seconds, self.max_latency_s).mean()
+        return means
 
     def _delays(self, examples: float, own: list[float], now: list[float]) -> RoundDelays:
         """The delays of a client with these standard normal draws: of the client, and of the round."""

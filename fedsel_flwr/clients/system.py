@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from fedsel_flwr.checks import real, whole
+from fedsel_flwr.checks import FloatArray, real, whole
 from fedsel_flwr.clients.delays import PROBE_BITS, RoundDelays
 from fedsel_flwr.clients.device import COMPUTING_STEP, computing_rate_bounds, cpu_energy
 from fedsel_flwr.clients.streams import streams
@@ -173,6 +173,25 @@ class SystemModel:
             )
             for download_s, upload_s, rate in zip(down.tolist(), up.tolist(), rates, strict=True)
         ]
+
+    def mean_latencies(self, points: FloatArray) -> FloatArray:
+        """Return each client's mean latency over the rounds, capped at the deadline, s.
+
+        Args:
+            points: Evenly spread over the unit cube, shape (n, 3); see :func:`fedsel_flwr.clients.means.cube`.
+
+        Returns:
+            Shape (num_clients,).
+        """
+        gain_down, gain_up = -np.log1p(-points[:, 0]), -np.log1p(-points[:, 1])  # Rayleigh fading: an Exp(1) power
+        means = np.empty(self.num_clients)
+        for k, distance in enumerate(self._distances_km(range(self.num_clients))):
+            low, high = computing_rate_bounds(k, self.num_clients, step=self.computing_step)
+            down = self.downlink.transfer_time(self.payload_down_bits, distance, gain_down)  # (32)
+            up = self.uplink.transfer_time(self.payload_up_bits, distance, gain_up)  # (34)
+            computing = self.samples_per_round / (low + (high - low) * points[:, 2])  # (36)
+            means[k] = np.minimum(down + computing + up, self.max_latency_s).mean()
+        return means
 
     def draw_probe(
         self, partition_id: int, round: int, *, forward_passes: int = 1, bits: float = PROBE_BITS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
@@ -93,6 +93,13 @@ def write_history(folder: str | os.PathLike[str], history: History) -> tuple[Pat
     _write_records(paths[0], RoundRecord, history.rounds)
     _write_records(paths[1], ClientRecord, history.clients)
     return paths
+
+
+def write_table(path: Path, columns: Mapping[str, NDArray[Any]]) -> None:
+    """Write columns of one length as a Parquet file; raises :class:`RunError` if pyarrow is not installed."""
+    with replacing(path) as temporary:
+        table = load_optional("pyarrow").table(dict(columns))
+        load_optional("pyarrow.parquet").write_table(table, temporary, compression="zstd")
 
 
 def read_history(folder: str | os.PathLike[str]) -> History:

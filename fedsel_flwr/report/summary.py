@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,6 +34,15 @@ class RunSummary:
         jain: Jain index of the clients' selection counts; NaN if nobody was selected.
         failed_clients: Selections that did not end in a usable model.
         simulated_s: Simulated length of the whole run, in seconds.
+        loss: Last measured test loss; NaN if it was never measured.
+        accuracy_last10: Mean test accuracy of the last ten measured rounds (GPFL's Table II).
+        deviation_last10: Largest distance of one of them from it.
+        accuracy_15: The same mean up to 15 % of the rounds.
+        accuracy_50: The same mean up to half of the rounds.
+        rounds_to_target: Rounds until the target was reached; infinity if never.
+        rounds_to_all: Rounds until every client had been selected (GPFL's Fig. 4); infinity if some never were.
+        score_energy: PCZFL's dimensionless energy, the sum of 1 - score over the selected clients that reported
+            one; NaN if none did.
     """
 
     selector: str
@@ -45,6 +54,14 @@ class RunSummary:
     jain: float
     failed_clients: int
     simulated_s: float
+    loss: float = math.nan
+    accuracy_last10: float = math.nan
+    deviation_last10: float = math.nan
+    accuracy_15: float = math.nan
+    accuracy_50: float = math.nan
+    rounds_to_target: float = math.inf
+    rounds_to_all: float = math.inf
+    score_energy: float = math.nan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +81,10 @@ class Spread:
     total: int
 
 
+UNKNOWN = Spread(mean=math.nan, deviation=math.nan, count=0, total=0)
+"""The spread of a figure that nobody measured."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SelectorRow:
     """All runs of one selector: each figure of ``RunSummary`` as a ``Spread`` over the seeds."""
@@ -77,6 +98,18 @@ class SelectorRow:
     jain: Spread
     failed_clients: Spread
     simulated_s: Spread
+    loss: Spread = UNKNOWN
+    accuracy_last10: Spread = UNKNOWN
+    deviation_last10: Spread = UNKNOWN
+    accuracy_15: Spread = UNKNOWN
+    accuracy_50: Spread = UNKNOWN
+    rounds_to_target: Spread = UNKNOWN
+    rounds_to_all: Spread = UNKNOWN
+    score_energy: Spread = UNKNOWN
+
+
+FIGURES = tuple(field.name for field in fields(SelectorRow) if field.name not in ("selector", "seeds"))
+"""The figures of a run that are averaged over seeds."""
 
 
 def jain_index(counts: ArrayLike) -> float:
@@ -163,6 +196,8 @@ def summarize(history: History, *, selector: str, seed: int, num_clients: int, t
     measured = [r for r in history.rounds if math.isfinite(r.accuracy)]
     last = history.rounds[-1] if history.rounds else None
     reached = reaching(history.rounds, target_accuracy)
+    last10 = _last_ten(history.rounds)
+    scores = np.array([row.energy_score for row in history.clients])
     return RunSummary(
         selector=selector,
         seed=seed,
@@ -173,6 +208,14 @@ def summarize(history: History, *, selector: str, seed: int, num_clients: int, t
         jain=jain_index(history.selection_counts(num_clients)),
         failed_clients=sum(r.num_selected - r.num_completed for r in history.rounds),
         simulated_s=last.simulated_s if last else 0.0,
+        loss=measured[-1].loss if measured else math.nan,
+        accuracy_last10=float(last10.mean()) if last10.size else math.nan,
+        deviation_last10=float(np.abs(last10 - last10.mean()).max()) if last10.size else math.nan,
+        accuracy_15=_mean_until(history.rounds, 0.15),
+        accuracy_50=_mean_until(history.rounds, 0.5),
+        rounds_to_target=reached.round if reached else math.inf,
+        rounds_to_all=_rounds_to_all(history, num_clients),
+        score_energy=float(np.nansum(1 - scores)) if np.isfinite(scores).any() else math.nan,
     )
 
 
@@ -193,16 +236,30 @@ def aggregate(summaries: Iterable[RunSummary]) -> list[SelectorRow]:
         SelectorRow(
             selector=selector,
             seeds=len(group),
-            accuracy=_spread([s.accuracy for s in group]),
-            time_to_target_s=_spread([s.time_to_target_s for s in group]),
-            energy_to_target_j=_spread([s.energy_to_target_j for s in group]),
-            energy_j=_spread([s.energy_j for s in group]),
-            jain=_spread([s.jain for s in group]),
-            failed_clients=_spread([s.failed_clients for s in group]),
-            simulated_s=_spread([s.simulated_s for s in group]),
+            **{name: _spread([getattr(s, name) for s in group]) for name in FIGURES},
         )
         for selector, group in runs.items()
     ]
+
+
+def _last_ten(rounds: Sequence[RoundRecord]) -> NDArray[np.float64]:
+    """The accuracies of the last ten measured rounds."""
+    return np.array([record.accuracy for record in rounds if math.isfinite(record.accuracy)][-10:])
+
+
+def _mean_until(rounds: Sequence[RoundRecord], share: float) -> float:
+    """The mean of the last ten measured rounds, when so large a share of the rounds was over."""
+    last10 = _last_ten(rounds[: math.ceil(round(share * len(rounds), 9))])
+    return float(last10.mean()) if last10.size else math.nan
+
+
+def _rounds_to_all(history: History, num_clients: int) -> float:
+    seen: set[int] = set()
+    for row in history.clients:
+        seen.add(row.client)
+        if len(seen) == num_clients:
+            return float(row.round)
+    return math.inf
 
 
 def check_target(target_accuracy: float) -> None:

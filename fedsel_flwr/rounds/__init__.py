@@ -20,6 +20,7 @@ the order in which a round goes through them:
 ``untrusted``       values that clients sent, and what they may have meant
 ``vectors``         vectors that clients report: of one length
 ``clocks``          how long a client took: its word, or the server's time
+``arriving``        who answers in time: over-selection, the round's deadline
 ``replies``         which updates can be used, and which numbers can be believed
 ``models``          the models of a round, a list or a stack; which of them can be used
 ``validation``      the server's examples, and how to run the model on them

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedsel_flwr.aggregation import averaging
 from fedsel_flwr.errors import RunError
+from fedsel_flwr.rounds.arriving import in_time
 from fedsel_flwr.rounds.enrolment import Enrolment
 from fedsel_flwr.rounds.measuring import Measurer
 from fedsel_flwr.rounds.models import Arrays, ModelList, Models, ModelStack
@@ -43,6 +44,16 @@ class Collector:
         self._enrolment, self._measurer = enrolment, measurer
         self._wanted = selector.needs & FROM_REPLY
 
+    def waits_for(self, chosen: int) -> int | None:
+        """How many of the chosen clients the round waits for; None waits for all of them.
+
+        A round in which the selector asks more than that, such as an opening that measures everybody, waits for all.
+        """
+        selector = self._selector
+        if not selector.over_selection or selector.keeps_model or chosen > selector.asked_per_round:
+            return None
+        return int(selector.clients_per_round)
+
     def collect(self, round: Round, replies: Mapping[str, Reply], stack: ModelStack | None) -> Outcome:
         """Read what came back; every fault is logged with the client's id.
 
@@ -69,14 +80,15 @@ class Collector:
         }  # fmt: skip
         results = of_one_length(results, self._wanted)
         for row, node in round.chosen.items():
-            for problem in results[node].problems:
+            for problem in () if results[node].spare else results[node].problems:
                 logger.warning("round %d, client %s: %s", round.number, ids[row], problem)
         sizes = np.array([result.num_examples for result in results.values()], dtype=np.int64)
         self._enrolment.reported(round.rows, sizes)
+        results, round_s = in_time(results, s, self.waits_for(len(results)))
         usable = np.flatnonzero([result.completed for result in results.values()])
         nodes = list(results)
         enough = len(usable) >= s.min_completed and not self._selector.keeps_model
-        outcome = Outcome(results=results, usable=[nodes[i] for i in usable], enough=enough)
+        outcome = Outcome(results=results, usable=[nodes[i] for i in usable], enough=enough, round_s=round_s)
         if not len(usable):
             return outcome
         if reference is None:
@@ -98,13 +110,15 @@ class Collector:
 
     def _measured(self, round: Round, outcome: Outcome, reference: Arrays) -> Outcome:
         """The outcome with what the server measures on the usable models, and how they are averaged."""
-        outcome = replace(outcome, columns=self._measurer.models(outcome.models, reference))
+        usable = set(outcome.usable)
+        draws = self._selector.draws(np.array([row for row, node in round.chosen.items() if node in usable]))
+        outcome = replace(outcome, columns=self._measurer.models(outcome.models, reference, draws))
         kept = set(outcome.kept)
         if not kept:
             return replace(outcome, enough=False)
         if self._settings.averaging is None or not outcome.enough:
             return outcome
-        draws = self._selector.draws(np.array([row for row, node in round.chosen.items() if node in kept]))
+        draws = np.asarray(outcome.columns.get("draws", draws), dtype=np.int64)[outcome.positions]
         total, num_clients = self._enrolment.total_examples(), self._selector.num_clients
         scheme = averaging(self._settings.averaging, outcome.weights, total, num_clients, draws)  # (3), (5) of Kim
         return replace(outcome, averaging=scheme)

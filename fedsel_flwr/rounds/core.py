@@ -29,7 +29,6 @@ from fedsel_flwr.rounds.round import Outcome, Round
 from fedsel_flwr.rounds.settings import Settings
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors.columns import ASKED
-from fedsel_flwr.wireless import round_time
 
 
 class Transport(Protocol):
@@ -72,6 +71,7 @@ class SelectionCore:
         budget: Budget | None = None,
         roll_call_timeout: float = 60.0,
     ) -> None:
+        selector.over_selection = settings.over_selection
         self.settings, self._availability, self._budget = settings, availability, budget or Budget()
         roster = Roster() if roster is None else roster
         self.parts = make_parts(selector, settings, roster, client_values, roll_call_timeout)
@@ -93,6 +93,10 @@ class SelectionCore:
     def ended(self) -> bool:
         """Whether the run is over: the budget is spent, or the selector has nothing left to choose."""
         return self._budget.spent(self.parts.history) or self.parts.selector.done
+
+    def waits_for(self, chosen: int) -> int | None:
+        """How many usable answers of so many chosen clients end a round; None: all of them."""
+        return self._collector.waits_for(chosen)
 
     def reads_global(self, outcome: Outcome) -> bool:
         """Whether :meth:`finish` needs the arrays of the new global model."""
@@ -196,13 +200,13 @@ class SelectionCore:
         parts.selector.observe(parts.reporter.report(round, outcome, scalars))
         results = outcome.results.values()
         completed = np.array([result.completed for result in results], dtype=np.bool_)
-        parts.cooldown.note(round.rows, completed, round.number)
-        latency = np.array([result.latency_s for result in results], dtype=np.float64)
+        spare = np.array([result.spare for result in results], dtype=np.bool_)
+        parts.cooldown.note(round.rows, completed | spare, round.number)
         probe_s, probe_j = parts.probing.settle()
         parts.history.append(
             round=round.number,
             num_available=round.num_available,
-            round_s=round_time(latency, self.settings.channels or max(1, len(latency))),
+            round_s=outcome.round_s,
             probe_s=probe_s,
             probe_j=probe_j,
             clients=parts.reporter.records(round, outcome),

@@ -72,18 +72,21 @@ class Measurer:
         """What reads individual updates, for messages."""
         return self.selector.name if self.selector.needs & PER_UPDATE else "FedCA's filter"
 
-    def models(self, models: Models, reference: Arrays) -> dict[str, FloatArray | BoolArray]:
+    def models(
+        self, models: Models, reference: Arrays, draws: IntArray | None = None
+    ) -> dict[str, FloatArray | BoolArray | IntArray]:
         """Measure the usable models of a round.
 
         Args:
             models: The clients' models, in row order.
             reference: The global model they started from.
+            draws: How often the client behind each model was drawn, shape (n_models,); None for once each.
 
         Returns:
-            As needed: kept (bool), accuracy and projection of shape (n_models,), update of shape (n_models,
-            parameters).
+            As needed: kept (bool) and draws, how many of the model's draws the filter keeps; accuracy and projection of
+            shape (n_models,); update of shape (n_models, parameters).
         """
-        needs, columns = self.selector.needs, dict[str, FloatArray | BoolArray]()
+        needs, columns = self.selector.needs, dict[str, FloatArray | BoolArray | IntArray]()
         if not len(models):
             return columns
         if self.filter is not None or "accuracy" in needs:
@@ -91,7 +94,8 @@ class Measurer:
             if "accuracy" in needs:
                 columns["accuracy"] = np.array([self._server.accuracy(one) for one in logits])  # PCZFL's A_k of (3)
             if self.filter is not None:
-                columns["kept"] = self.filter.kept(logits, self._server.labels)
+                columns["draws"] = self.filter.kept(logits, self._server.labels, draws)
+                columns["kept"] = columns["draws"] > 0
         if needs & {"projection", "update"}:
             updates = models.flat()
             updates -= flat(reference)

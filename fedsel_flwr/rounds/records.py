@@ -19,6 +19,7 @@ class ClientRecord:
         latency_s: Seconds the selector was told.
         latency_source: Where they come from: "reported", "observed", "clipped" or "max_latency".
         energy_j: Joules the client reported.
+        energy_score: PCZFL's score in [0, 1] that the client reported.
         download_s: Reported seconds to receive the model.
         compute_s: Reported seconds of local training.
         upload_s: Reported seconds to send the update.
@@ -40,6 +41,7 @@ class ClientRecord:
     num_examples: int
     kept: bool = True
     latency_source: str = "reported"
+    energy_score: float = float("nan")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,6 +33,7 @@ class Reply:
         metrics: Everything the client reported; vectors as arrays, or as bytes in float32.
         observed_s: Seconds the server waited for this client; None if it was not timed.
         error: Empty, or why there is no update.
+        spare: Whether the round ended without it because enough others were there (over-selection).
     """
 
     arrays: Arrays | None = None
@@ -41,6 +42,7 @@ class Reply:
     metrics: Mapping[str, object] = field(default_factory=dict)
     observed_s: float | None = None
     error: str = ""
+    spare: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +61,7 @@ class ClientResult:
         num_examples: Examples behind the update; 0 where unknown.
         weight: What the update weighs in a mean; 0 where unknown.
         converted: The arrays in the types of the global model, where they came in others; None if they can stay.
+        spare: Whether it is late only because enough others were earlier (over-selection); that is no failure.
     """
 
     completed: bool
@@ -71,6 +74,7 @@ class ClientResult:
     num_examples: int
     weight: float
     converted: Arrays | None = None
+    spare: bool = False
 
 
 def read_reply(
@@ -146,6 +150,7 @@ def read_reply(
         num_examples=count,
         weight=float(count) if failed or weight is None else weight,
         converted=None if failed or reference is None or reply.arrays is None else in_types_of(reference, reply.arrays),
+        spare=reply.spare,
     )
 
 

@@ -88,6 +88,7 @@ class Reporter:
                 latency_s=result.latency_s,
                 latency_source=result.latency_source,
                 energy_j=result.values["energy"],
+                energy_score=result.values["energy_score"],
                 download_s=result.values["download"],
                 compute_s=result.values["compute"],
                 upload_s=result.values["upload"],

@@ -25,14 +25,16 @@ class Outcome:
         models: The usable models in the types of the global one; none where arrays are not looked at.
         columns: What was measured on the usable models, a row for each.
         averaging: How the kept models are to be averaged; None leaves it to the base strategy.
+        round_s: Seconds that the round took, without its probes.
     """
 
     results: Mapping[str, ClientResult]
     usable: list[str]
     enough: bool
     models: Models = field(default_factory=lambda: ModelList([]))
-    columns: Mapping[str, FloatArray | BoolArray] = field(default_factory=dict)
+    columns: Mapping[str, FloatArray | BoolArray | IntArray] = field(default_factory=dict)
     averaging: Averaging | None = None
+    round_s: float = 0.0
 
     @property
     def positions(self) -> IntArray:

@@ -13,6 +13,7 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.untrusted import number
 from fedsel_flwr.rounds.validation import Validation
 from fedsel_flwr.selectors import Selector
+from fedsel_flwr.selectors.base import over_selected
 
 logger = logging.getLogger("fedsel_flwr")
 Clock = Literal["virtual", "server"]
@@ -64,6 +65,8 @@ class Settings:
         clock_slack: On the server's clock, seconds by which a report may undercut the observed time; None allows a
             tenth of it: what a client can gain by lying then stays small beside any latency, short or long.
         cooldown: Leave a client out for 2^n rounds after n failures in a row.
+        over_selection: Ask ceil((1 + x) m) clients and keep the m that answer first; the others are late.
+        round_deadline_s: Seconds after which a round ends, and who has not answered is late; None sets no end.
         compare_models: Whether clients' arrays must have the global model's shapes; trees grow.
         keys: Names under which clients report.
 
@@ -82,6 +85,8 @@ class Settings:
     clock: Clock = "virtual"
     clock_slack: float | None = None
     cooldown: bool = False
+    over_selection: float = 0.0
+    round_deadline_s: float | None = None
     compare_models: bool = True
     keys: MetricKeys = field(default_factory=MetricKeys)
 
@@ -95,7 +100,15 @@ class Settings:
             one_of("averaging", self.averaging, tuple(SCHEMES))
         if self.clock_slack is not None:
             real("clock_slack", self.clock_slack, at_least=0.0)
+        real("over_selection", self.over_selection, at_least=0.0)
+        if self.round_deadline_s is not None:
+            real("round_deadline_s", self.round_deadline_s, above=0.0)
         one_of("clock", self.clock, ("virtual", "server"))
+
+    @property
+    def ends_early(self) -> bool:
+        """Whether a round may end before everybody has answered."""
+        return bool(self.over_selection) or self.round_deadline_s is not None
 
 
 def settled(
@@ -105,6 +118,7 @@ def settled(
     channels: int | None = None,
     averaging: str | None = None,
     filter: Filter | None = None,
+    over_selection: float = 0.0,
     keys: MetricKeys | None = None,
     **others: Any,
 ) -> Settings:
@@ -113,9 +127,10 @@ def settled(
     Args:
         selector: The selector; its ``paper_options`` say how its paper averages and filters.
         max_latency: None takes the selector's, else 60 s.
-        channels: None takes ``clients_per_round``.
+        channels: None takes as many as are asked, ``clients_per_round`` or more with ``over_selection``.
         averaging: None takes the paper's.
         filter: None takes the paper's.
+        over_selection: Needs a selector that has ``clients_per_round``.
         keys: None takes the default names.
         **others: Further options of :class:`Settings`.
 
@@ -125,9 +140,16 @@ def settled(
     paper = selector.paper_options
     if filter is None and "filter" in paper:
         filter = Filter(score=paper["filter"])
+    over_selection, m = real("over_selection", over_selection, at_least=0.0), selector.clients_per_round
+    if over_selection and m is None:
+        raise ParameterError(
+            f"over_selection = {over_selection:g} asks for more than clients_per_round, but {selector.name} has none "
+            f"and decides itself how many: give the selector clients_per_round, or leave over_selection out"
+        )
     settings = Settings(
         max_latency=_one_max_latency(selector, max_latency),
-        channels=selector.clients_per_round if channels is None else channels,
+        channels=over_selected(m, over_selection) if channels is None and m is not None else channels,
+        over_selection=over_selection,
         averaging=averaging or paper.get("averaging"),
         filter=filter,
         keys=keys or MetricKeys(),

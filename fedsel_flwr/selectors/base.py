@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -42,6 +43,7 @@ class Selector(SavedState, ABC):
         by_client: Parameters that hold a number per client, by index.
         asks_failed_for_ever: Whether a client that never answers may be chosen in every round.
         paper_options: Options of the strategy whose default the paper sets, such as ``{"averaging": "mean"}``.
+        over_selection: The share by which a round asks more clients than it keeps; the strategy sets it.
 
     Args:
         clients_per_round: How many clients to choose each round.
@@ -57,6 +59,7 @@ class Selector(SavedState, ABC):
     by_client: ClassVar[frozenset[str]] = frozenset()
     asks_failed_for_ever: ClassVar[bool] = False
     paper_options: ClassVar[Mapping[str, str]] = {}
+    over_selection: float = 0.0
 
     clients_per_round: Any  # an int; None where the algorithm itself decides how many
 
@@ -92,6 +95,15 @@ class Selector(SavedState, ABC):
         return int(np.count_nonzero(self._registered))
 
     @property
+    def asked_per_round(self) -> Any:
+        """How many clients a choice takes: ``clients_per_round``, or more of them where the strategy over-selects.
+
+        An algorithm's constants keep ``clients_per_round``; only the number that it takes grows.
+        """
+        m = self.clients_per_round
+        return None if m is None else over_selected(m, self.over_selection)
+
+    @property
     def keeps_model(self) -> bool:
         """Whether the round chosen last only measures clients, so that the global model must stay as it is."""
         return False
@@ -103,7 +115,7 @@ class Selector(SavedState, ABC):
 
     def expected_count(self, num_available: int) -> int | None:
         """How many clients the next :meth:`select` returns of so many available; None if only the algorithm knows."""
-        return num_available if self.clients_per_round is None else min(int(self.clients_per_round), num_available)
+        return num_available if self.clients_per_round is None else min(int(self.asked_per_round), num_available)
 
     def draws(self, clients: IntArray) -> IntArray:
         """How often each of ``clients``, shape (n,), was drawn in the round chosen last: once, without replacement."""
@@ -135,7 +147,7 @@ class Selector(SavedState, ABC):
             available: Indices of the clients that can take part, shape (n,), any order.
 
         Returns:
-            The chosen indices, ascending: min(clients_per_round, n) of ``available``.
+            The chosen indices, ascending: min(asked_per_round, n) of ``available``.
 
         Raises:
             ParameterError: ``available`` is not an array of unique indices.
@@ -237,9 +249,18 @@ class Selector(SavedState, ABC):
             self._registered[new] = True
 
     def _largest(self, score: FloatArray, available: IntArray) -> IntArray:
-        """The ``clients_per_round`` available clients of the largest score (by client index); ties at random."""
+        """The ``asked_per_round`` available clients of the largest score (by client index); ties at random."""
         shuffled = self._generator.permutation(available)
-        return np.asarray(shuffled[top(score[shuffled], self.clients_per_round)])  # Xia (8), (10)
+        return np.asarray(shuffled[top(score[shuffled], self.asked_per_round)])  # Xia (8), (10)
+
+
+def over_selected(clients_per_round: int, over_selection: float) -> int:
+    """How many clients are asked so that enough of them answer in time: ceil((1 + x) m).
+
+    >>> over_selected(10, 0.1), over_selected(10, 0.11)
+    (11, 12)
+    """
+    return clients_per_round + math.ceil(round(over_selection * clients_per_round, 9))
 
 
 def _short(value: Any) -> str:

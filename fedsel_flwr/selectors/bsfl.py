@@ -105,7 +105,7 @@ class BSFL(Selector):
 
     def _select(self, available: IntArray) -> IntArray:
         shuffled = self._generator.permutation(available)  # clients equal in bound and g: at random
-        ucb, g, m = self._bounds()[shuffled], self._generalization()[shuffled], self.clients_per_round
+        ucb, g, m = self._bounds()[shuffled], self._generalization()[shuffled], self.asked_per_round
         if self.solver == "exact":
             best = maximize(ucb, g, m, self.alpha)  # (13)
         else:

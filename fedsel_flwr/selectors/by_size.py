@@ -19,8 +19,7 @@ class RandomBySize(Selector):
     Without replacement the draws are the m largest of ln(p_k) + Gumbel noise, which has the same distribution. With
     replacement a client may be drawn c times: it is asked once, and :meth:`draws` tells c, its weight in the plain mean
     over the multiset (averaging scheme ``"mean"``). Together they are FedProx in Table 1 of Kim et al.; fewer than m
-    different clients may be chosen. FedCA's filter does not see the multiset: it tries each asked client's model once,
-    whatever its c.
+    different clients may be chosen. FedCA's filter averages and searches the c copies.
 
     Deviations: none. Sizes come by ``inform(clients, num_examples=...)``; a client of unknown (or NaN)
     size counts as one of average size. Among the available clients the p_k are made to sum to 1.
@@ -72,7 +71,7 @@ class RandomBySize(Selector):
         size = filled_sizes(self._size, self._registered)
         if self.replacement:
             weight = size[available] if size[available].any() else np.ones(available.size)
-            drawn = self._generator.choice(available, size=self.clients_per_round, p=weight / weight.sum())
+            drawn = self._generator.choice(available, size=self.asked_per_round, p=weight / weight.sum())
             chosen, times = np.unique(drawn, return_counts=True)
             self._draws[chosen] = times
             return chosen

@@ -27,6 +27,7 @@ class GPFL(Selector):
     A, F          ``_accuracy, _loss``    the global model's accuracy and loss on the validation set
     T             ``total_rounds``        length of the run
     rho           ``rho``                 weight of exploration
+    alpha         ``exploration``         rho t / T (7), or fixed
     ============  ======================  ==================================================================
 
     Deviations:
@@ -52,6 +53,7 @@ class GPFL(Selector):
         clients_per_round: m.
         total_rounds: T, the planned number of rounds, the initialization included.
         rho: Weight of the exploration term.
+        exploration: A fixed alpha of (6) in place of (7), as in Fig. 7a; None: (7).
         loss_sign: "corrected" or "paper".
         seed: Seed of the generator that breaks ties.
 
@@ -91,12 +93,14 @@ class GPFL(Selector):
         clients_per_round: int,
         total_rounds: int,
         rho: float = 1.0,
+        exploration: float | None = None,
         loss_sign: str = "corrected",
         seed: int | None = None,
     ) -> None:
         super().__init__(clients_per_round=clients_per_round, seed=seed)
         self.total_rounds = whole("total_rounds", total_rounds, 1)
         self.rho = real("rho", rho, at_least=0.0)
+        self.exploration = None if exploration is None else real("exploration", exploration, at_least=0.0)
         self.loss_sign = one_of("loss_sign", loss_sign, ("corrected", "paper"))
         self._rewarded = 0  # the last round whose rewards are in the sum
         self._accuracy = self._loss = 0.0
@@ -123,7 +127,9 @@ class GPFL(Selector):
         score = np.full(seen.shape, np.inf)
         exploration = np.sqrt(2.0 * np.log(max(1, self._plays.sum())) / self._plays[seen])  # (6)
         mean = self._reward_sum[seen] / (self.round - 1)  # mu-tilde, below (6)
-        score[seen] = mean + self.rho * (self.round / self.total_rounds) * exploration  # (6), (7)
+        fixed = self.exploration
+        alpha = self.rho * (self.round / self.total_rounds) if fixed is None else fixed  # (7), Fig. 7a
+        score[seen] = mean + alpha * exploration  # (6)
         return self._largest(score, available)
 
     def _observe(self, report: RoundReport) -> None:

@@ -125,7 +125,7 @@ class PCZFL(Selector):
         front = relevant if warmup else relevant[self._undominated(relevant)]  # Algorithm 1, line 7
         chosen = available[member[:, front].any(axis=1)]  # Algorithm 1, line 8
         if self.clients_per_round is not None and not warmup:
-            chosen = np.sort(self._generator.permutation(chosen)[: self.clients_per_round])
+            chosen = np.sort(self._generator.permutation(chosen)[: self.asked_per_round])
         kept = np.isin(available, chosen)
         self._chosen_balls = front[member[np.ix_(kept, front)].any(axis=0)]
         return chosen

@@ -38,6 +38,6 @@ class RoundRobin(Selector):
 
     def _select(self, available: IntArray) -> IntArray:
         turn = np.roll(available, -int(np.searchsorted(available, self._next)))
-        chosen = turn[: self.clients_per_round]
+        chosen = turn[: self.asked_per_round]
         self._next = int(chosen[-1]) + 1
         return chosen

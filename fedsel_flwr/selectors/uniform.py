@@ -29,4 +29,4 @@ class Random(Selector):
     name: ClassVar[str] = "random"
 
     def _select(self, available: IntArray) -> IntArray:
-        return self._generator.permutation(available)[: self.clients_per_round]
+        return self._generator.permutation(available)[: self.asked_per_round]

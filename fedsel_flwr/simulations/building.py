@@ -16,6 +16,7 @@ from fedsel_flwr.rounds.history import History, RoundRecord
 from fedsel_flwr.rounds.presence import Availability
 from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.selectors import Selector, create
+from fedsel_flwr.selectors.base import over_selected
 from fedsel_flwr.selectors.registry import label_of, selector_class
 from fedsel_flwr.simulations.apis import APIS
 from fedsel_flwr.simulations.availability import BernoulliAvailability, TraceAvailability, find_trace
@@ -43,7 +44,7 @@ def make_strategy(
     """
     scenario = world.scenario
     world.check_measured((selector_class(scenario.selector) if selector is None else selector).needs)
-    api = APIS[scenario.api]
+    api, wait = APIS[scenario.api], scenario.aggregation
     options: dict[str, Any] = {
         "base": api.make_base(world),
         "max_latency": scenario.wireless.max_latency_s,
@@ -51,7 +52,9 @@ def make_strategy(
         "min_available": scenario.num_clients,
         "wait_timeout": scenario.aggregation.wait_timeout_s,
         "roll_call_timeout": scenario.aggregation.round_timeout_s,  # a busy machine must not change who is known
-        "channels": scenario.wireless.channels or scenario.clients_per_round,
+        "channels": scenario.wireless.channels or over_selected(scenario.clients_per_round, wait.over_selection),
+        "over_selection": wait.over_selection,
+        "round_deadline_s": wait.round_deadline_s or None,
         "availability": make_availability(scenario),
         "budget": Budget(simulated_s=scenario.simulated_s or math.inf, joules=scenario.joules or math.inf),
         "evaluate_in": lambda number: number % scenario.evaluation_every == 0 or number >= scenario.rounds,

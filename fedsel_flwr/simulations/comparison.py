@@ -13,6 +13,7 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report.files import replacing
 from fedsel_flwr.report.frames import latex, runs_frame, summary_frame
 from fedsel_flwr.report.plots import plot_comparison
+from fedsel_flwr.report.rounds_plot import plot_rounds
 from fedsel_flwr.report.summary import RunSummary, summarize
 from fedsel_flwr.report.verdict import Verdict, verdict
 from fedsel_flwr.rounds.history import History
@@ -118,6 +119,17 @@ class Comparison:
             differences=said.times if said else (),
         )
 
+    def plot_rounds(self, path: str | Path) -> Path:
+        """Draw what happened by rounds (:func:`~fedsel_flwr.report.rounds_plot.plot_rounds`); returns its path."""
+        s = self.scenario
+        return plot_rounds(
+            self.histories,
+            path,
+            num_clients=s.num_clients,
+            target_accuracy=s.target_accuracy,
+            title=f"{s.name}: {s.num_clients} clients, {s.clients_per_round} a round",
+        )
+
     def to_csv(self, path: str | Path | None = None) -> str:
         """:meth:`table` as CSV; written to ``path`` if that is given."""
         return _written(self.table().to_csv(index=False), path)
@@ -149,6 +161,7 @@ class Comparison:
         """Write what is made of the runs: picture, summaries, verdict, and what belongs to the comparison."""
         folder.mkdir(parents=True, exist_ok=True)
         self.plot(folder / "comparison.png")
+        self.plot_rounds(folder / "rounds.png")
         figures = self.figures()
         for name in figures.keys() & {"summary", "verdict"}:
             with replacing(folder / f"{name}.json") as temporary:

@@ -21,6 +21,7 @@ from fedsel_flwr.clients.objectives import Objective
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.selectors import Selector
+from fedsel_flwr.simulations.afterwards import worked_out
 from fedsel_flwr.simulations.building import given_or_made, make_strategy
 from fedsel_flwr.simulations.client_app import ScenarioApp
 from fedsel_flwr.simulations.cluster import check_cluster, cluster_address, joined
@@ -119,7 +120,7 @@ def simulate(
     kept = RunFolder(folder, scenario, label or (selector.name if selector else None))
     try:
         result = _run(world, made, device, num_cpus)
-        kept.finish(result)
+        kept.finish(result, worked_out(world, result.history, result.arrays))
     except RunError as error:
         raise (kept.failure or error) from None  # what the disk said, in place of a run that broke off
     finally:

@@ -16,7 +16,7 @@ from fedsel_flwr.errors import ParameterError
 
 __all__ = ["MODELS", "build_model", "get_arrays", "set_arrays"]
 
-MODELS = ("logistic", "mlp", "cnn", "cnn5", "vgg11", "linear")
+MODELS = ("logistic", "mlp", "cnn", "cnn5", "cnn3", "vgg11", "linear")
 """The names that `build_model` knows."""
 REGRESSORS = ("linear",)
 """Those that predict a number; the others classify."""
@@ -29,10 +29,11 @@ def build_model(name: str, input_shape: Sequence[int], num_classes: int, seed: i
         name: "logistic": multinomial logistic regression; "mlp": two hidden layers of 64 and 30 rectified units;
             "cnn": two 3x3 convolutions of 16 and 32 channels, each with rectifier and 2x2 max-pooling, a dropout of
             one quarter and a dense layer; "cnn5": two padded 5x5 convolutions of 16 and 32 channels, each with
-            rectifier and 2x2 max-pooling, and a dense layer; "vgg11": see :func:`vgg11`; "linear": a linear map to one
-            number, for a regression.
+            rectifier and 2x2 max-pooling, and a dense layer; "cnn3": three 3x3 convolutions of 32, 64 and 64 channels,
+            pooled between, and a dense layer of 64 rectified units before the last (GPFL's on CIFAR-10); "vgg11":
+            see :func:`vgg11`; "linear": a linear map to one number, for a regression.
         input_shape: The shape of one example (channels, height, width); for "cnn" and "cnn5" at least 4x4 pixels, for
-            "vgg11" at least 32x32; of any other model (features,) as well.
+            "cnn3" 18x18, for "vgg11" at least 32x32; of any other model (features,) as well.
         num_classes: The number of classes, at least 2; "linear" has none.
         seed: Draws the initial parameters (torch's default distributions, but for "vgg11"). Global random states
             stay as they are.
@@ -61,6 +62,9 @@ def build_model(name: str, input_shape: Sequence[int], num_classes: int, seed: i
         if name == "vgg11":
             _check_image(name, input_shape, 32)
             return vgg11(input_shape, num_classes)
+        if name == "cnn3":
+            _check_image(name, input_shape, 18)
+            return _cnn3(input_shape, num_classes)
         _check_image(name, input_shape, 4)
         return (_cnn if name == "cnn" else _cnn5)(input_shape, num_classes)
 
@@ -159,4 +163,23 @@ def _cnn5(input_shape: Sequence[int], num_classes: int) -> nn.Module:
         nn.MaxPool2d(2),
         nn.Flatten(),
         nn.Linear(32 * (height // 4) * (width // 4), num_classes),
+    )
+
+
+def _cnn3(input_shape: Sequence[int], num_classes: int) -> nn.Module:
+    channels, *sides = input_shape
+    left = [((side - 2) // 2 - 2) // 2 - 2 for side in sides]  # no padding: 4x4 of 32x32
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, kernel_size=3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, kernel_size=3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(64, 64, kernel_size=3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(64 * math.prod(left), 64),
+        nn.ReLU(),
+        nn.Linear(64, num_classes),
     )

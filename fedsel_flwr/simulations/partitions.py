@@ -10,11 +10,12 @@ import numpy.typing as npt
 
 from fedsel_flwr.checks import one_of, real, whole
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.simulations.class_mixes import by_least_norm, by_mixtures
 from fedsel_flwr.simulations.given_partitions import SampledPartition, by_classes, by_sizes
 
 IntArray = npt.NDArray[np.int64]
 
-PARTITIONS = ("iid", "dirichlet", "shards", "sizes", "classes", "sampled")
+PARTITIONS = ("iid", "dirichlet", "dirichlet-classes", "dirichlet-sizes", "shards", "sizes", "classes", "sampled")
 """The kinds that `partition_indices` knows."""
 
 
@@ -38,16 +39,22 @@ def partition_indices(
     moment (equals: the lowest index). The examples that do not fill a whole shard, which flwr-datasets leaves out, go
     one by one to the smallest client that already holds their class.
 
+    "dirichlet-classes" and "dirichlet-sizes" hand out every example to one client too, by a mixture of classes of each
+    client's own: see :mod:`fedsel_flwr.simulations.class_mixes`. Empty clients are filled as above.
+
     "sizes" and "classes" hand out an example once at most, "sampled" as often as it is drawn: see
     :mod:`fedsel_flwr.simulations.given_partitions`.
 
     Args:
         labels: The class of each example, shape (n,).
         num_clients: The number of clients, at most n unless ``kind`` is "sampled".
-        kind: "iid"; "dirichlet": the share of each class that a client gets is Dirichlet distributed; or "shards":
-            the examples sorted by class are cut into equal shards, each client gets some at random; "sizes": so many
-            i.i.d. examples each; "classes": so many classes each; "sampled": a sample of all examples each.
-        alpha: The Dirichlet concentration, above 0: the smaller, the more unlike the clients.
+        kind: "iid"; "dirichlet": the share of each class that a client gets is Dirichlet distributed;
+            "dirichlet-classes": the classes of a client are, and all have equally many examples; "dirichlet-sizes": the
+            classes of a client are, and sizes of least norm hand out everything; "shards": the examples
+            sorted by class are cut into equal shards, each client gets some at random; "sizes": so many i.i.d. examples
+            each; "classes": so many classes each; "sampled": a sample of all examples each.
+        alpha: The Dirichlet concentration, above 0: the smaller, the more unlike the clients. In "dirichlet-sizes" it
+            is multiplied by the classes' shares.
         shards_per_client: The number of shards that each client gets.
         sizes: For "sizes" only: the number of examples of each client.
         classes_per_client: For "classes" only: the number of classes of each client.
@@ -66,7 +73,7 @@ def partition_indices(
     References:
         Dirichlet: Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML 2019.
         Shards: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
-        AISTATS 2017.
+        AISTATS 2017. Classes: Hsu et al., 2019. Sizes: GPFL, section IV.
 
     Examples:
         >>> parts = partition_indices(np.arange(100) % 10, 10, kind="shards", shards_per_client=1)
@@ -85,6 +92,11 @@ def partition_indices(
         return SampledPartition(len(labels), num_clients, examples_per_client, seed)
     classes = _classes(labels, num_clients, shards_per_client if kind == "shards" else 1)
     rng = np.random.default_rng(seed)
+    if kind in ("dirichlet-classes", "dirichlet-sizes"):
+        mixed = (by_mixtures if kind == "dirichlet-classes" else by_least_norm)(classes, num_clients, alpha, rng)
+        filled = [rows.tolist() for rows in mixed]
+        _fill_empty(filled, rng)
+        return tuple(np.sort(np.asarray(rows, dtype=np.int64)) for rows in filled)
     if kind in ("sizes", "classes"):
         given = by_sizes(len(classes), sizes, rng) if kind == "sizes" else by_classes(classes, classes_per_client, rng)
         return tuple(np.sort(rows) for rows in given)

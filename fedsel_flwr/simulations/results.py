@@ -7,9 +7,10 @@ import importlib.metadata
 import json
 import platform
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 from pydantic import ValidationError
@@ -74,10 +75,16 @@ class RunFolder:
             self.failure = error
             raise
 
-    def finish(self, result: RunResult) -> None:
-        """Write history and model in place of the journal; raises :class:`RunError` if that cannot be done."""
+    def finish(self, result: RunResult, tables: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+        """Write history and model in place of the journal, and tables that were worked out of them by name.
+
+        Raises:
+            RunError: That cannot be done.
+        """
         with self._told("finished; the journal in it holds every round"):
             run_folder.write_history(self.path, result.history)
+            for name, columns in (tables or {}).items():
+                run_folder.write_table(self.path / f"{name}.parquet", columns)
             run_folder.write_model(self.path, list(result.arrays))
         self._journal.remove()
 

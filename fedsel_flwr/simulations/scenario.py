@@ -41,7 +41,8 @@ class Aggregation(Table):
 
     ``filter`` = "loss" or "accuracy" is FedCA's filter, on the validation set. ``averaging`` is one of Kim et al.'s
     schemes. Where one of the two is empty, the paper of the selector says, or else the base.
-    ``direction_momentum`` is GPFL's gamma.
+    ``direction_momentum`` is GPFL's gamma. With ``over_selection`` a round asks that share more clients and keeps the
+    first ``clients_per_round`` answers; ``round_deadline_s`` ends a round (0 is no deadline).
     """
 
     filter: Literal["", "loss", "accuracy"] = ""
@@ -51,6 +52,8 @@ class Aggregation(Table):
     base: Literal["fedavg", "fedprox", "fedadam", "fedyogi", "fedavgm"] = "fedavg"
     server_learning_rate: Positive = 0.1
     min_completed: Count = 1
+    over_selection: NotNegative = 0.0
+    round_deadline_s: NotNegative = 0.0
     round_timeout_s: Positive = 600.0
     wait_timeout_s: Positive = 600.0
 
@@ -58,8 +61,9 @@ class Aggregation(Table):
 class Scenario(Table):
     """Everything that defines a simulation.
 
-    The global model is evaluated every ``evaluation_every`` rounds. ``simulated_s`` and ``joules`` are budgets that end
-    the run before ``rounds`` do; 0 is no budget.
+    The global model is evaluated every ``evaluation_every`` rounds; with ``per_class_accuracy`` the last one also
+    on each client's examples of each class. ``simulated_s`` and ``joules`` are budgets that end the run before
+    ``rounds`` do; 0 is no budget.
     """
 
     name: str
@@ -73,6 +77,7 @@ class Scenario(Table):
     api: Literal["legacy", "message"] = "legacy"
     engine: Literal["ray", "vectorized"] = "ray"
     evaluation_every: Count = 1
+    per_class_accuracy: Annotated[bool, Field(strict=True)] = False
     simulated_s: NotNegative = 0.0
     joules: NotNegative = 0.0
     data: Data = Data()

@@ -98,10 +98,13 @@ class Partition(Table):
     """How the training examples are spread over the clients.
 
     ``sizes`` (kind "sizes") and ``classes_per_client`` (kind "classes") hold a number for each client;
-    ``examples_per_client`` belongs to kind "sampled", in which clients may share examples.
+    ``examples_per_client`` belongs to kind "sampled", in which clients may share examples. "dirichlet" is Kim's client
+    heterogeneity, "dirichlet-classes" his class heterogeneity, "dirichlet-sizes" GPFL's quadratic program.
     """
 
-    kind: Literal["iid", "dirichlet", "shards", "sizes", "classes", "sampled"] = "iid"
+    kind: Literal[
+        "iid", "dirichlet", "dirichlet-classes", "dirichlet-sizes", "shards", "sizes", "classes", "sampled"
+    ] = "iid"
     alpha: Positive = 0.5
     shards_per_client: Count = 2
     sizes: Counts = ()
@@ -112,7 +115,7 @@ class Partition(Table):
 class Model(Table):
     """The model that is trained."""
 
-    name: Annotated[str, named("logistic", "mlp", "cnn", "cnn5", "vgg11", "linear")] = "mlp"
+    name: Annotated[str, named("logistic", "mlp", "cnn", "cnn5", "cnn3", "vgg11", "linear")] = "mlp"
 
 
 class Training(Table):

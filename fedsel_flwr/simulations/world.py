@@ -50,6 +50,8 @@ class World:
         _check_augmentation(scenario, self.dataset.input_shape)
         self.model: nn.Module = model_of(scenario, self.dataset, own)
         self.objective: Objective = objective_of(self.dataset, own)
+        if scenario.per_class_accuracy and np.asarray(self.dataset.train.labels).dtype.kind not in "iu":
+            raise ParameterError("per_class_accuracy needs classes, but the data's labels are numbers: leave it out")
         self._initial = get_arrays(self.model)
         sizes = partition_sizes(self.partitions)
         self._test_sizes = self._num_test(sizes)

@@ -34,11 +34,15 @@ class Adapter:
             for and ``clients_per_round``.
         wait_timeout: Seconds after which waiting for clients ends in an error.
         channels: Clients that transmit at the same time (Xia's N); a larger cohort goes in waves. None takes
-            ``clients_per_round``.
+            as many as are asked.
         clock: "virtual" believes the reported latency (simulation); "server" times each client itself.
         clock_slack: On the server's clock, seconds by which a report may undercut the observed time; None allows a
             tenth of the observed time.
         cooldown: Leave a client out for 2^n rounds after n failures in a row.
+        over_selection: Ask ceil((1 + x) m) clients, m = ``clients_per_round``, and keep the m usable answers that come
+            first; the others count as late: the selector is told max_latency, their joules are counted, the base
+            strategy sees neither result nor failure. The selector's constants keep m.
+        round_deadline_s: Seconds after which a round ends; who has not answered by then is late, and failed.
         max_clients: Refuse newcomers beyond this many clients.
         max_new_per_round: Admit at most this many newcomers a round after the first.
         evict_after: With ``max_clients`` reached, replace clients away for more than this many rounds.
@@ -74,6 +78,7 @@ class Adapter:
 
     strategy_type: ClassVar[type]
     default_base: ClassVar[Callable[[], Any]]
+    waits_for_everybody: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -88,6 +93,8 @@ class Adapter:
         clock: Literal["virtual", "server"] = "virtual",
         clock_slack: float | None = None,
         cooldown: bool = False,
+        over_selection: float = 0.0,
+        round_deadline_s: float | None = None,
         max_clients: int | None = None,
         max_new_per_round: int | None = None,
         evict_after: int | None = None,
@@ -123,9 +130,16 @@ class Adapter:
         settings = settled(
             selector, max_latency=max_latency, min_completed=min_completed, channels=channels, averaging=averaging,
             filter=filter, validation=validation, learning_rate=learning_rate, momentum=momentum, clock=clock,
-            clock_slack=clock_slack, cooldown=cooldown, keys=metric_keys,
+            clock_slack=clock_slack, cooldown=cooldown, over_selection=over_selection,
+            round_deadline_s=round_deadline_s, keys=metric_keys,
             compare_models=bases.compares_models(self.base),
         )  # fmt: skip
+        if self.waits_for_everybody and settings.clock == "server" and settings.ends_early:
+            raise ParameterError(
+                "over_selection and round_deadline_s on the server's clock need a server that goes on before everybody "
+                "has answered, but that of the legacy API waits for every client: use the strategies of "
+                'fedsel_flwr.strategies.message, or clock = "virtual" in a simulation'
+            )
         if settings.filter is not None:
             bases.check_filter(self.base)
         if settings.averaging not in (None, "fedpdp", "mean"):

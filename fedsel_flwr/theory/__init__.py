@@ -21,7 +21,7 @@ from fedsel_flwr.theory.bounds import (
     cs_ucb_q_regret_bound,
     cs_ucb_regret_bound,
 )
-from fedsel_flwr.theory.genie import bsfl_genie, xia_genie
+from fedsel_flwr.theory.genie import bsfl_genie, sorted_groups, xia_genie
 from fedsel_flwr.theory.program import fair_optimum
 from fedsel_flwr.theory.regret import bsfl_regret, fair_regret, xia_regret
 
@@ -35,6 +35,7 @@ __all__ = [
     "cs_ucb_regret_bound",
     "fair_optimum",
     "fair_regret",
+    "sorted_groups",
     "xia_genie",
     "xia_regret",
 ]

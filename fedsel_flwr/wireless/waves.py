@@ -7,6 +7,7 @@ from operator import index
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedsel_flwr.checks import FloatArray
 from fedsel_flwr.errors import ParameterError
 
 
@@ -33,6 +34,44 @@ def round_time(latency_s: ArrayLike, channels: int) -> float:
         >>> round_time([1.0, 3.0, 2.0], 2)
         5.0
     """
+    latency, width = _checked(latency_s, channels)
+    if latency.size == 0:
+        return 0.0
+    return float(_slowest(latency, width).sum())
+
+
+def finish_times(latency_s: ArrayLike, channels: int) -> FloatArray:
+    """Return when each client of a cohort is done.
+
+    Args:
+        latency_s: Seconds of each client of the cohort, shape (n,), already capped at the deadline.
+        channels: Clients that can be served at the same time, at least 1.
+
+    Returns:
+        Seconds from the start of the round, shape (n,): those of the waves before, and the client's own.
+
+    Raises:
+        ParameterError: As of :func:`round_time`, which is the latest of them.
+
+    Example:
+        >>> finish_times([1.0, 3.0, 2.0], 2).tolist()
+        [1.0, 3.0, 5.0]
+    """
+    latency, width = _checked(latency_s, channels)
+    if latency.size == 0:
+        return latency
+    ends = np.cumsum(_slowest(latency, width))
+    starts = np.concatenate([[0.0], ends[:-1]])
+    return np.asarray(starts[np.arange(latency.size) // width] + latency)
+
+
+def _slowest(latency: FloatArray, width: int) -> FloatArray:
+    """Each wave's slowest client."""
+    return np.asarray(np.maximum.reduceat(latency, np.arange(0, latency.size, width)))  # (7), once per wave
+
+
+def _checked(latency_s: ArrayLike, channels: int) -> tuple[FloatArray, int]:
+    """Both arguments as they are used."""
     latency = np.asarray(latency_s, dtype=np.float64)
     if latency.ndim != 1:
         raise ParameterError(f"latency_s must have shape (n,), got {latency.shape}; give one number per client")
@@ -44,7 +83,4 @@ def round_time(latency_s: ArrayLike, channels: int) -> float:
         width = 0
     if width < 1:
         raise ParameterError(f"channels must be an integer of at least 1, got {channels!r}; give the cell a channel")
-    if latency.size == 0:
-        return 0.0
-    slowest = np.maximum.reduceat(latency, np.arange(0, latency.size, width))  # (7), once per wave
-    return float(slowest.sum())
+    return latency, width

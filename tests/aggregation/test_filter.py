@@ -78,3 +78,24 @@ def test_when_every_model_overflows_the_global_one_stays_and_the_run_goes_on(api
     assert models == [start, start, A]
     assert [report.kept.tolist() for report in spy.reports] == [[False, False]] * 2 + [[True, True]]  # type: ignore[union-attr]
     assert [record.num_completed for record in strategy.history.rounds] == [2, 2, 2]
+
+
+@APIS
+def test_of_a_multiset_the_copies_are_searched_and_weigh(api: str) -> None:
+    """FedProx under FedCA (4): client 0, right by 1, drawn three times, and client 1, wrong by 2, are right together.
+
+    Of the distinct models client 0's alone is right; of the copies all four are, by (3 - 2) / 4, and the larger set
+    wins. The mean over the multiset has client 0 three times.
+    """
+
+    class Drawn(Spy):
+        def draws(self, clients: Any) -> Any:
+            return np.array([3, 1])[clients]
+
+    right, wrong = np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([[-2.0, 0.0], [0.0, -2.0]])
+    strategy, (after,) = play_scripted(
+        api, Drawn("kept"), lambda k, t, w: (right, wrong)[k], 1, start=np.zeros((2, 2)), clients=2,
+        validation=two_examples(), filter=Filter(score="accuracy"), averaging="mean",
+    )  # fmt: skip
+    assert [record.kept for record in strategy.history.clients] == [True, True]
+    np.testing.assert_allclose(after, (3 * right + wrong) / 4, atol=1e-15)

@@ -70,7 +70,31 @@ def test_summarize_by_hand(make_history) -> None:
         jain=pytest.approx(36 / 56),
         failed_clients=2,
         simulated_s=6.5,
+        loss=run.loss,
+        # all three measured rounds: 17/30, the largest distance that of .4; 15 % of 3 rounds are 1, half of them 2
+        accuracy_last10=pytest.approx(17 / 30),
+        deviation_last10=pytest.approx(17 / 30 - 0.4),
+        accuracy_15=0.4,
+        accuracy_50=pytest.approx(0.55),
+        rounds_to_target=2,
+        rounds_to_all=math.inf,  # client 3 never was
+        score_energy=run.score_energy,
     )
+    assert math.isnan(run.score_energy)
+
+
+def test_the_last_ten_measured_rounds(make_history) -> None:
+    """Of 21 rounds every second is measured: .00, .02, ... .20; the last ten are .02 to .20, until round 4 .00, .02."""
+    accuracy = [math.nan if i % 2 else i / 100 for i in range(21)]
+    run = summarize(
+        make_history([[i % 3] for i in range(21)], accuracy=accuracy), selector="x", seed=1, num_clients=3,
+        target_accuracy=0.5,
+    )  # fmt: skip
+    assert run.accuracy_last10 == pytest.approx(0.11)
+    assert run.deviation_last10 == pytest.approx(0.09)
+    assert run.accuracy_15 == pytest.approx(0.01)  # ceil(.15 * 21) = 4 rounds
+    assert run.accuracy_50 == pytest.approx(0.05)  # 11 rounds: .00 to .10
+    assert (run.rounds_to_all, run.rounds_to_target) == (3, math.inf)
 
 
 def test_the_target_is_reached_by_the_mean_of_five_measured_rounds(make_history) -> None:

@@ -47,12 +47,19 @@ class GPFLOracle:
     """Algorithm 1 with GPCB (6) deciding."""
 
     def __init__(
-        self, clients_per_round: int, total_rounds: int, *, rho: float = 1.0, loss_sign: str = "corrected"
+        self,
+        clients_per_round: int,
+        total_rounds: int,
+        *,
+        rho: float = 1.0,
+        loss_sign: str = "corrected",
+        exploration: float | None = None,
     ) -> None:
         """Start before round 1."""
         self.m = clients_per_round
         self.total_rounds = total_rounds
         self.rho = rho
+        self.exploration = exploration
         self.loss_sign = loss_sign
         self.rounds: list[PastRound] = []
         self.registered: set[int] = set()
@@ -132,7 +139,7 @@ class GPFLOracle:
         for client in available:
             plays = self.plays(client)
             bonus = math.sqrt(2 * math.log(n) / plays) if plays else math.inf
-            alpha = self.rho * t / self.total_rounds  # (7)
+            alpha = self.rho * t / self.total_rounds if self.exploration is None else self.exploration  # (7), Fig. 7a
             result[client] = mean[client] + alpha * bonus if plays else math.inf
         return result
 

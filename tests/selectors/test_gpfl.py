@@ -178,6 +178,15 @@ def test_every_weight_of_exploration(rho: float) -> None:
         assert oracle.decided > ROUNDS / 3
 
 
+@pytest.mark.parametrize("exploration", [0.0, 0.2, 2.0])
+def test_a_fixed_weight_of_exploration(exploration: float) -> None:
+    """Fig. 7a: alpha of (6) is the same in all rounds, whatever rho."""
+    oracle = GPFLOracle(3, 200, exploration=exploration)
+    selector = build(exploration=exploration, rho=7.0, total_rounds=200)
+    assert follow(selector, oracle, RoundReport, world=WORLD, rounds=ROUNDS, seed=1, spread=3.0) == []
+    assert oracle.decided > ROUNDS / 3
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_unobserved_rounds(seed: int) -> None:
     """Nobody available, or no report: of the oracle's three readings, rewards that stand are followed throughout."""
@@ -239,7 +248,14 @@ def test_needs(column: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("total_rounds", 0), ("rho", -0.5), ("rho", math.nan), ("loss_sign", "minus"), ("clients_per_round", 0)],
+    [
+        ("total_rounds", 0),
+        ("rho", -0.5),
+        ("rho", math.nan),
+        ("exploration", -1.0),
+        ("loss_sign", "minus"),
+        ("clients_per_round", 0),
+    ],
 )
 def test_wrong_parameters_are_refused_by_name(name: str, value: Any) -> None:
     """The message names the parameter."""

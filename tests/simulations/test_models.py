@@ -17,7 +17,7 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.models import MODELS, REGRESSORS, build_model, get_arrays, set_arrays, vgg11
 
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32)]
-SMALL = tuple(name for name in MODELS if name != "vgg11")
+SMALL = tuple(name for name in MODELS if name not in ("vgg11", "cnn3"))
 """Those that read 8x8 pixels."""
 
 
@@ -26,7 +26,8 @@ def arrays_of(name: str, seed: int) -> list[npt.NDArray[np.float32]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"), [(name, shape) for name in SMALL for shape in SHAPES] + [("vgg11", (3, 32, 32))]
+    ("name", "shape"),
+    [(name, shape) for name in SMALL for shape in SHAPES] + [("vgg11", (3, 32, 32)), ("cnn3", (1, 28, 18))],
 )
 def test_logits_and_gradients(name: str, shape: tuple[int, int, int]) -> None:
     model = build_model(name, shape, 7, seed=0)
@@ -43,6 +44,7 @@ def test_logits_and_gradients(name: str, shape: tuple[int, int, int]) -> None:
         ("mlp", (1, 28, 28), 784 * 64 + 64 + 64 * 30 + 30 + 30 * 10 + 10),
         ("mlp", (1, 8, 8), 64 * 64 + 64 + 64 * 30 + 30 + 30 * 10 + 10),
         ("linear", (20,), 21),
+        ("cnn3", (3, 32, 32), 122_570),  # 896 + 18,496 + 36,928 + (1,024 + 1) * 64 + 65 * 10
         ("cnn5", (1, 28, 28), 16 * 25 + 16 + 32 * 16 * 25 + 32 + 32 * 7 * 7 * 10 + 10),
         # 3-64-128-256-256-512-512-512-512 channels, 9 weights each and a bias, and a dense layer
         ("vgg11", (3, 32, 32), 9 * (192 + 8192 + 32768 + 65536 + 131072 + 3 * 262144) + 2752 + 5130),
@@ -65,7 +67,7 @@ def test_logistic_is_a_linear_map_of_the_pixels() -> None:
 
 def test_only_the_cnn_drops_out() -> None:
     for name in MODELS:
-        shape = (1, 32, 32) if name == "vgg11" else (1, 8, 8)
+        shape = (1, 8, 8) if name in SMALL else (1, 32, 32)
         image = torch.ones(1, *shape)
         model = build_model(name, shape, 10, seed=0).train()
         with torch.random.fork_rng(devices=[]):
@@ -200,7 +202,11 @@ def test_unfit_arrays_are_refused_and_change_nothing(change: object, message: st
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("resnet", (1, 8, 8), 10, 0), r"model must be one of logistic, mlp, cnn, cnn5, vgg11, linear, got 'resnet'$"),
+        (
+            ("resnet", (1, 8, 8), 10, 0),
+            r"model must be one of logistic, mlp, cnn, cnn5, cnn3, vgg11, linear, got 'resnet'$",
+        ),
+        (("cnn3", (1, 17, 32), 10, 0), r"'cnn3' reads images .* of at least 18x18 pixels; got \(1, 17, 32\)"),
         (("cnn5", (1, 3, 8), 10, 0), r"the model 'cnn5' reads images .* of at least 4x4 pixels; got \(1, 3, 8\)"),
         (("vgg11", (3, 28, 28), 10, 0), r"the model 'vgg11' reads images .* of at least 32x32 pixels; got \(3, 28"),
         (("cnn", (1, 3, 8), 10, 0), r"at least 4x4 pixels; got \(1, 3, 8\)"),

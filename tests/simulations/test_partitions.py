@@ -17,7 +17,7 @@ from fedsel_flwr.simulations.partitions import partition_indices
 
 IntArray = npt.NDArray[np.int64]
 LABELS = np.arange(2000) % 10
-HANDED_OUT = ("iid", "dirichlet", "shards")
+HANDED_OUT = ("iid", "dirichlet", "shards", "dirichlet-classes")
 """The kinds that hand out every example once."""
 
 
@@ -169,7 +169,7 @@ def test_fashion_mnist_size_over_500_clients_takes_seconds(kind: str) -> None:
     [
         (
             {"kind": "natural"},
-            r"must be one of iid, dirichlet, shards, sizes, classes, sampled, got 'natural'$",
+            r"iid, dirichlet, dirichlet-classes, dirichlet-sizes, shards, sizes, classes, sampled, got 'natural'$",
         ),
         ({"num_clients": 0}, r"num_clients must be a whole number of at least 1, got 0"),
         ({"num_clients": 2.5}, r"num_clients must be a whole number of at least 1, got 2\.5"),

@@ -93,7 +93,9 @@ def _comparable(history: History) -> Any:
     return rounds, clients
 
 
-@pytest.mark.parametrize("world", ["honest", "failures", "failures and availability", "availability, waves, cooldown"])
+@pytest.mark.parametrize(
+    "world", ["honest", "failures", "failures and availability", "availability, waves, cooldown", "over-selection"]
+)
 @pytest.mark.parametrize("name", PARAMS)
 def test_the_same_choices_for_twenty_rounds_and_the_same_model(name: str, world: str) -> None:
     options: dict[str, Any] = {}
@@ -101,6 +103,8 @@ def test_the_same_choices_for_twenty_rounds_and_the_same_model(name: str, world:
         options["availability"] = BernoulliAvailability(0.5, seed=9)
     if "waves" in world:
         options |= {"channels": 3, "cooldown": True}
+    if "over" in world:
+        options |= {"over_selection": 0.5, "round_deadline_s": 3.5}
     legacy, legacy_arrays, message, message_arrays = _both(name, faulty=world != "honest", **options)
     assert len(legacy.history.rounds) == ROUNDS
     assert chosen(legacy) == chosen(message)

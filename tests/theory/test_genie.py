@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.theory import bsfl_genie, bsfl_regret, fair_regret, xia_genie, xia_regret
+from fedsel_flwr.theory import bsfl_genie, bsfl_regret, fair_regret, sorted_groups, xia_genie, xia_regret
 
 
 def instances(count: int) -> list[tuple[np.ndarray, np.ndarray, int, float]]:
@@ -33,6 +33,30 @@ def test_xia_genie_is_the_best_of_all_sets() -> None:
         assert (np.diff(chosen) > 0).all()
         assert value == mean[chosen].min() == max(mean[list(s)].min() for s in combinations(range(mean.size), m))
         assert mean[chosen].sum() == pytest.approx(max(mean[list(s)].sum() for s in combinations(range(mean.size), m)))
+
+
+def all_groups(clients: tuple[int, ...], m: int) -> list[list[tuple[int, ...]]]:
+    """Every way to deal clients out in groups of m and one of the rest; the first client's group goes first."""
+    if len(clients) <= m:
+        return [[clients]] if clients else [[]]
+    sizes = {m, len(clients) % m or m}
+    return [
+        [(clients[0], *others), *rest]
+        for size in sizes
+        for others in combinations(clients[1:], size - 1)
+        for rest in all_groups(tuple(k for k in clients[1:] if k not in others), m)
+        if sum(len(group) < m for group in [(clients[0], *others), *rest]) <= 1
+    ]
+
+
+def test_sorted_groups_wait_least_of_all_groups() -> None:
+    for mean, _, m, _ in instances(60):
+        ways = all_groups(tuple(range(mean.size)), m)
+        groups = sorted_groups(mean, m)
+        assert sorted(np.concatenate(groups).tolist()) == list(range(mean.size))
+        assert len(groups) == -(-mean.size // m)
+        least = min(sum(mean[list(group)].max() for group in way) for way in ways)
+        assert sum(mean[group].max() for group in groups) == pytest.approx(least)
 
 
 def test_bsfl_genie_is_the_best_of_all_sets() -> None:

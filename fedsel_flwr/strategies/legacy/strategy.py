@@ -49,6 +49,7 @@ class SelectionStrategy(Adapter, Strategy):
 
     strategy_type: ClassVar[type] = Strategy
     default_base = partial(FedAvg, fraction_evaluate=0.0)
+    waits_for_everybody: ClassVar[bool] = True
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters | None:
         """Return the base's initial model, else that of the first client that answers."""
@@ -130,7 +131,7 @@ class SelectionStrategy(Adapter, Strategy):
             garbage = [
                 RunError(self._fault(cid, result.problems))
                 for cid, result in outcome.results.items()
-                if cid in arrived and not result.completed
+                if cid in arrived and not result.completed and not result.spare
             ]
             passed = [(original(f[0]), f[1]) if isinstance(f, tuple) else f for f in failures]
             parameters, metrics = self.base.aggregate_fit(self.core.round, kept, [*passed, *garbage])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from flwr.app import Message
@@ -11,6 +12,7 @@ from flwr.serverapp import Grid
 
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.identity import id_order
+from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.strategies.waiting import wait_for
 
 POLL_S = 0.25
@@ -73,6 +75,32 @@ class _Delegate(Grid):
         return self._grid.send_and_receive(messages, timeout=timeout)
 
 
+@dataclass(frozen=True)
+class Until:
+    """When a round ends before everybody has answered.
+
+    Args:
+        answers: Replies without an error that are enough; None: all of them.
+        seconds: The longest wait; None sets none.
+    """
+
+    answers: int | None = None
+    seconds: float | None = None
+
+    def missed(self, answers: int, elapsed_s: float) -> Reply | None:
+        """What to say of those who are missing, if the round ends now; None if it goes on.
+
+        >>> Until(answers=2).missed(1, 9.0) is None, Until(answers=2).missed(2, 9.0).error
+        (True, 'late: no answer after 9 s, when 2 others were there')
+        """
+        if self.answers is not None and answers >= self.answers:
+            error = f"late: no answer after {elapsed_s:.6g} s, when {self.answers} others were there"
+            return Reply(error=error, spare=True)
+        if self.seconds is not None and elapsed_s >= self.seconds:
+            return Reply(error=f"late: no answer within round_deadline_s = {self.seconds:g} s")
+        return None
+
+
 class TimedGrid(_Delegate):
     """Times each node's round trip; polls four times a second.
 
@@ -80,12 +108,16 @@ class TimedGrid(_Delegate):
         grid: Flower's grid.
 
     Attributes:
+        until: When to stop waiting in the next :meth:`send_and_receive`, which takes it away; None waits for all.
+        missed: What to say of a node whose answer the last one did not wait for; None if it waited for all.
         elapsed_s: Node id as text -> seconds from sending the last message to holding its reply; nodes that did not
             answer are missing.
     """
 
     def __init__(self, grid: Grid) -> None:
         super().__init__(grid)
+        self.until: Until | None = None
+        self.missed: Reply | None = None
         self.elapsed_s: dict[str, float] = {}
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
@@ -94,7 +126,9 @@ class TimedGrid(_Delegate):
         start = time.monotonic()
         pending = set(self._grid.push_messages(sent))
         node_of = {message.metadata.message_id: str(message.metadata.dst_node_id) for message in sent}
-        self.elapsed_s = {}
+        self.elapsed_s, self.missed = {}, None
+        until, self.until = self.until, None
+        answers = 0
         replies: list[Message] = []
         while pending:
             arrived = list(self._grid.pull_messages(pending))
@@ -102,11 +136,16 @@ class TimedGrid(_Delegate):
             for reply in arrived:
                 answered = reply.metadata.reply_to_message_id
                 pending.discard(answered)
+                answers += not reply.has_error()
                 self.elapsed_s[node_of.get(answered, str(reply.metadata.src_node_id))] = elapsed
             replies.extend(arrived)
+            self.missed = until.missed(answers, elapsed) if pending and until is not None else None
+            if self.missed is not None:
+                break
             if not pending or (timeout is not None and elapsed >= timeout):
                 break
-            time.sleep(POLL_S if timeout is None else min(POLL_S, max(0.0, timeout - elapsed)))
+            ends = [end - elapsed for end in (timeout, None if until is None else until.seconds) if end is not None]
+            time.sleep(max(0.0, min([POLL_S, *ends])))
         return replies
 
 

@@ -21,7 +21,7 @@ from fedsel_flwr.strategies.adapter import Adapter
 from fedsel_flwr.strategies.message.asking import Asking
 from fedsel_flwr.strategies.message.cleaning import Cleaner, metrics_of
 from fedsel_flwr.strategies.message.dispatch import addressed, as_error, by_node, template_of
-from fedsel_flwr.strategies.message.grids import ShownGrid, TimedGrid, wait_for_nodes
+from fedsel_flwr.strategies.message.grids import ShownGrid, TimedGrid, Until, wait_for_nodes
 from fedsel_flwr.strategies.message.records import reference_of, reply_of
 from fedsel_flwr.strategies.silence import no_answer
 
@@ -88,6 +88,8 @@ class SelectionStrategy(Adapter, Strategy):
         crowd = ShownGrid(grid, nodes, self.wait_timeout, at_least=bases.min_available(self.base))
         template = template_of(self.base, self.core.round, arrays, config, crowd)
         self._dispatched = {node: addressed(template, node, self.core.asks) for node in chosen}
+        if self._timed is not None and self.core.settings.ends_early:
+            self._timed.until = Until(self.core.waits_for(len(chosen)), self.core.settings.round_deadline_s)
         return list(self._dispatched.values())
 
     def aggregate_train(
@@ -113,7 +115,9 @@ class SelectionStrategy(Adapter, Strategy):
             failures = [
                 message if message.has_error() else self._as_error(sent, outcome.results[node].problems)
                 for node, sent in self._dispatched.items()
-                if (message := arrived.get(node)) is not None and node not in outcome.usable
+                if (message := arrived.get(node)) is not None
+                and node not in outcome.usable
+                and not outcome.results[node].spare
             ]
             usable = {node: arrived[node] for node in outcome.usable}
             kept = cleaner.cleaned(usable, outcome.results, outcome.kept, self._names)
@@ -187,6 +191,8 @@ class SelectionStrategy(Adapter, Strategy):
     def _reply(self, node: str, message: Message | None, faults: dict[str, str], weight_key: str) -> Reply:
         """What came of a node, in plain types."""
         observed = self._timed.elapsed_s.get(node) if self._timed is not None else None
+        if message is None and self._timed is not None and self._timed.missed is not None:
+            return self._timed.missed
         if message is None:
             return Reply(error=no_answer(self._timeout))
         if node in faults:

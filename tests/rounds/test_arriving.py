@@ -1,0 +1,262 @@
+"""Over-selection and the round's deadline: who is late, how long the round takes, what selector and base are told."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.rounds.arriving import in_time
+from fedsel_flwr.rounds.replies import Reply, read_reply
+from fedsel_flwr.rounds.settings import Settings
+from fedsel_flwr.selectors import CSUCB, PCZFL, Random, names
+from fedsel_flwr.selectors.registry import selector_class
+from fedsel_flwr.simulations.engine import simulate
+from fedsel_flwr.simulations.scenario_files import load_scenario
+from fedsel_flwr.strategies import SelectionStrategy, message
+from fedsel_flwr.wireless import finish_times, round_time
+from tests.rounds.written import Written, core_of, facts
+from tests.simulations import inprocess
+from tests.strategies.helpers import FakeProxy, Federation, RecordingBase, fleet
+from tests.strategies.message.helpers import FakeGrid, FakeNode, fedavg, play
+
+pytestmark = pytest.mark.timeout(60)
+MODEL = [np.zeros(2)]
+
+
+def _result(seconds: float, error: str = "", max_latency: float = 60.0) -> Any:
+    reply = Reply(arrays=MODEL, num_examples=1, metrics={"latency_s": seconds}, error=error)
+    return read_reply(reply, Settings(max_latency=max_latency), client_id="x")
+
+
+def _late(seconds: list[float], failed: tuple[int, ...] = (), **options: Any) -> tuple[list[int], float]:
+    """Who is not completed, and the round's seconds; options: wanted, deadline, channels."""
+    results = {str(i): _result(s, "no answer" if i in failed else "") for i, s in enumerate(seconds)}
+    settings = Settings(channels=options.get("channels"), round_deadline_s=options.get("deadline"))
+    read, end = in_time(results, settings, options.get("wanted"))
+    return [i for i, one in enumerate(read.values()) if not one.completed], end
+
+
+# ---- by hand ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seconds", "options", "late", "round_s"),
+    [
+        # three of five are wanted: those done after 1, 2 and 3 s; the round ends with the third
+        ([5.0, 1.0, 3.0, 9.0, 2.0], {"wanted": 3}, [0, 3], 3.0),
+        ([5.0, 1.0, 3.0], {"wanted": 3}, [], 5.0),
+        # equal times: the lower rows
+        ([2.0, 1.0, 2.0, 2.0], {"wanted": 2}, [2, 3], 2.0),
+        # a client that failed is no answer: the fourth takes its place
+        ([1.0, 2.0, 3.0, 4.0, 5.0], {"wanted": 3, "failed": (1,)}, [1, 4], 4.0),
+        # too few came at all: the round waits for the one that never answers, as long as max_latency
+        ([1.0, 2.0, 3.0], {"wanted": 3, "failed": (1,)}, [1], 60.0),
+        # the deadline ends the round, whoever is missing
+        ([5.0, 1.0, 3.0, 9.0, 2.0], {"deadline": 4.0}, [0, 3], 4.0),
+        ([1.0, 2.0], {"deadline": 4.0}, [], 2.0),
+        ([1.0, 2.0], {"deadline": 4.0, "failed": (0,)}, [0], 4.0),
+        # both: the third usable answer comes after the deadline
+        ([5.0, 1.0, 3.0, 9.0, 8.0], {"wanted": 3, "deadline": 4.0}, [0, 3, 4], 4.0),
+        ([5.0, 1.0, 3.0, 9.0, 2.0], {"wanted": 2, "deadline": 4.0}, [0, 2, 3], 2.0),
+        # two channels: waves (5, 1), (3, 9), (2) end after 5, 14 and 16 s; done after 5, 1, 8, 14, 16 s
+        ([5.0, 1.0, 3.0, 9.0, 2.0], {"wanted": 3, "channels": 2}, [3, 4], 8.0),
+    ],
+)  # fmt: skip
+def test_who_is_late_and_when_the_round_ends(
+    seconds: list[float], options: dict[str, Any], late: list[int], round_s: float
+) -> None:
+    failed = options.pop("failed", ())
+    assert _late(seconds, failed, **options) == (late, round_s)
+
+
+def test_a_late_client_holds_max_latency_and_says_why() -> None:
+    results = {"a": _result(1.0), "b": _result(7.5)}
+    spare = in_time(results, Settings(), 1)[0]["b"]
+    assert (spare.latency_s, spare.latency_source, spare.spare) == (60.0, "max_latency", True)
+    assert spare.problems == ("late: done after 7.5 s, the round ended after 1 s (enough others were there)",)
+    late = in_time(results, Settings(round_deadline_s=5.0), None)[0]["b"]
+    assert (late.completed, late.spare) == (False, False)
+    assert late.problems == ("late: done after 7.5 s, the round ended after 5 s (round_deadline_s = 5 s)",)
+
+
+@given(
+    st.lists(st.floats(0, 59), min_size=1, max_size=12), st.integers(1, 12), st.integers(1, 12),
+    st.none() | st.floats(0.1, 200),
+)  # fmt: skip
+def test_against_the_definition(seconds: list[float], wanted: int, channels: int, deadline: float | None) -> None:
+    """Walk through the moments at which somebody is done, one by one."""
+    done = finish_times(seconds, channels).tolist()
+    here: list[int] = []
+    end = 0.0
+    for moment, i in sorted((moment, i) for i, moment in enumerate(done)):
+        if len(here) == wanted or (deadline is not None and moment > deadline):
+            break
+        here.append(i)
+        end = moment
+    complete = len(here) in (wanted, len(seconds))
+    expected = end if complete else min(max(done), deadline or 1e9)
+    late, round_s = _late(seconds, wanted=wanted, channels=channels, deadline=deadline)
+    assert late == [i for i in range(len(seconds)) if i not in here]
+    assert round_s == expected
+
+
+@given(st.lists(st.floats(0, 59), max_size=12), st.integers(1, 12))
+def test_the_last_finish_is_the_rounds_time(seconds: list[float], channels: int) -> None:
+    assert float(finish_times(seconds, channels).max(initial=0.0)) == pytest.approx(round_time(seconds, channels))
+
+
+# ---- selectors -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("share", "asked"), [(0.0, 10), (0.1, 11), (0.25, 13), (0.3, 13), (1.0, 20), (0.01, 11)])
+def test_how_many_are_asked(share: float, asked: int) -> None:
+    core = core_of(Random(clients_per_round=10, seed=0), over_selection=share)
+    nodes = [f"{k:02}" for k in range(40)]
+    assert len(core.choose(nodes, MODEL, Written(facts(*nodes)))) == asked
+    assert core.settings.channels == asked
+
+
+def _made(name: str) -> Any:
+    cls = selector_class(name)
+    given = {"max_latency": 5.0, "min_latency": 0.1, "total_rounds": 10, "deadline": 100.0}
+    accepted = inspect.signature(cls).parameters
+    return cls(clients_per_round=4, seed=0, **{key: value for key, value in given.items() if key in accepted})
+
+
+@pytest.mark.parametrize("name", sorted(set(names()) - {"pczfl"}))
+def test_every_selector_chooses_as_many_as_are_asked(name: str) -> None:
+    selector = _made(name)
+    selector.over_selection = 0.5
+    available = np.arange(30)
+    selector.inform(available, num_examples=np.arange(1.0, 31.0))
+    counts = set()
+    for _ in range(12):
+        expected = selector.expected_count(30)
+        chosen = selector.select(available)
+        assert expected in (None, chosen.size)
+        counts.add(chosen.size)
+    assert counts & {6, 30}, counts
+
+
+def test_the_bandits_constants_keep_m() -> None:
+    """CS-UCB's radius is sqrt((m + 1) ln t / N): with another m in it another client comes last of three."""
+    orders = {}
+    for share in (0.0, 1.0):
+        selector = CSUCB(clients_per_round=1, max_latency=1.0, seed=0)
+        selector.over_selection = share
+        selector.inform(np.arange(3))
+        selector.load_state_dict(
+            selector.state_dict() | {"round": 100, "plays": np.array([50, 20, 10]), "mean": np.array([0.9, 0.75, 0.2])}
+        )
+        orders[share] = selector.select(np.arange(3)).tolist()
+    # m = 1: .9 + sqrt(2 ln 101 / 50) = 1.330, .75 + sqrt(2 ln 101 / 20) = 1.429, .2 + sqrt(2 ln 101 / 10) = 1.161;
+    # with m = 4 the last would be .2 + sqrt(5 ln 101 / 10) = 1.719, before the first's 1.579
+    assert orders == {0.0: [1], 1.0: [0, 1]}
+
+
+def test_without_clients_per_round_it_is_refused() -> None:
+    with pytest.raises(ParameterError, match=r"over_selection = 0\.5 .* pczfl has none"):
+        SelectionStrategy(PCZFL(seed=0), over_selection=0.5)
+    for options in ({"over_selection": -0.1}, {"round_deadline_s": 0.0}, {"over_selection": float("nan")}):
+        with pytest.raises(ParameterError, match=next(iter(options))):
+            SelectionStrategy(Random(clients_per_round=1), **options)
+
+
+# ---- the strategies --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cooldown", [False, True])
+def test_the_base_sees_neither_result_nor_failure_and_the_energy_counts(cooldown: bool) -> None:
+    base = RecordingBase(accept_failures=False)
+    strategy = SelectionStrategy(
+        CSUCB(clients_per_round=2, max_latency=9.0, seed=0), base, over_selection=1.0, cooldown=cooldown
+    )
+    Federation(strategy, fleet(4)).play(2)  # latencies .5, .625, .75 and .875 s
+    for (results, failures), record in zip(base.given, strategy.history.rounds, strict=True):
+        assert [proxy.cid for proxy, _ in results] == ["node-0", "node-1"]
+        assert failures == []
+        assert (record.num_selected, record.num_completed, record.num_kept) == (4, 2, 2)
+        assert (record.round_s, record.energy_j) == (0.625, 4 * 0.25)
+    assert [row.completed for row in strategy.history.clients] == [True, True, False, False] * 2
+    assert strategy.selector.state_dict()["mean"].tolist() == pytest.approx([1 - 0.5 / 9, 1 - 0.625 / 9, 0, 0])
+    assert strategy.history.problem_counts() == {"late": 4}
+
+
+def test_a_client_beyond_the_deadline_is_a_failure_for_the_base() -> None:
+    base = RecordingBase()
+    strategy = SelectionStrategy(Random(clients_per_round=3, seed=0), base, round_deadline_s=0.7)
+    Federation(strategy, fleet(3)).play(1)
+    ((results, failures),) = base.given
+    assert (len(results), len(failures)) == (2, 1)
+    assert strategy.history.rounds[0].round_s == 0.7
+
+
+def test_an_opening_that_measures_everybody_waits_for_all() -> None:
+    scenario = load_scenario("digits", {
+        "num_clients": 8, "clients_per_round": 2, "selector": "gpfl", "rounds": 3, "aggregation.over_selection": 0.5,
+    })  # fmt: skip
+    history = simulate(scenario, engine="vectorized").history
+    assert [(record.num_selected, record.num_completed) for record in history.rounds] == [(8, 8), (3, 2), (3, 2)]
+
+
+@pytest.mark.parametrize("selector", ["bsfl", "fedcm-ts"])
+def test_the_engines_agree(selector: str) -> None:
+    scenario = load_scenario("digits", {
+        "num_clients": 20, "clients_per_round": 4, "selector": selector, "rounds": 6, "model.name": "logistic",
+        "aggregation.over_selection": 0.5, "aggregation.round_deadline_s": 4.0,
+    })  # fmt: skip
+    alone = inprocess.play(scenario).history
+    together = simulate(scenario, engine="vectorized").history
+    told = [
+        [(row.client_id, row.completed, row.problem, row.latency_s) for row in h.clients] for h in (alone, together)
+    ]
+    assert told[0] == told[1]
+    assert [record.simulated_s for record in alone.rounds] == [record.simulated_s for record in together.rounds]
+    assert any("enough others" in problem for _, _, problem, _ in told[0])
+
+
+# ---- the server's clock ----------------------------------------------------------------------------------------------
+
+
+def _grid(ready: list[float]) -> FakeGrid:
+    return FakeGrid(
+        {k + 5: FakeNode(FakeProxy(str(k + 5), k, number=k), ready=seconds) for k, seconds in enumerate(ready)}
+    )
+
+
+def test_on_the_servers_clock_the_server_goes_on_when_enough_are_there() -> None:
+    strategy = message.CSUCB(
+        clients_per_round=2, max_latency=60.0, seed=0, base=fedavg(), clock="server", over_selection=0.5
+    )
+    begin = time.monotonic()
+    play(strategy, _grid([0.0, 30.0, 0.4]), 1)
+    assert time.monotonic() - begin < 5.0
+    rows = {row.client_id: row for row in strategy.history.clients}
+    assert [rows[k].completed for k in "012"] == [True, False, True]
+    assert rows["1"].problem.startswith("late: no answer after 0.")
+    assert 0.4 <= strategy.history.rounds[0].round_s < 2.0
+
+
+def test_on_the_servers_clock_the_deadline_ends_the_wait() -> None:
+    strategy = message.SelectionStrategy(
+        Random(clients_per_round=3, seed=0), fedavg(), clock="server", round_deadline_s=0.6
+    )
+    begin = time.monotonic()
+    play(strategy, _grid([0.0, 30.0, 0.1]), 1)
+    assert 0.6 <= time.monotonic() - begin < 5.0
+    rows = {row.client_id: row for row in strategy.history.clients}
+    assert rows["1"].problem == "late: no answer within round_deadline_s = 0.6 s"
+    assert strategy.history.rounds[0].round_s == 0.6
+
+
+@pytest.mark.parametrize("options", [{"over_selection": 0.5}, {"round_deadline_s": 5.0}])
+def test_the_legacy_api_refuses_on_the_servers_clock_and_says_why(options: dict[str, float]) -> None:
+    with pytest.raises(ParameterError, match="the legacy API waits for every client"):
+        SelectionStrategy(Random(clients_per_round=1), clock="server", **options)  # type: ignore[arg-type]
