@@ -34,18 +34,18 @@ class FedCS(Selector):
     Deviations:
         * The print lets uploads follow one another and updates run beside them. Here each client has a channel, as in
           the strategies' round time, and transfers and training are one number.
-        * An estimate is the client's last measured latency; the print asks a random part of the clients for their
-          resources in each round. A failed client's is the latency reported for it.
-        * A client that was never measured, or not for ``refresh_rounds`` rounds, counts as taking no time; so the
-          first rounds measure everybody in turn, one wave of them a round (``channels`` or ``clients_per_round``,
-          else all). Such a round may pass the deadline.
+        * An estimate is the mean of the client's measured latencies, where it failed the latency reported for it; the
+          print asks a random part of the clients for their resources in each round.
+        * A client that was never measured, or not for ``refresh_rounds`` rounds, counts as taking no time, and its
+          mean begins anew; so the first rounds measure everybody in turn, one wave of them a round (``channels`` or
+          ``clients_per_round``, else all). Such a round may pass the deadline.
         * If nobody fits, the quickest client is chosen.
 
     Args:
         deadline: T_round, seconds.
         clients_per_round: Optional largest number of clients; None for none.
         channels: Clients served at the same time, as in the strategy; None for as many as are chosen.
-        refresh_rounds: Rounds for which an estimate holds.
+        refresh_rounds: Rounds for which an estimate holds, from the last measurement on.
         seed: Seed of the generator of ties and of the order in which clients are measured.
 
     Raises:
@@ -66,9 +66,10 @@ class FedCS(Selector):
 
     name: ClassVar[str] = "fedcs"
     needs: ClassVar[frozenset[str]] = frozenset({"latency"})
-    client_state: ClassVar[dict[str, float | int]] = {"_latency": 0.0, "_measured_in": 0}
+    client_state: ClassVar[dict[str, float | int]] = {"_latency": 0.0, "_measurements": 0, "_measured_in": 0}
 
     _latency: FloatArray
+    _measurements: IntArray
     _measured_in: IntArray
 
     def __init__(
@@ -77,7 +78,7 @@ class FedCS(Selector):
         deadline: float,
         clients_per_round: int | None = None,
         channels: int | None = None,
-        refresh_rounds: int = 50,
+        refresh_rounds: int = 100,
         seed: int | None = None,
     ) -> None:
         super().__init__(clients_per_round=clients_per_round, seed=seed)
@@ -103,8 +104,12 @@ class FedCS(Selector):
         return order[: max(1, min(int(fitting), most))]
 
     def _observe(self, report: RoundReport) -> None:
-        self._latency[report.clients] = report.latency
-        self._measured_in[report.clients] = self.round
+        k = report.clients
+        anew = k[~self._estimated(k)]
+        self._latency[anew], self._measurements[anew] = 0.0, 0
+        self._measurements[k] += 1
+        self._latency[k] += (report.latency - self._latency[k]) / self._measurements[k]  # estimate, ours
+        self._measured_in[k] = self.round
 
     def _estimated(self, clients: IntArray) -> BoolArray:
         measured_in = self._measured_in[clients]

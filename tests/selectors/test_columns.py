@@ -113,7 +113,7 @@ def test_names_that_are_no_columns(given: object, said: str) -> None:
 
 @pytest.mark.parametrize("name", names())
 def test_every_selector_gets_a_report_with_what_it_needs(name: str) -> None:
-    parameters = {"bsfl": {"min_latency": 0.1}, "gpfl": {"total_rounds": 9}}.get(name, {})
+    parameters = {"bsfl": {"min_latency": 0.1}, "gpfl": {"total_rounds": 9}, "fedcs": {"deadline": 2.0}}.get(name, {})
     extra = {"max_latency": 5.0} if name.startswith("cs-ucb") else {}
     selector = create(name, clients_per_round=2, **parameters, **extra)
     chosen = selector.select(np.arange(3))

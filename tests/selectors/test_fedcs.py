@@ -54,10 +54,12 @@ def test_rounds_by_hand() -> None:
 
     Round 1: nobody was measured                                                    -> everybody
     Round 2: a channel for each: 1, 4, 2, 1.5 are within 4 s                        -> 0, 1, 3, 4
-        client 1 takes 5 s this time
+        client 1 takes 5 s this time, 4.5 s in the mean
     Round 3                                                                         -> 0, 3, 4
-        client 3 fails (60 s)
-    Round 4, only 1, 2, 3 are there: nobody fits, 1 is the quickest with 5 s        -> 1
+        client 3 fails (60 s): (2 + 2 + 60)/3 = 21.3 s
+    Round 4, only 1, 2, 3 are there: nobody fits, 1 is the quickest with 4.5 s      -> 1
+        it takes 2.5 s: 11.5/3 = 3.8 s
+    Round 5                                                                         -> 0, 1, 4
     """
     seconds = {0: 1.0, 1: 4.0, 2: 6.0, 3: 2.0, 4: 1.5}
     for seed in range(5):
@@ -65,7 +67,8 @@ def test_rounds_by_hand() -> None:
         assert play(selector, [0, 1, 2, 3, 4], seconds) == [0, 1, 2, 3, 4]
         assert play(selector, [0, 1, 2, 3, 4], seconds | {1: 5.0}) == [0, 1, 3, 4]
         assert play(selector, [0, 1, 2, 3, 4], {0: 1.0, 4: 1.5}) == [0, 3, 4]
-        assert play(selector, [1, 2, 3], seconds) == [1]
+        assert play(selector, [1, 2, 3], seconds | {1: 2.5}) == [1]
+        assert play(selector, [0, 1, 2, 3, 4], seconds) == [0, 1, 4]
 
 
 def test_waves_by_hand() -> None:
@@ -132,7 +135,7 @@ def test_a_cap_takes_the_quickest() -> None:
 
 
 def test_an_estimate_grows_old() -> None:
-    """Client 1 fails in round 1 and is asked again in round 1 + refresh_rounds + 1."""
+    """Client 1 fails in round 1 and is asked again in round 1 + refresh_rounds + 1; what was before counts no more."""
     selector = build(refresh_rounds=5)
     play(selector, [0, 1], {0: 1.0})
     assert [play(selector, [0, 1], {0: 1.0, 1: 1.0}) for _ in range(7)] == [[0]] * 5 + [[0, 1]] * 2
