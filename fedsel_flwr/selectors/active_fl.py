@@ -65,6 +65,7 @@ class ActiveFL(Selector):
 
     name: ClassVar[str] = "active-fl"
     needs: ClassVar[frozenset[str]] = frozenset({"loss"})
+    asks: ClassVar[frozenset[str]] = frozenset({"loss"})
     client_state: ClassVar[dict[str, float | bool]] = {"_size": -1.0, "_loss": -np.inf, "_asked": False}
 
     _size: FloatArray

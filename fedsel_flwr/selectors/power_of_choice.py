@@ -59,6 +59,7 @@ class PowerOfChoice(Selector):
     """
 
     name: ClassVar[str] = "power-of-choice"
+    asks: ClassVar[frozenset[str]] = frozenset({"loss"})
     client_state: ClassVar[dict[str, float | int]] = {"_size": -1.0, "_loss": -np.inf, "_asked_in": 0}
 
     _size: FloatArray

@@ -68,6 +68,7 @@ class TiFL(Selector):
 
     name: ClassVar[str] = "tifl"
     needs: ClassVar[frozenset[str]] = frozenset({"latency"})
+    asks: ClassVar[frozenset[str]] = frozenset({"local_accuracy"})
     client_state: ClassVar[dict[str, float | bool]] = {
         "_profile": -1.0, "_tried": False, "_accuracy": -1.0, "_before": -1.0,
     }  # fmt: skip
