@@ -10,6 +10,7 @@ import numpy as np
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, fraction, real
 from fedsel_flwr.selectors._drawing import draw, whole_part
 from fedsel_flwr.selectors._sizes import filled_sizes, take_sizes
+from fedsel_flwr.selectors._top import top
 from fedsel_flwr.selectors.base import Probe, Selector
 from fedsel_flwr.selectors.report import RoundReport
 
@@ -96,11 +97,11 @@ class ActiveFL(Selector):
         value = self._valuations()
         left = available.size - whole_part(self.dropped * available.size)  # Algorithm 1, alpha_1
         shuffled = self._generator.permutation(available)  # equal valuations fall at random
-        kept = shuffled[np.argsort(-value[shuffled], kind="stable")[:left]]
+        kept = shuffled[top(value[shuffled], left)] if left else shuffled[:0]
         kept = kept[np.isfinite(value[kept])]
         power = self.temperature * (value[kept] - value[kept].max(initial=-np.inf))  # Algorithm 1, alpha_2
         by_value = draw(self._generator, kept, power, whole_part((1.0 - self.uniform) * count))  # Algorithm 1, alpha_3
-        others = np.setdiff1d(available, by_value)
+        others = available[~np.isin(available, by_value)]
         rest = self._generator.permutation(others)[: count - by_value.size]  # Algorithm 1, uniformly
         return np.concatenate([by_value, rest])
 
