@@ -36,7 +36,7 @@ FLEETS = (1_000, 10_000, 100_000, 1_000_000)
 COHORTS = (10, 100, 1_000)
 PARAMETERS: dict[str, dict[str, Any]] = {
     "cs-ucb": {"max_latency": 5.0}, "cs-ucb-q": {"max_latency": 5.0}, "bsfl": {"min_latency": 0.1},
-    "gpfl": {"total_rounds": 10_000},
+    "gpfl": {"total_rounds": 10_000}, "fedcs": {"deadline": 0.5}, "power-of-choice": {"candidates": 2_000},
 }  # fmt: skip
 BALLS = 500
 CLOCK: list[Callable[[], float]] = [time.perf_counter]
@@ -83,8 +83,8 @@ class Clients:
         return {node: {"client_id": int(node), "num_examples": 120} for node in nodes}, []
 
     def probe(self, nodes: list[str], config: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Their accuracy."""
-        return {node: {"local_accuracy": int(node) % 97 / 97} for node in nodes}
+        """Their accuracy and loss."""
+        return {node: {"local_accuracy": int(node) % 97 / 97, "loss": int(node) % 89 / 89} for node in nodes}
 
 
 def seen(selector: Selector, num_clients: int) -> None:
@@ -95,6 +95,12 @@ def seen(selector: Selector, num_clients: int) -> None:
         "failures": lambda: rng.integers(1, 20, num_clients), "mean": lambda: rng.random(num_clients),
         "queue": lambda: 3 * rng.random(num_clients), "reward_sum": lambda: rng.random(num_clients),
         "accuracy": lambda: rng.random(num_clients), "energy_score": lambda: rng.random(num_clients),
+        "loss": lambda: rng.random(num_clients), "asked": lambda: np.ones(num_clients, dtype=np.bool_),
+        "rms_loss": lambda: rng.random(num_clients), "duration": lambda: rng.random(num_clients),
+        "last_round": lambda: rng.integers(1, 5000, num_clients), "latency": lambda: rng.random(num_clients),
+        "measured_in": lambda: rng.integers(4950, 5000, num_clients), "profile": lambda: rng.random(num_clients),
+        "tried": lambda: np.ones(num_clients, dtype=np.bool_), "before": lambda: rng.random(num_clients),
+        "measurements": lambda: rng.integers(1, 20, num_clients),
     }  # fmt: skip
     state |= {key: draw() for key, draw in drawn.items() if np.shape(state.get(key)) == (num_clients,)} | {
         "round": 5000
@@ -103,6 +109,8 @@ def seen(selector: Selector, num_clients: int) -> None:
         state["centre"] = np.vstack([[0.5, 0.5], rng.random((BALLS - 1, 2))])
         state["radius"] = np.append(1.0, 0.5 ** rng.integers(1, 6, BALLS - 1))
         state |= {"ball_plays": rng.integers(1, 30, BALLS), "ball_mean": rng.random((BALLS, 2))}
+    if "gains" in state:
+        state["gains"] = rng.random(40)  # of Oort's last two pacer steps
     selector.load_state_dict(state)
 
 

@@ -94,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _list() -> int:
+    from fedsel_flwr.selectors.describing import described
     from fedsel_flwr.selectors.registry import names
     from fedsel_flwr.simulations.scenario_files import load_scenario, scenario_names
 
@@ -102,18 +103,11 @@ def _list() -> int:
         print(f"  {name:<16}{load_scenario(name).description}")
     print("selectors")
     for name in names():
-        print(f"  {name:<16}{_about(name)}")
+        first, *more = described(name)
+        print(f"  {name:<16}{first}")
+        for line in more:
+            print(f"      {line}")
     return 0
-
-
-def _about(name: str) -> str:
-    """The first line of a selector's docstring; of an installed one that is broken, why."""
-    from fedsel_flwr.selectors.registry import selector_class
-
-    try:
-        return ((selector_class(name).__doc__ or "").strip() or "-").splitlines()[0]
-    except ParameterError as error:
-        return f"cannot be loaded: {error}"
 
 
 def _compare(args: argparse.Namespace) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import re
@@ -16,6 +17,7 @@ from fedsel_flwr import __version__
 from fedsel_flwr.cli import main
 from fedsel_flwr.report.run_folder import read_history, read_model
 from fedsel_flwr.selectors import names
+from fedsel_flwr.selectors.registry import selector_class
 from fedsel_flwr.simulations import comparing
 from fedsel_flwr.simulations.results import write_run
 from fedsel_flwr.simulations.scenario_files import load_scenario, scenario_names
@@ -57,9 +59,16 @@ def test_list_names_every_scenario_and_selector(capsys: pytest.CaptureFixture[st
     out, err = capsys.readouterr()
     scenarios, selectors = out.removeprefix("scenarios\n").split("selectors\n")
     for listed, known in ((scenarios, scenario_names()), (selectors, names())):
-        rows = [line.split(maxsplit=1) for line in listed.splitlines()]
+        rows = [line.split(maxsplit=1) for line in listed.splitlines() if not line.startswith("   ")]
         assert [row[0] for row in rows] == list(known)
         assert all(len(row[1]) > 10 for row in rows)
+    for name in names():
+        said = selectors.split(f"  {name} ")[1].splitlines()[1:4]
+        paper, reads, parameters = (line.strip().partition(": ") for line in said)
+        assert (paper[0], reads[0], parameters[0]) == ("paper", "reads", "parameters")
+        assert len(paper[2]) > 20, f"{name} has no section References"
+        assert all(column in reads[2] for column in selector_class(name).needs | selector_class(name).asks)
+        assert parameters[2].startswith(tuple(inspect.signature(selector_class(name)).parameters))
     assert load_scenario("smoke").description in out
     assert err == ""
 

@@ -13,18 +13,23 @@ A selector is an ask/tell object over dense client indices ``0..K-1``. It never 
 
 from __future__ import annotations
 
+from fedsel_flwr.selectors.active_fl import ActiveFL
 from fedsel_flwr.selectors.base import Probe, Selector
 from fedsel_flwr.selectors.bsfl import BSFL
 from fedsel_flwr.selectors.by_size import RandomBySize
 from fedsel_flwr.selectors.cs_ucb import CSUCB
 from fedsel_flwr.selectors.cs_ucb_q import CSUCBQ
 from fedsel_flwr.selectors.fedcm import FedCMTS, FedCMUCB
+from fedsel_flwr.selectors.fedcs import FedCS
 from fedsel_flwr.selectors.gpfl import GPFL
 from fedsel_flwr.selectors.local_accuracy import LocalAccuracy
+from fedsel_flwr.selectors.oort import Oort
 from fedsel_flwr.selectors.pczfl import PCZFL
+from fedsel_flwr.selectors.power_of_choice import PowerOfChoice
 from fedsel_flwr.selectors.registry import create, names
 from fedsel_flwr.selectors.report import RoundReport
 from fedsel_flwr.selectors.round_robin import RoundRobin
+from fedsel_flwr.selectors.tifl import TiFL
 from fedsel_flwr.selectors.uniform import Random
 
 __all__ = [
@@ -33,15 +38,20 @@ __all__ = [
     "CSUCBQ",
     "GPFL",
     "PCZFL",
+    "ActiveFL",
     "FedCMTS",
     "FedCMUCB",
+    "FedCS",
     "LocalAccuracy",
+    "Oort",
+    "PowerOfChoice",
     "Probe",
     "Random",
     "RandomBySize",
     "RoundReport",
     "RoundRobin",
     "Selector",
+    "TiFL",
     "create",
     "names",
 ]

@@ -9,20 +9,26 @@ from typing import Any
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.references import is_reference, load_reference
+from fedsel_flwr.selectors.active_fl import ActiveFL
 from fedsel_flwr.selectors.base import Selector
 from fedsel_flwr.selectors.bsfl import BSFL
 from fedsel_flwr.selectors.by_size import RandomBySize
 from fedsel_flwr.selectors.cs_ucb import CSUCB
 from fedsel_flwr.selectors.cs_ucb_q import CSUCBQ
 from fedsel_flwr.selectors.fedcm import FedCMTS, FedCMUCB
+from fedsel_flwr.selectors.fedcs import FedCS
 from fedsel_flwr.selectors.gpfl import GPFL
 from fedsel_flwr.selectors.local_accuracy import LocalAccuracy
+from fedsel_flwr.selectors.oort import Oort
 from fedsel_flwr.selectors.pczfl import PCZFL
+from fedsel_flwr.selectors.power_of_choice import PowerOfChoice
 from fedsel_flwr.selectors.round_robin import RoundRobin
+from fedsel_flwr.selectors.tifl import TiFL
 from fedsel_flwr.selectors.uniform import Random
 
 _ALL: tuple[type[Selector], ...] = (
     BSFL, CSUCB, CSUCBQ, FedCMTS, FedCMUCB, GPFL, LocalAccuracy, PCZFL, Random, RandomBySize, RoundRobin,
+    ActiveFL, FedCS, Oort, PowerOfChoice, TiFL,
 )  # fmt: skip
 _CLASSES: dict[str, type[Selector]] = {cls.name: cls for cls in _ALL}
 

@@ -199,15 +199,16 @@ def common_params(scenario: Scenario, make: Callable[..., Selector]) -> dict[str
         make: A selector's class, or a callable that makes one.
 
     Returns:
-        ``seed``, ``clients_per_round``, ``max_latency`` and ``total_rounds``: those of them that ``make`` takes and
-        that are not fixed in it already (``functools.partial``). ``clients_per_round`` is left out where its default is
-        None, which says that the algorithm decides.
+        ``seed``, ``clients_per_round``, ``max_latency``, ``total_rounds`` and ``channels``: those of them that ``make``
+        takes and that are not fixed in it already (``functools.partial``). ``clients_per_round`` is left out where its
+        default is None, which says that the algorithm decides.
     """
     own = {
         "clients_per_round": scenario.clients_per_round,
         "seed": scenario.seed,
         "max_latency": scenario.wireless.max_latency_s,
         "total_rounds": scenario.rounds,
+        "channels": scenario.wireless.channels or scenario.clients_per_round,
     }
     accepted = inspect.signature(make).parameters
     fixed = getattr(make, "keywords", {})

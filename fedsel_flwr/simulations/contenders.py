@@ -56,7 +56,7 @@ def contenders(selectors: Given | Sequence[Given] | Mapping[str, Given]) -> list
     Args:
         selectors: Names, references ("./mine.py:Fastest"), classes, or callables that make a selector; with labels of
             one's own as a mapping, label -> selector. A class or callable is given ``clients_per_round`` and ``seed``,
-            ``max_latency`` and ``total_rounds``, of which it gets those that it takes.
+            ``max_latency``, ``total_rounds`` and ``channels``, of which it gets those that it takes.
 
     Returns:
         At least one, each with a label of its own.

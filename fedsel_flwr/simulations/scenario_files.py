@@ -19,7 +19,7 @@ from fedsel_flwr.simulations.scenario import Scenario
 
 REFERRING = ("selector", "model.name", "data.dataset")
 """Keys whose value may refer to the user's own code."""
-COMMON_PARAMETERS = ("clients_per_round", "seed", "max_latency", "total_rounds")
+COMMON_PARAMETERS = ("clients_per_round", "seed", "max_latency", "total_rounds", "channels")
 """Selector parameters that the scenario sets itself."""
 
 

@@ -19,6 +19,9 @@ PARAMETERS: dict[str, dict[str, float]] = {
     "cs-ucb": {"max_latency": 5.0},
     "cs-ucb-q": {"max_latency": 5.0, "queue_weight": 0.3},
     "gpfl": {"total_rounds": 60},
+    "fedcs": {"deadline": 2.0},
+    "power-of-choice": {"candidates": 4},
+    "tifl": {"tiers": 2, "interval": 10},
 }
 ROUNDS = 60
 

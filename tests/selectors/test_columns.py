@@ -14,6 +14,7 @@ from fedsel_flwr.selectors import Random, RoundReport, columns, create, names
 from fedsel_flwr.selectors.columns import COLUMNS, INFORMED, REPORTED, check_columns, column_values
 from fedsel_flwr.selectors.registry import selector_class
 from fedsel_flwr.testing import report_for
+from tests.golden.make_traces import selector_under_trace
 
 RANGED = sorted(name for name, row in COLUMNS.items() if row.shape == "number" and row.low == 0.0)
 
@@ -113,13 +114,28 @@ def test_names_that_are_no_columns(given: object, said: str) -> None:
 
 @pytest.mark.parametrize("name", names())
 def test_every_selector_gets_a_report_with_what_it_needs(name: str) -> None:
-    parameters = {"bsfl": {"min_latency": 0.1}, "gpfl": {"total_rounds": 9}}.get(name, {})
+    parameters = {"bsfl": {"min_latency": 0.1}, "gpfl": {"total_rounds": 9}, "fedcs": {"deadline": 2.0}}.get(name, {})
     extra = {"max_latency": 5.0} if name.startswith("cs-ucb") else {}
     selector = create(name, clients_per_round=2, **parameters, **extra)
     chosen = selector.select(np.arange(3))
     made = report_for(selector, chosen, np.ones(chosen.size, dtype=np.bool_), np.random.default_rng(0))
     assert all(getattr(made, column) is not None for column in selector.needs)
     selector.observe(made)
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_selector_says_what_its_probes_ask(name: str) -> None:
+    selector, asked = selector_under_trace(name), set[str]()
+    for number in range(30):
+        if (question := selector.probe(np.arange(7))) is not None:
+            asked |= set(question.columns)
+            told = {column: np.full((7, 4) if column in columns.VECTORS else 7, 0.5) for column in question.columns}
+            rows = {column: values[: len(question.clients)] for column, values in told.items()}
+            selector.inform(question.clients, **rows)
+        chosen = selector.select(np.arange(7))
+        done = np.ones(chosen.size, dtype=np.bool_)
+        selector.observe(report_for(selector, chosen, done, np.random.default_rng(number)))
+    assert asked == selector.asks, f"declare asks = frozenset({sorted(asked)})"
 
 
 def test_what_the_papers_ask_of_the_strategy() -> None:

@@ -24,7 +24,7 @@ from fedsel_flwr.strategies import BSFL, CSUCB, RoundRecord, SelectionStrategy
 from tests.simulations.inprocess import in_process, play
 
 SMOKE = load_scenario("smoke")
-SELECTORS = ("bsfl", "cs-ucb", "random", "round-robin")  # which need nothing that smoke does not have
+SELECTORS = ("bsfl", "cs-ucb", "fedcs", "oort", "random", "round-robin")  # which need nothing that smoke does not have
 BASES = {"fedavg": FedAvg, "fedprox": FedProx, "fedadam": FedAdam, "fedyogi": FedYogi, "fedavgm": FedAvgM}
 
 

@@ -22,7 +22,8 @@ from fedsel_flwr.simulations.scenario_files import load_scenario
 from tests.simulations import inprocess
 
 pytestmark = pytest.mark.timeout(120)
-SELECTORS = ("bsfl", "cs-ucb-q", "gpfl", "fedcm-ts", "pczfl", "local-accuracy")
+BASELINES = ("power-of-choice", "active-fl", "oort", "fedcs", "tifl")
+SELECTORS = ("bsfl", "cs-ucb-q", "gpfl", "fedcm-ts", "pczfl", "local-accuracy", *BASELINES)
 
 
 def _scenario(selector: str, rounds: int, **overrides: Any) -> Scenario:
@@ -56,6 +57,13 @@ def test_as_clients_that_train_one_by_one(selector: str) -> None:
 @pytest.mark.parametrize("selector", ["bsfl", "gpfl"])
 def test_a_network_as_clients_that_train_one_by_one(selector: str) -> None:
     _same(_scenario(selector, 5))
+
+
+@pytest.mark.parametrize("selector", BASELINES)
+def test_baselines_as_clients_that_train_one_by_one(selector: str) -> None:
+    """Twelve clients, four a round: TiFL's profiling ends after three rounds, and it asks again before the seventh."""
+    own = {"selectors.power-of-choice.candidates": 6, "selectors.tifl.tiers": 2, "selectors.tifl.interval": 6}
+    _same(_scenario(selector, 8, **{"model.name": "logistic", "num_clients": 12, "clients_per_round": 4, **own}))
 
 
 @pytest.mark.slow

@@ -33,7 +33,8 @@ class WorldProxy(FakeProxy):
 
     def evaluate(self, ins: EvaluateIns, timeout: float | None, group_id: int | None) -> EvaluateRes:
         (model,) = parameters_to_ndarrays(ins.parameters)
-        return EvaluateRes(OK, 0.0, world.num_examples(self.number), world.probed(self.number, model))
+        answers = world.probed(self.number, model)  # the loss of the result would answer for one among them
+        return EvaluateRes(OK, float("nan"), world.num_examples(self.number), answers)
 
 
 def proxies() -> list[WorldProxy]:

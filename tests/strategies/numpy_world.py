@@ -2,7 +2,7 @@
 
 Eight clients with two kinds of data each; the labels of clients 2 and 6 are wrong, so that FedCA's filter has something
 to drop. Client 3 never answers, 7 sends NaN, 5 is late in every third round, 1 does not tell its latency in round 4,
-and 6 does not answer probes.
+6 does not answer probes, and 4 does not tell its losses with its update.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ PARAMS: dict[str, dict[str, Any]] = {
     "cs-ucb-q": {"max_latency": MAX_LATENCY, "queue_weight": 0.1},
     "bsfl": {"min_latency": 0.1, "alpha": 2.0},
     "gpfl": {"total_rounds": ROUNDS},
+    "fedcs": {"deadline": 1.5, "clients_per_round": None, "channels": 3},
+    "power-of-choice": {"candidates": 4},
+    "tifl": {"tiers": 2, "interval": 3, "credits": 2},
     "pczfl": {"warmup_rounds": 2, "uncertainty": 0.01, "clients_per_round": None},
 }
 """Selector -> parameters beside ``clients_per_round`` and ``seed``."""
@@ -94,6 +97,8 @@ def metrics(k: int, server_round: int) -> dict[str, Any]:
     latency = 2 * MAX_LATENCY if k == 5 and server_round % 3 == 0 else 0.2 + 0.2 * k + float(draw[0])
     reported = {"energy_j": 0.5 + 0.25 * k + float(draw[1]), "latency_s": latency}
     reported |= {"energy_score": 0.3 + 0.05 * k} if k % 2 == 0 else {}
+    losses = np.random.default_rng([8, k, server_round]).exponential(size=2)
+    reported |= {"loss": float(losses[0]), "rms_loss": float(losses[1])} if k != 4 else {}
     if k == 1 and server_round == 4:
         del reported["latency_s"]
     return reported
@@ -101,8 +106,10 @@ def metrics(k: int, server_round: int) -> dict[str, Any]:
 
 def probed(k: int, model: Array) -> dict[str, Any]:
     """What client k answers to a probe of ``model``."""
-    right = predict([model], INPUTS[k]).argmax(axis=1) == LABELS[k]
-    own = {} if k == 6 else {"local_accuracy": float(right.mean())}
+    logits = predict([model], INPUTS[k])
+    right = logits.argmax(axis=1) == LABELS[k]
+    losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(EXAMPLES), LABELS[k]]
+    own = {} if k == 6 else {"local_accuracy": float(right.mean()), "loss": float(losses.mean())}
     return {"latency_s": 0.1 + 0.05 * k, "energy_j": 0.125, **own}
 
 

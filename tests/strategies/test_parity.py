@@ -41,6 +41,11 @@ PARAMS: dict[str, dict[str, Any]] = {
     "cs-ucb-q": {"max_latency": MAX_LATENCY, "queue_weight": 0.1},
     "bsfl": {"min_latency": 0.1, "alpha": 2.0},
     "local-accuracy": {},
+    "power-of-choice": {"candidates": 6},
+    "active-fl": {},
+    "oort": {},
+    "fedcs": {"deadline": 2.0, "clients_per_round": None, "channels": COHORT},
+    "tifl": {"tiers": 2, "interval": 6, "credits": 3},
 }
 PAPERS = {"cs-ucb": "CSUCB", "cs-ucb-q": "CSUCBQ", "bsfl": "BSFL"}
 
@@ -58,6 +63,7 @@ def _clients(faulty: bool) -> list[ProbeProxy]:
     return [
         ProbeProxy(
             f"node-{k}", k, number=k, latency=latency(k), fault=FAULTY.get(k) if faulty else None,
+            extra={"loss": 0.3 + 0.1 * (k % 5), "rms_loss": 0.4 + 0.1 * (k % 7)},
             probe_s=0.1 * (k + 1), answer=(lambda p, m: {} if p.number == 6 else m) if faulty else None,
         )
         for k in range(FLEET)

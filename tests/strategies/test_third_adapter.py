@@ -63,6 +63,30 @@ def test_the_same_choices_and_models_as_the_legacy_api(name: str, score: str | N
         np.testing.assert_allclose(own[key], other[key], rtol=1e-9, atol=1e-9, err_msg=key)
 
 
+def _first_here(client: int) -> int:
+    return min(t for t in range(1, world.ROUNDS + 1) if world.available(str(client), t, 0.0))
+
+
+STRANGERS_COME = {_first_here(client) for client in range(world.FLEET)}
+
+
+@pytest.mark.parametrize(
+    ("name", "asking"),
+    [
+        ("power-of-choice", {1, 2, 3, 4, 5, 7, 8, 9, 10}),  # nobody is there in round 6
+        ("active-fl", STRANGERS_COME),
+        ("tifl", {1, 4, 7, 10}),
+        ("oort", set()),
+        ("fedcs", set()),
+    ],
+)
+def test_what_the_baselines_ask_is_charged(name: str, asking: set[int]) -> None:
+    """Probes take seconds and joules of the rounds that ask, and of no other."""
+    history = _stacked(name, None, None)[0].parts.history
+    assert {r.round for r in history.rounds if r.probe_s > 0} == asking
+    assert {r.round for r in history.rounds if r.probe_j > 0} == asking
+
+
 def test_the_world_asks_something_of_every_part() -> None:
     """Else the test above could pass on nothing: failures, an empty round, probes, dropped models, changing cohorts."""
     core, models = _stacked("fedcm-ucb", "loss", "fedpdp")

@@ -24,17 +24,22 @@ VALIDATION = Validation(
     lambda arrays, inputs: inputs @ arrays[0] + arrays[1], np.eye(3, dtype=np.float32), np.array([0, 1, 1])
 )
 SELECTORS: dict[str, dict[str, Any]] = {
+    "active-fl": {},
     "bsfl": {"min_latency": 0.1},
     "cs-ucb": {"max_latency": MAX_LATENCY},
     "cs-ucb-q": {"max_latency": MAX_LATENCY},
     "fedcm-ts": {},
     "fedcm-ucb": {},
+    "fedcs": {"deadline": MAX_LATENCY / 3},
     "gpfl": {"total_rounds": 40},
     "local-accuracy": {},
+    "oort": {},
     "pczfl": {"clients_per_round": None, "warmup_rounds": 2},
+    "power-of-choice": {"candidates": 8},
     "random": {},
     "random-by-size": {},
     "round-robin": {},
+    "tifl": {"tiers": 3, "interval": 5},
 }
 """Every selector, with its parameters."""
 PAPERS: dict[str, dict[str, Any]] = {

@@ -29,7 +29,7 @@ SERVER_NODE = 1
 
 
 class ProbeProxy(FakeProxy):
-    """A client that answers probes: with ``accuracy`` of the round, at a time and an energy of its own."""
+    """A client that answers probes: with ``accuracy`` of the round and a loss, at a time and an energy of its own."""
 
     def __init__(
         self,
@@ -57,7 +57,8 @@ class ProbeProxy(FakeProxy):
         self.probed.append(config)
         self.models.append(parameters_to_ndarrays(ins.parameters))
         result.metrics = {
-            "local_accuracy": self.accuracy(int(config["round"])),  # type: ignore[arg-type]
+            "local_accuracy": (accuracy := self.accuracy(int(config["round"]))),  # type: ignore[arg-type]
+            "loss": 2.0 - accuracy,
             "latency_s": self.probe_s,
             "energy_j": self.probe_j,
         }

@@ -1,0 +1,126 @@
+"""Active federated learning: clients drawn by what the model still loses on their data (Goetz et al.)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+
+from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, fraction, real
+from fedsel_flwr.selectors._drawing import draw, whole_part
+from fedsel_flwr.selectors._sizes import filled_sizes, take_sizes
+from fedsel_flwr.selectors._top import top
+from fedsel_flwr.selectors.base import Probe, Selector
+from fedsel_flwr.selectors.report import RoundReport
+
+
+class ActiveFL(Selector):
+    """Draws most clients of a round by a softmax of their valuations, the others uniformly.
+
+    ============  ======================  ==================================================================
+    paper         here                    meaning
+    ============  ======================  ==================================================================
+    v_k           ``_valuations``         sqrt(n_k) times the model's mean loss on client k's data
+    n_k           ``_size``               number of training examples
+    alpha_1       ``dropped``             share of the clients, those of the lowest valuations, that is not drawn
+    alpha_2       ``temperature``         factor of the valuation in the softmax
+    alpha_3       ``uniform``             share of the round that is drawn uniformly
+    K, m          ``available``, m        clients there are, clients a round
+    ============  ======================  ==================================================================
+
+    Deviations:
+        * The first valuations are a probe: each client is asked for its loss once, when it is first there; time and
+          energy are charged. Later a client is valued by the loss it reports when it is chosen, of the model it
+          received, before training.
+        * K is the number of clients that are available, and the lowest are those of them.
+        * A client without a valuation, since it did not answer the probe, counts among the lowest; it can be drawn
+          uniformly.
+        * A client that fails loses its valuation until it reports a loss again; the paper has no failures, and one
+          that never answers would be drawn for ever.
+        * Sizes come by ``inform(clients, num_examples=...)``; a client of unknown size counts as one of average size.
+        * Where fewer clients are left than floor((1 - alpha_3) m), all are taken and the uniform part is larger.
+
+    Args:
+        clients_per_round: m.
+        dropped: alpha_1, in [0, 1].
+        temperature: alpha_2, at least 0.
+        uniform: alpha_3, in [0, 1].
+        seed: Seed of the generator of the draws.
+
+    Raises:
+        ParameterError: A parameter is out of range.
+
+    References:
+        J. Goetz et al., Active federated learning, 2019 (arXiv:1909.12641), section 3 and Algorithm 1.
+
+    >>> import numpy as np
+    >>> selector = ActiveFL(clients_per_round=1, dropped=0.5, temperature=1.0, uniform=0.0, seed=0)
+    >>> selector.probe(np.arange(4)).columns
+    ('loss',)
+    >>> selector.inform(np.arange(4), loss=np.array([0.1, 2.0, 0.2, 1.0]), num_examples=np.ones(4))
+    >>> drawn = [int(selector.select(np.arange(4))[0]) for _ in range(1000)]
+    >>> drawn.count(0) + drawn.count(2), round(drawn.count(1) / 1000, 1)  # e^2 / (e^2 + e^1) = .73
+    (0, 0.7)
+    """
+
+    name: ClassVar[str] = "active-fl"
+    needs: ClassVar[frozenset[str]] = frozenset({"loss"})
+    asks: ClassVar[frozenset[str]] = frozenset({"loss"})
+    client_state: ClassVar[dict[str, float | bool]] = {"_size": -1.0, "_loss": -np.inf, "_asked": False}
+
+    _size: FloatArray
+    _loss: FloatArray
+    _asked: BoolArray
+
+    def __init__(
+        self,
+        *,
+        clients_per_round: int,
+        dropped: float = 0.75,
+        temperature: float = 0.01,
+        uniform: float = 0.1,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(clients_per_round=clients_per_round, seed=seed)
+        self.dropped = fraction("dropped", dropped)
+        self.temperature = real("temperature", temperature, at_least=0.0)
+        self.uniform = fraction("uniform", uniform)
+
+    def _probe(self, available: IntArray) -> Probe | None:
+        strangers = available[~self._asked[available]]
+        self._asked[strangers] = True
+        return Probe(clients=strangers, columns=("loss",)) if strangers.size else None
+
+    def _select(self, available: IntArray) -> IntArray:
+        count = min(self.clients_per_round, available.size)
+        value = self._valuations()
+        left = available.size - whole_part(self.dropped * available.size)  # Algorithm 1, alpha_1
+        shuffled = self._generator.permutation(available)  # equal valuations fall at random
+        kept = shuffled[top(value[shuffled], left)] if left else shuffled[:0]
+        kept = kept[np.isfinite(value[kept])]
+        power = self.temperature * (value[kept] - value[kept].max(initial=-np.inf))  # Algorithm 1, alpha_2
+        by_value = draw(self._generator, kept, power, whole_part((1.0 - self.uniform) * count))  # Algorithm 1, alpha_3
+        others = available[~np.isin(available, by_value)]
+        rest = self._generator.permutation(others)[: count - by_value.size]  # Algorithm 1, uniformly
+        return np.concatenate([by_value, rest])
+
+    def _observe(self, report: RoundReport) -> None:
+        loss = np.asarray(report.loss)
+        failed = report.clients[~report.completed]
+        told = report.completed & np.isfinite(loss)
+        self._loss[report.clients[told]] = loss[told]
+        self._loss[failed] = -np.inf
+        self._asked[report.clients] = True
+
+    def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
+        take_sizes(self._size, clients, columns)
+        if "loss" in columns:
+            known = np.isfinite(columns["loss"])
+            self._loss[clients[known]] = columns["loss"][known]
+
+    def _valuations(self) -> FloatArray:
+        """v_k of everybody; -inf where unknown."""
+        known = np.isfinite(self._loss)
+        size = filled_sizes(self._size, self._registered)
+        return np.where(known, np.sqrt(size) * np.where(known, self._loss, 0.0), -np.inf)  # v_k

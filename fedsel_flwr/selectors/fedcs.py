@@ -1,0 +1,123 @@
+"""FedCS: as many clients as finish before a deadline (Nishio and Yonetani)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, real, whole
+from fedsel_flwr.selectors.base import Selector
+from fedsel_flwr.selectors.report import RoundReport
+
+ROUNDING = 1e-9
+"""Seconds by which a sum of latencies may pass the deadline."""
+
+
+class FedCS(Selector):
+    """Adds the client that lengthens the round least, until the next one would pass the deadline.
+
+    ==============  ====================  ===========================================================
+    paper           here                  meaning
+    ==============  ====================  ===========================================================
+    T_round         ``deadline``          seconds that a round may take
+    t_UD + t_UL     ``_latency``          estimated seconds of a client, both transfers and training
+    Theta           ``time``              seconds that a round with the clients so far takes
+    S               the choice            as many clients as fit
+    ==============  ====================  ===========================================================
+
+    A round's time is the strategies': clients go in waves of ``channels``, a wave takes as long as its slowest client,
+    and the waves follow one another. Which clients share a wave is not the selector's to say, so the time of a set is
+    the largest over all ways to part it: w waves take at most the sum of its w largest latencies. With a channel for
+    each client it is the largest latency, and everybody within the deadline is chosen.
+
+    Deviations:
+        * The print lets uploads follow one another and updates run beside them. Here each client has a channel, as in
+          the strategies' round time, and transfers and training are one number.
+        * An estimate is the mean of the client's measured latencies, where it failed the latency reported for it; the
+          print asks a random part of the clients for their resources in each round.
+        * A client that was never measured, or not for ``refresh_rounds`` rounds, counts as taking no time, and its
+          mean begins anew; so the first rounds measure everybody in turn, one wave of them a round (``channels`` or
+          ``clients_per_round``, else all). Such a round may pass the deadline.
+        * If nobody fits, the quickest client is chosen.
+
+    Args:
+        deadline: T_round, seconds.
+        clients_per_round: Optional largest number of clients; None for none.
+        channels: Clients served at the same time, as in the strategy; None for as many as are chosen.
+        refresh_rounds: Rounds for which an estimate holds, from the last measurement on.
+        seed: Seed of the generator of ties and of the order in which clients are measured.
+
+    Raises:
+        ParameterError: A parameter is out of range.
+
+    References:
+        T. Nishio, R. Yonetani, Client selection for federated learning with heterogeneous resources in mobile edge,
+        ICC 2019 (arXiv:1804.08333), section IV, Algorithm 3.
+
+    >>> import numpy as np
+    >>> selector = FedCS(deadline=2.5, seed=0)
+    >>> selector.select(np.arange(3))  # nobody was measured yet
+    array([0, 1, 2])
+    >>> selector.observe(RoundReport(clients=[0, 1, 2], completed=[True] * 3, latency=[1.0, 3.0, 2.0]))
+    >>> selector.select(np.arange(3))
+    array([0, 2])
+    """
+
+    name: ClassVar[str] = "fedcs"
+    needs: ClassVar[frozenset[str]] = frozenset({"latency"})
+    client_state: ClassVar[dict[str, float | int]] = {"_latency": 0.0, "_measurements": 0, "_measured_in": 0}
+
+    _latency: FloatArray
+    _measurements: IntArray
+    _measured_in: IntArray
+
+    def __init__(
+        self,
+        *,
+        deadline: float,
+        clients_per_round: int | None = None,
+        channels: int | None = None,
+        refresh_rounds: int = 100,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(clients_per_round=clients_per_round, seed=seed)
+        self.deadline = real("deadline", deadline, above=0.0)
+        self.channels = None if channels is None else whole("channels", channels, 1)
+        self.refresh_rounds = whole("refresh_rounds", refresh_rounds, 1)
+
+    def expected_count(self, num_available: int) -> int | None:
+        """None: only the latencies know how many fit."""
+        return None if num_available else 0
+
+    def _select(self, available: IntArray) -> IntArray:
+        shuffled = self._generator.permutation(available)
+        estimated = self._estimated(shuffled)
+        known = shuffled[estimated]
+        known = known[np.argsort(self._latency[known], kind="stable")]
+        limits = [limit for limit in (self.channels, self.clients_per_round) if limit is not None]
+        strangers = shuffled[~estimated][: min(limits, default=available.size)]
+        order = np.concatenate([strangers, known])  # Algorithm 3: the least additional time first
+        seconds = np.concatenate([np.zeros(strangers.size), self._latency[known]])
+        fitting = np.searchsorted(self._time(seconds), self.deadline + ROUNDING, side="right")  # Algorithm 3, T_round
+        most = available.size if self.clients_per_round is None else self.clients_per_round
+        return order[: max(1, min(int(fitting), most))]
+
+    def _observe(self, report: RoundReport) -> None:
+        k = report.clients
+        anew = k[~self._estimated(k)]
+        self._latency[anew], self._measurements[anew] = 0.0, 0
+        self._measurements[k] += 1
+        self._latency[k] += (report.latency - self._latency[k]) / self._measurements[k]  # estimate, ours
+        self._measured_in[k] = self.round
+
+    def _estimated(self, clients: IntArray) -> BoolArray:
+        measured_in = self._measured_in[clients]
+        return (measured_in > 0) & (self.round - measured_in <= self.refresh_rounds)
+
+    def _time(self, seconds: FloatArray) -> FloatArray:
+        """Theta of the first s clients, for s = 1 ... n; ``seconds`` ascends, and so does Theta."""
+        count = np.arange(1, seconds.size + 1)
+        waves = -(-count // (self.channels or seconds.size))
+        total = np.concatenate([[0.0], np.cumsum(seconds)])
+        return np.where(waves == 1, seconds, total[count] - total[count - waves])  # Theta, the largest of each wave

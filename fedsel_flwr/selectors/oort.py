@@ -1,0 +1,197 @@
+"""Oort: clients with much to learn from that are quick enough (Lai et al.)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, fraction, real, whole
+from fedsel_flwr.errors import StateError
+from fedsel_flwr.selectors._drawing import draw, whole_part
+from fedsel_flwr.selectors._sizes import filled_sizes, take_sizes
+from fedsel_flwr.selectors.base import Selector
+from fedsel_flwr.selectors.report import RoundReport
+
+FLAT, SHARP = 0.1, 5.0
+"""The pacer lets the threshold rise where the utility changed by no more than this share, and fall where by more."""
+
+
+class Oort(Selector):
+    """Exploits tried clients of high utility, discounted where they are slow, and explores clients never tried.
+
+    ============  ==============================  ==========================================================
+    paper         here                            meaning
+    ============  ==============================  ==========================================================
+    U(i)          ``_utility``                    statistical utility: n_i times the root mean squared loss
+    L(i)          ``_last_round``                 round in which client i was tried last; 0 for never
+    t_i           ``_duration``                   its latency then
+    T             ``_preferred_duration``         duration from which clients are slow
+    epsilon       ``_exploration_share``          share of a round for clients never tried
+    alpha         ``penalty``                     exponent of the discount of the slow
+    c             ``cut_off``                     share of the least exploited score that a candidate must have
+    W, Delta      ``pacer_step``, ``pacer_delta`` rounds between two looks at T, and by how much it moves
+    ============  ==============================  ==========================================================
+
+    Deviations:
+        * Constants and pacer are those of the authors' code: T is a percentile of the tried clients' durations, which
+          rises where the exploited utility of the last W rounds is within a tenth of that of the W before, and falls
+          where it differs five-fold; the print raises T where the utility fell.
+        * The losses are those of the received model on all training examples, not those met during training, and not
+          those of the last mini-batch.
+        * Clients never tried are explored uniformly: nothing is known of their speed. Where there are too few of
+          them, more are exploited, so newcomers are explored again at any time.
+        * The least exploited score is that of rank floor(m (1 - epsilon)); the code takes the next rank.
+        * Lowest, largest and clipped utility are those of the tried clients that are available.
+        * A client that fails counts as tried, with utility 0 and the latency reported for it. One that completes
+          without a loss keeps its utility.
+        * Sizes come by ``inform(clients, num_examples=...)``; a client of unknown size counts as one of average size.
+        * No blacklist, no noise on utilities, no fairness knob.
+
+    Args:
+        clients_per_round: m.
+        exploration: epsilon of round 1, in [0, 1].
+        exploration_decay: Factor of epsilon from round to round, in [0, 1].
+        exploration_min: Least epsilon, in [0, 1].
+        penalty: alpha, at least 0.
+        clip: Share of the tried clients whose utility is at most the clipped one, in [0, 1].
+        cut_off: c, in [0, 1].
+        pacer_step: W, rounds.
+        pacer_delta: Delta, percent.
+        first_percentile: T of the first rounds, percent of the tried clients; 100 for no limit.
+        seed: Seed of the generator of the draws.
+
+    Raises:
+        ParameterError: A parameter is out of range.
+
+    References:
+        F. Lai, X. Zhu, H. V. Madhyastha, M. Chowdhury, Oort: efficient federated learning via guided participant
+        selection, OSDI 2021, sections 4.2 to 4.4, Algorithm 1.
+
+    >>> import numpy as np
+    >>> selector = Oort(clients_per_round=2, exploration_min=0.0, exploration_decay=0.0, seed=0)
+    >>> chosen = selector.select(np.arange(2))  # nobody was tried yet
+    >>> selector.observe(RoundReport(clients=[0, 1], completed=[True] * 2, latency=[1.0] * 2, rms_loss=[3.0, 1.0]))
+    >>> selector.clients_per_round = 1
+    >>> sorted({int(selector.select(np.arange(2))[0]) for _ in range(50)})  # scores about 1.3 and .3
+    [0]
+    """
+
+    name: ClassVar[str] = "oort"
+    needs: ClassVar[frozenset[str]] = frozenset({"latency", "rms_loss"})
+    client_state: ClassVar[dict[str, float | int | bool]] = {
+        "_size": -1.0, "_rms_loss": 0.0, "_duration": 0.0, "_last_round": 0, "_exploited": False,
+    }  # fmt: skip
+    scalar_state: ClassVar[tuple[str, ...]] = ("_percentile", "_gain")
+    free_state: ClassVar[dict[str, tuple[type, tuple[int, ...]]]] = {"_gains": (float, ())}
+
+    _size: FloatArray
+    _rms_loss: FloatArray
+    _duration: FloatArray
+    _last_round: IntArray
+    _exploited: BoolArray
+    _gains: FloatArray  # of the last 2 W rounds
+
+    def __init__(
+        self,
+        *,
+        clients_per_round: int,
+        exploration: float = 0.9,
+        exploration_decay: float = 0.95,
+        exploration_min: float = 0.2,
+        penalty: float = 2.0,
+        clip: float = 0.98,
+        cut_off: float = 0.7,
+        pacer_step: int = 20,
+        pacer_delta: float = 5.0,
+        first_percentile: float = 10.0,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(clients_per_round=clients_per_round, seed=seed)
+        self.exploration = fraction("exploration", exploration)
+        self.exploration_decay = fraction("exploration_decay", exploration_decay)
+        self.exploration_min = fraction("exploration_min", exploration_min)
+        self.penalty = real("penalty", penalty, at_least=0.0)
+        self.clip, self.cut_off = fraction("clip", clip), fraction("cut_off", cut_off)
+        self.pacer_step = whole("pacer_step", pacer_step, 1)
+        self.pacer_delta = real("pacer_delta", pacer_delta, at_least=0.0)
+        self.first_percentile = real("first_percentile", first_percentile, at_least=0.0, at_most=100.0)
+        self._percentile = self.first_percentile
+        self._gain = 0.0  # mean utility of the exploited clients of the round chosen last
+
+    def _check_loaded(self, loaded: Mapping[str, Any]) -> None:
+        expected = min(max(0, loaded["_round"] - 1), 2 * self.pacer_step)
+        if loaded["_gains"].size != expected:
+            raise StateError(f"state 'gains' must have {expected} rows, got {loaded['_gains'].size}")
+
+    def _advance(self) -> None:
+        if (passed := self.round - 1) < 1:
+            return
+        self._exploited[:] = False
+        self._gains, self._gain = np.append(self._gains, self._gain)[-2 * self.pacer_step :], 0.0
+        if passed >= 2 * self.pacer_step and passed % self.pacer_step == 0:
+            before, now = self._gains[: self.pacer_step].sum(), self._gains[self.pacer_step :].sum()
+            if abs(now - before) <= FLAT * before:
+                self._percentile = min(100.0, self._percentile + self.pacer_delta)  # Algorithm 1, pacer
+            elif abs(now - before) >= SHARP * before:
+                self._percentile = max(self.pacer_delta, self._percentile - self.pacer_delta)  # the code's pacer
+
+    def _select(self, available: IntArray) -> IntArray:
+        count = min(self.clients_per_round, available.size)
+        seen = self._last_round[available] > 0
+        tried, unseen = available[seen], available[~seen]
+        exploit = whole_part(count * (1.0 - self._exploration_share()))  # Algorithm 1, exploitation
+        exploit = min(max(exploit, count - unseen.size), tried.size)
+        exploited = self._best(tried, exploit)
+        self._exploited[exploited] = True
+        explored = self._generator.permutation(unseen)[: count - exploited.size]  # Algorithm 1, exploration
+        return np.concatenate([exploited, explored])
+
+    def _observe(self, report: RoundReport) -> None:
+        k, loss = report.clients, np.asarray(report.rms_loss)
+        told = report.completed & np.isfinite(loss)
+        self._rms_loss[k[told]] = loss[told]
+        self._rms_loss[k[~report.completed]] = 0.0
+        self._duration[k] = report.latency
+        self._last_round[k] = self.round
+        gained = k[report.completed & self._exploited[k]]
+        self._gain = float(self._utility(gained).mean()) if gained.size else 0.0  # Algorithm 1, pacer
+
+    def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
+        take_sizes(self._size, clients, columns)
+
+    def _exploration_share(self) -> float:
+        """Epsilon of the round chosen last."""
+        return max(self.exploration_min, self.exploration * self.exploration_decay ** (self.round - 1))  # section 4.4
+
+    def _best(self, tried: IntArray, count: int) -> IntArray:
+        """Draw so many of those whose score comes near enough to that of rank ``count``, by their scores."""
+        if count < 1:
+            return tried[:0]
+        score = self._score(tried)
+        near = score >= self.cut_off * np.partition(score, -count)[-count]  # Algorithm 1, cut-off utility
+        with np.errstate(divide="ignore"):
+            return draw(self._generator, tried[near], np.log(score[near]), count)  # Algorithm 1, by probability
+
+    def _score(self, tried: IntArray) -> FloatArray:
+        """Util(i) of ``tried``, shape (n,), n at least 1."""
+        utility = self._utility(tried)
+        clipped = np.sort(utility)[min(whole_part(self.clip * tried.size), tried.size - 1)]  # section 4.4
+        low, reach = utility.min(), float(np.ptp(utility)) or 1.0
+        score: FloatArray = (np.minimum(utility, clipped) - low) / reach  # Algorithm 1, clip
+        score += np.sqrt(0.1 * np.log(self.round) / self._last_round[tried])  # Algorithm 1, temporal uncertainty
+        duration, preferred = self._duration[tried], self._preferred_duration()
+        slow = duration > preferred
+        score[slow] *= (preferred / duration[slow]) ** self.penalty  # section 4.3, global system utility
+        return score
+
+    def _utility(self, clients: IntArray) -> FloatArray:
+        return filled_sizes(self._size, self._registered)[clients] * self._rms_loss[clients]  # U(i), section 4.2
+
+    def _preferred_duration(self) -> float:
+        """T, of everybody tried."""
+        duration = np.sort(self._duration[self._last_round > 0])
+        if self._percentile >= 100.0:
+            return float("inf")
+        return float(duration[min(whole_part(duration.size * self._percentile / 100.0), duration.size - 1)])  # T

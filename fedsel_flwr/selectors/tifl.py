@@ -1,0 +1,183 @@
+"""TiFL: a tier of equally fast clients a round, more often one on which the model is worse (Chai et al.)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, whole
+from fedsel_flwr.errors import ParameterError, StateError
+from fedsel_flwr.selectors.base import Probe, Selector
+from fedsel_flwr.selectors.report import RoundReport
+
+
+class TiFL(Selector):
+    """Parts the clients into tiers by their latency, draws a tier and then the round's clients from it.
+
+    ============  ======================  ============================================================
+    paper         here                    meaning
+    ============  ======================  ============================================================
+    RT_i          ``_profile``            client i's latency in its profiling round; -1 where unknown
+    T             ``tiers``               number of tiers, the fastest is the first
+    Credits_t     ``_credits``            rounds that tier t may still be drawn
+    NewProbs      ``_weight``             the tiers' chances, not normalized
+    A_t^r         ``_means``              the global model's accuracy on the data of tier t
+    I             ``interval``            rounds between two changes of the chances
+    |C|           ``clients_per_round``   clients a round
+    ============  ======================  ============================================================
+
+    Deviations:
+        * Profiling is the training of the opening rounds: while clients that were never tried are available, they are
+          taken first, at random; the round is filled up with others. The paper profiles before it trains. A newcomer
+          is profiled the same way, and the tiers are cut anew.
+        * A client that fails its profiling round is in no tier and comes last, when a round cannot be filled without;
+          one that completes then has its profile.
+        * The tiers are parts of equal number, by latency; the paper cuts a histogram.
+        * A_t is the mean over the tier's clients of their accuracies on their test data, a probe of everybody every I
+          rounds, whose time and energy are charged; its change is taken over the clients that answered both times.
+        * The new chance of a tier is in proportion to 1 - A_t; the paper leaves its function open. A tier of which
+          nothing is known counts as an average one.
+        * A tier of which nobody is available is not drawn. One with fewer than m available is filled up at random
+          with clients of the others; the paper's tiers are large enough.
+        * Where no tier with credits is left, every tier gets its credits anew. A credit is spent when the round is
+          observed. Without ``credits`` there is no limit.
+
+    Args:
+        clients_per_round: m.
+        tiers: T.
+        interval: I, rounds.
+        credits: Credits of each tier, a number for all or one for each, the fastest first; None for no limit.
+        seed: Seed of the generator of tiers and clients.
+
+    Raises:
+        ParameterError: A parameter is out of range, or ``credits`` has not one number for each tier.
+
+    References:
+        Z. Chai et al., TiFL: a tier-based federated learning system, HPDC 2020, section 4, Algorithm 2.
+
+    >>> import numpy as np
+    >>> selector = TiFL(clients_per_round=2, tiers=2, seed=0)
+    >>> for _ in range(2):  # everybody is profiled
+    ...     chosen = selector.select(np.arange(4))
+    ...     selector.observe(RoundReport(clients=chosen, completed=[True] * 2, latency=chosen + 1.0))
+    >>> sorted({tuple(selector.select(np.arange(4)).tolist()) for _ in range(50)})
+    [(0, 1), (2, 3)]
+    """
+
+    name: ClassVar[str] = "tifl"
+    needs: ClassVar[frozenset[str]] = frozenset({"latency"})
+    asks: ClassVar[frozenset[str]] = frozenset({"local_accuracy"})
+    client_state: ClassVar[dict[str, float | bool]] = {
+        "_profile": -1.0, "_tried": False, "_accuracy": -1.0, "_before": -1.0,
+    }  # fmt: skip
+    scalar_state: ClassVar[tuple[str, ...]] = ("_tier", "_asked_in")
+    free_state: ClassVar[dict[str, tuple[type, tuple[int, ...]]]] = {"_weight": (float, ()), "_credits": (int, ())}
+
+    _profile: FloatArray
+    _tried: BoolArray
+    _accuracy: FloatArray  # -1 where unknown, as before the interval
+    _before: FloatArray
+
+    def __init__(
+        self,
+        *,
+        clients_per_round: int,
+        tiers: int = 5,
+        interval: int = 20,
+        credits: int | Sequence[int] | None = None,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(clients_per_round=clients_per_round, seed=seed)
+        self.tiers, self.interval = whole("tiers", tiers, 1), whole("interval", interval, 1)
+        self.credits = None if credits is None else _by_tier(credits, self.tiers)
+        self._weight: FloatArray = np.ones(self.tiers)  # Algorithm 2, equal at first
+        self._credits: IntArray = np.array(self.credits or [0] * self.tiers, dtype=np.int64)  # Algorithm 2
+        self._tier = -1  # of the round chosen last; -1 where it was for profiling
+        self._asked_in = 0  # the round before which accuracies were asked for last
+
+    def _check_loaded(self, loaded: Mapping[str, Any]) -> None:
+        for name in ("_weight", "_credits"):
+            if len(loaded[name]) != self.tiers or loaded[name].min() < 0:
+                raise StateError(f"state {name[1:]!r} must be {self.tiers} numbers of at least 0, got {loaded[name]}")
+        if not -1 <= loaded["_tier"] < self.tiers:
+            raise StateError(f"state 'tier' must be one of -1..{self.tiers - 1}, got {loaded['_tier']}")
+
+    def _probe(self, available: IntArray) -> Probe | None:
+        upcoming = self.round + 1
+        if (upcoming - 1) % self.interval:  # Algorithm 2, r % I
+            return None
+        if self._asked_in != upcoming:
+            self._before[available], self._accuracy[available] = self._accuracy[available], -1.0
+            self._asked_in = upcoming
+        return Probe(clients=available, columns=("local_accuracy",))
+
+    def _select(self, available: IntArray) -> IntArray:
+        tier_of, shuffled = self._tiers(), self._generator.permutation(available)
+        tier = tier_of[shuffled]
+        if self._asked_in == self.round and self._tier >= 0:
+            self._change_chances(tier_of)
+        if self._tried[available].all():
+            self._tier = self._drawn_tier(np.bincount(tier[tier >= 0], minlength=self.tiers) > 0)
+        else:
+            self._tier = -1
+        rank = np.select([~self._tried[shuffled], tier < 0, tier == self._tier], [0, 3, 1], default=2)
+        return shuffled[np.argsort(rank, kind="stable")][: self.clients_per_round]  # Algorithm 2, |C| of the tier
+
+    def _observe(self, report: RoundReport) -> None:
+        k = report.clients
+        self._tried[k] = True
+        new = report.completed & (self._profile[k] < 0)
+        self._profile[k[new]] = report.latency[new]  # RT_i, section 4.2
+        if self.credits is not None and self._tier >= 0:
+            self._credits[self._tier] = max(0, self._credits[self._tier] - 1)  # Algorithm 2, Credits
+
+    def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
+        if "local_accuracy" in columns:
+            known = np.isfinite(columns["local_accuracy"])
+            self._accuracy[clients[known]] = columns["local_accuracy"][known]
+
+    def _tiers(self) -> IntArray:
+        """The tier of every client, shape (K,); -1 without a profile."""
+        profiled = np.flatnonzero(self._profile >= 0)
+        order = profiled[np.argsort(self._profile[profiled], kind="stable")]
+        tier = np.full(self._profile.size, -1, dtype=np.int64)
+        for number, part in enumerate(np.array_split(order, self.tiers)):
+            tier[part] = number  # section 4.2, tiering
+        return tier
+
+    def _drawn_tier(self, here: BoolArray) -> int:
+        """A tier of those with somebody ``here``, shape (tiers,); -1 if there is none."""
+        if not here.any():
+            return -1
+        if self.credits is not None and not (here & (self._credits > 0)).any():
+            self._credits[:] = self.credits
+        allowed = here & (self._credits > 0) if self.credits is not None else here
+        chance = self._weight * allowed
+        chance = chance if chance.any() else allowed.astype(np.float64)
+        return int(self._generator.choice(self.tiers, p=chance / chance.sum()))  # Algorithm 2, NewProbs
+
+    def _change_chances(self, tier_of: IntArray) -> None:
+        """Prefer the tiers of low accuracy, unless the accuracy of the current tier has risen."""
+        both = (tier_of == self._tier) & (self._accuracy >= 0) & (self._before >= 0)
+        if not both.any() or self._accuracy[both].mean() > self._before[both].mean():  # Algorithm 2, A^r and A^(r - I)
+            return
+        accuracy = self._means(tier_of)
+        weight = np.maximum(0.0, 1.0 - accuracy)  # ChangeProbs, ours
+        weight[np.isnan(accuracy)] = np.nanmean(weight)
+        self._weight = weight if weight.any() else np.ones(self.tiers)
+
+    def _means(self, tier_of: IntArray) -> FloatArray:
+        """A_t of each tier, shape (tiers,), NaN where unknown; one at least is known."""
+        known = (tier_of >= 0) & (self._accuracy >= 0)
+        count = np.bincount(tier_of[known], minlength=self.tiers)
+        total = np.bincount(tier_of[known], weights=self._accuracy[known], minlength=self.tiers)
+        return np.where(count > 0, total / np.maximum(count, 1), np.nan)  # A_t
+
+
+def _by_tier(credits: int | Sequence[int], tiers: int) -> tuple[int, ...]:
+    given = list(credits) if isinstance(credits, Sequence | np.ndarray) else [credits] * tiers
+    if len(given) != tiers:
+        raise ParameterError(f"credits must be one number, or one for each of the {tiers} tiers, got {credits!r}")
+    return tuple(whole("every one of credits", number, 1) for number in given)

@@ -1,0 +1,108 @@
+"""A slow, plain-Python reading of Oort that judges a selector's choices.
+
+Nothing is kept but the complete history; utilities, the pacer and scores are counted again from round 1 at every
+question. A choice is judged by what it may be: so many clients never tried, and the others among the candidates.
+
+References:
+    Lai et al. (2021), Oort, Algorithm 1, with the constants and the pacer of the authors' code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+Row = tuple[int, bool, float, float]  # client, completed, latency, rms loss (NaN where not told)
+
+
+@dataclass
+class PastRound:
+    exploited: set[int]
+    rows: list[Row] = field(default_factory=list)
+
+
+@dataclass
+class OortOracle:
+    """Constants as the selector's; sizes are known of everybody."""
+
+    m: int
+    sizes: Sequence[float]
+    exploration: float = 0.9
+    decay: float = 0.95
+    least: float = 0.2
+    penalty: float = 2.0
+    clip: float = 0.98
+    cut_off: float = 0.7
+    step: int = 20
+    delta: float = 5.0
+    percentile: float = 10.0
+    rounds: list[PastRound] = field(default_factory=list)
+    decided: int = 0  # rounds in which some tried client was no candidate
+
+    def tried(self, before: int) -> dict[int, tuple[float, float, int]]:
+        """Client -> (utility, duration, last round), as they stood when round `before` began."""
+        found: dict[int, tuple[float, float, int]] = {}
+        for number, past in enumerate(self.rounds[: before - 1], start=1):
+            for client, completed, latency, loss in past.rows:
+                former = found.get(client, (0.0, 0.0, 0))[0]
+                utility = self.sizes[client] * loss if completed and not math.isnan(loss) else former
+                found[client] = (utility if completed else 0.0, latency, number)
+        return found
+
+    def gain(self, number: int) -> float:
+        """Mean utility of the exploited clients that completed round `number`."""
+        utility = self.tried(number + 1)
+        past = self.rounds[number - 1]
+        got = [utility[client][0] for client, completed, _, _ in past.rows if completed and client in past.exploited]
+        return sum(got) / len(got) if got else 0.0
+
+    def threshold(self, t: int) -> float:
+        """The pacer's percentile in round t."""
+        percentile, gains = self.percentile, [self.gain(number) for number in range(1, t)]
+        for passed in range(2 * self.step, t, self.step):
+            before = sum(gains[passed - 2 * self.step : passed - self.step])
+            now = sum(gains[passed - self.step : passed])
+            if abs(now - before) <= 0.1 * before:
+                percentile = min(100.0, percentile + self.delta)
+            elif abs(now - before) >= 5 * before:
+                percentile = max(self.delta, percentile - self.delta)
+        return percentile
+
+    def scores(self, available: Sequence[int], t: int) -> dict[int, float]:
+        """Scores of the tried clients among the available ones."""
+        tried = self.tried(t)
+        durations = sorted(duration for _, duration, _ in tried.values())
+        percentile = self.threshold(t)
+        place = min(math.floor(len(durations) * percentile / 100 + 1e-9), len(durations) - 1)
+        preferred = math.inf if percentile >= 100 or not durations else durations[place]
+        here = {client: tried[client] for client in available if client in tried}
+        utilities = sorted(utility for utility, _, _ in here.values())
+        scores = {}
+        for client, (utility, duration, last) in here.items():
+            clipped = utilities[min(math.floor(len(utilities) * self.clip + 1e-9), len(utilities) - 1)]
+            reach = utilities[-1] - utilities[0]
+            score = (min(utility, clipped) - utilities[0]) / reach if reach else 0.0
+            score += math.sqrt(0.1 * math.log(t) / last)
+            scores[client] = score * (preferred / duration) ** self.penalty if duration > preferred else score
+        return scores
+
+    def explain(self, available: Sequence[int], chosen: Sequence[int]) -> str:
+        """Open the next round and say what is wrong with this choice; '' if nothing is."""
+        t = len(self.rounds) + 1
+        scores = self.scores(available, t)
+        self.rounds.append(PastRound(exploited=set(chosen) & set(scores)))
+        size = min(self.m, len(available))
+        if len(set(chosen)) != size or not set(chosen) <= set(available):
+            return f"{list(chosen)} is not {size} different clients of {list(available)}"
+        epsilon = max(self.least, self.exploration * self.decay ** (t - 1))
+        exploit = math.floor(size * (1 - epsilon) + 1e-9)
+        exploit = min(len(scores), max(exploit, size - (len(available) - len(scores))))
+        if len(self.rounds[-1].exploited) != exploit:
+            return f"{len(self.rounds[-1].exploited)} are exploited, not {exploit}"
+        if exploit == 0:
+            return ""
+        least = self.cut_off * sorted(scores.values(), reverse=True)[exploit - 1]
+        self.decided += any(score < least for score in scores.values())
+        low = {client: scores[client] for client in self.rounds[-1].exploited if scores[client] < least - 1e-9}
+        return f"{low} are below {least}" if low else ""

@@ -1,0 +1,147 @@
+"""FedCS against rounds by hand and against every set of clients and every way to part it into waves."""
+
+from __future__ import annotations
+
+from itertools import combinations, permutations
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.selectors import RoundReport
+from fedsel_flwr.selectors.fedcs import FedCS
+from fedsel_flwr.wireless import round_time
+
+
+def build(**parameters: Any) -> FedCS:
+    return FedCS(**{"deadline": 4.0, "seed": 0} | parameters)
+
+
+def play(selector: FedCS, available: list[int], seconds: dict[int, float]) -> list[int]:
+    """Choose and report; a client without seconds fails."""
+    chosen = selector.select(np.array(available))
+    completed = np.array([k in seconds for k in chosen.tolist()], dtype=np.bool_)
+    latency = [seconds.get(k, 60.0) for k in chosen.tolist()]
+    selector.observe(RoundReport(clients=chosen, completed=completed, latency=latency))
+    return chosen.tolist()
+
+
+def measured(seconds: dict[int, float], **parameters: Any) -> FedCS:
+    """Everybody has been measured."""
+    selector = build(**parameters)
+    while (selector.state_dict()["measured_in"] == 0).sum() or not selector.round:
+        play(selector, sorted(seconds), seconds)
+    return selector
+
+
+def slowest_parting(seconds: list[float], channels: int) -> float:
+    """The longest round of these clients over all orders in which they may be served."""
+    return max(round_time(list(order), channels) for order in permutations(seconds))
+
+
+def most_that_fit(seconds: dict[int, float], deadline: float, channels: int) -> int:
+    """The size of the largest set whose round ends by the deadline whoever shares a wave."""
+    for size in range(len(seconds), 0, -1):
+        for members in combinations(sorted(seconds), size):
+            if slowest_parting([seconds[k] for k in members], channels) <= deadline:
+                return size
+    return 0
+
+
+def test_rounds_by_hand() -> None:
+    """Five clients, deadline 4 s; latencies 1, 4, 6, 2, 1.5 s.
+
+    Round 1: nobody was measured                                                    -> everybody
+    Round 2: a channel for each: 1, 4, 2, 1.5 are within 4 s                        -> 0, 1, 3, 4
+        client 1 takes 5 s this time, 4.5 s in the mean
+    Round 3                                                                         -> 0, 3, 4
+        client 3 fails (60 s): (2 + 2 + 60)/3 = 21.3 s
+    Round 4, only 1, 2, 3 are there: nobody fits, 1 is the quickest with 4.5 s      -> 1
+        it takes 2.5 s: 11.5/3 = 3.8 s
+    Round 5                                                                         -> 0, 1, 4
+    """
+    seconds = {0: 1.0, 1: 4.0, 2: 6.0, 3: 2.0, 4: 1.5}
+    for seed in range(5):
+        selector = build(seed=seed)
+        assert play(selector, [0, 1, 2, 3, 4], seconds) == [0, 1, 2, 3, 4]
+        assert play(selector, [0, 1, 2, 3, 4], seconds | {1: 5.0}) == [0, 1, 3, 4]
+        assert play(selector, [0, 1, 2, 3, 4], {0: 1.0, 4: 1.5}) == [0, 3, 4]
+        assert play(selector, [1, 2, 3], seconds | {1: 2.5}) == [1]
+        assert play(selector, [0, 1, 2, 3, 4], seconds) == [0, 1, 4]
+
+
+def test_waves_by_hand() -> None:
+    """Latencies 1, 1.5, 2, 3, 3.5 s, two channels, deadline 6 s.
+
+    Two clients: 1.5. Three: two waves, at most 2 + 1.5. Four: at most 3 + 2 = 5. Five: three waves, 3.5 + 3 + 2 = 8.5
+    -> 0, 1, 2, 3
+    """
+    selector = measured({0: 1.0, 1: 1.5, 2: 2.0, 3: 3.0, 4: 3.5}, deadline=6.0, channels=2)
+    assert selector.select(np.arange(5)).tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("channels", [None, 1, 2, 3])
+@pytest.mark.parametrize("seed", range(8))
+def test_as_many_as_fit_by_enumeration(channels: int | None, seed: int) -> None:
+    """Six clients: no larger set meets the deadline in every order of service, and the chosen one does."""
+    rng = np.random.default_rng([seed, channels or 0])
+    seconds = {k: float(s) for k, s in enumerate(rng.choice([0.5, 1.0, 1.5, 2.0, 3.0, 5.0], 6))}
+    deadline = float(rng.choice([2.0, 4.0, 6.0, 9.0]))
+    chosen = measured(seconds, deadline=deadline, channels=channels).select(np.arange(6)).tolist()
+    size = most_that_fit(seconds, deadline, channels or 6)
+    assert len(chosen) == max(1, size)
+    if size:
+        assert slowest_parting([seconds[k] for k in chosen], channels or 6) <= deadline
+
+
+@pytest.mark.parametrize("channels", [None, 4, 10])
+def test_the_deadline_is_met_whenever_the_estimates_hold(channels: int | None) -> None:
+    """60 clients of constant latency, 80 % there: once everybody is measured, no round passes the deadline."""
+    rng = np.random.default_rng(3)
+    seconds = {k: float(s) for k, s in enumerate(rng.lognormal(0.0, 0.8, 60))}
+    selector = build(deadline=3.0, channels=channels, refresh_rounds=1000)
+    sizes = []
+    for _ in range(120):
+        available = rng.permutation(60)[:48]
+        known = selector.state_dict()["measured_in"]
+        everybody_known = known.size == 60 and (known[available] > 0).all()
+        chosen = play(selector, available.tolist(), seconds)
+        if everybody_known:
+            assert round_time([seconds[k] for k in chosen], channels or len(chosen)) <= 3.0 + 1e-9
+            sizes.append(len(chosen))
+    assert len(sizes) > 50
+    assert min(sizes) > (3 if channels == 4 else 8)
+
+
+def test_the_first_rounds_measure_one_wave_each() -> None:
+    """Nine clients, three channels: 3 strangers in round 1, then 3 more beside those that fit, then the last 3."""
+    seconds = dict.fromkeys(range(9), 1.0)
+    selector = build(deadline=0.5, channels=3)
+    new = []
+    seen: set[int] = set()
+    for _ in range(4):
+        chosen = set(play(selector, list(range(9)), seconds))
+        new.append(len(chosen - seen))
+        seen |= chosen
+    assert new == [3, 3, 3, 0]
+    capped = build(clients_per_round=2, channels=3)
+    assert len(play(capped, list(range(9)), seconds)) == 2
+
+
+def test_a_cap_takes_the_quickest() -> None:
+    selector = measured({0: 3.0, 1: 1.0, 2: 2.0, 3: 0.5}, clients_per_round=2)
+    assert selector.select(np.arange(4)).tolist() == [1, 3]
+
+
+def test_an_estimate_grows_old() -> None:
+    """Client 1 fails in round 1 and is asked again in round 1 + refresh_rounds + 1; what was before counts no more."""
+    selector = build(refresh_rounds=5)
+    play(selector, [0, 1], {0: 1.0})
+    assert [play(selector, [0, 1], {0: 1.0, 1: 1.0}) for _ in range(7)] == [[0]] * 5 + [[0, 1]] * 2
+
+
+@pytest.mark.parametrize("wrong", [{"deadline": 0.0}, {"channels": 0}, {"refresh_rounds": 0}, {"clients_per_round": 0}])
+def test_parameters_out_of_range(wrong: dict[str, float]) -> None:
+    with pytest.raises(ParameterError, match=next(iter(wrong))):
+        build(**wrong)

@@ -1,0 +1,239 @@
+"""Oort against rounds worked by hand and a plain recount of the whole history."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsel_flwr.errors import ParameterError, StateError
+from fedsel_flwr.selectors import RoundReport
+from fedsel_flwr.selectors.oort import Oort
+from tests.selectors.oracle_draws import drawn_one_by_one, frequencies, p_value
+from tests.selectors.oracle_oort import OortOracle
+from tests.selectors.oracles import World
+
+
+def build(**parameters: Any) -> Oort:
+    return Oort(**{"clients_per_round": 3, "seed": 0} | parameters)
+
+
+def play(
+    selector: Oort, available: list[int], losses: dict[int, float], seconds: dict[int, float] | None = None
+) -> list[int]:
+    """Choose and report; a client without a loss fails."""
+    chosen = selector.select(np.array(available, dtype=np.int64))
+    completed = np.array([k in losses for k in chosen.tolist()], dtype=np.bool_)
+    latency = [(seconds or {}).get(k, 1.0) if k in losses else 5.0 for k in chosen.tolist()]
+    loss = [losses.get(k, np.nan) for k in chosen.tolist()]
+    selector.observe(RoundReport(clients=chosen, completed=completed, latency=latency, rms_loss=loss))
+    return chosen.tolist()
+
+
+def frozen(selector: Oort, available: list[int]) -> Any:
+    """A function that chooses in the state as it is now, with new draws each time."""
+    state = selector.state_dict()
+
+    def choose() -> list[int]:
+        selector.load_state_dict(state | {"generator": selector.state_dict()["generator"]})
+        return selector.select(np.array(available)).tolist()
+
+    return choose
+
+
+def test_exploration_by_hand() -> None:
+    """m = 4, eight clients, epsilon = .5, .25, .25, ...: the clients not tried yet fill what is not exploited.
+
+    Round 1: floor(4 * .5) = 2 are to be exploited, but nobody was tried                  -> 4 new, 4 left
+    Rounds 2 to 4: floor(4 * .75) = 3 exploited                                           -> 1 new each, 1 left
+    Round 5: client 8 comes: 3 exploited                                                  -> 1 new, 1 left
+    Round 6                                                                               -> 1 new, none left
+    Round 7: nobody is left to explore                                                    -> 4 exploited
+    Round 8: client 9 comes, after exploration had ended                                  -> 3 exploited, client 9
+    """
+    for seed in range(10):
+        selector = build(clients_per_round=4, exploration=0.5, exploration_decay=0.5, exploration_min=0.25, seed=seed)
+        seen: set[int] = set()
+        fleets = [8, 8, 8, 8, 9, 9, 9, 10]
+        for size, new in zip(fleets, [4, 1, 1, 1, 1, 1, 0, 1], strict=True):
+            chosen = play(selector, list(range(size)), {k: 1.0 + k for k in range(size)})
+            assert len(set(chosen) - seen) == new
+            seen |= set(chosen)
+        assert 9 in seen
+
+
+def test_no_index_error_when_all_are_exploited() -> None:
+    """The authors' code takes the score after the last one as the cut-off where everybody is exploited."""
+    selector = build(clients_per_round=5, exploration=0.0, exploration_min=0.0)
+    for _ in range(4):
+        assert play(selector, [0, 1, 2], dict.fromkeys(range(3), 1.0)) == [0, 1, 2]
+
+
+def test_newcomers_are_explored_after_exploration_has_ended() -> None:
+    """The authors' code sets epsilon to 0 for good once nobody is left to explore."""
+    selector = build(clients_per_round=2)
+    for _ in range(100):
+        play(selector, [0, 1, 2, 3], dict.fromkeys(range(4), 1.0))
+    assert 4 in play(selector, [0, 1, 2, 3, 4], dict.fromkeys(range(5), 1.0))
+
+
+def test_the_utility_is_of_all_examples() -> None:
+    """The authors' clients report the last mini-batch; ours the root mean square over all 600 training examples."""
+    torch = pytest.importorskip("torch")
+    from fedsel_flwr.clients.answering import answer
+
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(600, 4)).astype(np.float32) * np.linspace(5, 0.1, 600, dtype=np.float32)[:, None]
+    labels = rng.integers(0, 3, 600)
+    model = torch.nn.Linear(4, 3)
+    logits = model(torch.tensor(inputs)).detach().numpy().astype(np.float64)
+    each = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(600), labels]
+    said = answer(model, {"rms_loss"}, (inputs, labels), (inputs, labels))
+    assert said["rms_loss"] == pytest.approx(math.sqrt(np.mean(each**2)), rel=1e-5)
+    assert said["rms_loss"] != pytest.approx(math.sqrt(np.mean(each[-88:] ** 2)), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("cut_off", "weights"),
+    [(0.0, {0: 0.1158, 1: 0.4633, 2: 0.2633}), (0.5, {1: 0.4633, 2: 0.2633}), (0.7, {1: 0.4633})],
+)
+def test_scores_and_penalty_by_hand(cut_off: float, weights: dict[int, float]) -> None:
+    """Three clients tried in round 1, one to be exploited in round 2.
+
+    Sizes (4, 4, 1), losses (2, 1, 3): U = (8, 4, 3). Clip at rank floor(3 * .5) = 1 from 0: min(U, 4) = (4, 4, 3).
+    (min(U, 4) - 3)/(8 - 3) = (.2, .2, 0); plus sqrt(.1 ln 2/1) = .2633: (.4633, .4633, .2633).
+    Durations (4, 1, 2), percentile 50: T = 2. Client 0 is slow: .4633 (2/4)^2 = .1158.
+    Rank 1 has .4633: with c = .5 candidates need .2316 (1 and 2), with c = .7 .3243 (1 alone).
+    """
+    selector = build(exploration=0.0, exploration_min=0.0, clip=0.5, first_percentile=50.0, cut_off=cut_off)
+    selector.inform(np.arange(3), num_examples=np.array([4.0, 4.0, 1.0]))
+    play(selector, [0, 1, 2], {0: 2.0, 1: 1.0, 2: 3.0}, {0: 4.0, 1: 1.0, 2: 2.0})
+    selector.clients_per_round = 1
+    counts = frequencies(frozen(selector, [0, 1, 2]), 800)
+    assert p_value(counts, drawn_one_by_one(weights, 1)) > 1e-3
+
+
+def test_a_failure_is_a_trial_of_no_utility() -> None:
+    """Client 0 (utility 9) fails in round 2 after 5 s: it has utility 0, T is 1 s, and 1, 2 go before it.
+
+    Round 3, losses 9, 2, 1.9: U = (0, 2, 1.9); statistical (0, 1, .95), temporal sqrt(.1 ln 3/L) = (.23, .3315, .3315),
+    client 0 times (1/5)^2 = .0094; cut-off .7 of the second best (1.2815): 1 and 2 alone.
+    """
+    for seed in range(10):
+        selector = build(exploration=0.0, exploration_min=0.0, clip=1.0, first_percentile=50.0, seed=seed)
+        play(selector, [0, 1, 2], {0: 9.0, 1: 2.0, 2: 1.9})
+        selector.clients_per_round = 1
+        assert play(selector, [0, 1, 2], {1: 2.0, 2: 1.9}) == [0]
+        selector.clients_per_round = 2
+        assert play(selector, [0, 1, 2], {1: 2.0, 2: 1.9}) == [1, 2]
+
+
+def test_the_pacer_by_hand() -> None:
+    """One client of one example, W = 2, Delta = 20, percentile 10 at first; the utility of a round is its loss.
+
+    Rounds 1 to 4: 1 (explored: counts 0), 1, 1, 1. Before round 5: 0 + 1 and 1 + 1: twice as much      -> 10
+    Rounds 5, 6: 1, 1.1. Before round 7: 2 and 2.1: within a tenth                                      -> 30
+    Rounds 7, 8: 10, 4. Before round 9: 2.1 and 14: |11.9| >= 5 * 2.1: falls, but not below Delta       -> 20
+    Rounds 9, 10: 7, 6.5. Before round 11: 14 and 13.5: within a tenth                                  -> 40
+    Rounds 11, 12: both fail: 13.5 and 0                                                                -> 40
+    Rounds 13, 14: both fail: 0 and 0: flat                                                             -> 60
+    Rounds 15 to 18: both fail                                                                          -> 80, 100
+    Round 19: it never passes 100
+    """
+    selector = build(clients_per_round=1, pacer_step=2, pacer_delta=20.0)
+    selector.inform(np.arange(1), num_examples=np.ones(1))
+    losses = [1.0, 1.0, 1.0, 1.0, 1.0, 1.1, 10.0, 4.0, 7.0, 6.5]
+    seen = []
+    for number in range(1, 22):
+        play(selector, [0], {0: losses[number - 1]} if number <= len(losses) else {})
+        seen.append(selector.state_dict()["percentile"])
+    expected = [10.0] * 6 + [30.0] * 2 + [20.0] * 2 + [40.0] * 4 + [60.0] * 2 + [80.0] * 2 + [100.0] * 3
+    assert seen == expected
+
+
+def test_only_exploited_clients_count_for_the_pacer() -> None:
+    """Round 2, m = 2: one exploited, one explored; the gain is the exploited one's utility."""
+    selector = build(clients_per_round=2, exploration=0.5, exploration_decay=1.0)
+    play(selector, [0], {0: 3.0})
+    play(selector, [0, 1], {0: 4.0, 1: 100.0})
+    assert selector.state_dict()["gain"] == 4.0
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("constants", ["code", "quick pacer"])
+def test_choices_are_among_the_candidates(seed: int, constants: str) -> None:
+    """120 rounds with failures, absences, newcomers, losses that were not told and rounds that nobody observed."""
+    sizes = [float(5 + 7 * k % 40) for k in range(12)]
+    own: dict[str, Any] = {} if constants == "code" else {"pacer_step": 3, "pacer_delta": 15.0, "cut_off": 0.9}
+    selector = build(seed=seed, **own)
+    oracle = OortOracle(3, sizes)
+    if own:
+        oracle.step, oracle.delta, oracle.cut_off = 3, 15.0, 0.9
+    world, rng = World(num_clients=12, newcomers={0: 20, 5: 60}), np.random.default_rng(seed)
+    selector.inform(np.arange(12), num_examples=np.array(sizes))
+    for t in range(1, 121):
+        available = world.available(t, 3, rng)
+        chosen = selector.select(available)
+        assert oracle.explain(available.tolist(), chosen.tolist()) == "", t
+        if rng.random() < world.unreported or not chosen.size:
+            continue
+        completed = rng.random(chosen.size) >= world.failure
+        latency = np.where(completed, world.latency(chosen.size, rng), 5.0)
+        loss = np.where(completed & (rng.random(chosen.size) < 0.9), rng.exponential(size=chosen.size), np.nan)
+        selector.observe(RoundReport(clients=chosen, completed=completed, latency=latency, rms_loss=loss))
+        rows = zip(chosen.tolist(), completed.tolist(), latency.tolist(), loss.tolist(), strict=True)
+        oracle.rounds[-1].rows = list(rows)
+        assert selector.state_dict()["percentile"] == oracle.threshold(t)
+    assert oracle.decided > 40
+    if own:
+        assert oracle.threshold(120) != 10.0
+
+
+def test_the_oracle_can_say_no() -> None:
+    """A selector with another cut-off, and one that explores more, are faulted."""
+    for wrong in ({"cut_off": 0.1}, {"exploration_min": 0.9}):
+        selector, oracle = build(exploration_decay=0.5, **wrong), OortOracle(3, [1.0] * 9, decay=0.5)
+        selector.inform(np.arange(9), num_examples=np.ones(9))
+        rng, faults = np.random.default_rng(0), []
+        for _ in range(60):
+            chosen = selector.select(np.arange(9))
+            faults.append(oracle.explain(range(9), chosen.tolist()))
+            loss, done = rng.exponential(size=3), np.ones(3, dtype=np.bool_)
+            selector.observe(RoundReport(clients=chosen, completed=done, latency=np.ones(3), rms_loss=loss))
+            oracle.rounds[-1].rows = [(k, True, 1.0, x) for k, x in zip(chosen.tolist(), loss.tolist(), strict=True)]
+        assert any(faults), wrong
+
+
+def test_the_chances_among_candidates_follow_the_scores() -> None:
+    """Six tried clients, three exploited of those that come near enough: sets as often as draws by score."""
+    selector, oracle = (
+        build(exploration=0.0, exploration_min=0.0, cut_off=0.5),
+        OortOracle(3, [1.0] * 6, 0.0, least=0.0),
+    )
+    selector.inform(np.arange(6), num_examples=np.ones(6))
+    for group, losses in (([0, 1, 2], {0: 1.0, 1: 2.0, 2: 3.0}), ([3, 4, 5], {3: 2.5, 4: 0.2, 5: 1.5})):
+        chosen = play(selector, group, losses, {2: 1.5, 5: 2.0})
+        oracle.explain(group, chosen)
+        seconds = {2: 1.5, 5: 2.0}
+        oracle.rounds[-1].rows = [(k, True, seconds.get(k, 1.0), losses[k]) for k in chosen]
+    scores = oracle.scores(range(6), 3)
+    least = 0.5 * sorted(scores.values())[-3]
+    weights = {k: score for k, score in scores.items() if score >= least}
+    assert 3 < len(weights) < 6
+    counts = frequencies(frozen(selector, list(range(6))), 800)
+    assert p_value(counts, drawn_one_by_one(weights, 3)) > 1e-3
+
+
+def test_a_state_whose_history_is_too_long_is_refused() -> None:
+    selector = build(pacer_step=2)
+    play(selector, [0, 1, 2, 3], dict.fromkeys(range(4), 1.0))
+    with pytest.raises(StateError, match="'gains' must have 0 rows, got 3"):
+        selector.load_state_dict(selector.state_dict() | {"gains": [1.0, 2.0, 3.0]})
+
+
+@pytest.mark.parametrize("wrong", [{"exploration": 1.5}, {"penalty": -1}, {"pacer_step": 0}, {"first_percentile": 101}])
+def test_parameters_out_of_range(wrong: dict[str, float]) -> None:
+    with pytest.raises(ParameterError, match=next(iter(wrong))):
+        build(**wrong)

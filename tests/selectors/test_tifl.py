@@ -1,0 +1,214 @@
+"""TiFL against rounds worked by hand and the chances of its cohorts by enumeration."""
+
+from __future__ import annotations
+
+from collections import Counter
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsel_flwr.errors import ParameterError, StateError
+from fedsel_flwr.selectors import RoundReport
+from fedsel_flwr.selectors.tifl import TiFL
+from tests.selectors.oracle_draws import frequencies, p_value
+from tests.selectors.oracle_tifl import chances_by_accuracy, cohorts, tiers_of
+
+
+def build(**parameters: Any) -> TiFL:
+    return TiFL(**{"clients_per_round": 2, "tiers": 3, "seed": 0} | parameters)
+
+
+def play(
+    selector: TiFL, available: list[int], seconds: dict[int, float], accuracy: dict[int, float] | None = None
+) -> Any:
+    """Answer the probe, choose, report; a client without seconds fails. Returns the choice and who was asked."""
+    question = selector.probe(np.array(available))
+    asked: list[int] = []
+    if question is not None:
+        asked = question.clients.tolist()
+        answers = [np.nan if accuracy is None else accuracy.get(k, np.nan) for k in asked]
+        selector.inform(question.clients, local_accuracy=np.array(answers))
+    chosen = selector.select(np.array(available))
+    completed = np.array([k in seconds for k in chosen.tolist()], dtype=np.bool_)
+    latency = [seconds.get(k, 60.0) for k in chosen.tolist()]
+    selector.observe(RoundReport(clients=chosen, completed=completed, latency=latency))
+    return chosen.tolist(), asked
+
+
+def profiled(seconds: dict[int, float], **parameters: Any) -> TiFL:
+    """Everybody has had the profiling round."""
+    selector = build(**parameters)
+    for _ in range(-(-len(seconds) // selector.clients_per_round)):
+        play(selector, sorted(seconds), seconds)
+    return selector
+
+
+def frozen(selector: TiFL, available: list[int]) -> Any:
+    """A function that chooses in the state as it is now, with new draws each time."""
+    state = selector.state_dict()
+
+    def choose() -> list[int]:
+        selector.load_state_dict(state | {"generator": selector.state_dict()["generator"]})
+        return selector.select(np.array(available)).tolist()
+
+    return choose
+
+
+SECONDS = {0: 3.0, 1: 1.0, 2: 9.0, 3: 2.0, 4: 5.0, 5: 4.0}
+TIERS = [[1, 3], [0, 5], [4, 2]]  # 1 and 2 s, 3 and 4 s, 5 and 9 s
+
+
+def test_everybody_is_profiled_once_in_the_opening_rounds() -> None:
+    """Five clients, two a round: three rounds, the last one filled up with one who was profiled already."""
+    for seed in range(10):
+        selector = build(seed=seed)
+        counts = Counter(k for _ in range(3) for k in play(selector, list(range(5)), dict.fromkeys(range(5), 1.0))[0])
+        assert set(counts) == set(range(5))
+        assert sorted(counts.values()) == [1, 1, 1, 1, 2]
+
+
+def test_the_tiers_by_hand() -> None:
+    """Six clients, latencies 3, 1, 9, 2, 5, 4 s in three tiers: {1, 3}, {0, 5}, {2, 4}; each a third of the time."""
+    selector = profiled(SECONDS)
+    counts = frequencies(frozen(selector, list(range(6))), 700)
+    assert p_value(counts, {frozenset(tier): 1 / 3 for tier in TIERS}) > 1e-3
+    assert [sorted(tier) for tier in tiers_of(SECONDS, 3)] == [sorted(tier) for tier in TIERS]
+
+
+def test_chances_and_credits_by_hand() -> None:
+    """Three tiers of two, I = 4, three profiling rounds; the probes are before rounds 1, 5, 9, ...
+
+    Round 1: accuracy .1 everywhere. Round 4: a tier is drawn, each with 1/3, and spends a credit of its (2, 1, 1).
+    Before round 5 the tiers have A = (.9, .5, .4), so the current tier has risen: chances stay 1/3.
+    Before round 9 they have (.9, .5, .4) again: the current tier has not risen: 1 - A = (.1, .5, .6), of 1.2:
+    chances 1/12, 5/12, 6/12 among the tiers with credits. After rounds 4 to 7 every credit is spent (2 + 1 + 1 = 4);
+    round 8 renews all of them and spends one.
+    """
+    better = {1: 0.8, 3: 1.0, 0: 0.5, 5: 0.5, 4: 0.3, 2: 0.5}
+    answers = {1: dict.fromkeys(range(6), 0.1), 5: better, 9: better}
+    drawn_in_eight: Counter[int] = Counter()
+    for seed in range(40):
+        selector = build(interval=4, credits=(2, 1, 1), seed=seed)
+        drawn: list[int] = []
+        for number in range(1, 9):
+            chosen, asked = play(selector, list(range(6)), SECONDS, answers.get(number))
+            assert asked == (list(range(6)) if number in answers else [])
+            if number > 3:
+                assert sorted(chosen) in [sorted(tier) for tier in TIERS]
+                drawn.append(next(t for t, tier in enumerate(TIERS) if chosen[0] in tier))
+            np.testing.assert_array_equal(selector.state_dict()["weight"], np.ones(3))
+        assert sorted(drawn[:4]) == [0, 0, 1, 2]
+        credits = [2, 1, 1]
+        credits[drawn[4]] -= 1
+        assert selector.state_dict()["credits"].tolist() == credits
+        play(selector, list(range(6)), SECONDS, answers[9])
+        np.testing.assert_allclose(selector.state_dict()["weight"], [0.1, 0.5, 0.6])
+        drawn_in_eight[drawn[4]] += 1
+    assert all(drawn_in_eight[tier] > 5 for tier in range(3))
+
+
+@pytest.mark.parametrize("credits", [None, (3, 1, 1), (1, 2, 1)])
+def test_the_cohorts_follow_chances_and_credits(credits: tuple[int, ...] | None) -> None:
+    """After the change of chances; where a tier's credits are spent, the others share its chance."""
+    accuracy = {1: 0.75, 3: 1.0, 0: 0.5, 5: 0.25, 4: 0.0, 2: 0.5}
+    exact = {k: Fraction(value) for k, value in accuracy.items()}
+    selector = profiled(SECONDS, interval=4, credits=credits)
+    play(selector, list(range(6)), SECONDS)
+    for _ in range(5, 10):
+        play(selector, list(range(6)), SECONDS, accuracy)  # the same before rounds 5 and 9: no tier has risen
+    left = None if credits is None else selector.state_dict()["credits"].tolist()
+    left = list(credits) if credits is not None and not any(left or []) else left
+    expected = cohorts(TIERS, [float(x) for x in chances_by_accuracy(TIERS, exact)], left, 2)
+    assert p_value(frequencies(frozen(selector, list(range(6))), 700), expected) > 1e-3
+
+
+def test_a_tier_with_too_few_clients_is_filled_up() -> None:
+    """m = 3, tiers of two: the third client comes from the other tiers, uniformly."""
+    selector = profiled(SECONDS)
+    selector.clients_per_round = 3
+    expected = cohorts(TIERS, [1 / 3] * 3, None, 3)
+    assert p_value(frequencies(frozen(selector, list(range(6))), 800), expected) > 1e-3
+
+
+def test_a_tier_of_which_nobody_is_there_is_not_drawn() -> None:
+    selector = profiled(SECONDS)
+    counts = frequencies(frozen(selector, [1, 3, 4, 2]), 300)
+    assert p_value(counts, {frozenset({1, 3}): 0.5, frozenset({2, 4}): 0.5}) > 1e-3
+
+
+def test_who_fails_its_profiling_is_in_no_tier_until_it_answers() -> None:
+    """Client 6 does not answer in its round: it is left out, but for rounds that need it; then it has its profile."""
+    selector = profiled(SECONDS | {6: 0.5}, clients_per_round=7, tiers=2)
+    dropped = build(clients_per_round=7, tiers=2)
+    play(dropped, list(range(7)), SECONDS)
+    for each in (selector, dropped):
+        each.clients_per_round = 3
+    sets = [frequencies(frozen(each, list(range(7))), 200) for each in (selector, dropped)]
+    assert any(6 in members for members in sets[0])
+    assert not any(6 in members for members in sets[1])
+    dropped.clients_per_round = 7
+    play(dropped, list(range(7)), SECONDS | {6: 0.5})
+    dropped.clients_per_round = 3
+    assert any(6 in members for members in frequencies(frozen(dropped, list(range(7))), 200))
+
+
+def test_a_newcomer_is_profiled_first_and_the_tiers_are_cut_anew() -> None:
+    """Client 6, 1.5 s, comes after the profiling: {1, 6, 3}, {0, 5}, {4, 2}."""
+    selector = profiled(SECONDS)
+    seconds = SECONDS | {6: 1.5}
+    chosen, _ = play(selector, list(range(7)), seconds)
+    assert 6 in chosen
+    sets = frequencies(frozen(selector, list(range(7))), 300)
+    assert set(sets) == {frozenset(pair) for pair in ((1, 6), (1, 3), (3, 6), (0, 5), (2, 4))}
+
+
+def test_without_answers_the_chances_stay() -> None:
+    selector = profiled(SECONDS, interval=2)
+    for _ in range(20):
+        play(selector, list(range(6)), SECONDS)
+    np.testing.assert_array_equal(selector.state_dict()["weight"], np.ones(3))
+
+
+def test_a_rising_tier_keeps_the_chances_and_perfect_tiers_are_equal() -> None:
+    """Interval 1: accuracies rise from probe to probe; then all are 1, where 1 - A is 0 everywhere."""
+    selector = profiled(SECONDS, interval=1)
+    for step in range(1, 6):
+        play(selector, list(range(6)), SECONDS, {k: 0.1 * step + 0.05 * k for k in range(6)})
+        np.testing.assert_array_equal(selector.state_dict()["weight"], np.ones(3))
+    for _ in range(2):
+        play(selector, list(range(6)), SECONDS, dict.fromkeys(range(6), 1.0))
+    np.testing.assert_array_equal(selector.state_dict()["weight"], np.ones(3))
+
+
+def test_asked_twice_before_a_round_the_former_accuracies_stay() -> None:
+    selector = profiled(SECONDS, interval=4)
+    play(selector, list(range(6)), SECONDS)
+    accuracy = np.full(6, 0.4)
+    for _ in range(2):
+        assert selector.probe(np.arange(6)) is not None
+        selector.inform(np.arange(6), local_accuracy=accuracy)
+    np.testing.assert_array_equal(selector.state_dict()["before"], np.full(6, -1.0))
+    np.testing.assert_array_equal(selector.state_dict()["accuracy"], accuracy)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"credits": (1, 2)}, r"credits must be one number, or one for each of the 3 tiers, got \(1, 2\)"),
+        ({"credits": 0}, "credits must be a whole number of at least 1"),
+        ({"tiers": 0}, "tiers must be"),
+        ({"interval": 0}, "interval must be"),
+    ],
+)
+def test_parameters_out_of_range(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ParameterError, match=said):
+        build(**wrong)
+
+
+@pytest.mark.parametrize(("key", "value"), [("weight", [1.0, 1.0]), ("credits", [-1, 0, 0]), ("tier", 3)])
+def test_states_that_do_not_fit(key: str, value: Any) -> None:
+    selector = build()
+    with pytest.raises(StateError, match=repr(key)):
+        selector.load_state_dict(selector.state_dict() | {key: value})
