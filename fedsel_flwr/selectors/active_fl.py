@@ -93,7 +93,7 @@ class ActiveFL(Selector):
         return Probe(clients=strangers, columns=("loss",)) if strangers.size else None
 
     def _select(self, available: IntArray) -> IntArray:
-        count = min(self.clients_per_round, available.size)
+        count = min(self.asked_per_round, available.size)
         value = self._valuations()
         left = available.size - whole_part(self.dropped * available.size)  # Algorithm 1, alpha_1
         shuffled = self._generator.permutation(available)  # equal valuations fall at random

@@ -95,12 +95,12 @@ class FedCS(Selector):
         estimated = self._estimated(shuffled)
         known = shuffled[estimated]
         known = known[np.argsort(self._latency[known], kind="stable")]
-        limits = [limit for limit in (self.channels, self.clients_per_round) if limit is not None]
+        limits = [limit for limit in (self.channels, self.asked_per_round) if limit is not None]
         strangers = shuffled[~estimated][: min(limits, default=available.size)]
         order = np.concatenate([strangers, known])  # Algorithm 3: the least additional time first
         seconds = np.concatenate([np.zeros(strangers.size), self._latency[known]])
         fitting = np.searchsorted(self._time(seconds), self.deadline + ROUNDING, side="right")  # Algorithm 3, T_round
-        most = available.size if self.clients_per_round is None else self.clients_per_round
+        most = available.size if self.clients_per_round is None else self.asked_per_round
         return order[: max(1, min(int(fitting), most))]
 
     def _observe(self, report: RoundReport) -> None:

@@ -138,7 +138,7 @@ class Oort(Selector):
                 self._percentile = max(self.pacer_delta, self._percentile - self.pacer_delta)  # the code's pacer
 
     def _select(self, available: IntArray) -> IntArray:
-        count = min(self.clients_per_round, available.size)
+        count = min(self.asked_per_round, available.size)
         seen = self._last_round[available] > 0
         tried, unseen = available[seen], available[~seen]
         exploit = whole_part(count * (1.0 - self._exploration_share()))  # Algorithm 1, exploitation

@@ -77,15 +77,15 @@ class PowerOfChoice(Selector):
 
     def _probe(self, available: IntArray) -> Probe:
         self._asked_in[self._asked_in == self.round + 1] = 0  # asked again before the choice
-        candidates = self._drawn(available, self.candidates)  # A, step 1
+        candidates = self._drawn(available, self._wanted())  # A, step 1
         self._asked_in[candidates] = self.round + 1
         return Probe(clients=np.sort(candidates), columns=("loss",))  # step 2
 
     def _select(self, available: IntArray) -> IntArray:
         asked = self._asked_in[available] == self.round
         candidates, others = available[asked], available[~asked]
-        if candidates.size < min(self.clients_per_round, available.size):
-            more = self._drawn(others, self.candidates - candidates.size)
+        if candidates.size < min(self.asked_per_round, available.size):
+            more = self._drawn(others, self._wanted() - candidates.size)
             candidates = np.sort(np.concatenate([candidates, more]))
         return self._largest(self._loss, candidates)  # step 3
 
@@ -94,6 +94,10 @@ class PowerOfChoice(Selector):
         if "loss" in columns:
             answers = columns["loss"]
             self._loss[clients] = np.where(np.isfinite(answers), answers, -np.inf)  # F_k(w), step 2
+
+    def _wanted(self) -> int:
+        """d, or as many as the strategy asks."""
+        return max(self.candidates, int(self.asked_per_round))
 
     def _drawn(self, clients: IntArray, count: int) -> IntArray:
         """So many of ``clients``, without replacement, in proportion to p_k."""

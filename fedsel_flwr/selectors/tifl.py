@@ -123,7 +123,7 @@ class TiFL(Selector):
         else:
             self._tier = -1
         rank = np.select([~self._tried[shuffled], tier < 0, tier == self._tier], [0, 3, 1], default=2)
-        return shuffled[np.argsort(rank, kind="stable")][: self.clients_per_round]  # Algorithm 2, |C| of the tier
+        return shuffled[np.argsort(rank, kind="stable")][: self.asked_per_round]  # Algorithm 2, |C| of the tier
 
     def _observe(self, report: RoundReport) -> None:
         k = report.clients
