@@ -14,15 +14,20 @@ from fedsel_flwr.selectors.bsfl import BSFL
 from fedsel_flwr.selectors.by_size import RandomBySize
 from fedsel_flwr.selectors.cs_ucb import CSUCB
 from fedsel_flwr.selectors.cs_ucb_q import CSUCBQ
+from fedsel_flwr.selectors.divfl import DivFL
 from fedsel_flwr.selectors.fedcm import FedCMTS, FedCMUCB
+from fedsel_flwr.selectors.fedcor import FedCor
 from fedsel_flwr.selectors.gpfl import GPFL
 from fedsel_flwr.selectors.local_accuracy import LocalAccuracy
+from fedsel_flwr.selectors.lsh import LSH
+from fedsel_flwr.selectors.nccb import NCCB
 from fedsel_flwr.selectors.pczfl import PCZFL
 from fedsel_flwr.selectors.round_robin import RoundRobin
 from fedsel_flwr.selectors.uniform import Random
 
 _ALL: tuple[type[Selector], ...] = (
     BSFL, CSUCB, CSUCBQ, FedCMTS, FedCMUCB, GPFL, LocalAccuracy, PCZFL, Random, RandomBySize, RoundRobin,
+    DivFL, FedCor, LSH, NCCB,
 )  # fmt: skip
 _CLASSES: dict[str, type[Selector]] = {cls.name: cls for cls in _ALL}
 

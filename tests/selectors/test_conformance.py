@@ -12,6 +12,7 @@ PARAMETERS = {
     "bsfl": {"min_latency": 0.1, "alpha": 1.0},
     "cs-ucb-q": {"max_latency": 5.0},
     "gpfl": {"total_rounds": 100},
+    "fedcor": {"warmup_rounds": 3, "interval": 4},
 }
 
 

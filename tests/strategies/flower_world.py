@@ -29,11 +29,13 @@ class WorldProxy(FakeProxy):
         (model,) = parameters_to_ndarrays(ins.parameters)
         trained = world.train(model, np.array([self.number]))[0]
         metrics = world.metrics(self.number, group_id)
+        metrics |= world.asked(self.number, model, str(ins.config.get("needs", "")))
         return FitRes(OK, encoded([trained]), world.num_examples(self.number), metrics)
 
     def evaluate(self, ins: EvaluateIns, timeout: float | None, group_id: int | None) -> EvaluateRes:
         (model,) = parameters_to_ndarrays(ins.parameters)
-        return EvaluateRes(OK, 0.0, world.num_examples(self.number), world.probed(self.number, model))
+        said = world.probed(self.number, model)
+        return EvaluateRes(OK, said.get("loss", float("nan")), world.num_examples(self.number), said)
 
 
 def proxies() -> list[WorldProxy]:
