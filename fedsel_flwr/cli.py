@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import sys
-import textwrap
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -104,8 +103,6 @@ def _list() -> int:
     print("selectors")
     for name in names():
         print(f"  {name:<16}{_about(name)}")
-        for what, text in _details(name).items():
-            print(textwrap.fill(f"{what}: {text}", 118, initial_indent=" " * 18, subsequent_indent=" " * 20))
     return 0
 
 
@@ -117,17 +114,6 @@ def _about(name: str) -> str:
         return ((selector_class(name).__doc__ or "").strip() or "-").splitlines()[0]
     except ParameterError as error:
         return f"cannot be loaded: {error}"
-
-
-def _details(name: str) -> dict[str, str]:
-    """Paper, needs and parameters of a selector; nothing of one that is broken."""
-    from fedsel_flwr.selectors.about import about
-    from fedsel_flwr.selectors.registry import selector_class
-
-    try:
-        return about(selector_class(name))
-    except ParameterError:
-        return {}
 
 
 def _compare(args: argparse.Namespace) -> int:

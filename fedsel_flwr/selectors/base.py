@@ -38,7 +38,6 @@ class Selector(SavedState, ABC):
     Attributes:
         name: How files and the command line call it; the class's own name, where a subclass sets none.
         needs: The report columns it reads, of :data:`~fedsel_flwr.selectors.columns.REPORTED`.
-        probes: The columns it asks for before a choice, for lists; :class:`Probe` is what counts.
         requires: Those of ``needs`` that clients report and the selector cannot do without.
         by_client: Parameters that hold a number per client, by index.
         asks_failed_for_ever: Whether a client that never answers may be chosen in every round.
@@ -54,7 +53,6 @@ class Selector(SavedState, ABC):
 
     name: ClassVar[str]
     needs: ClassVar[frozenset[str]] = frozenset()
-    probes: ClassVar[frozenset[str]] = frozenset()
     requires: ClassVar[frozenset[str]] = frozenset()
     by_client: ClassVar[frozenset[str]] = frozenset()
     asks_failed_for_ever: ClassVar[bool] = False

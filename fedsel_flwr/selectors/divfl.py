@@ -79,7 +79,6 @@ class DivFL(VectorSelector):
 
     name: ClassVar[str] = "divfl"
     needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
-    probes: ClassVar[frozenset[str]] = frozenset({"gradient"})
     asks_failed_for_ever: ClassVar[bool] = True
     client_state: ClassVar[Mapping[str, npt.ArrayLike]] = VectorSelector.client_state
     scalar_state: ClassVar[tuple[str, ...]] = (*VectorSelector.scalar_state, "_signs")

@@ -36,7 +36,6 @@ class LocalAccuracy(Selector):
     """
 
     name: ClassVar[str] = "local-accuracy"
-    probes: ClassVar[frozenset[str]] = frozenset({"local_accuracy"})
     client_state: ClassVar[dict[str, float | int]] = {"_accuracy": 2.0}  # 2, above every accuracy, where unknown
 
     _accuracy: FloatArray
