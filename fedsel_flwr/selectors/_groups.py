@@ -19,6 +19,7 @@ class GroupBandit(VectorSelector):
     """Chooses the clients of the groups with the largest bound; a group's numbers are the sums over its members."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"accuracy", "energy_score"})
+    asks: ClassVar[frozenset[str]] = frozenset({"sketch"})
     requires: ClassVar[frozenset[str]] = frozenset({"energy_score"})
     client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {
         **VectorSelector.client_state, "_plays": 0, "_reward_sum": 0.0,

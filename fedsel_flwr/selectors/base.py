@@ -39,6 +39,7 @@ class Selector(SavedState, ABC):
         name: How files and the command line call it; the class's own name, where a subclass sets none.
         needs: The report columns it reads, of :data:`~fedsel_flwr.selectors.columns.REPORTED`.
         requires: Those of ``needs`` that clients report and the selector cannot do without.
+        asks: The columns that its probes ask for, of :data:`~fedsel_flwr.selectors.columns.PROBED`; for readers.
         by_client: Parameters that hold a number per client, by index.
         asks_failed_for_ever: Whether a client that never answers may be chosen in every round.
         paper_options: Options of the strategy whose default the paper sets, such as ``{"averaging": "mean"}``.
@@ -54,6 +55,7 @@ class Selector(SavedState, ABC):
     name: ClassVar[str]
     needs: ClassVar[frozenset[str]] = frozenset()
     requires: ClassVar[frozenset[str]] = frozenset()
+    asks: ClassVar[frozenset[str]] = frozenset()
     by_client: ClassVar[frozenset[str]] = frozenset()
     asks_failed_for_ever: ClassVar[bool] = False
     paper_options: ClassVar[Mapping[str, str]] = {}

@@ -79,6 +79,7 @@ class DivFL(VectorSelector):
 
     name: ClassVar[str] = "divfl"
     needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
+    asks: ClassVar[frozenset[str]] = frozenset({"gradient"})
     asks_failed_for_ever: ClassVar[bool] = True
     client_state: ClassVar[Mapping[str, npt.ArrayLike]] = VectorSelector.client_state
     scalar_state: ClassVar[tuple[str, ...]] = (*VectorSelector.scalar_state, "_signs")

@@ -87,6 +87,7 @@ class FedCor(Selector):
     """
 
     name: ClassVar[str] = "fedcor"
+    asks: ClassVar[frozenset[str]] = frozenset({"loss"})
     client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {
         "_embedding": np.zeros(DIMENSION), "_changes": np.full(KEPT, np.nan), "_discount": 1.0, "_size": -1.0,
         "_loss": 0.0, "_asked_for": -2, "_former": 0.0, "_asked_before": -2,

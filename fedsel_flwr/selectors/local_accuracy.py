@@ -36,6 +36,7 @@ class LocalAccuracy(Selector):
     """
 
     name: ClassVar[str] = "local-accuracy"
+    asks: ClassVar[frozenset[str]] = frozenset({"local_accuracy"})
     client_state: ClassVar[dict[str, float | int]] = {"_accuracy": 2.0}  # 2, above every accuracy, where unknown
 
     _accuracy: FloatArray
