@@ -9,6 +9,7 @@ between them. A client answers those it can, each under the column's name, and p
 | ``rms_loss`` | root mean square of the losses of the single training examples (Oort) |
 | ``local_accuracy`` | fraction of the client's test examples that are classified correctly |
 | ``gradient`` | gradient of the mean loss on all training examples, parameter by parameter, flattened |
+| ``sketch`` | hash of the client's training data, see :mod:`fedsel_flwr.clients.sketching` |
 
 Where the objective is a regression, the loss is the squared one, and ``local_accuracy`` is R², 0 where it is negative.
 
@@ -16,8 +17,8 @@ Dropout is off, images are seen as they are, and neither weight decay nor a prox
 
 Costs (ours): time is counted in forward passes, of which training on the same examples takes three, as the backward
 pass costs about two. ``loss`` and ``rms_loss`` share one pass, ``local_accuracy`` is another, and ``gradient`` takes
-three, which bring the losses along. Numbers travel with the update at no cost; a gradient is as large as an update,
-and takes as long to send.
+three, which bring the losses along; ``sketch`` is another pass over the examples. Numbers travel with the update at no
+cost, and so does a sketch, which is as large as one; a gradient is as large as an update, and takes as long to send.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ from torch import nn
 from fedsel_flwr.checks import FloatArray
 from fedsel_flwr.clients.delays import RoundDelays
 from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective
+from fedsel_flwr.clients.sketching import sketch
 from fedsel_flwr.clients.training import Targets, check_examples, evaluate
 
-ANSWERED = frozenset({"loss", "rms_loss", "local_accuracy", "gradient"})
+ANSWERED = frozenset({"loss", "rms_loss", "local_accuracy", "gradient", "sketch"})
 """The columns that a simulated client can answer."""
 
 Examples = tuple[npt.NDArray[np.float32], Targets]
@@ -52,7 +54,7 @@ def asked_columns(names: object) -> frozenset[str]:
         Those of :data:`ANSWERED`.
 
     Example:
-        >>> sorted(asked_columns("rms_loss, sketch,loss"))
+        >>> sorted(asked_columns("rms_loss, energy,loss"))
         ['loss', 'rms_loss']
     """
     given = () if names is None else str(names).split(",")
@@ -65,6 +67,7 @@ def answer(
     train: Examples,
     test: Examples,
     objective: Objective = CLASSIFICATION,
+    seed: int = 0,
 ) -> dict[str, float | bytes]:
     """Answer for a model; the model stays as it is.
 
@@ -74,9 +77,11 @@ def answer(
         train: The client's training examples, at least one.
         test: The client's test examples, at least one.
         objective: What is measured.
+        seed: Seed of the run, for the sketch: all clients must take the same.
 
     Returns:
-        Column -> number, or the bytes of a float32 array of shape (number of parameters,).
+        Column -> number, or the bytes of a float32 array: a gradient of shape (number of parameters,), a sketch of
+        shape (64,).
 
     Raises:
         ParameterError: There are no examples, or not one label for each.
@@ -88,6 +93,8 @@ def answer(
         said["gradient"] = gradient.tobytes()
     if "local_accuracy" in asked:
         said["local_accuracy"] = local_accuracy(evaluate(model, *test, objective=objective)[1])
+    if "sketch" in asked:
+        said["sketch"] = sketch(train[0], seed).tobytes()
     return {name: value for name, value in said.items() if name in asked}
 
 
@@ -103,7 +110,7 @@ def forward_passes(asked: Collection[str]) -> int:
         asked: Columns of :data:`ANSWERED`.
 
     Returns:
-        0 … 4.
+        0 … 5.
 
     Example:
         >>> forward_passes(["loss", "rms_loss"]), forward_passes(["gradient", "loss", "local_accuracy"])
@@ -111,7 +118,7 @@ def forward_passes(asked: Collection[str]) -> int:
     """
     names = set(asked)
     on_training = 3 if "gradient" in names else int(bool(names & {"loss", "rms_loss"}))
-    return on_training + int("local_accuracy" in names)
+    return on_training + int("local_accuracy" in names) + int("sketch" in names)
 
 
 def with_answers(delays: RoundDelays, asked: Collection[str]) -> RoundDelays:

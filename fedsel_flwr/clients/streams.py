@@ -30,6 +30,7 @@ PURPOSES: Final[Mapping[str, int]] = MappingProxyType(
         "phone-round": 9,
         "partition": 10,
         "synthetic": 11,
+        "sketch": 12,
     }
 )
 

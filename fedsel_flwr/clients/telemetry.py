@@ -8,6 +8,7 @@ from flwr.common import Scalar
 
 from fedsel_flwr.clients.answering import forward_passes, with_answers
 from fedsel_flwr.clients.delays import PROBE_BITS, RoundDelays, System
+from fedsel_flwr.clients.sketching import SKETCH_BITS
 
 
 def round_delays(system: System, partition_id: int, round: int, asked: Collection[str]) -> RoundDelays:
@@ -66,7 +67,9 @@ def probe_costs(
     Returns:
         ``latency_s`` and ``energy_j``.
     """
-    bits = system.payload_up_bits if "gradient" in asked else PROBE_BITS
+    vectors = {"gradient", "sketch"} & set(asked)
+    bits = system.payload_up_bits if "gradient" in asked else PROBE_BITS * (vectors != set(asked))
+    bits = max(bits + SKETCH_BITS * ("sketch" in asked), PROBE_BITS)
     answering = system.probe_delays(delays, forward_passes=max(1, forward_passes(asked)), bits=bits)
     compute = answering.compute_s if compute_s is None else compute_s
     return {

@@ -97,7 +97,7 @@ class TorchClient(NumPyClient):
         set_arrays(self._model, parameters)
         order = stream(self._system.seed, "data-order", self._partition_id, round)
         start = time.perf_counter()
-        answers = answer(self._model, asked, self._train, self._test, self._objective)
+        answers = self._answers(asked)
         loss = train(self._model, *self._train, self._settings, order, self._objective)
         measured = time.perf_counter() - start
         metrics = fit_metrics(
@@ -120,13 +120,17 @@ class TorchClient(NumPyClient):
         metrics: dict[str, Scalar] = {"accuracy": accuracy, "client_id": self._partition_id}
         if "probe" in config:
             asked = asked_columns(config["probe"])
-            metrics |= answer(self._model, asked - {"local_accuracy"}, self._train, self._test, self._objective)
+            metrics |= self._answers(asked - {"local_accuracy"})
             if "local_accuracy" in asked:
                 metrics["local_accuracy"] = local_accuracy(accuracy)
             delays = self._system.draw(self._partition_id, _round(config))
             measured = None if self._latency_mode == "model" else time.perf_counter() - start
             metrics |= probe_costs(self._system, delays, asked, measured)
         return loss, len(self._test[1]), metrics
+
+    def _answers(self, asked: frozenset[str]) -> dict[str, float | bytes]:
+        """What the client says of the model that the scratch model holds."""
+        return answer(self._model, asked, self._train, self._test, self._objective, self._system.seed)
 
 
 def _round(config: dict[str, Scalar]) -> int:

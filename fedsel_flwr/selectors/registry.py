@@ -15,10 +15,14 @@ from fedsel_flwr.selectors.bsfl import BSFL
 from fedsel_flwr.selectors.by_size import RandomBySize
 from fedsel_flwr.selectors.cs_ucb import CSUCB
 from fedsel_flwr.selectors.cs_ucb_q import CSUCBQ
+from fedsel_flwr.selectors.divfl import DivFL
 from fedsel_flwr.selectors.fedcm import FedCMTS, FedCMUCB
+from fedsel_flwr.selectors.fedcor import FedCor
 from fedsel_flwr.selectors.fedcs import FedCS
 from fedsel_flwr.selectors.gpfl import GPFL
 from fedsel_flwr.selectors.local_accuracy import LocalAccuracy
+from fedsel_flwr.selectors.lsh import LSH
+from fedsel_flwr.selectors.nccb import NCCB
 from fedsel_flwr.selectors.oort import Oort
 from fedsel_flwr.selectors.pczfl import PCZFL
 from fedsel_flwr.selectors.power_of_choice import PowerOfChoice
@@ -29,6 +33,7 @@ from fedsel_flwr.selectors.uniform import Random
 _ALL: tuple[type[Selector], ...] = (
     BSFL, CSUCB, CSUCBQ, FedCMTS, FedCMUCB, GPFL, LocalAccuracy, PCZFL, Random, RandomBySize, RoundRobin,
     ActiveFL, FedCS, Oort, PowerOfChoice, TiFL,
+    DivFL, FedCor, LSH, NCCB,
 )  # fmt: skip
 _CLASSES: dict[str, type[Selector]] = {cls.name: cls for cls in _ALL}
 

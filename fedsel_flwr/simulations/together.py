@@ -9,13 +9,14 @@ import numpy as np
 from fedsel_flwr.clients.answering import asked_columns, local_accuracy
 from fedsel_flwr.clients.parameters import set_arrays
 from fedsel_flwr.clients.predicting import outputs
+from fedsel_flwr.clients.sketching import sketch
 from fedsel_flwr.clients.telemetry import probe_costs
 from fedsel_flwr.clients.training import held
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.simulations.world import World
 
-TOGETHER = frozenset({"loss", "rms_loss", "local_accuracy"})
-"""The columns that follow from the model's outputs."""
+TOGETHER = frozenset({"loss", "rms_loss", "local_accuracy", "sketch"})
+"""The columns that follow from the model's outputs, or from the examples alone."""
 
 
 class Answers:
@@ -29,6 +30,7 @@ class Answers:
 
     def __init__(self, world: World, arrays: Arrays, partition_ids: Sequence[int]) -> None:
         self._objective, data = world.objective, world.dataset.train
+        self._inputs, self._seed = data.inputs, world.system.seed
         self._split = dict(zip(partition_ids, world.split_of(partition_ids), strict=True))
         rows = np.unique(np.concatenate([part for split in self._split.values() for part in split]))
         everything = 2 * len(rows) > len(data)  # then nothing is copied
@@ -45,9 +47,9 @@ class Answers:
             own, labels
         )
 
-    def answer(self, partition_id: int, asked: Collection[str]) -> dict[str, float]:
+    def answer(self, partition_id: int, asked: Collection[str]) -> dict[str, float | bytes]:
         """The client's answers to columns of :data:`TOGETHER`."""
-        said: dict[str, float] = {}
+        said: dict[str, float | bytes] = {}
         if {"loss", "rms_loss"} & set(asked):
             rows = self._split[partition_id][0]
             own, labels = self._outputs[self._place[rows]], self._labels[rows]
@@ -55,6 +57,8 @@ class Answers:
             said = {"loss": float(losses.mean()), "rms_loss": float(np.sqrt(np.mean(losses**2)))}
         if "local_accuracy" in asked:
             said["local_accuracy"] = local_accuracy(self.tested(partition_id)[1])
+        if "sketch" in asked:
+            said["sketch"] = sketch(self._inputs[self._split[partition_id][0]], self._seed).tobytes()
         return {name: value for name, value in said.items() if name in asked}
 
 
@@ -82,7 +86,9 @@ def probed(
     answers = Answers(world, arrays, partition_ids)
     for k, delays in zip(partition_ids, world.system.draws(partition_ids, int(config["round"])), strict=True):
         loss, quality = answers.tested(k)
-        own = {"local_accuracy": local_accuracy(quality)} if "local_accuracy" in asked else {}
+        own: dict[str, float | bytes] = {}
+        if "local_accuracy" in asked:
+            own["local_accuracy"] = local_accuracy(quality)
         own |= answers.answer(k, asked - {"local_accuracy"})
         costs = probe_costs(world.system, delays, asked)
         said.append({"loss": loss, "accuracy": quality, "client_id": k, **own, **costs})

@@ -135,6 +135,6 @@ class InProcess:
                 metrics |= together.answer(k, asked)
             elif asked:
                 set_arrays(world.model, list(self.model))
-                metrics |= answer(world.model, asked, *world.examples(k), world.objective)
+                metrics |= answer(world.model, asked, *world.examples(k), world.objective, system.seed)
             replies[node] = Reply(num_examples=size, metrics=metrics)
         return replies, ModelStack(layers)

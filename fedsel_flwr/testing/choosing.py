@@ -7,6 +7,9 @@ import numpy as np
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.testing.worlds import SelectorFactory, not_finite, play, promise, report_for
 
+MANY = 100_000
+"""Clients that any selector takes, unless it says that it takes fewer."""
+
 
 def check_choice(make: SelectorFactory) -> None:
     """Chosen clients are available, unique and as many as asked for; the input stays as it was."""
@@ -113,10 +116,18 @@ def check_bad_input(make: SelectorFactory) -> None:
 
 
 def check_many_clients(make: SelectorFactory) -> None:
-    """A hundred thousand clients fit."""
+    """A hundred thousand clients fit; where a selector has ``max_clients``, as many, and one more is refused."""
     selector = make(seed=5)
+    most = int(getattr(selector, "max_clients", MANY))
+    if most < MANY:
+        try:
+            make(seed=5).select(np.arange(most + 1))
+            promise(False, f"more than max_clients = {most} clients are refused with ParameterError")
+        except ParameterError as error:
+            promise("max_clients" in str(error), f"the refusal names max_clients, got {error}")
+    fleet = min(most, MANY)
     for number in range(3):
-        chosen = selector.select(np.arange(100_000))
+        chosen = selector.select(np.arange(fleet))
         completed = np.ones(chosen.size, dtype=np.bool_)
         selector.observe(report_for(selector, chosen, completed, np.random.default_rng(number)))
-    promise(selector.num_clients == 100_000, "a hundred thousand clients are registered")
+    promise(selector.num_clients == fleet, f"{fleet} clients are registered")

@@ -17,6 +17,7 @@ from fedsel_flwr.clients import torch_client
 from fedsel_flwr.clients.answering import ANSWERED, answer, asked_columns, forward_passes, losses_and_gradient
 from fedsel_flwr.clients.message_client import make_message_app
 from fedsel_flwr.clients.parameters import get_arrays, set_arrays
+from fedsel_flwr.clients.streams import stream
 from fedsel_flwr.clients.system import SystemModel
 from fedsel_flwr.clients.torch_client import TorchClient
 from fedsel_flwr.clients.training import TrainingSettings
@@ -54,6 +55,7 @@ def probabilities(inputs: npt.NDArray[np.float32]) -> FloatArray:
 def oracle() -> dict[str, Any]:
     """Each column by its formula."""
     chances = probabilities(INPUTS)
+    planes, middle = stream(7, "sketch", 0).standard_normal((64, 3)).tolist(), INPUTS.mean(axis=0, dtype=float).tolist()
     losses = -np.log(chances[np.arange(600), LABELS])
     error = (chances - np.eye(4)[LABELS]) / 600
     return {
@@ -61,19 +63,22 @@ def oracle() -> dict[str, Any]:
         "rms_loss": math.sqrt((losses**2).mean()),
         "local_accuracy": (probabilities(TEST_INPUTS).argmax(axis=1) == TEST_LABELS).mean(),
         "gradient": np.concatenate([(error.T @ INPUTS).ravel(), error.sum(axis=0)]),  # weight, then bias
+        "sketch": [float(sum(x * m for x, m in zip(plane, middle, strict=True)) > 0) for plane in planes],
     }
 
 
 def check(said: dict[str, Any], names: set[str]) -> None:
     """The answers are exactly those of ``names``, and right."""
     expected = oracle()
-    assert said.keys() & (ASKED | {"sketch"}) == names
-    for name in names - {"gradient"}:
+    assert said.keys() & ASKED == names
+    for name in names - {"gradient", "sketch"}:
         assert said[name] == pytest.approx(expected[name], rel=1e-6), name
     if "gradient" in names:
         vector = np.frombuffer(said["gradient"], dtype=np.float32)
         assert vector.shape == (16,)
         np.testing.assert_allclose(vector, expected["gradient"], atol=1e-6)
+    if "sketch" in names:
+        assert np.frombuffer(said["sketch"], dtype=np.float32).tolist() == expected["sketch"]
 
 
 def test_the_oracle_tells_the_columns_apart() -> None:
@@ -82,9 +87,9 @@ def test_the_oracle_tells_the_columns_apart() -> None:
     assert np.abs(expected["gradient"]).min() > 1e-4
 
 
-def test_a_client_can_answer_every_column_but_the_sketch() -> None:
-    assert ASKED - {"sketch"} == ANSWERED
-    assert asked_columns(None) == asked_columns("") == asked_columns("sketch,accuracy") == frozenset()
+def test_a_client_can_answer_every_column() -> None:
+    assert ASKED == ANSWERED
+    assert asked_columns(None) == asked_columns("") == asked_columns("energy,accuracy") == frozenset()
     assert asked_columns(" loss , gradient") == {"loss", "gradient"}
 
 
@@ -93,8 +98,9 @@ CASES = [
     ("rms_loss", {"rms_loss"}),
     ("local_accuracy", {"local_accuracy"}),
     ("gradient", {"gradient"}),
-    ("gradient, loss,sketch", {"gradient", "loss"}),
-    (EVERYTHING, {"loss", "rms_loss", "local_accuracy", "gradient"}),
+    ("sketch", {"sketch"}),
+    ("gradient, loss,energy", {"gradient", "loss"}),
+    (EVERYTHING, {"loss", "rms_loss", "local_accuracy", "gradient", "sketch"}),
 ]
 
 
@@ -109,7 +115,7 @@ def test_fit_and_probe_answer_by_hand(names: str, answered: set[str]) -> None:
 
 def test_without_needs_everything_stays_to_the_last_bit() -> None:
     plain = client().fit(GLOBAL, {"round": 2})
-    for names in ("", "sketch"):
+    for names in ("", "energy"):
         other = client().fit(GLOBAL, {"round": 2, "needs": names})
         assert [a.tobytes() for a in other[0]] == [a.tobytes() for a in plain[0]]
         assert other[1:] == plain[1:]
@@ -135,7 +141,7 @@ def test_dropout_is_off_and_the_model_stays_as_it_is() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5))
     set_arrays(model, GLOBAL)
     model.train()
-    said = answer(model, ASKED, (INPUTS, LABELS), (TEST_INPUTS, TEST_LABELS))
+    said = answer(model, ASKED, (INPUTS, LABELS), (TEST_INPUTS, TEST_LABELS), seed=7)
     check(said, set(ANSWERED))
     assert model.training
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -158,7 +164,7 @@ def test_batches_change_rounding_only(batch_size: int) -> None:
 
 PASSES = [
     ("loss", 1), ("rms_loss", 1), ("loss,rms_loss", 1), ("local_accuracy", 1), ("loss,local_accuracy", 2),
-    ("gradient", 3), ("gradient,loss,rms_loss", 3), (EVERYTHING, 4),
+    ("gradient", 3), ("gradient,loss,rms_loss", 3), ("sketch", 1), ("loss,sketch", 2), (EVERYTHING, 5),
 ]  # fmt: skip
 
 
@@ -177,12 +183,13 @@ def test_an_answer_with_the_update_costs_thirds_of_the_training_time(names: str,
     assert metrics["energy_j"] == pytest.approx(WATT * upload + 1e-28 * cycles * frequency**2, rel=1e-12)
 
 
-@pytest.mark.parametrize(("names", "passes"), [*PASSES, ("sketch", 1)])
+@pytest.mark.parametrize(("names", "passes"), [*PASSES, ("energy", 1)])
 def test_a_probe_costs_download_passes_and_the_answers_upload(names: str, passes: int) -> None:
-    """A number is 64 of the 5,000 bits of an update; a gradient is as large as the update."""
+    """Numbers are 64 of the 5,000 bits of an update, a sketch 64 more; a gradient is as large as the update."""
     delays = SYSTEM.draw(3, 2)
     compute = passes / 3 * 2 / delays.computing_rate
-    upload = delays.upload_s * (1 if "gradient" in names else 64 / 5000)
+    numbers = 5000 if "gradient" in names else 64 * (names != "sketch")
+    upload = delays.upload_s * (numbers + 64 * ("sketch" in names)) / 5000
     metrics = client().evaluate(GLOBAL, {"round": 2, "probe": names})[2]
     assert metrics["latency_s"] == pytest.approx(delays.download_s + compute + upload, rel=1e-12)
     cycles, frequency = passes * 2e7 / 3, 1e7 * delays.computing_rate
@@ -240,8 +247,8 @@ def message_reply(kind: str, config: dict[str, Any]) -> RecordDict:
 @pytest.mark.parametrize(
     ("kind", "key", "records"),
     [
-        (MessageType.TRAIN, "needs", {"metrics", "arrays", "gradient"}),
-        (MessageType.EVALUATE, "probe", {"metrics", "gradient"}),
+        (MessageType.TRAIN, "needs", {"metrics", "arrays", "gradient", "sketch"}),
+        (MessageType.EVALUATE, "probe", {"metrics", "gradient", "sketch"}),
     ],
 )
 def test_the_message_api_carries_a_vector_in_a_record_of_its_own(kind: str, key: str, records: set[str]) -> None:
@@ -253,10 +260,11 @@ def test_the_message_api_carries_a_vector_in_a_record_of_its_own(kind: str, key:
     assert list(vector) == ["gradient"]
     array = vector["gradient"].numpy()
     assert (array.dtype, array.shape) == (np.float32, (16,))
-    check({**metrics, "gradient": array.tobytes()}, set(ANSWERED))
+    vectors = {name: reply[name][name].numpy().tobytes() for name in ("gradient", "sketch")}  # type: ignore[index]
+    check({**metrics, **vectors}, set(ANSWERED))
     same = client().fit(GLOBAL, {"round": 2, "needs": EVERYTHING})[2]
     if kind == MessageType.TRAIN:  # both APIs: the same numbers to the last bit
-        assert {**metrics, "gradient": array.tobytes()} == {"num-examples": 600, **same}
+        assert {**metrics, **vectors} == {"num-examples": 600, **same}
 
 
 def test_without_vectors_the_message_api_answers_as_before() -> None:

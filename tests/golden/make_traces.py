@@ -18,6 +18,7 @@ PARAMETERS: dict[str, dict[str, float]] = {
     "bsfl": {"min_latency": 0.1, "alpha": 0.5},
     "cs-ucb": {"max_latency": 5.0},
     "cs-ucb-q": {"max_latency": 5.0, "queue_weight": 0.3},
+    "fedcor": {"warmup_rounds": 5, "interval": 7},
     "gpfl": {"total_rounds": 60},
     "fedcs": {"deadline": 2.0},
     "power-of-choice": {"candidates": 4},

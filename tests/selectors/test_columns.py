@@ -146,7 +146,7 @@ def test_what_the_papers_ask_of_the_strategy() -> None:
 
 def test_what_the_papers_cannot_do_without() -> None:
     required = {name: selector_class(name).requires for name in names() if selector_class(name).requires}
-    assert required == {"pczfl": {"energy_score"}}
+    assert required == {name: {"energy_score"} for name in ("lsh", "nccb", "pczfl")}
 
 
 def test_the_table_is_in_words() -> None:

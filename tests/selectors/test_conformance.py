@@ -13,6 +13,7 @@ PARAMETERS = {
     "cs-ucb-q": {"max_latency": 5.0},
     "gpfl": {"total_rounds": 100},
     "fedcs": {"deadline": 2.0},
+    "fedcor": {"warmup_rounds": 3, "interval": 4},
 }
 
 

@@ -21,7 +21,9 @@ WORLDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", WORLDS)
-@pytest.mark.parametrize("columns", ["local_accuracy", "loss,rms_loss", "local_accuracy,rms_loss", "gradient,loss"])
+@pytest.mark.parametrize(
+    "columns", ["local_accuracy", "loss,rms_loss", "local_accuracy,rms_loss", "gradient,loss", "sketch", "sketch,loss"]
+)
 def test_a_probe_costs_and_says_the_same(name: str, columns: str) -> None:
     """Of a few clients, whose rows are gathered, and of all, whose outputs come from all examples."""
     world = World(load_scenario(name, {"num_clients": 10, "clients_per_round": 2} | WORLDS[name]))
@@ -35,7 +37,8 @@ def test_a_probe_costs_and_says_the_same(name: str, columns: str) -> None:
             assert {key: together[key] for key in ("latency_s", "energy_j", "client_id")} == {
                 key: alone[key] for key in ("latency_s", "energy_j", "client_id")
             }
-            for key in together.keys() - {"gradient"}:
+            assert together.get("sketch") == alone.get("sketch")
+            for key in together.keys() - {"gradient", "sketch"}:
                 assert together[key] == pytest.approx(alone[key], rel=1e-5, abs=1e-7), key
 
 

@@ -29,6 +29,7 @@ class WorldProxy(FakeProxy):
         (model,) = parameters_to_ndarrays(ins.parameters)
         trained = world.train(model, np.array([self.number]))[0]
         metrics = world.metrics(self.number, group_id)
+        metrics |= world.asked(self.number, model, str(ins.config.get("needs", "")))
         return FitRes(OK, encoded([trained]), world.num_examples(self.number), metrics)
 
     def evaluate(self, ins: EvaluateIns, timeout: float | None, group_id: int | None) -> EvaluateRes:

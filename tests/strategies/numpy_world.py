@@ -27,6 +27,8 @@ PARAMS: dict[str, dict[str, Any]] = {
     "power-of-choice": {"candidates": 4},
     "tifl": {"tiers": 2, "interval": 3, "credits": 2},
     "pczfl": {"warmup_rounds": 2, "uncertainty": 0.01, "clients_per_round": None},
+    "fedcor": {"warmup_rounds": 3, "interval": 4},
+    "nccb": {"clusters": 3},
 }
 """Selector -> parameters beside ``clients_per_round`` and ``seed``."""
 
@@ -106,11 +108,37 @@ def metrics(k: int, server_round: int) -> dict[str, Any]:
 
 def probed(k: int, model: Array) -> dict[str, Any]:
     """What client k answers to a probe of ``model``."""
-    logits = predict([model], INPUTS[k])
-    right = logits.argmax(axis=1) == LABELS[k]
-    losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(EXAMPLES), LABELS[k]]
-    own = {} if k == 6 else {"local_accuracy": float(right.mean()), "loss": float(losses.mean())}
+    right = predict([model], INPUTS[k]).argmax(axis=1) == LABELS[k]
+    own = {} if k == 6 else {"local_accuracy": float(right.mean()), "loss": loss(k, model)}
+    own |= {} if k == 6 else {"gradient": gradient(k, model), "sketch": sketch(k)}
     return {"latency_s": 0.1 + 0.05 * k, "energy_j": 0.125, **own}
+
+
+def loss(k: int, model: Array) -> float:
+    """Mean cross-entropy of ``model`` on client k's examples."""
+    return float(-np.log(_chances(k, model)[np.arange(EXAMPLES), LABELS[k]]).mean())
+
+
+def gradient(k: int, model: Array) -> bytes:
+    """Its gradient, as the legacy API carries it."""
+    wrong = _chances(k, model) - np.eye(CLASSES)[LABELS[k]]
+    return np.asarray(INPUTS[k].T @ wrong / EXAMPLES, dtype=np.float32).tobytes()
+
+
+def sketch(k: int) -> bytes:
+    """A hash of client k's examples: the signs of their mean."""
+    return np.asarray(INPUTS[k].mean(axis=0) > 0.3, dtype=np.float32).tobytes()
+
+
+def asked(k: int, model: Array, names: str) -> dict[str, Any]:
+    """What client k reports with its update because it was asked."""
+    return {"gradient": gradient(k, model)} if "gradient" in names.split(",") else {}
+
+
+def _chances(k: int, model: Array) -> Array:
+    """Softmax, shape (examples, classes)."""
+    powers = np.exp(predict([model], INPUTS[k]))
+    return np.asarray(powers / powers.sum(axis=1, keepdims=True))
 
 
 def available(client_id: str, server_round: int, seconds: float) -> bool:

@@ -27,7 +27,7 @@ from tests.strategies.helpers import OK
 
 pytestmark = pytest.mark.timeout(30)
 APIS = pytest.mark.parametrize("api", [legacy_api, message_api], ids=["legacy", "message"])
-READERS = ("fedcm-ts", "fedcm-ucb", "gpfl", "pczfl")
+READERS = ("fedcm-ts", "fedcm-ucb", "gpfl", "lsh", "nccb", "pczfl")
 """Selectors that read what the server measures on each client's model."""
 
 

@@ -38,7 +38,10 @@ def play_stacked(core: SelectionCore, rounds: int, model: world.Array | None = N
         if chosen:
             trained = ModelStack([world.train(model, world.np.array([NODES[node] for node in chosen], dtype=int))])
             replies = {
-                node: Reply(num_examples=world.num_examples(k := NODES[node]), metrics=world.metrics(k, core.round))
+                node: Reply(
+                    num_examples=world.num_examples(k := NODES[node]),
+                    metrics=world.metrics(k, core.round) | world.asked(k, model, core.asks),
+                )
                 for node in chosen
                 if world.answers(NODES[node])
             }

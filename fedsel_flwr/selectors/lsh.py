@@ -1,0 +1,78 @@
+"""LSH: clients with the same hash of their data share an arm of a bandit."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from fedsel_flwr.checks import IntArray
+from fedsel_flwr.selectors._groups import GroupBandit
+
+
+class LSH(GroupBandit):
+    """Chooses the clients whose hash has the largest upper confidence bound of accuracy and energy score.
+
+    ==============  ======================  ==================================================================
+    paper           here                    meaning
+    ==============  ======================  ==================================================================
+    context         ``bits``                SimHash of client k's data, computed on the client
+    arm             ``_groups``             clients of equal context
+    utility         ``_reward_sum``         weight * accuracy + (1 - weight) * energy score, by client
+    n               ``_plays``              how often the client was chosen and observed
+    ==============  ======================  ==================================================================
+
+    The bound of an arm is its mean utility + sqrt(exploration * ln(all plays) / its plays), infinite before its first
+    play; sums and plays are those of its clients together. The m clients of the largest bounds are chosen.
+
+    Deviations:
+        * The comparison in which this baseline stands says neither its utility's weights nor its bound: equal weights
+          and UCB1's bound are ours.
+        * Hashes come by a probe when a client is first seen, whose cost is charged. A client that gives none is asked
+          three times and is an arm of its own.
+        * A failed client counts as a play of utility 0. Ties, as among the clients of an arm, are decided at random.
+        * The accuracy is that of the client's new model on the server's validation set.
+
+    Args:
+        clients_per_round: m.
+        accuracy_weight: Weight of the accuracy in the utility, in [0, 1]; the energy score has the rest.
+        exploration: Factor in the bound, at least 0.
+        seed: Seed of the generator that breaks ties.
+
+    Raises:
+        ParameterError: A parameter is out of range.
+
+    References:
+        Q. Pan, H. Cao, Y. Zhu, J. Liu, B. Li, Contextual client selection for efficient federated learning over edge
+        devices, IEEE TMC 2023, without its clustering, as a baseline of PCZFL. SimHash: M. Charikar, Similarity
+        estimation techniques from rounding algorithms, STOC 2002.
+
+    >>> from fedsel_flwr.selectors import RoundReport
+    >>> selector = LSH(clients_per_round=1, seed=0)
+    >>> selector.inform(np.arange(3), sketch=np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]))
+    >>> chosen = selector.select(np.array([0]))
+    >>> selector.observe(RoundReport(clients=chosen, completed=[True], latency=[1.0], accuracy=[0.9],
+    ...                              energy_score=[0.9]))
+    >>> int(selector.select(np.arange(3))[0]) in (1, 2)  # an arm without a play comes first
+    True
+    """
+
+    name: ClassVar[str] = "lsh"
+
+    def __init__(
+        self,
+        *,
+        clients_per_round: int,
+        accuracy_weight: float = 0.5,
+        exploration: float = 2.0,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(
+            clients_per_round=clients_per_round, accuracy_weight=accuracy_weight, exploration=exploration, seed=seed
+        )
+
+    def _groups(self) -> IntArray:
+        if not self._known.any():
+            return np.zeros(0, dtype=np.int64)
+        packed = np.packbits(self.bits[self._known], axis=1)
+        return np.asarray(np.unique(packed, axis=0, return_inverse=True)[1]).ravel()

@@ -1,0 +1,37 @@
+"""DivFL from its definition: every distance, every step of the greedy choice and every set, in plain Python."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+
+Gradients = Mapping[int, Sequence[float]]
+
+
+def apart(one: Sequence[float], other: Sequence[float]) -> float:
+    """The Euclidean distance, not squared."""
+    return math.sqrt(sum((a - b) ** 2 for a, b in zip(one, other, strict=True)))
+
+
+def uncovered(gradients: Gradients, chosen: Iterable[int]) -> float:
+    """(4): what is left between every client and the nearest chosen one."""
+    chosen = list(chosen)
+    return sum(min(apart(gradients[i], gradients[j]) for j in chosen) for i in gradients)
+
+
+def greedy(gradients: Gradients, available: Iterable[int], count: int) -> set[frozenset[int]]:
+    """(5): whoever leaves the least, one after the other; all sets that this may end in, as two may leave the same."""
+    candidates, sets = [k for k in available if k in gradients], {frozenset[int]()}
+    for _ in range(min(count, len(candidates))):
+        longer = set()
+        for chosen in sets:
+            left = {k: uncovered(gradients, {*chosen, k}) for k in candidates if k not in chosen}
+            longer |= {chosen | {k} for k, value in left.items() if value <= min(left.values()) * (1 + 1e-6)}
+        sets = longer
+    return sets
+
+
+def best(gradients: Gradients, count: int) -> float:
+    """The least that any set of this size leaves."""
+    return min(uncovered(gradients, chosen) for chosen in combinations(gradients, count))

@@ -1,0 +1,220 @@
+"""DivFL against a round by hand, brute-force greedy and the best set; projections against their bound."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.selectors import RoundReport, create
+from fedsel_flwr.selectors._projection import distance_error, projected
+from tests.selectors.oracle_divfl import apart, best, greedy, uncovered
+
+
+def build(**parameters: Any) -> Any:
+    return create("divfl", **{"clients_per_round": 2, "seed": 0} | parameters)
+
+
+def told(gradients: Any, **parameters: Any) -> Any:
+    """A selector that knows the gradients of clients 0, 1, ..."""
+    selector = build(**parameters)
+    selector.inform(np.arange(len(gradients)), gradient=np.asarray(gradients, dtype=np.float64))
+    return selector
+
+
+def report(chosen: Any, gradients: Any, completed: Any = None) -> RoundReport:
+    chosen = np.asarray(chosen)
+    completed = np.ones(len(chosen), dtype=np.bool_) if completed is None else np.array(completed)
+    return RoundReport(clients=chosen, completed=completed, latency=np.ones(len(chosen)), gradient=gradients)
+
+
+def test_a_round_by_hand() -> None:
+    """Gradients (0, 0), (3, 4), (3, 5), (-6, 8); m = 2.
+
+    Distances: 0-1 5, 0-2 sqrt(34) = 5.8310, 0-3 10, 1-2 1, 1-3 sqrt(97) = 9.8489, 2-3 sqrt(90) = 9.4868.
+    First: left 20.8310 by 0, 15.8489 by 1, 16.3178 by 2, 29.3357 by 3                                       -> 1
+    Then beside 1, which leaves (5, 0, 1, 9.8489): with 0 10.8489, with 2 14.4868, with 3 6                    -> 3
+    Client 1 is away: first 2 (16.3178), which leaves (5.8310, 1, 0, 9.4868): with 0 10.4868, with 3 6.8310    -> 3
+    """
+    gradients = [[0, 0], [3, 4], [3, 5], [-6, 8]]
+    for seed in range(5):
+        selector = told(gradients, seed=seed)
+        assert selector.select(np.arange(4)).tolist() == [1, 3]
+        assert selector.select(np.array([0, 2, 3])).tolist() == [2, 3]
+
+
+def test_distances_are_not_squared() -> None:
+    """On a line at 0, 0, 0, 0, 3, 4, 5: 0 leaves 12, 3 leaves 15; squared, 0 would leave 50 and 3 would leave 41."""
+    line = np.array([[0.0], [0.0], [0.0], [0.0], [3.0], [4.0], [5.0]])
+    assert int(((line - 3) ** 2).sum()) < int((line**2).sum())
+    for seed in range(5):
+        assert told(line, clients_per_round=1, seed=seed).select(np.arange(7))[0] < 4
+
+
+def test_everybody_is_asked_before_the_first_choice_and_newcomers_once_they_are_there() -> None:
+    selector = build()
+    asked = selector.probe(np.array([2, 0, 1]))
+    assert (asked.clients.tolist(), asked.columns) == ([0, 1, 2], ("gradient",))
+    selector.inform(asked.clients, gradient=np.eye(3))
+    assert selector.probe(np.arange(3)) is None
+    selector.select(np.arange(3))
+    assert selector.probe(np.arange(4)).clients.tolist() == [3]
+
+
+def test_who_gives_no_gradient_is_asked_three_times_and_fills_the_choice_only() -> None:
+    selector = build(clients_per_round=3)
+    for _ in range(3):
+        asked = selector.probe(np.arange(4))
+        assert 3 in asked.clients
+        selector.inform(asked.clients, gradient=np.where(asked.clients[:, None] == 3, np.nan, np.ones((1, 2))))
+        assert selector.select(np.arange(4)).tolist() == [0, 1, 2]
+    assert selector.probe(np.arange(4)) is None
+    assert selector.select(np.array([0, 1, 3])).tolist() == [0, 1, 3]
+
+
+def test_gradients_of_those_chosen_are_refreshed() -> None:
+    """Client 0 stands for all at first (it leaves .85); its own gradient then moves away to 9.
+
+    Client 1 then leaves 8.9 + .3 + .15 + .4 = 9.75, 2 9.2 + .3 + .45 + .1 = 10.05, 3 9.9, 4 10.35.
+    """
+    selector = told([[0.0], [0.1], [-0.2], [0.25], [-0.3]], clients_per_round=1)
+    assert selector.select(np.arange(5)).tolist() == [0]
+    selector.observe(report([0], np.array([[9.0]]), [False]))
+    assert selector.select(np.arange(5)).tolist() == [0]  # it failed: what is known stays
+    selector.observe(report([0], np.array([[np.nan]])))
+    assert selector.select(np.arange(5)).tolist() == [0]  # it said nothing
+    selector.observe(report([0], np.array([[9.0]])))
+    assert selector.select(np.arange(5)).tolist() == [1]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_choice_is_the_brute_force_greedy_one(seed: int) -> None:
+    """Random availability, failures, missing answers, newcomers and forgotten clients; 40 rounds each."""
+    rng = np.random.default_rng(seed)
+    selector, gradients = build(clients_per_round=3, seed=seed), dict[int, list[float]]()
+    decided = 0
+    for number in range(40):
+        available = np.flatnonzero(rng.random(6 + number // 10) < 0.8)
+        asked = selector.probe(available)
+        if asked is not None:
+            answers = rng.normal(size=(asked.clients.size, 5))
+            answers[rng.random(asked.clients.size) < 0.2] = np.nan
+            selector.inform(asked.clients, gradient=answers)
+            gradients |= {int(k): g.tolist() for k, g in zip(asked.clients, answers, strict=True) if g[0] == g[0]}
+        chosen = selector.select(available)
+        sets = greedy(gradients, available.tolist(), 3)
+        assert frozenset(k for k in chosen.tolist() if k in gradients) in sets
+        assert len(chosen) == min(3, available.size)
+        decided += len(sets) == 1 and len(chosen) == 3 < available.size
+        completed = rng.random(chosen.size) < 0.8
+        fresh = rng.normal(size=(chosen.size, 5))
+        selector.observe(report(chosen, fresh, completed))
+        gradients |= {int(k): g.tolist() for k, g, ok in zip(chosen, fresh, completed, strict=True) if ok}
+        if number % 13 == 12:
+            selector.forget(np.array([2]))
+            gradients.pop(2, None)
+    assert decided > 15
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_within_one_minus_one_over_e_of_the_best_set(seed: int) -> None:
+    """With any distance M from a first, imagined exemplar: M n - G(S) is submodular, and greedy reaches .632 of it."""
+    rng = np.random.default_rng(seed)
+    points = rng.normal(size=(9, 3)) * rng.choice([0.1, 1.0, 5.0], size=(9, 1))
+    gradients = {k: point.tolist() for k, point in enumerate(points)}
+    chosen = told(points, clients_per_round=3).select(np.arange(9)).tolist()
+    reach = max(apart(a, b) for a in gradients.values() for b in gradients.values())
+    assert reach * 9 - uncovered(gradients, chosen) >= (1 - 1 / math.e) * (reach * 9 - best(gradients, 3))
+    assert uncovered(gradients, chosen) >= best(gradients, 3) - 1e-9
+
+
+def test_the_stochastic_steps_look_at_fewer_candidates_and_stay_good() -> None:
+    """12 clients, m = 3, epsilon = .3: ceil(4 ln(1/.3)) = 5 candidates a step; mean over seeds near greedy's."""
+    points = np.random.default_rng(3).normal(size=(12, 2))
+    gradients = {k: point.tolist() for k, point in enumerate(points)}
+    left, steps = [], Counter[int]()
+    for seed in range(60):
+        selector = told(points, clients_per_round=3, epsilon=0.3, seed=seed)
+        original = selector._looked_at
+        selector._looked_at = lambda *args, ask=original: (steps.update([len(got := ask(*args))]), got)[1]
+        left.append(uncovered(gradients, selector.select(np.arange(12)).tolist()))
+    reach = max(apart(a, b) for a in gradients.values() for b in gradients.values())
+    assert steps == {5: 180}
+    assert reach * 12 - float(np.mean(left)) >= (1 - 1 / math.e - 0.3) * (reach * 12 - best(gradients, 3))
+    assert len({round(value, 9) for value in left}) > 3
+
+
+def test_ties_are_broken_at_random() -> None:
+    """Four equal gradients: each first 100 times in 400 seeds (4.5 sd = 39)."""
+    counts = Counter(
+        int(told(np.ones((4, 2)), clients_per_round=1, seed=s).select(np.arange(4))[0]) for s in range(400)
+    )
+    assert len(counts) == 4
+    assert max(abs(count - 100) for count in counts.values()) < 39
+
+
+def test_projected_distances_keep_the_bound_that_the_docstring_states() -> None:
+    """30 vectors of 2,000 numbers, some near together, 200 numbers kept: at most 5 of 100 seeds may break e."""
+    rng = np.random.default_rng(0)
+    vectors = rng.normal(size=(30, 2000)) * rng.choice([0.01, 1.0], size=(30, 1)) + rng.normal(size=2000)
+    true = ((vectors[:, None] - vectors) ** 2).sum(axis=2)
+    pairs = np.triu_indices(30, 1)
+    error = distance_error(200, 30)
+    assert 30 * 29 * math.exp(-200 * (error**2 / 4 - error**3 / 6)) == pytest.approx(0.05, rel=1e-6)
+    off = []
+    for seed in range(100):
+        short = projected(vectors, 200, seed)
+        ratio = ((short[:, None] - short) ** 2).sum(axis=2)[pairs] / true[pairs]
+        off.append(float(np.abs(ratio - 1).max()))
+    assert sum(value > error for value in off) <= 5
+    assert 0.1 < float(np.mean(off)) < error
+    assert distance_error(20, 1000) == math.inf
+
+
+def test_a_sketched_selector_keeps_so_many_numbers_and_chooses_like_a_whole_one_where_clusters_are_clear() -> None:
+    rng = np.random.default_rng(1)
+    points = np.repeat(rng.normal(size=(3, 500)), 4, axis=0) + 0.05 * rng.normal(size=(12, 500))
+    whole, short = told(points, clients_per_round=3), told(points, clients_per_round=3, sketch_size=64)
+    assert whole.state_dict()["numbers"].size == 12 * 500
+    assert short.state_dict()["numbers"].size == 12 * 64
+    for selector in (whole, short):
+        assert {k // 4 for k in selector.select(np.arange(12)).tolist()} == {0, 1, 2}
+    resumed = build(clients_per_round=3, sketch_size=64, seed=99)
+    resumed.load_state_dict(short.state_dict())
+    fresh = report([0, 5], rng.normal(size=(2, 500)))
+    for selector in (short, resumed):
+        selector.observe(fresh)
+    assert short.state_dict()["numbers"].tolist() == resumed.state_dict()["numbers"].tolist()  # the same signs
+
+
+def test_more_than_max_clients_are_refused() -> None:
+    selector = told(np.eye(5), max_clients=5)
+    with pytest.raises(ParameterError, match="divfl takes at most max_clients = 5 clients, got 6; raise max_clients"):
+        selector.select(np.array([0, 5]))
+    assert selector.num_clients == 5
+    selector.forget(np.array([1]))
+    assert selector.select(np.array([0, 5])).tolist() == [0, 5]
+
+
+def test_gradients_of_another_length_count_as_not_given() -> None:
+    selector = told(np.eye(3))
+    selector.inform(np.arange(2), gradient=np.ones((2, 7)))
+    assert selector.vectors.tolist() == np.eye(3).tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("epsilon", 0.0), ("epsilon", 1.0), ("sketch_size", 0), ("max_clients", 0)]
+)
+def test_wrong_parameters_are_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=name):
+        build(**{name: value})
+
+
+def test_a_state_that_does_not_fit_together_is_refused() -> None:
+    state = told(np.eye(3)).state_dict()
+    with pytest.raises(ValueError, match="state 'numbers' must hold 2 numbers for each of 3 clients, got 9"):
+        build().load_state_dict(state | {"length": 2})

@@ -1,0 +1,216 @@
+"""LSH and NCCB against rounds by hand, a recount of the history, and clusters found by trying everything."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsel_flwr.selectors import RoundReport, create
+from fedsel_flwr.selectors._hamming import cluster, distances, majority
+from tests.selectors.oracle_groups import GroupOracle, best_scatter, centre, hamming, scatter
+
+BOTH = pytest.mark.parametrize("name", ["lsh", "nccb"])
+
+
+def build(name: str, **parameters: Any) -> Any:
+    return create(name, **{"clients_per_round": 1, "seed": 0} | parameters)
+
+
+def play(selector: Any, chosen: Any, accuracy: Any, energy: Any) -> None:
+    """Report a round; an accuracy of NaN is a failure."""
+    accuracy = np.asarray(accuracy, dtype=np.float64)
+    completed = ~np.isnan(accuracy)
+    selector.observe(
+        RoundReport(clients=chosen, completed=completed, latency=np.ones(len(chosen)), accuracy=accuracy,
+                    energy_score=np.where(completed, energy, np.nan))
+    )  # fmt: skip
+
+
+HASHES = np.array([[1, 1, 1, 1], [1, 1, 1, 1], [0, 0, 0, 0], [0, 0, 0, 1]], dtype=np.float64)
+
+
+def test_rounds_of_lsh_by_hand() -> None:
+    """Clients 0 and 1 have one hash, 2 and 3 their own; utility .5 accuracy + .5 energy score, exploration 2.
+
+    Round 1, client 0 alone: accuracy .8, energy score .6: utility .7.
+    Round 2: {0, 1} has .7 + sqrt(2 ln 1 / 1) = .7; 2 and 3 have no play.
+    Rounds 2, 3: 2 with .3, .3: .3; 3 fails: 0.
+    Round 4: n = 3, sqrt(2 ln 3) = 1.4823: {0, 1} 2.182, 2 1.782, 3 1.482                                 -> 0 or 1
+    It is 1, with utility .1: {0, 1} has (.7 + .1)/2 = .4 over 2 plays.
+    Round 5: n = 4, sqrt(2 ln 4) = 1.6651: {0, 1} .4 + 1.6651/1.4142 = 1.577, 2 1.965, 3 1.665             -> 2
+    """
+    selector = build("lsh")
+    selector.inform(np.arange(4), sketch=HASHES)
+    play(selector, selector.select(np.array([0])), [0.8], [0.6])
+    for seed in range(5):
+        other = build("lsh", seed=seed)
+        other.load_state_dict(selector.state_dict() | {"generator": other.state_dict()["generator"]})
+        assert other.select(np.arange(4))[0] in (2, 3)
+    play(selector, selector.select(np.array([2])), [0.3], [0.3])
+    play(selector, selector.select(np.array([3])), [np.nan], [0.9])
+    assert selector.select(np.arange(4))[0] in (0, 1)
+    play(selector, selector.select(np.array([1])), [0.2], [0.0])
+    np.testing.assert_allclose(selector._bounds(), [1.5774, 1.5774, 1.9651, 1.6651], atol=1e-4)
+    assert selector.select(np.arange(4)).tolist() == [2]
+
+
+def test_rounds_of_nccb_by_hand() -> None:
+    """The same with two clusters, {0, 1} and {2, 3}, which are 4 and 3 bits apart and at most 1 within.
+
+    Round 1, client 0: utility .7. Round 2: {2, 3} has no play: 2 or 3. Say 3, which fails: 0.
+    Round 3: n = 2, sqrt(2 ln 2) = 1.1774: {0, 1} 1.877, {2, 3} 1.177; m = 3: 0, 1 and one of 2, 3.
+    """
+    for seed in range(5):
+        selector = build("nccb", clusters=2, seed=seed, clients_per_round=3)
+        selector.inform(np.arange(4), sketch=HASHES)
+        play(selector, selector.select(np.array([0])), [0.8], [0.6])
+        assert {2, 3} < set(selector.select(np.arange(4)).tolist())
+        play(selector, selector.select(np.array([3])), [np.nan], [0.9])
+        np.testing.assert_allclose(selector._bounds(), [1.8774, 1.8774, 1.1774, 1.1774], atol=1e-4)
+        assert {0, 1} < set(selector.select(np.arange(4)).tolist())
+
+
+@pytest.mark.parametrize(("weight", "utility"), [(0.0, 0.6), (0.25, 0.65), (1.0, 0.8)])
+@BOTH
+def test_the_utility_is_a_weighted_mean(name: str, weight: float, utility: float) -> None:
+    selector = build(name, accuracy_weight=weight)
+    play(selector, selector.select(np.array([0])), [0.8], [0.6])
+    assert selector.state_dict()["reward_sum"].tolist() == [pytest.approx(utility)]
+
+
+@BOTH
+def test_hashes_are_asked_for_once_and_of_newcomers(name: str) -> None:
+    selector = build(name)
+    asked = selector.probe(np.arange(3))
+    assert (asked.clients.tolist(), asked.columns) == ([0, 1, 2], ("sketch",))
+    selector.inform(asked.clients, sketch=np.array([[1.0, 0], [0, 1], [np.nan, 1]]))
+    assert selector.probe(np.arange(4)).clients.tolist() == [2, 3]
+    assert selector.probe(np.arange(4)).clients.tolist() == [2, 3]
+    assert selector.probe(np.arange(4)).clients.tolist() == [3]  # 2 was asked three times
+    assert selector.probe(np.arange(4)) is None
+    assert selector.select(np.arange(4)).size == 1  # without a hash they are groups of their own
+
+
+@pytest.mark.parametrize("seed", range(4))
+@BOTH
+def test_every_choice_has_the_largest_bounds(name: str, seed: int) -> None:
+    """60 rounds of random availability, failures, silent clients and newcomers, recounted from the first."""
+    rng = np.random.default_rng(seed)
+    extra = {"clusters": 3} if name == "nccb" else {}
+    selector, oracle = build(name, clients_per_round=3, seed=seed, exploration=0.3, **extra), GroupOracle(0.3)
+    hashes = rng.integers(0, 2, (4, 8))[rng.integers(0, 4, 10)].astype(np.float64)
+    quality, known, decided = rng.random(10), set[int](), 0
+    for number in range(60):
+        available = np.flatnonzero(rng.random(7 if number < 20 else 10) < 0.8)
+        asked = selector.probe(available)
+        if asked is not None:
+            silent = rng.random(asked.clients.size) < 0.3
+            selector.inform(asked.clients, sketch=np.where(silent[:, None], np.nan, hashes[asked.clients]))
+            known |= set(asked.clients[~silent].tolist())
+        chosen = selector.select(available)
+        labels = selector.state_dict()["cluster"] if name == "nccb" else [tuple(bits) for bits in hashes]
+        groups = defaultdict[Any, list[int]](list)
+        for k in range(selector.num_clients + 10):
+            if k in known:
+                groups[labels[k]].append(k)
+            elif k < 10:
+                groups[f"client {k}"].append(k)
+        assert oracle.right(chosen.tolist(), available.tolist(), list(groups.values()))
+        decided += len(chosen) < available.size
+        accuracy = quality[chosen] * rng.random(chosen.size)
+        accuracy[rng.random(chosen.size) < 0.2] = np.nan
+        play(selector, chosen, accuracy, quality[chosen])
+        for k, value in zip(chosen.tolist(), accuracy.tolist(), strict=True):
+            oracle.plays.append((k, 0.0 if math.isnan(value) else (value + quality[k]) / 2))
+    assert decided > 40
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_clusters_are_k_means_with_hamming_distance_on_known_hashes(seed: int) -> None:
+    """Three hashes of 12 bits that differ in 8 (two times 4 bits), three copies each with one bit flipped.
+
+    The clusters are the three, whatever the first centre, and no grouping of the nine scatters less.
+    """
+    rng = np.random.default_rng(seed)
+    bases = np.array([[0] * 12, [1] * 8 + [0] * 4, [0] * 4 + [1] * 8])
+    hashes = np.repeat(bases, 3, axis=0)
+    hashes[np.arange(9), rng.integers(0, 12, 9)] ^= 1
+    order = rng.permutation(9)
+    found = cluster(hashes[order].astype(bool), 3, rng)
+    assert len({(int(g), int(k) // 3) for g, k in zip(found, order, strict=True)}) == 3
+    tuples = [tuple(bits) for bits in hashes[order].tolist()]
+    groups = [[h for h, g in zip(tuples, found, strict=True) if g == own] for own in set(found.tolist())]
+    assert scatter(groups) == best_scatter(tuples, 3)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_clusters_are_a_fixed_point_of_k_means(seed: int) -> None:
+    """On any hashes: each is at its nearest centre, and each centre is its hashes' majority."""
+    rng = np.random.default_rng(seed)
+    hashes = rng.integers(0, 2, (30, 10))
+    found = cluster(hashes.astype(bool), 4, rng)
+    tuples = [tuple(bits) for bits in hashes.tolist()]
+    centres = {
+        int(g): centre([h for h, own in zip(tuples, found, strict=True) if own == g]) for g in sorted(set(found))
+    }
+    for one, own in zip(tuples, found.tolist(), strict=True):
+        assert hamming(one, centres[own]) == min(hamming(one, other) for other in centres.values())
+        assert centres[own] == tuple(majority(hashes[found == own].astype(bool)).astype(int).tolist())
+
+
+def test_distances_are_hamming_distances() -> None:
+    rng = np.random.default_rng(0)
+    one, other = rng.integers(0, 2, (7, 100)), rng.integers(0, 2, (4, 100))
+    expected = [[hamming(a, b) for b in other.tolist()] for a in one.tolist()]
+    assert distances(one.astype(bool), other.astype(bool)).tolist() == expected
+
+
+def test_fewer_different_hashes_than_clusters() -> None:
+    found = cluster(np.array([[1, 0], [1, 0], [0, 1]], dtype=bool), 5, np.random.default_rng(0))
+    assert found[0] == found[1] != found[2]
+
+
+def test_newcomers_hashes_cluster_everybody_anew_and_plays_move_along() -> None:
+    """0 and 1 are near each other until 2 and 3 come, each near to one of them: with two clusters {0, 2}, {1, 3}."""
+    selector = build("nccb", clusters=2)
+    selector.inform(np.arange(2), sketch=np.array([[1.0] * 6 + [0] * 6, [0.0] * 6 + [1] * 6]))
+    play(selector, selector.select(np.array([0])), [0.4], [0.4])
+    before = selector.state_dict()["cluster"].tolist()
+    assert before[0] != before[1]
+    selector.inform(np.array([2, 3]), sketch=np.array([[1.0] * 7 + [0] * 5, [0.0] * 7 + [1] * 5]))
+    assert selector.select(np.arange(4))[0] in (1, 3)
+    after = selector.state_dict()["cluster"].tolist()
+    assert after[0] == after[2] != after[1] == after[3]
+    np.testing.assert_allclose(selector._bounds(), [0.4, np.inf, 0.4, np.inf])
+
+
+@BOTH
+def test_ties_are_broken_at_random(name: str) -> None:
+    """Four clients of one hash: each first 100 times in 400 seeds (4.5 sd = 39)."""
+    counts = Counter[int]()
+    for seed in range(400):
+        selector = build(name, seed=seed)
+        selector.inform(np.arange(4), sketch=np.ones((4, 3)))
+        counts[int(selector.select(np.arange(4))[0])] += 1
+    assert max(abs(counts[k] - 100) for k in range(4)) < 39
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter", "value"),
+    [("lsh", "accuracy_weight", 1.5), ("nccb", "exploration", -1.0), ("nccb", "clusters", 0)],
+)
+def test_wrong_parameters_are_refused_by_name(name: str, parameter: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=parameter):
+        build(name, **{parameter: value})
+
+
+def test_a_state_with_a_hash_but_no_cluster_is_refused() -> None:
+    selector = build("nccb")
+    selector.inform(np.arange(2), sketch=np.eye(2))
+    selector.select(np.arange(2))
+    with pytest.raises(ValueError, match="state 'cluster' must be at least 0 where a hash is known"):
+        build("nccb").load_state_dict(selector.state_dict() | {"cluster": np.array([0, -1])})

@@ -1,0 +1,78 @@
+"""FedCor, DivFL, LSH and NCCB on torch clients: both APIs and both engines choose the same, and probes are charged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context
+
+from fedsel_flwr.simulations.client_app import ScenarioApp
+from fedsel_flwr.simulations.driving import drive
+from fedsel_flwr.simulations.engine import simulate
+from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.simulations.scenario_files import load_scenario
+from fedsel_flwr.simulations.world import World
+from tests.simulations import inprocess
+
+pytestmark = pytest.mark.timeout(120)
+KEYS: dict[str, Any] = {
+    "num_clients": 12, "clients_per_round": 4, "clients.energy_score_low": 0.5, "model.name": "logistic",
+    "partition.kind": "dirichlet", "partition.alpha": 0.3, "selectors.fedcor.warmup_rounds": 2,
+    "selectors.fedcor.interval": 3, "selectors.nccb.clusters": 3,
+}  # fmt: skip
+
+
+class Constant:
+    """Says which scenario an app plays."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+
+    def __call__(self, context: Context) -> Scenario:
+        return self.scenario
+
+
+def choices(result: Any) -> list[tuple[Any, ...]]:
+    """Who was chosen, and what it took."""
+    return [(row.round, row.client_id, row.completed, row.latency_s, row.energy_j) for row in result.history.clients]
+
+
+@pytest.mark.parametrize("selector", ["divfl", "fedcor", "lsh", "nccb"])
+def test_both_apis_and_both_engines_choose_the_same(selector: str) -> None:
+    rounds = 8 if selector == "fedcor" else 5
+    scenario = load_scenario("digits", {**KEYS, "selector": selector, "rounds": rounds})
+    message = load_scenario("digits", {**KEYS, "selector": selector, "rounds": rounds, "api": "message"})
+    together = simulate(scenario, engine="vectorized")
+    flower = drive(inprocess.AppGrid(ScenarioApp(Constant(message)), 12), message)
+    legacy = inprocess.play(scenario)
+    assert choices(together) == choices(flower) == choices(legacy)
+    assert [r.probe_s for r in together.history.rounds] == [r.probe_s for r in flower.history.rounds]
+    assert together.history.problem_counts() == flower.history.problem_counts() == {}
+    assert len({tuple(r.client for r in together.history.clients if r.round == t) for t in range(1, rounds + 1)}) > 1
+    difference = max(np.abs(a - b).max() for a, b in zip(together.arrays, flower.arrays, strict=True))
+    assert difference <= 1e-4
+
+
+@pytest.mark.parametrize(
+    ("selector", "asking"),
+    [("divfl", [1]), ("lsh", [1]), ("nccb", [1]), ("fedcor", [1, 2, 3, 5, 6, 8])],
+)
+def test_probes_are_charged_in_the_rounds_that_ask(selector: str, asking: list[int]) -> None:
+    """FedCor: two rounds of warm-up and every third after it are samples, each asked before and after."""
+    history = simulate(
+        load_scenario("digits", {**KEYS, "selector": selector, "rounds": 8}), engine="vectorized"
+    ).history
+    assert [r.round for r in history.rounds if r.probe_s > 0] == asking
+    assert all(r.round_s > r.probe_s for r in history.rounds)
+
+
+def test_a_gradient_is_charged_as_one_more_upload() -> None:
+    """And as three forward passes, which are one more training: compute and upload twice, download once."""
+    scenario = load_scenario("digits", {**KEYS, "selector": "divfl", "rounds": 3})
+    system = World(scenario).system
+    for row in simulate(scenario, engine="vectorized").history.clients:
+        delays = system.draw(int(row.client_id), row.round)
+        expected = delays.download_s + 2 * delays.compute_s + 2 * delays.upload_s
+        assert row.latency_s == pytest.approx(min(expected, scenario.wireless.max_latency_s), rel=1e-12)
