@@ -8,9 +8,7 @@ import torch
 from torch import nn
 
 from fedsel_flwr.checks import whole
-from fedsel_flwr.clients.batched import BatchedTrainer
-from fedsel_flwr.clients.batched.helpers import Helpers
-from fedsel_flwr.clients.batched.shared import SharedTrainer
+from fedsel_flwr.clients.batched import BatchedTrainer, Helpers, SharedTrainer
 from fedsel_flwr.clients.settings import examples_per_round
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.scenario import Scenario
@@ -52,7 +50,7 @@ class Staff:
 
     def helpers(self, processes: int) -> Helpers:
         """The helpers with which so many processes train; those of another number end."""
-        if self._helpers is None or self._helpers.processes != processes:
+        if self._helpers is None or self._helpers.closed or self._helpers.processes != processes:
             self._dismiss()
             self._helpers = Helpers(processes)
         return self._helpers

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from turns import Task, Turns
 
-from fedsel_flwr.clients.batched import BatchedTrainer
-from fedsel_flwr.clients.batched.shared import SharedTrainer
+from fedsel_flwr.clients.batched import BatchedTrainer, SharedTrainer
 from fedsel_flwr.clients.parameters import get_arrays
 from fedsel_flwr.simulations.building import make_strategy
 from fedsel_flwr.simulations.engine import simulate

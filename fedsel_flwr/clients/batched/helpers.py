@@ -8,7 +8,10 @@ import os
 import sys
 import time
 from types import TracebackType
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from fedsel_flwr.checks import whole
@@ -31,6 +34,8 @@ class Helpers:
     Attributes:
         processes: As given.
         tasks: How many shares of a round helpers have trained.
+        closed: Whether they were ended.
+        blocks: The shared memory, by number.
 
     Raises:
         ParameterError: ``processes`` is below 1.
@@ -38,12 +43,13 @@ class Helpers:
 
     def __init__(self, processes: int) -> None:
         self.processes = whole("processes", processes, 1)
-        self.tasks = 0
+        self.tasks, self.closed = 0, False
         self._remotes: list[Remote] = []
         self._numbers = itertools.count(1)
-        self._blocks: dict[int, Block] = {}
+        self.blocks: dict[int, Block] = {}
         self._data: tuple[Held, Held] | None = None
         self._place: tuple[int, list[Form]] = (0, [])
+        self._refused = 0
         if self.processes == 1:
             return
         if os.name != "posix" or not sys.executable:
@@ -66,7 +72,8 @@ class Helpers:
         for remote in self._remotes:
             remote.close()
         self._remotes.clear()
-        self._blocks.clear()
+        self.blocks.clear()
+        self._data, self.closed = None, True
 
     @property
     def pids(self) -> list[int]:
@@ -92,9 +99,19 @@ class Helpers:
                 continue
             if remote.learned == lesson:
                 found.append(remote)
+            elif remote.refused[0] == lesson:
+                if self._refused != lesson:
+                    logger.warning(
+                        "helper processes cannot load the model (%s): this process trains without", remote.refused[1]
+                    )
+                self._refused = lesson
             elif remote.ready:
-                number, forms = self._shared(examples)
-                remote.teach(lesson, recipe, number, forms, self._blocks)
+                try:
+                    number, forms = self._shared(examples)
+                except OSError as error:
+                    self._give_up(error)
+                    return []
+                remote.teach(lesson, recipe, number, forms, self.blocks)
         return found
 
     def wait(self, seconds: float = 60.0) -> int:
@@ -105,34 +122,42 @@ class Helpers:
                 remote.listen(left)
         return len([remote for remote in self._remotes if remote.ready and not remote.gone])
 
-    def room(self, forms: list[Form]) -> int:
-        """The number of a block for such arrays, whose earlier arrays nobody holds any more."""
+    def room(self, forms: list[Form]) -> tuple[int, list[npt.NDArray[Any]]]:
+        """Arrays for a round in memory that nobody holds any more, and the number of their block."""
         need = nbytes_of(forms)
-        for number, block in list(self._blocks.items()):
-            if number != self._place[0] and block.free:
-                if block.nbytes >= need:
-                    return number
-                del self._blocks[number]  # it was made for fewer clients or a smaller model
-        return self._made(need)
+        try:
+            number = self._free(need) or self._made(need) if self.pids else 0
+        except OSError as error:
+            self._give_up(error)
+            number = 0
+        return number, self.blocks[number].arrays(forms) if number else [np.empty(*form) for form in forms]
 
-    @property
-    def blocks(self) -> dict[int, Block]:
-        """All blocks by number."""
-        return self._blocks
+    def _free(self, nbytes: int) -> int:
+        """A block that is large enough and free, 0 if there is none; others were made for a smaller round."""
+        for number, block in list(self.blocks.items()):
+            if number != self._place[0] and block.free:
+                if block.nbytes >= nbytes:
+                    return number
+                del self.blocks[number]
+        return 0
+
+    def _give_up(self, error: OSError) -> None:
+        logger.warning("there is no memory to share with helper processes (%s): this process trains alone", error)
+        self.close()
 
     def _made(self, nbytes: int) -> int:
         number = next(self._numbers)
-        self._blocks[number] = Block(nbytes)
+        self.blocks[number] = Block(nbytes)
         return number
 
     def _shared(self, examples: Examples) -> tuple[int, list[Form]]:
         """Where the data are, which are copied unless they are the last ones."""
         if self._data is None or self._data[0] is not examples.inputs or self._data[1] is not examples.labels:
-            self._blocks.pop(self._place[0], None)
+            self.blocks.pop(self._place[0], None)
             own = [tensor.numpy() for tensor in examples.on(torch.device("cpu"))]
             forms: list[Form] = [(array.shape, array.dtype) for array in own]
             self._place = (self._made(nbytes_of(forms)), forms)
-            for copy, array in zip(self._blocks[self._place[0]].arrays(forms), own, strict=True):
+            for copy, array in zip(self.blocks[self._place[0]].arrays(forms), own, strict=True):
                 copy[...] = array
             self._data = (examples.inputs, examples.labels)
         return self._place

@@ -34,6 +34,7 @@ class Remote:
         ready: Whether it has started.
         learning: Whether it starts, or takes in a lesson.
         learned: The number of the lesson that it trains by; 0 before the first.
+        refused: The number of the last lesson that it cannot train by, and why.
 
     Raises:
         OSError: The process cannot be started.
@@ -55,7 +56,7 @@ class Remote:
         self._connection = Connection(ours.detach())
         self.pid = self._process.pid
         self.gone, self.ready, self.learning, self.learned = False, False, True, 0
-        self._taught = 0
+        self.refused, self._taught = (0, ""), 0
         self._known: set[int] = set()
 
     def listen(self, seconds: float = 0.0) -> None:
@@ -124,7 +125,7 @@ class Remote:
         elif what == "learned":
             self.learned = about
         elif what == "cannot":
-            logger.warning("a helper process cannot load the model (%s): this process trains without it", words)
+            self.refused = about, words
         elif what == "failed":
             raise about from _There(words)
 

@@ -73,13 +73,13 @@ class SharedTrainer:
         examples, draws = examples.of(order), [generators[i] for i in order]
         parts = shares(examples.sizes, self._trainer.settings, self._helpers.processes)
         forms = self._trainer.stacks.forms(len(order))
-        number = self._helpers.room(forms)
-        received, losses, stacks = self._trainer.stacks.apart(self._helpers.blocks[number].arrays(forms))
+        number, arrays = self._helpers.room(forms)
+        received, losses, stacks = self._trainer.stacks.apart(arrays)
         for place, array in zip(received, start, strict=True):
             place[...] = array
         busy = [
             (part, remote)
-            for part, remote in zip(parts[1:], self._helpers.able(self._lesson, self._recipe, examples), strict=False)
+            for part, remote in zip(parts[:-1], self._helpers.able(self._lesson, self._recipe, examples), strict=False)
             if remote.train(number, self._helpers.blocks, len(order), part.start, examples.rows[part], draws[part])
         ]
 
