@@ -59,6 +59,10 @@ def _parser() -> argparse.ArgumentParser:
         help="ray: Flower, each client by itself; vectorized: in this process, a round's clients together "
         "(default: the scenario's for run, vectorized for compare)",
     )  # fmt: skip
+    common.add_argument(
+        "--processes", type=int, metavar="N",
+        help="processes that train in the vectorized engine (default: by the sizes of model and round)",
+    )  # fmt: skip
     common.add_argument("--runs-dir", default="runs", metavar="DIR", help="where run folders go (default: ./runs)")
     run = commands.add_parser("run", allow_abbrev=False, parents=[common], help="run a scenario with one selector")
     run.add_argument("--selector", help="instead of the scenario's: a name, package.module:Class or ./file.py:Class")
@@ -133,7 +137,7 @@ def _compare(args: argparse.Namespace) -> int:
 
     plan = Plan.of(
         scenario, named, seeds=seeds, engine=scenario.engine, reference=getattr(args, "reference", None),
-        rounds_on_flower=getattr(args, "rounds_on_flower", 0),
+        rounds_on_flower=getattr(args, "rounds_on_flower", 0), processes=args.processes,
     )  # fmt: skip
     world_of(plan.them[0].scenario(plan.scenario, plan.seeds[0]))  # faults in the data come before anything is written
     folder = create_run_folder(scenario.name, args.runs_dir).resolve()

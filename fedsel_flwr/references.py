@@ -12,6 +12,9 @@ from typing import Any
 
 from fedsel_flwr.errors import ParameterError
 
+OWN_FILES = "fedsel_own_"
+"""How the names of modules begin that are read from files."""
+
 
 def is_reference(text: str) -> bool:
     """Whether a text refers to an object, rather than being a plain name.
@@ -75,7 +78,7 @@ def _import(place: str) -> ModuleType:
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise ParameterError(f"there is no file {str(path)!r}")
-    name = f"fedsel_own_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    name = f"{OWN_FILES}{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None:

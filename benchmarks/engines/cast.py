@@ -45,12 +45,18 @@ ACTORS = {"2 actors": {"threads": 1, "processes": 2}}
 
 PLAYERS: dict[str, Player] = {
     "vectorized-1": Player(
-        "ours, vectorized, 1 thread", _in_workers("fedsel.py"), {"1 thread": VECTORIZED | {"threads": 1}}, "fedsel-flwr"
+        "ours, vectorized, 1 thread",
+        _in_workers("fedsel.py"),
+        {"1 thread": VECTORIZED | {"threads": 1, "processes": 1}},
+        "fedsel-flwr",
     ),
     "vectorized-2": Player(
-        "ours, vectorized, 2 threads",
+        "ours, vectorized, 2 cores",
         _in_workers("fedsel.py"),
-        {"2 threads": VECTORIZED | {"threads": 2}},
+        {
+            "2 threads": VECTORIZED | {"threads": 2, "processes": 1},
+            "2 processes": VECTORIZED | {"threads": 1, "processes": 2},
+        },
         "fedsel-flwr",
     ),
     "ray": Player(

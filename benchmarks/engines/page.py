@@ -147,10 +147,13 @@ def _floor(result: dict[str, Any], ours: dict[str, Any] | None) -> list[str]:
 
 
 LIMITS = {
-    "mlp": "What limits it: a batch of ten reads each client's first layer once for its outputs and once for its step, "
-    "at the speed of the cache rather than of the arithmetic; that is about two fifths of the training. Some sixty "
-    "small operations a step cost another fifth, whatever they compute. Outside the training most goes into random "
-    "streams, each named by client, purpose and round.",
+    "mlp": "What limits it: a batch of ten reads each client's first layer once for its outputs and once for its "
+    "step, at the speed of the cache rather than of the arithmetic; with one thread that is about two fifths "
+    "of the training. Some sixty small operations a step cost another fifth, whatever they compute. A second "
+    "thread would have to be woken for each of them, which takes longer than they do; a second process is "
+    "woken once a round and trains half of the clients, but does the small operations once more. Outside the "
+    "training most goes into random streams, each named by client, purpose and round, and nothing of it is "
+    "shared.",
     "cnn5": "What limits it: the second convolution, whose grouped products run at the rate of large ones, takes most "
     "of the training; the first, with a single input channel, runs at half that rate, and pooling takes about a "
     "seventh.",

@@ -110,11 +110,11 @@ class DivFL(VectorSelector):
         candidates = order[self._known[order]]
         chosen = self._greedy(candidates)
         strangers = order[~self._known[order]]
-        return np.concatenate([chosen, strangers])[: self.clients_per_round]
+        return np.concatenate([chosen, strangers])[: self.asked_per_round]
 
     def _greedy(self, candidates: IntArray) -> IntArray:
         """At most m of the candidates."""
-        count = min(self.clients_per_round, candidates.size)
+        count = min(self.asked_per_round, candidates.size)
         everybody = np.flatnonzero(self._known & self._registered)
         distances = self._distances()[np.ix_(candidates, everybody)]
         nearest = np.full(everybody.size, np.inf)

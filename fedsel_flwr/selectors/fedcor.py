@@ -141,7 +141,7 @@ class FedCor(Selector):
         order = self._generator.permutation(available)  # the first of equals is a random one
         if self._is_sample(self.round):
             self._discount[:] = 1.0
-            return order[: self.clients_per_round]
+            return order[: self.asked_per_round]
         return self._greedy(order)
 
     def _greedy(self, candidates: IntArray) -> IntArray:
@@ -150,7 +150,7 @@ class FedCor(Selector):
         share = np.where(self._registered, filled_sizes(self._size, self._registered), 0.0)
         remaining = share / max(1e-300, float(share.sum()))  # p_i
         chosen: list[int] = []
-        for _ in range(min(self.clients_per_round, candidates.size)):
+        for _ in range(min(self.asked_per_round, candidates.size)):
             score = posterior.toward(candidates, remaining) / np.sqrt(posterior.variance(candidates))
             best = int(candidates[np.argmax(self._discount[candidates] * score)])  # (13), the authors' code
             posterior.condition(best)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +19,8 @@ from fedsel_flwr.simulations.engine import ENGINES, check_engine, simulate
 from fedsel_flwr.simulations.ingredients import MakeModel, Own, as_own_data
 from fedsel_flwr.simulations.on_flower import agreement, run_on_flower
 from fedsel_flwr.simulations.scenario import Scenario
-
-StartRun = Callable[[str, int], None]
-Update = Callable[[RoundRecord, int], None]
+from fedsel_flwr.simulations.staffing import Staff, check_processes
+from fedsel_flwr.simulations.telling import StartRun, Update, telling
 
 
 def compare(
@@ -35,6 +35,7 @@ def compare(
     start_run: StartRun | None = None,
     update: Update | None = None,
     device: str = "cpu",
+    processes: int | None = None,
     num_cpus: int | None = None,
     model: MakeModel | None = None,
     data: Any = None,
@@ -55,6 +56,8 @@ def compare(
         start_run: Told the label and the rounds of each run.
         update: Told each round and the failed clients so far.
         device: Where the vectorized engine trains.
+        processes: How many processes train there, as in :func:`~fedsel_flwr.simulations.engine.simulate`; they stay for
+            all runs.
         num_cpus: On Ray, actors; None takes every core.
         model: Makes a torch module of your own, as in :func:`~fedsel_flwr.simulations.engine.simulate`.
         data: Examples of your own, likewise.
@@ -73,7 +76,14 @@ def compare(
         print(comparison.verdict.sentence)
     """
     plan = Plan.of(
-        scenario, selectors, seeds=seeds, engine=engine, reference=reference, rounds_on_flower=rounds_on_flower
+        scenario,
+        selectors,
+        seeds=seeds,
+        engine=engine,
+        reference=reference,
+        rounds_on_flower=rounds_on_flower,
+        processes=processes,
+        device=device,
     )
     target = None if folder is None else Path(folder)
     options: dict[str, Any] = {"device": device, "num_cpus": num_cpus, "model": model, "objective": objective}
@@ -92,6 +102,7 @@ class Plan:
         seeds: The seeds.
         reference: The label of the selector to compare with.
         rounds_on_flower: So many rounds of the first run with Flower on Ray before.
+        processes: How many train in the vectorized engine; None: by the sizes.
     """
 
     scenario: Scenario
@@ -99,6 +110,7 @@ class Plan:
     seeds: Sequence[int]
     reference: str | None
     rounds_on_flower: int
+    processes: int | None = None
 
     @classmethod
     def of(
@@ -110,6 +122,8 @@ class Plan:
         engine: str,
         reference: str | None = None,
         rounds_on_flower: int = 0,
+        processes: int | None = None,
+        device: str = "cpu",
     ) -> Plan:
         """Make the plan; arguments and errors are those of :func:`compare`."""
         if not isinstance(scenario, Scenario):
@@ -120,13 +134,14 @@ class Plan:
             raise ParameterError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
         scenario = scenario.model_copy(update={"engine": engine})
         check_engine(scenario)
+        check_processes(scenario, processes, device)
         them = contenders(selectors)
         check_selectors(scenario, [one.name for one in them if one.name])
         rounds = whole("rounds_on_flower", rounds_on_flower, 0)
         if rounds and engine == "ray":
             raise ParameterError("rounds_on_flower must be 0 where Ray is the engine of all runs")
         told = reference_of(reference, [one.label for one in them])
-        return cls(scenario, them, _seeds(seeds, scenario.seed), told, rounds)
+        return cls(scenario, them, _seeds(seeds, scenario.seed), told, rounds, processes)
 
     def run(
         self,
@@ -144,18 +159,20 @@ class Plan:
         brought = Own(options.get("model"), options.get("data"), options.get("objective"))
         single = len(self.them) * len(self.seeds) == 1
         on_flower: History | None = None
-        for seed in self.seeds:
-            for one in self.them:
+        with Staff(self.processes) as staff:
+            for seed, one in itertools.product(self.seeds, self.them):
                 own = one.scenario(self.scenario, seed)
                 label = one.label if len(self.seeds) == 1 else f"{one.label}, seed {seed}"
                 if self.rounds_on_flower and not comparison.runs:
-                    told = _telling(f"{label}, with Flower on Ray", self.rounds_on_flower, start_run, update)
+                    told = telling(f"{label}, with Flower on Ray", self.rounds_on_flower, start_run, update)
                     on_flower = self._on_flower(one, own, folder, told, options)
-                told = _telling(label, own.rounds, start_run, update)
+                told = telling(label, own.rounds, start_run, update)
                 selector, place = one.selector(own), folder
                 if folder and not single:
                     place = folder / run_name(one.label, seed)
-                result = simulate(own, selector=selector, on_round=told, folder=place, label=one.label, **options)
+                result = simulate(
+                    own, selector=selector, on_round=told, folder=place, label=one.label, processes=staff, **options
+                )
                 run = Run(one.label, brought.named_in(own), result)
                 if on_flower and not comparison.runs:
                     comparison.agreement = agreement(on_flower, result.history)
@@ -177,23 +194,6 @@ class Plan:
         place = folder and folder / f"{run_name(one.label, own.seed)}-on-flower"
         result = run_on_flower(own, rounds, one.selector(own), told, folder=place, label=one.label, **options)
         return result.history
-
-
-def _telling(
-    label: str, rounds: int, start_run: StartRun | None, update: Update | None
-) -> Callable[[RoundRecord], None]:
-    """Tell that a run starts; return what tells each of its rounds, together with the failed clients so far."""
-    failed = 0
-
-    def on_round(record: RoundRecord) -> None:
-        nonlocal failed
-        failed += record.num_selected - record.num_completed
-        if update:
-            update(record, failed)
-
-    if start_run:
-        start_run(label, rounds)
-    return on_round
 
 
 def _seeds(seeds: int | Sequence[int], first: int) -> list[int]:

@@ -29,6 +29,7 @@ from fedsel_flwr.simulations.driving import count_nodes, run_rounds
 from fedsel_flwr.simulations.ingredients import MakeModel, Own, as_own_data
 from fedsel_flwr.simulations.results import RunFolder, RunResult
 from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.simulations.staffing import Staff, check_processes
 from fedsel_flwr.simulations.vectorized import check_vectorized, run_vectorized
 from fedsel_flwr.simulations.world import World, world_of
 
@@ -45,6 +46,7 @@ def simulate(
     strategy: Any = None,
     selector: Selector | None = None,
     device: str = "cpu",
+    processes: int | Staff | None = None,
     model: MakeModel | None = None,
     data: Any = None,
     objective: Objective | None = None,
@@ -66,6 +68,9 @@ def simulate(
             the scenario's (:func:`~fedsel_flwr.simulations.building.make_strategy`).
         selector: A selector of your own, in place of the scenario's; everything else is the scenario's.
         device: Where the vectorized engine trains: "cpu", "cuda" and so on.
+        processes: How many processes train in the vectorized engine, this one included, on the CPU; None: by the sizes
+            of model and round (:func:`~fedsel_flwr.simulations.staffing.processes_for`). A
+            :class:`~fedsel_flwr.simulations.staffing.Staff` keeps them over several runs.
         model: Makes a torch module of your own, in place of ``model.name``
             (:class:`~fedsel_flwr.simulations.ingredients.Own`).
         data: Examples of your own, in place of ``data.dataset``: ``OwnData``, or (train, test), each a pair of arrays
@@ -80,7 +85,7 @@ def simulate(
 
     Raises:
         ParameterError: The data or a parameter cannot be used, or the strategy is not of the scenario's API or is
-            given together with ``on_round``, ``selector`` or ``folder``.
+            given together with ``on_round``, ``selector`` or ``folder``; or so many processes cannot train.
         RunError: The simulation broke off, the folder cannot be written to, RAY_ADDRESS leads nowhere, or no client
             ever completed a round of a strategy of your own.
 
@@ -95,12 +100,14 @@ def simulate(
     if engine is not None:
         scenario = scenario.model_copy(update={"engine": one_of("engine", engine, ENGINES)})
     check_engine(scenario, num_cpus)
+    if not isinstance(processes, Staff):
+        check_processes(scenario, processes, device)
     brought = Own(model, None if data is None else as_own_data(data), objective)
     scenario = brought.named_in(scenario)
     world = world_of(scenario, brought)  # in this thread, so that faults in data and parameters come before Ray starts
     if folder is None:
         made = given_or_made(world, strategy, on_round, selector)
-        result = _run(world, made, device, num_cpus)
+        result = _run(world, made, device, num_cpus, processes)
         rows = made.history.clients
         if strategy is not None and rows and not any(row.completed for row in rows):
             raise RunError(
@@ -119,7 +126,7 @@ def simulate(
     made = make_strategy(world, keep, selector)
     kept = RunFolder(folder, scenario, label or (selector.name if selector else None))
     try:
-        result = _run(world, made, device, num_cpus)
+        result = _run(world, made, device, num_cpus, processes)
         kept.finish(result, worked_out(world, result.history, result.arrays))
     except RunError as error:
         raise (kept.failure or error) from None  # what the disk said, in place of a run that broke off
@@ -128,11 +135,12 @@ def simulate(
     return result
 
 
-def _run(world: World, strategy: Any, device: str, num_cpus: int | None) -> RunResult:
+def _run(world: World, strategy: Any, device: str, num_cpus: int | None, processes: int | Staff | None) -> RunResult:
     """Run a scenario's world with a strategy."""
     scenario = world.scenario
     if scenario.engine == "vectorized":
-        return run_vectorized(world, strategy, device)
+        with contextlib.nullcontext(processes) if isinstance(processes, Staff) else Staff(processes) as staff:
+            return run_vectorized(world, strategy, device, staff)
     results: list[RunResult] = []
     server_app = ServerApp()
 

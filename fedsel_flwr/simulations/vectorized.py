@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedsel_flwr.clients.answering import answer, asked_columns, with_answers
-from fedsel_flwr.clients.batched import BatchedTrainer, Examples
+from fedsel_flwr.clients.batched import Examples
 from fedsel_flwr.clients.parameters import set_arrays
 from fedsel_flwr.clients.streams import streams
 from fedsel_flwr.clients.telemetry import fit_metrics
@@ -22,6 +22,7 @@ from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.simulations.aggregating import aggregated
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.simulations.staffing import Staff
 from fedsel_flwr.simulations.together import TOGETHER, Answers, probed
 from fedsel_flwr.simulations.world import World
 
@@ -40,13 +41,14 @@ def check_vectorized(scenario: Scenario) -> None:
             )
 
 
-def run_vectorized(world: World, strategy: Any, device: str = "cpu") -> RunResult:
+def run_vectorized(world: World, strategy: Any, device: str = "cpu", staff: Staff | None = None) -> RunResult:
     """Run a scenario's rounds with a strategy of the legacy API.
 
     Args:
         world: The scenario's world.
         strategy: The strategy; its core is driven, its base aggregates.
         device: Where models train.
+        staff: The processes that train; None: this one.
 
     Returns:
         History and final model.
@@ -55,7 +57,7 @@ def run_vectorized(world: World, strategy: Any, device: str = "cpu") -> RunResul
         RunError: As the strategy of Flower's legacy API raises them.
     """
     scenario, core = world.scenario, strategy.core
-    clients, model = InProcess(world, device), world.initial_arrays()
+    clients, model = InProcess(world, device, staff), world.initial_arrays()
     core.numbering.begin_run()
     for number in range(1, scenario.rounds + 1):
         if core.ended:
@@ -68,6 +70,7 @@ def run_vectorized(world: World, strategy: Any, device: str = "cpu") -> RunResul
             mean = aggregated(strategy.base, core.round, outcome) if outcome.enough else None
             after = core.finish(mean)
             model = model if after is None else list(after)
+            del replies, stack, outcome, mean  # the memory of the stack is used again
         strategy.round_ended(number, *(world.test(model) if strategy.evaluation_due(number) else ()))
     return RunResult(history=strategy.history, arrays=model)
 
@@ -78,17 +81,16 @@ class InProcess:
     Args:
         world: The scenario's world.
         device: Where models train.
+        staff: The processes that train; None: this one.
 
     Attributes:
         nodes: The connections, which are the partition ids.
         model: The current global model.
     """
 
-    def __init__(self, world: World, device: str = "cpu") -> None:
+    def __init__(self, world: World, device: str = "cpu", staff: Staff | None = None) -> None:
         self._world = world
-        self._trainer = BatchedTrainer(
-            world.model, world.scenario.training.settings(), device=device, objective=world.objective
-        )
+        self._trainer = (staff or Staff(1)).trainer(world, device)
         self.nodes = frozenset(str(k) for k in range(world.scenario.num_clients))
         self.model: Arrays = []
 

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from turns import Task, Turns
 
-from fedsel_flwr.clients.batched import BatchedTrainer
+from fedsel_flwr.clients.batched import BatchedTrainer, SharedTrainer
 from fedsel_flwr.clients.parameters import get_arrays
 from fedsel_flwr.simulations.building import make_strategy
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.simulations.staffing import Staff
 from fedsel_flwr.simulations.world import world_of
 
 
@@ -30,7 +31,7 @@ def main() -> None:
         world.model, given = task.model(), get_arrays(task.model())
         world.initial_arrays = lambda: [array.copy() for array in given]
     trained: list[tuple[float, str]] = []
-    _time_training(trained)
+    _time_training(trained, SharedTrainer if plan["processes"] > 1 else BatchedTrainer)
     strategy = make_strategy(world, on_round=lambda record: turns.next(**_last(trained)))
     strategy.evaluation_due = lambda server_round: False  # the driver measures the model in the end
     if plan["engine"] == "ray":
@@ -41,23 +42,26 @@ def main() -> None:
             return first(*args, **kwargs)
 
         strategy.initialize_parameters = initialize
+        result = simulate(scenario, strategy=strategy, num_cpus=plan["processes"])
     else:
-        turns.next()
-    result = simulate(scenario, strategy=strategy, device=plan["device"], num_cpus=plan.get("processes"))
+        with Staff(plan["processes"]) as staff:
+            staff.helpers(plan["processes"]).wait()
+            turns.next()
+            result = simulate(scenario, strategy=strategy, device=plan["device"], processes=staff)
     turns.end(result.arrays)
 
 
-def _time_training(into: list[tuple[float, str]]) -> None:
+def _time_training(into: list[tuple[float, str]], kind: type[BatchedTrainer] | type[SharedTrainer]) -> None:
     """Note the seconds of each round's training, and which way it took."""
-    train = BatchedTrainer.train
+    train = kind.train
 
-    def timed(self: BatchedTrainer, *args: Any, **kwargs: Any) -> Any:
+    def timed(self: Any, *args: Any, **kwargs: Any) -> Any:
         begin = time.perf_counter()
         out = train(self, *args, **kwargs)
         into.append((time.perf_counter() - begin, self.way))
         return out
 
-    BatchedTrainer.train = timed  # type: ignore[method-assign]
+    kind.train = timed  # type: ignore[method-assign, assignment]
 
 
 def _last(trained: list[tuple[float, str]]) -> dict[str, object]:

@@ -2,11 +2,14 @@
 
 :class:`BatchedTrainer` trains many models at once and gives what :func:`fedsel_flwr.clients.training.train` gives one
 by one: the same draws, steps and losses; weights within rounding. It runs on the CPU and, untested here, on other
-devices, where examples given as tensors stay.
+devices, where examples given as tensors stay. :class:`SharedTrainer` does the same with the :class:`Helpers` that other
+processes are.
 """
 
 from fedsel_flwr.clients.batched.examples import Examples
+from fedsel_flwr.clients.batched.helpers import Helpers
 from fedsel_flwr.clients.batched.predicting import logits_batched
+from fedsel_flwr.clients.batched.shared import SharedTrainer
 from fedsel_flwr.clients.batched.trainer import BatchedTrainer, train_batched
 
-__all__ = ["BatchedTrainer", "Examples", "logits_batched", "train_batched"]
+__all__ = ["BatchedTrainer", "Examples", "Helpers", "SharedTrainer", "logits_batched", "train_batched"]

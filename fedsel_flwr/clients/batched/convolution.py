@@ -43,7 +43,7 @@ class Conv2d:
         by_input, by_weight, _ = aten.convolution_backward(
             g,
             kept,
-            descent.stack[self.weight][:active].flatten(0, 1),
+            descent.first(active)[self.weight].flatten(0, 1),
             None,
             self.stride,
             self.padding,

@@ -29,10 +29,17 @@ class Descent:
         self._decay, self._mu = settings.weight_decay, settings.proximal_mu
         self._shrink = 1 - self._rate * (self._decay + self._mu)
         self._velocity = [torch.zeros_like(w) for w in stack] if self._momentum else []
+        self._first: list[torch.Tensor] = []
+
+    def first(self, active: int) -> list[torch.Tensor]:
+        """The first so many models, a tensor a parameter."""
+        if not self._first or len(self._first[0]) != active:
+            self._first = [w[:active] for w in self.stack]
+        return self._first
 
     def step(self, i: int, gradient: torch.Tensor) -> None:
         """Move the first models along the gradient of parameter ``i``, shape (n_active, …), which may be changed."""
-        w = self.stack[i][: gradient.shape[0]]
+        w = self.first(gradient.shape[0])[i]
         if self._momentum:
             v = self._velocity[i][: gradient.shape[0]]
             self._move(i, w, v.mul_(self._momentum).add_(gradient))
@@ -43,7 +50,7 @@ class Descent:
 
     def step_along_product(self, i: int, left: torch.Tensor, right: torch.Tensor) -> None:
         """Move along the gradient left @ right, shapes (n_active, p, q) and (n_active, q, r), which is never formed."""
-        w = self.stack[i][: left.shape[0]]
+        w = self.first(left.shape[0])[i]
         if self._momentum:
             self._move(i, w, self._velocity[i][: left.shape[0]].baddbmm_(left, right, beta=self._momentum))
         else:

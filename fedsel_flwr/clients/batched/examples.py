@@ -46,6 +46,10 @@ class Examples:
             raise ParameterError(
                 f"expected one label for each example; got {count} examples, {len(self.labels)} labels"
             )
+        if all(map(len, self.rows)) and len(self.rows):
+            together = np.concatenate(self.rows)
+            if together.min() >= 0 and together.max() < count:
+                return
         for client, own in enumerate(self.rows):
             if not len(own):
                 raise ParameterError(f"expected at least one example for each client; client {client} has none")
@@ -56,6 +60,10 @@ class Examples:
     def sizes(self) -> list[int]:
         """How many examples each client has."""
         return [len(own) for own in self.rows]
+
+    def of(self, clients: Sequence[int] | IntArray) -> Examples:
+        """Some of the clients, in the order given."""
+        return Examples(self.inputs, self.labels, [self.rows[client] for client in clients])
 
     def on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and labels as tensors on a device; nothing is copied that is there already."""
@@ -83,6 +91,18 @@ def as_examples(clients: Examples | Sequence[tuple[npt.NDArray[Any], npt.NDArray
     ends = np.cumsum([len(labels) for _, labels in clients])
     inputs, labels = (np.concatenate(parts) for parts in zip(*clients, strict=True))
     return Examples(inputs, labels, np.split(np.arange(len(labels)), ends[:-1]))
+
+
+def with_generators(
+    clients: Examples | Sequence[tuple[npt.NDArray[Any], npt.NDArray[Any]]], generators: Sequence[np.random.Generator]
+) -> Examples:
+    """:func:`as_examples`, of which each client must have its generator; raises a :class:`ParameterError`."""
+    examples = as_examples(clients)
+    if len(generators) != len(examples.rows):
+        raise ParameterError(
+            f"expected one generator for each client; got {len(generators)} for {len(examples.rows)} clients"
+        )
+    return examples
 
 
 def _tensor(held: Held, device: torch.device) -> torch.Tensor:

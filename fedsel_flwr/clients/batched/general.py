@@ -54,7 +54,8 @@ class GeneralKernel:
 
     def step(self, descent: Descent, batch: Batch) -> torch.Tensor:
         """Take one step with the first models of the stack; return their losses before it, shape (n_active,)."""
-        stack = {name: descent.stack[i][: len(batch.rows)] for name, i in self._places.items()}
+        first = descent.first(len(batch.rows))
+        stack = {name: first[i] for name, i in self._places.items()}
         moved = {name: stack[name] for name in self._trained}
         rest = {name: stack[name] for name in stack if name not in moved}
         with torch.no_grad():

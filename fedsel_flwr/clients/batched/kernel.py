@@ -75,17 +75,14 @@ def descend(
     device = inputs.device
     streams = MaskStreams(schedule.seeds, kernel.draws, dtype, device)
     losses = torch.zeros(len(schedule), len(schedule.seeds), dtype=dtype, device=device)
-    for number in range(len(schedule)):
-        step = schedule[number]
-        active, width = step.rows.shape
-        rows = torch.as_tensor(step.rows, device=device)
-        batch = Batch(
-            inputs=inputs,
-            rows=rows,
-            labels=labels[rows],
-            weights=torch.as_tensor(step.weights, dtype=dtype, device=device),
-            masks=streams.next(step.lengths.tolist(), width),
-            views=None if step.views is None else torch.as_tensor(step.views, device=device),
-        )
+    # tables of all steps at once: in a small step each of these calls would take as long as a layer
+    rows, weights, views = (torch.as_tensor(table, device=device) for table in schedule.tables())
+    tables = (rows, labels[rows], weights.to(dtype), views)
+    for number, (own, targets, shares, seen) in enumerate(zip(*(table.unbind() for table in tables), strict=True)):
+        active, width = schedule.extent(number)
+        if (active, width) != own.shape:
+            own, targets, shares, seen = (table[:active, :width] for table in (own, targets, shares, seen))
+        masks = streams.next(schedule[number].lengths.tolist(), width) if kernel.draws else ()
+        batch = Batch(inputs, own, targets, shares, masks, seen if schedule.augments else None)
         losses[number, :active] = kernel.step(descent, batch)
     return losses

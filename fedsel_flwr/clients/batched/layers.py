@@ -67,7 +67,7 @@ class Linear:
 
     def backward(self, g: torch.Tensor, kept: Any, descent: Descent, wanted: bool) -> torch.Tensor | None:
         """dL/dx = g W; dL/dW = g' x; dL/db = sum of g over the examples."""
-        by_input = torch.bmm(g, descent.stack[self.weight][: g.shape[0]]) if wanted else None
+        by_input = torch.bmm(g, descent.first(g.shape[0])[self.weight]) if wanted else None
         descent.step_along_product(self.weight, g.transpose(1, 2), kept)
         if self.bias is not None:
             descent.step(self.bias, g.sum(1))

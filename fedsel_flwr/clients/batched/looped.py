@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
+from fedsel_flwr.checks import FloatArray
 from fedsel_flwr.clients.batched.examples import Examples
 from fedsel_flwr.clients.objectives import Objective
 from fedsel_flwr.clients.parameters import get_arrays, set_arrays
@@ -23,7 +24,8 @@ def train_in_turn(
     settings: TrainingSettings,
     generators: Sequence[np.random.Generator],
     objective: Objective,
-) -> tuple[list[npt.NDArray[Any]], npt.NDArray[np.float64]]:
+    into: Sequence[npt.NDArray[Any]],
+) -> FloatArray:
     """Train each client by :func:`fedsel_flwr.clients.training.train`, on the CPU.
 
     Args:
@@ -33,16 +35,15 @@ def train_in_turn(
         settings: How to train.
         generators: One a client.
         objective: What the steps minimise.
+        into: Filled with the trained models as stacks, shape (n_clients, …) each.
 
     Returns:
-        The trained models as stacks, shape (n_clients, …) each, and the mean loss of each client, shape (n_clients,).
+        The mean loss of each client, shape (n_clients,).
     """
-    set_arrays(model, start)
-    layers = [np.empty((len(generators), *array.shape), dtype=array.dtype) for array in get_arrays(model)]
     losses = np.empty(len(generators))
     for client, generator in enumerate(generators):
         set_arrays(model, start)
         losses[client] = train(model, *examples.own(client), settings, generator, objective)
-        for layer, array in zip(layers, get_arrays(model), strict=True):
-            layer[client] = array
-    return layers, losses
+        for stack, array in zip(into, get_arrays(model), strict=True):
+            stack[client] = array
+    return losses

@@ -95,6 +95,22 @@ class Schedule:
         """How many steps the longest training has."""
         return len(self._rows)
 
+    def extent(self, step: int) -> tuple[int, int]:
+        """How many clients take a step, and the length of the longest batch in it."""
+        return self._active[step], self._widths[step]
+
+    def tables(self) -> tuple[IntArray, FloatArray, IntArray]:
+        """Rows, weights and views of all steps, shape (n_steps, n_clients, width), padded beyond a step's extent.
+
+        Where images are seen as they are, the views are the rows, which stand for nothing.
+        """
+        return self._rows, self._weights, self._rows if self._views is None else self._views
+
+    @property
+    def augments(self) -> bool:
+        """Whether images are seen in views."""
+        return self._views is not None
+
     def __getitem__(self, step: int) -> Step:
         """What is seen in a step."""
         active, width = self._active[step], self._widths[step]

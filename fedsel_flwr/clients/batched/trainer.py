@@ -17,16 +17,16 @@ from fedsel_flwr.clients.augmenting import check_images
 from fedsel_flwr.clients.batched.choosing import WAYS, Way, choose
 from fedsel_flwr.clients.batched.chunks import default_chunk
 from fedsel_flwr.clients.batched.descent import Descent
-from fedsel_flwr.clients.batched.examples import Examples, as_examples
+from fedsel_flwr.clients.batched.examples import Examples, with_generators
 from fedsel_flwr.clients.batched.kernel import Kernel, descend
 from fedsel_flwr.clients.batched.looped import train_in_turn
 from fedsel_flwr.clients.batched.schedule import Schedule, longest_first
+from fedsel_flwr.clients.batched.stacks import Stacks
 from fedsel_flwr.clients.batched.threads import one_thread_each
 from fedsel_flwr.clients.batched.written import WrittenKernel
 from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective
 from fedsel_flwr.clients.parameters import set_arrays
 from fedsel_flwr.clients.settings import TrainingSettings
-from fedsel_flwr.errors import ParameterError
 
 Arrays = Sequence[npt.NDArray[Any]]
 Pairs = Sequence[tuple[npt.NDArray[Any], npt.NDArray[Any]]]
@@ -47,6 +47,8 @@ class BatchedTrainer:
     Attributes:
         way: The way that was taken; "auto" before the first training.
         reasons: Why the ways before it were not, by way.
+        settings: As given.
+        stacks: What the stacks of the model look like.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 2))
@@ -72,12 +74,11 @@ class BatchedTrainer:
         self.way: Way = one_of("way", way, WAYS)  # type: ignore[assignment]
         self.reasons: dict[str, str] = {}
         self._scratch = copy.deepcopy(model).cpu()
-        self._settings, self._objective = settings, objective
+        self.settings, self._objective = settings, objective
         self._device = torch.device(device)
         self._chunk = chunk if chunk is None else whole("chunk", chunk, 1)
         self._kernel: Kernel | None = None
-        state = list(self._scratch.state_dict(keep_vars=True).values())  # where two entries are one tensor, the first
-        self._owners = [next(i for i, other in enumerate(state) if other is tensor) for tensor in state]
+        self.stacks = Stacks(self._scratch)
 
     def train(
         self, start: Arrays, clients: Examples | Pairs, generators: Sequence[np.random.Generator]
@@ -98,53 +99,70 @@ class BatchedTrainer:
             ParameterError: If the received model does not fit, there is not one generator for each client, or there are
                 no images to augment.
         """
-        examples = as_examples(clients)
-        if len(generators) != len(examples.rows):
-            raise ParameterError(
-                f"expected one generator for each client; got {len(generators)} for {len(examples.rows)} clients"
-            )
-        set_arrays(self._scratch, start)
-        data = examples.on(self._device)
-        if len(examples.rows):
-            check_images(self._settings, data[0].ndim)
-        if len(examples.rows) and (self._kernel is None and self.way != "loop"):
-            self._kernel, self.way, self.reasons = choose(self.way, self._scratch, self._objective.loss, *data)
-        if self._kernel is None or not len(examples.rows):
-            return train_in_turn(self._scratch, start, examples, self._settings, generators, self._objective)
-        return self._train_stacks(self._kernel, examples, data, generators)
+        examples = with_generators(clients, generators)
+        self.prepare(start, examples)
+        order = longest_first(examples.sizes, self.settings)
+        stacks = self.stacks.new(len(order), "cpu" if self._kernel is None else self._device)
+        losses = self.train_into(stacks, start, examples.of(order), [generators[i] for i in order])
+        return self.stacks.unsorted([stack.cpu().numpy() for stack in stacks], losses, order)
 
-    def _train_stacks(
-        self,
-        kernel: Kernel,
-        examples: Examples,
-        data: tuple[torch.Tensor, torch.Tensor],
-        generators: Sequence[np.random.Generator],
-    ) -> tuple[list[npt.NDArray[Any]], FloatArray]:
-        received = [tensor.detach().to(self._device) for tensor in self._scratch.state_dict().values()]
-        stacks = [tensor.new_empty((len(generators), *tensor.shape)) for tensor in received]
-        losses = np.empty(len(generators))
-        order = longest_first(examples.sizes, self._settings)
+    def recipe(self) -> dict[str, Any]:
+        """The arguments of a trainer that trains like this one, once :meth:`prepare` has settled how."""
+        return {
+            "model": self._scratch, "settings": self.settings, "objective": self._objective, "chunk": self._chunk,
+            "way": self.way,
+        }  # fmt: skip
+
+    def prepare(self, start: Arrays, examples: Examples) -> None:
+        """Take the received model, and settle the way and the chunk, unless they are: both stay for later rounds."""
+        set_arrays(self._scratch, start)
+        if not len(examples.rows):
+            return
+        inputs, labels = examples.on(self._device)
+        check_images(self.settings, inputs.ndim)
+        if self._kernel is None and self.way != "loop":
+            self._kernel, self.way, self.reasons = choose(self.way, self._scratch, self._objective.loss, inputs, labels)
         if self._chunk is None:
-            batch_size = min(self._settings.batch_size, max(examples.sizes))
-            self._chunk = default_chunk(self._scratch, data[0][:1].cpu(), batch_size, self._device)
-        size = self._chunk
+            batch_size = min(self.settings.batch_size, max(examples.sizes))
+            self._chunk = default_chunk(self._scratch, inputs[:1].cpu(), batch_size, self._device)
+
+    def train_into(
+        self,
+        stacks: Sequence[torch.Tensor],
+        start: Arrays,
+        examples: Examples,
+        generators: Sequence[np.random.Generator],
+    ) -> FloatArray:
+        """Train clients from the model that :meth:`prepare` was given, in the order of :func:`longest_first`.
+
+        Args:
+            stacks: Filled with the trained models: one an entry of the model's state dictionary.
+            start: The received model.
+            examples: Who has what.
+            generators: One a client.
+
+        Returns:
+            The losses.
+        """
+        losses = np.empty(len(generators))
+        kernel, size = self._kernel, self._chunk or 1
+        if kernel is None or not len(losses):
+            into = [stack.numpy() for stack in stacks] if kernel is None else []
+            return train_in_turn(self._scratch, start, examples, self.settings, generators, self._objective, into)
+        received = [tensor.detach().to(self._device) for tensor in self._scratch.state_dict().values()]
+        data = examples.on(self._device)
 
         def train_chunk(first: int, own_kernel: Kernel) -> None:
-            part = order[first : first + size]
-            stack = [whole[first : first + size].copy_(own) for whole, own in zip(stacks, received, strict=True)]
-            rows, own_generators = [examples.rows[i] for i in part], [generators[i] for i in part]
-            schedule = Schedule(rows, self._settings, own_generators)
-            descent = Descent(stack, received, self._settings)
+            part = slice(first, first + size)
+            stack = [whole[part].copy_(own) for whole, own in zip(stacks, received, strict=True)]
+            schedule = Schedule(examples.rows[part], self.settings, generators[part])
+            descent = Descent(stack, received, self.settings)
             steps = descend(own_kernel, descent, schedule, data).cpu().numpy().astype(np.float64)
             sums = np.array([math.fsum(own) if np.isfinite(own).all() else math.nan for own in steps.T])
             losses[part] = sums / schedule.steps
 
-        self._side_by_side(range(0, len(order), size), kernel, train_chunk)
-        layers = [stacks[i].cpu().numpy() for i in self._owners]
-        if (order == np.arange(len(order))).all():
-            return layers, losses
-        back = np.argsort(order)
-        return [layer[back] for layer in layers], losses
+        self._side_by_side(range(0, len(generators), size), kernel, train_chunk)
+        return losses
 
     def _side_by_side(self, firsts: Sequence[int], kernel: Kernel, train_chunk: Callable[[int, Kernel], None]) -> None:
         """Train the chunks, on a CPU with several threads each chunk on one of them, where that pays.

@@ -39,7 +39,7 @@ class WrittenKernel:
     def step(self, descent: Descent, batch: Batch) -> torch.Tensor:
         """Take one step with the first models of the stack; return their losses before it, shape (n_active,)."""
         active = batch.rows.shape[0]
-        now = Now([w[:active] for w in descent.stack], iter(batch.masks))
+        now = Now(descent.first(active), iter(batch.masks))
         x = self._gather(batch)
         kept = []
         for layer in self._plan.layers:

@@ -1,0 +1,151 @@
+"""One helper process, from the side of the one that started it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import send_handle
+from typing import Any
+
+from fedsel_flwr.clients.batched.memory import Block, Form
+
+logger = logging.getLogger("fedsel_flwr")
+START = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
+    "from fedsel_flwr.clients.batched.helper import main; main(int(sys.argv[1]))"
+)
+"""What a helper runs: a program of its own, so that scripts need no guard, and notebooks have helpers too."""
+GONE = (EOFError, OSError)
+
+
+class Remote:
+    """A helper process; its answers are heard when they are asked for, nothing waits for it to start.
+
+    Attributes:
+        pid: Its process id.
+        gone: Whether it has ended; said once in the log.
+        ready: Whether it has started.
+        learning: Whether it starts, or takes in a lesson.
+        learned: The number of the lesson that it trains by; 0 before the first.
+        refused: The number of the last lesson that it cannot train by, and why.
+
+    Raises:
+        OSError: The process cannot be started.
+    """
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            path = json.dumps([place for place in sys.path if isinstance(place, str)])
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", START, str(theirs.fileno()), path],
+                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
+                    start_new_session=True, env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+                )  # fmt: skip
+            except BaseException:
+                ours.close()
+                raise
+        self._connection = Connection(ours.detach())
+        self.pid = self._process.pid
+        self.gone, self.ready, self.learning, self.learned = False, False, True, 0
+        self.refused, self._taught = (0, ""), 0
+        self._known: set[int] = set()
+
+    def listen(self, seconds: float = 0.0) -> None:
+        """Hear what it has said, waiting so long for something."""
+        with self._losing_it():
+            while not self.gone and self._connection.poll(seconds):
+                self._hear()
+                seconds = 0.0
+
+    def teach(self, lesson: int, recipe: bytes, data: int, forms: Sequence[Form], blocks: Mapping[int, Block]) -> None:
+        """Tell it how to train, and where the examples are, unless it was told; do not wait for it.
+
+        Args:
+            lesson: A number, never used before for something else.
+            recipe: The arguments of a trainer, packed.
+            data: The number of the block of the examples.
+            forms: Of inputs and labels there.
+            blocks: All that there are, by number.
+        """
+        if self._taught != lesson:
+            self._taught, self.learning = lesson, True
+            with self._losing_it():
+                self._show(data, blocks, writable=False)
+                self._connection.send(("learn", lesson, recipe, data, forms))
+
+    def train(self, number: int, blocks: Mapping[int, Block], count: int, first: int, rows: Any, draws: Any) -> bool:
+        """Tell it to train clients of a round into the stack of a block; return whether it could be told."""
+        with self._losing_it():
+            self._show(number, blocks, writable=True)
+            self._connection.send(("train", number, count, first, rows, draws))
+        return not self.gone
+
+    def finished(self) -> bool:
+        """Wait until it has trained; return whether it has, rather than ended.
+
+        Raises:
+            Exception: What was raised there.
+        """
+        with self._losing_it():
+            self._hear()
+        return not self.gone
+
+    def close(self) -> None:
+        """End it, at once."""
+        self.gone, self.learning = True, False
+        self._connection.close()
+        self._process.kill()
+        self._process.wait()
+
+    def _show(self, number: int, blocks: Mapping[int, Block], *, writable: bool) -> None:
+        """Give it a block, and take from it those that are no more."""
+        for old in self._known - set(blocks):
+            self._connection.send(("forget", old))
+        self._known &= set(blocks)
+        if number not in self._known:
+            self._connection.send(("take", number, blocks[number].nbytes, writable))
+            send_handle(self._connection, blocks[number].fd, self.pid)
+            self._known.add(number)
+
+    def _hear(self) -> None:
+        what, about, words = self._connection.recv()
+        if what != "done":
+            self.learning = False
+        if what == "ready":
+            self.ready = True
+        elif what == "learned":
+            self.learned = about
+        elif what == "cannot":
+            self.refused = about, words
+        elif what == "failed":
+            raise about from _There(words)
+
+    @contextlib.contextmanager
+    def _losing_it(self) -> Iterator[None]:
+        """Note, and say once, that it has ended."""
+        try:
+            yield
+        except GONE:
+            was_ready = self.ready
+            self.close()
+            logger.warning(
+                "a helper process ended %s (status %s): this process trains its clients from here on",
+                "at work" if was_ready else "before it was ready",
+                self._process.returncode,
+            )
+
+
+class _There(Exception):
+    """Where in a helper an error was raised; its text is the traceback there."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"

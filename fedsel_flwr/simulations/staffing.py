@@ -1,0 +1,118 @@
+"""How many processes train in the vectorized engine, and for how long the helpers stay."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+import torch
+from torch import nn
+
+from fedsel_flwr.checks import whole
+from fedsel_flwr.clients.batched import BatchedTrainer, Helpers, SharedTrainer
+from fedsel_flwr.clients.settings import examples_per_round
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.simulations.world import World
+
+CLIENTS_EACH, MOST = 8, 8
+"""A process of fewer clients waits for Python rather than for arithmetic; and there are no more processes than that."""
+STEP_OPERATIONS = 20e6
+"""A step of the whole round with less arithmetic is over before sharing it pays (about a millisecond)."""
+RUN_OPERATIONS = 30e9
+"""A run with less arithmetic ends before a helper has started (about two seconds)."""
+
+
+class Staff:
+    """Gives the vectorized engine its trainers; helper processes start with the first that needs them and end with it.
+
+    Keep one over several runs, and the helpers do not start again::
+
+        with Staff() as staff:
+            for seed in range(20):
+                simulate(scenario.model_copy(update={"seed": seed}), engine="vectorized", processes=staff)
+
+    Args:
+        processes: How many processes train, this one included; None: as :func:`processes_for` says for each run.
+
+    Raises:
+        ParameterError: ``processes`` is below 1.
+    """
+
+    def __init__(self, processes: int | None = None) -> None:
+        self.processes = None if processes is None else whole("processes", processes, 1)
+        self._helpers: Helpers | None = None
+
+    def __enter__(self) -> Staff:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._dismiss()
+
+    def helpers(self, processes: int) -> Helpers:
+        """The helpers with which so many processes train; those of another number end."""
+        if self._helpers is None or self._helpers.closed or self._helpers.processes != processes:
+            self._dismiss()
+            self._helpers = Helpers(processes)
+        return self._helpers
+
+    def trainer(self, world: World, device: str) -> BatchedTrainer | SharedTrainer:
+        """What trains the clients of a world.
+
+        Args:
+            world: The scenario's.
+            device: Where; helpers work on the CPU only.
+
+        Raises:
+            ParameterError: Several processes are to train on another device.
+        """
+        check_processes(world.scenario, self.processes, device)
+        settings = world.scenario.training.settings()
+        trainer = BatchedTrainer(world.model, settings, device=device, objective=world.objective)
+        processes = self.processes or (processes_for(world) if device == "cpu" else 1)
+        return trainer if processes == 1 else SharedTrainer(trainer, self.helpers(processes))
+
+    def _dismiss(self) -> None:
+        if self._helpers is not None:
+            self._helpers.close()
+            self._helpers = None
+
+
+def check_processes(scenario: Scenario, processes: int | None, device: str = "cpu") -> None:
+    """Refuse a number of processes that cannot be; None always can.
+
+    Raises:
+        ParameterError: It is below 1, or above 1 where the engine is not "vectorized" or the device not the CPU.
+    """
+    if processes is None:
+        return
+    number = whole("processes", processes, 1)
+    if scenario.engine != "vectorized":
+        raise ParameterError(
+            f"processes = {number} is of the vectorized engine, but the engine is {scenario.engine!r}, whose actors "
+            "are counted by num_cpus: leave processes out, or set engine = 'vectorized'"
+        )
+    if number > 1 and torch.device(device).type != "cpu":
+        raise ParameterError(
+            f"processes = {number} train on the CPU, but the device is {device!r}: leave processes out, or set "
+            "device = 'cpu'"
+        )
+
+
+def processes_for(world: World) -> int:
+    """How many processes train where nobody says it; the rule knows sizes only, so that a scenario repeats itself.
+
+    As many as torch uses threads here, one for each eight clients of a round and eight at most; but only this one
+
+    - where the model has convolutions, of which several chunks run on as many threads as well,
+    - where a step of the round has less than 20 million operations, or the run less than 30 thousand million, counted
+      as six for each parameter and example.
+    """
+    scenario = world.scenario
+    if any(isinstance(module, nn.modules.conv._ConvNd) for module in world.model.modules()):
+        return 1
+    cohort, settings = scenario.clients_per_round, scenario.training.settings()
+    each = 6 * sum(parameter.numel() for parameter in world.model.parameters())
+    round_operations = each * cohort * float(examples_per_round(settings, world.sizes).mean())
+    if each * cohort * settings.batch_size < STEP_OPERATIONS or round_operations * scenario.rounds < RUN_OPERATIONS:
+        return 1
+    return max(1, min(torch.get_num_threads(), cohort // CLIENTS_EACH, MOST))

@@ -1,0 +1,129 @@
+"""Several processes under the vectorized engine: the same run, refusals, and when there are how many."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch import nn
+
+from fedsel_flwr.cli import main
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.rounds.history import RoundRecord
+from fedsel_flwr.simulations import compare, load_scenario, simulate
+from fedsel_flwr.simulations.staffing import Staff, processes_for
+from fedsel_flwr.simulations.world import World
+
+SMOKE = {"engine": "vectorized", "rounds": 4}
+
+
+def children() -> set[int]:
+    return {child.pid for child in psutil.Process().children()}
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_left() -> Iterator[None]:
+    before = children()
+    yield
+    assert children() <= before
+
+
+def test_a_run_is_the_same_with_helpers_from_its_second_round() -> None:
+    scenario = load_scenario("smoke", SMOKE)
+    alone = simulate(scenario, processes=1)
+    with Staff(2) as staff:
+        helpers = staff.helpers(2)
+        helped = simulate(scenario, processes=staff, on_round=lambda record: helpers.wait())
+        assert helpers.tasks >= 2
+        pids = helpers.pids
+        again = simulate(scenario, processes=staff)
+        assert staff.helpers(2).pids == pids  # they stay for the next run
+        tables = compare(scenario, ["bsfl", "random"], seeds=1, processes=2).table()
+    for layer, expected, repeated in zip(helped.arrays, alone.arrays, again.arrays, strict=True):
+        np.testing.assert_allclose(layer, expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(layer, repeated)
+    chosen, expected_chosen = ([(row.round, row.client_id) for row in run.history.clients] for run in (helped, alone))
+    assert chosen == expected_chosen
+    assert len(tables) == 2
+
+
+def test_helpers_end_with_a_run_that_breaks_off() -> None:
+    seen: list[set[int]] = []
+
+    def break_off(record: RoundRecord) -> None:
+        seen.append(children())
+        raise KeyboardInterrupt
+
+    before = children()
+    with pytest.raises(KeyboardInterrupt):
+        simulate(load_scenario("smoke", SMOKE), processes=2, on_round=break_off)
+    assert len(seen[0] - before) == 1
+    assert children() == before
+
+
+@pytest.mark.parametrize(
+    ("keys", "options", "said"),
+    [
+        ({}, {"processes": 0}, "processes must be a whole number of at least 1, got 0"),
+        ({}, {"processes": 2.5}, "processes must be a whole number of at least 1, got 2.5"),
+        ({"engine": "ray"}, {"processes": 2}, "processes = 2 is of the vectorized engine, but the engine is 'ray'"),
+        ({}, {"processes": 2, "device": "cuda"}, "processes = 2 train on the CPU, but the device is 'cuda'"),
+    ],
+)
+def test_what_cannot_be(keys: dict[str, Any], options: dict[str, Any], said: str) -> None:
+    scenario = load_scenario("smoke", SMOKE | keys)
+    for run in (
+        lambda: simulate(scenario, **options),
+        lambda: compare(scenario, ["random"], engine=scenario.engine, seeds=1, **options),
+    ):
+        with pytest.raises(ParameterError) as caught:
+            run()
+        assert str(caught.value).startswith(said)
+
+
+def test_the_command_says_it_too(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for arguments, said in (
+        (["compare", "smoke", "--processes", "0"], "processes must be a whole number of at least 1, got 0"),
+        (["run", "smoke", "--processes", "2", "--engine", "ray"], "processes = 2 is of the vectorized engine"),
+    ):
+        assert main(arguments) == 2
+        assert said in capsys.readouterr().err
+    assert os.listdir(tmp_path) == []
+
+
+def world(rounds: int, cohort: int, model: Any) -> World:
+    from fedsel_flwr.simulations.ingredients import Own
+
+    keys = {"rounds": rounds, "clients_per_round": cohort, "num_clients": 100, "training.batch_size": 10}
+    keys |= {"partition.kind": "iid", "training.local_epochs": 1}
+    return World(load_scenario("digits", SMOKE | keys), Own(model))
+
+
+def wide() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 800), nn.ReLU(), nn.Linear(800, 10))
+
+
+def convolving() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 800, 3), nn.ReLU(), nn.Flatten(), nn.Linear(800 * 36, 10))
+
+
+def test_how_many_by_the_sizes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    # 60,010 parameters, 25 clients, batches of 10: a step has 6 x 60,010 x 250 = 90 million operations
+    assert processes_for(world(1000, 25, wide)) == 3  # eight clients each
+    assert processes_for(world(1000, 90, wide)) == 4  # as torch has threads
+    assert processes_for(world(1000, 15, wide)) == 1  # two would have fewer than eight
+    assert processes_for(world(20, 25, wide)) == 1  # 10 examples each: 1.8 thousand million operations
+    assert processes_for(world(1000, 25, lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))) == 1  # small steps
+    assert processes_for(world(1000, 25, convolving)) == 1
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert processes_for(world(1000, 25, wide)) == 1
