@@ -65,9 +65,7 @@ def train(
     check_images(settings, inputs.ndim)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     received = [parameter.detach().clone() for parameter in parameters] if settings.proximal_mu > 0 else []
-    optimizer = torch.optim.SGD(
-        parameters, lr=settings.learning_rate, momentum=settings.momentum, weight_decay=settings.weight_decay
-    )
+    descent = _Descent(parameters, settings)
     steps = settings.local_steps or settings.local_epochs * math.ceil(len(labels) / settings.batch_size)
     losses: list[float] = []
     was_training = model.training
@@ -79,15 +77,53 @@ def train(
             if views is not None:
                 seen = crop_flip(seen, torch.tensor(views))
             loss = objective.loss(model(seen), torch.tensor(labels[rows]))
-            optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             for parameter, start in zip(parameters, received, strict=False):  # none received: no proximal term
                 if parameter.grad is not None:
                     parameter.grad.add_(parameter.detach() - start, alpha=settings.proximal_mu)  # FedProx's mu (w - w0)
-            optimizer.step()  # Kim (2); GPFL (1), (2)
+            descent.step()  # Kim (2); GPFL (1), (2)
             losses.append(loss.item())
     model.train(was_training)
     return math.fsum(losses) / steps if all(map(math.isfinite, losses)) else math.nan
+
+
+class _Descent:
+    """What ``torch.optim.SGD`` does to parameters on the CPU, operation by operation.
+
+    torch's own optimizers import its compiler when the first one is made, which takes a client's process longer than
+    its first rounds.
+
+    Args:
+        parameters: The model's, without gradients from now on.
+        settings: Rate, momentum and weight decay.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], settings: TrainingSettings) -> None:
+        self._parameters, self._settings = parameters, settings
+        self._momenta: list[torch.Tensor | None] = [None] * len(parameters)
+        self._clear()
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Take a step along the gradients, and clear them."""
+        rate, momentum, decay = (
+            self._settings.learning_rate, self._settings.momentum, self._settings.weight_decay
+        )  # fmt: skip
+        for k, parameter in enumerate(self._parameters):
+            if (gradient := parameter.grad) is None:
+                continue
+            if decay:
+                gradient = gradient.add(parameter, alpha=decay)
+            if momentum:
+                held = self._momenta[k]
+                held = gradient.clone() if held is None else held.mul_(momentum).add_(gradient)
+                self._momenta[k] = gradient = held
+            parameter.add_(gradient, alpha=-rate)
+        self._clear()
+
+    def _clear(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
 
 
 def evaluate(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from fedsel_flwr.simulations.engine import ENGINES, check_engine, simulate
 from fedsel_flwr.simulations.ingredients import MakeModel, Own, as_own_data
 from fedsel_flwr.simulations.on_flower import agreement, run_on_flower
 from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.simulations.where import Where
 
 StartRun = Callable[[str, int], None]
 Update = Callable[[RoundRecord, int], None]
@@ -36,6 +37,11 @@ def compare(
     update: Update | None = None,
     device: str = "cpu",
     num_cpus: int | None = None,
+    num_gpus: int | None = None,
+    client_cpus: float = 1,
+    client_gpus: float | None = None,
+    ray_address: str | None = None,
+    quiet: bool = False,
     model: MakeModel | None = None,
     data: Any = None,
     objective: Objective | None = None,
@@ -55,7 +61,13 @@ def compare(
         start_run: Told the label and the rounds of each run.
         update: Told each round and the failed clients so far.
         device: Where the vectorized engine trains.
-        num_cpus: On Ray, actors; None takes every core.
+        num_cpus: Cores that Ray gets, as in :func:`~fedsel_flwr.simulations.engine.simulate`; this and the next four
+            are for the runs on Ray, and refused where there is none.
+        num_gpus: GPUs that Ray gets.
+        client_cpus: Cores that a client takes.
+        client_gpus: GPUs that a client takes.
+        ray_address: The Ray cluster to join; None takes RAY_ADDRESS.
+        quiet: Keep Flower's log, this package's, and "Starting Ray ..." from standard error.
         model: Makes a torch module of your own, as in :func:`~fedsel_flwr.simulations.engine.simulate`.
         data: Examples of your own, likewise.
         objective: Loss and quality of your own, likewise.
@@ -73,10 +85,11 @@ def compare(
         print(comparison.verdict.sentence)
     """
     plan = Plan.of(
-        scenario, selectors, seeds=seeds, engine=engine, reference=reference, rounds_on_flower=rounds_on_flower
-    )
+        scenario, selectors, seeds=seeds, engine=engine, reference=reference, rounds_on_flower=rounds_on_flower,
+        where=Where(num_cpus, num_gpus, client_cpus, client_gpus, ray_address), device=device,
+    )  # fmt: skip
     target = None if folder is None else Path(folder)
-    options: dict[str, Any] = {"device": device, "num_cpus": num_cpus, "model": model, "objective": objective}
+    options: dict[str, Any] = {"quiet": quiet, "model": model, "objective": objective}
     if data is not None:
         options["data"] = as_own_data(data)  # once: it is read once for each seed
     return plan.run(target, start_run, update, **options)
@@ -92,6 +105,8 @@ class Plan:
         seeds: The seeds.
         reference: The label of the selector to compare with.
         rounds_on_flower: So many rounds of the first run with Flower on Ray before.
+        where: What Ray is given.
+        device: Where the vectorized engine trains.
     """
 
     scenario: Scenario
@@ -99,6 +114,8 @@ class Plan:
     seeds: Sequence[int]
     reference: str | None
     rounds_on_flower: int
+    where: Where = field(default_factory=Where)
+    device: str = "cpu"
 
     @classmethod
     def of(
@@ -110,6 +127,8 @@ class Plan:
         engine: str,
         reference: str | None = None,
         rounds_on_flower: int = 0,
+        where: Where | None = None,
+        device: str = "cpu",
     ) -> Plan:
         """Make the plan; arguments and errors are those of :func:`compare`."""
         if not isinstance(scenario, Scenario):
@@ -119,14 +138,15 @@ class Plan:
         if engine not in ENGINES:
             raise ParameterError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
         scenario = scenario.model_copy(update={"engine": engine})
-        check_engine(scenario)
+        where = where or Where()
+        check_engine(scenario, where, device, rounds_on_flower)
         them = contenders(selectors)
         check_selectors(scenario, [one.name for one in them if one.name])
         rounds = whole("rounds_on_flower", rounds_on_flower, 0)
         if rounds and engine == "ray":
             raise ParameterError("rounds_on_flower must be 0 where Ray is the engine of all runs")
         told = reference_of(reference, [one.label for one in them])
-        return cls(scenario, them, _seeds(seeds, scenario.seed), told, rounds)
+        return cls(scenario, them, _seeds(seeds, scenario.seed), told, rounds, where, device)
 
     def run(
         self,
@@ -144,18 +164,22 @@ class Plan:
         brought = Own(options.get("model"), options.get("data"), options.get("objective"))
         single = len(self.them) * len(self.seeds) == 1
         on_flower: History | None = None
+        on_ray = {name: getattr(self.where, name) for name in self.where.asked}
+        here = on_ray if self.scenario.engine == "ray" else {"device": self.device}
         for seed in self.seeds:
             for one in self.them:
                 own = one.scenario(self.scenario, seed)
                 label = one.label if len(self.seeds) == 1 else f"{one.label}, seed {seed}"
                 if self.rounds_on_flower and not comparison.runs:
                     told = _telling(f"{label}, with Flower on Ray", self.rounds_on_flower, start_run, update)
-                    on_flower = self._on_flower(one, own, folder, told, options)
+                    on_flower = self._on_flower(one, own, folder, told, on_ray | options)
                 told = _telling(label, own.rounds, start_run, update)
                 selector, place = one.selector(own), folder
                 if folder and not single:
                     place = folder / run_name(one.label, seed)
-                result = simulate(own, selector=selector, on_round=told, folder=place, label=one.label, **options)
+                result = simulate(
+                    own, selector=selector, on_round=told, folder=place, label=one.label, **here, **options
+                )
                 run = Run(one.label, brought.named_in(own), result)
                 if on_flower and not comparison.runs:
                     comparison.agreement = agreement(on_flower, result.history)

@@ -43,7 +43,8 @@ def main() -> None:
         strategy.initialize_parameters = initialize
     else:
         turns.next()
-    result = simulate(scenario, strategy=strategy, device=plan["device"], num_cpus=plan.get("processes"))
+    where = {"num_cpus": plan.get("processes")} if plan["engine"] == "ray" else {"device": plan["device"]}
+    result = simulate(scenario, strategy=strategy, **where)
     turns.end(result.arrays)
 
 
