@@ -1,4 +1,4 @@
-"""A client's local work: stochastic gradient descent and evaluation with torch, on the CPU."""
+"""A client's local work: stochastic gradient descent and evaluation with torch, where the model is."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective
 from fedsel_flwr.clients.settings import TrainingSettings
 from fedsel_flwr.errors import ParameterError
 
-__all__ = ["TrainingSettings", "check_examples", "evaluate", "held", "train"]
+__all__ = ["TrainingSettings", "check_examples", "device_of", "evaluate", "held", "train"]
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
@@ -70,13 +70,14 @@ def train(
     losses: list[float] = []
     was_training = model.training
     model.train()
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(int(generator.integers(2**63)))
+    device = device_of(model)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        _seed_dropout(int(generator.integers(2**63)), device)
         for rows, views in itertools.islice(_batches(len(labels), settings, generator), steps):
-            seen = torch.tensor(inputs[rows])
+            seen = torch.tensor(inputs[rows], device=device)
             if views is not None:
-                seen = crop_flip(seen, torch.tensor(views))
-            loss = objective.loss(model(seen), torch.tensor(labels[rows]))
+                seen = crop_flip(seen, torch.tensor(views, device=device))
+            loss = objective.loss(model(seen), torch.tensor(labels[rows], device=device))
             loss.backward()  # type: ignore[no-untyped-call]
             for parameter, start in zip(parameters, received, strict=False):  # none received: no proximal term
                 if parameter.grad is not None:
@@ -153,7 +154,7 @@ def evaluate(
     loss, parts = 0.0, []
     was_training = model.training
     model.eval()
-    examples, targets = held(inputs), held(labels)
+    examples, targets = held(inputs).to(device_of(model)), held(labels).to(device_of(model))
     with torch.no_grad():
         for start in range(0, len(labels), batch_size):
             outputs = model(examples[start : start + batch_size])
@@ -174,6 +175,18 @@ def _batches(
         for start in range(0, count, settings.batch_size):
             part = slice(start, start + settings.batch_size)
             yield order[part], None if views is None else views[part]
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where a model's parameters are; the CPU if it has none."""
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def _seed_dropout(seed: int, device: torch.device) -> None:
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
 
 
 def held(array: npt.NDArray[Any]) -> torch.Tensor:
