@@ -208,8 +208,8 @@ def _report(args: argparse.Namespace) -> int:
 
     comparison = Comparison.load(*args.folders, reference=args.reference)
     target = args.out or (args.folders[0] if len(args.folders) == 1 else None)
-    if target:
-        comparison.report(Path(target))
+    if target or not comparison.runs:
+        comparison.report(Path(target or "."))  # refuses a comparison without a finished run
     _show(comparison, args.json)
     if target and not args.json:
         print(f"{Path(target).resolve()}")

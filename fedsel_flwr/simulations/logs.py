@@ -7,19 +7,32 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+from fedsel_flwr.errors import RunError
+
 LOGGERS = ("flwr", "fedsel_flwr")
 
 
 @contextlib.contextmanager
 def logging_to(path: Path) -> Iterator[None]:
     """Send Flower's and our own log records to a file; the terminal belongs to the progress display."""
-    handler = logging.FileHandler(path, encoding="utf-8")
+    try:
+        handler = _LogFile(path, encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"{str(path)!r} cannot be begun: {error.strerror or error}") from error
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     try:
         with only(handler):
             yield
     finally:
-        handler.close()
+        with contextlib.suppress(OSError):  # what could not be written
+            handler.close()
+
+
+class _LogFile(logging.FileHandler):
+    """A file of log records; without room for one it goes on, as the log is not worth the run."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Say nothing: the disk is full, and what matters of the run says so."""
 
 
 @contextlib.contextmanager
