@@ -78,12 +78,15 @@ def measure(args: argparse.Namespace) -> None:
     from flwr.server import ServerApp
     from flwr.serverapp import Grid
 
+    from fedsel_flwr.report.waiting import Waiting
     from fedsel_flwr.simulations import apis, engine
     from fedsel_flwr.simulations.building import make_strategy
     from fedsel_flwr.simulations.client_app import ScenarioApp
     from fedsel_flwr.simulations.driving import count_nodes
     from fedsel_flwr.simulations.processes import adopt_orphans, end_descendants
+    from fedsel_flwr.simulations.ray_session import Session
     from fedsel_flwr.simulations.scenario_files import load_scenario
+    from fedsel_flwr.simulations.where import Where
     from fedsel_flwr.simulations.world import World, world_of
 
     api = args.apis[0]
@@ -117,7 +120,8 @@ def measure(args: argparse.Namespace) -> None:
     adopt_orphans()
     try:
         app = ScenarioApp(engine._Constant(scenario))
-        engine._run_quietly(server_app, app, scenario.num_clients, os.cpu_count() or 1)
+        session = Session(Where(), Waiting("Starting Ray", "Ray started", quiet=True))
+        engine._run_on_flower(server_app, app, scenario.num_clients, session)
     finally:
         end_descendants()
     print(MARK + json.dumps(events))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.util
 import json
-import logging
 import os
 import sys
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,24 +19,36 @@ if TYPE_CHECKING:
     from fedsel_flwr.simulations.comparison import Comparison
 
 EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
+DEFAULT_SELECTORS = "bsfl,cs-ucb,random"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status (0, 2 after an error, 130 after Ctrl-C)."""
     args = _parser().parse_args(argv)
     try:
-        if args.command == "list":
-            _require("pydantic")
-            return _list()
-        _require("pydantic", "torch", "ray", "flwr_datasets")
-        _set_environment()
-        return _report(args) if args.command == "report" else _compare(args)
+        status = _command(args)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # the reader has what it wants, as in | head
+        from fedsel_flwr.report.pipes import fall_silent
+
+        fall_silent()
+        return 0
     except FedSelError as error:
         print(f"fedsel: error: {error}", file=sys.stderr)
         return EXIT_ERROR
     except KeyboardInterrupt:  # while loading; during the runs, see leaving_at_once
         print("fedsel: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
+
+
+def _command(args: argparse.Namespace) -> int:
+    if args.command == "list":
+        _require("pydantic")
+        return _list()
+    _require("pydantic", "torch", "ray", "flwr_datasets")
+    _set_environment()
+    return _report(args) if args.command == "report" else _compare(args)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -63,6 +73,30 @@ def _parser() -> argparse.ArgumentParser:
         "--processes", type=int, metavar="N",
         help="processes that train in the vectorized engine (default: by the sizes of model and round)",
     )  # fmt: skip
+    common.add_argument(
+        "--num-cpus", type=int, metavar="N", help="cores that Ray gets (default: all; refused on a cluster)"
+    )
+    common.add_argument(
+        "--num-gpus", type=int, metavar="N",
+        help="GPUs that Ray gets, shared out equally to the clients at work (default: what --client-gpus asks for)",
+    )  # fmt: skip
+    common.add_argument("--client-cpus", type=float, metavar="X", help="cores that a client takes on Ray (default: 1)")
+    common.add_argument(
+        "--client-gpus", type=float, metavar="X", help="GPUs that a client takes on Ray, such as 0.25 (default: 0)"
+    )
+    common.add_argument(
+        "--ray-address", metavar="HOST:PORT",
+        help="head of a Ray cluster to join, auto, or local: Ray on this machine (default: $RAY_ADDRESS, else local)",
+    )  # fmt: skip
+    common.add_argument(
+        "--device",
+        default="cpu",
+        metavar="DEVICE",
+        help="where the vectorized engine trains, such as cuda (default: cpu)",
+    )
+    common.add_argument(
+        "--quiet", action="store_true", help="show no progress: only the table, and where the files are"
+    )
     common.add_argument("--runs-dir", default="runs", metavar="DIR", help="where run folders go (default: ./runs)")
     run = commands.add_parser("run", allow_abbrev=False, parents=[common], help="run a scenario with one selector")
     run.add_argument("--selector", help="instead of the scenario's: a name, package.module:Class or ./file.py:Class")
@@ -72,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     compare.add_argument(
         "--selectors",
-        default="bsfl,cs-ucb,random",
+        default=DEFAULT_SELECTORS,
         metavar="A,B,C",
         help="names, package.module:Class or ./file.py:Class, with commas (default: %(default)s)",
     )
@@ -131,28 +165,34 @@ def _compare(args: argparse.Namespace) -> int:
     from fedsel_flwr.report.progress import Progress
     from fedsel_flwr.report.run_folder import create_run_folder
     from fedsel_flwr.simulations.comparing import Plan
+    from fedsel_flwr.simulations.logs import logging_to
     from fedsel_flwr.simulations.processes import adopt_orphans, end_descendants, leaving_at_once
     from fedsel_flwr.simulations.results import rounds_in
+    from fedsel_flwr.simulations.where import Where
     from fedsel_flwr.simulations.world import world_of
 
     plan = Plan.of(
         scenario, named, seeds=seeds, engine=scenario.engine, reference=getattr(args, "reference", None),
-        rounds_on_flower=getattr(args, "rounds_on_flower", 0), processes=args.processes,
+        rounds_on_flower=getattr(args, "rounds_on_flower", 0), where=Where(**_where(args)), device=args.device,
+        processes=args.processes,
     )  # fmt: skip
     world_of(plan.them[0].scenario(plan.scenario, plan.seeds[0]))  # faults in the data come before anything is written
     folder = create_run_folder(scenario.name, args.runs_dir).resolve()
     adopt_orphans()
 
-    def message() -> str:
-        return f"fedsel: interrupted; {folder} holds {rounds_in(folder) or 'no round yet'}"
+    def holds() -> str:
+        return f"{folder} holds {rounds_in(folder) or 'no round yet'}"
 
     try:
         with (
-            _logging_to(folder / "flower.log"),
+            logging_to(folder / "flower.log"),
             Progress(_console(args)) as progress,
-            leaving_at_once(progress.stop, message, EXIT_INTERRUPTED),
+            leaving_at_once(progress.stop, lambda: f"fedsel: interrupted; {holds()}", EXIT_INTERRUPTED),
         ):
-            comparison = plan.run(folder, progress.start_run, progress.update)
+            options = {"quiet": args.quiet, "on_wait": progress.on_wait}
+            comparison = plan.run(folder, progress.start_run, progress.update, **options)
+    except RunError as error:
+        raise RunError(f"{error}; {holds()}") from error
     finally:
         end_descendants()
     _show(comparison, args.json)
@@ -167,8 +207,8 @@ def _report(args: argparse.Namespace) -> int:
 
     comparison = Comparison.load(*args.folders, reference=args.reference)
     target = args.out or (args.folders[0] if len(args.folders) == 1 else None)
-    if target:
-        comparison.report(Path(target))
+    if target or not comparison.runs:
+        comparison.report(Path(target or "."))  # refuses a comparison without a finished run
     _show(comparison, args.json)
     if target and not args.json:
         print(f"{Path(target).resolve()}")
@@ -176,10 +216,10 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _console(args: argparse.Namespace) -> Any:
-    """Where the progress goes: nowhere, if standard output is for JSON."""
+    """Where the progress goes: nowhere, if it is not wanted or standard output is for JSON."""
     from rich.console import Console
 
-    return Console(quiet=True) if args.json else None
+    return Console(quiet=True) if args.json or args.quiet else None
 
 
 def _show(comparison: Comparison, as_json: bool) -> None:
@@ -207,6 +247,12 @@ def _seeds(args: argparse.Namespace) -> int | list[int]:
     if "," not in args.seeds and numbers[0] < 1:
         raise ParameterError(f"--seeds must be at least 1, got {args.seeds}")
     return numbers if "," in args.seeds else numbers[0]
+
+
+def _where(args: argparse.Namespace) -> dict[str, Any]:
+    """What Ray is given, as far as it was said."""
+    named = ("num_cpus", "num_gpus", "client_cpus", "client_gpus", "ray_address")
+    return {name: value for name in named if (value := getattr(args, name)) is not None}
 
 
 def _overrides(args: argparse.Namespace) -> dict[str, Any]:
@@ -244,23 +290,6 @@ def _set_environment() -> None:
         ("HF_HUB_OFFLINE", "1"),
     ):
         os.environ.setdefault(key, value)
-
-
-@contextlib.contextmanager
-def _logging_to(path: Path) -> Iterator[None]:
-    """Send Flower's and our own log records to a file; the terminal belongs to the progress display."""
-    handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    loggers = [logging.getLogger(name) for name in ("flwr", "fedsel_flwr")]
-    before = [(logger.handlers[:], logger.propagate) for logger in loggers]
-    for logger in loggers:
-        logger.handlers[:], logger.propagate = [handler], False
-    try:
-        yield
-    finally:
-        for logger, (handlers, propagate) in zip(loggers, before, strict=True):
-            logger.handlers[:], logger.propagate = handlers, propagate
-        handler.close()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import inspect
 import json
 import math
 import re
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from fedsel_flwr import __version__
-from fedsel_flwr.cli import main
+from fedsel_flwr.cli import DEFAULT_SELECTORS, main
 from fedsel_flwr.report.run_folder import read_history, read_model
 from fedsel_flwr.selectors import names
 from fedsel_flwr.selectors.registry import selector_class
@@ -22,7 +23,7 @@ from fedsel_flwr.simulations import comparing
 from fedsel_flwr.simulations.results import write_run
 from fedsel_flwr.simulations.scenario_files import load_scenario, scenario_names
 from fedsel_flwr.simulations.world import World
-from tests.processes import Command
+from tests.processes import ROOT, Command
 from tests.simulations.inprocess import play
 
 RUN_FILES = {"regret.parquet", "run.json", "scenario.toml", "rounds.parquet", "clients.parquet", "model.safetensors"}
@@ -75,7 +76,7 @@ def test_list_names_every_scenario_and_selector(capsys: pytest.CaptureFixture[st
 
 LOADED = """
 import sys
-from fedsel_flwr.cli import main
+from fedsel_flwr.cli import DEFAULT_SELECTORS, main
 status = main(["list"])
 print("heavy:", *sorted({"torch", "flwr", "ray", "pandas", "sklearn", "matplotlib", "datasets"} & sys.modules.keys()))
 raise SystemExit(status)
@@ -91,6 +92,49 @@ def test_list_loads_neither_torch_nor_flower_nor_ray(tmp_path: Path) -> None:
     assert command.stderr == ""
     assert "smoke" in command.stdout
     assert command.stdout.splitlines()[-1] == "heavy:"
+
+
+def test_list_into_a_reader_that_goes() -> None:
+    """As ``fedsel list | head -1``."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import time; from fedsel_flwr.cli import main; time.sleep(1); raise SystemExit(main())",
+         "list"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    with process.stderr as said:
+        assert said.read() == b""
+    assert process.wait(60) == 0
+
+
+def test_a_run_goes_on_where_its_reader_goes(tmp_path: Path) -> None:
+    argv = ["run", "smoke", "--engine", "vectorized", "--runs-dir", str(tmp_path / "runs")]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedsel_flwr.cli", *argv], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    with process.stderr as said:
+        assert said.read() == b""
+    assert process.wait(60) == 0
+    assert len(list((tmp_path / "runs").glob("*/model.safetensors"))) == 1
+
+
+def test_compare_says_its_default_selectors(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["compare", "--help"])
+    assert f"(default: {DEFAULT_SELECTORS})" in " ".join(capsys.readouterr().out.split())
+
+
+def test_quiet_shows_the_table_and_the_folder_alone(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "smoke", "--engine", "vectorized", "--quiet"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "round 1/3" not in out
+    assert re.search(r"^bsfl +[\d.]+ ", out, re.MULTILINE)
+    assert out.splitlines()[-1].startswith(str(own_folder / "runs" / "smoke-"))
 
 
 def test_list_needs_no_more_than_it_loads(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -271,7 +315,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Shell:
 @pytest.mark.timeout(150)
 def test_run_prints_plain_lines_a_table_and_the_folder(first: Shell) -> None:
     assert first.status == 0, first.err
-    assert first.err == ""
+    assert re.fullmatch(r"Starting Ray \.\.\.\nRay started in \d+\.\d s\n", first.err)  # no terminal: two lines
     assert "\x1b" not in first.out
     lines = first.out.splitlines()
     for i in (1, 2, 3):
@@ -341,7 +385,7 @@ def test_the_resolved_scenario_makes_the_same_run(first: Shell, tmp_path: Path) 
 BUSY = """
 import time
 from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
-from fedsel_flwr.cli import main
+from fedsel_flwr.cli import DEFAULT_SELECTORS, main
 RayBackend.terminate = lambda self: time.sleep(60)  # as on a busy machine, where Flower waits for Ray's dead workers
 raise SystemExit(main())
 """
@@ -362,4 +406,8 @@ def test_ctrl_c_ends_everything_at_once(tmp_path: Path) -> None:
         assert command.left() == []
     finally:
         command.kill()
-    assert re.fullmatch(r"fedsel: interrupted; \S+ holds \S+: \d+ rounds?\n", command.stderr), command.stderr
+    started, there, said = command.stderr.splitlines()
+    assert (started, there[:15]) == ("Starting Ray ...", "Ray started in ")
+    told = re.fullmatch(r"fedsel: interrupted; (\S+) holds \S+: (\d+) rounds?", said)
+    assert told
+    assert len(read_history(told[1]).rounds) == int(told[2]) > 0

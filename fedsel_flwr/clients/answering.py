@@ -35,7 +35,7 @@ from fedsel_flwr.checks import FloatArray
 from fedsel_flwr.clients.delays import RoundDelays
 from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective
 from fedsel_flwr.clients.sketching import sketch
-from fedsel_flwr.clients.training import Targets, check_examples, evaluate
+from fedsel_flwr.clients.training import Targets, check_examples, device_of, evaluate
 
 ANSWERED = frozenset({"loss", "rms_loss", "local_accuracy", "gradient", "sketch"})
 """The columns that a simulated client can answer."""
@@ -167,16 +167,17 @@ def losses_and_gradient(
     parameters = list(model.parameters()) if with_gradient else []
     total = [torch.zeros_like(parameter) for parameter in parameters]
     losses = []
-    was_training = model.training
+    was_training, device = model.training, device_of(model)
     model.eval()
     with torch.set_grad_enabled(with_gradient):
         for start in range(0, len(labels), batch_size):
             rows = slice(start, start + batch_size)
-            each = objective.loss(model(torch.tensor(inputs[rows])), torch.tensor(labels[rows]), reduction="none")
-            losses.append(each.detach().numpy().astype(np.float64))
+            seen, wanted = (torch.tensor(part[rows], device=device) for part in (inputs, labels))
+            each = objective.loss(model(seen), wanted, reduction="none")
+            losses.append(each.detach().cpu().numpy().astype(np.float64))
             if parameters:
                 for sums, part in zip(total, torch.autograd.grad(each.sum(), parameters), strict=True):
                     sums += part
     model.train(was_training)
-    flat = [(part / len(labels)).numpy().astype(np.float32).ravel() for part in total]
+    flat = [(part / len(labels)).cpu().numpy().astype(np.float32).ravel() for part in total]
     return np.concatenate(losses), np.concatenate(flat) if flat else np.empty(0, dtype=np.float32)

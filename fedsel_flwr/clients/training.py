@@ -1,4 +1,4 @@
-"""A client's local work: stochastic gradient descent and evaluation with torch, on the CPU."""
+"""A client's local work: stochastic gradient descent and evaluation with torch, where the model is."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective
 from fedsel_flwr.clients.settings import TrainingSettings
 from fedsel_flwr.errors import ParameterError
 
-__all__ = ["TrainingSettings", "check_examples", "evaluate", "held", "train"]
+__all__ = ["TrainingSettings", "check_examples", "device_of", "evaluate", "held", "train"]
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
@@ -65,29 +65,66 @@ def train(
     check_images(settings, inputs.ndim)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     received = [parameter.detach().clone() for parameter in parameters] if settings.proximal_mu > 0 else []
-    optimizer = torch.optim.SGD(
-        parameters, lr=settings.learning_rate, momentum=settings.momentum, weight_decay=settings.weight_decay
-    )
+    descent = _Descent(parameters, settings)
     steps = settings.local_steps or settings.local_epochs * math.ceil(len(labels) / settings.batch_size)
     losses: list[float] = []
     was_training = model.training
     model.train()
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(int(generator.integers(2**63)))
+    device = device_of(model)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        _seed_dropout(int(generator.integers(2**63)), device)
         for rows, views in itertools.islice(_batches(len(labels), settings, generator), steps):
-            seen = torch.tensor(inputs[rows])
+            seen = torch.tensor(inputs[rows], device=device)
             if views is not None:
-                seen = crop_flip(seen, torch.tensor(views))
-            loss = objective.loss(model(seen), torch.tensor(labels[rows]))
-            optimizer.zero_grad()
+                seen = crop_flip(seen, torch.tensor(views, device=device))
+            loss = objective.loss(model(seen), torch.tensor(labels[rows], device=device))
             loss.backward()  # type: ignore[no-untyped-call]
             for parameter, start in zip(parameters, received, strict=False):  # none received: no proximal term
                 if parameter.grad is not None:
                     parameter.grad.add_(parameter.detach() - start, alpha=settings.proximal_mu)  # FedProx's mu (w - w0)
-            optimizer.step()  # Kim (2); GPFL (1), (2)
+            descent.step()  # Kim (2); GPFL (1), (2)
             losses.append(loss.item())
     model.train(was_training)
     return math.fsum(losses) / steps if all(map(math.isfinite, losses)) else math.nan
+
+
+class _Descent:
+    """What ``torch.optim.SGD`` does to parameters on the CPU, operation by operation.
+
+    torch's own optimizers import its compiler when the first one is made, which takes a client's process longer than
+    its first rounds.
+
+    Args:
+        parameters: The model's, without gradients from now on.
+        settings: Rate, momentum and weight decay.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], settings: TrainingSettings) -> None:
+        self._parameters, self._settings = parameters, settings
+        self._momenta: list[torch.Tensor | None] = [None] * len(parameters)
+        self._clear()
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Take a step along the gradients, and clear them."""
+        rate, momentum, decay = (
+            self._settings.learning_rate, self._settings.momentum, self._settings.weight_decay
+        )  # fmt: skip
+        for k, parameter in enumerate(self._parameters):
+            if (gradient := parameter.grad) is None:
+                continue
+            if decay:
+                gradient = gradient.add(parameter, alpha=decay)
+            if momentum:
+                held = self._momenta[k]
+                held = gradient.clone() if held is None else held.mul_(momentum).add_(gradient)
+                self._momenta[k] = gradient = held
+            parameter.add_(gradient, alpha=-rate)
+        self._clear()
+
+    def _clear(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
 
 
 def evaluate(
@@ -117,7 +154,7 @@ def evaluate(
     loss, parts = 0.0, []
     was_training = model.training
     model.eval()
-    examples, targets = held(inputs), held(labels)
+    examples, targets = held(inputs).to(device_of(model)), held(labels).to(device_of(model))
     with torch.no_grad():
         for start in range(0, len(labels), batch_size):
             outputs = model(examples[start : start + batch_size])
@@ -138,6 +175,18 @@ def _batches(
         for start in range(0, count, settings.batch_size):
             part = slice(start, start + settings.batch_size)
             yield order[part], None if views is None else views[part]
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where a model's parameters are; the CPU if it has none."""
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def _seed_dropout(seed: int, device: torch.device) -> None:
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
 
 
 def held(array: npt.NDArray[Any]) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from rich.progress import Progress as LiveProgress
 from rich.table import Column
 
 from fedsel_flwr.errors import RunError
+from fedsel_flwr.report.consoles import PipedConsole
 from fedsel_flwr.report.table import decimals_of
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ class Progress:
 
     def __init__(self, console: Console | None = None) -> None:
         """Prepare the display; nothing is printed yet."""
-        self._console = console or Console()
+        self._console = console or PipedConsole()
         self._live: LiveProgress | None = None
         if self._console.is_interactive:
             self._live = LiveProgress(
@@ -85,6 +87,11 @@ class Progress:
         if self._live:
             self._live.add_task(label, total=rounds, figures=f"0/{rounds}")
 
+    @property
+    def on_wait(self) -> Callable[[str], None] | None:
+        """Takes what is waited for, on a terminal; None elsewhere, where no line is free for it."""
+        return self._wait if self._live else None
+
     def update(self, record: RoundRecord, failures: int) -> None:
         """Show that a round has ended.
 
@@ -109,6 +116,10 @@ class Progress:
             self._live.update(self._live.task_ids[-1], completed=record.round, figures=figures)
         elif record.round in (1, self._rounds) or record.round % max(1, math.ceil(self._rounds / LINES_PER_RUN)) == 0:
             self._print_line()
+
+    def _wait(self, text: str) -> None:
+        if self._live and self._live.task_ids:
+            self._live.update(self._live.task_ids[-1], figures=text)
 
     def _end_run(self) -> None:
         if self._live:

@@ -117,7 +117,8 @@ def read_history(folder: str | os.PathLike[str]) -> History:
     """
     from fedsel_flwr.rounds.history import ClientRecord, History, RoundRecord
 
-    if not (Path(folder) / ROUNDS).exists() and (Path(folder) / JOURNAL).exists():
+    written = all((Path(folder) / name).exists() for name in (ROUNDS, CLIENTS))  # a full disk may lack the second one
+    if not written and (Path(folder) / JOURNAL).exists():
         return read_journal(Path(folder))
     history = History()
     history.rounds.extend(_read_records(Path(folder) / ROUNDS, RoundRecord))

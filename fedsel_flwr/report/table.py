@@ -11,6 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from fedsel_flwr.report.consoles import PipedConsole
 from fedsel_flwr.report.summary import SelectorRow, Spread, check_target
 
 
@@ -30,12 +31,12 @@ def render_table(rows: Sequence[SelectorRow], target_accuracy: float, console: C
         ParameterError: If ``target_accuracy`` is not a fraction.
     """
     check_target(target_accuracy)
-    out = console or Console()
+    out = console or PipedConsole()
     table = _build(rows, target_accuracy, plus_minus=_plus_minus(out.encoding), before_count=" ")
     natural = Measurement.get(out, out.options.update(width=1000), table).maximum
     if natural > out.width:
         if console is None and not out.is_terminal:  # a pipe has no width
-            out = Console(width=natural)
+            out = PipedConsole(width=natural)
         else:
             table = _build(rows, target_accuracy, plus_minus=_plus_minus(out.encoding), before_count="\n")
     out.print(table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -63,4 +64,19 @@ def client_of(scenario: Scenario, context: Context) -> TorchClient:
         ParameterError: There is no such client; the data or a parameter cannot be used.
     """
     torch.set_num_threads(1)  # an actor has one core; the same sums in the same order everywhere
-    return world_of(scenario).client(int(context.node_config["partition-id"]))
+    world = world_of(scenario)
+    world.model.to(own_device())
+    return world.client(int(context.node_config["partition-id"]))
+
+
+def own_device() -> str:
+    """Where this process's clients train: on the GPU that Ray has given it, else on the CPU.
+
+    >>> own_device()
+    'cpu'
+    """
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return "cpu"
+    given = ray.get_runtime_context().get_accelerator_ids().get("GPU")
+    return "cuda" if given and torch.cuda.is_available() else "cpu"

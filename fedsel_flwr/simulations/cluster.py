@@ -1,25 +1,34 @@
-"""A Ray cluster that runs already: the environment variable RAY_ADDRESS names it."""
+"""A Ray cluster that runs already: its address, and whether Ray answers there."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
 import socket
-import sys
-from collections.abc import Iterator
-from typing import Any
 
 from fedsel_flwr.errors import ParameterError, RunError
 
 VARIABLE = "RAY_ADDRESS"
 """Ray's own variable: HOST:PORT of the head, or "auto" for the cluster that this machine is part of."""
 CONNECT_TIMEOUT_S = 5.0
-START = f"start one with 'ray start --head' and set {VARIABLE} to what it prints, or unset {VARIABLE}"
+ANSWER_TIMEOUT_S = 10.0
+"""A head that starts at this moment answers within it; what is not Ray never does."""
+_ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"
 
 
-def cluster_address() -> str | None:
+def start(source: str = VARIABLE) -> str:
+    """What to do where there is no cluster.
+
+    Args:
+        source: What named the cluster: the variable, or an argument.
+    """
+    return f"start one with 'ray start --head' and set {source} to what it prints, or leave {source} unset"
+
+
+def cluster_address(given: str | None = None) -> str | None:
     """The cluster that is to be joined.
+
+    Args:
+        given: An address; None takes RAY_ADDRESS.
 
     Returns:
         The address; None where Ray is to be started on this machine.
@@ -27,83 +36,64 @@ def cluster_address() -> str | None:
     Raises:
         ParameterError: The address is no HOST:PORT.
     """
-    address = os.environ.get(VARIABLE, "").strip()
+    source = VARIABLE if given is None else "ray_address"
+    address = (os.environ.get(VARIABLE, "") if given is None else given).strip()
     if address in ("", "local"):
         return None
     host, _, port = address.rpartition(":")
     if address != "auto" and ("://" in address or not host or not port.isdecimal()):
         raise ParameterError(
-            f"{VARIABLE} must be HOST:PORT of the cluster's head, as 'ray start' prints it, or auto, got {address!r}; "
+            f"{source} must be HOST:PORT of the cluster's head, as 'ray start' prints it, or auto, got {address!r}; "
             "start the server on a machine of the cluster"
         )
     return address
 
 
-def check_cluster(num_cpus: int | None = None) -> None:
-    """Refuse an address where nobody listens, and a number of cores beside one; where there is none, do nothing.
+def check_cluster(address: str, source: str = VARIABLE) -> None:
+    """Refuse an address where nobody listens, or something that is not Ray.
 
-    Args:
-        num_cpus: Cores that the caller asks for.
-
-    Raises:
-        ParameterError: The address is no HOST:PORT, or ``num_cpus`` is given beside it.
-        RunError: Nobody answers there.
-    """
-    address = cluster_address()
-    if address is None:
-        return
-    if num_cpus is not None:
-        raise ParameterError(
-            f"num_cpus = {num_cpus} is given, but the cluster at {VARIABLE} = {address!r} has the cores that it was "
-            f"started with: leave num_cpus out, or unset {VARIABLE}"
-        )
-    _knock(address)
-
-
-@contextlib.contextmanager
-def joined(address: str) -> Iterator[None]:
-    """Connect to a cluster; a connection that there is already serves, and is kept.
-
-    At the end the connection is closed, if Flower has not done so. The cluster goes on.
+    Ray itself would try for minutes, and then end the process.
 
     Args:
         address: Of :func:`cluster_address`.
+        source: What named it.
 
     Raises:
-        RunError: Ray refuses the connection.
+        RunError: Says which.
     """
-    ray = _ray()
-    if ray.is_initialized():
-        yield
-        return
-    path = os.pathsep.join(filter(None, (*sys.path, os.environ.get("PYTHONPATH"))))  # as Flower does where it connects
-    try:
-        ray.init(
-            address=address, runtime_env={"env_vars": {"PYTHONPATH": path}}, logging_level=logging.ERROR,
-            log_to_driver=False,
-        )  # fmt: skip
-    except Exception as error:  # Ray has many
-        raise RunError(f"{VARIABLE} = {address!r}: {' '.join(str(error).split())}; {START}") from error
-    try:
-        yield
-    finally:
-        if ray.is_initialized():
-            ray.shutdown()
-
-
-def _knock(address: str) -> None:
-    """Raise if nobody listens at the address: Ray itself would try for minutes, and then end the process."""
     if address == "auto":
         return
-    host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S):
-            return
+        knock(address)
     except (OSError, OverflowError) as error:
-        raise RunError(f"{VARIABLE} = {address!r}: nobody answers there ({error}); {START}") from error
+        raise RunError(f"{source} = {address!r}: nobody answers there ({error}); {start(source)}") from error
+    if said := _not_ray(address):
+        raise RunError(f"{source} = {address!r}: what listens there is not the head of Ray ({said}); {start(source)}")
 
 
-def _ray() -> Any:
-    import ray
+def knock(address: str) -> None:
+    """Open a connection and close it; raises :class:`OSError` if nobody listens."""
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S):
+        return
 
-    return ray
+
+def _not_ray(address: str) -> str:
+    """Why what listens is not Ray; empty if it is, or if it cannot be asked because Ray uses TLS or tokens."""
+    if os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
+        return ""
+    import grpc
+
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        ask = channel.unary_unary(_ALIVE, request_serializer=bytes, response_deserializer=bytes)
+        try:
+            ask(b"", timeout=ANSWER_TIMEOUT_S)
+        except grpc.RpcError as error:
+            status = error.code()
+            if status == grpc.StatusCode.UNAVAILABLE:
+                return "it does not speak gRPC"
+            if status == grpc.StatusCode.DEADLINE_EXCEEDED:
+                return f"no answer within {ANSWER_TIMEOUT_S:g} s"
+            if status == grpc.StatusCode.UNIMPLEMENTED:
+                return "it does not know Ray's question whether it is alive"
+    return ""

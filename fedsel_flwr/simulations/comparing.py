@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from fedsel_flwr.simulations.on_flower import agreement, run_on_flower
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.staffing import Staff, check_processes
 from fedsel_flwr.simulations.telling import StartRun, Update, telling
+from fedsel_flwr.simulations.where import Where
 
 
 def compare(
@@ -37,6 +38,11 @@ def compare(
     device: str = "cpu",
     processes: int | None = None,
     num_cpus: int | None = None,
+    num_gpus: int | None = None,
+    client_cpus: float = 1,
+    client_gpus: float | None = None,
+    ray_address: str | None = None,
+    quiet: bool = False,
     model: MakeModel | None = None,
     data: Any = None,
     objective: Objective | None = None,
@@ -58,7 +64,13 @@ def compare(
         device: Where the vectorized engine trains.
         processes: How many processes train there, as in :func:`~fedsel_flwr.simulations.engine.simulate`; they stay for
             all runs.
-        num_cpus: On Ray, actors; None takes every core.
+        num_cpus: Cores that Ray gets, as in :func:`~fedsel_flwr.simulations.engine.simulate`; this and the next four
+            are for the runs on Ray, and refused where there is none.
+        num_gpus: GPUs that Ray gets.
+        client_cpus: Cores that a client takes.
+        client_gpus: GPUs that a client takes.
+        ray_address: The Ray cluster to join; None takes RAY_ADDRESS.
+        quiet: Keep Flower's log, this package's, and "Starting Ray ..." from standard error.
         model: Makes a torch module of your own, as in :func:`~fedsel_flwr.simulations.engine.simulate`.
         data: Examples of your own, likewise.
         objective: Loss and quality of your own, likewise.
@@ -83,10 +95,11 @@ def compare(
         reference=reference,
         rounds_on_flower=rounds_on_flower,
         processes=processes,
+        where=Where(num_cpus, num_gpus, client_cpus, client_gpus, ray_address),
         device=device,
     )
     target = None if folder is None else Path(folder)
-    options: dict[str, Any] = {"device": device, "num_cpus": num_cpus, "model": model, "objective": objective}
+    options: dict[str, Any] = {"quiet": quiet, "model": model, "objective": objective}
     if data is not None:
         options["data"] = as_own_data(data)  # once: it is read once for each seed
     return plan.run(target, start_run, update, **options)
@@ -103,6 +116,8 @@ class Plan:
         reference: The label of the selector to compare with.
         rounds_on_flower: So many rounds of the first run with Flower on Ray before.
         processes: How many train in the vectorized engine; None: by the sizes.
+        where: What Ray is given.
+        device: Where the vectorized engine trains.
     """
 
     scenario: Scenario
@@ -111,6 +126,8 @@ class Plan:
     reference: str | None
     rounds_on_flower: int
     processes: int | None = None
+    where: Where = field(default_factory=Where)
+    device: str = "cpu"
 
     @classmethod
     def of(
@@ -123,6 +140,7 @@ class Plan:
         reference: str | None = None,
         rounds_on_flower: int = 0,
         processes: int | None = None,
+        where: Where | None = None,
         device: str = "cpu",
     ) -> Plan:
         """Make the plan; arguments and errors are those of :func:`compare`."""
@@ -133,7 +151,8 @@ class Plan:
         if engine not in ENGINES:
             raise ParameterError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
         scenario = scenario.model_copy(update={"engine": engine})
-        check_engine(scenario)
+        where = where or Where()
+        check_engine(scenario, where, device, rounds_on_flower)
         check_processes(scenario, processes, device)
         them = contenders(selectors)
         check_selectors(scenario, [one.name for one in them if one.name])
@@ -141,7 +160,7 @@ class Plan:
         if rounds and engine == "ray":
             raise ParameterError("rounds_on_flower must be 0 where Ray is the engine of all runs")
         told = reference_of(reference, [one.label for one in them])
-        return cls(scenario, them, _seeds(seeds, scenario.seed), told, rounds, processes)
+        return cls(scenario, them, _seeds(seeds, scenario.seed), told, rounds, processes, where, device)
 
     def run(
         self,
@@ -159,19 +178,22 @@ class Plan:
         brought = Own(options.get("model"), options.get("data"), options.get("objective"))
         single = len(self.them) * len(self.seeds) == 1
         on_flower: History | None = None
+        on_ray = {name: getattr(self.where, name) for name in self.where.asked}
         with Staff(self.processes) as staff:
+            vectorized = {"device": self.device, "processes": staff}
+            here = on_ray if self.scenario.engine == "ray" else vectorized
             for seed, one in itertools.product(self.seeds, self.them):
                 own = one.scenario(self.scenario, seed)
                 label = one.label if len(self.seeds) == 1 else f"{one.label}, seed {seed}"
                 if self.rounds_on_flower and not comparison.runs:
                     told = telling(f"{label}, with Flower on Ray", self.rounds_on_flower, start_run, update)
-                    on_flower = self._on_flower(one, own, folder, told, options)
+                    on_flower = self._on_flower(one, own, folder, told, on_ray | options)
                 told = telling(label, own.rounds, start_run, update)
                 selector, place = one.selector(own), folder
                 if folder and not single:
                     place = folder / run_name(one.label, seed)
                 result = simulate(
-                    own, selector=selector, on_round=told, folder=place, label=one.label, processes=staff, **options
+                    own, selector=selector, on_round=told, folder=place, label=one.label, **here, **options
                 )
                 run = Run(one.label, brought.named_in(own), result)
                 if on_flower and not comparison.runs:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report.files import replacing
 from fedsel_flwr.report.frames import latex, runs_frame, summary_frame
 from fedsel_flwr.report.plots import plot_comparison
@@ -158,14 +158,30 @@ class Comparison:
         return target
 
     def report(self, folder: Path) -> None:
-        """Write what is made of the runs: picture, summaries, verdict, and what belongs to the comparison."""
-        folder.mkdir(parents=True, exist_ok=True)
-        self.plot(folder / "comparison.png")
-        self.plot_rounds(folder / "rounds.png")
-        figures = self.figures()
-        for name in figures.keys() & {"summary", "verdict"}:
-            with replacing(folder / f"{name}.json") as temporary:
-                temporary.write_text(json.dumps(figures[name], indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        """Write what is made of the runs: picture, summaries, verdict, and what belongs to the comparison.
+
+        Raises:
+            ParameterError: No run was finished.
+            RunError: The folder cannot be written to; says why.
+        """
+        if not self.runs:
+            told = ", ".join(f"{run.selector!r} after {len(run.history.rounds)} rounds" for run in self.cut_off)
+            raise ParameterError(
+                f"no run was finished: {told or 'there is none'}; cut_off of the comparison has the rounds"
+            )
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.plot(folder / "comparison.png")
+            self.plot_rounds(folder / "rounds.png")
+            figures = self.figures()
+            for name in figures.keys() & {"summary", "verdict"}:
+                with replacing(folder / f"{name}.json") as temporary:
+                    temporary.write_text(json.dumps(figures[name], indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise RunError(
+                f"picture and summaries cannot be written to {str(folder)!r}: {error.strerror or error}; "
+                "fedsel report makes them of the runs"
+            ) from error
 
     def figures(self) -> dict[str, Any]:
         """Everything as JSON has it, null for what is not known or infinite: ``summary``, a run each, ``verdict``."""
@@ -197,13 +213,9 @@ class Comparison:
         _check_one_scenario(loaded, found)
         runs = [run for run in loaded if run.result.arrays]
         cut_off = [run for run in loaded if not run.result.arrays]
-        if not runs:
-            told = ", ".join(f"{run.selector!r} after {len(run.history.rounds)} rounds" for run in cut_off)
-            raise ParameterError(
-                f"no run was finished: {told}; fedsel_flwr.report.run_folder.read_history(folder) reads the rounds"
-            )
-        comparison = cls(runs[0].scenario, runs, cut_off=cut_off)
-        comparison.reference = reference_of(reference, comparison.selectors)
+        comparison = cls(loaded[0].scenario, runs, cut_off=cut_off)
+        if runs:
+            comparison.reference = reference_of(reference, comparison.selectors)
         return comparison
 
 

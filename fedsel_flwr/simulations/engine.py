@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,23 +12,25 @@ from flwr.client import ClientApp
 from flwr.common import Context
 from flwr.server import ServerApp
 from flwr.serverapp import Grid
-from flwr.simulation import run_simulation
 
 from fedsel_flwr.checks import one_of
 from fedsel_flwr.clients.objectives import Objective
 from fedsel_flwr.errors import ParameterError, RunError
+from fedsel_flwr.report.waiting import Waiting
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.simulations.afterwards import worked_out
 from fedsel_flwr.simulations.building import given_or_made, make_strategy
 from fedsel_flwr.simulations.client_app import ScenarioApp
-from fedsel_flwr.simulations.cluster import check_cluster, cluster_address, joined
 from fedsel_flwr.simulations.driving import count_nodes, run_rounds
 from fedsel_flwr.simulations.ingredients import MakeModel, Own, as_own_data
+from fedsel_flwr.simulations.logs import silent
+from fedsel_flwr.simulations.ray_session import Session
 from fedsel_flwr.simulations.results import RunFolder, RunResult
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.staffing import Staff, check_processes
 from fedsel_flwr.simulations.vectorized import check_vectorized, run_vectorized
+from fedsel_flwr.simulations.where import Where, check_device
 from fedsel_flwr.simulations.world import World, world_of
 
 ENGINES = ("ray", "vectorized")
@@ -43,6 +43,12 @@ def simulate(
     engine: str | None = None,
     on_round: Callable[[RoundRecord], None] | None = None,
     num_cpus: int | None = None,
+    num_gpus: int | None = None,
+    client_cpus: float = 1,
+    client_gpus: float | None = None,
+    ray_address: str | None = None,
+    quiet: bool = False,
+    on_wait: Callable[[str], None] | None = None,
     strategy: Any = None,
     selector: Selector | None = None,
     device: str = "cpu",
@@ -61,8 +67,17 @@ def simulate(
             clients trained as one batched computation (:mod:`fedsel_flwr.simulations.vectorized`). None takes the
             scenario's.
         on_round: Called with each finished round; on Ray from the server's thread.
-        num_cpus: On Ray, actors, one core each; None takes every core. On a cluster (RAY_ADDRESS is set) they are as
-            many as the cluster has cores, and a number is refused.
+        num_cpus: Cores that Ray gets; None: every core. So many clients train at one time, if each takes one. On a
+            cluster it is refused: the cluster has what it was started with. The vectorized engine refuses this and
+            the other arguments that only Ray can follow.
+        num_gpus: GPUs that Ray gets; None: those that ``client_gpus`` asks for. Refused on a cluster.
+        client_cpus: Cores that a client takes on Ray, above 0.
+        client_gpus: GPUs that a client takes on Ray: whole ones or a fraction; a client that has one trains on it.
+            None: an equal share of ``num_gpus``.
+        ray_address: HOST:PORT of the head of a Ray cluster, "auto", or "local" for Ray on this machine; None takes the
+            environment variable RAY_ADDRESS.
+        quiet: Keep Flower's log, this package's, and "Starting Ray ..." from standard error.
+        on_wait: Told once a second what is waited for ("Starting Ray, 3 s"), in place of standard error.
         strategy: A selection strategy of your own, of the scenario's API; the scenario's latencies, channels and
             availability are then what you give it, and its base sends ``round`` in the config (legacy API). None makes
             the scenario's (:func:`~fedsel_flwr.simulations.building.make_strategy`).
@@ -86,8 +101,8 @@ def simulate(
     Raises:
         ParameterError: The data or a parameter cannot be used, or the strategy is not of the scenario's API or is
             given together with ``on_round``, ``selector`` or ``folder``; or so many processes cannot train.
-        RunError: The simulation broke off, the folder cannot be written to, RAY_ADDRESS leads nowhere, or no client
-            ever completed a round of a strategy of your own.
+        RunError: The simulation broke off, Ray died, the folder cannot be written to, the address leads nowhere, or no
+            client ever completed a round of a strategy of your own.
 
     >>> from fedsel_flwr.simulations.scenario_files import load_scenario
     >>> result = simulate(load_scenario("smoke"), selector=MySelector(clients_per_round=3))  # doctest: +SKIP
@@ -99,15 +114,17 @@ def simulate(
         )
     if engine is not None:
         scenario = scenario.model_copy(update={"engine": one_of("engine", engine, ENGINES)})
-    check_engine(scenario, num_cpus)
+    where = Where(num_cpus, num_gpus, client_cpus, client_gpus, ray_address)
+    check_engine(scenario, where, device)
     if not isinstance(processes, Staff):
         check_processes(scenario, processes, device)
     brought = Own(model, None if data is None else as_own_data(data), objective)
     scenario = brought.named_in(scenario)
     world = world_of(scenario, brought)  # in this thread, so that faults in data and parameters come before Ray starts
+    session = Session(where, Waiting("Starting Ray", "Ray started", tell=on_wait, quiet=quiet))
     if folder is None:
         made = given_or_made(world, strategy, on_round, selector)
-        result = _run(world, made, device, num_cpus, processes)
+        result = _run(world, made, device, session, quiet, processes)
         rows = made.history.clients
         if strategy is not None and rows and not any(row.completed for row in rows):
             raise RunError(
@@ -126,7 +143,7 @@ def simulate(
     made = make_strategy(world, keep, selector)
     kept = RunFolder(folder, scenario, label or (selector.name if selector else None))
     try:
-        result = _run(world, made, device, num_cpus, processes)
+        result = _run(world, made, device, session, quiet, processes)
         kept.finish(result, worked_out(world, result.history, result.arrays))
     except RunError as error:
         raise (kept.failure or error) from None  # what the disk said, in place of a run that broke off
@@ -135,33 +152,69 @@ def simulate(
     return result
 
 
-def _run(world: World, strategy: Any, device: str, num_cpus: int | None, processes: int | Staff | None) -> RunResult:
+def _run(
+    world: World, strategy: Any, device: str, session: Session, quiet: bool, processes: int | Staff | None
+) -> RunResult:
     """Run a scenario's world with a strategy."""
     scenario = world.scenario
     if scenario.engine == "vectorized":
-        with contextlib.nullcontext(processes) if isinstance(processes, Staff) else Staff(processes) as staff:
+        staffed = contextlib.nullcontext(processes) if isinstance(processes, Staff) else Staff(processes)
+        with silent(quiet), staffed as staff:
             return run_vectorized(world, strategy, device, staff)
     results: list[RunResult] = []
     server_app = ServerApp()
 
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
-        count_nodes(grid, scenario)
-        results.append(run_rounds(grid, world, strategy))
+        session.attend(grid)
+        try:
+            with session.stopping(strategy):
+                count_nodes(grid, scenario)
+                results.append(run_rounds(grid, world, strategy))
+        finally:
+            session.ending()
 
-    _run_quietly(server_app, ScenarioApp(_Constant(scenario)), scenario.num_clients, num_cpus)
+    try:
+        with silent(quiet):
+            _run_on_flower(server_app, ScenarioApp(_Constant(scenario)), scenario.num_clients, session)
+    except RunError as error:
+        if not session.died:
+            raise
+        raise RunError(f"{error} after {len(strategy.history.rounds)} of {scenario.rounds} rounds") from None
     if not results:
         done = len(strategy.history.rounds)
         raise RunError(f"the simulation ended after {done} of {scenario.rounds} rounds; see the log for the reason")
     return results[0]
 
 
-def check_engine(scenario: Scenario, num_cpus: int | None = None) -> None:
-    """Refuse a scenario that its engine cannot run, or where; raises a :class:`FedSelError`."""
+def check_engine(scenario: Scenario, where: Where, device: str = "cpu", rounds_on_flower: int = 0) -> None:
+    """Refuse a scenario that its engine cannot run, or where.
+
+    Args:
+        scenario: The scenario, with its engine.
+        where: What Ray is given.
+        device: Where the vectorized engine trains.
+        rounds_on_flower: Rounds on Ray beside the vectorized engine's.
+
+    Raises:
+        FedSelError: Says what to change.
+    """
     if scenario.engine == "vectorized":
         check_vectorized(scenario)
-    else:
-        check_cluster(num_cpus)
+        check_device(device)
+        if rounds_on_flower == 0:
+            if where.asked:
+                raise ParameterError(
+                    f"{where.asked[0]} is for Ray, but the vectorized engine runs in one process: choose the engine "
+                    "'ray', or leave it out"
+                )
+            return
+    elif device != "cpu":
+        raise ParameterError(
+            f"device = {device!r} is where the vectorized engine trains; on Ray give each client a share of a GPU: "
+            "client_gpus"
+        )
+    where.check()
 
 
 @dataclass(frozen=True)
@@ -174,23 +227,23 @@ class _Constant:
         return self.scenario
 
 
-def _run_quietly(
-    server_app: ServerApp, client_app: ClientApp, num_supernodes: int, num_cpus: int | None = None
-) -> None:
-    """Flower's simulation, on a cluster or on Ray of its own; the notice that ``flwr run`` is preferred is not shown.
+def _run_on_flower(server_app: ServerApp, client_app: ClientApp, num_supernodes: int, session: Session) -> None:
+    """Flower's simulation, on a cluster or on Ray of its own.
 
-    On a cluster this process connects itself, before Flower's threads start: they would go on after a failure.
+    This process connects to Ray itself, before Flower's threads start: they would go on after a failure.
     """
-    backend: dict[str, Any] = {
-        "init_args": {"include_dashboard": False, "logging_level": logging.ERROR, "log_to_driver": False},
-        # Actors that die are started again; without this the pool keeps handing out the dead one.
-        "client_resources": {"num_cpus": 1, "num_gpus": 0.0, "max_restarts": -1},
-    }
-    address = cluster_address()
-    if address is None:
-        # "local": else Ray joins whatever was started on this machine, and refuses the number of cores.
-        backend["init_args"] |= {"address": "local", "num_cpus": num_cpus or os.cpu_count() or 1}
-    with contextlib.nullcontext() if address is None else joined(address):
-        run_simulation(
-            server_app=server_app, client_app=client_app, num_supernodes=num_supernodes, backend_config=backend
-        )
+    run_simulation(
+        server_app=server_app,
+        client_app=client_app,
+        num_supernodes=num_supernodes,
+        backend_config={"client_resources": session.client_resources},
+        session=session,
+    )
+
+
+def run_simulation(*, session: Session, **kwargs: Any) -> None:
+    """Flower's ``run_simulation`` within a session of Ray; Flower's is imported where it is needed."""
+    from flwr.simulation import run_simulation as flowers
+
+    with session.open():
+        flowers(**kwargs)

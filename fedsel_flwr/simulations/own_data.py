@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from sklearn.model_selection import train_test_split
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.dataset import Dataset, Split
@@ -180,6 +179,8 @@ def _drawn(train: Split, seed: int, fraction: float) -> tuple[IntArray, IntArray
     classes = train.labels.dtype == np.int64
     proportion = train.labels if classes and np.unique(train.labels, return_counts=True)[1].min() > 1 else None
     draw = int(np.random.SeedSequence(seed).generate_state(2)[1])
+    from sklearn.model_selection import train_test_split  # here, as clients import this module and never split
+
     try:
         kept, drawn = train_test_split(
             np.arange(len(train)), test_size=fraction, random_state=draw, stratify=proportion

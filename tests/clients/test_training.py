@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import subprocess
+import sys
 
 import numpy as np
 import numpy.typing as npt
@@ -10,8 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedsel_flwr.clients.training import TrainingSettings, evaluate, train
+from fedsel_flwr.clients.training import TrainingSettings, _Descent, evaluate, train
 from fedsel_flwr.errors import ParameterError
+from tests.processes import ROOT
 
 FloatArray = npt.NDArray[np.float64]
 INPUTS = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
@@ -242,3 +246,31 @@ def test_no_examples_or_unequal_numbers_are_refused() -> None:
         evaluate(logistic_model(), INPUTS, LABELS[:11])
     with pytest.raises(ParameterError, match="batch_size must be a whole number of at least 1, got 0"):
         evaluate(logistic_model(), INPUTS, LABELS, batch_size=0)
+
+
+@pytest.mark.parametrize(("momentum", "weight_decay"), [(0.0, 0.0), (0.9, 0.0), (0.0, 0.01), (0.9, 0.01)])
+def test_steps_are_those_of_torchs_own_optimizer_bit_by_bit(momentum: float, weight_decay: float) -> None:
+    torch.manual_seed(1)
+    ours = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 3))
+    theirs = copy.deepcopy(ours)
+    settings = TrainingSettings(learning_rate=0.3, batch_size=4, momentum=momentum, weight_decay=weight_decay)
+    descent = _Descent(list(ours.parameters()), settings)
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.3, momentum=momentum, weight_decay=weight_decay)
+    for _ in range(20):
+        for model, step in ((ours, descent.step), (theirs, optimizer.step)):
+            model.zero_grad()
+            nn.functional.cross_entropy(model(torch.tensor(INPUTS)), torch.tensor(LABELS)).backward()
+            step()
+    for own, given in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(own, given)
+
+
+def test_training_does_not_load_torchs_compiler() -> None:
+    """It takes longer than a client's first rounds."""
+    program = (
+        "import sys, numpy as np; from torch import nn; from fedsel_flwr.clients.training import *; "
+        "train(nn.Linear(3, 2), np.ones((4, 3), np.float32), np.zeros(4, np.int64), "
+        "TrainingSettings(learning_rate=0.1, batch_size=2), np.random.default_rng(0)); "
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=100).returncode == 0

@@ -19,14 +19,17 @@ from flwr.server import ServerApp
 from flwr.server.strategy import FedAvg
 from flwr.serverapp import Grid
 
+from fedsel_flwr.report.waiting import Waiting
 from fedsel_flwr.selectors import create
 from fedsel_flwr.simulations import engine
 from fedsel_flwr.simulations.building import make_strategy
 from fedsel_flwr.simulations.driving import count_nodes, run_rounds
 from fedsel_flwr.simulations.engine import simulate
+from fedsel_flwr.simulations.ray_session import Session
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
+from fedsel_flwr.simulations.where import Where
 from fedsel_flwr.simulations.world import world_of
 from fedsel_flwr.strategies import RoundRecord, SelectionStrategy
 from tests.simulations.agreement import Course, recorded
@@ -86,7 +89,8 @@ def hostile() -> dict[str, Any]:
     handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("fedsel_flwr").addHandler(handler)
     # More actors than cores: each of the three late answers keeps one asleep.
-    engine._run_quietly(server_app, ClientApp(client_fn=_client_fn), len(KINDS), num_cpus=5)
+    session = Session(Where(num_cpus=5), Waiting("Starting Ray", "Ray started"))
+    engine._run_on_flower(server_app, ClientApp(client_fn=_client_fn), len(KINDS), session)
     return {
         "history": strategy.history, "arrays": results[0].arrays, "state": selector.state_dict(),
         "ids": strategy.roster.ids, "messages": messages,

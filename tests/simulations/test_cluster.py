@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import grpc
 import pytest
 
 from fedsel_flwr import cli
 from fedsel_flwr.errors import ParameterError, RunError
-from fedsel_flwr.simulations import cluster, engine
-from fedsel_flwr.simulations.cluster import cluster_address, joined
+from fedsel_flwr.report.waiting import Waiting
+from fedsel_flwr.simulations import cluster, ray_session
+from fedsel_flwr.simulations.cluster import cluster_address
 from fedsel_flwr.simulations.engine import simulate
+from fedsel_flwr.simulations.ray_session import Session
 from fedsel_flwr.simulations.scenario_files import load_scenario
+from fedsel_flwr.simulations.where import Where
 
 SMOKE = load_scenario("smoke")
 
@@ -24,6 +32,7 @@ class FakeRay:
     def __init__(self, fault: Exception | None = None) -> None:
         self.fault, self.connected = fault, False
         self.inits: list[dict[str, Any]] = []
+        self.machines = [{"CPU": 4.0}]
         self.shutdowns = 0
 
     def is_initialized(self) -> bool:
@@ -35,6 +44,9 @@ class FakeRay:
             raise self.fault
         self.connected = True
 
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"Alive": True, "Resources": machine} for machine in self.machines]
+
     def shutdown(self) -> None:
         self.shutdowns += 1
         self.connected = False
@@ -44,14 +56,15 @@ class FakeRay:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What Flower's simulation was started with."""
     calls: list[dict[str, Any]] = []
-    monkeypatch.setattr(engine, "run_simulation", lambda **kwargs: calls.append(kwargs))
+    monkeypatch.setattr("flwr.simulation.run_simulation", lambda **kwargs: calls.append(kwargs))
     return calls
 
 
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     fake = FakeRay()
-    monkeypatch.setattr(cluster, "_ray", lambda: fake)
+    monkeypatch.setattr(ray_session, "_ray", lambda: fake)
+    monkeypatch.setattr(cluster, "_not_ray", lambda address: "")
     return fake
 
 
@@ -60,6 +73,10 @@ def port() -> Iterator[int]:
     """A port on which somebody listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
+
+
+def session(where: Where) -> Session:
+    return Session(where, Waiting("Starting Ray", "Ray started"))
 
 
 def free_port() -> int:
@@ -74,7 +91,7 @@ def test_on_a_cluster_flower_gets_no_number_of_cores(
     monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
     with pytest.raises(RunError, match="ended after 0 of 3 rounds"):  # Flower was not really started
         simulate(SMOKE)
-    assert "num_cpus" not in asked[0]["backend_config"]["init_args"]
+    assert "init_args" not in asked[0]["backend_config"]
     assert [(options["address"], "num_cpus" in options) for options in ray.inits] == [(f"127.0.0.1:{port}", False)]
     assert ray.shutdowns == 1  # Flower did not get as far as leaving it
 
@@ -86,9 +103,11 @@ def test_without_a_cluster_ray_is_started_as_before(
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(RunError, match="ended after 0 of 3 rounds"):
         simulate(SMOKE, num_cpus=3)
-    init_args = asked[0]["backend_config"]["init_args"]
-    assert (init_args["num_cpus"], init_args["address"]) == (3, "local")  # not one that somebody else started here
-    assert (ray.inits, ray.shutdowns) == ([], 0)
+    (init,) = ray.inits
+    assert (init["num_cpus"], init["address"]) == (3, "local")  # not one that somebody else started here
+    assert "num_gpus" not in init
+    assert "runtime_env" not in init  # else Ray starts every worker twice
+    assert (len(asked), ray.shutdowns) == (1, 1)
 
 
 def test_a_number_of_cores_is_refused_on_a_cluster(
@@ -123,9 +142,9 @@ def test_what_is_no_address_is_refused(address: str, ray: FakeRay, monkeypatch: 
 
 def test_what_ray_says_is_passed_on_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeRay(ConnectionError("Could not find any running Ray instance.\nPlease start one."))
-    monkeypatch.setattr(cluster, "_ray", lambda: fake)
-    said = "RAY_ADDRESS = 'auto': Could not find any running Ray instance. Please start one."
-    with pytest.raises(RunError) as error, joined("auto"):
+    monkeypatch.setattr(ray_session, "_ray", lambda: fake)
+    said = "ray_address = 'auto': Could not find any running Ray instance. Please start one."
+    with pytest.raises(RunError) as error, session(Where(ray_address="auto")).open():
         pytest.fail("there is no cluster")
     assert str(error.value).startswith(said)
     assert "\n" not in str(error.value)
@@ -133,7 +152,7 @@ def test_what_ray_says_is_passed_on_in_one_line(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_connection_of_the_callers_is_used_and_kept(ray: FakeRay) -> None:
     ray.connected = True
-    with joined("10.0.0.1:6379"):
+    with session(Where(ray_address="10.0.0.1:6379")).open():
         pass
     assert (ray.inits, ray.shutdowns, ray.connected) == ([], 0, True)
 
@@ -159,3 +178,72 @@ def test_the_address_is_read_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatc
     assert cluster_address() is None
     monkeypatch.setenv("RAY_ADDRESS", " 10.0.0.1:6379 ")
     assert cluster_address() == "10.0.0.1:6379"
+
+
+# ---- something that is not Ray -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["silent", "closes", "grpc"])
+def no_ray(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, str]]:
+    """A port with something else, and what is said of it."""
+    monkeypatch.setattr(cluster, "ANSWER_TIMEOUT_S", 1.0)
+    if request.param == "grpc":
+        server = grpc.server(ThreadPoolExecutor(1))
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        yield port, "does not know Ray's question"
+        server.stop(0)
+        return
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        over = threading.Event()
+
+        def serve() -> None:
+            held = []
+            while not over.is_set():
+                with contextlib.suppress(OSError):
+                    held.append(listening.accept()[0])
+                    if request.param == "closes":
+                        held[-1].sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                        held.pop().close()
+            for connection in held:
+                connection.close()
+
+        listening.settimeout(0.2)
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield (
+            listening.getsockname()[1],
+            "not speak gRPC" if request.param == "closes" else "(no answer|not speak)",
+        )
+        over.set()
+        thread.join()
+
+
+def test_what_is_not_ray_is_one_line_and_quick(no_ray: tuple[int, str], asked: list[dict[str, Any]]) -> None:
+    """Ray itself would try for minutes."""
+    port, said = no_ray
+    begun = time.monotonic()
+    with pytest.raises(RunError, match=f"ray_address = '127.0.0.1:{port}': .*not the head of Ray .*{said}") as error:
+        simulate(SMOKE, ray_address=f"127.0.0.1:{port}")
+    assert time.monotonic() - begun < 10
+    assert "\n" not in str(error.value)
+    assert asked == []
+
+
+# ---- room for clients ----------------------------------------------------------------------------------------------
+
+
+def test_a_cluster_without_room_is_refused_before_flower_starts(
+    asked: list[dict[str, Any]], ray: FakeRay, port: int
+) -> None:
+    with pytest.raises(RunError, match=r"no client fits on any machine .* 1 cores and 0.5 GPUs, .*\[\(4, 0\)\]"):
+        simulate(SMOKE, ray_address=f"127.0.0.1:{port}", client_gpus=0.5)
+    assert (asked, ray.shutdowns) == ([], 1)
+
+
+def test_clients_get_what_was_asked_for(asked: list[dict[str, Any]], ray: FakeRay, port: int) -> None:
+    ray.machines = [{"CPU": 4.0, "GPU": 1.0}]
+    with pytest.raises(RunError, match="ended after 0 of 3 rounds"):
+        simulate(SMOKE, ray_address=f"127.0.0.1:{port}", client_gpus=0.5, client_cpus=2)
+    resources = asked[0]["backend_config"]["client_resources"]
+    assert resources == {"num_cpus": 2, "num_gpus": 0.5, "max_restarts": -1}

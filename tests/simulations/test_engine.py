@@ -130,10 +130,9 @@ def test_dead_actors_are_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, Any]] = []
     monkeypatch.setattr(engine, "run_simulation", lambda **kwargs: asked.append(kwargs))
     with pytest.raises(RunError):
-        simulate(SMOKE, num_cpus=3)
+        simulate(SMOKE)
     assert asked[0]["num_supernodes"] == 10
     assert asked[0]["backend_config"]["client_resources"] == {"num_cpus": 1, "num_gpus": 0.0, "max_restarts": -1}
-    assert asked[0]["backend_config"]["init_args"]["num_cpus"] == 3
 
 
 # ---- a strategy of the user's own ----------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from fedsel_flwr.cli import main
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report.run_folder import read_history
 from fedsel_flwr.simulations import Comparison, compare, load_scenario, simulate
@@ -44,7 +45,7 @@ def cut_off(folder: Path, end: signal.Signals) -> tuple[subprocess.CompletedProc
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(("end", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_a_comparison_that_is_cut_off_leaves_every_finished_round(
-    end: signal.Signals, status: int, tmp_path: Path
+    end: signal.Signals, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done, folder = cut_off(tmp_path, end)
     assert done.returncode == status
@@ -59,8 +60,13 @@ def test_a_comparison_that_is_cut_off_leaves_every_finished_round(
     assert [(r.round, r.simulated_s) for r in read_history(folder / "bsfl-seed1").rounds] == [
         (r.round, r.simulated_s) for r in whole.history.rounds
     ]
+    loaded = Comparison.load(folder)
+    assert [(run.selector, len(run.history.rounds)) for run in loaded.cut_off] == [("bsfl", len(rounds))]
+    assert len(loaded.table()) == 0
     with pytest.raises(ParameterError, match=rf"no run was finished: 'bsfl' after {len(rounds)} rounds"):
-        Comparison.load(folder)
+        loaded.report(tmp_path / "report")
+    assert main(["report", str(folder)]) == 2
+    assert capsys.readouterr().err.startswith(f"fedsel: error: no run was finished: 'bsfl' after {len(rounds)} rounds")
 
 
 def test_a_finished_run_has_no_journal_and_is_what_simulate_returned(tmp_path: Path) -> None:

@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
+import datasets
 import numpy as np
 import numpy.typing as npt
 import pytest
 from flwr_datasets.common import telemetry
+from flwr_datasets.partitioner import IidPartitioner
 
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.simulations import partitions
 from fedsel_flwr.simulations.partitions import partition_indices
 
 IntArray = npt.NDArray[np.int64]
@@ -186,3 +189,13 @@ def test_fashion_mnist_size_over_500_clients_takes_seconds(kind: str) -> None:
 def test_wrong_arguments(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ParameterError, match=message):
         partition_indices(**{"labels": LABELS[:40], "num_clients": 4} | arguments)
+
+
+@pytest.mark.parametrize(("count", "num_clients"), [(10, 3), (17, 17), (1293, 10), (100, 7)])
+def test_iid_is_what_flwr_datasets_gives(count: int, num_clients: int) -> None:
+    """It is cut here, as importing flwr-datasets takes a second."""
+    rows = np.random.default_rng(3).permutation(count)
+    partitioner = IidPartitioner(num_clients)
+    partitioner.dataset = datasets.Dataset.from_dict({"row": rows})
+    theirs = [list(partitioner.load_partition(client)["row"]) for client in range(num_clients)]
+    assert partitions._draw(rows, np.zeros(count, dtype=np.int64), num_clients, "iid", 1.0, 1, 0) == theirs

@@ -36,7 +36,9 @@ class FakeRay:
         return self.connected
 
     def get_runtime_context(self) -> Any:
-        return SimpleNamespace(get_node_id=lambda: "node", get_job_id=lambda: self.job)
+        return SimpleNamespace(
+            get_node_id=lambda: "node", get_job_id=lambda: self.job, get_accelerator_ids=lambda: {"GPU": []}
+        )
 
     def put(self, value: Any) -> int:
         self.objects.append(cloudpickle.dumps(value))

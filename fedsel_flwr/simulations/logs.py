@@ -1,0 +1,63 @@
+"""Where Flower's log records and our own go during a run."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedsel_flwr.errors import RunError
+
+LOGGERS = ("flwr", "fedsel_flwr")
+
+
+@contextlib.contextmanager
+def logging_to(path: Path) -> Iterator[None]:
+    """Send Flower's and our own log records to a file; the terminal belongs to the progress display."""
+    try:
+        handler = _LogFile(path, encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"{str(path)!r} cannot be begun: {error.strerror or error}") from error
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    try:
+        with only(handler):
+            yield
+    finally:
+        with contextlib.suppress(OSError):  # what could not be written
+            handler.close()
+
+
+class _LogFile(logging.FileHandler):
+    """A file of log records; without room for one it goes on, as the log is not worth the run."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Say nothing: the disk is full, and what matters of the run says so."""
+
+
+@contextlib.contextmanager
+def only(handler: logging.Handler) -> Iterator[None]:
+    """Send Flower's and our own log records to one handler, and to nothing else."""
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    before = [(logger.handlers[:], logger.propagate) for logger in loggers]
+    for logger in loggers:
+        logger.handlers[:], logger.propagate = [handler], False
+    try:
+        yield
+    finally:
+        for logger, (handlers, propagate) in zip(loggers, before, strict=True):
+            logger.handlers[:], logger.propagate = handlers, propagate
+
+
+@contextlib.contextmanager
+def silent(quiet: bool) -> Iterator[None]:
+    """Let nothing of these records through, if ``quiet``; handlers that write files keep them."""
+    if not quiet:
+        yield
+        return
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    if any(isinstance(handler, logging.FileHandler) for logger in loggers for handler in logger.handlers):
+        yield  # they go to a file already
+        return
+    with only(logging.NullHandler()):
+        yield
