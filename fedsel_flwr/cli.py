@@ -10,12 +10,13 @@ import logging
 import os
 import sys
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsel_flwr import __version__
-from fedsel_flwr.errors import FedSelError, ParameterError, RunError
+from fedsel_flwr.arguments import parse
+from fedsel_flwr.errors import FedSelError, ParameterError, RunError, described
 
 if TYPE_CHECKING:
     from fedsel_flwr.simulations.comparison import Comparison
@@ -25,8 +26,9 @@ EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status (0, 2 after an error, 130 after Ctrl-C)."""
-    args = _parser().parse_args(argv)
+    parser, of_commands = _parser()
     try:
+        args = parse(parser, of_commands, argv)
         if args.command == "list":
             _require("pydantic")
             return _list()
@@ -41,11 +43,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="fedsel", description="Compare client selectors for federated learning.")
+def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """The parser of the whole command, and those of its commands by name."""
+    parser = argparse.ArgumentParser(
+        prog="fedsel", description="Compare client selectors for federated learning.", allow_abbrev=False
+    )
     parser.add_argument("--version", action="version", version=f"fedsel {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser("list", help="show the scenarios and the selectors")
+    commands.add_parser("list", allow_abbrev=False, help="show the scenarios and the selectors")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("scenario", nargs="?", default="digits", help="name or TOML file (default: digits)")
     common.add_argument("--data-dir", metavar="DIR", help="folder of torchvision's data sets (else $FEDSEL_DATA)")
@@ -90,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--out", metavar="DIR", help="where picture and summary go (default: the folder, if it is one)")
     for each in (run, compare, report):
         each.add_argument("--json", action="store_true", help="print the figures as JSON, and nothing else")
-    return parser
+    return parser, commands.choices
 
 
 def _list() -> int:
@@ -151,6 +156,7 @@ def _compare(args: argparse.Namespace) -> int:
     try:
         with (
             _logging_to(folder / "flower.log"),
+            _in_one_line(folder / "flower.log"),
             Progress(_console(args)) as progress,
             leaving_at_once(progress.stop, message, EXIT_INTERRUPTED),
         ):
@@ -218,7 +224,9 @@ def _overrides(args: argparse.Namespace) -> dict[str, Any]:
     for text in args.overrides:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
-            raise ParameterError(f"--set expects KEY=VALUE, got {text!r}")
+            raise ParameterError(f"--set expects KEY=VALUE, as in training.learning_rate=0.05, got {text!r}")
+        if not value.strip():
+            raise ParameterError(f"--set {text} lacks a value: give one, or leave it out to keep the scenario's")
         overrides[key.strip()] = _toml_value(value.strip())
     return overrides
 
@@ -263,6 +271,18 @@ def _logging_to(path: Path) -> Iterator[None]:
         for logger, (handlers, propagate) in zip(loggers, before, strict=True):
             logger.handlers[:], logger.propagate = handlers, propagate
         handler.close()
+
+
+@contextlib.contextmanager
+def _in_one_line(log: Path) -> Iterator[None]:
+    """Say in one line what somebody's own code raised during a run; the traceback goes to the log."""
+    try:
+        yield
+    except FedSelError:
+        raise
+    except Exception as error:
+        logging.getLogger("fedsel_flwr").exception("the run broke off")
+        raise RunError(f"the run broke off: {described(error)}; {log} holds the traceback") from error
 
 
 if __name__ == "__main__":
