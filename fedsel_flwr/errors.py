@@ -6,10 +6,11 @@ exception: it ends up in the round's history.
 
 from __future__ import annotations
 
+import sysconfig
 import traceback
 from pathlib import Path
 
-_NOT_THE_USERS = (str(Path(__file__).parent), "site-packages", "dist-packages", "<frozen")
+_NOT_THE_USERS = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), "site-packages", "<frozen")
 
 
 def described(error: BaseException) -> str:

@@ -64,7 +64,7 @@ FAULTS: list[tuple[list[str], list[str]]] = [
     ([*COMPARE, "--seeds", "1,1"], ["none twice", "[1, 1]"]),
     ([*COMPARE, "--seeds", ""], ["--seeds must not be empty"]),
     (["run", "smoke", "--selector", ""], ["--selector must not be empty"]),
-    (["run", "smoke", "--selector", "nomodule:Class"], ["'nomodule:Class'", "No module named 'nomodule'"]),
+    (["run", "smoke", "--selector", "nomodule:Class"], ["'nomodule:Class'", "No module named 'nomodule'\n"]),
     (["run", "smoke", "--selector", "./nofile.py:Class"], ["selector", "there is no file", "nofile.py"]),
     (["run", "smoke", "--selector", "./mine.py:Fastest"], ["no 'Fastest'; it has Bare, Fragile, Greedy, Needs, No"]),
     (["run", "smoke", "--selector", "./mine.py"], ["names a file", "'./mine.py:MyClass'"]),
