@@ -8,11 +8,12 @@ import json
 import os
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsel_flwr import __version__
+from fedsel_flwr.arguments import parse
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError
 
 if TYPE_CHECKING:
@@ -24,9 +25,9 @@ DEFAULT_SELECTORS = "bsfl,cs-ucb,random"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status (0, 2 after an error, 130 after Ctrl-C)."""
-    args = _parser().parse_args(argv)
+    parser, of_commands = _parser()
     try:
-        status = _command(args)
+        status = _command(parse(parser, of_commands, argv))
         sys.stdout.flush()
         return status
     except BrokenPipeError:  # the reader has what it wants, as in | head
@@ -51,11 +52,14 @@ def _command(args: argparse.Namespace) -> int:
     return _report(args) if args.command == "report" else _compare(args)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="fedsel", description="Compare client selectors for federated learning.")
+def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """The parser of the whole command, and those of its commands by name."""
+    parser = argparse.ArgumentParser(
+        prog="fedsel", description="Compare client selectors for federated learning.", allow_abbrev=False
+    )
     parser.add_argument("--version", action="version", version=f"fedsel {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser("list", help="show the scenarios and the selectors")
+    commands.add_parser("list", allow_abbrev=False, help="show the scenarios and the selectors")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("scenario", nargs="?", default="digits", help="name or TOML file (default: digits)")
     common.add_argument("--data-dir", metavar="DIR", help="folder of torchvision's data sets (else $FEDSEL_DATA)")
@@ -128,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--out", metavar="DIR", help="where picture and summary go (default: the folder, if it is one)")
     for each in (run, compare, report):
         each.add_argument("--json", action="store_true", help="print the figures as JSON, and nothing else")
-    return parser
+    return parser, commands.choices
 
 
 def _list() -> int:
@@ -165,7 +169,7 @@ def _compare(args: argparse.Namespace) -> int:
     from fedsel_flwr.report.progress import Progress
     from fedsel_flwr.report.run_folder import create_run_folder
     from fedsel_flwr.simulations.comparing import Plan
-    from fedsel_flwr.simulations.logs import logging_to
+    from fedsel_flwr.simulations.logs import in_one_line, logging_to
     from fedsel_flwr.simulations.processes import adopt_orphans, end_descendants, leaving_at_once
     from fedsel_flwr.simulations.results import rounds_in
     from fedsel_flwr.simulations.where import Where
@@ -186,6 +190,7 @@ def _compare(args: argparse.Namespace) -> int:
     try:
         with (
             logging_to(folder / "flower.log"),
+            in_one_line(folder / "flower.log"),
             Progress(_console(args)) as progress,
             leaving_at_once(progress.stop, lambda: f"fedsel: interrupted; {holds()}", EXIT_INTERRUPTED),
         ):
@@ -262,7 +267,9 @@ def _overrides(args: argparse.Namespace) -> dict[str, Any]:
     for text in args.overrides:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
-            raise ParameterError(f"--set expects KEY=VALUE, got {text!r}")
+            raise ParameterError(f"--set expects KEY=VALUE, as in training.learning_rate=0.05, got {text!r}")
+        if not value.strip():
+            raise ParameterError(f"--set {text} lacks a value: give one, or leave it out to keep the scenario's")
         overrides[key.strip()] = _toml_value(value.strip())
     return overrides
 

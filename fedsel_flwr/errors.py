@@ -6,6 +6,25 @@ exception: it ends up in the round's history.
 
 from __future__ import annotations
 
+import sysconfig
+import traceback
+from pathlib import Path
+
+_NOT_THE_USERS = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), "site-packages", "<frozen")
+
+
+def described(error: BaseException) -> str:
+    """An exception of somebody's own code in one line: its class, what it says, and the last line of that code.
+
+    >>> described(KeyError("speed"))
+    "KeyError: 'speed'"
+    """
+    said = " ".join(str(error).split())
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [one for one in frames if not any(part in one.filename for part in _NOT_THE_USERS)]
+    place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}{': ' if said else ''}{said}{place}"
+
 
 class FedSelError(Exception):
     """Base class of every error raised by this package."""

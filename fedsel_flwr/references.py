@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.errors import ParameterError, described
 
 OWN_FILES = "fedsel_own_"
 """How the names of modules begin that are read from files."""
@@ -56,17 +56,28 @@ def load_reference(text: str, what: str) -> Any:
         raise ParameterError(f"{what} {text!r} must read package.module:name or ./file.py:name")
     try:
         module = _load_file(Path(place).expanduser().resolve()) if place.endswith(".py") else _import(place)
-    except ParameterError:
-        raise
-    except Exception as error:  # whatever the user's own code raises when it is imported
-        raise ParameterError(f"{what} {text!r}: importing {place} failed: {type(error).__name__}: {error}") from error
+    except ParameterError as error:
+        raise ParameterError(f"{what} {text!r}: {error}") from error
+    except (Exception, SystemExit) as error:  # whatever the user's own code raises when it is imported
+        raise ParameterError(f"{what} {text!r}: importing {place} failed: {described(error)}") from error
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
-            public = sorted(key for key in vars(module) if not key.startswith("_"))
-            raise ParameterError(f"{what} {text!r}: {place} has no {name!r}; it has {', '.join(public) or 'nothing'}")
+            raise ParameterError(f"{what} {text!r}: {place} has no {name!r}; it has {_own_names(module) or 'nothing'}")
         found = getattr(found, part)
     return found
+
+
+def _own_names(module: ModuleType) -> str:
+    """What a module defines itself, by name; without what it imports."""
+    public = {key: value for key, value in vars(module).items() if not key.startswith("_")}
+    return ", ".join(
+        sorted(
+            key
+            for key, value in public.items()
+            if not isinstance(value, ModuleType) and getattr(value, "__module__", module.__name__) == module.__name__
+        )
+    )
 
 
 def _import(place: str) -> ModuleType:

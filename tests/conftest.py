@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,12 @@ os.environ.update(
     OMP_NUM_THREADS="1",  # torch's threads: sums in one order, and no contention on two cores
     MPLBACKEND="Agg",
 )
+
+
+def pytest_collection_finish() -> None:
+    """Keep what imports and collection made out of every garbage collection: Flower collects after each message."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -367,6 +367,17 @@ def test_run_leaves_no_process(first: Shell) -> None:
     assert first.left == []
 
 
+@pytest.mark.timeout(150)
+def test_the_resolved_scenario_is_the_same_run(first: Shell) -> None:
+    """Played in this process, without Ray: the same choices, latencies and losses, and the same model, bit by bit."""
+    history = read_history(first.folder)
+    result = play(load_scenario(str(first.folder / "scenario.toml")))
+    assert repr(result.history.clients) == repr(history.clients)
+    assert repr(result.history.rounds) == repr(history.rounds)
+    assert [a.tobytes() for a in result.arrays] == [a.tobytes() for a in read_model(first.folder)]
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_resolved_scenario_makes_the_same_run(first: Shell, tmp_path: Path) -> None:
     """In a process of its own: the same choices, latencies and losses, and the same model, bit by bit."""

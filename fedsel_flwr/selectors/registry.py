@@ -7,7 +7,7 @@ import importlib.metadata
 import inspect
 from typing import Any
 
-from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.errors import FedSelError, ParameterError, described
 from fedsel_flwr.references import is_reference, load_reference
 from fedsel_flwr.selectors.active_fl import ActiveFL
 from fedsel_flwr.selectors.base import Selector
@@ -70,6 +70,8 @@ def selector_class(name: str) -> type[Selector]:
     installed = _installed()
     if name in installed:
         return _checked(load_reference(installed[name], f"installed selector {name!r},"), name)
+    if str(name).endswith(".py"):
+        raise ParameterError(f"selector {name!r} names a file: add the class, as in {f'{name}:MyClass'!r}")
     close = difflib.get_close_matches(str(name), names(), n=1)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
     raise ParameterError(
@@ -97,6 +99,8 @@ def _checked(found: Any, name: str) -> type[Selector]:
     if not (inspect.isclass(found) and issubclass(found, Selector)):
         kind = f"the class {found.__qualname__}" if inspect.isclass(found) else type(found).__name__
         raise ParameterError(f"selector {name!r} must be a subclass of fedsel_flwr.selectors.Selector, got {kind}")
+    if lacking := sorted(getattr(found, "__abstractmethods__", ())):
+        raise ParameterError(f"selector {name!r}: the class {found.__qualname__} must define {', '.join(lacking)}")
     return found
 
 
@@ -120,4 +124,11 @@ def create(name: str, **params: Any) -> Selector:
     if unknown or missing:
         problem = f"does not know {', '.join(unknown)}" if unknown else f"needs {', '.join(missing)}"
         raise ParameterError(f"selector {name!r} {problem}; its parameters are {', '.join(accepted)}")
-    return cls(**params)
+    try:
+        return cls(**params)
+    except ParameterError as error:
+        raise ParameterError(f"selector {name!r}: {error}") from error
+    except FedSelError:
+        raise
+    except Exception as error:  # of the user's own class
+        raise ParameterError(f"selector {name!r} cannot be made: {described(error)}") from error

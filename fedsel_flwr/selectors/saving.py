@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from fedsel_flwr.checks import BoolArray, IntArray
+from fedsel_flwr.checks import BoolArray, IntArray, whole
 from fedsel_flwr.errors import StateError
 from fedsel_flwr.selectors._arrays import exactly, pack_generator, unpack_generator
 
@@ -47,7 +47,7 @@ class SavedState:
     free_state: ClassVar[Mapping[str, tuple[npt.DTypeLike, tuple[int, ...]]]] = {}
 
     def __init__(self, *, seed: int | None = None) -> None:
-        self._generator = np.random.Generator(np.random.PCG64(seed))
+        self._generator = np.random.Generator(np.random.PCG64(None if seed is None else whole("seed", seed, 0)))
         self._round = 0
         self._registered: BoolArray = np.zeros(0, dtype=np.bool_)
         for attribute, value in self.client_state.items():

@@ -12,7 +12,7 @@ from fedsel_flwr.checks import whole
 from fedsel_flwr.clients.objectives import Objective
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.history import History, RoundRecord
-from fedsel_flwr.simulations.building import check_selectors
+from fedsel_flwr.simulations.building import check_selectors, make_availability
 from fedsel_flwr.simulations.comparison import Comparison, Run, reference_of, run_name
 from fedsel_flwr.simulations.contenders import Contender, Given, contenders
 from fedsel_flwr.simulations.engine import ENGINES, check_engine, simulate
@@ -154,6 +154,7 @@ class Plan:
         where = where or Where()
         check_engine(scenario, where, device, rounds_on_flower)
         check_processes(scenario, processes, device)
+        make_availability(scenario)
         them = contenders(selectors)
         check_selectors(scenario, [one.name for one in them if one.name])
         rounds = whole("rounds_on_flower", rounds_on_flower, 0)
@@ -219,6 +220,8 @@ class Plan:
 
 
 def _seeds(seeds: int | Sequence[int], first: int) -> list[int]:
+    if isinstance(seeds, str):
+        raise ParameterError(f"seeds must be a whole number of seeds, or a list of seeds, got the text {seeds!r}")
     if not isinstance(seeds, Sequence):
         return list(range(first, first + whole("seeds", seeds, 1)))
     numbers = [whole("seeds", seed, 0) for seed in seeds]

@@ -243,6 +243,9 @@ def _run_folders(folder: Path) -> list[Path]:
     inside = sorted(
         path.parent for path in folder.glob("*/scenario.toml") if not path.parent.name.endswith("-on-flower")
     )
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "does not exist"
+        raise ParameterError(f"{str(folder)!r} {what}: give the folder of a run, or of a comparison")
     if not inside:
         raise ParameterError(f"{str(folder)!r} holds no run: give a folder with scenario.toml, or one of such folders")
     return inside

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.errors import FedSelError, ParameterError, described
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors.registry import label_of, selector_class
 from fedsel_flwr.simulations.building import common_params
@@ -41,7 +41,12 @@ class Contender:
         """
         if self.make is None:
             return None
-        made = self.make(**common_params(scenario, self.make) | scenario.selectors.get(self.label, {}))
+        try:
+            made = self.make(**common_params(scenario, self.make) | scenario.selectors.get(self.label, {}))
+        except FedSelError:
+            raise
+        except Exception as error:  # whatever the user's own code raises
+            raise ParameterError(f"selector {self.label!r} cannot be made: {described(error)}") from error
         if not isinstance(made, Selector):
             raise ParameterError(
                 f"selector {self.label!r} must be a fedsel_flwr.selectors.Selector, but what was given made a "
@@ -70,6 +75,11 @@ def contenders(selectors: Given | Sequence[Given] | Mapping[str, Given]) -> list
     """
     if isinstance(selectors, str) or callable(selectors):
         selectors = [selectors]
+    if not isinstance(selectors, Iterable):
+        raise ParameterError(
+            f"selectors must be names, classes or callables, or a mapping of labels to them, got "
+            f"{type(selectors).__name__}"
+        )
     if isinstance(selectors, Mapping):
         read = [_contender(given, str(label)) for label, given in selectors.items()]
     else:

@@ -118,6 +118,7 @@ def simulate(
     check_engine(scenario, where, device)
     if not isinstance(processes, Staff):
         check_processes(scenario, processes, device)
+    _check_kinds(selector, objective, on_round)
     brought = Own(model, None if data is None else as_own_data(data), objective)
     scenario = brought.named_in(scenario)
     world = world_of(scenario, brought)  # in this thread, so that faults in data and parameters come before Ray starts
@@ -185,6 +186,23 @@ def _run(
         done = len(strategy.history.rounds)
         raise RunError(f"the simulation ended after {done} of {scenario.rounds} rounds; see the log for the reason")
     return results[0]
+
+
+def _check_kinds(selector: Any, objective: Any, on_round: Any) -> None:
+    """Refuse what is of another kind than :func:`simulate` takes."""
+    if selector is not None and not isinstance(selector, Selector):
+        got = selector.__name__ if isinstance(selector, type) else repr(selector)
+        raise ParameterError(
+            f"selector must be a fedsel_flwr.selectors.Selector, such as Random(clients_per_round=3), got {got}; a "
+            "name belongs into the scenario"
+        )
+    if objective is not None and not isinstance(objective, Objective):
+        raise ParameterError(
+            "objective must be a fedsel_flwr.clients.objectives.Objective(loss=..., quality=...), got "
+            f"{type(objective).__name__}"
+        )
+    if on_round is not None and not callable(on_round):
+        raise ParameterError(f"on_round must be a function of a RoundRecord, got {type(on_round).__name__}")
 
 
 def check_engine(scenario: Scenario, where: Where, device: str = "cpu", rounds_on_flower: int = 0) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 
 from fedsel_flwr.clients.objectives import OBJECTIVES, Objective
-from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.errors import FedSelError, ParameterError, described
 from fedsel_flwr.references import is_reference, load_reference
 from fedsel_flwr.simulations.data import Dataset, cached_dataset
 from fedsel_flwr.simulations.models import MODELS, REGRESSORS, build_model, seeded
@@ -142,33 +143,58 @@ def model_of(scenario: Scenario, dataset: Dataset, own: Own) -> nn.Module:
             "model must be a function or class that makes a torch module, as each seed starts from its own parameters; "
             f"got {type(make).__name__}{' itself' if isinstance(make, nn.Module) else ''}"
         )
-    accepted = inspect.signature(make).parameters
     shapes = {"input_shape": tuple(dataset.input_shape), "num_classes": dataset.num_classes}
     with seeded(scenario.seed):
-        model = make(**{key: value for key, value in shapes.items() if key in accepted})
-    _check_made(model, dataset, own)
-    return model
+        model = _made(make, shapes)
+    return _check_made(model, dataset, own)
 
 
-def _check_made(model: Any, dataset: Dataset, own: Own) -> None:
-    """Refuse what is no module, or does not read and say what the data ask for."""
+def _made(make: Callable[..., Any], shapes: Mapping[str, Any]) -> Any:
+    """What the caller's function or class makes, given those of ``shapes`` that it takes."""
+    try:
+        accepted = inspect.signature(make).parameters
+    except ValueError:  # some classes written in C have no signature
+        accepted = MappingProxyType({})
+    lacking = [
+        key
+        for key, one in accepted.items()
+        if key not in shapes and one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    ]
+    if lacking:
+        raise ParameterError(
+            f"model must need no arguments but {' and '.join(shapes)}, got one that needs {', '.join(lacking)}: give "
+            "functools.partial of it"
+        )
+    try:
+        return make(**{key: value for key, value in shapes.items() if key in accepted})
+    except FedSelError:
+        raise
+    except Exception as error:  # whatever the user's own code raises
+        raise ParameterError(f"the model cannot be made: {described(error)}") from error
+
+
+def _check_made(model: Any, dataset: Dataset, own: Own) -> nn.Module:
+    """Return the model, or refuse what is no module, or does not read and say what the data ask for."""
     if not isinstance(model, nn.Module):
         raise ParameterError(f"model must make a torch module, got {type(model).__name__}")
+    if not any(one.requires_grad for one in model.parameters()):
+        raise ParameterError(f"model must have parameters to train, but {type(model).__name__} has none")
     expected = (2, dataset.num_classes)
     examples = torch.tensor(dataset.train.inputs[:1]).repeat_interleave(2, dim=0)
     was = model.training
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             outputs = model.eval()(examples)
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+    except Exception as error:  # whatever the user's own code raises
         raise ParameterError(
-            f"the model cannot read examples of shape {tuple(dataset.input_shape)}: {' '.join(str(error).split())}"
+            f"the model cannot read examples of shape {tuple(dataset.input_shape)}: {described(error)}"
         ) from error
     model.train(was)
     if own.objective is None and (not isinstance(outputs, torch.Tensor) or tuple(outputs.shape) != expected):
         came = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
         what = f"{dataset.num_classes} classes" if dataset.task == "classification" else "a number each"
         raise ParameterError(f"two examples must give outputs of shape {expected}, for {what}; the model gave {came}")
+    return model
 
 
 def _check_named(scenario: Scenario, dataset: Dataset) -> None:
@@ -196,7 +222,12 @@ def as_own_data(given: Any) -> OwnData:
 @lru_cache(maxsize=2)
 def _referred(name: str) -> OwnData:
     found = load_reference(name, "data set")
-    return as_own_data(found() if callable(found) else found)
+    try:
+        return as_own_data(found() if callable(found) else found)
+    except FedSelError:
+        raise
+    except Exception as error:  # whatever the user's own code raises
+        raise ParameterError(f"data set {name!r} cannot be made: {described(error)}") from error
 
 
 @lru_cache(maxsize=2)

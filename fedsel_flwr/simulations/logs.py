@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedsel_flwr.errors import RunError
+from fedsel_flwr.errors import FedSelError, RunError, described
 
 LOGGERS = ("flwr", "fedsel_flwr")
 
@@ -26,6 +26,18 @@ def logging_to(path: Path) -> Iterator[None]:
     finally:
         with contextlib.suppress(OSError):  # what could not be written
             handler.close()
+
+
+@contextlib.contextmanager
+def in_one_line(log: Path) -> Iterator[None]:
+    """Say in one line what somebody's own code raised during a run; the traceback goes to the log."""
+    try:
+        yield
+    except (FedSelError, BrokenPipeError):
+        raise
+    except Exception as error:
+        logging.getLogger("fedsel_flwr").exception("the run broke off")
+        raise RunError(f"the run broke off: {described(error)}; {log} holds the traceback") from error
 
 
 class _LogFile(logging.FileHandler):

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.errors import ParameterError, described
 from fedsel_flwr.simulations.dataset import Dataset, Split
 
 IntArray = npt.NDArray[np.int64]
@@ -70,6 +70,11 @@ class OwnData:
             _check_alike(train, part, name)
         classes = train.labels.dtype == np.int64
         largest = max((int(part.labels.max()) for part in (train, validation, test) if len(part)), default=0)
+        if classes and largest >= (count := len(train) + len(validation) + len(test)):
+            raise ParameterError(
+                f"labels must be classes 0 … C - 1, got {largest} among {count} examples: number the classes anew, or "
+                "give the labels as floats if they are numbers to predict"
+            )
         return Dataset(
             name=self.name,
             train=train,
@@ -92,10 +97,18 @@ class OwnData:
         Raises:
             ParameterError: A client is missing or has no example, or a row is out of range or twice with one client.
         """
-        given = self.partition or ()
+        given: Any = self.partition
+        if not isinstance(given, Mapping | Sequence) or isinstance(given, str) or not given:
+            raise ParameterError(
+                "partition must be a mapping from client to rows of train, or a list of such rows for each client, got "
+                f"{type(given).__name__}{'' if isinstance(given, np.ndarray) else f' {given!r}'}"
+            )
         if isinstance(given, Mapping):
-            if sorted(given) != list(range(len(given))):
-                raise ParameterError(f"partition must hold the clients 0 … {len(given) - 1}, got {sorted(given)[:10]}…")
+            if set(given) != set(range(len(given))):
+                came = ", ".join(map(repr, list(given)[:5]))
+                raise ParameterError(
+                    f"partition must hold the clients 0 … {len(given) - 1}, as integers, got {came}, …"
+                )
             given = [given[client] for client in range(len(given))]
         found = []
         for client, own in enumerate(given):
@@ -133,7 +146,10 @@ def split_of(part: Part, name: str) -> Split:
     if isinstance(part, torch.utils.data.Dataset):
         inputs, labels = _of_torch(part, name)
     elif isinstance(part, Sequence) and len(part) == 2:
-        inputs, labels = (_array(one) for one in part)
+        try:
+            inputs, labels = (_array(one) for one in part)
+        except (TypeError, ValueError) as error:
+            raise ParameterError(f"{name} must be two arrays, but the examples differ in shape: {error}") from error
     else:
         raise ParameterError(
             f"{name} must be a pair (inputs, labels) of arrays, or a torch Dataset of such pairs, got "
@@ -160,9 +176,9 @@ def _of_torch(part: Any, name: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]
     try:
         pairs = [part[i] for i in range(len(part))]
         return np.stack([_array(pair[0]) for pair in pairs]), np.array([_array(pair[1]) for pair in pairs])
-    except (TypeError, ValueError, IndexError, KeyError) as error:
+    except Exception as error:  # whatever the user's own code raises
         raise ParameterError(
-            f"{name}: the torch Dataset must have pairs (input, label) of one shape: {error}"
+            f"{name}: the torch Dataset must have pairs (input, label) of one shape, and a length: {described(error)}"
         ) from error
 
 

@@ -144,6 +144,10 @@ def read_run(folder: Path) -> tuple[str, Scenario, RunResult]:
         tables = tomllib.loads((folder / run_folder.SCENARIO).read_text("utf-8"))
         label, name = str(said["selector"]), str(said["scenario"])
         scenario = Scenario.model_validate({"name": name} | tables)
+    except FileNotFoundError as error:
+        raise ParameterError(
+            f"{str(folder)!r} is no run: it has no {Path(str(error.filename)).name}, which fedsel run and compare write"
+        ) from error
     except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:  # JSON's and TOML's are ValueErrors
         raise ParameterError(f"{str(folder)!r} is no run: {error}") from error
     finished = (folder / run_folder.MODEL).exists()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
+import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
@@ -21,6 +23,12 @@ REFERRING = ("selector", "model.name", "data.dataset")
 """Keys whose value may refer to the user's own code."""
 COMMON_PARAMETERS = ("clients_per_round", "seed", "max_latency", "total_rounds", "channels")
 """Selector parameters that the scenario sets itself."""
+EXPECTED = {
+    "model_type": "expected a table, whose keys are set one by one",
+    "dict_type": "expected a table, whose keys are set one by one",
+    "tuple_type": "expected a list of numbers, such as 3, 4, 5",
+}
+"""Type of a fault -> what was expected, where pydantic speaks of Python's types."""
 
 
 def scenario_names() -> tuple[str, ...]:
@@ -29,7 +37,9 @@ def scenario_names() -> tuple[str, ...]:
     return tuple(sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml")))
 
 
-def load_scenario(source: str, overrides: Mapping[str, Any] | None = None, selectors: Sequence[str] = ()) -> Scenario:
+def load_scenario(
+    source: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None, selectors: Sequence[str] = ()
+) -> Scenario:
     """Read a scenario and replace single keys.
 
     A file that a key refers to, as in ``selector = "./mine.py:Fastest"``, is relative to the TOML file; in an override
@@ -47,11 +57,20 @@ def load_scenario(source: str, overrides: Mapping[str, Any] | None = None, selec
     Raises:
         ParameterError: No such scenario, broken TOML, an unknown key or a value that is not allowed.
     """
+    if not isinstance(source, str | os.PathLike):
+        raise ParameterError(f"scenario must be a name or the path of a TOML file, got {type(source).__name__}")
+    if not isinstance(overrides, Mapping | None):
+        raise ParameterError(
+            f"overrides must map keys to values, as in {{'rounds': 5}}, got {type(overrides).__name__}"
+        )
+    source = os.fspath(source)
     name, text = _read(source)
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ParameterError(f"scenario {source!r} is not valid TOML: {error}") from error
+    if not tables:
+        raise ParameterError(f"scenario file {source!r} is empty: give at least one key, such as rounds = 10")
     for key in REFERRING:
         _locate(tables, key, Path(source).expanduser().parent)
     for key, value in (overrides or {}).items():
@@ -80,16 +99,23 @@ def _read(source: str) -> tuple[str, str]:
     if source in scenario_names():
         return source, (resources.files("fedsel_flwr.simulations") / "scenarios" / f"{source}.toml").read_text("utf-8")
     path = Path(source).expanduser()
+    if not source.strip():
+        raise ParameterError(f"scenario must be a name or the path of a TOML file, got {source!r}")
     if path.is_dir():
         raise ParameterError(f"scenario {source!r} is a folder: give the path of a TOML file in it")
-    if path.suffix != ".toml" and not path.is_file():
+    if not path.exists():
+        close = difflib.get_close_matches(source.removesuffix(".toml"), scenario_names(), n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        what = "there is no scenario file" if path.suffix == ".toml" else "unknown scenario"
         raise ParameterError(
-            f"unknown scenario {source!r}; choose one of {', '.join(scenario_names())}, or give the path of a TOML file"
+            f"{what} {source!r}{hint}; choose one of {', '.join(scenario_names())}, or give the path of a TOML file"
         )
     try:
         return path.stem, path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ParameterError(f"cannot read scenario file {source!r}: {error}") from error
+    except UnicodeDecodeError as error:
+        raise ParameterError(f"scenario file {source!r} is no text in UTF-8: {error}") from error
+    except OSError as error:
+        raise ParameterError(f"cannot read scenario file {source!r}: {error.strerror}") from error
 
 
 def _locate(tables: dict[str, Any], key: str, folder: Path) -> None:
@@ -152,10 +178,12 @@ def _explain(error: ValidationError) -> str:
                 ]
             )
             same = [k for k in _keys(Scenario) if k.rpartition(".")[2] == key.rpartition(".")[2]]
+            same = same or difflib.get_close_matches(key, list(_keys(Scenario)), n=1)
             meant = f" (did you mean {' or '.join(map(repr, same))}?)" if same else ""
             lines.append(f"unknown key {key!r}{meant}; allowed are {', '.join(known + tables)}")
         elif key:
-            lines.append(f"{key} = {fault['input']!r}: {str(fault['msg']).removeprefix('Value error, ')}")
+            said = EXPECTED.get(fault["type"]) or str(fault["msg"]).removeprefix("Value error, ")
+            lines.append(f"{key} = {fault['input']!r}: {said}")
         else:
             lines.append(str(fault["msg"]).removeprefix("Value error, "))
     return "; ".join(lines)

@@ -44,10 +44,15 @@ KINDS = (
 ROUNDS, ROUND_TIMEOUT_S, MAX_LATENCY_S = 3, 2.0, 4.0
 
 
-def twice() -> tuple[list[RunResult], list[RoundRecord]]:
-    """The smoke scenario two times, and what ``on_round`` was told in the first."""
+def with_one_actor() -> RunResult:
+    """The smoke scenario on a single core."""
+    return simulate(SMOKE, num_cpus=1)
+
+
+def once() -> tuple[RunResult, list[RoundRecord]]:
+    """The smoke scenario, and what ``on_round`` was told."""
     told: list[RoundRecord] = []
-    return [simulate(SMOKE, on_round=told.append), simulate(SMOKE, num_cpus=1)], told
+    return simulate(SMOKE, on_round=told.append), told
 
 
 def agreeing(text: str) -> Course:

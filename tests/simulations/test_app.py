@@ -164,12 +164,15 @@ def state_of_the_repository() -> tuple[bytes, list[str]]:
     return (ROOT / "pyproject.toml").read_bytes(), sorted(p.name for p in [*ROOT.glob("*.fab"), *ROOT.glob("runs/*")])
 
 
+BSFL = {"selectors__bsfl__data_weights": "1, 2, 3, 4, 5, 5, 4, 3, 2, 1", "selectors__bsfl__alpha": 5.0}
+
+
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(
     ("selector", "config"),
     [
-        ("bsfl", {"selectors__bsfl__data_weights": "1, 2, 3, 4, 5, 5, 4, 3, 2, 1", "selectors__bsfl__alpha": 5.0}),
-        ("cs-ucb", {"rounds": 2, "seed": 4, "training__learning_rate": 0.05}),
+        ("bsfl", {"rounds": 2, "seed": 4, "training__learning_rate": 0.05} | BSFL),
+        pytest.param("cs-ucb", {}, marks=pytest.mark.slow),
     ],
 )
 def test_flwr_run_trains_and_writes_the_history(
@@ -207,6 +210,7 @@ def test_flwr_run_trains_and_writes_the_history(
     assert state_of_the_repository() == before
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_with_two_supernodes_it_stops_and_says_what_to_use(flwr: Flwr, tmp_path: Path) -> None:
     command = flwr("--run-config", run_config(tmp_path / "runs"))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import warnings
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from urllib.error import URLError
 
@@ -17,7 +15,7 @@ from torchvision import datasets as torchvision_datasets
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations import image_files
-from fedsel_flwr.simulations.data import DATASETS, Dataset, Split, cached_dataset, load_dataset
+from fedsel_flwr.simulations.data import DATASETS, Split, cached_dataset, load_dataset
 
 DATA_DIR = os.environ.get("FEDSEL_DATA")  # before a test removes it
 
@@ -89,14 +87,6 @@ def test_seed_decides_the_split() -> None:
     assert rows_as_bytes(first.validation) == rows_as_bytes(again.validation)
     assert rows_as_bytes(first.test) != rows_as_bytes(other.test)
     assert rows_as_bytes(first.validation) != rows_as_bytes(other.validation)
-
-
-def test_a_spawned_process_draws_the_same_split() -> None:
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        theirs: Dataset = pool.submit(load_dataset, "digits", seed=2**40).result(timeout=120)
-    ours = load_dataset("digits", seed=2**40)
-    np.testing.assert_array_equal(theirs.train.inputs, ours.train.inputs)
-    np.testing.assert_array_equal(theirs.validation.labels, ours.validation.labels)
 
 
 def test_global_random_state_is_untouched() -> None:

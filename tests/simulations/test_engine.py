@@ -61,13 +61,13 @@ def outcome(name: str, folder: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def twice(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Two runs of the smoke scenario, with an actor per core and with one, and what the first told ``on_round``."""
-    return outcome("twice", tmp_path_factory.mktemp("twice"))
+def once(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A run of the smoke scenario, with an actor per core, and what it told ``on_round``."""
+    return outcome("once", tmp_path_factory.mktemp("once"))
 
 
-def test_smoke_has_latency_and_energy_per_client(twice: Any) -> None:
-    history = twice[0][0].history
+def test_smoke_has_latency_and_energy_per_client(once: Any) -> None:
+    history = once[0].history
     assert [(r.round, r.num_available, r.num_selected, r.num_completed) for r in history.rounds] == [
         (t, 10, 3, 3) for t in (1, 2, 3, 4)
     ]
@@ -83,8 +83,8 @@ def test_smoke_has_latency_and_energy_per_client(twice: Any) -> None:
     assert history.problem_counts() == {}
 
 
-def test_smoke_learns(twice: Any) -> None:
-    result = twice[0][0]
+def test_smoke_learns(once: Any) -> None:
+    result = once[0]
     world = World(SMOKE)
     before = world.test(world.initial_arrays())[1]
     accuracies = [r.accuracy for r in result.history.rounds]
@@ -92,18 +92,25 @@ def test_smoke_learns(twice: Any) -> None:
     assert accuracies[-1] == world.test(result.arrays)[1]  # the model that is handed out is the one measured last
 
 
-def test_the_same_scenario_makes_the_same_run(twice: Any) -> None:
-    """Bit by bit: a second run with other actors, and a run in this process without Ray."""
-    first, *others = *twice[0], play(SMOKE)
-    for other in others:
-        assert repr(other.history.clients) == repr(first.history.clients)  # choices, latencies, losses
-        assert repr(other.history.rounds) == repr(first.history.rounds)
-        assert [a.tobytes() for a in other.arrays] == [a.tobytes() for a in first.arrays]
-        assert [a.dtype for a in other.arrays] == [a.dtype for a in first.arrays]
+def assert_the_same_run(first: Any, other: Any) -> None:
+    """Bit by bit: choices, latencies, losses and the model."""
+    assert repr(other.history.clients) == repr(first.history.clients)
+    assert repr(other.history.rounds) == repr(first.history.rounds)
+    assert [a.tobytes() for a in other.arrays] == [a.tobytes() for a in first.arrays]
+    assert [a.dtype for a in other.arrays] == [a.dtype for a in first.arrays]
 
 
-def test_rounds_are_told_as_they_end(twice: Any) -> None:
-    (first, _), told = twice
+def test_the_same_scenario_makes_the_same_run_without_ray(once: Any) -> None:
+    assert_the_same_run(once[0], play(SMOKE))
+
+
+@pytest.mark.slow
+def test_other_actors_make_the_same_run(tmp_path: Path) -> None:
+    assert_the_same_run(outcome("with_one_actor", tmp_path), play(SMOKE))
+
+
+def test_rounds_are_told_as_they_end(once: Any) -> None:
+    first, told = once
     assert repr(told) == repr(first.history.rounds)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 
 import datasets
 import numpy as np
@@ -127,16 +125,6 @@ def test_seed_decides(kind: str) -> None:
     for ours, theirs in zip(first, again, strict=True):
         np.testing.assert_array_equal(ours, theirs)
     assert any(not np.array_equal(ours, theirs) for ours, theirs in zip(first, other, strict=True))
-
-
-def test_a_spawned_process_draws_the_same() -> None:
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        asked = [pool.submit(partition_indices, LABELS, 30, kind=kind, alpha=0.1, seed=2**40) for kind in HANDED_OUT]
-        theirs = [future.result(timeout=120) for future in asked]
-    for kind, parts in zip(HANDED_OUT, theirs, strict=True):
-        ours = partition_indices(LABELS, 30, kind=kind, alpha=0.1, seed=2**40)
-        for part, same in zip(parts, ours, strict=True):
-            np.testing.assert_array_equal(part, same)
 
 
 @pytest.mark.parametrize("kind", HANDED_OUT)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -29,18 +26,6 @@ UNEQUAL = load_scenario(
     "smoke",
     {"partition.kind": "dirichlet", "partition.alpha": 0.3, "num_clients": 12, "model.name": "cnn", "seed": 5},
 )
-
-
-def fingerprint(scenario: Scenario) -> tuple[str, list[int]]:
-    """A digest of the examples, partitions, first model and delays of a scenario, and the sizes."""
-    world = World(scenario)
-    digest = hashlib.sha256()
-    for split in (world.dataset.train, world.dataset.validation, world.dataset.test):
-        digest.update(split.inputs.tobytes() + split.labels.tobytes())
-    for array in (*world.partitions, *world.initial_arrays()):
-        digest.update(array.tobytes())
-    digest.update(repr([world.system.draw(k, 3) for k in range(scenario.num_clients)]).encode())
-    return digest.hexdigest(), list(world.num_examples().values())
 
 
 @pytest.fixture
@@ -111,13 +96,6 @@ def test_the_first_model_stays() -> None:
     world.test([array + 1 for array in kept])
     for array, again in zip(kept, world.initial_arrays(), strict=True):
         np.testing.assert_array_equal(array, again)
-
-
-def test_a_spawned_process_builds_the_same_world() -> None:
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        theirs = pool.submit(fingerprint, UNEQUAL).result(timeout=120)
-    assert theirs == fingerprint(UNEQUAL)
-    assert theirs != fingerprint(UNEQUAL.model_copy(update={"seed": 6}))
 
 
 def test_every_seed_is_a_world_of_its_own() -> None:

@@ -19,7 +19,19 @@ from fedsel_flwr.selectors import Random, names
 from fedsel_flwr.strategies.paper import PAPERS as PAPER_NAMES
 from fedsel_flwr.testing import STRATEGY_CHECKS, check_strategy
 from fedsel_flwr.testing.trial import Trial
-from tests.testing.strategies_under_test import APIS, ARRAYS, BASES, FEW, PAPERS, SELECTORS, paper, wrapped
+from tests.testing.strategies_under_test import (
+    APIS,
+    ARRAYS,
+    BASES,
+    COHORT,
+    FEW,
+    MAX_LATENCY,
+    PAPERS,
+    SELECTORS,
+    TRUSTING,
+    paper,
+    wrapped,
+)
 
 PAIRS = [
     ("legacy", "gpfl", "Krum"),
@@ -49,6 +61,44 @@ def test_every_papers_strategy_keeps_every_promise_in_the_other_api() -> None:
             check_strategy(partial(paper, api, name), ARRAYS, num_clients=12)
         except AssertionError as error:
             raise AssertionError(f"{api}, {name}: {error}") from error
+
+
+def paper_over(api: str, name: str, base: str) -> Any:
+    """A paper's strategy over a base; what filters models gets a Krum that is content with one."""
+    params: dict[str, Any] = {"clients_per_round": FEW if base.startswith("Fed") else COHORT, "seed": 1}
+    params |= {"max_latency": MAX_LATENCY, **PAPERS[name]}
+    if base == "Krum":
+        params |= {"min_completed": 5}
+    trusting = base == "Krum" and name in ("FedCA", "FedCM")
+    return getattr(APIS[api], name)(base=(TRUSTING[api] if trusting else BASES[api][base])(), **params)
+
+
+@pytest.mark.parametrize(
+    ("api", "name", "base"), [("legacy", "CSUCB", "Krum"), ("message", "BSFL", "FedAdam"), ("message", "FedCM", "DP")]
+)
+def test_a_papers_strategy_over_a_base_keeps_every_promise(api: str, name: str, base: str) -> None:
+    check_strategy(partial(paper_over, api, name, base), ARRAYS, num_clients=12)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_papers_strategy_over_every_base_keeps_every_promise() -> None:
+    for api in APIS:
+        for name in PAPERS:
+            for base in BASES[api]:
+                try:
+                    check_strategy(partial(paper_over, api, name, base), ARRAYS, num_clients=12)
+                except AssertionError as error:
+                    raise AssertionError(f"{api}, {name} over {base}: {error}") from error
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("name", ["FedCA", "FedCM"])
+def test_a_filter_that_may_keep_a_single_model_is_refused_over_a_krum_that_needs_five(api: str, name: str) -> None:
+    with pytest.raises(ParameterError, match="Krum"):
+        getattr(APIS[api], name)(
+            base=BASES[api]["Krum"](), clients_per_round=COHORT, max_latency=MAX_LATENCY, **PAPERS[name]
+        )
 
 
 @pytest.mark.parametrize(("api", "selector", "base"), PAIRS)

@@ -1,0 +1,56 @@
+"""Reading the command line: what argparse leaves open, and hints where a word is nearly right."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Mapping, Sequence
+
+from fedsel_flwr.errors import ParameterError
+
+NOT_EMPTY = ("scenario", "selector", "selectors", "seeds", "reference", "runs_dir", "data_dir", "out")
+"""Options whose value must not be empty: an unset variable of a shell would pass for a value that was never given."""
+
+
+def parse(
+    parser: argparse.ArgumentParser, commands: Mapping[str, argparse.ArgumentParser], argv: Sequence[str] | None
+) -> argparse.Namespace:
+    """Read the command line; what nobody knows is refused with what was meant, if that can be guessed.
+
+    Args:
+        parser: Of the whole command.
+        commands: Name -> parser of each command.
+        argv: Without the program's name; None takes that of the process.
+
+    Returns:
+        What was read.
+
+    Raises:
+        ParameterError: An option has an empty value.
+        SystemExit: With status 2, after a message, where the line cannot be read.
+    """
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        commands[args.command].error(f"unrecognized arguments: {' '.join(unknown)}{_hint(args, unknown, commands)}")
+    for name in NOT_EMPTY:
+        value = getattr(args, name, None)
+        if isinstance(value, str) and not value.strip():
+            option = name if name == "scenario" else f"--{name.replace('_', '-')}"
+            raise ParameterError(f"{option} must not be empty: give a value, or leave it out")
+    return args
+
+
+def _hint(args: argparse.Namespace, unknown: Sequence[str], commands: Mapping[str, argparse.ArgumentParser]) -> str:
+    """The options that were probably meant, or the command that has them."""
+    hints = []
+    for word in (one.partition("=")[0] for one in unknown if one.startswith("--")):
+        elsewhere = [name for name, other in commands.items() if word in _options(other)]
+        if close := difflib.get_close_matches(word, _options(commands[args.command]), n=1, cutoff=0.7):
+            hints.append(f"did you mean {close[0]}?")
+        elif elsewhere:
+            hints.append(f"{word} belongs to fedsel {' and '.join(elsewhere)}")
+    return f" ({'; '.join(hints)})" if hints else ""
+
+
+def _options(parser: argparse.ArgumentParser) -> list[str]:
+    return [option for action in parser._actions for option in action.option_strings if option.startswith("--")]

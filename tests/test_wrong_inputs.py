@@ -1,0 +1,179 @@
+"""Wrong command lines: each is refused in one line that says what was expected and what came, and leaves nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedsel_flwr.cli import main
+from tests.own_code import OWN_CODE
+
+RUN, COMPARE = ["run", "smoke", "--engine", "vectorized"], ["compare", "smoke"]
+FILES = {
+    "mine.py": OWN_CODE,
+    "broken.py": "def f(:\n",
+    "unplugged.py": "raise OSError('no camera')\n",
+    "leaves.py": "raise SystemExit('bye')\n",
+    "empty.toml": "",
+    "number.toml": "data = 3\n",
+    "empty.csv": "",
+    "asleep.csv": "round,client,state\n1,0,sleeping\n",
+    "folder/scenario.toml": "rounds = 3\n",
+    "nothing/read.me": "",
+    "taken": "",
+}
+"""What lies in the working directory."""
+
+
+def _set(*pairs: str) -> list[str]:
+    return RUN + [word for pair in pairs for word in ("--set", pair)]
+
+
+TRACE = "availability.kind=trace"
+
+USAGE: list[tuple[list[str], list[str]]] = [
+    ([], ["arguments are required: COMMAND"]),
+    (["fly"], ["invalid choice: 'fly'", "'list', 'run', 'compare', 'report'"]),
+    (["--vers"], ["arguments are required: COMMAND"]),
+    (["list", "smoke"], ["unrecognized arguments: smoke"]),
+    (["run", "smoke", "twice"], ["unrecognized arguments: twice"]),
+    (["compare", "smoke", "--selector", "bsfl"], ["--selector", "did you mean --selectors?"]),
+    (["run", "smoke", "--selectors", "bsfl"], ["--selectors", "did you mean --selector?"]),
+    (["run", "smoke", "--round", "3"], ["--round", "did you mean --rounds?"]),
+    (["run", "smoke", "--reference", "random"], ["--reference belongs to fedsel compare and report"]),
+    (["run", "smoke", "--rounds", "many"], ["--rounds", "int", "'many'"]),
+    (["run", "smoke", "--seed", "2.5"], ["--seed", "int", "'2.5'"]),
+    (["run", "smoke", "--engine", "gpu"], ["--engine", "'gpu'", "'ray', 'vectorized'"]),
+    (["report"], ["FOLDER"]),
+]
+"""Lines that argparse refuses, and words of what it says after the usage."""
+
+FAULTS: list[tuple[list[str], list[str]]] = [
+    (["run", ""], ["scenario must not be empty"]),
+    (["run", "smok"], ["unknown scenario 'smok'", "did you mean 'smoke'?", "TOML file"]),
+    (["run", "nosuch.toml"], ["no scenario file 'nosuch.toml'", "smoke"]),
+    (["run", "folder"], ["'folder' is a folder", "TOML file in it"]),
+    (["run", "empty.toml"], ["'empty.toml' is empty", "rounds = 10"]),
+    (["run", "number.toml"], ["data = 3", "expected a table"]),
+    (["run", "smoke", "--rounds", "-3"], ["rounds = -3", "greater than or equal to 1"]),
+    (["run", "smoke", "--seed", "-1"], ["seed = -1", "greater than or equal to 0"]),
+    ([*COMPARE, "--seeds", "many"], ["--seeds", "number", "'many'"]),
+    ([*COMPARE, "--seeds", "1,1"], ["none twice", "[1, 1]"]),
+    ([*COMPARE, "--seeds", ""], ["--seeds must not be empty"]),
+    (["run", "smoke", "--selector", ""], ["--selector must not be empty"]),
+    (["run", "smoke", "--selector", "nomodule:Class"], ["'nomodule:Class'", "No module named 'nomodule'\n"]),
+    (["run", "smoke", "--selector", "./nofile.py:Class"], ["selector", "there is no file", "nofile.py"]),
+    (["run", "smoke", "--selector", "./mine.py:Fastest"], ["no 'Fastest'; it has Bare, Fragile, Greedy, Needs, No"]),
+    (["run", "smoke", "--selector", "./mine.py"], ["names a file", "'./mine.py:MyClass'"]),
+    (["run", "smoke", "--selector", "./mine.py:NoSelector"], ["subclass of", "Selector, got the class NoSelector"]),
+    (["run", "smoke", "--selector", "./mine.py:function"], ["subclass of", "got function"]),
+    (["run", "smoke", "--selector", "./broken.py:X"], ["broken.py failed: SyntaxError", "line 1"]),
+    (["run", "smoke", "--selector", "./unplugged.py:X"], ["failed: OSError: no camera (unplugged.py, line 1)"]),
+    (["run", "smoke", "--selector", "./leaves.py:X"], ["leaves.py failed: SystemExit: bye"]),
+    ([*RUN, "--selector", "./mine.py:Bare"], ["the class Bare must define _select"]),
+    ([*RUN, "--selector", "./mine.py:Needs"], ["needs speed; its parameters are clients_per_round, speed, seed"]),
+    ([*COMPARE, "--selectors", "./mine.py:Unlicensed,random"], ["cannot be made: RuntimeError: no licence (mine.py"]),
+    ([*COMPARE, "--selectors", "bsfl;random"], ["unknown selector 'bsfl;random'", "did you mean 'random'?"]),
+    ([*COMPARE, "--selectors", "gpfl", "--set", "selectors.gpfl.rho=-1"], ["selector 'gpfl': rho", "at least 0"]),
+    (_set("learning_rate=0.1"), ["unknown key 'learning_rate'", "did you mean 'training.learning_rate'?"]),
+    (_set("learning_rate="), ["--set learning_rate= lacks a value"]),
+    (_set("training.learning_rat=1"), ["did you mean 'training.learning_rate'?"]),
+    (_set("training.learning_rate=fast"), ["training.learning_rate = 'fast'", "valid number"]),
+    (_set("training=1"), ["training = 1: expected a table"]),
+    (_set("rounds.x=1"), ["'rounds' is a value, not a table"]),
+    (_set("partition.sizes=1,x"), ["partition.sizes = '1,x': expected a list of numbers"]),
+    (_set(TRACE), ["needs availability.trace", "CSV"]),
+    (_set(TRACE, "availability.trace=."), ["'.' is a folder", "CSV"]),
+    (_set(TRACE, "availability.trace=empty.csv"), ["'empty.csv'", "'round,client,state'", "got ''"]),
+    (_set(TRACE, "availability.trace=asleep.csv"), ["line 2", "'up' or 'down'", "'1,0,sleeping'"]),
+    (_set("data.dataset=./mine.py"), ["'./mine.py'", "./file.py:function"]),
+    (_set("data.dataset=./mine.py:data_raises"), ["FileNotFoundError: no camera.csv (mine.py, line"]),
+    (_set("data.dataset=./mine.py:data_needs"), ["cannot be made: TypeError", "'path'"]),
+    (_set("data.dataset=./mine.py:data_of_three"), ["a pair (train, test), got tuple"]),
+    (_set("data.dataset=./mine.py:data_lengths"), ["shape (n,)", "(100, 4) and (9,)"]),
+    (_set("data.dataset=./mine.py:data_nan"), ["train must hold finite numbers, got NaN"]),
+    (_set("data.dataset=./mine.py:data_text"), ["train must hold numbers", "labels of <U1"]),
+    (_set("data.dataset=./mine.py:data_negative"), ["classes must be 0 … C - 1, got -1"]),
+    (_set("data.dataset=./mine.py:data_other"), ["like train's, (4,)", "got (2,)"]),
+    (_set("model.name=./mine.py:model_raises"), ["cannot be made: OSError: no disk (mine.py, line"]),
+    (_set("model.name=./mine.py:model_of_numpy"), ["must make a torch module, got ndarray"]),
+    (_set("model.name=./mine.py:model_too_small"), ["(2, 10), for 10 classes; the model gave (2, 3)"]),
+    (_set("model.name=./mine.py:model_too_wide"), ["cannot read examples of shape (1, 8, 8)", "65x10"]),
+    (_set("model.name=./mine.py:model_needs"), ["needs width", "functools.partial"]),
+    (_set("model.name=./mine.py:model_of_nothing"), ["parameters to train, but Flatten has none"]),
+    (["report", "nosuch"], ["'nosuch' does not exist", "folder of a run"]),
+    (["report", "taken"], ["'taken' is a file", "folder of a run"]),
+    (["report", "nothing"], ["'nothing' holds no run", "scenario.toml"]),
+    (["report", "folder"], ["'folder' is no run: it has no run.json"]),
+    ([*RUN, "--runs-dir", "taken"], ["'taken'", "Not a directory"]),
+    ([*RUN, "--runs-dir", "/proc/runs"], ["No folder for runs can be made in '/proc/runs'"]),
+    ([*RUN, "--runs-dir", ""], ["--runs-dir must not be empty"]),
+]
+"""Lines that are read, and then refused; words of the one line in which that is said."""
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working directory with everything in it that can be wrong."""
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # a reference adds the working directory
+    for name in ("FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):
+        monkeypatch.setenv(name, "0")
+    yield tmp_path
+    for name in [name for name in sys.modules if name.startswith("fedsel_own_mine")]:
+        del sys.modules[name]
+
+
+def _lacking(said: str, words: list[str]) -> list[str]:
+    return [part for part in words if part not in said]
+
+
+@pytest.mark.parametrize(("argv", "words"), USAGE, ids=[" ".join(argv) or "nothing" for argv, _ in USAGE])
+def test_a_line_that_cannot_be_read(argv: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out) == (2, "")
+    assert err.startswith("usage: fedsel")
+    assert _lacking(err.splitlines()[-1], words) == []
+
+
+@pytest.mark.parametrize(("argv", "words"), FAULTS, ids=[" ".join(argv) for argv, _ in FAULTS])
+def test_a_wrong_input_is_refused_in_one_line(
+    argv: list[str], words: list[str], own_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {*own_folder.iterdir()}
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("fedsel: error: ")
+    assert _lacking(err, words) == []
+    assert {*own_folder.iterdir()} - before - {own_folder / "__pycache__"} == set()
+
+
+@pytest.mark.parametrize(
+    ("selector", "words"),
+    [
+        ("Greedy", ["Greedy._select must return different clients", "[0, 0, 99]"]),
+        ("Fragile", ["the run broke off: KeyError: 'speed' (mine.py, line", "flower.log holds the traceback"]),
+    ],
+)
+def test_a_selector_that_fails_in_a_round(
+    selector: str, words: list[str], own_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*RUN, "--selector", f"./mine.py:{selector}"]) == 2
+    _, err = capsys.readouterr()
+    assert err.count("\n") == 1
+    assert _lacking(err, words) == []
+    (log,) = own_folder.glob("runs/*/flower.log")
+    assert ("Traceback" in log.read_text()) == (selector == "Fragile")
+
+
+def test_there_are_forty() -> None:
+    assert len(USAGE) + len(FAULTS) + 2 >= 40
