@@ -19,8 +19,7 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "command-line.md"
 
 
 def commands() -> dict[str, argparse.ArgumentParser]:
-    (choices,) = (action.choices for action in cli._parser()._actions if isinstance(action.choices, dict))
-    return dict(choices)
+    return dict(cli._parser()[1])
 
 
 def table(parser: argparse.ArgumentParser) -> str:
