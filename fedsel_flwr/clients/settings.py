@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, get_args
 
 import numpy as np
@@ -29,6 +29,7 @@ class TrainingSettings:
         proximal_mu: FedProx's mu, at least 0: the steps minimise loss + mu/2 |w - w0|² with the received model w0.
         augmentation: "none", or "crop-flip": each time an image is seen, it is padded by four pixels on each side,
             cropped to its size at a random place and mirrored with probability 1/2. For images only.
+        halved_at: Absolute rounds, ascending, from each of which on the step length is halved (:meth:`at`).
 
     Raises:
         ParameterError: If a value is out of its range.
@@ -49,6 +50,16 @@ class TrainingSettings:
     weight_decay: float = 0.0
     proximal_mu: float = 0.0
     augmentation: Augmentation = "none"
+    halved_at: tuple[int, ...] = ()
+
+    def at(self, round: int) -> TrainingSettings:
+        """The settings of a round: with the step length of then.
+
+        >>> TrainingSettings(learning_rate=0.2, batch_size=1, halved_at=(150, 300)).at(150).learning_rate
+        0.1
+        """
+        times = sum(first <= round for first in self.halved_at)
+        return replace(self, learning_rate=self.learning_rate / 2**times, halved_at=()) if self.halved_at else self
 
     def __post_init__(self) -> None:
         """Check every value."""
@@ -56,6 +67,10 @@ class TrainingSettings:
             if (count := getattr(self, name)) is not None:
                 object.__setattr__(self, name, whole(name, count, 1))
         real("learning_rate", self.learning_rate, above=0.0)
+        rounds = tuple(whole("every one of halved_at", first, 1) for first in self.halved_at)
+        if list(rounds) != sorted(set(rounds)):
+            raise ParameterError(f"halved_at must be rounds in ascending order, got {list(rounds)}")
+        object.__setattr__(self, "halved_at", rounds)
         for name in ("momentum", "weight_decay", "proximal_mu"):
             real(name, getattr(self, name), at_least=0.0)
         if self.momentum >= 1:

@@ -98,7 +98,7 @@ class TorchClient(NumPyClient):
         order = stream(self._system.seed, "data-order", self._partition_id, round)
         start = time.perf_counter()
         answers = self._answers(asked)
-        loss = train(self._model, *self._train, self._settings, order, self._objective)
+        loss = train(self._model, *self._train, self._settings.at(round), order, self._objective)
         measured = time.perf_counter() - start
         metrics = fit_metrics(
             self._system, self._partition_id, delays, train_loss=loss, energy_score=self._energy_score,

@@ -122,6 +122,7 @@ class Training(Table):
     """Local stochastic gradient descent; ``local_steps`` above 0 replaces ``local_epochs``.
 
     ``augmentation`` = "crop-flip" shows images cropped at random after padding by four pixels, half of them mirrored.
+    ``halved_at`` holds rounds from each of which on the learning rate is halved.
     """
 
     learning_rate: Positive = 0.1
@@ -132,6 +133,7 @@ class Training(Table):
     weight_decay: NotNegative = TrainingSettings.weight_decay
     proximal_mu: NotNegative = TrainingSettings.proximal_mu
     augmentation: Augmentation = TrainingSettings.augmentation
+    halved_at: Counts = ()
 
     def settings(self) -> TrainingSettings:
         """The settings of a client."""

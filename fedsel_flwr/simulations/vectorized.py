@@ -89,7 +89,7 @@ class InProcess:
     """
 
     def __init__(self, world: World, device: str = "cpu", staff: Staff | None = None) -> None:
-        self._world = world
+        self._world, self._settings = world, world.scenario.training.settings()
         self._trainer = (staff or Staff(1)).trainer(world, device)
         self.nodes = frozenset(str(k) for k in range(world.scenario.num_clients))
         self.model: Arrays = []
@@ -118,6 +118,7 @@ class InProcess:
             What each reports, and their models, a row for each.
         """
         world, ids = self._world, [int(node) for node in nodes]
+        self._trainer.settings = self._settings.at(round)
         system, train = world.system, world.dataset.train
         layers, losses = self._trainer.train(
             list(self.model),

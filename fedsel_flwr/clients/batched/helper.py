@@ -9,6 +9,7 @@ import contextlib
 import pickle
 import signal
 import traceback
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 from typing import Any
@@ -76,10 +77,13 @@ class _Work:
         self._data = inputs, labels
         return "learned", lesson, ""
 
-    def train(self, block: int, count: int, first: int, rows: Any, generators: Any) -> tuple[str, None, str]:
+    def train(
+        self, block: int, count: int, first: int, rate: float, rows: Any, generators: Any
+    ) -> tuple[str, None, str]:
         """Train clients, the first of which is the round's client ``first``, into the stack of a block."""
         if self._trainer is None:
             raise RunError("a helper process was told to train before it was told how")
+        self._trainer.settings = replace(self._trainer.settings, learning_rate=rate)
         start, losses, stacks = self._trainer.stacks.apart(
             self._blocks[block].arrays(self._trainer.stacks.forms(count))
         )

@@ -82,11 +82,13 @@ class Remote:
                 self._show(data, blocks, writable=False)
                 self._connection.send(("learn", lesson, recipe, data, forms))
 
-    def train(self, number: int, blocks: Mapping[int, Block], count: int, first: int, rows: Any, draws: Any) -> bool:
+    def train(
+        self, number: int, blocks: Mapping[int, Block], count: int, first: int, rate: float, rows: Any, draws: Any
+    ) -> bool:
         """Tell it to train clients of a round into the stack of a block; return whether it could be told."""
         with self._losing_it():
             self._show(number, blocks, writable=True)
-            self._connection.send(("train", number, count, first, rows, draws))
+            self._connection.send(("train", number, count, first, rate, rows, draws))
         return not self.gone
 
     def finished(self) -> bool:

@@ -19,6 +19,7 @@ from fedsel_flwr.clients.batched.parts import shares
 from fedsel_flwr.clients.batched.schedule import longest_first
 from fedsel_flwr.clients.batched.sending import packed
 from fedsel_flwr.clients.batched.trainer import Arrays, BatchedTrainer, Pairs
+from fedsel_flwr.clients.settings import TrainingSettings
 
 logger = logging.getLogger("fedsel_flwr")
 
@@ -44,6 +45,15 @@ class SharedTrainer:
         self._trainer, self._helpers = trainer, helpers
         self._lesson, self._recipe = helpers.lesson(), b""
         self.alone = ""
+
+    @property
+    def settings(self) -> TrainingSettings:
+        """How every client trains; may be set to those of another round, which differ in the learning rate only."""
+        return self._trainer.settings
+
+    @settings.setter
+    def settings(self, settings: TrainingSettings) -> None:
+        self._trainer.settings = settings
 
     @property
     def way(self) -> Way:
@@ -77,10 +87,13 @@ class SharedTrainer:
         received, losses, stacks = self._trainer.stacks.apart(arrays)
         for place, array in zip(received, start, strict=True):
             place[...] = array
+        rate = self._trainer.settings.learning_rate
         busy = [
             (part, remote)
             for part, remote in zip(parts[:-1], self._helpers.able(self._lesson, self._recipe, examples), strict=False)
-            if remote.train(number, self._helpers.blocks, len(order), part.start, examples.rows[part], draws[part])
+            if remote.train(
+                number, self._helpers.blocks, len(order), part.start, rate, examples.rows[part], draws[part]
+            )
         ]
 
         def train_here(part: slice) -> None:

@@ -1,0 +1,73 @@
+"""The learning rate that is halved from given rounds on, in both engines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsel_flwr.clients.batched import Examples, Helpers, SharedTrainer
+from fedsel_flwr.clients.batched.trainer import BatchedTrainer
+from fedsel_flwr.clients.parameters import get_arrays
+from fedsel_flwr.clients.settings import TrainingSettings
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.simulations.engine import simulate
+from fedsel_flwr.simulations.models import build_model
+from fedsel_flwr.simulations.scenario_files import load_scenario
+from tests.simulations import inprocess
+
+SETTINGS = TrainingSettings(learning_rate=0.4, batch_size=2, halved_at=(3, 5))
+
+
+@pytest.mark.parametrize(("round", "rate"), [(1, 0.4), (2, 0.4), (3, 0.2), (4, 0.2), (5, 0.1), (900, 0.1)])
+def test_the_rate_of_a_round(round: int, rate: float) -> None:
+    assert SETTINGS.at(round).learning_rate == rate
+    assert SETTINGS.at(round).batch_size == 2
+
+
+@pytest.mark.parametrize("rounds", [(5, 3), (3, 3), (0,), (1.5,)])
+def test_wrong_rounds(rounds: Any) -> None:
+    with pytest.raises(ParameterError, match="halved_at"):
+        TrainingSettings(learning_rate=0.4, batch_size=2, halved_at=rounds)
+
+
+def _scenario(**keys: Any) -> Any:
+    common = {"num_clients": 12, "clients_per_round": 3, "rounds": 4, "model.name": "logistic", "selector": "random"}
+    return load_scenario("digits", {**common, **keys})
+
+
+def test_both_engines_halve_it_in_the_same_round() -> None:
+    scenario = _scenario(**{"training.halved_at": [3]})
+    alone, together = inprocess.play(scenario), simulate(scenario, engine="vectorized")
+    for one, other in zip(alone.arrays, together.arrays, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+    never, always = (
+        simulate(_scenario(), engine="vectorized"),
+        simulate(_scenario(**{"training.halved_at": [1]}), engine="vectorized"),
+    )
+    for result in (never, always):
+        assert max(np.abs(a - b).max() for a, b in zip(together.arrays, result.arrays, strict=True)) > 1e-3
+
+
+def test_helpers_train_at_the_rate_of_the_round() -> None:
+    draw = np.random.default_rng(0)
+    inputs, labels = draw.normal(size=(24, 1, 4, 4)).astype(np.float32), draw.integers(3, size=24)
+    clients = Examples(inputs, labels, [np.arange(6 * k, 6 * k + 6) for k in range(4)])
+    model = build_model("mlp", (1, 4, 4), 3, seed=1)
+
+    def trained(trainer: Any, round: int) -> Any:
+        trainer.settings = SETTINGS.at(round)
+        return trainer.train(get_arrays(model), clients, [np.random.default_rng(k) for k in range(4)])[0]
+
+    with Helpers(2) as helpers:
+        shared, alone = SharedTrainer(BatchedTrainer(model, SETTINGS), helpers), BatchedTrainer(model, SETTINGS)
+        trained(shared, 1)
+        helpers.wait()
+        trained(shared, 1)
+        helpers.wait()
+        before = helpers.tasks
+        for round in (1, 3, 5):
+            for one, other in zip(trained(shared, round), trained(alone, round), strict=True):
+                np.testing.assert_allclose(one, other, atol=1e-6)
+        assert helpers.tasks == before + 3
