@@ -39,6 +39,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "gpfl": {"total_rounds": 10_000}, "fedcs": {"deadline": 0.5}, "power-of-choice": {"candidates": 2_000},
 }  # fmt: skip
 BALLS = 500
+VECTORS = {"gradient": 650, "sketch": 64}
 CLOCK: list[Callable[[], float]] = [time.perf_counter]
 MODEL = [np.zeros((10, 64), dtype=np.float32), np.zeros(10, dtype=np.float32)]
 FIELDS = ("selector", "clients", "cohort", "fleet", "rounds", "chosen", "state_bytes", "selector_s", "selector_low",
@@ -83,8 +84,13 @@ class Clients:
         return {node: {"client_id": int(node), "num_examples": 120} for node in nodes}, []
 
     def probe(self, nodes: list[str], config: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Their accuracy and loss."""
-        return {node: {"local_accuracy": int(node) % 97 / 97, "loss": int(node) % 89 / 89} for node in nodes}
+        """Their accuracy and loss, and where they are asked a gradient and a hash of their data."""
+        answers = {node: {"local_accuracy": int(node) % 97 / 97, "loss": int(node) % 89 / 89} for node in nodes}
+        asked = set(str(config["probe"]).split(","))
+        for node, answer in answers.items() if asked & VECTORS.keys() else ():
+            rng = np.random.default_rng(int(node))
+            answer |= {name: np.sign(rng.normal(size=VECTORS[name])) for name in sorted(asked & VECTORS.keys())}
+        return answers
 
 
 def seen(selector: Selector, num_clients: int) -> None:
@@ -164,8 +170,10 @@ def measure(name: str, roster: Roster, nodes: frozenset[str], cohort: int, fleet
 
 
 def _replies(count: int, rng: np.random.Generator) -> list[Reply]:
+    gradient = rng.normal(size=650)  # for DivFL; the others do not read it
     return [
         Reply(num_examples=120, metrics={
+            "gradient": gradient,
             "latency_s": latency, "energy_j": 0.5, "energy_modelled": 1, "energy_score": score, "download_s": 0.1,
             "compute_s": 0.1, "upload_s": 0.1, "train_loss": 1.0,
         })
@@ -200,7 +208,9 @@ def main() -> None:
         roster, nodes, roll_calls[num_clients] = enrolled(num_clients)
         print(f"{num_clients} clients: first roll call {roll_calls[num_clients]:.2f} s", flush=True)
         for name in args.selectors.split(","):
-            for cohort in (m for m in map(int, args.cohorts.split(",")) if m < num_clients):
+            most = getattr(create(name, clients_per_round=1, **PARAMETERS.get(name, {})), "max_clients", num_clients)
+            cohorts = [m for m in map(int, args.cohorts.split(",")) if m < num_clients <= most]
+            for cohort in cohorts:  # none where the fleet is larger than the selector takes
                 for fleet in ("new", "seen"):
                     gc.collect()
                     slow = name == "local-accuracy" and num_clients >= 100_000  # asks everybody in every round

@@ -83,8 +83,8 @@ class Measurer:
             draws: How often the client behind each model was drawn, shape (n_models,); None for once each.
 
         Returns:
-            As needed: kept (bool) and draws, how many of the model's draws the filter keeps; accuracy and projection of
-            shape (n_models,); update of shape (n_models, parameters).
+            As needed: kept (bool) and, of a multiset, draws, how many of the model's the filter keeps; accuracy and
+            projection of shape (n_models,); update of shape (n_models, parameters).
         """
         needs, columns = self.selector.needs, dict[str, FloatArray | BoolArray | IntArray]()
         if not len(models):
@@ -94,8 +94,11 @@ class Measurer:
             if "accuracy" in needs:
                 columns["accuracy"] = np.array([self._server.accuracy(one) for one in logits])  # PCZFL's A_k of (3)
             if self.filter is not None:
-                columns["draws"] = self.filter.kept(logits, self._server.labels, draws)
-                columns["kept"] = columns["draws"] > 0
+                if draws is not None and (draws > 1).any():
+                    columns["draws"] = self.filter.copies(logits, self._server.labels, draws)
+                    columns["kept"] = columns["draws"] > 0
+                else:
+                    columns["kept"] = self.filter.kept(logits, self._server.labels)
         if needs & {"projection", "update"}:
             updates = models.flat()
             updates -= flat(reference)
