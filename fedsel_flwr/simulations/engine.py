@@ -115,9 +115,9 @@ def simulate(
     if engine is not None:
         scenario = scenario.model_copy(update={"engine": one_of("engine", engine, ENGINES)})
     where = Where(num_cpus, num_gpus, client_cpus, client_gpus, ray_address)
-    check_engine(scenario, where, device)
     if not isinstance(processes, Staff):
         check_processes(scenario, processes, device)
+    check_engine(scenario, where, device)
     _check_kinds(selector, objective, on_round)
     brought = Own(model, None if data is None else as_own_data(data), objective)
     scenario = brought.named_in(scenario)

@@ -65,7 +65,8 @@ class Staff:
         Raises:
             ParameterError: Several processes are to train on another device.
         """
-        check_processes(world.scenario, self.processes, device)
+        if self.processes != 1:  # one can train anything
+            check_processes(world.scenario, self.processes, device)
         settings = world.scenario.training.settings()
         trainer = BatchedTrainer(world.model, settings, device=device, objective=world.objective)
         processes = self.processes or (processes_for(world) if device == "cpu" else 1)

@@ -28,7 +28,7 @@ GIVEN: dict[str, dict[str, Any]] = {
 
 
 def test_every_kind_is_here_or_in_test_partitions() -> None:
-    assert set(PARTITIONS) == {"iid", "dirichlet", "shards", *GIVEN}
+    assert set(PARTITIONS) == {"iid", "dirichlet", "dirichlet-classes", "dirichlet-sizes", "shards", *GIVEN}
 
 
 @pytest.mark.parametrize("kind", GIVEN)

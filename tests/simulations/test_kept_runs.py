@@ -73,6 +73,7 @@ def test_a_finished_run_has_no_journal_and_is_what_simulate_returned(tmp_path: P
     result = simulate(smoke(), folder=tmp_path / "run")
     assert {path.name for path in (tmp_path / "run").iterdir()} == {
         "run.json", "scenario.toml", "rounds.parquet", "clients.parquet", "model.safetensors",
+        "regret.parquet",
     }  # fmt: skip
     assert repr(read_history(tmp_path / "run").rounds) == repr(result.history.rounds)
 

@@ -98,7 +98,7 @@ def test_a_strategy_stops_where_ray_died_and_is_as_before_after_that() -> None:
     assert strategy.aggregate_fit(1) == 2
 
 
-@pytest.mark.parametrize("quiet", [False, True])
+@pytest.mark.parametrize("quiet", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_quiet_keeps_flowers_log_out(quiet: bool, capfd: pytest.CaptureFixture[str]) -> None:
     program = (
         "from fedsel_flwr.simulations import engine, load_scenario, simulate; "

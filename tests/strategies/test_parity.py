@@ -15,6 +15,7 @@ from flwr.common import ndarrays_to_parameters
 from flwr.serverapp import strategy as message_bases
 
 from fedsel_flwr import strategies as legacy_api
+from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import create
 from fedsel_flwr.simulations.availability import BernoulliAvailability
 from fedsel_flwr.simulations.client_app import ScenarioApp
@@ -111,6 +112,10 @@ def test_the_same_choices_for_twenty_rounds_and_the_same_model(name: str, world:
         options |= {"channels": 3, "cooldown": True}
     if "over" in world:
         options |= {"over_selection": 0.5, "round_deadline_s": 3.5}
+        if PARAMS[name].get("clients_per_round", COHORT) is None:  # decides itself how many
+            with pytest.raises(ParameterError, match="over_selection"):
+                _both(name, faulty=True, **options)
+            return
     legacy, legacy_arrays, message, message_arrays = _both(name, faulty=world != "honest", **options)
     assert len(legacy.history.rounds) == ROUNDS
     assert chosen(legacy) == chosen(message)

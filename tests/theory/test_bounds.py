@@ -188,7 +188,10 @@ def test_cs_ucb_stays_below_its_bound(play: Play, noisy: Draw) -> None:
 
 @pytest.mark.parametrize(
     ("alpha", "mean", "spread", "smallest_loss"),
-    [(0.0, [0.9, 0.8, 0.5, 0.2], 0.1, 0.3), (0.25, [0.9, 0.8, 0.3, 0.1], 0.05, 0.377)],
+    [
+        pytest.param(0.0, [0.9, 0.8, 0.5, 0.2], 0.1, 0.3, marks=pytest.mark.slow),
+        (0.25, [0.9, 0.8, 0.3, 0.1], 0.05, 0.377),
+    ],
 )
 def test_bsfl_stays_below_its_bound(
     play: Play, alpha: float, mean: list[float], spread: float, smallest_loss: float

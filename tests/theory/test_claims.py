@@ -111,6 +111,7 @@ def unequal() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return mean, 0.1 / (mean + noise), np.random.default_rng(3).uniform(0.5, 1.5, 20)
 
 
+@pytest.mark.slow
 def test_bsfl_regret_for_unequal_data(play: Play, unequal: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
     """Ben Ami, Fig. 8 left, m = 5, alpha = 10, beta = 1. Seen:
 

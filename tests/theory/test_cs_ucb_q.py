@@ -24,6 +24,7 @@ COUNTER_FAIRNESS = np.array([0.34, 0.35, 0.36, 0.0, 0.0, 0.0])
 COUNTER_BETA = 1 / math.sqrt(COUNTER_ROUNDS)
 
 
+@pytest.mark.slow
 def test_smaller_beta_smaller_regret_and_negative_without_fairness(play: Play, noisy: Draw) -> None:
     """Fig. 4: K = 3, m = 2, c = (.6, .5, .4), available nine times in ten, latencies (3, 1.5, .5) s +- 20 %.
 

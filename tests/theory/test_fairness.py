@@ -126,13 +126,14 @@ def test_a_tiny_weight_does_not_serve_the_slowest_client() -> None:
     assert min(second, third) > 0.3
 
 
+@pytest.mark.slow
 def test_a_smaller_weight_is_slower() -> None:
     """Client 1's fraction after 20,000 rounds grows with beta."""
     first = [gaps(queue_weight)[0] for queue_weight in (1e-5, 1e-4, 1e-3, 1e-2)]
     assert (np.diff(first) > 0.01).all()
 
 
-@pytest.mark.parametrize("placement", [2, 5])
+@pytest.mark.parametrize("placement", [pytest.param(2, marks=pytest.mark.slow), 5])
 def test_fairness_is_met_in_xias_model(placement: int) -> None:
     """With .01 it is met in both placements."""
     assert (gaps(0.01, placement) >= -0.01).all()
@@ -145,7 +146,7 @@ def test_a_tiny_weight_suffices_while_the_estimates_are_cut() -> None:
     np.testing.assert_allclose(tiny, usual, atol=1e-3)
 
 
-@pytest.mark.parametrize("placement", [1, 5])
+@pytest.mark.parametrize("placement", [pytest.param(1, marks=pytest.mark.slow), 5])
 def test_a_tiny_weight_meets_fairness_by_its_early_rounds(placement: int) -> None:
     """The slowest client is served as the others while yhat is cut, then less than c_k; c is met on the whole.
 
