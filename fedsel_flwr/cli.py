@@ -112,7 +112,7 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
         "--selectors",
         default=DEFAULT_SELECTORS,
         metavar="A,B,C",
-        help="names, package.module:Class or ./file.py:Class, with commas (default: %(default)s)",
+        help="names, package.module:Class or ./file.py:Class, with commas, or all (default: %(default)s)",
     )
     compare.add_argument(
         "--seeds", default="1", metavar="N|A,B,C",
@@ -158,23 +158,28 @@ def _compare(args: argparse.Namespace) -> int:
     from fedsel_flwr.simulations.scenario_files import load_scenario
 
     named = [name.strip() for name in getattr(args, "selectors", "").split(",") if name.strip()]
-    named = [located(name, Path.cwd()) for name in named]
+    everybody = named == ["all"]
+    named = [] if everybody else [located(name, Path.cwd()) for name in named]
     scenario = load_scenario(args.scenario, _overrides(args), named)
     if args.command == "run":
         named = [scenario.selector]
-    elif not named or len(set(named)) != len(named):
+    elif not everybody and (not named or len(set(named)) != len(named)):
         raise ParameterError(f"--selectors must name at least one selector, each once, got {args.selectors!r}")
     seeds = _seeds(args) if args.command == "compare" else 1
 
     from fedsel_flwr.report.progress import Progress
     from fedsel_flwr.report.run_folder import create_run_folder
     from fedsel_flwr.simulations.comparing import Plan
+    from fedsel_flwr.simulations.everyone import every_selector
     from fedsel_flwr.simulations.logs import in_one_line, logging_to
     from fedsel_flwr.simulations.processes import adopt_orphans, end_descendants, leaving_at_once
     from fedsel_flwr.simulations.results import rounds_in
     from fedsel_flwr.simulations.where import Where
     from fedsel_flwr.simulations.world import world_of
 
+    left_out: dict[str, str] = {}
+    if everybody:
+        named, left_out = every_selector(scenario)
     plan = Plan.of(
         scenario, named, seeds=seeds, engine=scenario.engine, reference=getattr(args, "reference", None),
         rounds_on_flower=getattr(args, "rounds_on_flower", 0), where=Where(**_where(args)), device=args.device,
@@ -200,6 +205,7 @@ def _compare(args: argparse.Namespace) -> int:
         raise RunError(f"{error}; {holds()}") from error
     finally:
         end_descendants()
+    comparison.left_out = left_out
     _show(comparison, args.json)
     if not args.json:
         print(f"{folder}")
@@ -235,6 +241,8 @@ def _show(comparison: Comparison, as_json: bool) -> None:
         print(json.dumps(comparison.figures(), indent=2, allow_nan=False))
         return
     render_table(aggregate(comparison.summaries), comparison.scenario.target_accuracy)
+    for name, reason in comparison.left_out.items():
+        print(f"left out: {name}: {reason}")
     for run in comparison.cut_off:
         print(f"left out: {run.selector}, seed {run.scenario.seed}, cut off after {len(run.history.rounds)} rounds")
     if comparison.agreement:

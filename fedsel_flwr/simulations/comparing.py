@@ -16,6 +16,7 @@ from fedsel_flwr.simulations.building import check_selectors, make_availability
 from fedsel_flwr.simulations.comparison import Comparison, Run, reference_of, run_name
 from fedsel_flwr.simulations.contenders import Contender, Given, contenders
 from fedsel_flwr.simulations.engine import ENGINES, check_engine, simulate
+from fedsel_flwr.simulations.everyone import ALL, every_selector
 from fedsel_flwr.simulations.ingredients import MakeModel, Own, as_own_data
 from fedsel_flwr.simulations.on_flower import agreement, run_on_flower
 from fedsel_flwr.simulations.scenario import Scenario
@@ -52,7 +53,8 @@ def compare(
     Args:
         scenario: The scenario; its selector is passed over, and its seed is the first one.
         selectors: Names, references, classes, or callables that make a selector; with labels of one's own as a mapping
-            (:func:`~fedsel_flwr.simulations.contenders.contenders`).
+            (:func:`~fedsel_flwr.simulations.contenders.contenders`). "all": every one that can run there; the result's
+            ``left_out`` says of the others why not.
         seeds: How many, counted up from the scenario's; or the seeds themselves.
         engine: "vectorized" or "ray", as in :func:`~fedsel_flwr.simulations.engine.simulate`.
         reference: The selector that the others are compared with, by its label; None takes "random" where it runs.
@@ -87,6 +89,12 @@ def compare(
         comparison = compare(load_scenario("phones"), ["bsfl", Fastest, "random"], seeds=3)
         print(comparison.verdict.sentence)
     """
+    options: dict[str, Any] = {"quiet": quiet, "model": model, "objective": objective}
+    if data is not None:
+        options["data"] = as_own_data(data)  # once: it is read once for each seed
+    left_out: dict[str, str] = {}
+    if isinstance(selectors, str) and selectors == ALL:
+        selectors, left_out = every_selector(scenario, Own(model, options.get("data"), objective))
     plan = Plan.of(
         scenario,
         selectors,
@@ -99,10 +107,9 @@ def compare(
         device=device,
     )
     target = None if folder is None else Path(folder)
-    options: dict[str, Any] = {"quiet": quiet, "model": model, "objective": objective}
-    if data is not None:
-        options["data"] = as_own_data(data)  # once: it is read once for each seed
-    return plan.run(target, start_run, update, **options)
+    comparison = plan.run(target, start_run, update, **options)
+    comparison.left_out = left_out
+    return comparison
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,7 @@ class Comparison:
         reference: The selector that the others are compared with; None where there is none.
         agreement: Whether Flower on Ray chose the same in the rounds that it played too.
         cut_off: Runs that were loaded and had not been finished; they are part of nothing else.
+        left_out: Where all selectors were to run: those that cannot, and why.
     """
 
     scenario: Scenario
@@ -65,6 +66,7 @@ class Comparison:
     reference: str | None = None
     agreement: Agreement | None = None
     cut_off: list[Run] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
 
     @property
     def selectors(self) -> list[str]:
