@@ -34,7 +34,8 @@ def parse(
         commands[args.command].error(f"unrecognized arguments: {' '.join(unknown)}{_hint(args, unknown, commands)}")
     for name in NOT_EMPTY:
         value = getattr(args, name, None)
-        if isinstance(value, str) and not value.strip():
+        values = value if isinstance(value, list) else [value]
+        if any(isinstance(one, str) and not one.strip() for one in values):
             option = name if name == "scenario" else f"--{name.replace('_', '-')}"
             raise ParameterError(f"{option} must not be empty: give a value, or leave it out")
     return args

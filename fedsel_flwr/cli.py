@@ -110,9 +110,9 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
     )
     compare.add_argument(
         "--selectors",
-        default=DEFAULT_SELECTORS,
+        action="append",
         metavar="A,B,C",
-        help="names, package.module:Class or ./file.py:Class, with commas, or all (default: %(default)s)",
+        help=f"names, package.module:Class or ./file.py:Class, with commas, or all (default: {DEFAULT_SELECTORS})",
     )
     compare.add_argument(
         "--seeds", default="1", metavar="N|A,B,C",
@@ -157,14 +157,15 @@ def _compare(args: argparse.Namespace) -> int:
     from fedsel_flwr.references import located
     from fedsel_flwr.simulations.scenario_files import load_scenario
 
-    named = [name.strip() for name in getattr(args, "selectors", "").split(",") if name.strip()]
+    given = ",".join(args.selectors or [DEFAULT_SELECTORS]) if args.command == "compare" else ""
+    named = [name.strip() for name in given.split(",") if name.strip()]
     everybody = named == ["all"]
     named = [] if everybody else [located(name, Path.cwd()) for name in named]
     scenario = load_scenario(args.scenario, _overrides(args), named)
     if args.command == "run":
         named = [scenario.selector]
     elif not everybody and (not named or len(set(named)) != len(named)):
-        raise ParameterError(f"--selectors must name at least one selector, each once, got {args.selectors!r}")
+        raise ParameterError(f"--selectors must name at least one selector, each once, got {given!r}")
     seeds = _seeds(args) if args.command == "compare" else 1
 
     from fedsel_flwr.report.progress import Progress

@@ -27,7 +27,7 @@ from tests.processes import ROOT, Command
 from tests.simulations.inprocess import play
 
 RUN_FILES = {"regret.parquet", "run.json", "scenario.toml", "rounds.parquet", "clients.parquet", "model.safetensors"}
-FILES = RUN_FILES | {"comparison.png", "rounds.png", "summary.json"}
+FILES = RUN_FILES | {"comparison.png", "rounds.png", "runs.csv", "comparison.tex", "summary.json"}
 
 
 @pytest.fixture(autouse=True)
@@ -263,7 +263,8 @@ def test_compare_runs_every_selector_on_every_seed(
     folder = Path(out.splitlines()[-1])
     assert folder.parent == own_folder / "runs"
     assert {path.name for path in folder.iterdir()} == {
-        "cs-ucb-seed5", "cs-ucb-seed6", "random-seed5", "random-seed6", "comparison.png", "rounds.png", "summary.json",
+        "cs-ucb-seed5", "cs-ucb-seed6", "random-seed5", "random-seed6", "comparison.png", "rounds.png", "runs.csv",
+        "comparison.tex", "summary.json",
         "verdict.json", "flower.log",
     }  # fmt: skip
     summaries = json.loads((folder / "summary.json").read_text())

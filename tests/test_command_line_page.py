@@ -63,7 +63,8 @@ def test_every_file_and_column_that_is_named_is_there() -> None:
     page = PAGE.read_text("utf-8")
     files = set(re.findall(r"^\| `([a-z-]+\.[a-z]+)` \|", page, re.MULTILINE))
     own = {run_folder.ROUNDS, run_folder.CLIENTS, run_folder.MODEL, run_folder.SCENARIO, RUN, JOURNAL}
-    assert files == own | {"flower.log", "comparison.png", "summary.json", "verdict.json"}
+    made = {"flower.log", "comparison.png", "rounds.png", "runs.csv", "comparison.tex", "summary.json", "verdict.json"}
+    assert files == own | made | {"regret.parquet", "classes.parquet"}
     assert {"client", "client_id"} <= {field.name for field in fields(ClientRecord)}
     for record in (RoundRecord, ClientRecord):
         assert "round" in {field.name for field in fields(record)}

@@ -56,9 +56,20 @@ def checked_choice(owner: str, chosen: Any, available: IntArray) -> IntArray:
     if ordered is None or (ordered[1:] == ordered[:-1]).any() or not _among(ordered, available):
         raise RunError(
             f"{method} must return different clients of those available, as an array of "
-            f"indices, got {(array if ordered is None else ordered).tolist()}"
+            f"indices, got {(array if ordered is None else ordered).tolist()}{_why(ordered, array, available)}"
         )
     return ordered.astype(np.int64)
+
+
+def _why(ordered: IntArray | None, array: Any, available: IntArray) -> str:
+    """What is wrong with a choice, in a few words."""
+    if ordered is None:
+        return f": {array.dtype} of shape {array.shape}"
+    values, counts = np.unique(ordered, return_counts=True)
+    strangers = values[~np.isin(values, available)]
+    told = [f"{value} is not available" for value in strangers[:3].tolist()]
+    told += [f"{value} stands there {n} times" for value, n in zip(values, counts, strict=True) if n > 1]
+    return ": " + ", ".join(told[:6])
 
 
 def _among(chosen: IntArray, available: IntArray) -> bool:

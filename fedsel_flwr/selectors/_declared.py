@@ -56,15 +56,25 @@ def check_class(cls: Any, base: type) -> None:
             )
     if not isinstance(cls.needs, property) and not isinstance(cls.requires, property):
         cls.needs, cls.requires = check_needs(owner, cls.needs, cls.requires)
-    if isinstance(cls.scalar_state, str):
-        raise ParameterError(f"{owner}.scalar_state must be a tuple of names, such as ('{cls.scalar_state}',)")
+    if not isinstance(cls.scalar_state, tuple | list) or not all(isinstance(name, str) for name in cls.scalar_state):
+        names = [cls.scalar_state] if isinstance(cls.scalar_state, str) else list(cls.scalar_state)
+        raise ParameterError(
+            f"{owner}.scalar_state must be a tuple of names, such as {tuple(map(str, names))}, each a number that "
+            f"__init__ sets; got {cls.scalar_state!r}"
+        )
     for attribute, value in cls.client_state.items():
         if np.asarray(value).dtype.kind not in KINDS:
             raise ParameterError(
                 f"{owner}.client_state[{attribute!r}] must be what a new client has, a number, a boolean or an array "
                 f"of them, got {value!r}"
             )
-    keys = Counter(map(state_key, (*cls.client_state, *cls.free_state, *cls.scalar_state)))
-    for key, count in keys.items():
-        if count > 1 or key in RESERVED:
-            raise ParameterError(f"{owner} declares the state {key!r} twice or as the base class does; rename it")
+    declared = (*cls.client_state, *cls.free_state, *cls.scalar_state)
+    keys = Counter(map(state_key, declared))
+    for attribute in declared:
+        if (key := state_key(attribute)) in RESERVED:
+            raise ParameterError(
+                f"{owner} declares the state {attribute!r}, but the base class keeps one of that name (it keeps "
+                f"{', '.join(sorted(RESERVED))}; self.round is the number of the round); rename it"
+            )
+        if keys[key] > 1:
+            raise ParameterError(f"{owner} declares the state {attribute!r} twice; rename one of them")

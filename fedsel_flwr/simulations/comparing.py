@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from fedsel_flwr.simulations.engine import ENGINES, check_engine, simulate
 from fedsel_flwr.simulations.everyone import ALL, every_selector
 from fedsel_flwr.simulations.ingredients import MakeModel, Own, as_own_data
 from fedsel_flwr.simulations.on_flower import agreement, run_on_flower
+from fedsel_flwr.simulations.results import RUN
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.staffing import Staff, check_processes
 from fedsel_flwr.simulations.telling import StartRun, Update, telling
@@ -182,6 +183,8 @@ class Plan:
         Every selector runs on the first seed, then on the next: what there is after an interruption can be compared,
         and the data of a seed are made once.
         """
+        if folder:
+            _check_folder(folder, {run_name(one.label, seed) for one in self.them for seed in self.seeds})
         comparison = Comparison(self.scenario, reference=self.reference)
         brought = Own(options.get("model"), options.get("data"), options.get("objective"))
         single = len(self.them) * len(self.seeds) == 1
@@ -224,6 +227,20 @@ class Plan:
         place = folder and folder / f"{run_name(one.label, own.seed)}-on-flower"
         result = run_on_flower(own, rounds, one.selector(own), told, folder=place, label=one.label, **options)
         return result.history
+
+
+def _check_folder(folder: Path, own: Collection[str]) -> None:
+    """Refuse a folder with runs that this comparison would not write anew: they would be taken for its own later.
+
+    Raises:
+        ParameterError: Says which.
+    """
+    foreign = sorted({path.parent.name for path in folder.glob(f"*/{RUN}")} - {*own, *(f"{o}-on-flower" for o in own)})
+    if foreign:
+        raise ParameterError(
+            f"folder {str(folder)!r} holds runs of another comparison ({', '.join(foreign[:3])}): give a new one, or "
+            "delete them"
+        )
 
 
 def _seeds(seeds: int | Sequence[int], first: int) -> list[int]:

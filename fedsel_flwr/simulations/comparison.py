@@ -175,6 +175,8 @@ class Comparison:
             folder.mkdir(parents=True, exist_ok=True)
             self.plot(folder / "comparison.png")
             self.plot_rounds(folder / "rounds.png")
+            self.to_csv(folder / "runs.csv")
+            self.to_latex(folder / "comparison.tex")
             figures = self.figures()
             for name in figures.keys() & {"summary", "verdict"}:
                 with replacing(folder / f"{name}.json") as temporary:

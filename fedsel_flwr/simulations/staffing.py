@@ -18,6 +18,8 @@ CLIENTS_EACH, MOST = 8, 8
 """A process of fewer clients waits for Python rather than for arithmetic; and there are no more processes than that."""
 STEP_OPERATIONS = 20e6
 """A step of the whole round with less arithmetic is over before sharing it pays (about a millisecond)."""
+THREADED_OPERATIONS = 2e9
+"""A step of the whole round with less arithmetic is done by one thread sooner than by several."""
 RUN_OPERATIONS = 30e9
 """A run with less arithmetic ends before a helper has started (about two seconds)."""
 
@@ -99,6 +101,15 @@ def check_processes(scenario: Scenario, processes: int | None, device: str = "cp
         )
 
 
+def threads_for(world: World) -> int:
+    """How many threads torch uses in the vectorized engine on the CPU: those it has, or one where products are small.
+
+    A step on small stacks is some sixty operations of microseconds; threads that meet after each of them wait for each
+    other longer than they work, and many times longer where the machine has other work. The rule knows sizes only.
+    """
+    return torch.get_num_threads() if _convolves(world) or _step_operations(world) >= THREADED_OPERATIONS else 1
+
+
 def processes_for(world: World) -> int:
     """How many processes train where nobody says it; the rule knows sizes only, so that a scenario repeats itself.
 
@@ -109,11 +120,21 @@ def processes_for(world: World) -> int:
       as six for each parameter and example.
     """
     scenario = world.scenario
-    if any(isinstance(module, nn.modules.conv._ConvNd) for module in world.model.modules()):
+    if _convolves(world):
         return 1
-    cohort, settings = scenario.clients_per_round, scenario.training.settings()
-    each = 6 * sum(parameter.numel() for parameter in world.model.parameters())
-    round_operations = each * cohort * float(examples_per_round(settings, world.sizes).mean())
-    if each * cohort * settings.batch_size < STEP_OPERATIONS or round_operations * scenario.rounds < RUN_OPERATIONS:
+    cohort, step = scenario.clients_per_round, _step_operations(world)
+    settings = scenario.training.settings()
+    round_operations = step / settings.batch_size * float(examples_per_round(settings, world.sizes).mean())
+    if step < STEP_OPERATIONS or round_operations * scenario.rounds < RUN_OPERATIONS:
         return 1
     return max(1, min(torch.get_num_threads(), cohort // CLIENTS_EACH, MOST))
+
+
+def _convolves(world: World) -> bool:
+    return any(isinstance(module, nn.modules.conv._ConvNd) for module in world.model.modules())
+
+
+def _step_operations(world: World) -> float:
+    """Of a step of all clients of a round: six for each parameter and example."""
+    parameters = sum(parameter.numel() for parameter in world.model.parameters())
+    return 6.0 * parameters * world.scenario.clients_per_round * world.scenario.training.batch_size

@@ -11,8 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
 from fedsel_flwr.clients.answering import answer, asked_columns, with_answers
 from fedsel_flwr.clients.batched import Examples
+from fedsel_flwr.clients.batched.threads import using_threads
 from fedsel_flwr.clients.parameters import set_arrays
 from fedsel_flwr.clients.streams import streams
 from fedsel_flwr.clients.telemetry import fit_metrics
@@ -22,7 +25,7 @@ from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.simulations.aggregating import aggregated
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
-from fedsel_flwr.simulations.staffing import Staff
+from fedsel_flwr.simulations.staffing import Staff, threads_for
 from fedsel_flwr.simulations.together import TOGETHER, Answers, probed
 from fedsel_flwr.simulations.world import World
 
@@ -56,8 +59,13 @@ def run_vectorized(world: World, strategy: Any, device: str = "cpu", staff: Staf
     Raises:
         RunError: As the strategy of Flower's legacy API raises them.
     """
-    scenario, core = world.scenario, strategy.core
-    clients, model = InProcess(world, device, staff), world.initial_arrays()
+    clients = InProcess(world, device, staff)
+    with using_threads(threads_for(world) if device == "cpu" else torch.get_num_threads()):
+        return _rounds(world, strategy, clients)
+
+
+def _rounds(world: World, strategy: Any, clients: InProcess) -> RunResult:
+    scenario, core, model = world.scenario, strategy.core, world.initial_arrays()
     core.numbering.begin_run()
     for number in range(1, scenario.rounds + 1):
         if core.ended:

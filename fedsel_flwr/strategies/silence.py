@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from flwr.app import Error
 from flwr.common.constant import ErrorCode
 
@@ -18,6 +20,7 @@ IN_TEXTS = (
     ("Node Unavailable", ErrorCode.NODE_UNAVAILABLE),
 )
 """The same in the texts of the legacy API's exceptions, which carry no code."""
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 NO_REPLY = "Expected one Message but got: 0"
 """What the legacy API's proxy raises where nothing came."""
 
@@ -33,10 +36,16 @@ def no_answer(timeout: float | None) -> str:
 
 def reason_of(error: Error) -> str:
     """What a message's error means."""
-    reason = error.reason or f"error code {error.code}, without a reason"
+    reason = _cause(error.reason) or f"error code {error.code}, without a reason"
     if "objects are unavailable" in reason:  # a reply that was not uploaded to its end has the code of an expired one
         return f"exception: {reason}"
     return REASONS.get(error.code, f"exception: {reason}")
+
+
+def _cause(reason: str | None) -> str:
+    """What was raised, where a reason is a whole traceback (Ray's has colours): its last line."""
+    lines = [line.strip() for line in COLOURS.sub("", reason or "").splitlines() if line.strip()]
+    return lines[-1] if "Traceback (most recent call last)" in (reason or "") and lines else reason or ""
 
 
 def reason_in(raised: BaseException | None, timeout: float | None, elapsed_s: float | None) -> str:
@@ -57,7 +66,7 @@ def reason_in(raised: BaseException | None, timeout: float | None, elapsed_s: fl
         return no_answer(timeout)
     code = next((code for phrase, code in IN_TEXTS if phrase in text), None)
     if not isinstance(raised, ValueError) or code is None:
-        return f"exception: {type(raised).__name__}: {text}"
+        return f"exception: {type(raised).__name__}: {_cause(text)}"
     if code != ErrorCode.NODE_UNAVAILABLE and timeout is not None and (elapsed_s or 0.0) >= timeout:
         return no_answer(timeout)
     return REASONS[code]

@@ -36,8 +36,8 @@ def report(completed: list[bool], **columns: Any) -> RoundReport:
         ("paper_option", {}, "looks like 'paper_options'"),
         ("scalar_state", "_next", r"Mine\.scalar_state must be a tuple of names, such as \('_next',\)"),
         ("client_state", {"_name": "a"}, r"Mine\.client_state\['_name'\] must be what a new client has"),
-        ("client_state", {"_round": 0}, "declares the state 'round' twice or as the base class does"),
-        ("client_state", {"_size": 0, "size": 0}, "declares the state 'size' twice"),
+        ("client_state", {"_round": 0}, "declares the state '_round', but the base class keeps one of that name"),
+        ("client_state", {"_size": 0, "size": 0}, "declares the state '_size' twice"),
     ],
 )
 def test_a_class_with_a_typo_is_refused_when_it_is_made(attribute: str, value: object, said: str) -> None:

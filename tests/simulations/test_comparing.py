@@ -223,3 +223,11 @@ def test_a_class_gets_what_it_takes_of_the_scenario() -> None:
     assert got == {"clients_per_round": smoke().clients_per_round, "seed": 8, "total_rounds": 2}
     (pczfl,) = contenders([PCZFL])
     assert pczfl.label == "pczfl"
+
+
+def test_a_folder_with_runs_of_another_comparison_is_refused(tmp_path: Path) -> None:
+    compare(smoke(rounds=2), ["bsfl", "random"], seeds=2, folder=tmp_path)
+    compare(smoke(rounds=3), ["bsfl", "random"], seeds=2, folder=tmp_path)  # written anew
+    with pytest.raises(ParameterError, match=r"holds runs of another comparison \(bsfl-seed1, bsfl-seed2\)"):
+        compare(smoke(rounds=3), ["oort", "random"], seeds=2, folder=tmp_path)
+    assert len(Comparison.load(tmp_path).runs) == 4

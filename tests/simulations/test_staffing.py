@@ -14,10 +14,11 @@ import torch
 from torch import nn
 
 from fedsel_flwr.cli import main
+from fedsel_flwr.clients.batched.threads import using_threads
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.simulations import compare, load_scenario, simulate
-from fedsel_flwr.simulations.staffing import Staff, processes_for
+from fedsel_flwr.simulations.staffing import Staff, processes_for, threads_for
 from fedsel_flwr.simulations.world import World
 
 SMOKE = {"engine": "vectorized", "rounds": 4}
@@ -127,3 +128,17 @@ def test_how_many_by_the_sizes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert processes_for(world(1000, 25, convolving)) == 1
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     assert processes_for(world(1000, 25, wide)) == 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "threads"),
+    [
+        ({}, 1),
+        ({"model.name": "cnn"}, 2),
+        ({"training.batch_size": 4_000, "clients_per_round": 20, "num_clients": 40}, 2),
+    ],
+)
+def test_small_products_take_one_thread(keys: dict[str, Any], threads: int) -> None:
+    with using_threads(2):
+        assert threads_for(World(load_scenario("digits", keys))) == threads
+        assert torch.get_num_threads() == 2

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from fedsel_flwr.clients.batched.helpers import Helpers
 from fedsel_flwr.clients.batched.parts import shares
 from fedsel_flwr.clients.batched.schedule import longest_first
 from fedsel_flwr.clients.batched.sending import packed
+from fedsel_flwr.clients.batched.threads import using_threads
 from fedsel_flwr.clients.batched.trainer import Arrays, BatchedTrainer, Pairs
 from fedsel_flwr.clients.settings import TrainingSettings
 
@@ -101,7 +101,7 @@ class SharedTrainer:
             own = Examples(examples.inputs, examples.labels, examples.rows[part])
             losses[part] = self._trainer.train_into(into, start, own, draws[part])
 
-        with one_thread():
+        with using_threads(1):
             given = [part.start for part, _ in busy]
             for part in parts:
                 if part.start not in given:
@@ -119,14 +119,3 @@ class SharedTrainer:
         except Exception as error:  # pickle raises many kinds
             self.alone = f"the model cannot be sent to another process: {type(error).__name__}: {error}"
             logger.warning("%s; this process trains alone", self.alone)
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Within the block torch uses one thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -24,3 +24,18 @@ def one_thread_each(count: int) -> Iterator[ThreadPoolExecutor]:
             yield workers
     finally:
         torch.set_num_threads(before)  # a worker's number is also what later threads begin with
+
+
+@contextmanager
+def using_threads(count: int) -> Iterator[None]:
+    """Within the block torch uses so many threads, outside as many as before.
+
+    Args:
+        count: How many, at least 1.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

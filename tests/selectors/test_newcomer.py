@@ -1,0 +1,47 @@
+"""What a newcomer ran into when he wrote a selector: each is said where it happens."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedsel_flwr.errors import ParameterError, RunError
+from fedsel_flwr.selectors import Selector
+
+
+def test_scalar_state_with_values_is_refused_when_the_class_is_made() -> None:
+    with pytest.raises(ParameterError, match=r"scalar_state must be a tuple of names, such as \('_now',\)"):
+
+        class Overdue(Selector):
+            scalar_state = {"_now": 0}  # type: ignore[assignment]  # noqa: RUF012
+
+            def _select(self, available):
+                return available[:1]
+
+
+def test_a_taken_name_is_said_as_it_was_written() -> None:
+    with pytest.raises(ParameterError, match=r"the state '_round', but the base class keeps .* self\.round is"):
+
+        class Overdue(Selector):
+            client_state = {"_round": 0}  # noqa: RUF012
+
+            def _select(self, available):
+                return available[:1]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "why"),
+    [
+        ([0, 0, 1], "0 stands there 2 times"),
+        ([1, 1000], "1000 is not available"),
+        ([0.5], r"float64 of shape \(1,\)"),
+        ([[0, 1]], r"int64 of shape \(1, 2\)"),
+    ],
+)
+def test_what_is_wrong_with_a_choice(chosen: list, why: str) -> None:
+    class Wrong(Selector):
+        def _select(self, available):
+            return np.array(chosen)
+
+    with pytest.raises(RunError, match=why):
+        Wrong(clients_per_round=2).select(np.arange(4))
