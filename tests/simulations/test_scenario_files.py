@@ -44,7 +44,7 @@ def another(key: str, kind: Any, value: Any) -> Any:
     if get_origin(kind) is Literal:
         return next(option for option in get_args(kind) if option not in (value, ""))
     if isinstance(value, tuple):
-        return (*value, 3, 2)
+        return (*value, 2, 3)
     if isinstance(value, str):
         return {"selector": "cs-ucb", "model.name": "cnn", "data.dataset": "mnist"}.get(key, "elsewhere")
     if isinstance(value, bool):
