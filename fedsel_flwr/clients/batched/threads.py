@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import torch
+from threadpoolctl import threadpool_limits
 
 
 @contextmanager
@@ -28,7 +29,9 @@ def one_thread_each(count: int) -> Iterator[ThreadPoolExecutor]:
 
 @contextmanager
 def using_threads(count: int) -> Iterator[None]:
-    """Within the block torch uses so many threads, outside as many as before.
+    """Within the block torch and NumPy's BLAS use at most so many threads, outside as many as before.
+
+    BLAS counts too: its threads spin for a while after each product, on the core that another process wants.
 
     Args:
         count: How many, at least 1.
@@ -36,6 +39,7 @@ def using_threads(count: int) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
-        yield
+        with threadpool_limits(count):
+            yield
     finally:
         torch.set_num_threads(before)
