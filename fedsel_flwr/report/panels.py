@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedsel_flwr.report.files import load_optional, replacing
 from fedsel_flwr.report.paired import PairedDifference
 from fedsel_flwr.report.summary import smoothed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from numpy.typing import ArrayLike, NDArray
 
     from fedsel_flwr.rounds.history import History
@@ -106,6 +110,26 @@ def dress(axes: Axes, title: str, x_label: str, y_label: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(color="#E5E5E5", linewidth=0.8)
     axes.set_axisbelow(True)
+
+
+def blank(width: float) -> Figure:
+    """An empty picture, so many inches wide, that needs no screen."""
+    figure: Figure = load_optional("matplotlib.figure").Figure(
+        figsize=(width, 4.6), layout="constrained", facecolor="white"
+    )
+    load_optional("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
+    return figure
+
+
+def finished(figure: Figure, named: Axes, title: str, path: str | os.PathLike[str], dpi: int) -> Path:
+    """Add the heading and, below, the names that a panel has, write the PNG, and return its path."""
+    handles, labels = named.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(6, len(labels)), frameon=False, fontsize=10)
+    if title:
+        figure.suptitle(title, fontsize=13)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=dpi)
+    return Path(path)
 
 
 def _band(axes: Axes, x: NDArray[Any], curves: NDArray[Any], look: Look) -> None:

@@ -10,9 +10,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.report.files import load_optional, replacing
+from fedsel_flwr.report.files import load_optional
 from fedsel_flwr.report.paired import PairedDifference
-from fedsel_flwr.report.panels import GREY, draw_accuracy, draw_counts, draw_differences, dress, look_of
+from fedsel_flwr.report.panels import (
+    GREY,
+    blank,
+    draw_accuracy,
+    draw_counts,
+    draw_differences,
+    dress,
+    finished,
+    look_of,
+)
 from fedsel_flwr.report.summary import check_target
 
 if TYPE_CHECKING:
@@ -57,10 +66,7 @@ def plot_comparison(
     if not any(runs.values()):
         raise ParameterError("plot_comparison needs at least one history of one selector; it got none.")
     wide = bool(differences)
-    figure = load_optional("matplotlib.figure").Figure(
-        figsize=(14 if wide else 10, 4.6), layout="constrained", facecolor="white"
-    )
-    load_optional("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
+    figure = blank(14 if wide else 10)
     left, *middle, right = figure.subplots(1, 3 if wide else 2, width_ratios=(6, 4, 4) if wide else (3, 2))
     drawn = {selector: histories for selector, histories in runs.items() if histories}
     looks = {selector: look_of(index, len(drawn)) for index, selector in enumerate(drawn)}
@@ -77,13 +83,7 @@ def plot_comparison(
         what = f"Time to {100 * target_accuracy:g} %, against {differences[0].reference}"
         dress(axes, what, f"difference (s) with {100 * differences[0].confidence:g} % interval", "")
     _dress_outer(left, right, drawn, num_clients, target_accuracy)
-    handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(6, len(labels)), frameon=False, fontsize=10)
-    if title:
-        figure.suptitle(title, fontsize=13)
-    with replacing(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=200)
-    return Path(path)
+    return finished(figure, left, title, path, dpi=200)
 
 
 def _dress_outer(

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.report.files import load_optional, replacing
-from fedsel_flwr.report.panels import GREY, dress, look_of
+from fedsel_flwr.report.panels import GREY, blank, dress, finished, look_of
 from fedsel_flwr.report.summary import smoothed
 
 if TYPE_CHECKING:
@@ -68,8 +67,7 @@ def plot_rounds(
     drawn = {selector: histories for selector, histories in runs.items() if histories}
     if not drawn:
         raise ParameterError("plot_rounds needs at least one history of one selector; it got none.")
-    figure = load_optional("matplotlib.figure").Figure(figsize=(14, 4.6), layout="constrained", facecolor="white")
-    load_optional("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
+    figure = blank(14)
     left, middle, right = figure.subplots(1, 3)
     highest = 0.0  # of the fractions, the first rounds left out, in which they are near 1
     for index, (selector, histories) in enumerate(drawn.items()):
@@ -95,13 +93,7 @@ def plot_rounds(
     dress(left, "Accuracy, mean of 5 rounds", "round", "test accuracy (%)")
     dress(middle, "Clients selected at least once", "round", "clients")
     dress(right, "Selection fractions: median, least to most", "round", "share of the rounds so far")
-    handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(6, len(labels)), frameon=False, fontsize=10)
-    if title:
-        figure.suptitle(title, fontsize=13)
-    with replacing(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=150)
-    return Path(path)
+    return finished(figure, left, title, path, dpi=150)
 
 
 def _accuracy(history: History) -> NDArray[np.float64]:

@@ -111,26 +111,19 @@ class Comparison:
 
     def plot(self, path: str | Path) -> Path:
         """Draw the picture (:func:`~fedsel_flwr.report.plots.plot_comparison`) into a PNG file; returns its path."""
-        s, said = self.scenario, self.verdict
-        return plot_comparison(
-            self.histories,
-            path,
-            num_clients=s.num_clients,
-            target_accuracy=s.target_accuracy,
-            title=f"{s.name}: {s.num_clients} clients, {s.clients_per_round} a round",
-            differences=said.times if said else (),
-        )
+        said = self.verdict
+        return plot_comparison(self.histories, path, differences=said.times if said else (), **self._of_pictures)
 
     def plot_rounds(self, path: str | Path) -> Path:
         """Draw what happened by rounds (:func:`~fedsel_flwr.report.rounds_plot.plot_rounds`); returns its path."""
+        return plot_rounds(self.histories, path, **self._of_pictures)
+
+    @property
+    def _of_pictures(self) -> dict[str, Any]:
+        """What every picture says of the scenario."""
         s = self.scenario
-        return plot_rounds(
-            self.histories,
-            path,
-            num_clients=s.num_clients,
-            target_accuracy=s.target_accuracy,
-            title=f"{s.name}: {s.num_clients} clients, {s.clients_per_round} a round",
-        )
+        title = f"{s.name}: {s.num_clients} clients, {s.clients_per_round} a round"
+        return {"num_clients": s.num_clients, "target_accuracy": s.target_accuracy, "title": title}
 
     def to_csv(self, path: str | Path | None = None) -> str:
         """:meth:`table` as CSV; written to ``path`` if that is given."""
