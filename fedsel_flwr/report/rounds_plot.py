@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from fedsel_flwr.rounds.history import History
 
 
+MOST_BANDS = 4
+"""Bands of more selectors hide each other."""
+
+
 def selection_fractions(history: History, num_clients: int) -> NDArray[np.float64]:
     """Return the share of the rounds so far in which each client was selected.
 
@@ -47,7 +51,8 @@ def plot_rounds(
     """Draw one PNG of what happened by rounds, where :func:`~fedsel_flwr.report.plots.plot_comparison` has seconds.
 
     Left: test accuracy, mean of five rounds. Middle: clients selected at least once. Right: the selection fractions of
-    all clients of the first seed, median and the range between the least and the most selected one. Left and middle
+    all clients of the first seed, median and, of up to four selectors, the range between the least and the most
+    selected one. Left and middle
     are means over the seeds, as far as all of them go.
 
     Args:
@@ -69,6 +74,7 @@ def plot_rounds(
         raise ParameterError("plot_rounds needs at least one history of one selector; it got none.")
     figure = blank(14)
     left, middle, right = figure.subplots(1, 3)
+    banded = len(drawn) <= MOST_BANDS
     highest = 0.0  # of the fractions, the first rounds left out, in which they are near 1
     for index, (selector, histories) in enumerate(drawn.items()):
         look = look_of(index, len(drawn))
@@ -80,10 +86,9 @@ def plot_rounds(
         middle.plot(rounds, np.mean(seen, axis=0), **look)
         first, own_rounds = fractions[0], np.arange(1, len(fractions[0]) + 1)
         right.plot(own_rounds, np.median(first, axis=1), **look)
-        right.fill_between(
-            own_rounds, first.min(axis=1), first.max(axis=1), color=look["color"], alpha=0.12, linewidth=0
-        )
-        highest = max(highest, float(first[len(first) // 5 :].max(initial=0.0)))
+        edges = (first.min(axis=1), first.max(axis=1)) if banded else (np.median(first, axis=1),) * 2
+        right.fill_between(own_rounds, *edges, color=look["color"], alpha=0.12, linewidth=0)
+        highest = max(highest, float(edges[1][len(first) // 5 :].max(initial=0.0)))
     left.axhline(100 * target_accuracy, color=GREY, linestyle="--", linewidth=1, zorder=1)
     middle.axhline(num_clients, color=GREY, linestyle="--", linewidth=1, zorder=1)
     middle.set_ylim(bottom=0)
@@ -92,7 +97,8 @@ def plot_rounds(
         axes.set_xlim(left=1)
     dress(left, "Accuracy, mean of 5 rounds", "round", "test accuracy (%)")
     dress(middle, "Clients selected at least once", "round", "clients")
-    dress(right, "Selection fractions: median, least to most", "round", "share of the rounds so far")
+    spread = ": median, least to most" if banded else " of the median client"
+    dress(right, f"Selection fractions{spread}", "round", "share of the rounds so far")
     return finished(figure, left, title, path, dpi=150)
 
 
