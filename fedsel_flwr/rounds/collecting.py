@@ -81,9 +81,7 @@ class Collector:
         results = of_one_length(results, self._wanted)
         for row, node in round.chosen.items():
             for problem in () if results[node].spare else results[node].problems:
-                ordinary = s.clock == "virtual" and problem.startswith("late:")  # part of what is simulated
-                level = logging.INFO if ordinary else logging.WARNING
-                logger.log(level, "round %d, client %s: %s", round.number, ids[row], problem)
+                logger.warning("round %d, client %s: %s", round.number, ids[row], problem)
         sizes = np.array([result.num_examples for result in results.values()], dtype=np.int64)
         self._enrolment.reported(round.rows, sizes)
         results, round_s = in_time(results, s, self.waits_for(len(results)))

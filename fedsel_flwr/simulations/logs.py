@@ -51,16 +51,14 @@ class _LogFile(logging.FileHandler):
 def only(handler: logging.Handler) -> Iterator[None]:
     """Send Flower's and our own log records to one handler, and to nothing else."""
     loggers = [logging.getLogger(name) for name in LOGGERS]
-    before = [(logger.handlers[:], logger.propagate, logger.level) for logger in loggers]
+    before = [(logger.handlers[:], logger.propagate) for logger in loggers]
     for logger in loggers:
         logger.handlers[:], logger.propagate = [handler], False
-        logger.setLevel(logging.INFO)
     try:
         yield
     finally:
-        for logger, (handlers, propagate, level) in zip(loggers, before, strict=True):
+        for logger, (handlers, propagate) in zip(loggers, before, strict=True):
             logger.handlers[:], logger.propagate = handlers, propagate
-            logger.setLevel(level)
 
 
 @contextlib.contextmanager
