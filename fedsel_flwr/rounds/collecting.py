@@ -79,12 +79,13 @@ class Collector:
             for i, (row, node) in enumerate(round.chosen.items())
         }  # fmt: skip
         results = of_one_length(results, self._wanted)
+        results, round_s = in_time(results, s, self.waits_for(len(results)))
         for row, node in round.chosen.items():
-            for problem in () if results[node].spare else results[node].problems:
+            told = results[node].problems
+            for problem in told[:-1] if results[node].spare else told:  # that others were earlier is no fault
                 logger.warning("round %d, client %s: %s", round.number, ids[row], problem)
         sizes = np.array([result.num_examples for result in results.values()], dtype=np.int64)
         self._enrolment.reported(round.rows, sizes)
-        results, round_s = in_time(results, s, self.waits_for(len(results)))
         usable = np.flatnonzero([result.completed for result in results.values()])
         nodes = list(results)
         enough = len(usable) >= s.min_completed and not self._selector.keeps_model

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from fedsel_flwr.errors import FedSelError
+from fedsel_flwr.rounds.settings import settled
+from fedsel_flwr.selectors import create
 from fedsel_flwr.selectors.registry import names, selector_class
 from fedsel_flwr.simulations.building import check_selectors, selector_params
 from fedsel_flwr.simulations.ingredients import Own
@@ -39,9 +41,6 @@ def every_selector(scenario: Scenario, own: Own = Own()) -> tuple[list[str], dic
 
 def _check_fleet(scenario: Scenario, name: str) -> None:
     """Refuse a fleet that the selector's algorithm is too slow for, and over-selection where it decides how many."""
-    from fedsel_flwr.rounds.settings import settled
-    from fedsel_flwr.selectors import create
-
     sizes = dict.fromkeys(range(scenario.num_clients), 1)
     selector = create(name, **selector_params(scenario.model_copy(update={"selector": name}), sizes))
     settled(selector, over_selection=scenario.aggregation.over_selection)

@@ -198,6 +198,20 @@ def test_a_client_beyond_the_deadline_is_a_failure_for_the_base() -> None:
     assert strategy.history.rounds[0].round_s == 0.7
 
 
+def test_a_client_beyond_the_deadline_is_named_in_the_log_and_a_spare_one_is_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for options in ({"round_deadline_s": 0.55}, {"over_selection": 1.0}):
+        core = core_of(Random(clients_per_round=1 if "over_selection" in options else 2, seed=0), **options)
+        chosen = core.choose(["a", "b"], MODEL, Written(facts("a", "b")))
+        caplog.clear()
+        core.collect({node: Reply(arrays=MODEL, num_examples=1, metrics={"latency_s": i + 0.5, "energy_j": -1.0})
+                      for i, node in enumerate(chosen)})  # fmt: skip
+        named = [message for message in caplog.messages if "client b: late" in message]
+        assert len(named) == ("round_deadline_s" in options)
+        assert sum("energy" in message for message in caplog.messages) == 2
+
+
 def test_an_opening_that_measures_everybody_waits_for_all() -> None:
     scenario = load_scenario("digits", {
         "num_clients": 8, "clients_per_round": 2, "selector": "gpfl", "rounds": 3, "aggregation.over_selection": 0.5,
