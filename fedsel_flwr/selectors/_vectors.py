@@ -60,7 +60,8 @@ class VectorSelector(Selector):
 
     def _make_room(self, clients: IntArray) -> None:
         super()._make_room(clients)
-        self._numbers = np.pad(self._numbers, (0, len(self._known) * self._length - len(self._numbers)))
+        if missing := len(self._known) * self._length - len(self._numbers):
+            self._numbers = np.pad(self._numbers, (0, missing))
 
     def _clear(self, clients: IntArray) -> None:
         super()._clear(clients)

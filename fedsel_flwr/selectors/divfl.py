@@ -16,8 +16,8 @@ from fedsel_flwr.selectors._vectors import VectorSelector
 from fedsel_flwr.selectors.base import Probe
 from fedsel_flwr.selectors.report import RoundReport
 
-CHUNK = 1 << 20
-"""Differences of gradients that are held at a time (8 MB)."""
+CHUNK = 256
+"""Numbers of each gradient that are compared at a time: what is compared stays in the cache."""
 
 TIE = 1e-6
 """Sums that differ by this part are equal: two clients that are nearest to each other often leave the same."""
@@ -140,13 +140,15 @@ class DivFL(VectorSelector):
         count, old = len(self._known), len(self._between)
         if old != count:
             self._between = np.pad(self._between, (0, max(0, count - old)))[:count, :count]
-        vectors, known = self.vectors, np.flatnonzero(self._known)
-        step = max(1, CHUNK // max(1, self._length))
-        for k in sorted(self._changed):
-            for start in range(0, known.size, step):
-                rows = known[start : start + step]
-                self._between[k, rows] = np.linalg.norm(vectors[rows] - vectors[k], axis=1)  # (4)
-            self._between[known, k] = self._between[k, known]
+        vectors, known, changed = self.vectors, np.flatnonzero(self._known), sorted(self._changed)
+        squares = np.zeros((len(changed), known.size))
+        for start in range(0, self._length, CHUNK):
+            part = vectors[known, start : start + CHUNK]
+            for row, k in zip(squares, changed, strict=True):
+                apart = part - vectors[k, start : start + CHUNK]
+                row += np.einsum("ij,ij->i", apart, apart)
+        for row, k in zip(np.sqrt(squares), changed, strict=True):
+            self._between[k, known] = self._between[known, k] = row  # (4)
         self._changed.clear()
         return self._between
 

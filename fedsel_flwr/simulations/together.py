@@ -17,6 +17,8 @@ from fedsel_flwr.simulations.world import World
 
 TOGETHER = frozenset({"loss", "rms_loss", "local_accuracy", "sketch"})
 """The columns that follow from the model's outputs, or from the examples alone."""
+LOSSES = frozenset({"loss", "rms_loss"})
+"""Those of the outputs on the training examples."""
 
 
 class Answers:
@@ -26,18 +28,25 @@ class Answers:
         world: The examples, and who holds them.
         arrays: The model.
         partition_ids: Who is asked.
+        asked: The columns that will be asked for: the model sees no other examples.
+        tested: Whether :meth:`tested` will be asked too.
     """
 
-    def __init__(self, world: World, arrays: Arrays, partition_ids: Sequence[int]) -> None:
+    def __init__(
+        self, world: World, arrays: Arrays, partition_ids: Sequence[int], asked: Collection[str], tested: bool = False
+    ) -> None:
         self._objective, data = world.objective, world.dataset.train
         self._inputs, self._seed = data.inputs, world.system.seed
         self._split = dict(zip(partition_ids, world.split_of(partition_ids), strict=True))
-        rows = np.unique(np.concatenate([part for split in self._split.values() for part in split]))
+        seen = [not LOSSES.isdisjoint(asked), tested or "local_accuracy" in asked]  # of training, of test examples
+        parts = [part for split in self._split.values() for part, needed in zip(split, seen, strict=True) if needed]
+        rows = np.unique(np.concatenate(parts)) if parts else np.empty(0, dtype=np.int64)
         everything = 2 * len(rows) > len(data)  # then nothing is copied
         self._place = np.arange(len(data)) if everything else np.searchsorted(rows, np.arange(len(data)))
-        set_arrays(world.model, list(arrays))
-        self._outputs = outputs(world.model, data.inputs if everything else data.inputs[rows])
         self._labels = held(data.labels)
+        if parts:
+            set_arrays(world.model, list(arrays))
+            self._outputs = outputs(world.model, data.inputs if everything else data.inputs[rows])
 
     def tested(self, partition_id: int) -> tuple[float, float]:
         """Loss and quality on the client's test examples."""
@@ -50,7 +59,7 @@ class Answers:
     def answer(self, partition_id: int, asked: Collection[str]) -> dict[str, float | bytes]:
         """The client's answers to columns of :data:`TOGETHER`."""
         said: dict[str, float | bytes] = {}
-        if {"loss", "rms_loss"} & set(asked):
+        if not LOSSES.isdisjoint(asked):
             rows = self._split[partition_id][0]
             own, labels = self._outputs[self._place[rows]], self._labels[rows]
             losses = self._objective.loss(own, labels, reduction="none").numpy().astype(np.float64)
@@ -83,7 +92,7 @@ def probed(
             loss, _, metrics = world.client(k).evaluate(list(arrays), dict(config))
             said.append({"loss": loss, **metrics})
         return said
-    answers = Answers(world, arrays, partition_ids)
+    answers = Answers(world, arrays, partition_ids, asked, tested=True)
     for k, delays in zip(partition_ids, world.system.draws(partition_ids, int(config["round"])), strict=True):
         loss, quality = answers.tested(k)
         own: dict[str, float | bytes] = {}

@@ -134,7 +134,7 @@ class InProcess:
             streams(system.seed, "data-order", ids, round),
         )
         asked = asked_columns(asks or None)
-        together = Answers(world, self.model, ids) if asked and asked <= TOGETHER else None
+        together = Answers(world, self.model, ids, asked) if asked and asked <= TOGETHER else None
         replies = {}
         for node, k, size, score, delays, loss in zip(
             nodes, ids, world.sizes[ids].tolist(), world.energy_scores(ids), system.draws(ids, round), losses.tolist(),

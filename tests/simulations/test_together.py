@@ -45,9 +45,12 @@ def test_a_probe_costs_and_says_the_same(name: str, columns: str) -> None:
 def test_answers_of_a_training_round() -> None:
     world = World(load_scenario("digits", {"num_clients": 10, "clients_per_round": 2, "data.local_test_fraction": 0.2}))
     arrays, asked = world.initial_arrays(), {"loss", "rms_loss", "local_accuracy"}
-    together = Answers(world, arrays, [4, 1])
+    together = Answers(world, arrays, [4, 1], asked)
     set_arrays(world.model, arrays)
     for k in (1, 4):
         alone = answer(world.model, asked, *world.examples(k), world.objective)
         assert together.answer(k, asked) == pytest.approx(alone, rel=1e-5)
         assert together.answer(k, {"loss"}).keys() == {"loss"}
+        for column in asked:  # the model sees only the examples that the column is about
+            (one,) = Answers(world, arrays, [4, 1], {column}).answer(k, {column}).items()
+            assert one == (column, pytest.approx(alone[column], rel=1e-5))
