@@ -1,0 +1,164 @@
+"""From the runs of a scenario to the rows of its tables."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cells import Cell
+from references import CHANCE, GENIE, GROUPS
+
+from fedsel_flwr.report.paired import PairedDifference, paired_differences
+from fedsel_flwr.report.summary import RunSummary, smoothed, summarize
+from fedsel_flwr.rounds.history import History
+
+REFERENCE = "random"
+KNOWING = (GENIE, GROUPS, CHANCE)
+"""Rows that are no contenders."""
+COMPARED = ("accuracy_last10", "accuracy_at_s", "time_to_target_s", "energy_to_target_j")
+"""The figures whose differences to random are given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRow(RunSummary):
+    """A run's figures, and those that only this comparison has.
+
+    Attributes:
+        scenario: Its name.
+        rounds: How many there were.
+        selections: Clients asked, in all rounds together.
+        equal_s: The simulated seconds at which all runs of this seed are compared: the shortest run of a selector.
+        accuracy_at_s: Mean of the last five measured accuracies up to then.
+        rounds_at_s: Rounds that were over by then.
+        probe_s: Seconds a round that questions before the choice took.
+        probe_j: Joules a round that they took.
+        server_ms: Milliseconds of the processor a round: choosing, reading replies, measuring models, learning.
+    """
+
+    scenario: str
+    rounds: int
+    selections: int
+    equal_s: float
+    accuracy_at_s: float
+    rounds_at_s: int
+    probe_s: float
+    probe_j: float
+    server_ms: float
+
+
+def run_rows(cells: Iterable[Cell]) -> list[RunRow]:
+    """The figures of every run; all of one scenario."""
+    read = [(cell, *cell.read()) for cell in cells]
+    shortest: dict[int, float] = {}
+    for cell, history, _ in read:
+        if cell.label not in KNOWING:
+            seed = cell.scenario.seed
+            shortest[seed] = min(shortest.get(seed, math.inf), history.rounds[-1].simulated_s)
+    return [_row(cell, history, cost, shortest[cell.scenario.seed]) for cell, history, cost in read]
+
+
+def _row(cell: Cell, history: History, cost: Mapping[str, float], equal_s: float) -> RunRow:
+    s, rounds = cell.scenario, history.rounds
+    summary = summarize(
+        history, selector=cell.label, seed=s.seed, num_clients=s.num_clients, target_accuracy=s.target_accuracy
+    )
+    until = [record for record in rounds if record.simulated_s <= equal_s]
+    measured = [record.accuracy for record in until if math.isfinite(record.accuracy)]
+    return RunRow(
+        **asdict(summary),
+        scenario=s.name,
+        rounds=len(rounds),
+        selections=len(history.clients),
+        equal_s=equal_s,
+        accuracy_at_s=float(smoothed(measured)[-1]) if measured else math.nan,
+        rounds_at_s=len(until),
+        probe_s=float(np.mean([record.probe_s for record in rounds])),
+        probe_j=float(np.mean([record.probe_j for record in rounds])),
+        server_ms=cost["server_ms"],
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectorFigures:
+    """All runs of one selector in a scenario.
+
+    Attributes:
+        label: The selector's.
+        rows: One a seed.
+        against: Figure -> its paired difference to random; empty for random itself.
+    """
+
+    label: str
+    rows: Sequence[RunRow]
+    against: Mapping[str, PairedDifference]
+
+    def values(self, figure: str) -> list[float]:
+        """The finite values of a figure, over the seeds."""
+        return [v for row in self.rows if math.isfinite(v := float(getattr(row, figure)))]
+
+    def mean(self, figure: str) -> float:
+        """Their mean; NaN if there is none."""
+        own = self.values(figure)
+        return float(np.mean(own)) if own else math.nan
+
+    def always(self, figure: str) -> bool:
+        """Whether every seed has a finite value."""
+        return len(self.values(figure)) == len(self.rows)
+
+    def better(self, figure: str) -> bool:
+        """Whether it differs from random to the good."""
+        return self._differs(figure, 1)
+
+    def worse(self, figure: str) -> bool:
+        """Whether it differs from random to the bad."""
+        return self._differs(figure, -1)
+
+    def _differs(self, figure: str, sign: int) -> bool:
+        found = self.against.get(figure)
+        less_is_good = figure in ("time_to_target_s", "energy_to_target_j")
+        return bool(found and found.differs and (-sign if less_is_good else sign) * found.mean > 0)
+
+
+def selector_figures(rows: Sequence[RunRow]) -> dict[str, SelectorFigures]:
+    """Label -> figures of one scenario; Holm's correction is over the selectors, the knowing rows stand beside."""
+    labels = list(dict.fromkeys(row.selector for row in rows))
+    against: dict[str, dict[str, PairedDifference]] = {label: {} for label in labels}
+    for figure in COMPARED:
+        contenders = [row for row in rows if row.selector not in KNOWING]
+        families = [contenders] + [[r for r in rows if r.selector in (REFERENCE, one)] for one in KNOWING]
+        for family in families:
+            if len({row.selector for row in family}) > 1:
+                for found in paired_differences(family, REFERENCE, figure):  # type: ignore[arg-type]
+                    against[found.selector][figure] = found
+    return {
+        label: SelectorFigures(label=label, rows=[row for row in rows if row.selector == label], against=against[label])
+        for label in labels
+    }
+
+
+def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write rows of the same keys; numbers in the shortest form of six digits."""
+    rows = list(rows)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        for row in rows:
+            writer.writerow({key: f"{v:.6g}" if isinstance(v, float) else v for key, v in row.items()})
+
+
+def difference_rows(scenario: str, figures: Mapping[str, SelectorFigures]) -> list[dict[str, Any]]:
+    """Every paired difference of a scenario, as rows of a CSV file."""
+    return [
+        {
+            "scenario": scenario, "selector": label, "figure": figure, "difference": found.mean, "low": found.low,
+            "high": found.high, "p": found.p, "seeds": found.pairs, "seeds_with_value": found.reached,
+            "random_seeds_with_value": found.reference_reached,
+        }
+        for label, own in figures.items()
+        for figure, found in own.against.items()
+    ]  # fmt: skip

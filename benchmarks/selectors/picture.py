@@ -1,0 +1,69 @@
+"""The picture of a world: differences to random, a row a selector, a panel a figure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from figures import KNOWING, REFERENCE, SelectorFigures
+
+from fedsel_flwr.simulations import Scenario
+
+BETTER, WORSE, SAME, KNOWS = "#0072b2", "#d55e00", "#777777", "#009e73"
+
+
+def draw(figures: Mapping[str, SelectorFigures], world: Scenario, path: Path) -> Path:
+    """Draw the picture into a PNG file; returns its path."""
+    target = f"{100 * world.target_accuracy:g} %"
+    panels = {
+        "accuracy_last10": (f"accuracy after {world.rounds} rounds", "percentage points", 100.0),
+        "accuracy_at_s": ("accuracy at equal simulated time", "percentage points", 100.0),
+        "time_to_target_s": (f"simulated time to {target}", "seconds", 1.0),
+        "energy_to_target_j": (f"energy to {target}", "joules", 1.0),
+    }
+
+    def key(own: SelectorFigures) -> tuple[bool, float]:
+        return own.label in KNOWING, -own.mean("accuracy_at_s")
+
+    rows = sorted((own for own in figures.values() if own.label != REFERENCE), key=key)
+    contenders = sum(own.label not in KNOWING for own in rows)
+    figure, axes = plt.subplots(1, 4, figsize=(15, 1.6 + 0.27 * len(rows)), sharey=True, layout="constrained")
+    for axis, (name, (title, unit, scale)) in zip(axes, panels.items(), strict=True):
+        axis.axvline(0, color="#333333", linewidth=0.8)
+        axis.axhline(contenders - 0.5, color="#bbbbbb", linewidth=0.8)
+        for place, own in enumerate(rows):
+            _row(axis, place, own, name, scale)
+        axis.set_title(title, fontsize=10)
+        axis.set_xlabel(f"{unit}, against random", fontsize=9)
+        axis.tick_params(labelsize=8)
+        axis.grid(axis="x", color="#eeeeee")
+        axis.set_axisbelow(True)
+    axes[0].set_yticks(range(len(rows)), [own.label for own in rows])
+    axes[0].set_ylim(len(rows) - 0.5, -0.5)
+    figure.suptitle(
+        f"{world.description}: paired differences to random, 95 % intervals. Blue is better, orange worse (Holm), grey "
+        "no difference; green knows the truth or is chance",
+        fontsize=9,
+    )
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    plt.close(figure)
+    return path
+
+
+def _row(axis: plt.Axes, place: int, own: SelectorFigures, name: str, scale: float) -> None:
+    found = own.against.get(name)
+    if found is None or math.isnan(found.mean):
+        reached = len(own.values(name))
+        said = "never" if not reached else f"{reached} of {len(own.rows)} seeds"
+        axis.annotate(said, (0.98, place), xycoords=("axes fraction", "data"), ha="right", va="center", fontsize=7,
+                      color=SAME)  # fmt: skip
+        return
+    color = KNOWS if own.label in KNOWING else BETTER if own.better(name) else WORSE if own.worse(name) else SAME
+    if math.isfinite(found.low):
+        axis.plot([scale * found.low, scale * found.high], [place, place], color=color, linewidth=1.6)
+    axis.plot(scale * found.mean, place, "o", color=color, markersize=4)
