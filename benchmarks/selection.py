@@ -175,7 +175,7 @@ def _replies(count: int, rng: np.random.Generator) -> list[Reply]:
         Reply(num_examples=120, metrics={
             "gradient": gradient,
             "latency_s": latency, "energy_j": 0.5, "energy_modelled": 1, "energy_score": score, "download_s": 0.1,
-            "compute_s": 0.1, "upload_s": 0.1, "train_loss": 1.0,
+            "compute_s": 0.1, "upload_s": 0.1, "train_loss": 1.0, "rms_loss": 1.0 + score,
         })
         for latency, score in zip(rng.uniform(0.1, 4.0, count).tolist(), rng.random(count).tolist(), strict=True)
     ]  # fmt: skip
@@ -213,7 +213,7 @@ def main() -> None:
             for cohort in cohorts:  # none where the fleet is larger than the selector takes
                 for fleet in ("new", "seen"):
                     gc.collect()
-                    slow = name == "local-accuracy" and num_clients >= 100_000  # asks everybody in every round
+                    slow = name in ("fedcor", "local-accuracy") and num_clients >= 100_000  # seconds a round
                     rows.append(measure(name, roster, nodes, cohort, fleet, 3 if slow else 9))
                     row = rows[-1]
                     print(*(row[key] for key in ("selector", "clients", "cohort", "fleet", "selector_s", "round_s")),
