@@ -46,7 +46,8 @@ class Cell:
     def folder(self) -> Path:
         """Where it is kept; another scenario, package or trace is another folder."""
         s = self.scenario
-        said = s.model_dump(exclude={"data": {"data_dir"}}) | {"label": self.label, "package": __version__}
+        own = s.model_dump(exclude={"data": {"data_dir"}}, exclude_defaults=True)  # a new option changes nothing
+        said = own | {"label": self.label, "package": __version__}
         if s.availability.kind == "trace":
             said["trace"] = find_trace(s.availability.trace, s.data.data_dir or None).stat().st_size
         digest = hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
