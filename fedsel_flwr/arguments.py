@@ -1,10 +1,12 @@
-"""Reading the command line: what argparse leaves open, and hints where a word is nearly right."""
+"""Reading the command line: what argparse leaves open, what the arguments mean, hints where a word is nearly right."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import tomllib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fedsel_flwr.errors import ParameterError
 
@@ -55,3 +57,43 @@ def _hint(args: argparse.Namespace, unknown: Sequence[str], commands: Mapping[st
 
 def _options(parser: argparse.ArgumentParser) -> list[str]:
     return [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
+
+
+def seeds_of(args: argparse.Namespace) -> int | list[int]:
+    """How many seeds, or the seeds themselves."""
+    try:
+        numbers = [int(part) for part in args.seeds.split(",")]
+    except ValueError:
+        raise ParameterError(f"--seeds must be a number, or numbers with commas, got {args.seeds!r}") from None
+    if "," not in args.seeds and numbers[0] < 1:
+        raise ParameterError(f"--seeds must be at least 1, got {args.seeds}")
+    return numbers if "," in args.seeds else numbers[0]
+
+
+def where_of(args: argparse.Namespace) -> dict[str, Any]:
+    """What Ray is given, as far as it was said."""
+    named = ("num_cpus", "num_gpus", "client_cpus", "client_gpus", "ray_address")
+    return {name: value for name in named if (value := getattr(args, name)) is not None}
+
+
+def overrides_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The scenario keys that were set: dotted key -> value; None leaves the scenario's own."""
+    overrides: dict[str, Any] = {"data.data_dir": args.data_dir, "rounds": args.rounds}
+    overrides |= {key: getattr(args, key, None) for key in ("selector", "seed")}
+    overrides["engine"] = args.engine or ("vectorized" if args.command == "compare" else None)
+    for text in args.overrides:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise ParameterError(f"--set expects KEY=VALUE, as in training.learning_rate=0.05, got {text!r}")
+        if not value.strip():
+            raise ParameterError(f"--set {text} lacks a value: give one, or leave it out to keep the scenario's")
+        overrides[key.strip()] = _toml_value(value.strip())
+    return overrides
+
+
+def _toml_value(text: str) -> Any:
+    """A number, boolean or list as TOML reads it, else the text itself."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
