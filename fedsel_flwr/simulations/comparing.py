@@ -13,9 +13,10 @@ from fedsel_flwr.clients.objectives import Objective
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.history import History, RoundRecord
 from fedsel_flwr.simulations.building import check_selectors, make_availability
+from fedsel_flwr.simulations.checking import ENGINES, check_engine
 from fedsel_flwr.simulations.comparison import Comparison, Run, reference_of, run_name
 from fedsel_flwr.simulations.contenders import Contender, Given, contenders
-from fedsel_flwr.simulations.engine import ENGINES, check_engine, simulate
+from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.everyone import ALL, every_selector
 from fedsel_flwr.simulations.ingredients import MakeModel, Own, as_own_data
 from fedsel_flwr.simulations.on_flower import agreement, run_on_flower

@@ -21,6 +21,7 @@ from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.simulations.afterwards import worked_out
 from fedsel_flwr.simulations.building import given_or_made, make_strategy
+from fedsel_flwr.simulations.checking import ENGINES, check_engine, check_kinds
 from fedsel_flwr.simulations.client_app import ScenarioApp
 from fedsel_flwr.simulations.driving import count_nodes, run_rounds
 from fedsel_flwr.simulations.ingredients import MakeModel, Own, as_own_data
@@ -29,12 +30,9 @@ from fedsel_flwr.simulations.ray_session import Session
 from fedsel_flwr.simulations.results import RunFolder, RunResult
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.staffing import Staff, check_processes
-from fedsel_flwr.simulations.vectorized import check_vectorized, run_vectorized
-from fedsel_flwr.simulations.where import Where, check_device
+from fedsel_flwr.simulations.vectorized import run_vectorized
+from fedsel_flwr.simulations.where import Where
 from fedsel_flwr.simulations.world import World, world_of
-
-ENGINES = ("ray", "vectorized")
-"""What can run a scenario."""
 
 
 def simulate(
@@ -118,7 +116,7 @@ def simulate(
     if not isinstance(processes, Staff):
         check_processes(scenario, processes, device)
     check_engine(scenario, where, device)
-    _check_kinds(selector, objective, on_round)
+    check_kinds(selector, objective, on_round)
     brought = Own(model, None if data is None else as_own_data(data), objective)
     scenario = brought.named_in(scenario)
     world = world_of(scenario, brought)  # in this thread, so that faults in data and parameters come before Ray starts
@@ -186,53 +184,6 @@ def _run(
         done = len(strategy.history.rounds)
         raise RunError(f"the simulation ended after {done} of {scenario.rounds} rounds; see the log for the reason")
     return results[0]
-
-
-def _check_kinds(selector: Any, objective: Any, on_round: Any) -> None:
-    """Refuse what is of another kind than :func:`simulate` takes."""
-    if selector is not None and not isinstance(selector, Selector):
-        got = selector.__name__ if isinstance(selector, type) else repr(selector)
-        raise ParameterError(
-            f"selector must be a fedsel_flwr.selectors.Selector, such as Random(clients_per_round=3), got {got}; a "
-            "name belongs into the scenario"
-        )
-    if objective is not None and not isinstance(objective, Objective):
-        raise ParameterError(
-            "objective must be a fedsel_flwr.clients.objectives.Objective(loss=..., quality=...), got "
-            f"{type(objective).__name__}"
-        )
-    if on_round is not None and not callable(on_round):
-        raise ParameterError(f"on_round must be a function of a RoundRecord, got {type(on_round).__name__}")
-
-
-def check_engine(scenario: Scenario, where: Where, device: str = "cpu", rounds_on_flower: int = 0) -> None:
-    """Refuse a scenario that its engine cannot run, or where.
-
-    Args:
-        scenario: The scenario, with its engine.
-        where: What Ray is given.
-        device: Where the vectorized engine trains.
-        rounds_on_flower: Rounds on Ray beside the vectorized engine's.
-
-    Raises:
-        FedSelError: Says what to change.
-    """
-    if scenario.engine == "vectorized":
-        check_vectorized(scenario)
-        check_device(device)
-        if rounds_on_flower == 0:
-            if where.asked:
-                raise ParameterError(
-                    f"{where.asked[0]} is for Ray, but the vectorized engine runs in one process: choose the engine "
-                    "'ray', or leave it out"
-                )
-            return
-    elif device != "cpu":
-        raise ParameterError(
-            f"device = {device!r} is where the vectorized engine trains; on Ray give each client a share of a GPU: "
-            "client_gpus"
-        )
-    where.check()
 
 
 @dataclass(frozen=True)
