@@ -10,8 +10,15 @@ from typing import Any
 
 from fedsel_flwr.errors import ParameterError
 
-NOT_EMPTY = ("scenario", "selector", "selectors", "seeds", "reference", "runs_dir", "data_dir", "out")
+NOT_EMPTY = ("scenario", "selector", "selectors", "seeds", "reference", "runs_dir", "data_dir", "out", "resume",
+             "checkpoint_dir")  # fmt: skip
 """Options whose value must not be empty: an unset variable of a shell would pass for a value that was never given."""
+
+WHAT = (
+    "scenario", "overrides", "engine", "selector", "selectors", "seed", "seeds", "reference", "rounds_on_flower",
+    "no_checkpoints",
+)  # fmt: skip
+"""Arguments that say what is run; the folder of a run knows them."""
 
 
 def parse(
@@ -61,13 +68,14 @@ def _options(parser: argparse.ArgumentParser) -> list[str]:
 
 def seeds_of(args: argparse.Namespace) -> int | list[int]:
     """How many seeds, or the seeds themselves."""
+    given = args.seeds or "1"
     try:
-        numbers = [int(part) for part in args.seeds.split(",")]
+        numbers = [int(part) for part in given.split(",")]
     except ValueError:
-        raise ParameterError(f"--seeds must be a number, or numbers with commas, got {args.seeds!r}") from None
-    if "," not in args.seeds and numbers[0] < 1:
-        raise ParameterError(f"--seeds must be at least 1, got {args.seeds}")
-    return numbers if "," in args.seeds else numbers[0]
+        raise ParameterError(f"--seeds must be a number, or numbers with commas, got {given!r}") from None
+    if "," not in given and numbers[0] < 1:
+        raise ParameterError(f"--seeds must be at least 1, got {given}")
+    return numbers if "," in given else numbers[0]
 
 
 def where_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -97,3 +105,29 @@ def _toml_value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+
+
+def resumed_folder(args: argparse.Namespace) -> str | None:
+    """The folder that the command is to go on in; None where it begins a run, or is to look for the folder itself.
+
+    Raises:
+        ParameterError: Something is given that the folder says already.
+    """
+    if not isinstance(args.resume, str):
+        return None
+    if getattr(args, "checkpoint_dir", None) is not None:
+        raise ParameterError(
+            f"--resume {args.resume} names the folder of a run, which knows its checkpoints: leave out "
+            "--checkpoint-dir, or begin with the scenario and end with --resume"
+        )
+    said = [name for name in WHAT if getattr(args, name, None)]
+    if args.runs_dir != "runs":
+        said.append("runs_dir")
+    if said:
+        option = "set" if said[0] == "overrides" else said[0].replace("_", "-")
+        what = f"the scenario {args.scenario!r}" if option == "scenario" else f"--{option}"
+        raise ParameterError(
+            f"--resume {args.resume} goes on with what was begun in that folder: leave out {what}; --rounds, "
+            "--data-dir and where it runs may be given"
+        )
+    return args.resume

@@ -6,17 +6,19 @@ import argparse
 import importlib.util
 import json
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsel_flwr.arguments import overrides_of, parse, seeds_of, where_of
-from fedsel_flwr.commands import DEFAULT_SELECTORS, parser_of
+from fedsel_flwr.arguments import overrides_of, parse, resumed_folder, seeds_of, where_of
+from fedsel_flwr.commands import DEFAULT_SCENARIO, DEFAULT_SELECTORS, parser_of
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError
 
 if TYPE_CHECKING:
     from fedsel_flwr.simulations.comparison import Comparison
+    from fedsel_flwr.simulations.planning import Plan
 
 EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
 
@@ -69,44 +71,26 @@ def _list() -> int:
 
 def _compare(args: argparse.Namespace) -> int:
     """Run the runs, print table, verdict and folder; ``fedsel run`` is a comparison of one."""
-    from fedsel_flwr.references import located
-    from fedsel_flwr.simulations.scenario_files import load_scenario
-
-    given = ",".join(args.selectors or [DEFAULT_SELECTORS]) if args.command == "compare" else ""
-    named = [name.strip() for name in given.split(",") if name.strip()]
-    everybody = named == ["all"]
-    named = [] if everybody else [located(name, Path.cwd()) for name in named]
-    scenario = load_scenario(args.scenario, overrides_of(args), named)
-    if args.command == "run":
-        named = [scenario.selector]
-    elif not everybody and (not named or len(set(named)) != len(named)):
-        raise ParameterError(f"--selectors must name at least one selector, each once, got {given!r}")
-    seeds = seeds_of(args) if args.command == "compare" else 1
+    going_on = resumed_folder(args)
+    plan = _plan(args) if going_on is None else _plan_of(Path(going_on), args)
 
     from fedsel_flwr.report.progress import Progress
     from fedsel_flwr.report.run_folder import create_run_folder
-    from fedsel_flwr.simulations.comparing import Plan
-    from fedsel_flwr.simulations.everyone import every_selector
     from fedsel_flwr.simulations.logs import in_one_line, logging_to
+    from fedsel_flwr.simulations.plan_files import newest_like
     from fedsel_flwr.simulations.processes import adopt_orphans, end_descendants, leaving_at_once
     from fedsel_flwr.simulations.results import rounds_in
-    from fedsel_flwr.simulations.where import Where
     from fedsel_flwr.simulations.world import world_of
 
-    left_out: dict[str, str] = {}
-    if everybody:
-        named, left_out = every_selector(scenario)
-    plan = Plan.of(
-        scenario, named, seeds=seeds, engine=scenario.engine, reference=getattr(args, "reference", None),
-        rounds_on_flower=getattr(args, "rounds_on_flower", 0), where=Where(**where_of(args)), device=args.device,
-        processes=args.processes,
-    )  # fmt: skip
+    if going_on is None and args.resume and getattr(args, "checkpoint_dir", None) is None:
+        going_on = str(newest_like(plan.said(), Path(args.runs_dir)))
     world_of(plan.them[0].scenario(plan.scenario, plan.seeds[0]))  # faults in the data come before anything is written
-    folder = create_run_folder(scenario.name, args.runs_dir).resolve()
+    folder = (Path(going_on) if going_on else create_run_folder(plan.scenario.name, args.runs_dir)).resolve()
     adopt_orphans()
 
     def holds() -> str:
-        return f"{folder} holds {rounds_in(folder) or 'no round yet'}"
+        further = "" if args.no_checkpoints else f"; fedsel {args.command} --resume {shlex.quote(str(folder))} goes on"
+        return f"{folder} holds {rounds_in(folder) or 'no round yet'}{further}"
 
     try:
         with (
@@ -116,16 +100,62 @@ def _compare(args: argparse.Namespace) -> int:
             leaving_at_once(progress.stop, lambda: f"fedsel: interrupted; {holds()}", EXIT_INTERRUPTED),
         ):
             options = {"quiet": args.quiet, "on_wait": progress.on_wait}
-            comparison = plan.run(folder, progress.start_run, progress.update, **options)
+            comparison = plan.run(
+                folder, progress.start_run, progress.update, resume=args.resume is not None, **options
+            )
     except RunError as error:
         raise RunError(f"{error}; {holds()}") from error
     finally:
         end_descendants()
-    comparison.left_out = left_out
     _show(comparison, args.json)
     if not args.json:
         print(f"{folder}")
     return 0
+
+
+def _plan(args: argparse.Namespace) -> Plan:
+    """What the command line asks for."""
+    from fedsel_flwr.references import located
+    from fedsel_flwr.simulations.scenario_files import load_scenario
+
+    given = ",".join(args.selectors or [DEFAULT_SELECTORS]) if args.command == "compare" else ""
+    named = [name.strip() for name in given.split(",") if name.strip()]
+    everybody = named == ["all"]
+    named = [] if everybody else [located(name, Path.cwd()) for name in named]
+    scenario = load_scenario(args.scenario or DEFAULT_SCENARIO, overrides_of(args), named)
+    if args.command == "run":
+        named = [scenario.selector]
+    elif not everybody and (not named or len(set(named)) != len(named)):
+        raise ParameterError(f"--selectors must name at least one selector, each once, got {given!r}")
+    seeds = seeds_of(args) if args.command == "compare" else 1
+    checkpoints: dict[str, Any] = {"checkpoint_every": 0} if args.no_checkpoints else {}
+    if getattr(args, "checkpoint_dir", None) is not None:
+        if args.no_checkpoints:
+            raise ParameterError("--checkpoint-dir and --no-checkpoints contradict each other: leave out one of them")
+        checkpoints = {"checkpoint_dir": str(Path(args.checkpoint_dir).expanduser().resolve())}
+
+    from fedsel_flwr.simulations.everyone import every_selector
+    from fedsel_flwr.simulations.planning import Plan
+    from fedsel_flwr.simulations.where import Where
+
+    left_out: dict[str, str] = {}
+    if everybody:
+        named, left_out = every_selector(scenario)
+    return Plan.of(
+        scenario, named, seeds=seeds, engine=scenario.engine, reference=getattr(args, "reference", None),
+        rounds_on_flower=getattr(args, "rounds_on_flower", 0), where=Where(**where_of(args)), device=args.device or "cpu",
+        processes=args.processes, left_out=left_out, checkpoints=checkpoints,
+    )  # fmt: skip
+
+
+def _plan_of(folder: Path, args: argparse.Namespace) -> Plan:
+    """What was begun in a folder, to be run where the command line says."""
+    from fedsel_flwr.simulations.planning import Plan
+    from fedsel_flwr.simulations.where import Where
+
+    elsewhere: dict[str, Any] = {"where": Where(**given)} if (given := where_of(args)) else {}
+    elsewhere |= {key: value for key in ("device", "processes") if (value := getattr(args, key)) is not None}
+    return Plan.load(folder, {"rounds": args.rounds, "data.data_dir": args.data_dir}, **elsewhere)
 
 
 def _report(args: argparse.Namespace) -> int:

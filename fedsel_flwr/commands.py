@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 from fedsel_flwr import __version__
 
+DEFAULT_SCENARIO = "digits"
+"""What is run where nothing is named."""
 DEFAULT_SELECTORS = "bsfl,cs-ucb,random"
 """Who is compared where nobody is named."""
 
@@ -20,7 +22,7 @@ def parser_of() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argument
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("list", allow_abbrev=False, help="show the scenarios and the selectors")
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("scenario", nargs="?", default="digits", help="name or TOML file (default: digits)")
+    common.add_argument("scenario", nargs="?", help="name or TOML file (default: digits)")
     common.add_argument("--data-dir", metavar="DIR", help="folder of torchvision's data sets (else $FEDSEL_DATA)")
     common.add_argument("--rounds", type=int, help="number of rounds, instead of the scenario's")
     common.add_argument(
@@ -53,7 +55,6 @@ def parser_of() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argument
     )  # fmt: skip
     common.add_argument(
         "--device",
-        default="cpu",
         metavar="DEVICE",
         help="where the vectorized engine trains, such as cuda (default: cpu)",
     )
@@ -61,9 +62,23 @@ def parser_of() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argument
         "--quiet", action="store_true", help="show no progress: only the table, and where the files are"
     )
     common.add_argument("--runs-dir", default="runs", metavar="DIR", help="where run folders go (default: ./runs)")
+    common.add_argument(
+        "--resume", nargs="?", const=True, default=None, metavar="FOLDER",
+        help="go on in the folder of a run or comparison that was cut off, as it was begun; without FOLDER in the "
+        "newest one that was begun with the same arguments",
+    )  # fmt: skip
+    common.add_argument(
+        "--no-checkpoints", action="store_true",
+        help="write no checkpoints: a run that is cut off cannot go on, only begin anew",
+    )  # fmt: skip
     run = commands.add_parser("run", allow_abbrev=False, parents=[common], help="run a scenario with one selector")
     run.add_argument("--selector", help="instead of the scenario's: a name, package.module:Class or ./file.py:Class")
     run.add_argument("--seed", type=int, help="instead of the scenario's")
+    run.add_argument(
+        "--checkpoint-dir", metavar="DIR",
+        help="where checkpoints go, and stay when the run has finished (default: into the run's folder until then); "
+        "with --resume the run goes on from those there",
+    )  # fmt: skip
     compare = commands.add_parser(
         "compare", allow_abbrev=False, parents=[common], help="run a scenario with several selectors"
     )
@@ -74,7 +89,7 @@ def parser_of() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argument
         help=f"names, package.module:Class or ./file.py:Class, with commas, or all (default: {DEFAULT_SELECTORS})",
     )
     compare.add_argument(
-        "--seeds", default="1", metavar="N|A,B,C",
+        "--seeds", metavar="N|A,B,C",
         help="runs of each selector, counted up from the scenario's seed, or the seeds themselves (default: 1)",
     )  # fmt: skip
     compare.add_argument(
