@@ -135,14 +135,9 @@ def simulate(
         return result
     if strategy is not None:
         raise ParameterError("folder cannot be given together with a strategy of your own: write the result yourself")
-
-    def keep(record: RoundRecord) -> None:
-        kept.round_ended(record, made.history)
-        if on_round:
-            on_round(record)
-
-    made = make_strategy(world, keep, selector)
+    made = make_strategy(world, on_round, selector)
     kept = RunFolder(folder, scenario, label or (selector.name if selector else None))
+    kept.follow(made.history)
     try:
         result = _run(world, made, device, session, quiet, processes)
         kept.finish(result, worked_out(world, result.history, result.arrays))
