@@ -143,8 +143,8 @@ def _plan(args: argparse.Namespace) -> Plan:
         named, left_out = every_selector(scenario)
     return Plan.of(
         scenario, named, seeds=seeds, engine=scenario.engine, reference=getattr(args, "reference", None),
-        rounds_on_flower=getattr(args, "rounds_on_flower", 0), where=Where(**where_of(args)), device=args.device or "cpu",
-        processes=args.processes, left_out=left_out, checkpoints=checkpoints,
+        rounds_on_flower=getattr(args, "rounds_on_flower", 0), where=Where(**where_of(args)),
+        device=args.device or "cpu", processes=args.processes, left_out=left_out, checkpoints=checkpoints,
     )  # fmt: skip
 
 

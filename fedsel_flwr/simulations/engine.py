@@ -146,7 +146,7 @@ def simulate(
         raise ParameterError(f"{what} cannot be given together with a strategy of your own: {instead}")
     label = label or (selector.name if selector else None)
     if resume and folder is not None and (finished := finished_run(folder, scenario, label)):
-        keeping.finished()  # the run may have ended before they were removed
+        keeping.finished()  # it may have been cut off before they were removed
         return finished
     world = world_of(scenario, brought)  # in this thread, so that faults in data and parameters come before Ray starts
     session = Session(where, Waiting("Starting Ray", "Ray started", tell=on_wait, quiet=quiet))
@@ -162,14 +162,9 @@ def simulate(
                 "to try a selector of your own, give simulate selector= in place of strategy="
             )
         return result
-
-    def keep(record: RoundRecord) -> None:
-        kept.round_ended(record, made.history)
-        if on_round:
-            on_round(record)
-
     kept = RunFolder(folder, scenario, label)
-    made = make_strategy(world, keep, selector, keeping.options(scenario, selector))
+    made = make_strategy(world, on_round, selector, keeping.options(scenario, selector))
+    kept.follow(made.history, elsewhere=checkpoint_dir is not None)
     keeping.begin(made, world)
     try:
         kept.begin()

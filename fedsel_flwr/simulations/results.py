@@ -18,8 +18,9 @@ from pydantic import ValidationError
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report import run_folder
 from fedsel_flwr.report.files import replacing
-from fedsel_flwr.report.journal import Journal
-from fedsel_flwr.rounds.history import History, RoundRecord
+from fedsel_flwr.report.journal import JOURNAL
+from fedsel_flwr.rounds.history import History
+from fedsel_flwr.rounds.ledger import Ledger
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.simulations.scenario import Scenario
 
@@ -55,13 +56,16 @@ class RunFolder:
 
     def __init__(self, folder: str | Path, scenario: Scenario, label: str | None = None) -> None:
         self.path, self._scenario, self._label = Path(folder), scenario, label or scenario.selector
-        self.failure: RunError | None = None
-        self._journal: Journal | None = None
+        self._ledger: Ledger | None = None
         with self._told("begun"):
             self.path.mkdir(parents=True, exist_ok=True)
 
     def begin(self) -> None:
-        """Write what is run, and begin the journal; raises :class:`RunError` if that cannot be done."""
+        """Write what is run, and begin the journal.
+
+        Raises:
+            RunError: That cannot be done.
+        """
         made_by = {"python": platform.python_version()} | {
             package: importlib.metadata.version(package) for package in ("fedsel-flwr", "flwr", "torch", "numpy")
         }
@@ -73,20 +77,29 @@ class RunFolder:
             with replacing(self.path / RUN) as temporary:
                 temporary.write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
             run_folder.write_scenario(self.path, tomli_w.dumps(scenario.model_dump(exclude={"name"})))
-        self._journal = Journal(self.path)
+        if self._ledger is not None:
+            self._ledger.begin()
 
-    def round_ended(self, record: RoundRecord, history: History) -> None:
-        """Write a finished round; raises :class:`RunError` if that cannot be done."""
-        if self._journal is None:
-            return
-        try:
-            self._journal.write(record, history.clients)
-        except RunError as error:
-            self.failure = error
-            raise
+    def follow(self, history: History, *, elsewhere: bool = False) -> None:
+        """Have each round of a history written as it ends; to be called before the history goes on from a checkpoint.
+
+        Args:
+            history: Of the run.
+            elsewhere: Whether it has a place of its own; else it goes to the folder's journal.
+        """
+        if not elsewhere:
+            history.write_to(Ledger(self.path / JOURNAL))
+        self._ledger = history.ledger
+
+    @property
+    def failure(self) -> RunError | None:
+        """What the disk said when a round could not be written."""
+        return self._ledger.failure if self._ledger else None
 
     def finish(self, result: RunResult, tables: Mapping[str, Mapping[str, Any]] | None = None) -> None:
         """Write history and model in place of the journal, and tables that were worked out of them by name.
+
+        What the history has in the journal can still be read.
 
         Raises:
             RunError: That cannot be done.
@@ -96,13 +109,15 @@ class RunFolder:
             for name, columns in (tables or {}).items():
                 run_folder.write_table(self.path / f"{name}.parquet", columns)
             run_folder.write_model(self.path, list(result.arrays))
-        if self._journal is not None:
-            self._journal.remove()
+        journal, ledger = self.path / JOURNAL, result.history.ledger
+        if ledger is not None and ledger.path.resolve() == journal.resolve():
+            ledger.remove()
+        journal.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Leave the journal as it is."""
-        if self._journal is not None:
-            self._journal.close()
+        if self._ledger is not None:
+            self._ledger.close()
 
     @contextlib.contextmanager
     def _told(self, what: str) -> Iterator[None]:

@@ -288,9 +288,12 @@ class Adapter:
         self.history.evaluated(self.core.numbering.absolute(server_round), loss=_or_nan(loss), accuracy=accuracy)
 
     def _end_round(self, server_round: int) -> None:
-        """Tell the caller about the round, if it is one that was recorded."""
-        last = self.history.rounds[-1] if self.history.rounds else None
-        if self._on_round is not None and last is not None and last.round == self.core.numbering.absolute(server_round):
+        """Close the round in the history and tell the caller, if it is one that was recorded."""
+        last = self.history.last
+        if last is None or last.round != self.core.numbering.absolute(server_round):
+            return
+        self.history.close_round()
+        if self._on_round is not None:
             self._on_round(last)
 
 
