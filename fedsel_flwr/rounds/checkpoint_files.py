@@ -103,7 +103,9 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """
     try:
         return _read(path)
-    except (KeyError, TypeError, AttributeError) as error:  # a file that somebody made by hand
+    except StateError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError) as error:  # a file that somebody made by hand
         raise StateError(f"it is no checkpoint: {type(error).__name__}: {error}") from error
 
 

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from fedsel_flwr.errors import ParameterError, StateError
-from fedsel_flwr.rounds.checkpoints import Checkpoint, Checkpoints
+from fedsel_flwr.rounds.checkpoints import JOURNAL, Checkpoint, Checkpoints
 from fedsel_flwr.rounds.client_values import ClientValues
 from fedsel_flwr.rounds.core import SelectionCore
+from fedsel_flwr.rounds.ledger import Ledger
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.strategies.bases import layers
@@ -47,6 +48,7 @@ class Resuming:
             from fedsel_flwr.strategies.base_state import check_base
 
             check_base(base)
+            core.parts.history.write_to(Ledger(checkpoints.folder / JOURNAL))
         self._core, self._base, self._checkpoints = core, base, checkpoints
         self.total_rounds = self.last_round = total_rounds
         self.made_for = made_for(core, base)

@@ -15,6 +15,7 @@ from tests.strategies.zygote import DIED
 CALLS = (
     "open",
     "write",
+    "pwrite",
     "fsync",
     "fdatasync",
     "replace",
@@ -52,8 +53,8 @@ class Failpoints:
             if str(path).startswith(self._folder) and not reads:
                 self.points.append(f"{name} {Path(path).name}")
                 if len(self.points) == self._die_at:
-                    if self._torn and name == "write":
-                        call(target, bytes(args[0])[: len(args[0]) // 2])
+                    if self._torn and "write" in name:
+                        call(target, bytes(args[0])[: len(args[0]) // 2], *args[1:])
                     os._exit(DIED)
             return call(target, *args, **kwargs)
 

@@ -98,6 +98,7 @@ class Run:
             seen.model = [array.tobytes() for array in result.arrays.to_numpy_ndarrays()]
             seen.metrics = sorted(result.train_metrics_clientapp)
         seen.finish(strategy)
+        seen.journal = None if folder is None else (folder / "journal.jsonl").read_text()
         return seen
 
 
@@ -112,7 +113,9 @@ class Seen:
         told: What the caller of ``on_round`` was told.
         evaluated: The rounds whose models were evaluated.
         trained: The rounds that clients were asked in.
+        finished: Each round's record and those of its clients.
         metrics: The rounds of the result's metrics.
+        journal: What is in the file of finished rounds; None where there are no checkpoints.
     """
 
     step: Callable[[], None] = lambda: None
@@ -122,7 +125,9 @@ class Seen:
     told: list[Any] = field(default_factory=list)
     evaluated: list[int] = field(default_factory=list)
     trained: list[int] = field(default_factory=list)
+    finished: list[Any] = field(default_factory=list)
     metrics: list[int] = field(default_factory=list)
+    journal: str | None = None
 
     def evaluate(self, number: int, arrays: Any, config: Any = None) -> tuple[float, dict[str, Any]]:
         """The central evaluation."""
@@ -143,6 +148,8 @@ class Seen:
             key: value.tobytes() if isinstance(value, np.ndarray) else value for key, value in _flat("", parts)
         }
         self.records = [repr(one) for one in [*strategy.history.rounds, *strategy.history.clients]]
+        rounds, clients = strategy.history.rounds, list(strategy.history.clients)
+        self.finished = [(one, [row for row in clients if row.round == one.round]) for one in rounds]
         self.told = [repr(one) for one in self.told]
         self.step = _nothing
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedsel_flwr.rounds.lines import Entry, line_of
 from tests.strategies.failpoints import Failpoints
 from tests.strategies.resumed_runs import APIS, ROUNDS, Run, Seen
 from tests.strategies.zygote import Zygote
@@ -66,6 +67,11 @@ def _ended(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 
+def journal(run: Seen) -> str:
+    """What the file of finished rounds holds after a run."""
+    return "".join(line_of(Entry(*one)).decode() for one in run.finished)
+
+
 def check_killed(zygote: Zygote, run: Run, folder: Path, moments: int) -> None:
     straight = run.play()
     steps = len(straight.evaluated) + len(straight.trained)
@@ -77,6 +83,7 @@ def check_killed(zygote: Zygote, run: Run, folder: Path, moments: int) -> None:
         cut_off += killed(zygote, run, place, *moment)
         rest = zygote.call(played, run, place)
         assert rest.result() == straight.result(), f"killed {moment[1]:.4f} s after step {moment[0]}"
+        assert rest.journal == journal(straight)
         assert straight.told[-len(rest.told) :] == rest.told
     assert cut_off > moments // 2
 
@@ -112,24 +119,26 @@ def dying(run: Run, folder: Path, die_at: int | None, torn: bool) -> list[str]:
     return points.points
 
 
-def check_every_point(zygote: Zygote, run: Run, folder: Path) -> None:
+def check_points(zygote: Zygote, run: Run, folder: Path, share: int = 1, of: int = 1) -> None:
+    """Let a run die at every point there is, or at a share of them: each write also halfway."""
     straight, points = run.play(), zygote.call(dying, run, folder / "none", None, False)
-    assert {"write", "fsync", "replace", "unlink"} <= {point.split()[0] for point in points}
-    for torn in (False, True):
-        for number, point in enumerate(points, start=1):
-            if torn and not point.startswith("write"):
-                continue
-            place = folder / f"{number}-{torn}"
-            assert zygote.call(dying, run, place, number, torn) is None, "the process lived on"
-            rest = zygote.call(played, run, place)
-            assert rest.result() == straight.result(), f"died at point {number}, {point}{', torn' if torn else ''}"
+    assert {"write", "pwrite", "fsync", "replace", "unlink"} <= {point.split()[0] for point in points}
+    deaths = [(number, False) for number in range(1, len(points) + 1)]
+    deaths += [(number, True) for number in range(1, len(points) + 1) if "write" in points[number - 1].split()[0]]
+    for number, torn in deaths[share - 1 :: of]:
+        place = folder / f"{number}-{torn}"
+        assert zygote.call(dying, run, place, number, torn) is None, "the process lived on"
+        rest = zygote.call(played, run, place)
+        where = f"died at point {number}, {points[number - 1]}{', torn' if torn else ''}"
+        assert rest.journal == journal(straight), where
+        assert rest.result() == straight.result(), where
 
 
 @pytest.mark.parametrize("api", APIS)
 def test_dying_at_every_point(zygote: Zygote, api: str, folder: Path) -> None:
-    """Each write, sync, rename and removal, before the first checkpoint and after the last round."""
-    options = {"keep_checkpoints": 1}
-    check_every_point(zygote, Run(api, "FedAdam", "fedcm-ts", rounds=2, options=options), folder)
+    """Each write, sync, rename and removal, before the first checkpoint and after the last round; each API has half."""
+    run = Run(api, "FedAdam", "fedcm-ts", rounds=2, options={"keep_checkpoints": 1})
+    check_points(zygote, run, folder, APIS.index(api) + 1, len(APIS))
 
 
 @pytest.mark.slow
@@ -137,4 +146,4 @@ def test_dying_at_every_point(zygote: Zygote, api: str, folder: Path) -> None:
 @pytest.mark.parametrize("every", [1, 2])
 def test_dying_at_every_point_of_a_longer_run(zygote: Zygote, run: Run, every: int, folder: Path) -> None:
     options = {"checkpoint_every": every, "keep_checkpoints": 2}
-    check_every_point(zygote, Run(run.api, run.base, run.selector, rounds=7, options=options), folder)
+    check_points(zygote, Run(run.api, run.base, run.selector, rounds=7, options=options), folder)

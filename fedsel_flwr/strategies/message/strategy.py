@@ -78,6 +78,8 @@ class SelectionStrategy(Adapter, Strategy):
             grid = self._timed = TimedGrid(grid)
         self._evaluates, self._timeout = evaluate_fn is not None, timeout
         entering = None if evaluate_fn is None else self._entering(evaluate_fn)
+        if checkpoint is not None and not self._evaluates:
+            self._end_round(0)
         result = super().start(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, entering)
         if checkpoint is not None:
             in_absolute_rounds(result, done)
