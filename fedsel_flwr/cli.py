@@ -89,8 +89,9 @@ def _compare(args: argparse.Namespace) -> int:
     adopt_orphans()
 
     def holds() -> str:
-        further = "" if args.no_checkpoints else f"; fedsel {args.command} --resume {shlex.quote(str(folder))} goes on"
-        return f"{folder} holds {rounds_in(folder) or 'no round yet'}{further}"
+        there = rounds_in(folder)
+        further = f"; fedsel {args.command} --resume {shlex.quote(str(folder))} goes on"
+        return f"{folder} holds {there or 'no round yet'}{further if there and not args.no_checkpoints else ''}"
 
     try:
         with (

@@ -1,12 +1,13 @@
 """A process that has everything imported and forks another for each play, so that plays can die.
 
-``python -m tests.strategies.zygote``: reads jobs from standard input, each a pickled (function, arguments, file); the
-process that is forked calls the function and pickles what it returns into the file. Answers with its id, and with how
-it ended when asked.
+``python -m tests.strategies.zygote MODULE``: reads jobs from standard input, each a pickled (function, arguments,
+file); the process that is forked calls the function and pickles what it returns into the file. Answers with its id, and
+with how it ended when asked.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
 import subprocess
@@ -28,11 +29,12 @@ class Zygote:
 
     Args:
         folder: Where results are put.
+        module: What is imported before anything is forked; a function ``warm`` in it is called.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, module: str = "tests.strategies.resumed_runs") -> None:
         self._folder = folder
-        command = [sys.executable, "-m", "tests.strategies.zygote"]
+        command = [sys.executable, "-m", "tests.strategies.zygote", module]
         self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._in, self._out = cast(IO[bytes], self._process.stdin), cast(IO[bytes], self._process.stdout)
 
@@ -69,15 +71,14 @@ class Zygote:
 
 def main() -> None:
     """Fork and wait until nobody asks any more."""
-    import tests.strategies.resumed_runs  # noqa: F401 (once, for all)
-
+    getattr(importlib.import_module(sys.argv[1]), "warm", lambda: None)()  # once, for all
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     while True:
         try:
             question = pickle.load(sys.stdin.buffer)
         except EOFError:
-            return
+            os._exit(0)  # nothing of what was imported needs an orderly end
         if isinstance(question, int):
             answer = os.waitstatus_to_exitcode(os.waitpid(question, 0)[1])
         elif not (answer := os.fork()):
