@@ -137,10 +137,10 @@ def test_a_run_goes_on_in_its_folder(zygote: Zygote, folder: Path) -> None:
 
 
 def test_a_comparison_goes_on_with_the_run_that_was_cut_off(zygote: Zygote, folder: Path) -> None:
-    argv = ("compare", "smoke", "--rounds", "60", "--selectors", "bsfl,random", "--seeds", "2", "--set",
+    argv = ("compare", "smoke", "--rounds", "24", "--selectors", "bsfl,random", "--seeds", "2", "--set",
             "target_accuracy=0.5")  # fmt: skip
     straight = begun(zygote, folder / "straight", None, *argv)
-    within = larger(folder / "cut", "runs/*/random-seed1/journal.jsonl", 20_000)
+    within = larger(folder / "cut", "runs/*/random-seed1/journal.jsonl", 8_000)
     cut_off = begun(zygote, folder / "cut", within, *argv)
     finished = (cut_off / "bsfl-seed1" / "model.safetensors").stat().st_mtime_ns
     assert not (cut_off / "bsfl-seed2").exists()
@@ -149,7 +149,7 @@ def test_a_comparison_goes_on_with_the_run_that_was_cut_off(zygote: Zygote, fold
     assert out.splitlines()[-1] == str(cut_off)
     assert content(cut_off) == content(straight)
     assert (cut_off / "bsfl-seed1" / "model.safetensors").stat().st_mtime_ns == finished
-    assert "bsfl, seed 1: round 60/60" in out
-    assert "bsfl, seed 1: round  1/60" not in out
-    assert "random, seed 1: round  1/60" not in out
-    assert "bsfl, seed 2: round  1/60" in out
+    assert "bsfl, seed 1: round 24/24" in out
+    assert "bsfl, seed 1: round  1/24" not in out
+    assert "random, seed 1: round  1/24" not in out
+    assert "bsfl, seed 2: round  1/24" in out
