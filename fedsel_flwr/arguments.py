@@ -1,15 +1,24 @@
-"""Reading the command line: what argparse leaves open, and hints where a word is nearly right."""
+"""Reading the command line: what argparse leaves open, what the arguments mean, hints where a word is nearly right."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import tomllib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fedsel_flwr.errors import ParameterError
 
-NOT_EMPTY = ("scenario", "selector", "selectors", "seeds", "reference", "runs_dir", "data_dir", "out")
+NOT_EMPTY = ("scenario", "selector", "selectors", "seeds", "reference", "runs_dir", "data_dir", "out", "resume",
+             "checkpoint_dir")  # fmt: skip
 """Options whose value must not be empty: an unset variable of a shell would pass for a value that was never given."""
+
+WHAT = (
+    "scenario", "overrides", "engine", "selector", "selectors", "seed", "seeds", "reference", "rounds_on_flower",
+    "no_checkpoints",
+)  # fmt: skip
+"""Arguments that say what is run; the folder of a run knows them."""
 
 
 def parse(
@@ -55,3 +64,70 @@ def _hint(args: argparse.Namespace, unknown: Sequence[str], commands: Mapping[st
 
 def _options(parser: argparse.ArgumentParser) -> list[str]:
     return [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
+
+
+def seeds_of(args: argparse.Namespace) -> int | list[int]:
+    """How many seeds, or the seeds themselves."""
+    given = args.seeds or "1"
+    try:
+        numbers = [int(part) for part in given.split(",")]
+    except ValueError:
+        raise ParameterError(f"--seeds must be a number, or numbers with commas, got {given!r}") from None
+    if "," not in given and numbers[0] < 1:
+        raise ParameterError(f"--seeds must be at least 1, got {given}")
+    return numbers if "," in given else numbers[0]
+
+
+def where_of(args: argparse.Namespace) -> dict[str, Any]:
+    """What Ray is given, as far as it was said."""
+    named = ("num_cpus", "num_gpus", "client_cpus", "client_gpus", "ray_address")
+    return {name: value for name in named if (value := getattr(args, name)) is not None}
+
+
+def overrides_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The scenario keys that were set: dotted key -> value; None leaves the scenario's own."""
+    overrides: dict[str, Any] = {"data.data_dir": args.data_dir, "rounds": args.rounds}
+    overrides |= {key: getattr(args, key, None) for key in ("selector", "seed")}
+    overrides["engine"] = args.engine or ("vectorized" if args.command == "compare" else None)
+    for text in args.overrides:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise ParameterError(f"--set expects KEY=VALUE, as in training.learning_rate=0.05, got {text!r}")
+        if not value.strip():
+            raise ParameterError(f"--set {text} lacks a value: give one, or leave it out to keep the scenario's")
+        overrides[key.strip()] = _toml_value(value.strip())
+    return overrides
+
+
+def _toml_value(text: str) -> Any:
+    """A number, boolean or list as TOML reads it, else the text itself."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def resumed_folder(args: argparse.Namespace) -> str | None:
+    """The folder that the command is to go on in; None where it begins a run, or is to look for the folder itself.
+
+    Raises:
+        ParameterError: Something is given that the folder says already.
+    """
+    if not isinstance(args.resume, str):
+        return None
+    if getattr(args, "checkpoint_dir", None) is not None:
+        raise ParameterError(
+            f"--resume {args.resume} names the folder of a run, which knows its checkpoints: leave out "
+            "--checkpoint-dir, or begin with the scenario and end with --resume"
+        )
+    said = [name for name in WHAT if getattr(args, name, None)]
+    if args.runs_dir != "runs":
+        said.append("runs_dir")
+    if said:
+        option = "set" if said[0] == "overrides" else said[0].replace("_", "-")
+        what = f"the scenario {args.scenario!r}" if option == "scenario" else f"--{option}"
+        raise ParameterError(
+            f"--resume {args.resume} goes on with what was begun in that folder: leave out {what}; --rounds, "
+            "--data-dir and where it runs may be given"
+        )
+    return args.resume

@@ -19,7 +19,7 @@ from fedsel_flwr.cli import DEFAULT_SELECTORS, main
 from fedsel_flwr.report.run_folder import read_history, read_model
 from fedsel_flwr.selectors import names
 from fedsel_flwr.selectors.registry import selector_class
-from fedsel_flwr.simulations import comparing
+from fedsel_flwr.simulations import planning
 from fedsel_flwr.simulations.results import write_run
 from fedsel_flwr.simulations.scenario_files import load_scenario, scenario_names
 from fedsel_flwr.simulations.world import World
@@ -27,7 +27,7 @@ from tests.processes import ROOT, Command
 from tests.simulations.inprocess import play
 
 RUN_FILES = {"regret.parquet", "run.json", "scenario.toml", "rounds.parquet", "clients.parquet", "model.safetensors"}
-FILES = RUN_FILES | {"comparison.png", "rounds.png", "runs.csv", "comparison.tex", "summary.json"}
+FILES = RUN_FILES | {"plan.json", "comparison.png", "rounds.png", "runs.csv", "comparison.tex", "summary.json"}
 
 
 @pytest.fixture(autouse=True)
@@ -254,7 +254,7 @@ def test_compare_runs_every_selector_on_every_seed(
         write_run(folder, scenario, result, label)
         return result
 
-    monkeypatch.setattr(comparing, "simulate", simulate)
+    monkeypatch.setattr(planning, "simulate", simulate)
     argv = ["compare", "smoke", "--selectors", "cs-ucb, random", "--seeds", "2", "--rounds", "4", "--set", "seed=5"]
     assert main(argv) == 0
     out, err = capsys.readouterr()
@@ -265,7 +265,7 @@ def test_compare_runs_every_selector_on_every_seed(
     assert {path.name for path in folder.iterdir()} == {
         "cs-ucb-seed5", "cs-ucb-seed6", "random-seed5", "random-seed6", "comparison.png", "rounds.png", "runs.csv",
         "comparison.tex", "summary.json",
-        "verdict.json", "flower.log",
+        "verdict.json", "flower.log", "plan.json",
     }  # fmt: skip
     summaries = json.loads((folder / "summary.json").read_text())
     assert [(s["selector"], s["seed"]) for s in summaries] == played

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedsel_flwr import cli
+from fedsel_flwr.commands import parser_of
 from fedsel_flwr.report import run_folder
 from fedsel_flwr.report.journal import JOURNAL
 from fedsel_flwr.rounds.history import ClientRecord, RoundRecord
@@ -19,7 +20,7 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "command-line.md"
 
 
 def commands() -> dict[str, argparse.ArgumentParser]:
-    return dict(cli._parser()[1])
+    return dict(parser_of()[1])
 
 
 def table(parser: argparse.ArgumentParser) -> str:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -25,6 +26,8 @@ ROUNDS = "rounds.parquet"
 CLIENTS = "clients.parquet"
 MODEL = "model.safetensors"
 SCENARIO = "scenario.toml"
+AT_A_TIME = 2**15
+"""Rows that are written together."""
 
 
 def create_run_folder(scenario_name: str, root: str | os.PathLike[str] = "runs", now: datetime | None = None) -> Path:
@@ -120,10 +123,8 @@ def read_history(folder: str | os.PathLike[str]) -> History:
     written = all((Path(folder) / name).exists() for name in (ROUNDS, CLIENTS))  # a full disk may lack the second one
     if not written and (Path(folder) / JOURNAL).exists():
         return read_journal(Path(folder))
-    history = History()
-    history.rounds.extend(_read_records(Path(folder) / ROUNDS, RoundRecord))
-    history.clients.extend(_read_records(Path(folder) / CLIENTS, ClientRecord))
-    return history
+    rounds = _read_records(Path(folder) / ROUNDS, RoundRecord)
+    return History.of(rounds, _read_records(Path(folder) / CLIENTS, ClientRecord))
 
 
 def write_model(folder: str | os.PathLike[str], arrays: Sequence[NDArray[Any]]) -> Path:
@@ -181,11 +182,11 @@ def read_model(folder: str | os.PathLike[str]) -> list[NDArray[Any]]:
 
 
 def _write_records(path: Path, record: type, rows: Sequence[Any]) -> None:
-    schema = _schema(record)
-    columns = {name: [getattr(row, name) for row in rows] for name in schema.names}
-    with replacing(path) as temporary:
-        table = load_optional("pyarrow").table(columns, schema=schema)
-        load_optional("pyarrow.parquet").write_table(table, temporary, compression="zstd")
+    schema, rest = _schema(record), iter(rows)
+    pa, parquet = load_optional("pyarrow"), load_optional("pyarrow.parquet")
+    with replacing(path) as temporary, parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
+        while part := list(islice(rest, AT_A_TIME)):  # a long history is never in memory as a whole
+            writer.write_table(pa.table({n: [getattr(row, n) for row in part] for n in schema.names}, schema=schema))
 
 
 def _read_records(path: Path, record: type) -> list[Any]:

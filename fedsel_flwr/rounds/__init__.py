@@ -29,6 +29,14 @@ the order in which a round goes through them:
 ``collecting``      all of that for the replies of a round
 ``reporting``       the selector's report and the history's records
 ``records``         the history's rows
+``lines``           a round as a line of JSON, and where a file's lines stand
+``growing_file``    a file that is only added to
+``ledger``          the file of finished rounds
+``views``           records as sequences, read where they stand
+``tally``           how often each client was selected and each problem met
+``columnar``        records as columns, in states
+``keeping``         where a history's records are: in memory, or the older ones in the ledger
+``round_line``      the log's line for each round
 ``history``         what happened, round by round and client by client
 ``saving``          what the owners of lasting state have in common
 ``parts``           who they are

@@ -5,36 +5,75 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from fedsel_flwr.checks import IntArray
-from fedsel_flwr.errors import StateError
+from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds import saving
+from fedsel_flwr.rounds.keeping import InMemory, OnDisk
+from fedsel_flwr.rounds.ledger import Ledger
 from fedsel_flwr.rounds.records import ClientRecord, RoundRecord
+from fedsel_flwr.rounds.round_line import round_fields, round_line
 
 __all__ = ["ClientRecord", "History", "RoundRecord"]
 
 logger = logging.getLogger("fedsel_flwr")
 USELESS = 3
 """Rounds in a row without a usable update after which the log says so."""
-Record = TypeVar("Record", ClientRecord, RoundRecord)
 
 
-@dataclass
 class History:
     """The record of a run.
 
-    Attributes:
-        rounds: One record a round.
-        clients: One record for each selected client of each round.
+    Without a ledger everything is in memory, in lists. With one the last rounds are, and the ones before are read from
+    it where they are asked for; ``rounds`` and ``clients`` are complete sequences in both cases.
+
+    The last round's evaluation can still be entered (:meth:`evaluated`); it goes to the ledger with
+    :meth:`close_round`, at the latest when the next one is appended.
+
+    Args:
+        ledger: Takes the finished rounds; what its file holds is replaced, unless a state is loaded. None: memory.
     """
 
-    rounds: list[RoundRecord] = field(default_factory=list)
-    clients: list[ClientRecord] = field(default_factory=list)
+    def __init__(self, ledger: Ledger | None = None) -> None:
+        self._kept: InMemory | OnDisk = InMemory() if ledger is None else OnDisk(ledger)
+        self._told = True  # whether the log has the last round
+
+    @classmethod
+    def of(cls, rounds: Iterable[RoundRecord], clients: Iterable[ClientRecord]) -> History:
+        """A history in memory."""
+        history = cls()
+        history._kept = InMemory(list(rounds), list(clients))
+        return history
+
+    @property
+    def rounds(self) -> Sequence[RoundRecord]:
+        """One record a round."""
+        return self._kept.rounds
+
+    @property
+    def clients(self) -> Sequence[ClientRecord]:
+        """One record for each selected client of each round."""
+        return self._kept.clients
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """Where finished rounds go; None: nowhere."""
+        return self._kept.ledger if isinstance(self._kept, OnDisk) else None
+
+    def write_to(self, ledger: Ledger) -> None:
+        """Have the rounds to come written to a ledger.
+
+        Raises:
+            RunError: There are rounds already.
+        """
+        if self.rounds:
+            raise RunError(f"a ledger takes a history from its first round on, but there are {len(self.rounds)} rounds")
+        self._kept = OnDisk(ledger)
 
     def append(
         self,
@@ -46,13 +85,18 @@ class History:
         probe_s: float = 0.0,
         probe_j: float = 0.0,
     ) -> RoundRecord:
-        """Add a round and its clients; times and joules are accumulated here, probes are added to the round's."""
+        """Add a round and its clients; times and joules are accumulated here, probes are added to the round's.
+
+        Raises:
+            RunError: The round before cannot be written.
+        """
+        self.close_round()
         joules = np.array([row.energy_j for row in clients])
         probed = probe_j if probe_s or probe_j else math.nan
         measured = not math.isnan(probed) or bool(np.isfinite(joules).any())
         energy = float(np.nansum([float(np.nansum(joules)), probed])) if measured or not clients else math.nan
         round_s += probe_s
-        last = self.rounds[-1] if self.rounds else None
+        last = self.last
         total = last.total_energy_j if last else math.nan
         if measured:
             total = energy + (0.0 if math.isnan(total) else total)
@@ -69,22 +113,39 @@ class History:
             probe_s=probe_s,
             probe_j=probe_j,
         )
-        self.rounds.append(record)
-        self.clients.extend(clients)
+        self._kept.add(record, clients)
+        self._told = False
         return record
+
+    @property
+    def last(self) -> RoundRecord | None:
+        """The last round; None before the first."""
+        return self.rounds[-1] if self.rounds else None
 
     def evaluated(self, round: int, *, loss: float, accuracy: float) -> None:
         """Enter the central evaluation of ``round``, if that round is the last one recorded."""
-        if self.rounds and self.rounds[-1].round == round:
-            self.rounds[-1] = replace(self.rounds[-1], loss=loss, accuracy=accuracy)
+        last = self.last
+        if last is not None and last.round == round:
+            self._kept.replace(replace(last, loss=loss, accuracy=accuracy))
+
+    def close_round(self) -> None:
+        """The last round has ended: it is told in the log and written to the ledger, once.
+
+        Raises:
+            RunError: It cannot be written.
+        """
+        if not self._told:
+            self._told = True
+            self._tell()
+        self._kept.close()
 
     def selection_counts(self, num_clients: int) -> IntArray:
         """How often each client was selected, by row, shape (num_clients,)."""
-        return np.bincount([row.client for row in self.clients], minlength=num_clients).astype(np.int64)
+        return self._kept.tally().selections(num_clients)
 
     def problem_counts(self) -> Counter[str]:
         """How often each kind of problem was met."""
-        return Counter(problem.split(":")[0] for row in self.clients for problem in row.problem.split("; ") if problem)
+        return Counter(self._kept.tally().problems)
 
     def complain_of_useless_rounds(self) -> None:
         """Say loudly that several rounds in a row had no usable update."""
@@ -98,41 +159,48 @@ class History:
         )  # fmt: skip
 
     def state_dict(self) -> saving.State:
-        """Every record, a column a field."""
-        return {"rounds": _columns(RoundRecord, self.rounds), "clients": _columns(ClientRecord, self.clients)}
+        """Every record, a column a field; with a ledger where it stands, and the records of the last round.
+
+        The ledger is synced to the disk before.
+
+        Raises:
+            RunError: It cannot be.
+        """
+        return self._kept.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state; nothing changes if it does not fit."""
-        saving.expect_keys(state, ("rounds", "clients"))
-        rounds = _records("rounds", RoundRecord, state["rounds"])
-        clients = _records("clients", ClientRecord, state["clients"])
-        self.rounds[:], self.clients[:] = rounds, clients
+        """Continue from a state; nothing changes if it does not fit.
+
+        With a ledger its lines behind the state's offset are given up, and the last round is open again. The state of a
+        history in memory fits as well: it is written to the ledger.
+        """
+        self._kept.load_state_dict(state)
+        self._told = not (isinstance(self._kept, OnDisk) and "offset" in state)
 
     def forget(self, rows: IntArray) -> None:
         """What happened stays."""
 
+    def __eq__(self, other: object) -> bool:
+        """Equal to a history of the same records."""
+        if not isinstance(other, History):
+            return NotImplemented
+        return self.rounds == other.rounds and self.clients == other.clients
 
-_TYPES: dict[str, type[np.generic]] = {"int": np.int64, "float": np.float64, "bool": np.bool_}
+    __hash__ = None  # type: ignore[assignment]
 
+    def __repr__(self) -> str:
+        """Every record."""
+        return f"History(rounds={self.rounds!r}, clients={self.clients!r})"
 
-def _columns(kind: type[Record], records: Sequence[Record]) -> saving.State:
-    columns: saving.State = {}
-    for one in fields(kind):
-        values = [getattr(record, one.name) for record in records]
-        columns[one.name] = values if one.type == "str" else np.array(values, dtype=_TYPES[str(one.type)])
-    return columns
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, or what goes to another process, is in memory."""
+        return History.of, (list(self.rounds), list(self.clients))
 
-
-def _records(name: str, kind: type[Record], columns: Any) -> list[Record]:
-    saving.expect_keys(columns, [one.name for one in fields(kind)])
-    loaded: dict[str, list[Any]] = {}
-    for one in fields(kind):
-        value, where = columns[one.name], f"{name}.{one.name}"
-        if one.type == "str":
-            loaded[one.name] = saving.texts(where, value)
-        else:
-            loaded[one.name] = saving.array(where, value, _TYPES[str(one.type)]).tolist()
-    lengths = {len(values) for values in loaded.values()}
-    if len(lengths) > 1:
-        raise StateError(f"the columns of {name} must be of one length, got {sorted(lengths)}")
-    return [kind(**dict(zip(loaded, row, strict=True))) for row in zip(*loaded.values(), strict=True)]
+    def _tell(self) -> None:
+        """Log the last round."""
+        last = self.last
+        if last is None or not logger.isEnabledFor(logging.INFO):
+            return
+        rows = self.clients[-last.num_selected :] if last.num_selected else []
+        told = round_fields(last, [row for row in rows if row.round == last.round])
+        logger.info(round_line(told), extra={"fedsel": told})

@@ -95,6 +95,13 @@ def plain_number(name: str, value: object, *, or_none: bool = False) -> float | 
     return float(value)
 
 
+def whole_number(name: str, value: object) -> int:
+    """The whole number, 0 or above, in a state."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
+        raise StateError(f"{name} must be a whole number of at least 0, got {value!r:.80}")
+    return int(value)
+
+
 def whole_numbers(name: str, value: object) -> dict[str, int]:
     """A copy of the mapping from text to whole numbers in a state."""
     if not isinstance(value, Mapping) or not all(

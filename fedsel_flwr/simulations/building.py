@@ -28,6 +28,7 @@ def make_strategy(
     world: World,
     on_round: Callable[[RoundRecord], None] | None = None,
     selector: Selector | None = None,
+    keeping: Mapping[str, Any] | None = None,
 ) -> Any:
     """Build the scenario's selection strategy around its base strategy, in the API that the scenario names.
 
@@ -35,6 +36,7 @@ def make_strategy(
         world: The scenario's world.
         on_round: Called with each finished round.
         selector: Chooses in place of the scenario's selector; None makes that one.
+        keeping: Options of the strategy's checkpoints.
 
     Returns:
         The strategy, a ``SelectionStrategy`` of either API.
@@ -60,6 +62,7 @@ def make_strategy(
         "evaluate_in": lambda number: number % scenario.evaluation_every == 0 or number >= scenario.rounds,
         "on_round": on_round,
         **_measuring(world),
+        **(keeping or {}),
     }
     package = importlib.import_module(api.PACKAGE)
     if selector is not None:
@@ -77,6 +80,7 @@ def given_or_made(
     strategy: Any = None,
     on_round: Callable[[RoundRecord], None] | None = None,
     selector: Selector | None = None,
+    keeping: Mapping[str, Any] | None = None,
 ) -> Any:
     """The strategy that the caller gave, if it fits the scenario, else the scenario's own.
 
@@ -85,6 +89,7 @@ def given_or_made(
         strategy: The caller's; None makes the scenario's (:func:`make_strategy`).
         on_round: Called with each finished round of the scenario's strategy; a strategy of the caller's has its own.
         selector: Chooses in place of the scenario's selector; None makes that one.
+        keeping: Options of the checkpoints of the scenario's strategy.
 
     Returns:
         The strategy.
@@ -94,7 +99,7 @@ def given_or_made(
             strategy of the scenario's API, or a fault that :func:`make_strategy` finds.
     """
     if strategy is None:
-        return make_strategy(world, on_round, selector)
+        return make_strategy(world, on_round, selector, keeping)
     for name, value in (("on_round", on_round), ("selector", selector)):
         if value is not None:
             raise ParameterError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +18,25 @@ from fedsel_flwr.checks import one_of
 from fedsel_flwr.clients.objectives import Objective
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report.waiting import Waiting
+from fedsel_flwr.rounds.checkpoints import Resume
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.simulations.afterwards import worked_out
+from fedsel_flwr.simulations.begun import finished_run
 from fedsel_flwr.simulations.building import given_or_made, make_strategy
+from fedsel_flwr.simulations.checking import ENGINES, check_engine, check_kinds
 from fedsel_flwr.simulations.client_app import ScenarioApp
 from fedsel_flwr.simulations.driving import count_nodes, run_rounds
 from fedsel_flwr.simulations.ingredients import MakeModel, Own, as_own_data
+from fedsel_flwr.simulations.keeping import Keeping, Pace
 from fedsel_flwr.simulations.logs import silent
 from fedsel_flwr.simulations.ray_session import Session
 from fedsel_flwr.simulations.results import RunFolder, RunResult
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.staffing import Staff, check_processes
-from fedsel_flwr.simulations.vectorized import check_vectorized, run_vectorized
-from fedsel_flwr.simulations.where import Where, check_device
+from fedsel_flwr.simulations.vectorized import run_vectorized
+from fedsel_flwr.simulations.where import Where
 from fedsel_flwr.simulations.world import World, world_of
-
-ENGINES = ("ray", "vectorized")
-"""What can run a scenario."""
 
 
 def simulate(
@@ -58,8 +60,12 @@ def simulate(
     objective: Objective | None = None,
     folder: str | Path | None = None,
     label: str | None = None,
+    checkpoint_dir: str | Path | None = None,
+    checkpoint_every: int | None = None,
+    keep_checkpoints: int = 3,
+    resume: Resume = False,
 ) -> RunResult:
-    """Run a scenario and wait for its end.
+    """Run a scenario and wait for its end; or go on with a run that was cut off, as if it had never been.
 
     Args:
         scenario: The scenario; its ``selector`` chooses.
@@ -94,15 +100,27 @@ def simulate(
         folder: Where the run is written (:class:`~fedsel_flwr.simulations.results.RunFolder`), each round as it ends;
             None: nowhere.
         label: What the selector is called there; None: as in the scenario, or by the name of a selector of your own.
+        checkpoint_dir: Folder of the run's checkpoints, which stay when it has finished. None: those of a run with a
+            ``folder`` are there, in ``checkpoints``, until it has finished; any other run has none.
+        checkpoint_every: A checkpoint after every so many rounds. None: after every round; but in the ``folder`` of a
+            run of the vectorized engine as often as costs it 2 % of its time. 0, without ``checkpoint_dir``: none.
+        keep_checkpoints: So many stay.
+        resume: False begins a new run, and refuses to overwrite checkpoints; True goes on from the newest one that can
+            be used, and begins anew where there is none; "must" refuses to begin anew. Of a run that had finished the
+            result is returned. What the run was made of must be the same, a selector, model or data of your own given
+            again; ``rounds`` and the budgets may be larger. The last round that was trained is evaluated, and
+            ``on_round`` told of it, again.
 
     Returns:
         History and final model.
 
     Raises:
         ParameterError: The data or a parameter cannot be used, or the strategy is not of the scenario's API or is
-            given together with ``on_round``, ``selector`` or ``folder``; or so many processes cannot train.
-        RunError: The simulation broke off, Ray died, the folder cannot be written to, the address leads nowhere, or no
-            client ever completed a round of a strategy of your own.
+            given together with ``on_round``, ``selector``, ``folder`` or checkpoints; or so many processes cannot
+            train.
+        RunError: The simulation broke off, Ray died, the folder cannot be written to, the address leads nowhere, no
+            client ever completed a round of a strategy of your own, or there are checkpoints that cannot be gone on
+            from: of another run, damaged, or of a newer version.
 
     >>> from fedsel_flwr.simulations.scenario_files import load_scenario
     >>> result = simulate(load_scenario("smoke"), selector=MySelector(clients_per_round=3))  # doctest: +SKIP
@@ -118,14 +136,25 @@ def simulate(
     if not isinstance(processes, Staff):
         check_processes(scenario, processes, device)
     check_engine(scenario, where, device)
-    _check_kinds(selector, objective, on_round)
+    check_kinds(selector, objective, on_round)
+    keeping = Keeping.of(scenario, folder, checkpoint_dir, checkpoint_every, keep_checkpoints, resume)
     brought = Own(model, None if data is None else as_own_data(data), objective)
     scenario = brought.named_in(scenario)
+    if strategy is not None and (folder is not None or keeping.folder is not None):
+        what = "folder" if folder is not None else "checkpoint_dir"
+        instead = "write the result yourself" if folder is not None else "give it to the strategy when you make it"
+        raise ParameterError(f"{what} cannot be given together with a strategy of your own: {instead}")
+    label = label or (selector.name if selector else None)
+    if resume and folder is not None and (finished := finished_run(folder, scenario, label)):
+        keeping.finished()  # it may have been cut off before they were removed
+        return finished
     world = world_of(scenario, brought)  # in this thread, so that faults in data and parameters come before Ray starts
     session = Session(where, Waiting("Starting Ray", "Ray started", tell=on_wait, quiet=quiet))
+    run = partial(_run, world, device=device, session=session, quiet=quiet, processes=processes, keeping=keeping)
     if folder is None:
-        made = given_or_made(world, strategy, on_round, selector)
-        result = _run(world, made, device, session, quiet, processes)
+        made = given_or_made(world, strategy, on_round, selector, keeping.options(scenario, selector))
+        keeping.begin(made, world)
+        result = run(made)
         rows = made.history.clients
         if strategy is not None and rows and not any(row.completed for row in rows):
             raise RunError(
@@ -133,19 +162,15 @@ def simulate(
                 "to try a selector of your own, give simulate selector= in place of strategy="
             )
         return result
-    if strategy is not None:
-        raise ParameterError("folder cannot be given together with a strategy of your own: write the result yourself")
-
-    def keep(record: RoundRecord) -> None:
-        kept.round_ended(record, made.history)
-        if on_round:
-            on_round(record)
-
-    made = make_strategy(world, keep, selector)
-    kept = RunFolder(folder, scenario, label or (selector.name if selector else None))
+    kept = RunFolder(folder, scenario, label)
+    made = make_strategy(world, on_round, selector, keeping.options(scenario, selector))
+    kept.follow(made.history, elsewhere=checkpoint_dir is not None)
+    keeping.begin(made, world)
     try:
-        result = _run(world, made, device, session, quiet, processes)
+        kept.begin()
+        result = run(made)
         kept.finish(result, worked_out(world, result.history, result.arrays))
+        keeping.finished()
     except RunError as error:
         raise (kept.failure or error) from None  # what the disk said, in place of a run that broke off
     finally:
@@ -154,14 +179,21 @@ def simulate(
 
 
 def _run(
-    world: World, strategy: Any, device: str, session: Session, quiet: bool, processes: int | Staff | None
+    world: World,
+    strategy: Any,
+    *,
+    device: str,
+    session: Session,
+    quiet: bool,
+    processes: int | Staff | None,
+    keeping: Keeping,
 ) -> RunResult:
     """Run a scenario's world with a strategy."""
     scenario = world.scenario
     if scenario.engine == "vectorized":
         staffed = contextlib.nullcontext(processes) if isinstance(processes, Staff) else Staff(processes)
         with silent(quiet), staffed as staff:
-            return run_vectorized(world, strategy, device, staff)
+            return run_vectorized(world, strategy, device, staff, Pace(keeping.share))
     results: list[RunResult] = []
     server_app = ServerApp()
 
@@ -186,53 +218,6 @@ def _run(
         done = len(strategy.history.rounds)
         raise RunError(f"the simulation ended after {done} of {scenario.rounds} rounds; see the log for the reason")
     return results[0]
-
-
-def _check_kinds(selector: Any, objective: Any, on_round: Any) -> None:
-    """Refuse what is of another kind than :func:`simulate` takes."""
-    if selector is not None and not isinstance(selector, Selector):
-        got = selector.__name__ if isinstance(selector, type) else repr(selector)
-        raise ParameterError(
-            f"selector must be a fedsel_flwr.selectors.Selector, such as Random(clients_per_round=3), got {got}; a "
-            "name belongs into the scenario"
-        )
-    if objective is not None and not isinstance(objective, Objective):
-        raise ParameterError(
-            "objective must be a fedsel_flwr.clients.objectives.Objective(loss=..., quality=...), got "
-            f"{type(objective).__name__}"
-        )
-    if on_round is not None and not callable(on_round):
-        raise ParameterError(f"on_round must be a function of a RoundRecord, got {type(on_round).__name__}")
-
-
-def check_engine(scenario: Scenario, where: Where, device: str = "cpu", rounds_on_flower: int = 0) -> None:
-    """Refuse a scenario that its engine cannot run, or where.
-
-    Args:
-        scenario: The scenario, with its engine.
-        where: What Ray is given.
-        device: Where the vectorized engine trains.
-        rounds_on_flower: Rounds on Ray beside the vectorized engine's.
-
-    Raises:
-        FedSelError: Says what to change.
-    """
-    if scenario.engine == "vectorized":
-        check_vectorized(scenario)
-        check_device(device)
-        if rounds_on_flower == 0:
-            if where.asked:
-                raise ParameterError(
-                    f"{where.asked[0]} is for Ray, but the vectorized engine runs in one process: choose the engine "
-                    "'ray', or leave it out"
-                )
-            return
-    elif device != "cpu":
-        raise ParameterError(
-            f"device = {device!r} is where the vectorized engine trains; on Ray give each client a share of a GPU: "
-            "client_gpus"
-        )
-    where.check()
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def make_base(world: World) -> strategy.Strategy:
 
 
 def run(grid: Grid, world: World, strategy: Any) -> Arrays:
-    """Run the scenario's rounds.
+    """Run the scenario's rounds, or those that the strategy's checkpoint does not have.
 
     Args:
         grid: Flower's connection to the nodes.
@@ -64,7 +64,8 @@ def run(grid: Grid, world: World, strategy: Any) -> Arrays:
     """
     scenario = world.scenario
     server = make_server(strategy, scenario.num_clients)
-    config = ServerConfig(num_rounds=scenario.rounds, round_timeout=scenario.aggregation.round_timeout_s)
+    done = 0 if strategy.resumed is None else strategy.resumed.round
+    config = ServerConfig(num_rounds=scenario.rounds - done, round_timeout=scenario.aggregation.round_timeout_s)
     start_grid(grid=grid, server=server, config=config)
     return server_arrays(server)
 

@@ -38,7 +38,9 @@ def make_base(world: World) -> strategy.Strategy:
 
 
 def run(grid: Grid, world: World, strategy: Any) -> Arrays:
-    """Run the scenario's rounds; the test set is evaluated here, as the bases do not evaluate.
+    """Run the scenario's rounds, or those that the strategy's checkpoint does not have.
+
+    The test set is evaluated here, as the bases do not evaluate.
 
     Args:
         grid: Flower's connection to the nodes.

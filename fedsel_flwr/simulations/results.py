@@ -18,8 +18,9 @@ from pydantic import ValidationError
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report import run_folder
 from fedsel_flwr.report.files import replacing
-from fedsel_flwr.report.journal import Journal
-from fedsel_flwr.rounds.history import History, RoundRecord
+from fedsel_flwr.report.journal import JOURNAL
+from fedsel_flwr.rounds.history import History
+from fedsel_flwr.rounds.ledger import Ledger
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.simulations.scenario import Scenario
 
@@ -54,29 +55,51 @@ class RunFolder:
     """
 
     def __init__(self, folder: str | Path, scenario: Scenario, label: str | None = None) -> None:
-        self.path = Path(folder)
-        self.failure: RunError | None = None
+        self.path, self._scenario, self._label = Path(folder), scenario, label or scenario.selector
+        self._ledger: Ledger | None = None
+        with self._told("begun"):
+            self.path.mkdir(parents=True, exist_ok=True)
+
+    def begin(self) -> None:
+        """Write what is run, and begin the journal.
+
+        Raises:
+            RunError: That cannot be done.
+        """
         made_by = {"python": platform.python_version()} | {
             package: importlib.metadata.version(package) for package in ("fedsel-flwr", "flwr", "torch", "numpy")
         }
-        said = {"scenario": scenario.name, "selector": label or scenario.selector, "versions": made_by}
+        scenario = self._scenario
+        said = {"scenario": scenario.name, "selector": self._label, "versions": made_by}
         with self._told("begun"):
-            self.path.mkdir(parents=True, exist_ok=True)
+            for name in (run_folder.MODEL, run_folder.ROUNDS, run_folder.CLIENTS):  # of a run that was here before
+                (self.path / name).unlink(missing_ok=True)
             with replacing(self.path / RUN) as temporary:
                 temporary.write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
             run_folder.write_scenario(self.path, tomli_w.dumps(scenario.model_dump(exclude={"name"})))
-        self._journal = Journal(self.path)
+        if self._ledger is not None:
+            self._ledger.begin()
 
-    def round_ended(self, record: RoundRecord, history: History) -> None:
-        """Write a finished round; raises :class:`RunError` if that cannot be done."""
-        try:
-            self._journal.write(record, history.clients)
-        except RunError as error:
-            self.failure = error
-            raise
+    def follow(self, history: History, *, elsewhere: bool = False) -> None:
+        """Have each round of a history written as it ends; to be called before the history goes on from a checkpoint.
+
+        Args:
+            history: Of the run.
+            elsewhere: Whether it has a place of its own; else it goes to the folder's journal.
+        """
+        if not elsewhere:
+            history.write_to(Ledger(self.path / JOURNAL))
+        self._ledger = history.ledger
+
+    @property
+    def failure(self) -> RunError | None:
+        """What the disk said when a round could not be written."""
+        return self._ledger.failure if self._ledger else None
 
     def finish(self, result: RunResult, tables: Mapping[str, Mapping[str, Any]] | None = None) -> None:
         """Write history and model in place of the journal, and tables that were worked out of them by name.
+
+        What the history has in the journal can still be read.
 
         Raises:
             RunError: That cannot be done.
@@ -86,11 +109,15 @@ class RunFolder:
             for name, columns in (tables or {}).items():
                 run_folder.write_table(self.path / f"{name}.parquet", columns)
             run_folder.write_model(self.path, list(result.arrays))
-        self._journal.remove()
+        journal, ledger = self.path / JOURNAL, result.history.ledger
+        if ledger is not None and ledger.path.resolve() == journal.resolve():
+            ledger.remove()
+        journal.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Leave the journal as it is."""
-        self._journal.close()
+        if self._ledger is not None:
+            self._ledger.close()
 
     @contextlib.contextmanager
     def _told(self, what: str) -> Iterator[None]:
@@ -112,7 +139,9 @@ def write_run(folder: Path, scenario: Scenario, result: RunResult, label: str | 
     Raises:
         RunError: The folder cannot be written to.
     """
-    RunFolder(folder, scenario, label).finish(result)
+    written = RunFolder(folder, scenario, label)
+    written.begin()
+    written.finish(result)
 
 
 def rounds_in(folder: Path) -> str:
@@ -127,6 +156,31 @@ def rounds_in(folder: Path) -> str:
     return "; ".join(told)
 
 
+def read_label(folder: Path) -> tuple[str, Scenario]:
+    """Read back what is run in a folder; the selector itself is not needed.
+
+    Args:
+        folder: The folder of one run.
+
+    Returns:
+        The selector's label, and the scenario.
+
+    Raises:
+        ParameterError: A file is missing or damaged.
+    """
+    try:
+        said = json.loads((folder / RUN).read_text("utf-8"))
+        tables = tomllib.loads((folder / run_folder.SCENARIO).read_text("utf-8"))
+        label, name = str(said["selector"]), str(said["scenario"])
+        return label, Scenario.model_validate({"name": name} | tables)
+    except FileNotFoundError as error:
+        raise ParameterError(
+            f"{str(folder)!r} is no run: it has no {Path(str(error.filename)).name}, which fedsel run and compare write"
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:  # JSON's and TOML's are ValueErrors
+        raise ParameterError(f"{str(folder)!r} is no run: {error}") from error
+
+
 def read_run(folder: Path) -> tuple[str, Scenario, RunResult]:
     """Read back what :func:`write_run` wrote; the selector itself is not needed.
 
@@ -139,20 +193,7 @@ def read_run(folder: Path) -> tuple[str, Scenario, RunResult]:
     Raises:
         ParameterError: A file is missing or damaged.
     """
-    try:
-        said = json.loads((folder / RUN).read_text("utf-8"))
-        tables = tomllib.loads((folder / run_folder.SCENARIO).read_text("utf-8"))
-        label, name = str(said["selector"]), str(said["scenario"])
-        scenario = Scenario.model_validate({"name": name} | tables)
-    except FileNotFoundError as error:
-        raise ParameterError(
-            f"{str(folder)!r} is no run: it has no {Path(str(error.filename)).name}, which fedsel run and compare write"
-        ) from error
-    except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:  # JSON's and TOML's are ValueErrors
-        raise ParameterError(f"{str(folder)!r} is no run: {error}") from error
+    label, scenario = read_label(folder)
     finished = (folder / run_folder.MODEL).exists()
-    return (
-        label,
-        scenario,
-        RunResult(run_folder.read_history(folder), run_folder.read_model(folder) if finished else []),
-    )
+    arrays = run_folder.read_model(folder) if finished else []
+    return label, scenario, RunResult(run_folder.read_history(folder), arrays)

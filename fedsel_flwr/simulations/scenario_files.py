@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import inspect
 import os
@@ -82,6 +83,26 @@ def load_scenario(
         raise ParameterError(f"scenario {source!r}: {_explain(error)}") from None
     _check_selectors(source, scenario, selectors)
     return scenario
+
+
+def merged(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> Scenario:
+    """Make a scenario of its tables, single keys replaced.
+
+    Args:
+        tables: What ``Scenario.model_dump`` gave.
+        changes: Dotted key -> value; None leaves what is there.
+
+    Raises:
+        ParameterError: A key is unknown, or a value not allowed.
+    """
+    own = copy.deepcopy(dict(tables))
+    for key, value in changes.items():
+        if value is not None:
+            _put(own, key, value)
+    try:
+        return Scenario.model_validate(own)
+    except ValidationError as error:
+        raise ParameterError(f"scenario {own.get('name')!r}: {_explain(error)}") from None
 
 
 def override_keys() -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fedsel_flwr.rounds.history import RoundRecord
+from fedsel_flwr.rounds.history import History, RoundRecord
 
 StartRun = Callable[[str, int], None]
 """Told the label and the rounds of a run that starts."""
@@ -27,3 +27,9 @@ def telling(
     if start_run:
         start_run(label, rounds)
     return on_round
+
+
+def tell_last(history: History, update: Update) -> None:
+    """Tell the last round of a run that was over before."""
+    if history.rounds:
+        update(history.rounds[-1], sum(record.num_selected - record.num_completed for record in history.rounds))

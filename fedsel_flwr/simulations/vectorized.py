@@ -9,6 +9,7 @@ over many rounds).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.models import Arrays, ModelStack
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.simulations.aggregating import aggregated
+from fedsel_flwr.simulations.keeping import Pace
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.staffing import Staff, threads_for
@@ -44,14 +46,17 @@ def check_vectorized(scenario: Scenario) -> None:
             )
 
 
-def run_vectorized(world: World, strategy: Any, device: str = "cpu", staff: Staff | None = None) -> RunResult:
-    """Run a scenario's rounds with a strategy of the legacy API.
+def run_vectorized(
+    world: World, strategy: Any, device: str = "cpu", staff: Staff | None = None, pace: Pace | None = None
+) -> RunResult:
+    """Run a scenario's rounds with a strategy of the legacy API; those that its checkpoint has are not run again.
 
     Args:
         world: The scenario's world.
         strategy: The strategy; its core is driven, its base aggregates.
         device: Where models train.
         staff: The processes that train; None: this one.
+        pace: How often a checkpoint is worth its time; None: whenever the strategy has one due.
 
     Returns:
         History and final model.
@@ -61,13 +66,21 @@ def run_vectorized(world: World, strategy: Any, device: str = "cpu", staff: Staf
     """
     clients = InProcess(world, device, staff)
     with using_threads(threads_for(world) if device == "cpu" else torch.get_num_threads()):
-        return _rounds(world, strategy, clients)
+        return _rounds(world, strategy, clients, pace or Pace())
 
 
-def _rounds(world: World, strategy: Any, clients: InProcess) -> RunResult:
-    scenario, core, model = world.scenario, strategy.core, world.initial_arrays()
+def _rounds(world: World, strategy: Any, clients: InProcess, pace: Pace) -> RunResult:
+    scenario, core, model, done = world.scenario, strategy.core, world.initial_arrays(), 0
+
+    def ended(number: int) -> None:
+        strategy.round_ended(number, *(world.test(model) if strategy.evaluation_due(number) else ()))
+
+    if (resumed := strategy.resumed) is not None:
+        model, done = list(resumed.model), resumed.round
     core.numbering.begin_run()
-    for number in range(1, scenario.rounds + 1):
+    if done:
+        ended(done)  # its evaluation may have been cut off
+    for number in range(done + 1, scenario.rounds + 1):
         if core.ended:
             break
         clients.model = model
@@ -79,7 +92,8 @@ def _rounds(world: World, strategy: Any, clients: InProcess) -> RunResult:
             after = core.finish(mean)
             model = model if after is None else list(after)
             del replies, stack, outcome, mean  # the memory of the stack is used again
-        strategy.round_ended(number, *(world.test(model) if strategy.evaluation_due(number) else ()))
+        pace(partial(strategy.round_trained, core.round, model))
+        ended(number)
     return RunResult(history=strategy.history, arrays=model)
 
 

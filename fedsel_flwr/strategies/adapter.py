@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from fedsel_flwr.aggregation.filter import Filter
 from fedsel_flwr.checks import real, whole
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.budget import Budget
+from fedsel_flwr.rounds.checkpoints import Checkpoint, Checkpoints, Resume
 from fedsel_flwr.rounds.client_values import ClientValues
 from fedsel_flwr.rounds.core import SelectionCore
 from fedsel_flwr.rounds.history import History, RoundRecord
+from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.presence import Availability
 from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.rounds.saving import State
@@ -20,6 +23,8 @@ from fedsel_flwr.rounds.untrusted import number
 from fedsel_flwr.rounds.validation import Validation
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.strategies import bases
+from fedsel_flwr.strategies.resuming import Resuming
+from fedsel_flwr.strategies.resuming import total_rounds as last_round
 
 
 class Adapter:
@@ -62,7 +67,16 @@ class Adapter:
             choose nobody and are not in the history.
         evaluate_in: Called with an absolute round; False skips its central evaluation. The round that ends a run by its
             budget is always evaluated. None evaluates every round.
-        on_round: Called with each finished round's record, after the central evaluation.
+        on_round: Called with each finished round's record, after the central evaluation. A run that goes on from a
+            checkpoint tells of that round again.
+        checkpoint_dir: Folder of this run's checkpoints; None writes none. A checkpoint is written when a round's
+            central evaluation begins, or after the round where there is none.
+        checkpoint_every: A checkpoint after every so many rounds, and after the last.
+        keep_checkpoints: So many are kept.
+        resume: False begins a new run and refuses a ``checkpoint_dir`` that holds one; True goes on where there is
+            something and begins anew where there is nothing; "must" refuses to begin anew.
+        total_rounds: The last round: a server that counts on chooses nobody. With checkpoints, None takes the
+            selector's.
         roster: Connections, client ids and rows; None starts with an empty one.
         client_values: Selector parameters given by client id, already bound to ``roster``.
 
@@ -109,6 +123,11 @@ class Adapter:
         budget: Budget | None = None,
         evaluate_in: Callable[[int], bool] | None = None,
         on_round: Callable[[RoundRecord], None] | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        checkpoint_every: int = 1,
+        keep_checkpoints: int = 3,
+        resume: Resume = False,
+        total_rounds: int | None = None,
         roster: Roster | None = None,
         client_values: tuple[ClientValues, ...] = (),
     ) -> None:
@@ -158,6 +177,20 @@ class Adapter:
         if self.core.parts.measurer.reads_updates:
             bases.warn_of_privacy(self.base, self.core.parts.measurer.reader)
         self._on_round, self._evaluate_in = on_round, evaluate_in
+        if total_rounds is not None:
+            total_rounds = whole("total_rounds", total_rounds, 1)
+        if checkpoint_dir is None and resume:
+            raise ParameterError(
+                f"resume={resume!r} needs checkpoint_dir, the folder that the run's checkpoints are in"
+            )
+        checkpoints = (
+            Checkpoints(checkpoint_dir, every=checkpoint_every, keep=keep_checkpoints, resume=resume)
+            if checkpoint_dir is not None
+            else None
+        )
+        last = last_round(selector, total_rounds, checkpoints is not None)
+        self._resuming = Resuming(self.core, self.base, checkpoints, last)
+        self._started = False
         self._dispatched: dict[str, Any] = {}  # connection -> what was sent in this round
 
     @property
@@ -190,6 +223,41 @@ class Adapter:
         """
         self.core.load_state_dict(state)
 
+    @property
+    def made_for(self) -> dict[str, str]:
+        """What a checkpoint must agree with, in words; add what the strategy cannot know before the run begins."""
+        return self._resuming.made_for
+
+    @property
+    def resumed(self) -> Checkpoint | None:
+        """The checkpoint that the run goes on from, taken over when this is first asked for; None if it begins anew.
+
+        For engines that drive :attr:`core` themselves; Flower's servers take it over when the run begins.
+        """
+        return self._resuming.begin()
+
+    def round_trained(self, number: int, model: Arrays, names: Sequence[str] | None = None) -> None:
+        """Write the checkpoint of a round, if one is due; to be called before the round's central evaluation.
+
+        For engines that drive :attr:`core` themselves.
+
+        Args:
+            number: The absolute round.
+            model: The global model after it.
+            names: The names of its arrays; None counts them.
+
+        Raises:
+            RunError: It cannot be written.
+        """
+        self._resuming.trained(number, model, names)
+
+    def _begin_run(self, initial: Mapping[str, Any] | None) -> Checkpoint | None:
+        """Flower begins a run, from 1; the strategy's first goes on from a checkpoint, if there is one."""
+        checkpoint = None if self._started else self._resuming.begin(initial)
+        self._started = True
+        self.core.numbering.begin_run(0 if checkpoint is None else checkpoint.round)
+        return checkpoint
+
     def __repr__(self) -> str:
         """Name the selector and the base."""
         return f"{type(self).__name__}(selector={self.selector.name!r}, base={self.base!r})"
@@ -220,9 +288,12 @@ class Adapter:
         self.history.evaluated(self.core.numbering.absolute(server_round), loss=_or_nan(loss), accuracy=accuracy)
 
     def _end_round(self, server_round: int) -> None:
-        """Tell the caller about the round, if it is one that was recorded."""
-        last = self.history.rounds[-1] if self.history.rounds else None
-        if self._on_round is not None and last is not None and last.round == self.core.numbering.absolute(server_round):
+        """Close the round in the history and tell the caller, if it is one that was recorded."""
+        last = self.history.last
+        if last is None or last.round != self.core.numbering.absolute(server_round):
+            return
+        self.history.close_round()
+        if self._on_round is not None:
             self._on_round(last)
 
 

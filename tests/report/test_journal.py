@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from fedsel_flwr.errors import ParameterError, RunError
-from fedsel_flwr.report.journal import JOURNAL, Journal, read_journal
+from fedsel_flwr.report.journal import JOURNAL, read_journal
 from fedsel_flwr.report.run_folder import read_history, write_history
 from fedsel_flwr.rounds.history import History
+from fedsel_flwr.rounds.ledger import Ledger
 
 
 @pytest.fixture
@@ -20,12 +21,10 @@ def history(make_history) -> History:
     return make_history([[0, 1], [2, 0], [1]], accuracy=[0.1, float("nan"), 0.3], failed=[(2, 0)])
 
 
-def journal_of(history: History, folder: Path, rounds: int) -> Journal:
-    journal = Journal(folder)
-    so_far = 0
+def journal_of(history: History, folder: Path, rounds: int) -> Ledger:
+    journal = Ledger(folder / JOURNAL)
     for record in history.rounds[:rounds]:
-        so_far += record.num_selected
-        journal.write(record, history.clients[:so_far])
+        journal.append(record, [row for row in history.clients if row.round == record.round])
     return journal
 
 
@@ -60,11 +59,11 @@ def test_a_line_that_was_cut_off_is_passed_over(history: History, tmp_path: Path
 
 def test_each_round_is_on_disk_when_the_process_dies(history: History, tmp_path: Path) -> None:
     code = (
-        "import os, sys; from pathlib import Path; from fedsel_flwr.report.journal import Journal;"
-        "from fedsel_flwr.rounds.records import RoundRecord; journal = Journal(Path(sys.argv[1]));"
+        "import os, sys; from fedsel_flwr.rounds.ledger import Ledger;"
+        "from fedsel_flwr.rounds.records import RoundRecord; journal = Ledger(sys.argv[1] + '/journal.jsonl');"
         "new = lambda r: RoundRecord(round=r, num_available=1, num_selected=0, num_completed=0, round_s=0.0,"
         " simulated_s=0.0, energy_j=0.0, total_energy_j=0.0);"
-        "[journal.write(new(r), []) for r in (1, 2, 3)]; os.kill(os.getpid(), 9)"
+        "[journal.append(new(r), []) for r in (1, 2, 3)]; os.kill(os.getpid(), 9)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=60)
     assert done.returncode == -9
@@ -75,9 +74,10 @@ def test_a_full_disk_is_one_clear_error(history: History, tmp_path: Path) -> Non
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
     (tmp_path / JOURNAL).symlink_to("/dev/full")
-    journal = Journal(tmp_path)
+    journal = Ledger(tmp_path / JOURNAL)
     with pytest.raises(RunError, match=r"round 1 cannot be written .*No space left on device"):
-        journal.write(history.rounds[0], history.clients[:2])
+        journal.append(history.rounds[0], history.clients[:2])
+    assert "No space left on device" in str(journal.failure)
     journal.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -99,31 +100,18 @@ def test_a_run_that_was_cut_off_is_left_out_and_named(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_one_line_that_says_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fills_up(record: Any) -> None:
+        if record.round == 2:
+            monkeypatch.setattr(os, "pwrite", lambda *args: os.write(full, b"-"))
+
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
-    written = 0
-
-    def fills_up(record: Any) -> None:
-        nonlocal written
-        written += 1
-        if written == 2:
-            (tmp_path / "run" / "journal.jsonl").rename(tmp_path / "kept.jsonl")
-            journal[0]._file.close()
-            journal[0]._file = open("/dev/full", "w")  # noqa: SIM115 (closed by the run)
-
-    from fedsel_flwr.report import journal as module
-
-    journal: list[Any] = []
-    begin = module.Journal.__init__
-
-    def begun(self: Any, folder: Path) -> None:
-        begin(self, folder)
-        journal.append(self)
-
-    monkeypatch.setattr(module.Journal, "__init__", begun)
-    with pytest.raises(RunError, match=r"round 3 cannot be written .*No space left on device; the rounds before it"):
-        simulate(smoke(), on_round=fills_up, folder=tmp_path / "run")
-    (tmp_path / "kept.jsonl").rename(tmp_path / "run" / "journal.jsonl")
+    full = os.open("/dev/full", os.O_WRONLY)
+    try:
+        with pytest.raises(RunError, match=r"round 3 cannot be written .*No space left on device; the rounds before"):
+            simulate(smoke(), on_round=fills_up, folder=tmp_path / "run")
+    finally:
+        os.close(full)
     assert len(read_history(tmp_path / "run").rounds) == 2
 
 

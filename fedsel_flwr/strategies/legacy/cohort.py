@@ -150,6 +150,7 @@ class TimedProxy(ClientProxy):
     Args:
         proxy: Flower's own proxy.
         clock: Monotonic seconds.
+        round: The absolute round, which the client is told in place of Flower's number; None leaves that.
 
     Attributes:
         elapsed_s: Seconds ``fit`` took; None before it ended.
@@ -157,9 +158,11 @@ class TimedProxy(ClientProxy):
         timeout_s: The timeout that ``fit`` was called with; None if there is none, or it was not called.
     """
 
-    def __init__(self, proxy: ClientProxy, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, proxy: ClientProxy, clock: Callable[[], float] = time.monotonic, *, round: int | None = None
+    ) -> None:
         super().__init__(proxy.cid)
-        self.proxy, self._clock = proxy, clock
+        self.proxy, self._clock, self._round = proxy, clock, round
         self.elapsed_s: float | None = None
         self.error: BaseException | None = None
         self.timeout_s: float | None = None
@@ -171,7 +174,7 @@ class TimedProxy(ClientProxy):
         """Train on the client."""
         start, self.timeout_s = self._clock(), timeout
         try:
-            return self.proxy.fit(ins, timeout, group_id)
+            return self.proxy.fit(ins, timeout, group_id if self._round is None else self._round)
         except BaseException as error:
             self.error = error
             raise

@@ -30,6 +30,7 @@ from fedsel_flwr.strategies.adapter import Adapter
 from fedsel_flwr.strategies.legacy.asking import Asking
 from fedsel_flwr.strategies.legacy.cohort import BoundedManager, ChosenCohort, TimedProxy, wait_for_clients
 from fedsel_flwr.strategies.legacy.replies import cleaned, decode, original, reply_of
+from fedsel_flwr.strategies.legacy.saving import named, parameters_of, saved_model
 
 FitFailure = tuple[ClientProxy, FitRes] | BaseException
 EvaluateFailure = tuple[ClientProxy, EvaluateRes] | BaseException
@@ -52,8 +53,10 @@ class SelectionStrategy(Adapter, Strategy):
     waits_for_everybody: ClassVar[bool] = True
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters | None:
-        """Return the base's initial model, else that of the first client that answers."""
-        self.core.numbering.begin_run()
+        """Return the base's initial model, else that of the first client that answers; or the checkpoint's."""
+        checkpoint = self._begin_run(named(getattr(self.base, "initial_parameters", None)))
+        if checkpoint is not None:
+            return parameters_of(checkpoint)
         parameters: Parameters | None = self.base.initialize_parameters(self._bounded(client_manager))
         if parameters is not None:
             return parameters
@@ -76,6 +79,9 @@ class SelectionStrategy(Adapter, Strategy):
             RunError: Too few clients were connected when the time was over, the base decides itself who trains, or
                 Flower's round does not follow the selector's.
         """
+        if self._resuming.over:
+            self._dispatched = {}
+            return []
         clients = wait_for_clients(client_manager, self.min_available, self.wait_timeout, "min_available")
         transport = Asking(clients, parameters, self._question_timeout)
         self._dispatched = {}
@@ -93,7 +99,7 @@ class SelectionStrategy(Adapter, Strategy):
                 f"{type(self.base).__name__} dispatched {len(dispatched)} instructions, but the selector chose "
                 f"{len(chosen)} clients: this base decides itself who trains and cannot be combined with a selector"
             )
-        self._dispatched = {client.cid: TimedProxy(client) for client, _ in instructions}
+        self._dispatched = {client.cid: TimedProxy(client, round=self.core.round) for client, _ in instructions}
         return [(self._dispatched[client.cid], self._asking(ins)) for client, ins in instructions]
 
     def aggregate_fit(
@@ -145,6 +151,8 @@ class SelectionStrategy(Adapter, Strategy):
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, EvaluateIns]]:
         """Return the base's evaluation instructions; waits a bounded time."""
+        if self._resuming.over and self.core.numbering.absolute(server_round) > self.core.round:
+            return []  # the run has ended, and Flower counts on
         instructions: list[tuple[ClientProxy, EvaluateIns]] = self.base.configure_evaluate(
             server_round=self.core.numbering.absolute(server_round),
             parameters=parameters,
@@ -163,10 +171,20 @@ class SelectionStrategy(Adapter, Strategy):
         return aggregated
 
     def evaluate(self, server_round: int, parameters: Parameters) -> tuple[float, dict[str, Scalar]] | None:
-        """Let the base evaluate the global model, and enter loss and accuracy into the history."""
+        """Let the base evaluate the global model, and enter loss and accuracy into the history.
+
+        The round's checkpoint is written before that.
+
+        Raises:
+            RunError: The checkpoint cannot be written.
+        """
+        number = self.core.numbering.absolute(server_round)
+        if self._resuming.wants(number):
+            names, model = saved_model(parameters)
+            self.round_trained(number, model, names)
         result: tuple[float, dict[str, Scalar]] | None = None
         if self.evaluation_due(server_round):
-            result = self.base.evaluate(self.core.numbering.absolute(server_round), parameters)
+            result = self.base.evaluate(number, parameters)
         if result is not None:
             self._enter_evaluation(server_round, *result)
         self._end_round(server_round)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp.strategy import Result
 
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.replies import Reply
@@ -106,3 +107,9 @@ def query(node: str, message_type: str, config: dict[str, str | int], arrays: Ar
     if arrays is not None:
         content["arrays"] = arrays
     return Message(content=content, dst_node_id=int(node), message_type=message_type)
+
+
+def in_absolute_rounds(result: Result, done: int) -> None:
+    """Count the rounds of a result on from those that were done before; its evaluation "0" is the last of these."""
+    for name in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
+        setattr(result, name, {number + done: record for number, record in getattr(result, name).items()})

@@ -22,7 +22,7 @@ from fedsel_flwr.strategies.message.asking import Asking
 from fedsel_flwr.strategies.message.cleaning import Cleaner, metrics_of
 from fedsel_flwr.strategies.message.dispatch import addressed, as_error, by_node, template_of
 from fedsel_flwr.strategies.message.grids import ShownGrid, TimedGrid, Until, wait_for_nodes
-from fedsel_flwr.strategies.message.records import reference_of, reply_of
+from fedsel_flwr.strategies.message.records import in_absolute_rounds, reference_of, reply_of
 from fedsel_flwr.strategies.silence import no_answer
 
 logger = logging.getLogger("fedsel_flwr")
@@ -45,6 +45,7 @@ class SelectionStrategy(Adapter, Strategy):
     _timed: TimedGrid | None = None
     _timeout: float | None = None
     _names: tuple[str, ...] = ()
+    _arrays: ArrayRecord | None = None
     _evaluates = False
     _evaluating: tuple[Message, ...] = ()
 
@@ -58,13 +59,32 @@ class SelectionStrategy(Adapter, Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Run the rounds; see ``flwr.serverapp.strategy.Strategy.start``. On the server's clock nodes are timed."""
-        self.core.numbering.begin_run()
+        """Run the rounds; see ``flwr.serverapp.strategy.Strategy.start``. On the server's clock nodes are timed.
+
+        A run that goes on from a checkpoint takes its arrays in place of ``initial_arrays`` and runs ``num_rounds``
+        minus the rounds that were done. The rounds in its result are absolute; it has no metrics of those before.
+
+        Raises:
+            RunError: There are checkpoints, but none can be used; or a checkpoint cannot be written.
+        """
+        checkpoint = self._begin_run({name: array.numpy() for name, array in initial_arrays.items()})
+        done = 0 if checkpoint is None else checkpoint.round
+        num_rounds = self._resuming.rounds_left(num_rounds, done)
+        if checkpoint is not None:
+            initial_arrays = ArrayRecord(
+                {name: Array(a) for name, a in zip(checkpoint.names, checkpoint.model, strict=True)}
+            )
         if self.core.settings.clock == "server":
             grid = self._timed = TimedGrid(grid)
         self._evaluates, self._timeout = evaluate_fn is not None, timeout
         entering = None if evaluate_fn is None else self._entering(evaluate_fn)
-        return super().start(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, entering)
+        if checkpoint is not None and not self._evaluates:
+            self._end_round(0)
+        result = super().start(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, entering)
+        if checkpoint is not None:
+            in_absolute_rounds(result, done)
+            result.arrays = result.arrays or initial_arrays
+        return result
 
     def summary(self) -> None:
         """Log the base's configuration."""
@@ -78,9 +98,12 @@ class SelectionStrategy(Adapter, Strategy):
         Raises:
             RunError: Too few nodes were connected when the time was over, or the base decides itself who trains.
         """
+        self._arrays, self._dispatched = arrays, {}
+        if self._resuming.over:
+            return []
         nodes = wait_for_nodes(grid, self.min_available, self.wait_timeout, "min_available")
         names, reference = reference_of(arrays)
-        self._names, self._dispatched = tuple(names), {}
+        self._names = tuple(names)
         transport = Asking(grid, arrays, self._question_timeout)
         chosen = self.core.choose(nodes, reference, transport, server_round)
         if not chosen:
@@ -129,6 +152,7 @@ class SelectionStrategy(Adapter, Strategy):
         model = self.core.finish(after)
         if model is not None and model is not after:
             arrays = self._encode(model)
+        self._arrays = self._arrays if arrays is None else arrays
         return arrays, metrics
 
     def configure_evaluate(
@@ -162,6 +186,7 @@ class SelectionStrategy(Adapter, Strategy):
         ]
         aggregated: MetricRecord | None = self.base.aggregate_evaluate(absolute, [*usable, *failures])
         if not self._evaluates:
+            self._save(server_round, self._arrays)
             self._end_round(server_round)
         return aggregated
 
@@ -172,6 +197,7 @@ class SelectionStrategy(Adapter, Strategy):
 
         def entering(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
             number = self.core.numbering.absolute(server_round)
+            self._save(server_round, arrays)
             metrics = evaluate_fn(number, arrays) if self.evaluation_due(server_round) else None
             if metrics is not None:
                 self._enter_evaluation(server_round, metrics.get("loss"), dict(metrics.items()))
@@ -179,6 +205,12 @@ class SelectionStrategy(Adapter, Strategy):
             return metrics
 
         return entering
+
+    def _save(self, server_round: int, arrays: ArrayRecord | None) -> None:
+        """Write the round's checkpoint, if one is due."""
+        number = self.core.numbering.absolute(server_round)
+        if arrays is not None and self._resuming.wants(number):
+            self.round_trained(number, [array.numpy() for array in arrays.values()], list(arrays))
 
     def _decode(self, record: ArrayRecord) -> Arrays:
         """A record's arrays in the order of the model."""

@@ -1,0 +1,171 @@
+"""The checkpoints of a run: which are written, which are kept, and which one a run goes on from.
+
+``checkpoint_dir`` holds the last checkpoints, two files each, and ``journal.jsonl``, the rounds that are finished. The
+newest checkpoint that is whole and fits is taken. Those that are not are named in the log with the reason, and set
+aside (``.refused``) once an older one is taken: from then on they belong to a past that did not happen.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Literal
+
+from fedsel_flwr.checks import whole
+from fedsel_flwr.errors import ParameterError, RunError, StateError
+from fedsel_flwr.rounds.checkpoint_files import (
+    NAME,
+    Checkpoint,
+    arrays_path,
+    json_path,
+    read_checkpoint,
+    write_checkpoint,
+)
+from fedsel_flwr.rounds.disk import TEMPORARY, make_folder
+
+__all__ = ["Checkpoint", "Checkpoints", "Resume"]
+
+logger = logging.getLogger("fedsel_flwr")
+Resume = Literal[False, True, "must"]
+JOURNAL: Final = "journal.jsonl"
+"""The file of the finished rounds, beside the checkpoints."""
+REFUSED: Final = ".refused"
+"""What is added to the names of a checkpoint that was set aside."""
+
+
+class Checkpoints:
+    """Writes a run's checkpoints into a folder, and finds the one to go on from.
+
+    Args:
+        folder: Of one run; it is made if needed.
+        every: A checkpoint is due after every so many rounds.
+        keep: So many checkpoints are kept.
+        resume: False begins a new run and refuses a folder that holds one; True goes on where there is something, and
+            begins anew where there is nothing; "must" refuses to begin anew.
+
+    Raises:
+        ParameterError: A value is out of range.
+        RunError: The folder cannot be written to, or holds a run that is neither to be continued nor overwritten, or
+            none that could be continued.
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike[str], *, every: int = 1, keep: int = 3, resume: Resume = False
+    ) -> None:
+        self.folder = Path(folder)
+        self.every = whole("checkpoint_every", every, 1)
+        self.keep = whole("keep_checkpoints", keep, 1)
+        if not (isinstance(resume, bool) or resume == "must"):
+            raise ParameterError(f"resume must be False, True or 'must', got {resume!r}")
+        self.resume: Resume = resume
+        make_folder(self.folder)
+        here = self._rounds()
+        if resume == "must" and not here:
+            raise RunError(
+                f"{str(self.folder)!r} holds no checkpoint to go on from: check checkpoint_dir, or begin a new run "
+                "with resume=True"
+            )
+        if not resume and (here or self._has_journal()):
+            found = f"the checkpoints of {max(here)} rounds" if here else f"rounds in {JOURNAL}"
+            raise RunError(
+                f"{str(self.folder)!r} holds {found} of another run: go on with resume=True, or give a new run a "
+                "checkpoint_dir of its own"
+            )
+
+    def due(self, round: int) -> bool:
+        """Whether a checkpoint is to be written after this round, beside those of the last one."""
+        return round % self.every == 0
+
+    def write(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint and remove those that are too many.
+
+        Raises:
+            RunError: It cannot be written; those before it are there.
+        """
+        path = json_path(self.folder, checkpoint.round)
+        try:
+            write_checkpoint(self.folder, checkpoint)
+        except OSError as error:
+            raise RunError(
+                f"round {checkpoint.round}: the checkpoint {str(path)!r} cannot be written: {error.strerror}; the "
+                "checkpoints before it are there: make room, and go on with resume=True"
+            ) from error
+        except StateError as error:
+            raise RunError(
+                f"round {checkpoint.round}: the checkpoint {str(path)!r} cannot be written: {error}"
+            ) from error
+        try:
+            self._prune(checkpoint.round)
+        except OSError as error:
+            logger.warning("old checkpoints in %s cannot be removed: %s", self.folder, error.strerror)
+
+    def newest(self, fits: Callable[[Checkpoint], None]) -> Checkpoint | None:
+        """The checkpoint to go on from: the newest that can be used.
+
+        Args:
+            fits: Takes a checkpoint, or raises :class:`~fedsel_flwr.errors.StateError` with the reason why not.
+
+        Returns:
+            The checkpoint that ``fits`` took; None where a new run begins.
+
+        Raises:
+            RunError: There are checkpoints, but none of them can be used; says why of each.
+        """
+        refused: dict[Path, str] = {}
+        for round in sorted(self._rounds(), reverse=True) if self.resume else []:
+            path = json_path(self.folder, round)
+            try:
+                checkpoint = read_checkpoint(path)
+                fits(checkpoint)
+            except StateError as error:
+                refused[path] = str(error)
+                logger.warning("checkpoint %s is not used: %s", path, error)
+                continue
+            self._set_aside(list(refused))
+            return checkpoint
+        if refused:
+            reasons = "; ".join(f"{path.name}: {reason}" for path, reason in refused.items())
+            raise RunError(
+                f"none of the checkpoints in {str(self.folder)!r} can be used: {reasons}. Start the program that wrote "
+                "them, or give a new run a checkpoint_dir of its own"
+            )
+        return None
+
+    def _rounds(self) -> list[int]:
+        """The rounds of which there is a checkpoint."""
+        try:
+            names = os.listdir(self.folder)
+        except OSError as error:
+            raise RunError(f"{str(self.folder)!r} cannot be read: {error.strerror}") from error
+        return [int(match[1]) for name in names if (match := NAME.fullmatch(name))]
+
+    def _has_journal(self) -> bool:
+        journal = self.folder / JOURNAL
+        return journal.is_file() and journal.stat().st_size > 0
+
+    def _set_aside(self, paths: list[Path]) -> None:
+        """Rename checkpoints that were refused, the file that makes them valid first."""
+        for path in paths:
+            for one in (path, arrays_path(path)):
+                try:
+                    os.replace(one, one.with_name(one.name + REFUSED))
+                except FileNotFoundError:
+                    continue
+                except OSError as error:
+                    raise RunError(
+                        f"{str(one)!r}, which cannot be used, cannot be set aside: {error.strerror}; move it away"
+                    ) from error
+
+    def _prune(self, newest: int) -> None:
+        """Remove checkpoints that are too many, and what a process that died left behind."""
+        kept = sorted(round for round in self._rounds() if round <= newest)[-self.keep :]
+        for name in sorted(os.listdir(self.folder)):
+            stem, _, ending = name.partition(".")
+            whose = NAME.fullmatch(f"{stem}.json")
+            if whose is None or int(whose[1]) > newest:
+                continue
+            old = int(whose[1]) not in kept and ending in ("json", "safetensors")
+            if old or ending.endswith(TEMPORARY[1:]):
+                os.unlink(self.folder / name)

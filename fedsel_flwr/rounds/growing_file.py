@@ -1,0 +1,99 @@
+"""A file that only grows, opened when it is needed; every fault is an OSError."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+HELD = 2**24
+"""Bytes up to which :meth:`GrowingFile.remove` keeps the content in memory."""
+
+
+class GrowingFile:
+    """Bytes on disk at places that the owner knows.
+
+    Args:
+        path: The file; nothing happens there before something is written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._held: bytes | None = None
+        self._descriptor, self._writes, self._named = -1, False, False
+        self._closing: weakref.finalize[[int], GrowingFile] | None = None
+
+    def cut(self, size: int) -> None:
+        """Make the file, and cut off what stands behind the first ``size`` bytes."""
+        descriptor = self._open(write=True)
+        found = os.fstat(descriptor).st_size
+        if found < size:
+            raise OSError(0, f"another program has cut it from {size} to {found} bytes")
+        if found > size:
+            os.ftruncate(descriptor, size)
+
+    def write(self, data: bytes, start: int) -> None:
+        """Write everything from a place on, in place of what stands there and behind; all of it or nothing."""
+        self.cut(start)
+        view, place = memoryview(data), start
+        try:
+            while view:
+                written = os.pwrite(self._descriptor, view, place)
+                view, place = view[written:], place + written
+        except OSError:
+            with contextlib.suppress(OSError):
+                self.cut(start)
+            raise
+
+    def sync(self) -> None:
+        """Have everything written reach the disk, the file's name in its folder included."""
+        if not self._writes:
+            return
+        os.fsync(self._descriptor)
+        if not self._named:
+            folder = os.open(self.path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+            self._named = True
+
+    def read(self, start: int, end: int) -> bytes:
+        """The bytes from ``start`` to ``end``."""
+        return self._held[start:end] if self._held is not None else os.pread(self._open(), end - start, start)
+
+    def lines(self) -> Iterator[bytes]:
+        """The lines of the whole file, whoever wrote them; the last one may lack its end."""
+        with self.path.open("rb") as file:
+            yield from file
+
+    def close(self) -> None:
+        """Close it; it is opened again when that is needed."""
+        if self._closing is not None:
+            with contextlib.suppress(OSError):  # what could not be written has been told
+                self._closing()
+        self._descriptor, self._writes, self._closing = -1, False, None
+
+    def remove(self, size: int) -> None:
+        """Delete the file, of which the first ``size`` bytes can still be read.
+
+        Few are kept in memory. Many stay on disk without a name as long as this object lives.
+        """
+        if self._held is None and size:
+            descriptor = self._open()
+            if size <= HELD:
+                self._held = os.pread(descriptor, size, 0)
+        if self._held is not None or not size:
+            self.close()
+        self.path.unlink(missing_ok=True)
+
+    def _open(self, *, write: bool = False) -> int:
+        if self._descriptor < 0 or (write and not self._writes):
+            self.close()
+            if write:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT if write else os.O_RDONLY, 0o666)
+            self._writes, self._closing = write, weakref.finalize(self, os.close, self._descriptor)
+        return self._descriptor

@@ -1,0 +1,76 @@
+"""Runs whose folder is there already: is it the same run, and has it finished?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedsel_flwr.errors import RunError
+from fedsel_flwr.report import run_folder
+from fedsel_flwr.simulations.keeping import in_words
+from fedsel_flwr.simulations.results import RUN, RunResult, read_label, read_run
+from fedsel_flwr.simulations.scenario import Scenario
+
+
+def has_begun(folder: Path) -> bool:
+    """Whether a folder holds a run, as far as it has come."""
+    return (folder / RUN).is_file() and (folder / run_folder.SCENARIO).is_file()
+
+
+def has_finished(folder: Path) -> bool:
+    """Whether a folder holds a run with its result; the model is written last."""
+    return has_begun(folder) and (folder / run_folder.MODEL).is_file()
+
+
+def finished_run(folder: str | Path, scenario: Scenario, label: str | None = None) -> RunResult | None:
+    """Read back a run that had finished.
+
+    Args:
+        folder: Of the run.
+        scenario: What is to be run there.
+        label: What the selector is called; None: as in the scenario.
+
+    Returns:
+        What came out; None where there is no run, or one that was cut off.
+
+    Raises:
+        RunError: The folder holds another run; says by which key.
+        ParameterError: A file is damaged.
+    """
+    place = Path(folder)
+    if not has_begun(place):
+        return None
+    named, other = read_label(place)
+    check_same(place, scenario, other)
+    if named != (label or scenario.selector):
+        raise _another(place, f"selector is called {named!r} there, and {label or scenario.selector!r} here")
+    if not has_finished(place):
+        return None
+    _, _, result = read_run(place)
+    done = len(result.history.rounds)
+    if scenario.rounds != other.rounds:
+        raise RunError(
+            f"the run in {str(place)!r} finished after {done} rounds with rounds = {other.rounds}, and its checkpoints "
+            f"are gone: begin a new run with rounds = {scenario.rounds}"
+        )
+    return result
+
+
+def check_same(folder: Path, mine: Scenario, theirs: Scenario) -> None:
+    """Refuse to go on in a folder with another run.
+
+    Raises:
+        RunError: Says by which keys.
+    """
+    here, there = in_words(mine), in_words(theirs)
+    differing = [key for key in {**there, **here} if here.get(key) != there.get(key)]
+    if differing:
+        said = ", ".join(f"{key} is {there.get(key, 'not set')} there and {here.get(key, 'not set')} here"
+                         for key in differing)  # fmt: skip
+        raise _another(folder, said)
+
+
+def _another(folder: Path, said: str) -> RunError:
+    return RunError(
+        f"{str(folder)!r} holds another run, so that this one cannot go on there: {said}. Begin a new run in a "
+        "folder of its own, or go on with what was run there"
+    )

@@ -1,0 +1,128 @@
+"""What a comparison is made of: read, checked, and kept in its folder, so that it can go on there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedsel_flwr.checks import whole
+from fedsel_flwr.errors import ParameterError, RunError
+from fedsel_flwr.report.files import replacing
+from fedsel_flwr.simulations.begun import has_begun
+from fedsel_flwr.simulations.keeping import CHECKPOINTS
+from fedsel_flwr.simulations.results import RUN, read_label
+
+PLAN = "plan.json"
+"""What is run in a folder, and where."""
+ELSEWHERE = ("where", "device", "processes", "checkpoints")
+"""Parts of a plan that say where it runs, not what."""
+
+
+def write_plan(folder: Path, said: Mapping[str, Any]) -> None:
+    """Write what is to be run in a folder; raises :class:`RunError` if that cannot be done."""
+    try:
+        with replacing(folder / PLAN) as temporary:
+            temporary.write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"{str(folder)!r} cannot be begun: {error.strerror or error}") from error
+
+
+def read_plan(folder: Path) -> dict[str, Any]:
+    """Read what is run in a folder of a comparison, or in that of a single run.
+
+    Raises:
+        ParameterError: There is nothing that could go on; says what was expected.
+    """
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "does not exist"
+        raise ParameterError(f"{str(folder)!r} {what}: give the folder of the run, or of the comparison, to go on with")
+    if not (folder / PLAN).is_file():
+        if not has_begun(folder):
+            raise ParameterError(
+                f"{str(folder)!r} holds nothing to go on with: it has no {PLAN} and no {RUN}, which fedsel run and "
+                "compare write first"
+            )
+        label, scenario = read_label(folder)
+        one = {"label": label, "name": scenario.selector}
+        return {"scenario": scenario.model_dump(), "selectors": [one], "seeds": [scenario.seed]}
+    try:
+        said = json.loads((folder / PLAN).read_text("utf-8"))
+        missing = sorted({"scenario", "selectors", "seeds"} - said.keys())
+    except (OSError, ValueError, AttributeError) as error:
+        raise ParameterError(f"{str(folder / PLAN)!r} cannot be read: {error}") from error
+    if missing:
+        raise ParameterError(f"{str(folder / PLAN)!r} is no plan: it lacks {', '.join(missing)}")
+    return dict(said)
+
+
+def newest_like(said: Mapping[str, Any], root: Path) -> Path:
+    """The newest folder in which the same was begun.
+
+    Args:
+        said: A plan.
+        root: The folder of all runs.
+
+    Raises:
+        ParameterError: There is none.
+    """
+    wanted = _what(json.loads(json.dumps(said)))
+    for place in sorted(root.glob(f"*/{PLAN}"), key=lambda path: path.stat().st_mtime, reverse=True):
+        if _what(read_plan(place.parent)) == wanted:
+            return place.parent
+    raise ParameterError(
+        f"no run in {str(root)!r} was begun with these arguments: give its folder, as in --resume runs/NAME, or leave "
+        "--resume out"
+    )
+
+
+def check_folder(folder: Path, own: Collection[str], *, single: bool, resume: bool) -> None:
+    """Refuse a folder with runs that this comparison would not write: they would be taken for its own later.
+
+    Args:
+        folder: Of the comparison.
+        own: What its runs are called.
+        single: Whether it is that of its only run.
+        resume: Whether what was cut off goes on; else it is not overwritten.
+
+    Raises:
+        ParameterError: Says which.
+    """
+    foreign = sorted({path.parent.name for path in folder.glob(f"*/{RUN}")} - {*own, *(f"{o}-on-flower" for o in own)})
+    if foreign:
+        raise ParameterError(
+            f"folder {str(folder)!r} holds runs of another comparison ({', '.join(foreign[:3])}): give a new one, or "
+            "delete them"
+        )
+    places = [folder] if single else [folder / name for name in own]
+    cut_off = sorted(place.name for place in places if any((place / CHECKPOINTS).glob("*.json*")))
+    if cut_off and not resume:
+        raise ParameterError(
+            f"folder {str(folder)!r} holds what was cut off ({', '.join(cut_off[:3])}): go on with resume=True, give a "
+            "new folder, or delete it"
+        )
+
+
+def seeds_from(seeds: int | Sequence[int], first: int) -> list[int]:
+    """Read the seeds of a comparison.
+
+    Args:
+        seeds: How many, or the seeds themselves.
+        first: Where they are counted up from.
+
+    Raises:
+        ParameterError: There is none, one stands there twice, or something is no seed.
+    """
+    if isinstance(seeds, str):
+        raise ParameterError(f"seeds must be a whole number of seeds, or a list of seeds, got the text {seeds!r}")
+    if not isinstance(seeds, Sequence):
+        return list(range(first, first + whole("seeds", seeds, 1)))
+    numbers = [whole("seeds", seed, 0) for seed in seeds]
+    if not numbers or len(set(numbers)) != len(numbers):
+        raise ParameterError(f"seeds must be a number of seeds, or at least one seed and none twice, got {list(seeds)}")
+    return numbers
+
+
+def _what(said: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in said.items() if key not in ELSEWHERE}

@@ -1,0 +1,205 @@
+"""A comparison as a plan: checked before anything runs, run, and gone on with from the folder that keeps it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedsel_flwr.checks import whole
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.rounds.history import History, RoundRecord
+from fedsel_flwr.simulations.begun import has_finished
+from fedsel_flwr.simulations.building import check_selectors, make_availability
+from fedsel_flwr.simulations.checking import ENGINES, check_engine
+from fedsel_flwr.simulations.comparison import Comparison, Run, reference_of, run_name
+from fedsel_flwr.simulations.contenders import Contender, Given, contenders
+from fedsel_flwr.simulations.engine import simulate
+from fedsel_flwr.simulations.ingredients import Own
+from fedsel_flwr.simulations.on_flower import agreement, run_on_flower
+from fedsel_flwr.simulations.plan_files import check_folder, read_plan, seeds_from, write_plan
+from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.simulations.scenario_files import merged
+from fedsel_flwr.simulations.staffing import Staff, check_processes
+from fedsel_flwr.simulations.telling import StartRun, Update, tell_last, telling
+from fedsel_flwr.simulations.where import Where
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be compared, checked as far as can be before anything runs.
+
+    Attributes:
+        scenario: Of all runs, with their engine.
+        them: The selectors.
+        seeds: The seeds.
+        reference: The label of the selector to compare with.
+        rounds_on_flower: So many rounds of the first run with Flower on Ray before.
+        processes: How many train in the vectorized engine; None: by the sizes.
+        where: What Ray is given.
+        device: Where the vectorized engine trains.
+        left_out: Where all selectors were to run: those that cannot, and why.
+        checkpoints: Options of :func:`~fedsel_flwr.simulations.engine.simulate`.
+    """
+
+    scenario: Scenario
+    them: Sequence[Contender]
+    seeds: Sequence[int]
+    reference: str | None
+    rounds_on_flower: int
+    processes: int | None = None
+    where: Where = field(default_factory=Where)
+    device: str = "cpu"
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    checkpoints: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        scenario: Scenario,
+        selectors: Given | Sequence[Given] | Mapping[str, Given],
+        *,
+        seeds: int | Sequence[int],
+        engine: str,
+        reference: str | None = None,
+        rounds_on_flower: int = 0,
+        processes: int | None = None,
+        where: Where | None = None,
+        device: str = "cpu",
+        left_out: Mapping[str, str] | None = None,
+        checkpoints: Mapping[str, Any] | None = None,
+    ) -> Plan:
+        """Make the plan; arguments and errors are those of :func:`compare`."""
+        if not isinstance(scenario, Scenario):
+            raise ParameterError(
+                f"scenario must be a Scenario, as load_scenario makes one, got {type(scenario).__name__}"
+            )
+        if engine not in ENGINES:
+            raise ParameterError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
+        scenario = scenario.model_copy(update={"engine": engine})
+        where = where or Where()
+        check_processes(scenario, processes, device)
+        check_engine(scenario, where, device, rounds_on_flower)
+        make_availability(scenario)
+        them = contenders(selectors)
+        check_selectors(scenario, [one.name for one in them if one.name])
+        rounds = whole("rounds_on_flower", rounds_on_flower, 0)
+        if rounds and engine == "ray":
+            raise ParameterError("rounds_on_flower must be 0 where Ray is the engine of all runs")
+        told = reference_of(reference, [one.label for one in them])
+        return cls(
+            scenario, them, seeds_from(seeds, scenario.seed), told, rounds, processes, where, device, left_out or {},
+            checkpoints or {},
+        )  # fmt: skip
+
+    @classmethod
+    def load(cls, folder: Path, scenario: Mapping[str, Any] | None = None, **where: Any) -> Plan:
+        """Make the plan anew that is run in a folder.
+
+        Args:
+            folder: Of a comparison, or of a run.
+            scenario: Keys of the scenario that are to be changed, dotted.
+            **where: ``where``, ``device`` and ``processes`` in place of those of the plan.
+
+        Raises:
+            ParameterError: There is none, or it needs something that only Python code can give.
+        """
+        said = read_plan(folder)
+        nameless = [one["label"] for one in said["selectors"] if one["name"] is None]
+        if nameless:
+            raise ParameterError(
+                f"selector {nameless[0]!r} in {str(folder)!r} was given in Python: go on there, with compare(..., "
+                "resume=True) and the same selectors"
+            )
+        changed = merged(said["scenario"], scenario or {})
+        return cls.of(
+            changed,
+            {one["label"]: one["name"] for one in said["selectors"]},
+            seeds=said["seeds"],
+            engine=changed.engine,
+            **{key: said[key] for key in ("reference", "rounds_on_flower", "left_out", "checkpoints") if key in said},
+            **{"device": said.get("device", "cpu"), "processes": said.get("processes")}
+            | {"where": Where(**said.get("where", {}))}
+            | where,
+        )
+
+    def said(self) -> dict[str, Any]:
+        """The plan as its folder keeps it."""
+        return {
+            "scenario": self.scenario.model_dump(),
+            "selectors": [{"label": one.label, "name": one.name} for one in self.them],
+            "seeds": list(self.seeds),
+            "reference": self.reference,
+            "rounds_on_flower": self.rounds_on_flower,
+            "left_out": dict(self.left_out),
+            "where": {name: getattr(self.where, name) for name in self.where.asked},
+            "device": self.device,
+            "processes": self.processes,
+            "checkpoints": dict(self.checkpoints),
+        }
+
+    def run(
+        self,
+        folder: Path | None = None,
+        start_run: StartRun | None = None,
+        update: Update | None = None,
+        resume: bool = False,
+        **options: Any,
+    ) -> Comparison:
+        """Run everything; arguments, result and errors are those of :func:`compare`, options go to ``simulate``.
+
+        Every selector runs on the first seed, then on the next: what there is after an interruption can be compared,
+        and the data of a seed are made once.
+        """
+        single = len(self.them) * len(self.seeds) == 1
+        comparison = Comparison(self.scenario, reference=self.reference, left_out=dict(self.left_out))
+        brought = Own(options.get("model"), options.get("data"), options.get("objective"))
+        if folder:
+            names = {run_name(one.label, seed) for one in self.them for seed in self.seeds}
+            check_folder(folder, names, single=single, resume=resume)
+            write_plan(folder, self.said() | {"scenario": brought.named_in(self.scenario).model_dump()})
+            options = {"resume": resume, **self.checkpoints, **options}
+        on_flower: History | None = None
+        on_ray = {name: getattr(self.where, name) for name in self.where.asked}
+        with Staff(self.processes) as staff:
+            vectorized = {"device": self.device, "processes": staff}
+            here = on_ray if self.scenario.engine == "ray" else vectorized
+            for seed, one in itertools.product(self.seeds, self.them):
+                own = one.scenario(self.scenario, seed)
+                label = one.label if len(self.seeds) == 1 else f"{one.label}, seed {seed}"
+                if self.rounds_on_flower and not comparison.runs:
+                    told = telling(f"{label}, with Flower on Ray", self.rounds_on_flower, start_run, update)
+                    on_flower = self._on_flower(one, own, folder, told, on_ray | options)
+                told = telling(label, own.rounds, start_run, update)
+                selector, place = one.selector(own), folder
+                if folder and not single:
+                    place = folder / run_name(one.label, seed)
+                was_over = resume and place is not None and has_finished(place)
+                result = simulate(
+                    own, selector=selector, on_round=told, folder=place, label=one.label, **here, **options
+                )
+                if was_over and update:
+                    tell_last(result.history, update)
+                run = Run(one.label, brought.named_in(own), result)
+                if on_flower and not comparison.runs:
+                    comparison.agreement = agreement(on_flower, result.history)
+                comparison.runs.append(run)
+        if folder:
+            comparison.report(folder)
+        return comparison
+
+    def _on_flower(
+        self,
+        one: Contender,
+        own: Scenario,
+        folder: Path | None,
+        told: Callable[[RoundRecord], None],
+        options: Mapping[str, Any],
+    ) -> History:
+        """The first rounds of the first run, with Flower on Ray."""
+        rounds = min(self.rounds_on_flower, own.rounds)
+        place = folder and folder / f"{run_name(one.label, own.seed)}-on-flower"
+        result = run_on_flower(own, rounds, one.selector(own), told, folder=place, label=one.label, **options)
+        return result.history

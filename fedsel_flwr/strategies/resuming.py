@@ -1,0 +1,203 @@
+"""Checkpoints of a strategy: when they are written, what they were made for, and how a run goes on from one."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedsel_flwr.errors import ParameterError, StateError
+from fedsel_flwr.rounds.checkpoints import JOURNAL, Checkpoint, Checkpoints
+from fedsel_flwr.rounds.client_values import ClientValues
+from fedsel_flwr.rounds.core import SelectionCore
+from fedsel_flwr.rounds.ledger import Ledger
+from fedsel_flwr.rounds.models import Arrays
+from fedsel_flwr.selectors import Selector
+from fedsel_flwr.strategies.bases import layers
+
+logger = logging.getLogger("fedsel_flwr")
+SHOWN = 60
+"""Longest value in words; longer ones are told by their kind, size and digest."""
+
+
+class Resuming:
+    """Writes a run's checkpoints, and takes one over.
+
+    Args:
+        core: The strategy's core.
+        base: The base strategy.
+        checkpoints: Where; None writes nothing.
+        total_rounds: The last round of the run; None where only the server knows.
+
+    Attributes:
+        made_for: What the run is made of, which a checkpoint must agree with: what -> how, in words. Whoever knows more
+            (a scenario) adds it before the run begins.
+        total_rounds: The round after which nobody is chosen; None where only the server knows.
+        last_round: The round that the run will end with, which has a checkpoint in any case; None where nobody knows.
+        checkpoint: The one that the run went on from; None before it began, and where it began anew.
+    """
+
+    def __init__(
+        self, core: SelectionCore, base: object, checkpoints: Checkpoints | None, total_rounds: int | None
+    ) -> None:
+        if checkpoints is not None:
+            from fedsel_flwr.strategies.base_state import check_base
+
+            check_base(base)
+            core.parts.history.write_to(Ledger(checkpoints.folder / JOURNAL))
+        self._core, self._base, self._checkpoints = core, base, checkpoints
+        self.total_rounds = self.last_round = total_rounds
+        self.made_for = made_for(core, base)
+        self.checkpoint: Checkpoint | None = None
+        self._begun = False
+        self._written = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether the last round was chosen already."""
+        return self.total_rounds is not None and self._core.round >= self.total_rounds
+
+    def rounds_left(self, num_rounds: int, done: int) -> int:
+        """How many rounds a server that is to run ``num_rounds`` in all has left after those that were done."""
+        left = max(0, num_rounds - done)
+        if self.total_rounds is not None:
+            left = min(left, max(0, self.total_rounds - self._core.round))
+        self.last_round = self._core.round + left
+        return left
+
+    def begin(self, initial: Mapping[str, Any] | None = None) -> Checkpoint | None:
+        """Go on from the newest checkpoint that can be used, once.
+
+        Args:
+            initial: Name -> array of the model that a new run would start from; None if that is not known.
+
+        Returns:
+            The checkpoint; None where the run begins anew.
+
+        Raises:
+            RunError: There are checkpoints, but none can be used.
+        """
+        if self._begun or self._checkpoints is None:
+            return self.checkpoint
+        self.checkpoint = self._checkpoints.newest(lambda one: self._take(one, initial))
+        self._begun = True
+        if self.checkpoint is not None:
+            self._written = self.checkpoint.round
+            logger.info("the run in %s goes on after round %d", self._checkpoints.folder, self._written)
+        return self.checkpoint
+
+    def trained(self, number: int, model: Arrays, names: Sequence[str] | None = None) -> None:
+        """Write the checkpoint of a round, if it is due and the round is the last one in the history.
+
+        Args:
+            number: The absolute round.
+            model: The global model after it.
+            names: The names of its arrays; None counts them.
+
+        Raises:
+            RunError: It cannot be written.
+        """
+        if not self.wants(number) or self._checkpoints is None:
+            return
+        from fedsel_flwr.strategies.base_state import save_base
+
+        names = [str(i) for i in range(len(model))] if names is None else list(names)
+        self._checkpoints.write(
+            Checkpoint(
+                round=number,
+                model=list(model),
+                names=names,
+                state=self._core.state_dict(),
+                base=save_base(self._base),
+                made_for=self.made_for,
+            )
+        )
+        self._written = number
+
+    def wants(self, number: int) -> bool:
+        """Whether a checkpoint is to be written after this absolute round."""
+        if self._checkpoints is None or number != self._core.round or number <= self._written:
+            return False
+        return self._checkpoints.due(number) or number == self.last_round or self._core.ended
+
+    def _take(self, checkpoint: Checkpoint, initial: Mapping[str, Any] | None) -> None:
+        """Continue from a checkpoint; raise :class:`StateError` and change nothing if it does not fit."""
+        from fedsel_flwr.strategies.base_state import load_base, save_base
+
+        _check_made_for(checkpoint.made_for, self.made_for)
+        if initial is not None:
+            _check_model(checkpoint, initial)
+        before = save_base(self._base)
+        load_base(self._base, checkpoint.base)
+        try:
+            self._core.load_state_dict(checkpoint.state)
+        except StateError:
+            load_base(self._base, before)
+            raise
+
+
+def total_rounds(selector: Selector, given: int | None, checkpointing: bool) -> int | None:
+    """The last round of a run: what is given, or, for a run with checkpoints, what the selector was told.
+
+    Raises:
+        ParameterError: Both are given, and differ.
+    """
+    own: int | None = getattr(selector, "total_rounds", None)
+    if given is not None and own is not None and own != given:
+        raise ParameterError(f"total_rounds is {given} for the strategy but {own} for the selector; give it once")
+    return own if given is None and checkpointing else given
+
+
+def made_for(core: SelectionCore, base: object) -> dict[str, str]:
+    """What a strategy is made of, as far as what it learns depends on it."""
+    selector, settings = core.parts.selector, core.settings
+    said = {"selector": selector.name}
+    for name in inspect.signature(type(selector)).parameters:
+        if name != "seed" and hasattr(selector, name):  # the generator is part of the state
+            said[f"selector.{name}"] = _in_words(getattr(selector, name))
+    for name in ("max_latency", "averaging", "clock", "learning_rate", "momentum", "over_selection"):
+        said[name] = _in_words(getattr(settings, name))
+    said["filter"] = _in_words(settings.filter and settings.filter.score)
+    kind = type(base).__module__.split(".")[1] if type(base).__module__.startswith("flwr.") else type(base).__module__
+    return {**said, "base": f"{kind}: {', '.join(type(layer).__qualname__ for layer in layers(base))}"}
+
+
+def _in_words(value: object) -> str:
+    """A parameter's value in words that are the same in every process."""
+    if isinstance(value, ClientValues):
+        value = value.given
+    if isinstance(value, np.ndarray):
+        return f"array of {value.size}, {_digest(value.tobytes())}"
+    if value is not None and not isinstance(value, bool | int | float | str | tuple | list | Mapping):
+        return type(value).__qualname__
+    text = repr(dict(value) if isinstance(value, Mapping) else value)
+    return text if len(text) <= SHOWN else f"{type(value).__name__}, {_digest(text.encode())}"
+
+
+def _digest(content: bytes) -> str:
+    return f"SHA-256 {hashlib.sha256(content).hexdigest()[:16]}"
+
+
+def _check_made_for(theirs: Mapping[str, str], mine: Mapping[str, str]) -> None:
+    differing = [key for key in {**theirs, **mine} if theirs.get(key) != mine.get(key)]
+    if differing:
+        said = "; ".join(
+            f"{key} = {theirs.get(key, 'none')}, this one has {mine.get(key, 'none')}" for key in differing
+        )
+        raise StateError(f"it was written by a run with {said}")
+
+
+def _check_model(checkpoint: Checkpoint, initial: Mapping[str, Any]) -> None:
+    theirs = {name: np.shape(array) for name, array in zip(checkpoint.names, checkpoint.model, strict=True)}
+    mine = {name: np.shape(array) for name, array in initial.items()}
+    if theirs != mine:
+        raise StateError(f"its model has arrays of the shapes {_shapes(theirs)}, the initial model {_shapes(mine)}")
+
+
+def _shapes(of: Mapping[str, tuple[int, ...]]) -> str:
+    text = ", ".join(f"{name} {shape}" for name, shape in of.items())
+    return text if len(text) <= 200 else f"{text[:200]} ..."

@@ -1,0 +1,309 @@
+"""The store of checkpoints: what is written comes back bit for bit, and what is not that is never taken for it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import re
+import stat
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays_of
+from safetensors.numpy import load, save
+
+from fedsel_flwr.errors import ParameterError, RunError, StateError
+from fedsel_flwr.rounds.checkpoint_files import Checkpoint, json_path, read_checkpoint, write_checkpoint
+from fedsel_flwr.rounds.checkpoints import Checkpoints
+from fedsel_flwr.rounds.packing import packed, unpacked
+
+
+def checkpoint(number: int = 3, **changes: Any) -> Checkpoint:
+    generator = np.random.default_rng(number)
+    values: dict[str, Any] = {
+        "round": number,
+        "model": [generator.normal(size=(30, 20)).astype(np.float32), np.float64(number) * np.ones(())],
+        "names": ["layer/weight", "scale"],
+        "state": {"mean": generator.normal(size=400), "round": number, "ids": [f"client-{k}-ü" for k in range(300)]},
+        "base": {"layers": [{"m_t": [generator.normal(size=3)], "norm": float("inf")}]},
+        "made_for": {"selector": "bsfl"},
+    }
+    return Checkpoint(**{**values, **changes})
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two states are the same, bit for bit, types included."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, np.ndarray | np.generic):
+        order = (one.flags.f_contiguous, one.flags.c_contiguous) == (other.flags.f_contiguous, other.flags.c_contiguous)
+        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes() and order
+    if isinstance(one, float):
+        return struct.pack("d", one) == struct.pack("d", other) or one != one
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+DTYPES = st.one_of(
+    arrays_of.boolean_dtypes(), arrays_of.integer_dtypes(endianness="?"), arrays_of.unsigned_integer_dtypes(),
+    arrays_of.floating_dtypes(endianness="?"), arrays_of.unicode_string_dtypes(max_len=3),
+    arrays_of.complex_number_dtypes(),
+)  # fmt: skip
+ARRAYS = arrays_of.arrays(DTYPES, arrays_of.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
+LEAVES = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary(), ARRAYS,
+    ARRAYS.map(lambda array: array.T), ARRAYS.filter(lambda array: array.size > 0).map(lambda array: array.flat[0]),
+)  # fmt: skip
+KEYS = st.one_of(st.text(max_size=4), st.sampled_from(["$array", "$items", "a/b", "a"]), st.integers())
+TREES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.lists(inner, max_size=3).map(tuple), st.dictionaries(KEYS, inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.dictionaries(st.text(max_size=4), TREES, max_size=3))
+def test_any_state_comes_back_bit_for_bit(state: dict[str, Any]) -> None:
+    text, arrays = packed(state, "state")
+    assert same(unpacked(json.loads(json.dumps(text)), load(save(arrays))), state)
+
+
+def test_a_checkpoint_comes_back_bit_for_bit(tmp_path: Path) -> None:
+    """The names of its files' arrays say what they are, to whoever looks into them."""
+    written = checkpoint(state={"mean": np.array([np.nan, -0.0, np.inf]), "sizes": np.zeros((0, 2)), "none": None})
+    write_checkpoint(tmp_path, written)
+    assert same(vars(read_checkpoint(json_path(tmp_path, 3))), vars(written))
+    names = sorted(load((tmp_path / "round-000003.safetensors").read_bytes()))
+    assert names == ["base/layers/0/m_t/0", "model/layer/weight", "model/scale", "state/mean"]
+
+
+def test_a_generators_state_and_large_numbers_come_back() -> None:
+    state = {"bits": np.random.default_rng(5).bit_generator.state, "large": 2**200, "low": -(2**70)}
+    text, arrays = packed(state, "state")
+    assert same(unpacked(json.loads(json.dumps(text)), arrays), state)
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, np.array([object()]), 1j, np.zeros(2, [("a", int)])])
+def test_what_cannot_be_saved_is_named(value: object, tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="state/part/key cannot be saved"):
+        packed({"part": {"key": value}}, "state")
+    with pytest.raises(RunError, match=r"round 3: the checkpoint '.*round-000003.json' cannot be written: state/key"):
+        Checkpoints(tmp_path).write(checkpoint(state={"key": value}))
+    assert os.listdir(tmp_path) == []
+
+
+def damaged(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Everything that may have become of a file: cut at every KB and near its ends, and with flipped bytes."""
+    content = path.read_bytes()
+    for size in {*range(0, len(content), 1024), 1, len(content) - 1, len(content) - 2}:
+        yield f"cut at {size}", content[:size]
+    for place in {*range(0, len(content), 997), 11, 80, len(content) - 1}:
+        flipped = bytearray(content)
+        flipped[place] ^= 1 << place % 8
+        yield f"byte {place} changed", bytes(flipped)
+    yield "longer", content + b"\n"
+    yield "twice", content + content
+    yield "zeros", bytes(len(content))
+
+
+@pytest.mark.parametrize("ending", ["json", "safetensors"])
+def test_a_damaged_file_is_never_loaded_and_the_one_before_is(
+    ending: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Checkpoints(tmp_path, resume=True)
+    for number in (2, 3):
+        store.write(checkpoint(number))
+    files = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    broken = tmp_path / f"round-000003.{ending}"
+    tried = 0
+    for how, content in damaged(broken):
+        for path, whole in files.items():
+            path.write_bytes(whole)
+        broken.write_bytes(content)
+        with pytest.raises(StateError, match=r"damaged: its \d+ bytes are not those that were written"):
+            read_checkpoint(json_path(tmp_path, 3))
+        caplog.clear()
+        found = Checkpoints(tmp_path, resume=True).newest(lambda one: None)
+        assert found is not None, how
+        assert same(vars(found), vars(checkpoint(2))), how
+        assert re.search(r"round-000003\.json is not used: .*damaged", caplog.text)
+        assert (tmp_path / "round-000003.json.refused").exists()
+        tried += 1
+    assert tried > 15
+
+
+def rewritten(path: Path, **changes: Any) -> None:
+    """Change what a checkpoint says of itself, with the right digest."""
+    import hashlib
+
+    said = json.loads(path.read_bytes())["checkpoint"] | changes
+    text = json.dumps({key: value for key, value in said.items() if value is not ...}).encode()
+    path.write_bytes(b'{"sha256": "%s", "checkpoint": %s}\n' % (hashlib.sha256(text).hexdigest().encode(), text))
+
+
+def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path, resume=True)
+    store.write(checkpoint())
+    rewritten(json_path(tmp_path, 3), schema=2, written_by="fedsel-flwr 9.0")
+    reason = (
+        r"it has schema 2 \(fedsel-flwr 9\.0\), but this fedsel-flwr \S+ reads schema 1: go on with the version that"
+    )
+    with pytest.raises(RunError, match=rf"none of the checkpoints in .* can be used: round-000003\.json: {reason}"):
+        store.newest(lambda one: None)
+    assert json_path(tmp_path, 3).exists(), "nothing is set aside where nothing is taken"
+
+
+@pytest.mark.parametrize("changes", [{"model": ...}, {"arrays_sha256": ...}, {"made_for": ...}, {"round": "three"}])
+def test_a_checkpoint_made_by_hand_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, checkpoint())
+    rewritten(json_path(tmp_path, 3), **changes)
+    with pytest.raises(StateError, match=r"it is no checkpoint|renamed"):
+        read_checkpoint(json_path(tmp_path, 3))
+
+
+def test_a_renamed_checkpoint_and_one_without_its_arrays_are_refused(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, checkpoint())
+    for path in list(tmp_path.iterdir()):
+        path.rename(path.with_name(path.name.replace("3", "7")))
+    with pytest.raises(StateError, match="renamed: it holds round 3"):
+        read_checkpoint(json_path(tmp_path, 7))
+    (tmp_path / "round-000007.safetensors").unlink()
+    with pytest.raises(StateError, match=r"round-000007\.safetensors is missing"):
+        read_checkpoint(json_path(tmp_path, 7))
+
+
+def test_the_newest_that_fits_is_taken_and_the_others_are_set_aside(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Checkpoints(tmp_path, keep=9, resume=True)
+    for number in range(1, 5):
+        store.write(checkpoint(number))
+
+    def fits(one: Checkpoint) -> None:
+        if one.round > 2:
+            raise StateError(f"it smells of {one.round}")
+
+    found = store.newest(fits)
+    assert found is not None
+    assert found.round == 2
+    assert [record.message.split(" is not used: ")[1] for record in caplog.records] == [
+        "it smells of 4",
+        "it smells of 3",
+    ]
+    assert {path.name for path in tmp_path.glob("*.json")} == {"round-000001.json", "round-000002.json"}
+    assert len(list(tmp_path.glob("*.refused"))) == 4
+
+
+def test_so_many_are_kept_and_leftovers_of_a_death_are_cleared(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path, every=2, keep=2, resume=True)
+    assert [number for number in range(1, 8) if store.due(number)] == [2, 4, 6]
+    for name in ("round-000001.safetensors", "round-000003.json.tmp", "round-000099.safetensors", "notes.txt"):
+        (tmp_path / name).write_bytes(b"")
+    for number in (2, 4, 6):
+        store.write(checkpoint(number))
+    assert sorted(os.listdir(tmp_path)) == [
+        "notes.txt", "round-000004.json", "round-000004.safetensors", "round-000006.json", "round-000006.safetensors",
+        "round-000099.safetensors",
+    ]  # fmt: skip
+
+
+def test_a_folder_of_another_run_is_neither_overwritten_nor_continued_unasked(tmp_path: Path) -> None:
+    Checkpoints(tmp_path).write(checkpoint())
+    with pytest.raises(RunError, match=r"holds the checkpoints of 3 rounds of another run: go on with resume=True"):
+        Checkpoints(tmp_path)
+    with pytest.raises(RunError, match=r"holds no checkpoint to go on from: check checkpoint_dir, or begin a new run"):
+        Checkpoints(tmp_path / "new", resume="must")
+    assert Checkpoints(tmp_path / "new", resume=True).newest(lambda one: None) is None
+    (tmp_path / "new" / "journal.jsonl").write_text("{}\n")
+    with pytest.raises(RunError, match=r"holds rounds in journal\.jsonl of another run"):
+        Checkpoints(tmp_path / "new")
+    assert Checkpoints(tmp_path / "new", resume=True).newest(lambda one: None) is None
+
+
+@pytest.mark.parametrize("options", [{"every": 0}, {"keep": 0}, {"every": 1.5}, {"resume": "yes"}, {"resume": None}])
+def test_odd_options_are_refused(options: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match=r"checkpoint_every|keep_checkpoints|resume must be False, True or 'must'"):
+        Checkpoints(tmp_path, **options)
+
+
+def test_a_place_that_is_no_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match=r"cannot be made: .*; give one that can be written to"):
+        Checkpoints(tmp_path / "file")
+
+
+def _full(*args: Any, **kwargs: Any) -> Any:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("call", ["open", "write", "fsync", "replace"])
+def test_a_full_disk_names_the_file_and_leaves_what_was_there(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Checkpoints(tmp_path, resume=True)
+    store.write(checkpoint(2))
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, _full)
+        wanted = (
+            r"round 3: the checkpoint '.*round-000003\.json' cannot be written: No space left on device; .*before it"
+        )
+        with pytest.raises(RunError, match=wanted):
+            store.write(checkpoint(3))
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    store.write(checkpoint(3))
+    found = store.newest(lambda one: None)
+    assert found is not None
+    assert same(vars(found), vars(checkpoint(3)))
+
+
+def test_old_ones_that_cannot_be_removed_are_no_reason_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Checkpoints(tmp_path, keep=1)
+    store.write(checkpoint(2))
+    monkeypatch.setattr(os, "unlink", _full)
+    with caplog.at_level(logging.WARNING):
+        store.write(checkpoint(3))
+    assert "old checkpoints" in caplog.text
+    assert read_checkpoint(json_path(tmp_path, 3)).round == 3
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="only root may mount a file system")
+def test_a_read_only_folder_is_refused_before_the_run(tmp_path: Path) -> None:
+    """Root may write anywhere but on a file system that is mounted so."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(disk)], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
+    try:
+        with pytest.raises(RunError, match="cannot be written to; give one that can, or change its permissions"):
+            Checkpoints(disk)
+        with pytest.raises(RunError, match="Read-only file system; give one that can be written to"):
+            Checkpoints(disk / "run")
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_files_have_the_permissions_that_are_usual_here(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, checkpoint())
+    (tmp_path / "usual").write_text("")
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    assert len(modes) == 1

@@ -1,0 +1,306 @@
+"""The history on disk: whole lines, a short memory, and the same sequences as in memory."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import math
+import os
+import pickle
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsel_flwr.errors import RunError, StateError
+from fedsel_flwr.rounds import growing_file, keeping
+from fedsel_flwr.rounds.history import ClientRecord, History
+from fedsel_flwr.rounds.ledger import Ledger
+
+NaN = float("nan")
+
+
+def row(number: int, k: int, draw: random.Random) -> ClientRecord:
+    problem = draw.choice(["", "", "late: done after 3 s", "energy: -1 cannot be used; arrays: é ≠ \u2028 \"'\\"])
+    return ClientRecord(
+        round=number, client_id=f"c{k}", client=k, completed=not problem, problem=problem, latency_s=draw.random() / 3,
+        energy_j=draw.choice([NaN, math.inf, 5e-324, 1 / 3]), download_s=-0.0, compute_s=1e308, upload_s=NaN,
+        train_loss=draw.gauss(), num_examples=2**53,
+    )  # fmt: skip
+
+
+def play(history: History, rounds: range, *, close: Callable[[int], bool] = lambda number: number % 3 > 0) -> History:
+    """Rounds of 0 to 4 clients; some are closed, some evaluated before that, after it, or not at all."""
+    for number in rounds:
+        draw = random.Random(number)
+        chosen = sorted(draw.sample(range(9), number % 5))
+        history.append(
+            round=number, num_available=9, round_s=draw.random(), clients=[row(number, k, draw) for k in chosen],
+            probe_s=0.25 * (number % 2), probe_j=NaN,
+        )  # fmt: skip
+        if number % 2:
+            history.evaluated(number, loss=draw.random(), accuracy=NaN)
+        if close(number):
+            history.close_round()
+            if number % 7 == 0:
+                history.evaluated(number, loss=draw.random(), accuracy=0.5)
+    return history
+
+
+def both(path: Path, rounds: int) -> tuple[History, History]:
+    return play(History(), range(1, rounds + 1)), play(History(Ledger(path)), range(1, rounds + 1))
+
+
+@pytest.fixture(params=[0, 12, 10_000])
+def ring(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """How many records stay in memory: hardly any, a few rounds, all."""
+    monkeypatch.setattr(keeping, "MOST", request.param)
+    return request.param
+
+
+def test_on_disk_and_in_memory_it_is_the_same(ring: int, tmp_path: Path) -> None:
+    memory, disk = both(tmp_path / "j", 40)
+    assert repr(disk) == repr(memory)
+    assert (len(disk.rounds), len(disk.clients)) == (40, len(memory.clients))
+    assert disk.rounds == copy.copy(list(disk.rounds))
+    assert disk.rounds == memory.rounds
+    assert memory.clients == disk.clients
+    assert disk.rounds != memory.rounds[:-1]
+    assert disk.clients != memory.clients[::-1]
+    assert History(Ledger(tmp_path / "other")).rounds == []
+    for ours, theirs in ((disk.rounds, memory.rounds), (disk.clients, memory.clients)):
+        cuts = [None, 0, 3, 38, -4, 1000]
+        for start in cuts:
+            for stop in cuts:
+                for step in (None, 2, -3):
+                    cut = slice(start, stop, step)
+                    assert repr(ours[cut]) == repr(theirs[cut]), cut
+        for i in (0, 5, 39, -1, -40):
+            assert repr(ours[i]) == repr(theirs[i])
+        for i in (len(theirs), -len(theirs) - 1):
+            with pytest.raises(IndexError):
+                ours[i]
+        assert repr(list(reversed(ours))) == repr(theirs[::-1])
+    assert disk.selection_counts(12).tolist() == memory.selection_counts(12).tolist()
+    assert sum(disk.selection_counts(9)) == len(memory.clients)
+    assert disk.problem_counts() == memory.problem_counts()
+    assert disk.problem_counts()["arrays"] > 0
+
+
+def test_counts_go_on_without_reading_the_past_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "MOST", 0)
+    history = History(Ledger(tmp_path / "j"))
+    read: list[int] = []
+    entry = Ledger.entry
+    monkeypatch.setattr(Ledger, "entry", lambda self, line: read.append(line) or entry(self, line))
+    for number in range(1, 31):
+        play(history, range(number, number + 1))
+        assert sum(history.selection_counts(9)) == len(history.clients)
+        assert history.problem_counts() == play(History(), range(1, number + 1)).problem_counts()
+    assert read == []
+
+
+def test_memory_holds_the_last_rounds_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "MOST", 20)
+    history = play(History(Ledger(tmp_path / "j")), range(1, 201))
+    gc.collect()
+    alive = [one for one in gc.get_objects() if isinstance(one, ClientRecord)]
+    assert 0 < len(alive) <= 20
+    assert len(history.clients) == 400
+
+
+def test_a_round_is_written_when_it_has_ended_or_the_next_one_begins(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "j")
+    history = History(ledger)
+    assert not ledger.path.exists()
+    play(history, range(1, 2), close=lambda number: False)
+    assert len(ledger) == 0
+    play(history, range(2, 3), close=lambda number: False)
+    assert len(ledger) == 1
+    history.close_round()
+    assert len(ledger) == 2
+    size = ledger.path.stat().st_size
+    history.close_round()
+    assert (ledger.offset, ledger.path.stat().st_size) == (size, size)
+
+
+def test_what_the_file_held_before_is_replaced_by_a_new_run(tmp_path: Path) -> None:
+    play(History(Ledger(tmp_path / "j")), range(1, 30), close=lambda number: True)
+    history = play(History(Ledger(tmp_path / "j")), range(1, 4), close=lambda number: True)
+    again = Ledger(tmp_path / "j")
+    again.load()
+    assert [again.round(line).round for line in range(len(again))] == [1, 2, 3]
+    assert again.offset == again.path.stat().st_size
+    assert len(history.rounds) == 3
+
+
+# ---- states ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize("rounds", [0, 1, 2, 5, 20])
+def test_a_state_continues_as_if_nothing_had_happened(rounds: int, closed: bool, ring: int, tmp_path: Path) -> None:
+    whole, history = both(tmp_path / "j", rounds)
+    if closed:
+        history.close_round()
+    state = pickle.loads(pickle.dumps(history.state_dict()))
+    play(history, range(rounds + 1, rounds + 9))  # rounds that the checkpoint knows nothing of
+    with (tmp_path / "j").open("ab") as file:
+        file.write(b'{"round": {"rou')  # and one that was cut off
+    resumed = History(Ledger(tmp_path / "j"))
+    resumed.load_state_dict(state)
+    assert repr(resumed) == repr(whole)
+    assert resumed.problem_counts() == whole.problem_counts()
+    for one in (resumed, whole):
+        one.evaluated(rounds, loss=0.125, accuracy=0.5)
+    play(resumed, range(rounds + 1, rounds + 13))
+    play(whole, range(rounds + 1, rounds + 13))
+    assert repr(resumed) == repr(whole)
+    assert resumed.selection_counts(9).tolist() == whole.selection_counts(9).tolist()
+    resumed.close_round()
+    again = Ledger(tmp_path / "j")
+    again.load()
+    assert again.offset == again.path.stat().st_size
+    assert repr([again.entry(line).round for line in range(len(again))]) == repr(whole.rounds)
+
+
+def test_each_damage_of_the_file_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    history = play(History(Ledger(tmp_path / "j")), range(1, 9))
+    state, path = history.state_dict(), tmp_path / "j"
+    good = path.read_bytes()[: state["offset"]]
+    lines = good.splitlines(keepends=True)
+    fewer = {**state, "rounds": 6}
+    cases: list[tuple[Any, bytes, str]] = [
+        (state, good[:-1], f"bytes {len(good)} expected, {len(good) - len(lines[-1])} found"),
+        (state, b"".join(lines[:-1]), "bytes"),
+        (state, b"", "bytes"),
+        (state, good.replace(b'"round_s": 0.', b'"round_s": 1.', 1), "checksum"),
+        (state, good.replace(lines[3], b"x" * (len(lines[3]) - 1) + b"\n"), "line 4 of .* is no round"),
+        (state, good.replace(b'"latency_s"', b'"latencies"', 1), "line 1 of .* is no round"),
+        (state, good.replace(lines[2], b"\0" * (len(lines[2]) - 1) + b"\n"), "line 3 of .* is no round"),
+        (fewer, good, "rounds 6 expected, 7 found"),
+        ({**state, "offset": -1}, good, "offset must be a whole number"),
+        ({**state, "checksum": None}, good, "checksum must be a whole number"),
+        ({**state, "offset": state["offset"] - 1}, good, "bytes"),
+        ({**state, "last": None}, good, "must be a mapping"),
+        ({k: v for k, v in state.items() if k != "rounds"}, good, "missing"),
+    ]  # fmt: skip
+    for spoilt, content, why in cases:
+        path.write_bytes(content)
+        fresh = History(Ledger(path))
+        with pytest.raises(StateError, match=why):
+            fresh.load_state_dict(spoilt)
+        assert (len(fresh.rounds), path.read_bytes()) == (0, content)
+    path.unlink()
+    with pytest.raises(StateError, match="No such file"):
+        History(Ledger(path)).load_state_dict(state)
+
+
+def test_no_flipped_byte_before_the_offset_is_taken_for_the_history(tmp_path: Path) -> None:
+    history = play(History(Ledger(tmp_path / "j")), range(1, 9))
+    state, path = history.state_dict(), tmp_path / "j"
+    content, draw = path.read_bytes(), random.Random(1)
+    for place in draw.sample(range(state["offset"]), 120):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1 << draw.randrange(8)]) + content[place + 1 :])
+        with pytest.raises(StateError, match=r"is no round|is not the history"):
+            History(Ledger(path)).load_state_dict(state)
+
+
+def test_states_of_histories_in_memory_and_on_disk(tmp_path: Path) -> None:
+    memory, disk = both(tmp_path / "j", 12)
+    with pytest.raises(StateError, match="give the strategy the checkpoint_dir that it had"):
+        History().load_state_dict(disk.state_dict())
+    moved = History(Ledger(tmp_path / "moved"))
+    moved.load_state_dict(memory.state_dict())
+    assert repr(moved) == repr(memory)
+    play(moved, range(13, 15))
+    assert repr(moved) == repr(play(memory, range(13, 15)))
+    with pytest.raises(RunError, match="from its first round on, but there are 14 rounds"):
+        memory.write_to(Ledger(tmp_path / "late"))
+
+
+def test_a_copy_is_in_memory(tmp_path: Path) -> None:
+    memory, disk = both(tmp_path / "j", 12)
+    for copied in (copy.deepcopy(disk), pickle.loads(pickle.dumps(disk))):
+        assert copied.ledger is None
+        assert repr(copied) == repr(memory)
+
+
+# ---- the disk --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("held", [0, 2**24])
+def test_what_was_removed_can_still_be_read(held: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growing_file, "HELD", held)
+    monkeypatch.setattr(keeping, "MOST", 0)
+    memory, disk = both(tmp_path / "j", 30)
+    disk.close_round()
+    assert disk.ledger is not None
+    disk.ledger.remove()
+    disk.ledger.remove()
+    assert list(tmp_path.iterdir()) == []
+    assert repr(disk) == repr(memory)
+    open_files = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else None
+    del disk
+    gc.collect()
+    if open_files is not None:
+        assert open_files - len(os.listdir("/proc/self/fd")) == (held == 0)
+
+
+def test_a_write_that_fails_leaves_whole_lines_and_can_be_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = play(History(), range(1, 9), close=lambda number: True)
+    history = play(History(Ledger(tmp_path / "j")), range(1, 5), close=lambda number: True)
+    size, pwrite = (tmp_path / "j").stat().st_size, os.pwrite
+
+    def some(descriptor: int, data: Any, place: int) -> int:
+        """Takes ten bytes at a time, and fails after the third."""
+        if place >= size + 30:
+            raise OSError(28, "No space left on device")
+        return pwrite(descriptor, data[:10], place)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", some)
+        with pytest.raises(RunError, match=r"round 5 cannot be written .*No space left"):
+            play(history, range(5, 6), close=lambda number: True)
+    assert (tmp_path / "j").stat().st_size == size
+    history.close_round()
+    play(history, range(6, 9), close=lambda number: True)
+    assert repr(history) == repr(whole)
+    again = Ledger(tmp_path / "j")
+    again.load()
+    assert len(again) == 8
+
+
+def test_a_file_that_another_program_cut_is_not_written_on(tmp_path: Path) -> None:
+    history = play(History(Ledger(tmp_path / "j")), range(1, 5), close=lambda number: True)
+    os.truncate(tmp_path / "j", 100)
+    with pytest.raises(RunError, match="another program has cut it from"):
+        play(history, range(5, 6), close=lambda number: True)
+
+
+def test_a_state_is_on_the_disk_before_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")) or fsync(fd))
+    history = play(History(Ledger(tmp_path / "j")), range(1, 5))
+    assert synced == []
+    history.state_dict()
+    history.state_dict()
+    assert synced == [str(tmp_path / "j"), str(tmp_path), str(tmp_path / "j")]
+
+
+def test_a_ledger_is_cut_at_the_end_of_a_line_only(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "j")
+    play(History(ledger), range(1, 5), close=lambda number: True)
+    third = ledger.lines.start(2)
+    for offset in (1, third - 1, third + 1, ledger.offset + 5):
+        with pytest.raises(StateError, match=f"no line that ends at byte {offset}"):
+            ledger.truncate(offset)
+    ledger.truncate(third)
+    assert (len(ledger), ledger.offset) == (2, third)
+    ledger.truncate(0)
+    assert len(ledger) == 0

@@ -1,0 +1,102 @@
+"""Runs of the vectorized engine and commands to be killed, in processes that a zygote forks."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from fedsel_flwr.cli import main
+from fedsel_flwr.simulations import Comparison, keeping, load_scenario, simulate
+from fedsel_flwr.simulations.results import RunResult
+from tests.strategies.zygote import Zygote
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of the smoke scenario.
+
+    Attributes:
+        base: The base strategy.
+        selector: Who chooses.
+        rounds: How many rounds.
+        every: As ``checkpoint_every``.
+    """
+
+    base: str = "fedavg"
+    selector: str = "bsfl"
+    rounds: int = 30
+    every: int = 1
+
+    def play(self, folder: Path | None = None, progress: Path | None = None) -> tuple[Any, ...]:
+        """What comes out: history, model, and the rounds that were told; a byte a round is added to ``progress``."""
+        keys = {"rounds": self.rounds, "engine": "vectorized", "aggregation.base": self.base, "selector": self.selector}
+        told: list[str] = []
+        file = None if progress is None else os.open(progress, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+        def on_round(record: Any) -> None:
+            told.append(repr(record))
+            if file is not None:
+                os.write(file, b".")
+
+        options: dict[str, Any] = {}
+        if folder is not None:
+            options = {"checkpoint_dir": folder, "checkpoint_every": self.every, "resume": True}
+        return *parts(simulate(load_scenario("smoke", keys), on_round=on_round, **options)), told
+
+
+def parts(result: RunResult) -> tuple[Any, ...]:
+    """What is compared of a result, bit for bit."""
+    arrays = [(array.dtype.str, array.shape, array.tobytes()) for array in result.arrays]
+    return [*map(repr, result.history.rounds)], [*map(repr, result.history.clients)], arrays
+
+
+def command(argv: list[str], folder: Path) -> tuple[int, str, str]:
+    """Run ``fedsel`` in a folder; returns its exit status and what it printed.
+
+    A checkpoint is written after every round, whatever that costs; the pictures are empty files.
+    """
+    os.chdir(folder)
+    keeping.SHARE = 1.0
+    for name in ("plot", "plot_rounds"):
+        setattr(Comparison, name, lambda self, path: Path(path).touch())
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main(argv)
+    return status, out.getvalue(), err.getvalue()
+
+
+def warm() -> None:
+    """Read the data, once for all processes that are forked."""
+    simulate(load_scenario("smoke", {"rounds": 1, "engine": "vectorized"}))
+
+
+def killed(zygote: Zygote, when: Callable[[], bool], function: Callable[..., Any], *args: Any) -> bool:
+    """Start a function in a process of its own and kill it at a moment; whether that came before its end."""
+    pid, _ = zygote.start(function, *args)
+    deadline = time.monotonic() + 100
+    while not when() and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.0005)
+    os.kill(pid, signal.SIGKILL)
+    return zygote.wait(pid) == -signal.SIGKILL
+
+
+def content(folder: Path) -> Mapping[str, Any]:
+    """What the files of a run or comparison say, by their names; pictures and logs by name alone."""
+    found: dict[str, Any] = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.suffix == ".parquet":
+            found[name] = repr(pq.read_table(path).to_pylist())
+        elif path.is_file():
+            found[name] = None if path.suffix in (".png", ".log") else path.read_bytes()
+    return found

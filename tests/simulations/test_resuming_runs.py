@@ -1,0 +1,155 @@
+"""Runs of the vectorized engine and commands that are killed: what goes on is bit for bit what was not cut off."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.simulations.cut_off_runs import Run, command, content, killed
+from tests.strategies.zygote import Zygote
+
+pytestmark = pytest.mark.timeout(280)
+OWN = '''
+import numpy as np
+from fedsel_flwr.selectors import Selector
+
+
+class Fastest(Selector):
+    """The clients of the least mean latency; those never tried first, and now and then anybody."""
+
+    name = "fastest"
+    client_state = {"_plays": 0, "_total": 0.0}
+
+    def __init__(self, *, clients_per_round, seed=None, patience=1.0):
+        super().__init__(clients_per_round=clients_per_round, seed=seed)
+        self.patience = patience
+
+    def _select(self, available):
+        mean = self._total / np.maximum(self._plays, self.patience)
+        return self._largest(self._generator.exponential(0.01, len(mean)) - mean, available)
+
+    def _observe(self, report):
+        self._plays[report.clients] += 1
+        self._total[report.clients] += report.latency
+'''
+RUNS = [Run("fedavg", "bsfl"), Run("fedadam", "gpfl"), Run("fedadam", "fedcm-ts", every=4)]
+
+
+@pytest.fixture(scope="module")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    process = Zygote(tmp_path_factory.mktemp("results"), "tests.simulations.cut_off_runs")
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory, where there is one: kills are not power cuts, and a disk's syncs take most of the time."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=memory) as name:
+        yield Path(name)
+
+
+def check_killed(zygote: Zygote, run: Run, folder: Path, moments: int) -> None:
+    straight = zygote.call(run.play)
+    generator = np.random.default_rng(len(run.base + run.selector))
+    cut_off = 0
+    for trial in range(moments):
+        place, progress = folder / str(trial), folder / f"{trial}-progress"
+        progress.write_bytes(b"")
+        rounds, seconds = int(generator.integers(0, run.rounds)), float(generator.uniform(0.0, 0.02))
+
+        def reached(progress: Path = progress, rounds: int = rounds, seconds: float = seconds) -> bool:
+            if progress.stat().st_size < rounds:
+                return False
+            time.sleep(seconds)
+            return True
+
+        cut_off += killed(zygote, reached, run.play, place, progress)
+        rest = zygote.call(run.play, place)
+        where = f"killed {seconds:.4f} s after round {rounds}"
+        assert rest[:-1] == straight[:-1], where
+        assert straight[-1][-len(rest[-1]) :] == rest[-1], where
+        assert len(rest[-1]) <= run.rounds - rounds + run.every + 1, f"{where}: rounds that were kept were run again"
+    assert cut_off > moments // 2
+    again = zygote.call(run.play, place)
+    assert again[:-1] == straight[:-1], "a run that has finished returns its result"
+    assert again[-1] == straight[-1][-1:]
+
+
+def test_killed_at_random_moments(zygote: Zygote, folder: Path) -> None:
+    check_killed(zygote, replace(RUNS[2], rounds=10), folder, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", RUNS, ids=str)
+def test_killed_at_twenty_random_moments(zygote: Zygote, run: Run, folder: Path) -> None:
+    check_killed(zygote, run, folder, 20)
+
+
+# ---- the command ---------------------------------------------------------------------------------------------------
+
+
+def larger(folder: Path, pattern: str, size: int) -> Callable[[], bool]:
+    """Whether a file that matches has come to be larger than so many bytes."""
+    return lambda: any(path.stat().st_size > size for path in folder.glob(pattern))
+
+
+def begun(zygote: Zygote, folder: Path, when: Callable[[], bool] | None, *argv: str) -> Path:
+    """Run a command in a folder, and kill it at a moment where one is given; returns the folder that it made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if when is None:
+        status, _, err = zygote.call(command, [*argv], folder)
+        assert (status, err) == (0, "")
+    else:
+        assert killed(zygote, when, command, [*argv], folder)
+    (made,) = (folder / "runs").iterdir()
+    return made
+
+
+def test_a_run_goes_on_in_its_folder(zygote: Zygote, folder: Path) -> None:
+    """Without a further argument, with a selector of one's own; and all that it leaves is what it would have left."""
+    (folder / "mine.py").write_text(OWN)
+    argv = ("run", "smoke", "--engine", "vectorized", "--rounds", "60", "--selector", f"{folder}/mine.py:Fastest")
+    argv += ("--set", "aggregation.base=fedadam", "--set", "selectors.fastest.patience=2.0", "--processes", "1")
+    straight = begun(zygote, folder / "straight", None, *argv)
+    cut_off = begun(zygote, folder / "cut", larger(folder / "cut", "runs/*/journal.jsonl", 20_000), *argv)
+    assert any((cut_off / "checkpoints").glob("round-*.json"))
+    status, out, err = zygote.call(command, ["run", "--resume", str(cut_off)], folder)
+    assert (status, err) == (0, "")
+    assert out.splitlines()[-1] == str(cut_off)
+    assert "round  1/60" not in out  # it went on
+    assert content(cut_off) == content(straight)
+    again, told, _ = zygote.call(command, ["run", "--resume", str(cut_off)], folder)
+    assert again == 0
+    assert told.splitlines()[-6:] == out.splitlines()[-6:]  # the table and the folder
+    assert content(cut_off) == content(straight)
+
+
+def test_a_comparison_goes_on_with_the_run_that_was_cut_off(zygote: Zygote, folder: Path) -> None:
+    argv = ("compare", "smoke", "--rounds", "24", "--selectors", "bsfl,random", "--seeds", "2", "--set",
+            "target_accuracy=0.5")  # fmt: skip
+    straight = begun(zygote, folder / "straight", None, *argv)
+    within = larger(folder / "cut", "runs/*/random-seed1/journal.jsonl", 8_000)
+    cut_off = begun(zygote, folder / "cut", within, *argv)
+    finished = (cut_off / "bsfl-seed1" / "model.safetensors").stat().st_mtime_ns
+    assert not (cut_off / "bsfl-seed2").exists()
+    status, out, err = zygote.call(command, [*argv, "--resume"], folder / "cut")  # the newest that was begun so
+    assert (status, err) == (0, "")
+    assert out.splitlines()[-1] == str(cut_off)
+    assert content(cut_off) == content(straight)
+    assert (cut_off / "bsfl-seed1" / "model.safetensors").stat().st_mtime_ns == finished
+    assert "bsfl, seed 1: round 24/24" in out
+    assert "bsfl, seed 1: round  1/24" not in out
+    assert "random, seed 1: round  1/24" not in out
+    assert "bsfl, seed 2: round  1/24" in out

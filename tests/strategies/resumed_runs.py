@@ -1,0 +1,171 @@
+"""Runs of the NumPy world through Flower's own loops, with checkpoints, and all that can be seen of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, MetricRecord
+from flwr.common import parameters_to_ndarrays
+from flwr.server import strategy as legacy_bases
+from flwr.serverapp import strategy as message_bases
+
+from fedsel_flwr.selectors import create
+from fedsel_flwr.strategies import SelectionStrategy as LegacyStrategy
+from fedsel_flwr.strategies.message import SelectionStrategy as MessageStrategy
+from tests.strategies import numpy_world as world
+from tests.strategies.continuing import _flat
+from tests.strategies.flower_world import encoded, proxies
+from tests.strategies.helpers import run_rounds
+from tests.strategies.message.helpers import FakeGrid, FakeNode, node_id
+
+APIS = ("legacy", "message")
+ROUNDS = 30
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that can be begun, and gone on with, in any process.
+
+    Attributes:
+        api: One of :data:`APIS`.
+        base: The class of the base strategy in it.
+        selector: Name of the selector.
+        evaluates: Whether there is a central evaluation.
+        options: Further options of the strategy.
+        params: Further parameters of the selector.
+        base_options: Further options of the base.
+    """
+
+    api: str
+    base: str = "FedAdam"
+    selector: str = "bsfl"
+    rounds: int = ROUNDS
+    evaluates: bool = True
+    options: dict[str, Any] = field(default_factory=dict)
+    params: dict[str, Any] = field(default_factory=dict)
+    base_options: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.api}-{self.base}-{self.selector}"
+
+    def strategy(self, folder: Path | None, seen: Seen, resume: Any = True) -> Any:
+        """A new strategy."""
+        selector = create(self.selector, **world.selector_params(self.selector) | self.params)
+        options: dict[str, Any] = {
+            "max_latency": world.MAX_LATENCY, "availability": world.available, "validation": world.validation(),
+            "learning_rate": world.ETA, **self.options,
+        }  # fmt: skip
+        if folder is not None:
+            options |= {"checkpoint_dir": folder, "resume": resume}
+        if self.api == "message":
+            base = getattr(message_bases, self.base)(fraction_evaluate=0.0, **self.base_options)
+            return MessageStrategy(selector, base, on_round=seen.told.append, **options)
+        base = getattr(legacy_bases, self.base)(
+            fraction_evaluate=0.0, initial_parameters=encoded([world.initial()]),
+            evaluate_fn=seen.evaluate if self.evaluates else None,
+            fit_metrics_aggregation_fn=lambda metrics: {}, **self.base_options,
+        )  # fmt: skip
+        return LegacyStrategy(selector, base, on_round=seen.told.append, **{"total_rounds": self.rounds, **options})
+
+    def play(self, folder: Path | None = None, resume: Any = True, step: Callable[[], None] = lambda: None) -> Seen:
+        """Run to the end.
+
+        Args:
+            folder: For checkpoints; None writes none.
+            resume: What to do with those that are there.
+            step: Called whenever a model is evaluated or a client trained.
+        """
+        for name in ("flwr", "fedsel_flwr"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        seen = Seen(step)
+        strategy = self.strategy(folder, seen, resume)
+        clients = proxies()
+        for client in clients:
+            client.fit = _stepping(client.fit, step, seen)  # type: ignore[method-assign]
+        if self.api == "legacy":
+            server, _ = run_rounds(strategy, clients, self.rounds, max_workers=1)
+            seen.model = [array.tobytes() for array in parameters_to_ndarrays(server.parameters)]
+        else:
+            grid = FakeGrid({node_id(k): FakeNode(proxy, extra={}) for k, proxy in enumerate(clients)})
+            initial = ArrayRecord({"model": Array(world.initial())})
+            evaluate_fn = seen.evaluate_record if self.evaluates else None
+            result = strategy.start(grid, initial, self.rounds, evaluate_fn=evaluate_fn)
+            seen.model = [array.tobytes() for array in result.arrays.to_numpy_ndarrays()]
+            seen.metrics = sorted(result.train_metrics_clientapp)
+        seen.finish(strategy)
+        seen.journal = None if folder is None else (folder / "journal.jsonl").read_text()
+        return seen
+
+
+@dataclass
+class Seen:
+    """What came of a run.
+
+    Attributes:
+        model: The arrays' bytes.
+        state: Everything that outlives a round, flat.
+        records: The history's rounds and clients, in words.
+        told: What the caller of ``on_round`` was told.
+        evaluated: The rounds whose models were evaluated.
+        trained: The rounds that clients were asked in.
+        finished: Each round's record and those of its clients.
+        metrics: The rounds of the result's metrics.
+        journal: What is in the file of finished rounds; None where there are no checkpoints.
+    """
+
+    step: Callable[[], None] = lambda: None
+    model: list[bytes] = field(default_factory=list)
+    state: dict[str, Any] = field(default_factory=dict)
+    records: list[str] = field(default_factory=list)
+    told: list[Any] = field(default_factory=list)
+    evaluated: list[int] = field(default_factory=list)
+    trained: list[int] = field(default_factory=list)
+    finished: list[Any] = field(default_factory=list)
+    metrics: list[int] = field(default_factory=list)
+    journal: str | None = None
+
+    def evaluate(self, number: int, arrays: Any, config: Any = None) -> tuple[float, dict[str, Any]]:
+        """The central evaluation."""
+        self.step()
+        self.evaluated.append(number)
+        loss, accuracy = world.validation().loss_and_accuracy(arrays)
+        return loss, {"accuracy": accuracy}
+
+    def evaluate_record(self, number: int, arrays: ArrayRecord) -> MetricRecord:
+        """The same in the Message API."""
+        loss, metrics = self.evaluate(number, arrays.to_numpy_ndarrays())
+        return MetricRecord({"loss": loss, **metrics})
+
+    def finish(self, strategy: Any) -> None:
+        """Note what is left at the end, in a form that can be sent to another process."""
+        parts = {name: part for name, part in strategy.state_dict().items() if name != "history"}
+        self.state = {
+            key: value.tobytes() if isinstance(value, np.ndarray) else value for key, value in _flat("", parts)
+        }
+        self.records = [repr(one) for one in [*strategy.history.rounds, *strategy.history.clients]]
+        rounds, clients = strategy.history.rounds, list(strategy.history.clients)
+        self.finished = [(one, [row for row in clients if row.round == one.round]) for one in rounds]
+        self.told = [repr(one) for one in self.told]
+        self.step = _nothing
+
+    def result(self) -> tuple[Any, ...]:
+        """What must be the same, however often the run was cut off."""
+        return self.model, self.state, self.records
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+def _stepping(fit: Callable[..., Any], step: Callable[[], None], seen: Seen) -> Callable[..., Any]:
+    def stepping(ins: Any, timeout: Any, group_id: Any) -> Any:
+        step()
+        seen.trained.append(group_id)
+        return fit(ins, timeout, group_id)
+
+    return stepping

@@ -1,0 +1,149 @@
+"""A server that is killed and goes on: choices, history and model are bit for bit those of the run that was not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedsel_flwr.rounds.lines import Entry, line_of
+from tests.strategies.failpoints import Failpoints
+from tests.strategies.resumed_runs import APIS, ROUNDS, Run, Seen
+from tests.strategies.zygote import Zygote
+
+pytestmark = pytest.mark.timeout(280)
+RUNS = [
+    Run(api, base, selector)
+    for api in APIS
+    for base, selector in (("FedAvg", "bsfl"), ("FedAdam", "bsfl"), ("FedAdam", "fedcm-ts"))
+]
+
+
+@pytest.fixture(scope="module")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    process = Zygote(tmp_path_factory.mktemp("results"))
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory, where there is one: kills are not power cuts, and a disk's syncs take most of the time."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=memory) as name:
+        yield Path(name)
+
+
+def played(run: Run, folder: Path, progress: Path | None = None) -> Seen:
+    """A run that goes on where it was; a byte is added to ``progress`` at each step."""
+    if progress is None:
+        return run.play(folder)
+    file = os.open(progress, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    return run.play(folder, step=lambda: os.write(file, b".") and None)
+
+
+def killed(zygote: Zygote, run: Run, folder: Path, steps: int, seconds: float) -> bool:
+    """Play a run and kill it so many steps and seconds after its beginning; whether that came before its end."""
+    progress = folder.with_name(f"{folder.name}-progress")
+    progress.write_bytes(b"")
+    pid, _ = zygote.start(played, run, folder, progress)
+    while progress.stat().st_size < steps and os.path.exists(f"/proc/{pid}") and not _ended(pid):
+        time.sleep(0.0005)
+    time.sleep(seconds)
+    os.kill(pid, signal.SIGKILL)
+    return zygote.wait(pid) == -signal.SIGKILL
+
+
+def _ended(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def journal(run: Seen) -> str:
+    """What the file of finished rounds holds after a run."""
+    return "".join(line_of(Entry(*one)).decode() for one in run.finished)
+
+
+def check_killed(zygote: Zygote, run: Run, folder: Path, moments: int) -> None:
+    straight = run.play()
+    steps = len(straight.evaluated) + len(straight.trained)
+    generator = np.random.default_rng(len(run.api + run.base + run.selector))
+    cut_off = 0
+    for trial in range(moments):
+        place = folder / str(trial)
+        moment = int(generator.integers(0, steps)), float(generator.uniform(0.0, 0.01))
+        cut_off += killed(zygote, run, place, *moment)
+        rest = zygote.call(played, run, place)
+        assert rest.result() == straight.result(), f"killed {moment[1]:.4f} s after step {moment[0]}"
+        assert rest.journal == journal(straight)
+        assert straight.told[-len(rest.told) :] == rest.told
+    assert cut_off > moments // 2
+
+
+@pytest.mark.parametrize("run", [RUNS[2], RUNS[4]], ids=str)
+def test_killed_at_random_moments(zygote: Zygote, run: Run, folder: Path) -> None:
+    check_killed(zygote, run, folder, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", RUNS, ids=str)
+def test_killed_at_twenty_random_moments(zygote: Zygote, run: Run, folder: Path) -> None:
+    check_killed(zygote, run, folder, 20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("api", APIS)
+def test_killed_again_and_again(zygote: Zygote, api: str, folder: Path) -> None:
+    """A run gets on, however often it is killed."""
+    run, folder = Run(api, "FedAdam", "bsfl", options={"checkpoint_every": 3}), folder / "run"
+    lives = 1
+    while killed(zygote, run, folder, 14, 0.002):
+        lives += 1
+        assert lives < 3 * ROUNDS
+    assert lives > 3
+    assert zygote.call(played, run, folder).result() == run.play().result()
+
+
+def dying(run: Run, folder: Path, die_at: int | None, torn: bool) -> list[str]:
+    """Play a run until it dies; returns what was done to the disk, where it does not."""
+    points = Failpoints(folder, die_at, torn)
+    run.play(folder)
+    return points.points
+
+
+def check_points(zygote: Zygote, run: Run, folder: Path, share: int = 1, of: int = 1) -> None:
+    """Let a run die at every point there is, or at a share of them: each write also halfway."""
+    straight, points = run.play(), zygote.call(dying, run, folder / "none", None, False)
+    assert {"write", "pwrite", "fsync", "replace", "unlink"} <= {point.split()[0] for point in points}
+    deaths = [(number, False) for number in range(1, len(points) + 1)]
+    deaths += [(number, True) for number in range(1, len(points) + 1) if "write" in points[number - 1].split()[0]]
+    for number, torn in deaths[share - 1 :: of]:
+        place = folder / f"{number}-{torn}"
+        assert zygote.call(dying, run, place, number, torn) is None, "the process lived on"
+        rest = zygote.call(played, run, place)
+        where = f"died at point {number}, {points[number - 1]}{', torn' if torn else ''}"
+        assert rest.journal == journal(straight), where
+        assert rest.result() == straight.result(), where
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_dying_at_every_point(zygote: Zygote, api: str, folder: Path) -> None:
+    """Each write, sync, rename and removal, before the first checkpoint and after the last round; each API has half."""
+    run = Run(api, "FedAdam", "fedcm-ts", rounds=2, options={"keep_checkpoints": 1})
+    check_points(zygote, run, folder, APIS.index(api) + 1, len(APIS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", RUNS, ids=str)
+@pytest.mark.parametrize("every", [1, 2])
+def test_dying_at_every_point_of_a_longer_run(zygote: Zygote, run: Run, every: int, folder: Path) -> None:
+    options = {"checkpoint_every": every, "keep_checkpoints": 2}
+    check_points(zygote, Run(run.api, run.base, run.selector, rounds=7, options=options), folder)
