@@ -133,7 +133,7 @@ class SelectionCore:
         self.enroll(parts.rollcall.call(parts.roster.strangers(connected), upcoming, transport.introduce))
         here = self._here(connected, upcoming)
         if (question := parts.probing.question(here)) is not None:
-            parts.probing.answer(question, transport.probe(question.nodes, question.config))
+            parts.probing.answer(question, transport.probe(question.nodes, question.config), reference)
         parts.enrolment.received(reference)
         chosen = here.of(parts.selector.select(here.rows))
         self._round = Round(number=upcoming, num_available=len(here.rows), chosen=chosen, reference=reference)
