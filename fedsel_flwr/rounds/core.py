@@ -94,6 +94,13 @@ class SelectionCore:
         """Whether the run is over: the budget is spent, or the selector has nothing left to choose."""
         return self._budget.spent(self.parts.history) or self.parts.selector.done
 
+    @property
+    def update_reader(self) -> str:
+        """What reads the clients' updates one by one, for messages; empty if nothing does."""
+        if self.parts.measurer.reads_updates:
+            return self.parts.measurer.reader
+        return "" if self.settings.max_update_norm is None else "max_update_norm"
+
     def waits_for(self, chosen: int) -> int | None:
         """How many usable answers of so many chosen clients end a round; None: all of them."""
         return self._collector.waits_for(chosen)

@@ -24,6 +24,8 @@ LONG = 1000
 """Characters of a client's text that are looked at for a message."""
 FEW = 8
 """Elements of a client's list that are written into a message."""
+LINES = 20
+"""Lines that the log gets of one thing in one round, whatever number of connections there are."""
 
 
 def usable_count(value: object) -> int:
@@ -77,6 +79,16 @@ def several_lines(text: str) -> str:
 def both_ends(text: str) -> str:
     """A text, or the beginning and the end of one that is too long to be looked at as a whole."""
     return text if len(text) <= 20 * LONG else f"{text[: 10 * LONG]}\n...\n{text[-10 * LONG :]}"
+
+
+def few(lines: Sequence[str]) -> list[str]:
+    """Lines for the log, of many the first ones and how many more there are.
+
+    >>> few(["a"] * 25)[-1], len(few(["a"] * 25))
+    ('and 5 more of the kind', 21)
+    """
+    more = len(lines) - LINES
+    return [*lines] if more <= 0 else [*lines[:LINES], f"and {more} more of the kind"]
 
 
 def shown(value: object) -> str:
