@@ -135,7 +135,8 @@ class SelectionStrategy(Adapter, Strategy):
                 if cid in arrived and not result.completed and not result.spare
             ]
             passed = [(original(f[0]), f[1]) if isinstance(f, tuple) else f for f in failures]
-            parameters, metrics = self.base.aggregate_fit(self.core.round, kept, [*passed, *garbage])
+            number = bases.aggregation_round(self.base, self.core.round)
+            parameters, metrics = self.base.aggregate_fit(number, kept, [*passed, *garbage])
         after = decode(parameters) if parameters is not None and self.core.reads_global(outcome) else None
         model = self.core.finish(after)
         if model is not None and model is not after:
