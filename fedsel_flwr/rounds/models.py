@@ -13,8 +13,8 @@ from fedsel_flwr.checks import FloatArray, IntArray
 
 Arrays = Sequence[npt.NDArray[Any]]
 """One model, an array a layer."""
-LARGEST = {np.dtype(np.float32): 1e18, np.dtype(np.float64): 1e100}
-"""Largest size of a number in a client's model, by type: means, squares and distances of such models stay finite."""
+LARGEST = 1e18
+"""Largest size of a number in a client's model: in float32, means, squares and distances of such models stay finite."""
 
 
 class Models(Protocol):
@@ -171,7 +171,7 @@ def _faults_in_rows(layer: npt.NDArray[Any], dtype: np.dtype[Any], position: int
     """
     if dtype.kind != "f":
         return {}
-    limit = LARGEST.get(dtype, float(np.finfo(dtype).max))
+    limit = min(LARGEST, float(np.finfo(dtype).max))
     faults = {}
     with np.errstate(over="ignore", invalid="ignore"):
         held = layer.astype(dtype, copy=False).reshape(len(layer), -1)
