@@ -23,6 +23,7 @@ the order in which a round goes through them:
 ``arriving``        who answers in time: over-selection, the round's deadline
 ``replies``         which updates can be used, and which numbers can be believed
 ``models``          the models of a round, a list or a stack; which of them can be used
+``norms``           how far clients' models are from the global one
 ``validation``      the server's examples, and how to run the model on them
 ``direction``       the direction in which the global model goes (GPFL)
 ``measuring``       what the server measures on the models

@@ -14,6 +14,7 @@ from fedsel_flwr.rounds.arriving import in_time
 from fedsel_flwr.rounds.enrolment import Enrolment
 from fedsel_flwr.rounds.measuring import Measurer
 from fedsel_flwr.rounds.models import Arrays, ModelList, Models, ModelStack
+from fedsel_flwr.rounds.norms import fault_in_norm
 from fedsel_flwr.rounds.replies import Reply, read_reply
 from fedsel_flwr.rounds.reporting import FROM_REPLY
 from fedsel_flwr.rounds.roster import Roster
@@ -70,7 +71,7 @@ class Collector:
         """
         s, ids = self._settings, self._roster.ids
         reference = round.reference if s.compare_models else None
-        faults = None if stack is None or reference is None else stack.faults(reference)
+        faults = None if stack is None or reference is None else self._faults(stack, reference)
         results = {
             node: read_reply(
                 replies.get(node, NOTHING), s, client_id=ids[row], reference=reference, wanted=self._wanted,
@@ -100,12 +101,23 @@ class Collector:
             models = ModelList([results[n].converted or replies[n].arrays or [] for n in outcome.usable])
         return self._measured(round, replace(outcome, models=models), reference)
 
+    def _faults(self, stack: ModelStack, reference: Arrays) -> list[str]:
+        """What is wrong with each model of a stack; empty if nothing."""
+        faults, limit = stack.faults(reference), self._settings.max_update_norm
+        if limit is None:
+            return faults
+        return [
+            fault or fault_in_norm(one, reference, limit) for fault, one in zip(faults, stack.listed(), strict=True)
+        ]
+
     def _unread(self, outcome: Outcome) -> Outcome:
         """The outcome where nobody can look into the models."""
-        if self._measurer.reads_updates or self._measurer.reads_global or self._settings.averaging:
+        s, measurer = self._settings, self._measurer
+        if measurer.reads_updates or measurer.reads_global or s.averaging or s.max_update_norm is not None:
             raise RunError(
-                "the global model cannot be decoded into NumPy arrays, but the filter, the selector or the averaging "
-                "scheme works on its numbers: use a base strategy whose model is arrays, or a selector of latencies"
+                "the global model cannot be decoded into NumPy arrays, but the filter, the selector, the averaging "
+                "scheme or max_update_norm works on its numbers: use a base strategy whose model is arrays, or a "
+                "selector of latencies"
             )
         return outcome
 

@@ -94,6 +94,13 @@ class SelectionCore:
         """Whether the run is over: the budget is spent, or the selector has nothing left to choose."""
         return self._budget.spent(self.parts.history) or self.parts.selector.done
 
+    @property
+    def update_reader(self) -> str:
+        """What reads the clients' updates one by one, for messages; empty if nothing does."""
+        if self.parts.measurer.reads_updates:
+            return self.parts.measurer.reader
+        return "" if self.settings.max_update_norm is None else "max_update_norm"
+
     def waits_for(self, chosen: int) -> int | None:
         """How many usable answers of so many chosen clients end a round; None: all of them."""
         return self._collector.waits_for(chosen)
@@ -133,7 +140,7 @@ class SelectionCore:
         self.enroll(parts.rollcall.call(parts.roster.strangers(connected), upcoming, transport.introduce))
         here = self._here(connected, upcoming)
         if (question := parts.probing.question(here)) is not None:
-            parts.probing.answer(question, transport.probe(question.nodes, question.config))
+            parts.probing.answer(question, transport.probe(question.nodes, question.config), reference)
         parts.enrolment.received(reference)
         chosen = here.of(parts.selector.select(here.rows))
         self._round = Round(number=upcoming, num_available=len(here.rows), chosen=chosen, reference=reference)

@@ -19,7 +19,7 @@ from fedsel_flwr.rounds.measuring import Measurer
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.rounds.settings import MetricKeys
-from fedsel_flwr.rounds.untrusted import fraction, usable_count
+from fedsel_flwr.rounds.untrusted import few, fraction, usable_count
 from fedsel_flwr.selectors import Selector
 
 logger = logging.getLogger("fedsel_flwr")
@@ -82,8 +82,9 @@ class Enrolment:
             if node not in self._roster.refused
         }
         new, evicted = self._roster.enroll(claims, round)
-        for node in self._roster.refused.keys() - named:
-            logger.warning("%s", self._roster.refused[node])
+        refused = [reason for node, reason in self._roster.refused.items() if node not in named]
+        for line in few(refused):
+            logger.warning("%s", line)
         return new, evicted
 
     def welcome(self, said: Mapping[int, Introduction]) -> None:

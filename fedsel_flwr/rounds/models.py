@@ -13,6 +13,8 @@ from fedsel_flwr.checks import FloatArray, IntArray
 
 Arrays = Sequence[npt.NDArray[Any]]
 """One model, an array a layer."""
+LARGEST = 1e18
+"""Largest size of a number in a client's model: in float32, means, squares and distances of such models stay finite."""
 
 
 class Models(Protocol):
@@ -108,8 +110,8 @@ class ModelStack:
             return [wrong] * len(self)
         faults = [""] * len(self)
         for i, (layer, own) in reversed(list(enumerate(zip(self.layers, reference, strict=True)))):
-            for row in np.flatnonzero(~_finite_rows(layer, own.dtype)):
-                faults[row] = _not_finite(i)
+            for row, fault in _faults_in_rows(layer, own.dtype, i).items():
+                faults[row] = fault
         return faults
 
     def like(self, reference: Arrays) -> ModelStack:
@@ -136,8 +138,8 @@ def fault_in_arrays(arrays: Arrays | None, reference: Arrays) -> str:
     if wrong := _fault_in_form(reference, arrays):
         return wrong
     for i, (array, own) in enumerate(zip(arrays, reference, strict=True)):
-        if not _finite_rows(array[None], own.dtype)[0]:
-            return _not_finite(i)
+        if wrong := _faults_in_rows(array[None], own.dtype, i).get(0, ""):
+            return wrong
     return ""
 
 
@@ -162,20 +164,22 @@ def _fault_in_form(reference: Arrays, arrays: Arrays) -> str:
     return ""
 
 
-def _not_finite(position: int) -> str:
-    return f"arrays: not finite at {position}"
+def _faults_in_rows(layer: npt.NDArray[Any], dtype: np.dtype[Any], position: int) -> dict[int, str]:
+    """What is wrong with the numbers of each row, in the type of the global model; rows of sound ones are left out.
 
-
-def _finite_rows(layer: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[np.bool_]:
-    """Which rows hold finite numbers only, in the type of the global model.
-
-    A sum is finite only if every number is; where one is not, the numbers themselves are looked at.
+    A sum of squares bounds every number at once; where it is large, the numbers themselves are looked at.
     """
     if dtype.kind != "f":
-        return np.ones(len(layer), dtype=np.bool_)
+        return {}
+    limit = min(LARGEST, float(np.finfo(dtype).max))
+    faults = {}
     with np.errstate(over="ignore", invalid="ignore"):
         held = layer.astype(dtype, copy=False).reshape(len(layer), -1)
-        finite: npt.NDArray[np.bool_] = np.isfinite(held.sum(axis=1))
-    for row in np.flatnonzero(~finite):
-        finite[row] = np.isfinite(held[row]).all()
-    return finite
+        for row, numbers in enumerate(held):
+            if float(np.dot(numbers, numbers)) <= limit * limit:  # NaN is not
+                continue
+            if not np.isfinite(numbers).all():
+                faults[row] = f"arrays: not finite at {position}"
+            elif (largest := np.abs(numbers).max()) > limit:
+                faults[row] = f"arrays: {largest:.3g} at {position}, beyond {limit:g}"
+    return faults

@@ -11,12 +11,13 @@ import numpy as np
 
 from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.rounds import saving
+from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.roster import Present, Roster
 from fedsel_flwr.rounds.settings import Settings
-from fedsel_flwr.rounds.untrusted import finite_number, within
+from fedsel_flwr.rounds.untrusted import finite_number, longest, within
 from fedsel_flwr.rounds.vectors import of_other_lengths, usual_length
 from fedsel_flwr.selectors import Selector
-from fedsel_flwr.selectors.columns import COLUMNS, PROBED, check_columns
+from fedsel_flwr.selectors.columns import COLUMNS, LARGEST, PROBED, check_columns
 from fedsel_flwr.wireless import round_time
 
 logger = logging.getLogger("fedsel_flwr")
@@ -67,7 +68,7 @@ class Probing:
         config: dict[str, str | int] = {"probe": ",".join(probe.columns), "round": self._selector.round + 1}
         return Question(asked=here.of(np.asarray(probe.clients)), columns=tuple(probe.columns), config=config)
 
-    def answer(self, question: Question, answers: Answers) -> None:
+    def answer(self, question: Question, answers: Answers, model: Arrays | None = None) -> None:
         """Pass the answers on to the selector, and charge their simulated time and energy.
 
         A client that did not answer, or not with a finite number, informs with NaN and costs ``max_latency``.
@@ -76,6 +77,7 @@ class Probing:
             question: What was asked of whom.
             answers: Connection -> the metrics it returned; ``local_accuracy`` may be called ``accuracy``, as Flower's
                 clients call it.
+            model: The global model; None if it cannot be decoded.
         """
         keys, limit = self._settings.keys, self._settings.max_latency
         columns: dict[str, list[float | FloatArray | None]] = {name: [] for name in question.columns}
@@ -85,14 +87,14 @@ class Probing:
             answered = True
             for name, column in columns.items():
                 said = metrics.get(keys.of(name), metrics.get("accuracy") if name == "local_accuracy" else None)
-                column.append(value := within(COLUMNS[name], said))
+                column.append(value := within(COLUMNS[name], said, longest(name, model)))
                 if value is None:
                     answered, upcoming, client_id = False, self._selector.round + 1, self._roster.ids[row]
                     logger.warning("round %d, client %s: probe: no %s", upcoming, client_id, name)
             seconds = finite_number(metrics.get(keys.latency)) if answered else None
             latency.append(limit if seconds is None or not 0 <= seconds <= limit else seconds)
             energy = finite_number(metrics.get(keys.energy))
-            if energy is not None and energy >= 0:
+            if energy is not None and 0 <= energy <= LARGEST:
                 joules, measured = joules + energy, True
         self._seconds += round_time(np.array(latency), self._settings.channels or len(latency))
         self._joules += joules if measured else np.nan

@@ -13,13 +13,25 @@ from fedsel_flwr.checks import FloatArray
 from fedsel_flwr.rounds.clocks import read_latency
 from fedsel_flwr.rounds.identity import canonical_id
 from fedsel_flwr.rounds.models import Arrays, fault_in_arrays, in_types_of
+from fedsel_flwr.rounds.norms import fault_in_norm
 from fedsel_flwr.rounds.settings import Settings
-from fedsel_flwr.rounds.untrusted import MAX_EXAMPLES, finite_number, one_line, shown, usable_count, within
-from fedsel_flwr.selectors.columns import COLUMNS
+from fedsel_flwr.rounds.untrusted import (
+    MAX_EXAMPLES,
+    MAX_METRICS,
+    finite_number,
+    longest,
+    one_line,
+    shown,
+    usable_count,
+    within,
+)
+from fedsel_flwr.selectors.columns import COLUMNS, LARGEST
 
 NaN = float("nan")
 NUMBERS = ("energy", "download", "compute", "upload", "train_loss", "energy_score")
 """What is read of every reply, beside the columns that the selector needs."""
+_LOWEST = dict.fromkeys(NUMBERS, 0.0) | {"train_loss": -LARGEST}
+_HIGHEST = dict.fromkeys(NUMBERS, LARGEST) | {"energy_score": 1.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,9 +114,9 @@ def read_reply(
     keys, metrics = settings.keys, reply.metrics
     problems: list[str] = []
     faulty: set[str] = set()
-    failed = reply.error or _fault_in_count(reply.num_examples)
+    failed = reply.error or _fault_in_metrics(metrics) or _fault_in_count(reply.num_examples)
     if not failed:
-        failed = fault if fault is not None else "" if reference is None else fault_in_arrays(reply.arrays, reference)
+        failed = _fault_in_model(reply.arrays, reference, settings.max_update_norm) if fault is None else fault
     if failed:
         problems.append(failed)
     values = dict.fromkeys(NUMBERS, NaN)
@@ -112,14 +124,14 @@ def read_reply(
         if (said := metrics.get(key := keys.of(name))) is None and key not in metrics:
             continue
         value = finite_number(said)
-        if value is None or (name != "train_loss" and value < 0) or (name == "energy_score" and value > 1):
+        if value is None or not _LOWEST[name] <= value <= _HIGHEST[name]:
             problems.append(f"{name}: {shown(said)} cannot be used")
             faulty.add(key)
         else:
             values[name] = value
     columns: dict[str, float | FloatArray] = {}
     for name in sorted(wanted - {"num_examples"}) if not failed else ():
-        if (usable := within(COLUMNS[name], said := metrics.get(keys.of(name)))) is not None:
+        if (usable := within(COLUMNS[name], said := metrics.get(keys.of(name)), longest(name, reference))) is not None:
             columns[name] = usable
         elif name not in NUMBERS and said is not None:
             problems.append(f"{name}: {shown(said)} cannot be used")
@@ -152,6 +164,16 @@ def read_reply(
         converted=None if failed or reference is None or reply.arrays is None else in_types_of(reference, reply.arrays),
         spare=reply.spare,
     )
+
+
+def _fault_in_metrics(metrics: Mapping[str, object]) -> str:
+    return "" if len(metrics) <= MAX_METRICS else f"metrics: {len(metrics)} of them, more than {MAX_METRICS}"
+
+
+def _fault_in_model(arrays: Arrays | None, reference: Arrays | None, max_update_norm: float | None) -> str:
+    if reference is None:
+        return ""
+    return fault_in_arrays(arrays, reference) or fault_in_norm(arrays or [], reference, max_update_norm)
 
 
 def _fault_in_count(num_examples: object) -> str:

@@ -8,8 +8,11 @@ from typing import Any
 
 from fedsel_flwr.checks import IntArray
 from fedsel_flwr.rounds import saving
+from fedsel_flwr.rounds.untrusted import few
 
 logger = logging.getLogger("fedsel_flwr")
+MOST_REMEMBERED = 10_000
+"""Connections whose silence is remembered; of more, those are forgotten first that would be asked again first."""
 Facts = Mapping[str, object]
 Introduce = Callable[[list[str]], tuple[Mapping[str, Facts | None], list[str]]]
 """Asks connections who they are; returns connection -> facts, None for an error, and those that hang."""
@@ -52,8 +55,9 @@ class RollCall:
             missed = [*missed, *hanging]
         for node in missed:
             said.pop(node, None)
-        for node in [node for node, facts in said.items() if facts is None]:
-            logger.warning("roll call: client %s answers with errors; its connection serves as its id", node)
+        erring = [node for node, facts in said.items() if facts is None]
+        for line in few([f"client {node} answers with errors; its connection serves as its id" for node in erring]):
+            logger.warning("roll call: %s", line)
         self.missed(missed, round)
         return {node: facts or {} for node, facts in said.items()}
 
@@ -64,12 +68,16 @@ class RollCall:
 
     def missed(self, connections: Iterable[str], round: int) -> None:
         """Note who was asked before ``round`` and did not answer."""
-        for name in connections:
+        silent = list(connections)
+        for name in silent:
             self._in_vain[name] = self._in_vain.get(name, 0) + 1
             self._not_before[name] = round + 2 ** min(self._in_vain[name] - 1, 30)
-            logger.warning(
-                "roll call: client %s did not answer within %g s and is left out of this round", name, self.timeout
-            )
+        words = f"did not answer within {self.timeout:g} s and is left out of this round"
+        for line in few([f"client {name} {words}" for name in silent]):
+            logger.warning("roll call: %s", line)
+        if (surplus := len(self._not_before) - MOST_REMEMBERED) > 0:
+            for name in sorted(self._not_before, key=self._not_before.__getitem__)[:surplus]:
+                del self._not_before[name], self._in_vain[name]
 
     def state_dict(self) -> saving.State:
         """Who did not answer how often, and when each is asked again."""

@@ -67,6 +67,8 @@ class Settings:
         cooldown: Leave a client out for 2^n rounds after n failures in a row.
         over_selection: Ask ceil((1 + x) m) clients and keep the m that answer first; the others are late.
         round_deadline_s: Seconds after which a round ends, and who has not answered is late; None sets no end.
+        max_update_norm: Largest L2 norm of a client's update, over all its arrays; who sends a larger one has failed.
+            None for no limit.
         compare_models: Whether clients' arrays must have the global model's shapes; trees grow.
         keys: Names under which clients report.
 
@@ -87,6 +89,7 @@ class Settings:
     cooldown: bool = False
     over_selection: float = 0.0
     round_deadline_s: float | None = None
+    max_update_norm: float | None = None
     compare_models: bool = True
     keys: MetricKeys = field(default_factory=MetricKeys)
 
@@ -104,6 +107,13 @@ class Settings:
         if self.round_deadline_s is not None:
             real("round_deadline_s", self.round_deadline_s, above=0.0)
         one_of("clock", self.clock, ("virtual", "server"))
+        if self.max_update_norm is not None:
+            real("max_update_norm", self.max_update_norm, above=0.0)
+            if not self.compare_models:
+                raise ParameterError(
+                    "max_update_norm needs models that are arrays of one shape, but those of the base strategy grow: "
+                    "leave max_update_norm out"
+                )
 
     @property
     def ends_early(self) -> bool:

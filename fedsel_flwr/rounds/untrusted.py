@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from numbers import Integral, Real
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fedsel_flwr.checks import FloatArray
 from fedsel_flwr.selectors.columns import Column
 
 MAX_EXAMPLES = 2**53  # what a float holds exactly
+MAX_METRICS = 10_000
+"""Metrics of a reply; one with more of them is refused unread."""
+MAX_SKETCH = 2**16
+"""Numbers of a client's sketch."""
+MAX_NUMBERS = 2**24
+"""Numbers of a vector where nobody can say how many the model has."""
+LONG = 1000
+"""Characters of a client's text that are looked at for a message."""
+FEW = 8
+"""Elements of a client's list that are written into a message."""
+LINES = 20
+"""Lines that the log gets of one thing in one round, whatever number of connections there are."""
 
 
 def usable_count(value: object) -> int:
@@ -43,16 +58,76 @@ def fraction(value: object) -> float | None:
 
 
 def one_line(text: str) -> str:
-    """A client's text on one line of at most 300 characters, so that it cannot forge log lines."""
-    return " ".join(text.split())[:300]
+    r"""A client's text as at most 300 printable characters on one line: it can neither forge nor colour log lines.
+
+    >>> one_line("done\n\x1b[31mround 7: all well\x00")
+    'done [31mround 7: all well'
+    """
+    return " ".join("".join([c if c.isprintable() else " " for c in text[:LONG]]).split())[:300]
+
+
+def several_lines(text: str) -> str:
+    r"""A client's text for a log of several lines: all but the first are indented, so that none can be forged.
+
+    >>> several_lines("Traceback:\n\x1b[31mINFO : all well")
+    'Traceback:\n     [31mINFO : all well'
+    """
+    lines = both_ends(text).splitlines()
+    return "\n    ".join(["".join([c if c.isprintable() else " " for c in line]) for line in lines])
+
+
+def both_ends(text: str) -> str:
+    """A text, or the beginning and the end of one that is too long to be looked at as a whole."""
+    return text if len(text) <= 20 * LONG else f"{text[: 10 * LONG]}\n...\n{text[-10 * LONG :]}"
+
+
+def few(lines: Sequence[str]) -> list[str]:
+    """Lines for the log, of many the first ones and how many more there are.
+
+    >>> few(["a"] * 25)[-1], len(few(["a"] * 25))
+    ('and 5 more of the kind', 21)
+    """
+    more = len(lines) - LINES
+    return [*lines] if more <= 0 else [*lines[:LINES], f"and {more} more of the kind"]
 
 
 def shown(value: object) -> str:
-    """A client's value in at most 80 characters, for a message."""
+    """A client's value in at most 80 printable characters, for a message; a long one is not written out for that.
+
+    >>> shown("fast"), shown([1.0] * 10**6), shown(10**400)
+    ("'fast'", 'a list of 1000000', 'an integer of 1329 bits')
+    """
     try:
-        return f"{value!r:.80}"
+        return _shown(value)[:80]
     except Exception:  # whatever a client sent
         return f"a {type(value).__name__} that cannot be shown"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, str | bytes | bytearray):
+        return repr(value[:80])
+    if isinstance(value, BaseException):
+        return f"{type(value).__name__}: {one_line(str(value))}"
+    if isinstance(value, np.ndarray):
+        return f"an array of shape {value.shape}" if value.size > FEW else repr(value.tolist())
+    if isinstance(value, list | tuple | dict | set | frozenset):
+        if len(value) > FEW or isinstance(value, dict):
+            return f"a {type(value).__name__} of {len(value)}"
+        return f"[{', '.join([_shown(one) for one in value])}]"
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"an integer of {value.bit_length()} bits"
+    return repr(value)
+
+
+def longest(column: str, model: Sequence[npt.NDArray[Any]] | None) -> int:
+    """How many numbers a client's vector of a column may have: a gradient no more than the model has.
+
+    >>> longest("gradient", [np.zeros((2, 3)), np.zeros(2)]), longest("gradient", None)
+    (8, 16777216)
+    """
+    if column == "sketch":
+        return MAX_SKETCH
+    return MAX_NUMBERS if model is None else sum(array.size for array in model)
 
 
 def number(value: object) -> float | None:
@@ -67,8 +142,13 @@ def number(value: object) -> float | None:
         return None
 
 
-def vector(value: object) -> FloatArray | None:
+def vector(value: object, longest: int | None = None, high: float = math.inf) -> FloatArray | None:
     """A vector of finite numbers, from an array or the bytes of one in float32; None if it is none.
+
+    Args:
+        value: What a client sent.
+        longest: Numbers that it may have; one with more is not copied. None for no limit.
+        high: Largest size of a number.
 
     >>> vector(np.array([1.0, 2.0], dtype=np.float32).tobytes()).tolist(), vector(b"abc"), vector(b"")
     ([1.0, 2.0], None, None)
@@ -77,18 +157,25 @@ def vector(value: object) -> FloatArray | None:
         value = np.frombuffer(value, dtype="<f4") if len(value) % 4 == 0 else None
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf" or not value.size:
         return None
+    if longest is not None and value.size > longest:
+        return None
     as_floats = value.astype(np.float64).ravel()
-    return as_floats if np.isfinite(as_floats).all() else None
+    return as_floats if np.isfinite(as_floats).all() and np.abs(as_floats).max() <= high else None
 
 
-def within(column: Column, value: object) -> float | FloatArray | None:
+def within(column: Column, value: object, longest: int | None = None) -> float | FloatArray | None:
     """What a column may hold of a value; None if it is nothing of the kind.
+
+    Args:
+        column: The column.
+        value: What a client sent.
+        longest: Numbers that a vector may have; None for no limit.
 
     >>> from fedsel_flwr.selectors.columns import COLUMNS
     >>> within(COLUMNS["local_accuracy"], 0.5), within(COLUMNS["local_accuracy"], 1.5)
     (0.5, None)
     """
     if column.shape == "vector":
-        return vector(value)
+        return vector(value, longest, column.high)
     as_float = finite_number(value)
     return as_float if as_float is not None and column.admits(as_float) else None

@@ -26,6 +26,11 @@ Shape = Literal["number", "flag", "vector", "scalar"]
 ROUNDING = 1e-9
 """How far outside its range a number may lie: a mean of fractions may come out as 1.0000000000000002."""
 
+LARGEST = 1e30
+"""Largest size of a number that a client reports: its products and sums over a run stay finite."""
+MOST_EXAMPLES = 2.0**53
+"""Largest number of examples: what a float holds exactly."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
@@ -65,19 +70,21 @@ class Column:
 
 
 _ROWS = (
-    Column(name="latency", source="clock", low=0.0, meaning="seconds from sending the model to holding the update"),
-    Column(name="energy", source="reply", low=0.0, meaning="joules spent by the client"),
+    Column(name="latency", source="clock", low=0.0, high=LARGEST,
+           meaning="seconds from sending the model to holding the update"),
+    Column(name="energy", source="reply", low=0.0, high=LARGEST, meaning="joules spent by the client"),
     Column(name="energy_score", source="reply", low=0.0, high=1.0, informed=True, meaning="PCZFL's energy score"),
-    Column(name="num_examples", source="reply", low=0.0, informed=True, meaning="training examples of the client"),
-    Column(name="loss", source="reply", informed=True, probed=True,
+    Column(name="num_examples", source="reply", low=0.0, high=MOST_EXAMPLES, informed=True,
+           meaning="training examples of the client"),
+    Column(name="loss", source="reply", low=-LARGEST, high=LARGEST, informed=True, probed=True,
            meaning="loss of the received model on the client's training data, before training, nats"),
-    Column(name="rms_loss", source="reply", low=0.0, informed=True, probed=True,
+    Column(name="rms_loss", source="reply", low=0.0, high=LARGEST, informed=True, probed=True,
            meaning="root mean square of the per-sample losses of the received model (Oort), nats"),
     Column(name="local_accuracy", source="reply", low=0.0, high=1.0, informed=True, probed=True,
            meaning="accuracy of the received model on the client's test data"),
-    Column(name="gradient", source="reply", shape="vector", informed=True, probed=True,
+    Column(name="gradient", source="reply", shape="vector", low=-LARGEST, high=LARGEST, informed=True, probed=True,
            meaning="flattened full-batch gradient at the received model (DivFL)"),
-    Column(name="sketch", source="reply", shape="vector", informed=True, probed=True,
+    Column(name="sketch", source="reply", shape="vector", low=-LARGEST, high=LARGEST, informed=True, probed=True,
            meaning="hash of the client's data (LSH, NCCB)"),
     Column(name="accuracy", source="server", low=0.0, high=1.0, informed=True, validated=True, per_update=True,
            meaning="accuracy of the client's new model on the server's validation set; informed: the initial model's"),

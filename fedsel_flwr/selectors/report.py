@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, indices, real
+from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, column, indices, real
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors.columns import FLAGS, SCALARS, column_values
 
@@ -66,6 +66,11 @@ class RoundReport:
         """Check and freeze every column."""
         clients = indices("clients", self.clients)
         columns: dict[str, object] = {"clients": clients}
+        latency = column("latency", self.latency, len(clients))
+        if not np.isfinite(latency).all():
+            raise ParameterError(
+                f"latency must be finite and at least 0 s in every row (max_latency where failed), got {latency}"
+            )
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name == "clients" or value is None:
@@ -76,11 +81,6 @@ class RoundReport:
                 columns[field.name] = _flags(field.name, value, len(clients))
             else:
                 columns[field.name] = column_values(field.name, value, len(clients))
-        latency = columns["latency"]
-        if not np.isfinite(latency).all():  # type: ignore[call-overload]
-            raise ParameterError(
-                f"latency must be finite and at least 0 s in every row (max_latency where failed), got {latency}"
-            )
         if self.kept is not None and np.any(np.asarray(columns["kept"]) & ~np.asarray(columns["completed"])):
             raise ParameterError("kept must be False in the rows of failed clients (completed False)")
         for name, value in columns.items():

@@ -53,7 +53,7 @@ def aggregated(base: Any, round: int, outcome: Outcome) -> Arrays | None:
         (Named(node), FitRes(ok, ndarrays_to_parameters(list(arrays)), int(weight), {}))
         for node, arrays, weight in zip(outcome.kept, kept.listed(), weights, strict=True)
     ]
-    parameters, _ = base.aggregate_fit(round, results, [])
+    parameters, _ = base.aggregate_fit(bases.aggregation_round(base, round), results, [])
     return None if parameters is None else parameters_to_ndarrays(parameters)
 
 

@@ -57,6 +57,8 @@ def make_strategy(
         "channels": scenario.wireless.channels or over_selected(scenario.clients_per_round, wait.over_selection),
         "over_selection": wait.over_selection,
         "round_deadline_s": wait.round_deadline_s or None,
+        "cooldown": wait.cooldown,
+        "max_update_norm": wait.max_update_norm or None,
         "availability": make_availability(scenario),
         "budget": Budget(simulated_s=scenario.simulated_s or math.inf, joules=scenario.joules or math.inf),
         "evaluate_in": lambda number: number % scenario.evaluation_every == 0 or number >= scenario.rounds,

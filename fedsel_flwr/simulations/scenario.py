@@ -42,7 +42,9 @@ class Aggregation(Table):
     ``filter`` = "loss" or "accuracy" is FedCA's filter, on the validation set. ``averaging`` is one of Kim et al.'s
     schemes. Where one of the two is empty, the paper of the selector says, or else the base.
     ``direction_momentum`` is GPFL's gamma. With ``over_selection`` a round asks that share more clients and keeps the
-    first ``clients_per_round`` answers; ``round_deadline_s`` ends a round (0 is no deadline).
+    first ``clients_per_round`` answers; ``round_deadline_s`` ends a round (0 is no deadline). ``cooldown`` leaves a
+    client out for 2^n rounds after n failures in a row; an update whose L2 norm is above ``max_update_norm`` is refused
+    (0 is no limit).
     """
 
     filter: Literal["", "loss", "accuracy"] = ""
@@ -54,6 +56,8 @@ class Aggregation(Table):
     min_completed: Count = 1
     over_selection: NotNegative = 0.0
     round_deadline_s: NotNegative = 0.0
+    cooldown: Annotated[bool, Field(strict=True)] = False
+    max_update_norm: NotNegative = 0.0
     round_timeout_s: Positive = 600.0
     wait_timeout_s: Positive = 600.0
 

@@ -158,6 +158,16 @@ def check_survivors(base: object, survivors: int, round: int) -> None:
         )
 
 
+def aggregation_round(base: object, round: int) -> int:
+    """The number of the round under which ``base`` aggregates.
+
+    FedAvgM of the legacy API makes its momentum in round 1, and ends the run where it has none later: where no update
+    of the first rounds could be used, the first round that it sees is its round 1.
+    """
+    without = (is_a(one, "FedAvgM") and getattr(one, "momentum_vector", None) is None for one in layers(base))
+    return 1 if any(without) else round
+
+
 def check_is_average(base: object, averaging: str) -> None:
     """Refuse a scheme that needs each client's share of all examples on a base that does not weigh by examples."""
     if type(base).__name__ not in ("FedAvg", "FedProx"):

@@ -7,6 +7,8 @@ import re
 from flwr.app import Error
 from flwr.common.constant import ErrorCode
 
+from fedsel_flwr.rounds.untrusted import both_ends
+
 EXPIRED = "message unavailable: it expired, or its SuperNode was removed"
 REASONS = {
     ErrorCode.MESSAGE_UNAVAILABLE: EXPIRED,
@@ -44,8 +46,9 @@ def reason_of(error: Error) -> str:
 
 def _cause(reason: str | None) -> str:
     """What was raised, where a reason is a whole traceback (Ray's has colours): its last line."""
-    lines = [line.strip() for line in COLOURS.sub("", reason or "").splitlines() if line.strip()]
-    return lines[-1] if "Traceback (most recent call last)" in (reason or "") and lines else reason or ""
+    text = both_ends(reason or "")
+    lines = [line.strip() for line in COLOURS.sub("", text).splitlines() if line.strip()]
+    return lines[-1] if "Traceback (most recent call last)" in text and lines else text
 
 
 def reason_in(raised: BaseException | None, timeout: float | None, elapsed_s: float | None) -> str:

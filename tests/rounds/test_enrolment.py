@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -11,8 +13,10 @@ from flwr.common import ndarrays_to_parameters
 from flwr.server import strategy as legacy_bases
 from flwr.serverapp import strategy as message_bases
 
+from fedsel_flwr.selectors import Random
 from fedsel_flwr.strategies import SelectionStrategy as LegacyStrategy
 from fedsel_flwr.strategies.message import SelectionStrategy as MessageStrategy
+from tests.rounds.written import Written, core_of
 from tests.strategies.helpers import Federation
 from tests.strategies.message.helpers import FakeGrid, FakeNode, node_id, play
 from tests.strategies.scripted import APIS, MAX_LATENCY, A, C, Counted, Scripted, Spy, play_scripted, two_examples
@@ -92,3 +96,26 @@ def test_without_need_nobody_hears_of_accuracy(api: str) -> None:
     spy = Spy("global_accuracy")
     play_scripted(api, spy, lambda k, t, w: A, 1, start=C, validation=two_examples())
     assert _of_accuracy(spy) == []
+
+
+def test_a_flood_of_connections_fills_neither_the_log_nor_the_memory(caplog: pytest.LogCaptureFixture) -> None:
+    """Thousands a round claim one id, or never say who they are, and come back under other names."""
+    core = core_of(Random(clients_per_round=1, seed=0))
+    core.choose(["victim"], None, Written({"victim": {"client_id": "v"}}))
+    core.collect({})
+    core.finish()
+    with caplog.at_level(logging.WARNING, logger="fedsel_flwr"):
+        for number in range(6):
+            thieves = [f"t{number}-{k}" for k in range(2000)]
+            hanging = [f"h{number}-{k}" for k in range(2000)]
+            core.choose(["victim", *thieves, *hanging], None, Written({one: {"client_id": "v"} for one in thieves}))
+            core.collect({})
+            core.finish()
+    assert core.parts.roster.ids == ["v"]
+    state = core.state_dict()
+    assert len(state["roster"]["refused"]) == 2000  # of those connected now
+    assert len(state["rollcall"]["not_before"]) == len(state["rollcall"]["in_vain"]) == 10_000
+    kinds = Counter(record.getMessage().split(":")[0].split(" ")[0] for record in caplog.records)
+    assert kinds["connection"] <= 6 * 20
+    assert kinds["roll"] <= 6 * 21
+    assert sum("and 1980 more of the kind" in record.getMessage() for record in caplog.records) == 12

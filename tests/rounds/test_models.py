@@ -47,10 +47,13 @@ def test_the_same_verdicts_on_a_stack_as_on_each_model(stack: list[np.ndarray]) 
     assert ModelStack(stack).faults(REFERENCE) == one_by_one
 
 
-def test_large_numbers_whose_sum_overflows_are_finite() -> None:
-    huge = [np.full((2, *shape), 3e38, dtype=np.float32) for shape in SHAPES]
-    huge[1][1, 0] = np.inf
-    assert ModelStack(huge).faults(REFERENCE) == ["", "arrays: not finite at 1"]
+def test_numbers_of_which_the_squares_overflow_are_looked_at_one_by_one() -> None:
+    halves = [np.zeros(4, dtype=np.float16), np.zeros(2, dtype=np.float32)]
+    stack = [np.full((4, 4), 6e4, dtype=np.float16), np.full((4, 2), 9e17, dtype=np.float32)]
+    stack[0][1, 0], stack[1][2, 1], stack[1][3, 0] = np.inf, -2e18, np.nan
+    wrong = ["", "arrays: not finite at 0", "arrays: 2e+18 at 1, beyond 1e+18", "arrays: not finite at 1"]
+    assert ModelStack(stack).faults(halves) == wrong
+    assert [fault_in_arrays([layer[i] for layer in stack], halves) for i in range(4)] == wrong
 
 
 def test_a_stack_without_models_has_no_faults() -> None:

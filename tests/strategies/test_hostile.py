@@ -407,3 +407,22 @@ def test_a_reply_without_a_norm_bit_is_a_failure_where_clipping_adapts_on_the_cl
     assert strategy.history.clients[-1].problem.startswith("metrics: ")
     assert own_key in strategy.history.clients[-1].problem
     assert vars(base).get("clipping_norm", vars(base).get("clip_norm")) == changed  # a round with a failure is left out
+
+
+def test_fedavgm_begins_in_the_first_round_that_has_an_update() -> None:
+    """Flower's makes its momentum in round 1, and ends the run where nothing could be used then."""
+    from flwr.server.strategy import FedAvgM
+
+    base = FedAvgM(fraction_evaluate=0.0, initial_parameters=initial(), server_momentum=0.5)
+    proxies = [FakeProxy(f"n{k}", k, number=k, fault="nan") for k in range(2)]
+    strategy = CSUCB(clients_per_round=2, max_latency=5.0, seed=0, base=base)
+    federation = Federation(strategy, proxies).play(2)
+    assert federation.models == [initial().tensors] * 2
+    for proxy in proxies:
+        proxy.fault = None
+    federation.play(1)
+    first = [(10 * update(0, model(), 3)[i] + 13 * update(1, model(), 3)[i]) / 23 for i in range(2)]
+    for array, expected in zip(federation.arrays(), first, strict=True):
+        np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-6)
+    federation.play(1)  # now with momentum
+    assert [r.num_completed for r in strategy.history.rounds] == [0, 0, 2, 2]

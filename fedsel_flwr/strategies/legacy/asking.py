@@ -12,6 +12,7 @@ from typing import TypeVar
 from flwr.common import Code, EvaluateIns, GetPropertiesIns, Parameters, Scalar
 from flwr.server.client_proxy import ClientProxy
 
+from fedsel_flwr.rounds.untrusted import shown
 from fedsel_flwr.strategies.congestion import FIRST, WINDOW, crowds
 
 logger = logging.getLogger("fedsel_flwr")
@@ -79,7 +80,7 @@ def introduce(client: ClientProxy, timeout: float) -> dict[str, object] | None:
         answer = client.get_properties(GetPropertiesIns(config={}), timeout, None)
         return dict(answer.properties) if answer.status.code == Code.OK else {}
     except Exception as error:  # a client that fails is data
-        logger.warning("roll call: client %s answered with %r", client.cid, error)
+        logger.warning("roll call: client %s answered with %s", client.cid, shown(error))
         return None
 
 
@@ -96,6 +97,6 @@ def probe(
             raise ValueError(f"{answer.status.code.name}: {answer.status.message}")
         metrics: dict[str, object] = dict(answer.metrics or {})
     except Exception as error:  # a client that fails is data
-        logger.warning("probe: client %s answered with %r", client.cid, error)
+        logger.warning("probe: client %s answered with %s", client.cid, shown(error))
         return None
     return {"loss": answer.loss} | metrics

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 import numpy as np
-from flwr.common import FitRes, Parameters, ndarrays_to_parameters, parameters_to_ndarrays
+from flwr.common import EvaluateRes, FitRes, Parameters, ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.server.client_proxy import ClientProxy
 
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.replies import ClientResult, Reply
+from fedsel_flwr.rounds.untrusted import MAX_METRICS, finite_number, shown, usable_count
 from fedsel_flwr.strategies import bases
 from fedsel_flwr.strategies.legacy.cohort import TimedProxy
 from fedsel_flwr.strategies.silence import reason_in
 
 FitResult = tuple[ClientProxy, FitRes]
+EvaluateResult = tuple[ClientProxy, EvaluateRes]
 
 
 def reply_of(base: object, proxy: TimedProxy, arrived: FitResult | None, refused: FitRes | None) -> Reply:
@@ -76,3 +78,18 @@ def cleaned(result: FitResult, read: ClientResult, ours: Collection[str], vector
     if read.converted is not None:
         res = replace(res, parameters=ndarrays_to_parameters(list(read.converted)))
     return original(client), res
+
+
+def evaluations(results: Iterable[EvaluateResult]) -> tuple[list[EvaluateResult], dict[str, str]]:
+    """The results of ``evaluate`` that can be averaged, and connection -> why the others cannot."""
+    usable, faults = list[EvaluateResult](), dict[str, str]()
+    for client, res in results:
+        if not usable_count(res.num_examples):
+            faults[client.cid] = f"num_examples: expected an integer above 0, got {shown(res.num_examples)}"
+        elif finite_number(res.loss) is None:
+            faults[client.cid] = f"loss: expected a finite number, got {shown(res.loss)}"
+        elif len(res.metrics or {}) > MAX_METRICS:
+            faults[client.cid] = f"metrics: {len(res.metrics)} of them, more than {MAX_METRICS}"
+        else:
+            usable.append((client, res))
+    return usable, faults

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar
@@ -29,9 +30,10 @@ from fedsel_flwr.strategies import bases
 from fedsel_flwr.strategies.adapter import Adapter
 from fedsel_flwr.strategies.legacy.asking import Asking
 from fedsel_flwr.strategies.legacy.cohort import BoundedManager, ChosenCohort, TimedProxy, wait_for_clients
-from fedsel_flwr.strategies.legacy.replies import cleaned, decode, original, reply_of
+from fedsel_flwr.strategies.legacy.replies import cleaned, decode, evaluations, original, reply_of
 from fedsel_flwr.strategies.legacy.saving import named, parameters_of, saved_model
 
+logger = logging.getLogger("fedsel_flwr")
 FitFailure = tuple[ClientProxy, FitRes] | BaseException
 EvaluateFailure = tuple[ClientProxy, EvaluateRes] | BaseException
 
@@ -112,9 +114,8 @@ class SelectionStrategy(Adapter, Strategy):
         """
         if not self._dispatched:
             return None, {}  # nobody was chosen: the round is in the history already
-        measurer = self.core.parts.measurer
-        if measurer.reads_updates:
-            bases.check_not_aggregated([res.parameters for _, res in results], measurer.reader)
+        if reader := self.core.update_reader:
+            bases.check_not_aggregated([res.parameters for _, res in results], reader)
         arrived = {result[0].cid: result for result in results}
         refused = {failure[0].cid: failure[1] for failure in failures if isinstance(failure, tuple)}
         outcome = self.core.collect(
@@ -140,7 +141,8 @@ class SelectionStrategy(Adapter, Strategy):
                 if cid in arrived and not result.completed and not result.spare
             ]
             passed = [(original(f[0]), f[1]) if isinstance(f, tuple) else f for f in failures]
-            parameters, metrics = self.base.aggregate_fit(self.core.round, kept, [*passed, *garbage])
+            number = bases.aggregation_round(self.base, self.core.round)
+            parameters, metrics = self.base.aggregate_fit(number, kept, [*passed, *garbage])
         after = decode(parameters) if parameters is not None and self.core.reads_global(outcome) else None
         model = self.core.finish(after)
         if model is not None and model is not after:
@@ -163,10 +165,14 @@ class SelectionStrategy(Adapter, Strategy):
     def aggregate_evaluate(
         self, server_round: int, results: list[tuple[ClientProxy, EvaluateRes]], failures: list[EvaluateFailure]
     ) -> tuple[float | None, dict[str, Scalar]]:
-        """Let the base aggregate, in id order."""
-        ordered = sorted(results, key=lambda result: id_order(self.roster.name(result[0].cid)))
+        """Let the base aggregate what can be averaged, in id order."""
+        absolute = self.core.numbering.absolute(server_round)
+        usable, faults = evaluations(sorted(results, key=lambda result: id_order(self.roster.name(result[0].cid))))
+        for cid, fault in faults.items():
+            logger.warning("round %d, client %s: evaluation: %s", absolute, self.roster.name(cid), fault)
+        garbage = [RunError(self._fault(cid, (fault,))) for cid, fault in faults.items()]
         aggregated: tuple[float | None, dict[str, Scalar]] = self.base.aggregate_evaluate(
-            self.core.numbering.absolute(server_round), ordered, failures
+            absolute, usable, [*failures, *garbage]
         )
         return aggregated
 

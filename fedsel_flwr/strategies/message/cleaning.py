@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
 from fedsel_flwr.rounds.replies import ClientResult
 from fedsel_flwr.rounds.settings import MetricKeys
-from fedsel_flwr.rounds.untrusted import shown, usable_count
+from fedsel_flwr.rounds.untrusted import MAX_METRICS, shown, usable_count
 from fedsel_flwr.strategies import bases
 from fedsel_flwr.strategies.message.agreement import agreed, made_alike
 from fedsel_flwr.strategies.message.records import model_in, weight_of
@@ -77,6 +77,8 @@ class Cleaner:
                 continue
             if not comparable(message):
                 faults[node] = f"metrics: expected one MetricRecord, got {len(message.content.metric_records)}"
+            elif len(metrics_of(message)) > MAX_METRICS:
+                faults[node] = f"metrics: {len(metrics_of(message))} of them, more than {MAX_METRICS}"
             elif not usable_count(weight := weight_of(metrics_of(message), self.weight_key)):
                 faults[node] = f"{self.weight_key}: expected a number above 0, got {shown(weight)}"
             else:

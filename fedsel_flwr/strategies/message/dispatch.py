@@ -10,6 +10,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedsel_flwr.errors import RunError
+from fedsel_flwr.rounds.untrusted import several_lines
 from fedsel_flwr.strategies import bases
 from fedsel_flwr.strategies.message.grids import ShownGrid
 
@@ -70,6 +71,16 @@ def by_node(sent: Mapping[str, Message], replies: Iterable[Message]) -> dict[str
         node_of.get(reply.metadata.reply_to_message_id, str(reply.metadata.src_node_id)): reply for reply in replies
     }
     return {node: arrived[node] for node in sent if node in arrived}
+
+
+def harmless(failure: Message) -> Message:
+    """A client's error message as Flower may log it: none of its lines can pass for one of the log's own."""
+    reason = several_lines(failure.error.reason or "")
+    if reason == (failure.error.reason or ""):
+        return failure
+    twin = copy.copy(failure)
+    twin.error = Error(code=failure.error.code, reason=reason)
+    return twin
 
 
 def as_error(sent: Message, reason: str) -> Message:

@@ -79,6 +79,8 @@ def reply_of(message: Message, names: Sequence[str], weight_key: str, observed_s
 
 def _decoded(record: ArrayRecord, names: Sequence[str]) -> Arrays | str:
     """A record's arrays in the order of the global model, or what is wrong with them."""
+    if len(record) != len(names):
+        return f"expected {len(names)}, got {len(record)}"
     if record.keys() != set(names):
         return f"expected the names {shown(sorted(names))}, got {shown(sorted(record.keys()))}"
     try:

@@ -20,7 +20,7 @@ from fedsel_flwr.strategies import bases
 from fedsel_flwr.strategies.adapter import Adapter
 from fedsel_flwr.strategies.message.asking import Asking
 from fedsel_flwr.strategies.message.cleaning import Cleaner, metrics_of
-from fedsel_flwr.strategies.message.dispatch import addressed, as_error, by_node, template_of
+from fedsel_flwr.strategies.message.dispatch import addressed, as_error, by_node, harmless, template_of
 from fedsel_flwr.strategies.message.grids import ShownGrid, TimedGrid, Until, wait_for_nodes
 from fedsel_flwr.strategies.message.records import in_absolute_rounds, reference_of, reply_of
 from fedsel_flwr.strategies.silence import no_answer
@@ -136,7 +136,7 @@ class SelectionStrategy(Adapter, Strategy):
         if outcome.enough:
             bases.check_survivors(self.base, len(outcome.kept), self.core.round)
             failures = [
-                message if message.has_error() else self._as_error(sent, outcome.results[node].problems)
+                harmless(message) if message.has_error() else self._as_error(sent, outcome.results[node].problems)
                 for node, sent in self._dispatched.items()
                 if (message := arrived.get(node)) is not None
                 and node not in outcome.usable
@@ -180,7 +180,7 @@ class SelectionStrategy(Adapter, Strategy):
         for node, fault in faults.items():
             logger.warning("round %d, client %s: evaluation: %s", absolute, self.roster.name(node), fault)
         failures = [
-            message if message.has_error() else self._as_error(sent[node], (faults[node],))
+            harmless(message) if message.has_error() else self._as_error(sent[node], (faults[node],))
             for node, message in ordered.items()
             if message.has_error() or node in faults
         ]

@@ -1,0 +1,124 @@
+"""Clients' texts and values in messages: one printable line, short, and never written out for that."""
+
+from __future__ import annotations
+
+import json
+import time
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsel_flwr.rounds.replies import Reply, read_reply
+from fedsel_flwr.rounds.settings import Settings
+from fedsel_flwr.rounds.untrusted import MAX_METRICS, MAX_SKETCH, longest, one_line, several_lines, shown, within
+from fedsel_flwr.selectors.columns import COLUMNS, LARGEST
+from fedsel_flwr.strategies.silence import reason_in, reason_of
+
+REFERENCE = [np.zeros((2, 3), dtype=np.float32)]
+MB = 2**20
+NASTY = "\n\r\x1b[2J\x00\x07\x85\u2028\u202e\ud800\x9b31m"
+"""Line ends, a terminal's escapes, a bell, a text that runs backwards, half a character."""
+
+
+def read(metrics: dict[str, Any], **kwargs: Any) -> Any:
+    reply = Reply(**{"arrays": REFERENCE, "num_examples": 3, "metrics": metrics, **kwargs})
+    return read_reply(reply, Settings(max_latency=5.0), client_id="7", reference=REFERENCE)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(max_size=50) | st.text(alphabet=NASTY + "a b", max_size=50))
+def test_texts_are_one_printable_line(text: str) -> None:
+    for made in (one_line(text), shown(text), shown(ValueError(text)), shown([text]), one_line(f"{shown(text)}{text}")):
+        assert made.isprintable()
+        assert len(made) <= 300
+        json.dumps(made).encode("utf-8")
+        made.encode("utf-8")  # a lone surrogate cannot be written
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(alphabet=NASTY + "INFO :", max_size=80))
+def test_a_text_of_several_lines_cannot_begin_a_line_of_its_own(text: str) -> None:
+    first, *others = several_lines(text).split("\n")
+    assert all(line.startswith("    ") and line.isprintable() for line in others)
+    assert first.isprintable()
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        {"energy_j": "x" * (64 * MB)},
+        {"energy_j": b"\x00" * (64 * MB), "client_id": b"\x1b" * (64 * MB)},
+        {"energy_j": [0.5] * (8 * MB)},
+        {"energy_j": [["x" * (32 * MB)], "\n" * (32 * MB)]},
+        {"latency_s": 10 ** (4 * 10**5), "client_id": 10 ** (4 * 10**5)},
+        {"client_id": "\n" * (64 * MB)},
+    ],
+    ids=["text", "bytes", "list", "lists of texts", "integers", "identity"],
+)
+def test_64_mb_of_metrics_cost_neither_time_nor_memory(metrics: dict[str, Any]) -> None:
+    metrics["latency_s"] = metrics.get("latency_s", 1.0)
+    tracemalloc.start()
+    try:
+        start = time.process_time()
+        result = read(metrics)
+        spent, (_, peak) = time.process_time() - start, tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert result.problems
+    assert all(problem.isprintable() and len(problem) <= 300 for problem in result.problems)
+    assert peak < MB
+    assert spent < 0.5
+
+
+def test_a_reply_of_more_metrics_than_are_read_has_failed() -> None:
+    assert read({"latency_s": 1.0, **dict.fromkeys(map(str, range(MAX_METRICS - 1)), 0)}).completed
+    result = read({"latency_s": 1.0, **dict.fromkeys(map(str, range(MAX_METRICS)), 0)})
+    assert not result.completed
+    assert result.problems == ("metrics: 10001 of them, more than 10000",)
+
+
+@pytest.mark.parametrize("text", ["x" * (64 * MB), "Traceback (most recent call last)\n" * (2 * MB)])
+def test_a_long_reason_is_looked_at_at_both_ends(text: str) -> None:
+    from flwr.app import Error
+
+    tracemalloc.start()
+    try:
+        start = time.process_time()
+        reasons = [reason_of(Error(0, text)), reason_in(RuntimeError(text), 30.0, 1.0)]
+        spent, (_, peak) = time.process_time() - start, tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert all(len(reason) < 30_000 for reason in reasons)
+    assert peak < MB
+    assert spent < 0.5
+
+
+@pytest.mark.parametrize("name", ["loss", "rms_loss", "energy", "gradient", "sketch"])
+def test_numbers_beyond_their_range_are_not_read(name: str) -> None:
+    beyond = [1e308, -1e308, 2 * LARGEST, float("inf"), float("nan")]
+    if COLUMNS[name].shape == "vector":
+        assert [within(COLUMNS[name], np.array([0.0, one])) for one in beyond] == [None] * 5
+        assert within(COLUMNS[name], np.array([-0.0, 5e-324, LARGEST])) is not None
+    else:
+        assert [within(COLUMNS[name], one) for one in beyond] == [None] * 5
+        assert [within(COLUMNS[name], one) for one in (-0.0, 5e-324, LARGEST)] == [0.0, 5e-324, LARGEST]
+        key = {"energy": "energy_j"}.get(name)
+        if key:
+            assert np.isnan(read({"latency_s": 1.0, key: 2 * LARGEST}).values[name])
+
+
+def test_a_vector_longer_than_it_can_be_is_not_copied() -> None:
+    assert longest("gradient", REFERENCE) == 6
+    assert within(COLUMNS["gradient"], np.zeros(6), 6) is not None
+    assert within(COLUMNS["gradient"], np.zeros(7), 6) is None
+    sent = np.zeros(16 * MB, dtype=np.float32).tobytes()
+    tracemalloc.start()
+    try:
+        assert within(COLUMNS["sketch"], sent, MAX_SKETCH) is None
+        assert tracemalloc.get_traced_memory()[1] < MB
+    finally:
+        tracemalloc.stop()

@@ -1,0 +1,64 @@
+"""The scenario keys against hostile clients, in both APIs and the vectorized engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsel_flwr.errors import FedSelError
+from fedsel_flwr.rounds.norms import update_norm
+from fedsel_flwr.simulations import engine
+from fedsel_flwr.simulations.engine import simulate
+from fedsel_flwr.simulations.scenario_files import load_scenario
+from fedsel_flwr.simulations.world import World
+from tests.simulations.inprocess import in_process
+
+WAYS = pytest.mark.parametrize("way", ["legacy", "message", "vectorized"])
+
+
+@pytest.fixture(autouse=True)
+def _without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "run_simulation", in_process)
+
+
+def _run(way: str, rounds: int, fleet: Any = None, **aggregation: Any) -> Any:
+    keys = {f"aggregation.{key}": value for key, value in aggregation.items()}
+    api = {} if way == "vectorized" else {"api": way}
+    scenario = load_scenario("smoke", {"rounds": rounds, "selector": "round-robin", **(fleet or {}), **api, **keys})
+    return simulate(scenario, engine="vectorized" if way == "vectorized" else "ray")
+
+
+@WAYS
+def test_updates_above_the_limit_are_refused_and_the_model_stays(way: str) -> None:
+    start = World(load_scenario("smoke")).initial_arrays()
+    free = _run(way, 1)
+    assert free.history.problem_counts() == {}
+    moved = update_norm(free.arrays, start)
+    assert moved > 1e-3
+    held = _run(way, 1, max_update_norm=1e-6)
+    (record,) = held.history.rounds
+    assert (record.num_completed, held.history.problem_counts()) == (0, {"update norm": record.num_selected})
+    for array, own in zip(held.arrays, start, strict=True):
+        np.testing.assert_array_equal(array, own)
+    wide = _run(way, 1, max_update_norm=1e6)
+    assert [a.tobytes() for a in wide.arrays] == [a.tobytes() for a in free.arrays]
+
+
+@WAYS
+def test_clients_that_fail_are_left_in_peace(way: str) -> None:
+    """Everybody fails: out for two rounds after the first failure, for four after the second."""
+    everybody = {"num_clients": 4, "clients_per_round": 4}
+    history = _run(way, 9, everybody, max_update_norm=1e-6, cooldown=True).history
+    assert [record.num_selected for record in history.rounds] == [4, 0, 0, 4, 0, 0, 0, 0, 4]
+    assert [record.num_available for record in history.rounds] == [4, 0, 0, 4, 0, 0, 0, 0, 4]
+    without = _run(way, 2, everybody, max_update_norm=1e-6).history
+    assert [record.num_selected for record in without.rounds] == [4, 4]
+
+
+@pytest.mark.parametrize("key", ["cooldown", "max_update_norm"])
+@pytest.mark.parametrize("value", ["yes", -1.0, float("nan"), "1"])
+def test_other_values_are_refused_by_name(key: str, value: Any) -> None:
+    with pytest.raises(FedSelError, match=key):
+        load_scenario("smoke", {f"aggregation.{key}": value})
