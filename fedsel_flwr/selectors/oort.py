@@ -47,6 +47,8 @@ class Oort(Selector):
         * A client that fails counts as tried, with utility 0 and the latency reported for it. One that completes
           without a loss keeps its utility.
         * Sizes come by ``inform(clients, num_examples=...)``; a client of unknown size counts as one of average size.
+        * After a common warm-up of all selectors everybody was tried; epsilon and the pacer begin there, the temporal
+          uncertainty counts all rounds.
         * No blacklist, no noise on utilities, no fairness knob.
 
     Args:
@@ -121,12 +123,12 @@ class Oort(Selector):
         self._gain = 0.0  # mean utility of the exploited clients of the round chosen last
 
     def _check_loaded(self, loaded: Mapping[str, Any]) -> None:
-        expected = min(max(0, loaded["_round"] - 1), 2 * self.pacer_step)
+        expected = min(max(0, loaded["_round"] - self.common_warmup - 1), 2 * self.pacer_step)
         if loaded["_gains"].size != expected:
             raise StateError(f"state 'gains' must have {expected} rows, got {loaded['_gains'].size}")
 
     def _advance(self) -> None:
-        if (passed := self.round - 1) < 1:
+        if (passed := self.own_round - 1) < 1:
             return
         self._exploited[:] = False
         self._gains, self._gain = np.append(self._gains, self._gain)[-2 * self.pacer_step :], 0.0
@@ -163,7 +165,8 @@ class Oort(Selector):
 
     def _exploration_share(self) -> float:
         """Epsilon of the round chosen last."""
-        return max(self.exploration_min, self.exploration * self.exploration_decay ** (self.round - 1))  # section 4.4
+        share = self.exploration * self.exploration_decay ** (self.own_round - 1)  # section 4.4
+        return max(self.exploration_min, share)  # section 4.4
 
     def _best(self, tried: IntArray, count: int) -> IntArray:
         """Draw so many of those whose score comes near enough to that of rank ``count``, by their scores."""
