@@ -55,6 +55,7 @@ def make_strategy(
         "channels": scenario.wireless.channels or over_selected(scenario.clients_per_round, wait.over_selection),
         "over_selection": wait.over_selection,
         "round_deadline_s": wait.round_deadline_s or None,
+        "warmup_rounds": wait.warmup_rounds,
         "availability": make_availability(scenario),
         "budget": Budget(simulated_s=scenario.simulated_s or math.inf, joules=scenario.joules or math.inf),
         "evaluate_in": lambda number: number % scenario.evaluation_every == 0 or number >= scenario.rounds,
@@ -68,7 +69,8 @@ def make_strategy(
     for name in package.__all__:
         paper = getattr(package, name)
         if getattr(getattr(paper, "selector_class", None), "name", None) == scenario.selector:
-            return paper(**params | options)
+            own = params.get("warmup_rounds", 0)  # PCZFL's, which is the same; where both are given, the longer holds
+            return paper(**params | options | {"warmup_rounds": max(own, wait.warmup_rounds)})
     return package.SelectionStrategy(create(scenario.selector, **params), **options)
 
 

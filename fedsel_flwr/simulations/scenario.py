@@ -15,6 +15,7 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.tables import (
     Availability,
     Count,
+    CountOrZero,
     Data,
     Device,
     Model,
@@ -42,7 +43,8 @@ class Aggregation(Table):
     ``filter`` = "loss" or "accuracy" is FedCA's filter, on the validation set. ``averaging`` is one of Kim et al.'s
     schemes. Where one of the two is empty, the paper of the selector says, or else the base.
     ``direction_momentum`` is GPFL's gamma. With ``over_selection`` a round asks that share more clients and keeps the
-    first ``clients_per_round`` answers; ``round_deadline_s`` ends a round (0 is no deadline).
+    first ``clients_per_round`` answers; ``round_deadline_s`` ends a round (0 is no deadline). In the
+    first ``warmup_rounds`` everybody available trains, whatever the selector.
     """
 
     filter: Literal["", "loss", "accuracy"] = ""
@@ -54,6 +56,7 @@ class Aggregation(Table):
     min_completed: Count = 1
     over_selection: NotNegative = 0.0
     round_deadline_s: NotNegative = 0.0
+    warmup_rounds: CountOrZero = 0
     round_timeout_s: Positive = 600.0
     wait_timeout_s: Positive = 600.0
 
@@ -97,6 +100,15 @@ class Scenario(Table):
         if self.clients_per_round > self.num_clients:
             raise ValueError(
                 f"clients_per_round = {self.clients_per_round} is more than num_clients = {self.num_clients}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _warmup_ends(self) -> Scenario:
+        if self.aggregation.warmup_rounds >= self.rounds:
+            raise ValueError(
+                f"aggregation.warmup_rounds = {self.aggregation.warmup_rounds} leaves nothing to choose in rounds = "
+                f"{self.rounds}; lower it, or raise rounds"
             )
         return self
 

@@ -101,7 +101,15 @@ def _comparable(history: History) -> Any:
 
 
 @pytest.mark.parametrize(
-    "world", ["honest", "failures", "failures and availability", "availability, waves, cooldown", "over-selection"]
+    "world",
+    [
+        "honest",
+        "failures",
+        "failures and availability",
+        "availability, waves, cooldown",
+        "over-selection",
+        "availability, warm-up",
+    ],
 )
 @pytest.mark.parametrize("name", PARAMS)
 def test_the_same_choices_for_twenty_rounds_and_the_same_model(name: str, world: str) -> None:
@@ -110,6 +118,8 @@ def test_the_same_choices_for_twenty_rounds_and_the_same_model(name: str, world:
         options["availability"] = BernoulliAvailability(0.5, seed=9)
     if "waves" in world:
         options |= {"channels": 3, "cooldown": True}
+    if "warm" in world:
+        options["warmup_rounds"] = 3
     if "over" in world:
         options |= {"over_selection": 0.5, "round_deadline_s": 3.5}
         if PARAMS[name].get("clients_per_round", COHORT) is None:  # decides itself how many
