@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.selectors import RoundReport, Selector, create
-from fedsel_flwr.testing import play
+from fedsel_flwr.selectors import RoundReport, Selector, create, names
+from fedsel_flwr.testing import check_stateful, play
 
 FLEET, WARMUP = 6, 3
 PARAMETERS: dict[str, dict[str, Any]] = {
     "bsfl": {"min_latency": 0.1, "alpha": 0.0},
     "cs-ucb": {"max_latency": 10.0},
-    "cs-ucb-q": {"max_latency": 10.0, "fairness": [0.2] * FLEET},
+    "cs-ucb-q": {"max_latency": 10.0, "fairness": [0.2] * 10},
     "gpfl": {"total_rounds": 20},
     "fedcor": {"warmup_rounds": 2, "interval": 3},
     "fedcs": {"deadline": 3.0, "clients_per_round": None},
@@ -206,3 +206,9 @@ def test_rounds_with_nobody_are_counted() -> None:
     assert selector.warming_up
     assert [len(step(selector)) for _ in range(3)] == [FLEET, FLEET, 2]
     assert not selector.warming_up
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_order_of_calls_in_and_after_it(name: str) -> None:
+    """Forgotten clients, newcomers, saved and loaded states, choices that nobody reports."""
+    check_stateful(lambda seed=None: warm(name, 2, clients_per_round=3, seed=seed), sequences=6)  # type: ignore[misc]
