@@ -48,10 +48,12 @@ class Collector:
     def waits_for(self, chosen: int) -> int | None:
         """How many of the chosen clients the round waits for; None waits for all of them.
 
-        A round in which the selector asks more than that, such as an opening that measures everybody, waits for all.
+        A round in which the selector asks more than that, such as an opening that measures everybody, waits for all,
+        and so does a round of the warm-up.
         """
         selector = self._selector
-        if not selector.over_selection or selector.keeps_model or chosen > selector.asked_per_round:
+        opening = selector.keeps_model or selector.warming_up
+        if not selector.over_selection or opening or chosen > selector.asked_per_round:
             return None
         return int(selector.clients_per_round)
 
@@ -89,7 +91,8 @@ class Collector:
         self._enrolment.reported(round.rows, sizes)
         usable = np.flatnonzero([result.completed for result in results.values()])
         nodes = list(results)
-        enough = len(usable) >= s.min_completed and not self._selector.keeps_model
+        only_measured = self._selector.keeps_model and not self._selector.warming_up
+        enough = len(usable) >= s.min_completed and not only_measured
         outcome = Outcome(results=results, usable=[nodes[i] for i in usable], enough=enough, round_s=round_s)
         if not len(usable):
             return outcome

@@ -71,7 +71,7 @@ class SelectionCore:
         budget: Budget | None = None,
         roll_call_timeout: float = 60.0,
     ) -> None:
-        selector.over_selection = settings.over_selection
+        selector.over_selection, selector.common_warmup = settings.over_selection, settings.warmup_rounds
         self.settings, self._availability, self._budget = settings, availability, budget or Budget()
         roster = Roster() if roster is None else roster
         self.parts = make_parts(selector, settings, roster, client_values, roll_call_timeout)

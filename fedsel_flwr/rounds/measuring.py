@@ -106,7 +106,7 @@ class Measurer:
                 columns["update"] = updates
             if "projection" in needs:
                 gradients = self.direction.gradients(updates, in_place="update" not in needs)
-                if self.selector.keeps_model:
+                if self._begins:
                     self.direction.start(gradients)
                 columns["projection"] = self.direction.project(gradients)
         return columns
@@ -122,7 +122,7 @@ class Measurer:
             global_accuracy and global_loss, as needed.
         """
         needs = self.selector.needs
-        if "projection" in needs and not self.selector.keeps_model:
+        if "projection" in needs and not self._begins:
             self.direction.move(flat(before), flat(after))
         if not needs & {"global_accuracy", "global_loss"}:
             return {}
@@ -144,6 +144,11 @@ class Measurer:
 
     def forget(self, rows: IntArray) -> None:
         """Nothing is known by row."""
+
+    @property
+    def _begins(self) -> bool:
+        """Whether the direction begins with this round's gradients, so that its step does not move it once more."""
+        return self.selector.keeps_model or (self.selector.warming_up and self.selector.round == 1)
 
     @property
     def _server(self) -> Validation:

@@ -144,7 +144,8 @@ class Reporter:
         E_max is the largest energy seen up to the end of the selector's warm-up, at least until there was one.
         """
         joules = np.array([result.values["energy"] for result in results], dtype=np.float64)
-        if not self._energy_max or self._selector.round <= getattr(self._selector, "warmup_rounds", 0):
+        warmup = max(self._selector.common_warmup, getattr(self._selector, "warmup_rounds", 0))
+        if not self._energy_max or self._selector.round <= warmup:
             self._energy_max = max([self._energy_max, *joules[np.isfinite(joules)]])
         scores = np.array([result.values["energy_score"] for result in results], dtype=np.float64)
         derived = np.clip(1.0 - joules / (self._energy_max or 1.0), 0.0, 1.0)  # energy score, ours; NaN without joules

@@ -69,6 +69,7 @@ class Settings:
         round_deadline_s: Seconds after which a round ends, and who has not answered is late; None sets no end.
         max_update_norm: Largest L2 norm of a client's update, over all its arrays; who sends a larger one has failed.
             None for no limit.
+        warmup_rounds: The first rounds, in which everybody available is asked in place of the selector's choice.
         compare_models: Whether clients' arrays must have the global model's shapes; trees grow.
         keys: Names under which clients report.
 
@@ -90,6 +91,7 @@ class Settings:
     over_selection: float = 0.0
     round_deadline_s: float | None = None
     max_update_norm: float | None = None
+    warmup_rounds: int = 0
     compare_models: bool = True
     keys: MetricKeys = field(default_factory=MetricKeys)
 
@@ -106,6 +108,7 @@ class Settings:
         real("over_selection", self.over_selection, at_least=0.0)
         if self.round_deadline_s is not None:
             real("round_deadline_s", self.round_deadline_s, above=0.0)
+        whole("warmup_rounds", self.warmup_rounds, 0)
         one_of("clock", self.clock, ("virtual", "server"))
         if self.max_update_norm is not None:
             real("max_update_norm", self.max_update_norm, above=0.0)
@@ -165,6 +168,7 @@ def settled(
         keys=keys or MetricKeys(),
         **others,
     )
+    _check_warmup(selector, settings.warmup_rounds)
     low, high = number(getattr(selector, "min_latency", None)), settings.max_latency
     if low is not None and low >= high:
         logger.warning("min_latency is %g s and max_latency %g s: every client counts as the fastest", low, high)
@@ -179,3 +183,13 @@ def _one_max_latency(selector: Selector, given: float | None) -> float:
     if own is not None and own != given:
         raise ParameterError(f"max_latency is {given} for the strategy but {own} for the selector; give it once")
     return given
+
+
+def _check_warmup(selector: Selector, rounds: int) -> None:
+    """Refuse a warm-up that leaves nothing to a selector which knows how long the run is."""
+    total = number(getattr(selector, "total_rounds", None))
+    if rounds and total is not None and rounds >= total:
+        raise ParameterError(
+            f"warmup_rounds = {rounds} leaves {selector.name} nothing to choose in total_rounds = {total:g}: lower "
+            "warmup_rounds, or raise the number of rounds"
+        )

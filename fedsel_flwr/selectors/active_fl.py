@@ -33,6 +33,7 @@ class ActiveFL(Selector):
         * The first valuations are a probe: each client is asked for its loss once, when it is first there; time and
           energy are charged. Later a client is valued by the loss it reports when it is chosen, of the model it
           received, before training.
+        * In a common warm-up of all selectors everybody reports the loss with the update, and is not asked before.
         * K is the number of clients that are available, and the lowest are those of them.
         * A client without a valuation, since it did not answer the probe, counts among the lowest; it can be drawn
           uniformly.

@@ -45,6 +45,8 @@ class Selector(SavedState, ABC):
         asks_failed_for_ever: Whether a client that never answers may be chosen in every round.
         paper_options: Options of the strategy whose default the paper sets, such as ``{"averaging": "mean"}``.
         over_selection: The share by which a round asks more clients than it keeps; the strategy sets it.
+        common_warmup: The first rounds in which everybody available is asked in place of the selector's choice, the
+            same for every selector; the strategy sets it. They count as rounds, and the selector learns from them.
 
     Args:
         clients_per_round: How many clients to choose each round.
@@ -62,6 +64,7 @@ class Selector(SavedState, ABC):
     asks_failed_for_ever: ClassVar[bool] = False
     paper_options: ClassVar[Mapping[str, str]] = {}
     over_selection: float = 0.0
+    common_warmup: int = 0
 
     clients_per_round: Any  # an int; None where the algorithm itself decides how many
 
@@ -106,6 +109,16 @@ class Selector(SavedState, ABC):
         return None if m is None else over_selected(m, self.over_selection)
 
     @property
+    def warming_up(self) -> bool:
+        """Whether the round chosen last is one of the common warm-up."""
+        return 1 <= self._round <= self.common_warmup
+
+    @property
+    def own_round(self) -> int:
+        """The number of the round chosen last among those the selector chooses itself: 1 after the common warm-up."""
+        return self._round - self.common_warmup
+
+    @property
     def keeps_model(self) -> bool:
         """Whether the round chosen last only measures clients, so that the global model must stay as it is."""
         return False
@@ -117,7 +130,9 @@ class Selector(SavedState, ABC):
 
     def expected_count(self, num_available: int) -> int | None:
         """How many clients the next :meth:`select` returns of so many available; None if only the algorithm knows."""
-        return num_available if self.clients_per_round is None else min(int(self.asked_per_round), num_available)
+        if self.clients_per_round is None or self._round < self.common_warmup:
+            return num_available
+        return min(int(self.asked_per_round), num_available)
 
     def draws(self, clients: IntArray) -> IntArray:
         """How often each of ``clients``, shape (n,), was drawn in the round chosen last: once, without replacement."""
@@ -130,14 +145,15 @@ class Selector(SavedState, ABC):
             available: Indices of the clients that can take part, shape (n,).
 
         Returns:
-            None, or whom to ask for what; probes cost simulated time and energy.
+            None, or whom to ask for what; probes cost simulated time and energy. None in the common warm-up, where
+            there is nothing to choose.
 
         Raises:
             ParameterError: ``available`` is not an array of unique indices.
         """
         available = ascending("available", available)
         self._register(available)
-        if not available.size:
+        if not available.size or self._round < self.common_warmup:
             return None
         with explained(self, "_probe"):
             return self._probe(available)
@@ -149,7 +165,7 @@ class Selector(SavedState, ABC):
             available: Indices of the clients that can take part, shape (n,), any order.
 
         Returns:
-            The chosen indices, ascending: min(asked_per_round, n) of ``available``.
+            The chosen indices, ascending: min(asked_per_round, n) of ``available``; in the common warm-up all of them.
 
         Raises:
             ParameterError: ``available`` is not an array of unique indices.
@@ -162,6 +178,10 @@ class Selector(SavedState, ABC):
         with explained(self, "_advance"):
             self._advance()
         if available.size == 0:
+            return available
+        if self.warming_up:
+            with explained(self, "_join"):
+                self._join(available)
             return available
         with explained(self, "_select"):
             chosen = self._select(available)
@@ -231,6 +251,9 @@ class Selector(SavedState, ABC):
     @abstractmethod
     def _select(self, available: IntArray) -> IntArray:
         """Choose from ``available``: ascending, unique, registered and not empty."""
+
+    def _join(self, available: IntArray) -> None:
+        """Take note that all of ``available`` (as in :meth:`_select`) are asked, in a round of the common warm-up."""
 
     def _observe(self, report: RoundReport) -> None:
         """Learn from a report that was checked and has at least one row."""

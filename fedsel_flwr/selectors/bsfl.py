@@ -45,6 +45,7 @@ class BSFL(Selector):
         * (4) sums d over the registered clients, as (3) counts them.
         * With ``data_weights`` the opening is decided by g, not by the generator: among clients never observed, whose
           bounds are all infinite, those of the largest weights go first. Only clients equal in bound and g are drawn.
+        * The rounds of a common warm-up are plays, in the bounds and in g: who missed them is behind, and comes first.
         * (17) prints the sum inside the minimum; it is the same number.
 
     Args:

@@ -58,7 +58,8 @@ class RandomBySize(Selector):
 
     def expected_count(self, num_available: int) -> int | None:
         """How many clients are chosen; only the draws know where they are with replacement."""
-        return None if self.replacement and num_available else super().expected_count(num_available)
+        warmup = self.round < self.common_warmup
+        return None if self.replacement and num_available and not warmup else super().expected_count(num_available)
 
     def draws(self, clients: IntArray) -> IntArray:
         """How often each of ``clients`` was drawn in the round chosen last."""
@@ -66,6 +67,9 @@ class RandomBySize(Selector):
 
     def _advance(self) -> None:
         self._draws[:] = 0
+
+    def _join(self, available: IntArray) -> None:
+        self._draws[available] = 1
 
     def _select(self, available: IntArray) -> IntArray:
         size = filled_sizes(self._size, self._registered)

@@ -35,6 +35,8 @@ class CSUCB(Selector):
         * Partial availability and newcomers ("modified CS-UCB" of section V-C): unplayed available clients first,
           then (18). The random top-up of the last opening round holds while every registered client has been
           available in every round.
+        * A common warm-up of all selectors takes the place of the opening rounds: its observations are plays, and who
+          was away comes first.
 
     Args:
         clients_per_round: m, the paper's N.
@@ -69,6 +71,9 @@ class CSUCB(Selector):
         super().__init__(clients_per_round=clients_per_round, seed=seed)
         self.max_latency = real("max_latency", max_latency, above=0.0)
         self._ideal_fleet = -1  # K while all K clients were available in every round; 0 once one was not
+
+    def _join(self, available: IntArray) -> None:
+        self._ideal_fleet = 0  # the opening has taken place
 
     def _select(self, available: IntArray) -> IntArray:
         m, played = self.clients_per_round, self._plays > 0

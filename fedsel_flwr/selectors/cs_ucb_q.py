@@ -40,6 +40,7 @@ class CSUCBQ(Selector):
           below 1.
         * Where data sizes that become known change c_k, (27) takes the value at the beginning of the round it opens.
         * c_k = 1 and phi = 1 are allowed; the print has [0, 1).
+        * The rounds of a common warm-up serve everybody asked (b_k = 1), and are plays.
 
     Args:
         clients_per_round: m, the paper's N.

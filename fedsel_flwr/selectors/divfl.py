@@ -47,6 +47,7 @@ class DivFL(VectorSelector):
         * The first gradients come by a probe (one upload of the model's size, charged), in place of a round in which
           everybody trains; newcomers are asked when they are first seen. A client that gives none is asked three times,
           and is chosen only where others do not suffice.
+        * In a common warm-up of all selectors everybody sends the gradient with the update, and is not asked before.
         * The sum is over all registered clients with a known gradient, whether they are there or not.
         * Equal sums, to one in a million, are decided at random.
         * A failed client keeps its gradient, so a dead one may be asked for ever: use the strategies' ``cooldown``.

@@ -30,6 +30,7 @@ class FedCMUCB(Selector):
           exactly m of those available are chosen, ties at random.
         * "The random binomial distribution" of the first means (Appendix C) is taken as a fair coin.
         * A client that failed is not in S_opt: its reward is 0.
+        * The rounds of a common warm-up are plays: everybody's model goes through the filter.
         * The paper samples a ratio of the clients; here ``clients_per_round`` says how many.
 
     Args:

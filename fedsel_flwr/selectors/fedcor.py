@@ -54,6 +54,8 @@ class FedCor(Selector):
         * The mean of the process is 0. The 32 latest samples are kept; ages are in rounds.
         * Covariances are taken to all registered clients that are not chosen yet, whether they are there or not.
         * Unknown numbers of examples are taken for the mean of the known ones.
+        * The warm-up's samples want random clients; so it begins after a common warm-up of all selectors, in which
+          nobody is asked for a loss and nothing is learned.
         * Equal scores are decided at random. ``max_clients`` is ours: time and memory grow with the fleet, but fits
           take long before that (32 samples, 150 steps).
 
@@ -126,6 +128,7 @@ class FedCor(Selector):
 
     def _is_sample(self, number: int) -> bool:
         """Whether a round is random, and its loss changes a sample."""
+        number -= self.common_warmup
         after = number - self.warmup_rounds
         return number >= 1 and (after <= 0 or after % self.interval == 0)
 
@@ -173,7 +176,7 @@ class FedCor(Selector):
         weights: FloatArray = np.power(self.gamma, self.round - 1.0 - self._sampled)
         rows = np.flatnonzero(~np.isnan(self._changes).all(axis=1))
         samples = self._changes[rows, KEPT - len(self._sampled) :].T
-        steps = WARMUP_STEPS if self.round - 1 <= self.warmup_rounds else STEPS
+        steps = WARMUP_STEPS if self.own_round - 1 <= self.warmup_rounds else STEPS
         fitted = fit(self._embedding[rows].T, samples, weights, NOISE, steps=steps, rate=self.learning_rate)
         self._embedding[rows] = fitted.T
 

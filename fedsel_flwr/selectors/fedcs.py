@@ -39,6 +39,7 @@ class FedCS(Selector):
         * A client that was never measured, or not for ``refresh_rounds`` rounds, counts as taking no time, and its
           mean begins anew; so the first rounds measure everybody in turn, one wave of them a round (``channels`` or
           ``clients_per_round``, else all). Such a round may pass the deadline.
+        * A common warm-up of all selectors measures everybody; its rounds may pass the deadline.
         * If nobody fits, the quickest client is chosen.
 
     Args:
@@ -88,7 +89,7 @@ class FedCS(Selector):
 
     def expected_count(self, num_available: int) -> int | None:
         """None: only the latencies know how many fit."""
-        return None if num_available else 0
+        return None if num_available and self.round >= self.common_warmup else num_available
 
     def _select(self, available: IntArray) -> IntArray:
         shuffled = self._generator.permutation(available)

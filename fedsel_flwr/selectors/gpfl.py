@@ -37,6 +37,9 @@ class GPFL(Selector):
         * Round 1 is the initialization: every available client computes a gradient, the model stays, A and F are the
           initial model's and there is no factor. (In this numbering the paper's mean in (6) is over t - 2 rounds,
           ours over t - 1, and its (7) has (t - 2) / T for our t / T.)
+        * A common warm-up of all selectors counts as the initialization: its first round gives every client a c_k, on
+          the mean of the gradients, and the model moves. Its rounds are among T and are plays, rewarded by (5) and (8)
+          for everybody.
         * Rewards (5) are given to every observed client in every round (Algorithm 1 recomputes the selected only).
         * Selection is by the score (6); Algorithm 1 sorts C.
         * In (3) d_k = (w^{t-1} - w_k) / eta, the sum over the local steps with the nominal eta, stands for the printed
@@ -108,8 +111,8 @@ class GPFL(Selector):
 
     @property
     def keeps_model(self) -> bool:
-        """Round 1 measures everyone; the model stays."""
-        return self.round == 1
+        """Round 1 measures everyone; the model stays, unless a common warm-up trains it."""
+        return self.round == 1 and not self.warming_up
 
     def expected_count(self, num_available: int) -> int | None:
         """How many clients the next round takes: everyone in round 1."""

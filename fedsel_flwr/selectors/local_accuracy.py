@@ -16,7 +16,7 @@ class LocalAccuracy(Selector):
 
     Deviations: the paper does not say how the server learns the accuracies. Here they are a probe before each round,
     whose time and energy are charged; clients whose answer is NaN come last; one that is not informed about keeps its
-    former answer.
+    former answer. In a common warm-up of all selectors nobody is asked.
 
     Args:
         clients_per_round: How many clients to choose each round (m).

@@ -30,6 +30,7 @@ class LSH(GroupBandit):
           and UCB1's bound are ours.
         * Hashes come by a probe when a client is first seen, whose cost is charged. A client that gives none is asked
           three times and is an arm of its own.
+        * The rounds of a common warm-up of all selectors are plays; hashes are asked for after it.
         * A failed client counts as a play of utility 0. Ties, as among the clients of an arm, are decided at random.
         * The accuracy is that of the client's new model on the server's validation set.
 

@@ -37,6 +37,7 @@ class NCCB(GroupBandit):
           own.
         * A centre is the majority of its hashes, bit by bit, which is nearest to them in the sum; centres start at
           hashes that are far apart.
+        * The rounds of a common warm-up of all selectors are plays; hashes are asked for after it.
         * A failed client counts as a play of utility 0. Ties, as within a cluster, are decided at random.
         * The accuracy is that of the client's new model on the server's validation set.
 

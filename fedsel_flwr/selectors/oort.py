@@ -34,20 +34,31 @@ class Oort(Selector):
     W, Delta      ``pacer_step``, ``pacer_delta`` rounds between two looks at T, and by how much it moves
     ============  ==============================  ==========================================================
 
+    Where the constants are from: all defaults are those of the authors' code, github.com/SymbioticLab/Oort,
+    ``training/argParser.py`` at 25c8853; an earlier state (11494b8) has a decay of .98, a clip of .95, a pacer of 10
+    percent and no limit at first, its successor FedScale (``fedscale/cloud/config_parser.py`` at 0f1a07e) .98, a least
+    epsilon of .3, a clip of .9, a cut-off of .05 and 30 percent at first. The bonus's .1, the tenth and the five-fold
+    stand in ``oort/oort.py`` at f5fccf3. What the paper itself set could not be compared.
+
     Deviations:
-        * Constants and pacer are those of the authors' code: T is a percentile of the tried clients' durations, which
-          rises where the exploited utility of the last W rounds is within a tenth of that of the W before, and falls
-          where it differs five-fold; the print raises T where the utility fell.
+        * The pacer is that of the authors' code: T is a percentile of the tried clients' durations, which rises where
+          the exploited utility of the last W rounds is within a tenth of that of the W before, and falls where it
+          differs five-fold; the print raises T where the utility fell. Here 2 W whole rounds come before the first
+          look; the code looks a round earlier, with a zero for the round before the first.
+        * Round 1 has epsilon as given; the code multiplies before its first use.
         * The losses are those of the received model on all training examples, not those met during training, and not
           those of the last mini-batch.
         * Clients never tried are explored uniformly: nothing is known of their speed. Where there are too few of
           them, more are exploited, so newcomers are explored again at any time.
         * The least exploited score is that of rank floor(m (1 - epsilon)); the code takes the next rank.
-        * Lowest, largest and clipped utility are those of the tried clients that are available.
+        * Lowest, largest and clipped utility are those of the tried clients that are available; the code takes .999 of
+          the lowest, and counts sizes of clients never tried among them.
         * A client that fails counts as tried, with utility 0 and the latency reported for it. One that completes
           without a loss keeps its utility.
         * Sizes come by ``inform(clients, num_examples=...)``; a client of unknown size counts as one of average size.
-        * No blacklist, no noise on utilities, no fairness knob.
+        * After a common warm-up of all selectors everybody was tried; epsilon and the pacer begin there, the temporal
+          uncertainty counts all rounds.
+        * No blacklist (off in the code, 10 rounds in its runs with outliers), no noise on utilities, no fairness knob.
 
     Args:
         clients_per_round: m.
@@ -121,12 +132,12 @@ class Oort(Selector):
         self._gain = 0.0  # mean utility of the exploited clients of the round chosen last
 
     def _check_loaded(self, loaded: Mapping[str, Any]) -> None:
-        expected = min(max(0, loaded["_round"] - 1), 2 * self.pacer_step)
+        expected = min(max(0, loaded["_round"] - self.common_warmup - 1), 2 * self.pacer_step)
         if loaded["_gains"].size != expected:
             raise StateError(f"state 'gains' must have {expected} rows, got {loaded['_gains'].size}")
 
     def _advance(self) -> None:
-        if (passed := self.round - 1) < 1:
+        if (passed := self.own_round - 1) < 1:
             return
         self._exploited[:] = False
         self._gains, self._gain = np.append(self._gains, self._gain)[-2 * self.pacer_step :], 0.0
@@ -163,7 +174,8 @@ class Oort(Selector):
 
     def _exploration_share(self) -> float:
         """Epsilon of the round chosen last."""
-        return max(self.exploration_min, self.exploration * self.exploration_decay ** (self.round - 1))  # section 4.4
+        share = self.exploration * self.exploration_decay ** (self.own_round - 1)  # section 4.4
+        return max(self.exploration_min, share)  # section 4.4
 
     def _best(self, tried: IntArray, count: int) -> IntArray:
         """Draw so many of those whose score comes near enough to that of rank ``count``, by their scores."""

@@ -44,7 +44,8 @@ class PCZFL(Selector):
           in the experiments, each in [0, 1].
         * The first ball has centre (0.5, 0.5) and radius 1. Balls are closed, with a tolerance of 1e-12.
         * During ``warmup_rounds`` all available clients train and every relevant ball is chosen and updated as usual;
-          the paper does not say what its balls learn then.
+          the paper does not say what its balls learn then. A common warm-up of all selectors, as in section 5, is the
+          same; where both are given, both begin with round 1, and the longer holds.
         * A ball's reward is the mean over its selected completed clients; line 17 has one reward. A chosen ball all of
           whose clients failed changes nothing, so a dead client alone in its ball is asked for ever: use the
           strategies' ``cooldown`` in a deployment.
@@ -106,7 +107,15 @@ class PCZFL(Selector):
 
     def expected_count(self, num_available: int) -> int | None:
         """How many clients the next round takes: everyone in the warm-up, then as many as the front holds."""
-        return num_available if self.round < self.warmup_rounds else None
+        return num_available if self.round < self._warmup else None
+
+    @property
+    def _warmup(self) -> int:
+        """Rounds in which everyone trains: the selector's own and the common ones both begin with round 1."""
+        return max(self.warmup_rounds, self.common_warmup)
+
+    def _join(self, available: IntArray) -> None:
+        self._select(available)
 
     def _check_loaded(self, loaded: Mapping[str, Any]) -> None:
         count, chosen = max(1, loaded["_radius"].size), loaded["_chosen_balls"]
@@ -121,7 +130,7 @@ class PCZFL(Selector):
     def _select(self, available: IntArray) -> IntArray:
         member = self._domains(available)
         relevant = np.flatnonzero(member.any(axis=0))  # Algorithm 1, line 6
-        warmup = self.round <= self.warmup_rounds
+        warmup = self.round <= self._warmup
         front = relevant if warmup else relevant[self._undominated(relevant)]  # Algorithm 1, line 7
         chosen = available[member[:, front].any(axis=1)]  # Algorithm 1, line 8
         if self.clients_per_round is not None and not warmup:

@@ -29,6 +29,7 @@ class PowerOfChoice(Selector):
     Deviations:
         * The candidates' losses are a probe before each round, whose time and energy are charged; the paper's variants
           with a mini-batch (cpow-d) or former losses (rpow-d) are not built.
+        * In a common warm-up of all selectors nobody is asked for a loss.
         * Sizes come by ``inform(clients, num_examples=...)``; a client of unknown size counts as one of average size.
         * A candidate whose answer is NaN comes last; one that is not informed about keeps its former answer. With
           fewer than d clients available all are candidates.

@@ -14,7 +14,8 @@ class RoundRobin(Selector):
     """Takes the clients in turn, by index; a client that is away when its turn comes waits for the next cycle.
 
     Deviations: the paper's groups of N are taken here by index; where m does not divide K, as in its Fig. 6 (K = 10,
-    N = 4), of which it says nothing, a round runs on into the next cycle; a client that is away is skipped.
+    N = 4), of which it says nothing, a round runs on into the next cycle; a client that is away is skipped. The first
+    cycle begins after a common warm-up.
 
     Args:
         clients_per_round: How many clients to choose each round (m).

@@ -32,6 +32,8 @@ class TiFL(Selector):
         * Profiling is the training of the opening rounds: while clients that were never tried are available, they are
           taken first, at random; the round is filled up with others. The paper profiles before it trains. A newcomer
           is profiled the same way, and the tiers are cut anew.
+        * A common warm-up of all selectors profiles everybody at once, without a tier and without a credit; the rounds
+          of the interval are counted from its end, and so the first accuracies are asked for there.
         * A client that fails its profiling round is in no tier and comes last, when a round cannot be filled without;
           one that completes then has its profile.
         * The tiers are parts of equal number, by latency; the paper cuts a histogram.
@@ -106,7 +108,7 @@ class TiFL(Selector):
 
     def _probe(self, available: IntArray) -> Probe | None:
         upcoming = self.round + 1
-        if (upcoming - 1) % self.interval:  # Algorithm 2, r % I
+        if self.own_round % self.interval:  # Algorithm 2, r % I
             return None
         if self._asked_in != upcoming:
             self._before[available], self._accuracy[available] = self._accuracy[available], -1.0

@@ -59,6 +59,7 @@ def make_strategy(
         "round_deadline_s": wait.round_deadline_s or None,
         "cooldown": wait.cooldown,
         "max_update_norm": wait.max_update_norm or None,
+        "warmup_rounds": wait.warmup_rounds,
         "availability": make_availability(scenario),
         "budget": Budget(simulated_s=scenario.simulated_s or math.inf, joules=scenario.joules or math.inf),
         "evaluate_in": lambda number: number % scenario.evaluation_every == 0 or number >= scenario.rounds,
@@ -73,7 +74,8 @@ def make_strategy(
     for name in package.__all__:
         paper = getattr(package, name)
         if getattr(getattr(paper, "selector_class", None), "name", None) == scenario.selector:
-            return paper(**params | options)
+            own = params.get("warmup_rounds", 0)  # PCZFL's, which is the same; where both are given, the longer holds
+            return paper(**params | options | {"warmup_rounds": max(own, wait.warmup_rounds)})
     return package.SelectionStrategy(create(scenario.selector, **params), **options)
 
 

@@ -15,6 +15,7 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.tables import (
     Availability,
     Count,
+    CountOrZero,
     Data,
     Device,
     Model,
@@ -44,7 +45,7 @@ class Aggregation(Table):
     ``direction_momentum`` is GPFL's gamma. With ``over_selection`` a round asks that share more clients and keeps the
     first ``clients_per_round`` answers; ``round_deadline_s`` ends a round (0 is no deadline). ``cooldown`` leaves a
     client out for 2^n rounds after n failures in a row; an update whose L2 norm is above ``max_update_norm`` is refused
-    (0 is no limit).
+    (0 is no limit). In the first ``warmup_rounds`` everybody available trains, whatever the selector.
     """
 
     filter: Literal["", "loss", "accuracy"] = ""
@@ -58,6 +59,7 @@ class Aggregation(Table):
     round_deadline_s: NotNegative = 0.0
     cooldown: Annotated[bool, Field(strict=True)] = False
     max_update_norm: NotNegative = 0.0
+    warmup_rounds: CountOrZero = 0
     round_timeout_s: Positive = 600.0
     wait_timeout_s: Positive = 600.0
 
@@ -101,6 +103,15 @@ class Scenario(Table):
         if self.clients_per_round > self.num_clients:
             raise ValueError(
                 f"clients_per_round = {self.clients_per_round} is more than num_clients = {self.num_clients}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _warmup_ends(self) -> Scenario:
+        if self.aggregation.warmup_rounds >= self.rounds:
+            raise ValueError(
+                f"aggregation.warmup_rounds = {self.aggregation.warmup_rounds} leaves nothing to choose in rounds = "
+                f"{self.rounds}; lower it, or raise rounds"
             )
         return self
 

@@ -50,6 +50,8 @@ class Adapter:
         round_deadline_s: Seconds after which a round ends; who has not answered by then is late, and failed.
         max_update_norm: Refuse an update whose L2 norm, over all arrays of its difference to the global model, is
             larger; None for no limit.
+        warmup_rounds: In the first rounds ask everybody available in place of the selector's choice, without probes;
+            the selector learns from what they report. The same for every selector.
         max_clients: Refuse newcomers beyond this many clients.
         max_new_per_round: Admit at most this many newcomers a round after the first.
         evict_after: With ``max_clients`` reached, replace clients away for more than this many rounds.
@@ -112,6 +114,7 @@ class Adapter:
         over_selection: float = 0.0,
         round_deadline_s: float | None = None,
         max_update_norm: float | None = None,
+        warmup_rounds: int = 0,
         max_clients: int | None = None,
         max_new_per_round: int | None = None,
         evict_after: int | None = None,
@@ -153,7 +156,8 @@ class Adapter:
             selector, max_latency=max_latency, min_completed=min_completed, channels=channels, averaging=averaging,
             filter=filter, validation=validation, learning_rate=learning_rate, momentum=momentum, clock=clock,
             clock_slack=clock_slack, cooldown=cooldown, over_selection=over_selection,
-            round_deadline_s=round_deadline_s, max_update_norm=max_update_norm, keys=metric_keys,
+            round_deadline_s=round_deadline_s, max_update_norm=max_update_norm, warmup_rounds=warmup_rounds,
+            keys=metric_keys,
             compare_models=bases.compares_models(self.base),
         )  # fmt: skip
         if self.waits_for_everybody and settings.clock == "server" and settings.ends_early:

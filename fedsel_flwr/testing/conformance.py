@@ -23,6 +23,7 @@ from fedsel_flwr.testing.choosing import (
 from fedsel_flwr.testing.keeping import check_foreign_state, check_forget, check_save_and_load, check_state_is_a_copy
 from fedsel_flwr.testing.reading import check_missing_values, check_needs
 from fedsel_flwr.testing.spawning import check_spawned_process
+from fedsel_flwr.testing.warming import check_warm_up
 from fedsel_flwr.testing.worlds import SelectorFactory, made
 
 CHECKS: tuple[Callable[[SelectorFactory], None], ...] = (
@@ -43,6 +44,7 @@ CHECKS: tuple[Callable[[SelectorFactory], None], ...] = (
     check_select_without_observe,
     check_bad_input,
     check_many_clients,
+    check_warm_up,
 )
 """Every check, for ``pytest.mark.parametrize``."""
 

@@ -112,7 +112,8 @@ class Course:
 
     def asks(self, nodes: list[str]) -> None:
         """Note whom the strategy asks to train; decides who is broken."""
-        self.now.asked, self.now.keeps_model = list(nodes), bool(self.strategy.selector.keeps_model)
+        selector = self.strategy.selector
+        self.now.asked, self.now.keeps_model = list(nodes), bool(selector.keeps_model and not selector.warming_up)
         self.fleet.ask(nodes)
         self.now.broken = self.fleet.broken
 

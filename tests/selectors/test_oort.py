@@ -43,6 +43,18 @@ def frozen(selector: Oort, available: list[int]) -> Any:
     return choose
 
 
+def test_the_defaults_are_those_of_the_authors_code() -> None:
+    """training/argParser.py of github.com/SymbioticLab/Oort at 25c8853, by its own names."""
+    theirs = {
+        "exploration_factor": 0.9, "exploration_decay": 0.95, "exploration_min": 0.2, "round_penalty": 2.0,
+        "clip_bound": 0.98, "cut_off_util": 0.7, "pacer_step": 20, "pacer_delta": 5, "round_threshold": 10,
+    }  # fmt: skip
+    selector = build()
+    ours = ("exploration", "exploration_decay", "exploration_min", "penalty", "clip", "cut_off", "pacer_step",
+            "pacer_delta", "first_percentile")  # fmt: skip
+    assert [getattr(selector, name) for name in ours] == list(theirs.values())
+
+
 def test_exploration_by_hand() -> None:
     """m = 4, eight clients, epsilon = .5, .25, .25, ...: the clients not tried yet fill what is not exploited.
 

@@ -55,6 +55,11 @@ def once() -> tuple[RunResult, list[RoundRecord]]:
     return simulate(SMOKE, on_round=told.append), told
 
 
+def played(text: str) -> RunResult:
+    """A scenario, given as JSON."""
+    return simulate(Scenario.model_validate_json(text), engine="ray")
+
+
 def agreeing(text: str) -> Course:
     """The course of a scenario, given as JSON."""
     scenario = Scenario.model_validate_json(text)

@@ -13,6 +13,8 @@ import pytest
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report import run_folder
+from fedsel_flwr.report.rounds_plot import selection_fractions
+from fedsel_flwr.selectors import create
 from fedsel_flwr.simulations import compare
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.scenario_files import load_scenario
@@ -73,10 +75,29 @@ def test_accuracy_by_client_and_class(finished: Path) -> None:
         assert told[key]["accuracy"] == pytest.approx(np.mean(hits), abs=1.01 / len(hits))  # a tie of logits
 
 
-def test_the_figures_of_the_table_follow_from_the_files(tmp_path: Path) -> None:
+def test_the_models_that_the_filter_kept(tmp_path: Path) -> None:
+    """Beside `completed`, row by row: Thompson sampling's counts follow from it; who failed is not kept."""
+    selector = create("fedcm-ts", clients_per_round=4, seed=2)
+    keys = KEYS | {"selector": "fedcm-ts", "rounds": 12, "clients_per_round": 4, "wireless.max_latency_s": 0.2}
+    simulate(load_scenario("digits", keys), engine="vectorized", folder=tmp_path, selector=selector)
+    rounds, clients = _rows(tmp_path, "rounds"), _rows(tmp_path, "clients")
+    for k in range(8):
+        mine = [row for row in clients if row["client"] == k]
+        assert selector.state_dict()["successes"][k] == 1 + sum(row["kept"] for row in mine)
+        assert selector.state_dict()["failures"][k] == 1 + sum(not row["kept"] for row in mine)
+    for row in rounds:
+        cohort = [one for one in clients if one["round"] == row["round"]]
+        assert row["num_kept"] == sum(one["kept"] for one in cohort)
+        assert row["num_completed"] == sum(one["completed"] for one in cohort)
+        assert all(one["completed"] for one in cohort if one["kept"])
+    assert 0 < sum(row["num_kept"] for row in rounds) < sum(row["num_completed"] for row in rounds) < len(clients)
+
+
+def test_the_figures_of_table_and_picture_follow_from_the_files(tmp_path: Path) -> None:
     scenario = load_scenario("digits", KEYS | {"target_accuracy": 0.6, "per_class_accuracy": False})
     table = compare(scenario, ["bsfl", "random"], seeds=2, folder=tmp_path).table()
     assert len(table) == 4
+    assert (tmp_path / "rounds.png").stat().st_size > 10_000
     for _, line in table.iterrows():
         folder = tmp_path / f"{line['selector']}-seed{line['seed']}"
         rounds, clients = _rows(folder, "rounds"), _rows(folder, "clients")
@@ -91,6 +112,10 @@ def test_the_figures_of_the_table_follow_from_the_files(tmp_path: Path) -> None:
         assert line["score_energy"] == pytest.approx(sum(1 - row["energy_score"] for row in clients))
         seen = [{row["client_id"] for row in clients if row["round"] <= t} for t in range(1, 41)]
         assert line["rounds_to_all"] == next((t for t, ids in enumerate(seen, start=1) if len(ids) == 8), math.inf)
+        drawn = selection_fractions(run_folder.read_history(folder), 8)  # of the picture by rounds
+        for t in (1, 6, 40):
+            counts = [sum(row["client"] == k for row in clients if row["round"] <= t) for k in range(8)]
+            assert drawn[t - 1].tolist() == pytest.approx([count / t for count in counts])
         assert (folder / "regret.parquet").exists()
         assert not (folder / "classes.parquet").exists()
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,7 @@ from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.world import World
+from tests.processes import ROOT, Command
 from tests.simulations import inprocess
 
 pytestmark = pytest.mark.timeout(120)
@@ -53,6 +57,31 @@ def test_both_apis_and_both_engines_choose_the_same(selector: str) -> None:
     assert len({tuple(r.client for r in together.history.clients if r.round == t) for t in range(1, rounds + 1)}) > 1
     difference = max(np.abs(a - b).max() for a, b in zip(together.arrays, flower.arrays, strict=True))
     assert difference <= 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("selector", "warmup"), [("divfl", 0), ("fedcor", 0), ("lsh", 0), ("nccb", 0), ("fedcor", 2), ("gpfl", 2)]
+)
+def test_ray_chooses_as_the_vectorized_engine(selector: str, warmup: int, tmp_path: Path) -> None:
+    """Also with a warm-up that all selectors share."""
+    rounds = 8 if warmup else 5
+    keys = {**KEYS, "selector": selector, "rounds": rounds, "aggregation.warmup_rounds": warmup}
+    scenario = load_scenario("digits", keys)
+    file = tmp_path / "result"
+    argv = (sys.executable, "-m", "tests.simulations.ray_runs", "played", str(file), scenario.model_dump_json())
+    command = Command(*argv, folder=tmp_path, cwd=ROOT)
+    try:
+        assert command.wait(240) == 0, command.stderr[-5000:]
+    finally:
+        command.kill()
+    ray, together = pickle.loads(file.read_bytes()), simulate(scenario, engine="vectorized")
+    assert choices(ray) == choices(together)
+    assert [record.probe_s for record in ray.history.rounds] == [record.probe_s for record in together.history.rounds]
+    sizes = [record.num_selected for record in ray.history.rounds]
+    assert sizes == [12] * warmup + [4] * (rounds - warmup)
+    assert max(np.abs(a - b).max() for a, b in zip(ray.arrays, together.arrays, strict=True)) <= 1e-4
 
 
 @pytest.mark.parametrize(

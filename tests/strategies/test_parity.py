@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ PARAMS: dict[str, dict[str, Any]] = {
     "fedcs": {"deadline": 2.0, "clients_per_round": None, "channels": COHORT},
     "tifl": {"tiers": 2, "interval": 6, "credits": 3},
 }
+WORLDS = ("honest", "failures", "failures and availability", "availability, waves, cooldown", "over-selection")
 PAPERS = {"cs-ucb": "CSUCB", "cs-ucb-q": "CSUCBQ", "bsfl": "BSFL"}
 
 
@@ -101,15 +103,17 @@ def _comparable(history: History) -> Any:
 
 
 @pytest.mark.parametrize(
-    "world", ["honest", "failures", "failures and availability", "availability, waves, cooldown", "over-selection"]
+    ("name", "world"),
+    [*product(PARAMS, WORLDS), *((name, "availability, warm-up") for name in ("cs-ucb", "tifl", "power-of-choice"))],
 )
-@pytest.mark.parametrize("name", PARAMS)
 def test_the_same_choices_for_twenty_rounds_and_the_same_model(name: str, world: str) -> None:
     options: dict[str, Any] = {}
     if "availability" in world:
         options["availability"] = BernoulliAvailability(0.5, seed=9)
     if "waves" in world:
         options |= {"channels": 3, "cooldown": True}
+    if "warm" in world:
+        options["warmup_rounds"] = 3
     if "over" in world:
         options |= {"over_selection": 0.5, "round_deadline_s": 3.5}
         if PARAMS[name].get("clients_per_round", COHORT) is None:  # decides itself how many

@@ -11,9 +11,11 @@ import pytest
 from fedsel_flwr.checks import IntArray
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import Random, RoundReport
+from fedsel_flwr.selectors.base import Probe
 from fedsel_flwr.testing import CHECKS, check_selector, check_stateful
 from fedsel_flwr.testing.keeping import check_forget, check_save_and_load
 from fedsel_flwr.testing.reading import check_missing_values, check_needs
+from fedsel_flwr.testing.warming import check_warm_up
 
 
 class Greedy(Random):
@@ -195,6 +197,52 @@ class Fragile(Averaging):
             self._last = float("nan")
 
 
+class OwnChoice(Averaging):
+    """Learns of those that it chose itself, and of nobody else."""
+
+    client_state: ClassVar[dict[str, Any]] = {**Averaging.client_state, "_mine": False}
+    _mine: Any
+
+    def _select(self, available: IntArray) -> IntArray:
+        chosen = super()._select(available)
+        self._mine[:] = False
+        self._mine[chosen] = True
+        return chosen
+
+    def _observe(self, report: RoundReport) -> None:
+        if self._mine[report.clients].any():
+            super()._observe(report)
+
+
+class Curious(Averaging):
+    """Asks in every round."""
+
+    def probe(self, available: IntArray) -> Probe | None:
+        self._register(available)
+        return Probe(clients=available, columns=("loss",))
+
+
+class Promises(Averaging):
+    """Says that it always takes three."""
+
+    def expected_count(self, num_available: int) -> int | None:
+        return min(3, num_available)
+
+
+class Twice(Averaging):
+    """Says that everybody was drawn twice, which holds for its own choice alone."""
+
+    def draws(self, clients: IntArray) -> IntArray:
+        return np.full(len(clients), 2)
+
+
+class Stubborn(Averaging):
+    """Lets nobody decide but itself."""
+
+    def select(self, available: IntArray) -> IntArray:
+        return super().select(available)[:3]
+
+
 BROKEN = [
     (Greedy, "every chosen client is available"),
     (GlobalState, "the order of `available` does not matter|same seed"),
@@ -229,6 +277,12 @@ def test_a_good_selector_passes(check: Any) -> None:
         (check_save_and_load, OtherNumber, "takes its own state: state 'last' must hold finite int64 numbers"),
         (check_save_and_load, Narrows, "state 'mean' comes back with its numbers, shape and type"),
         (check_save_and_load, Remembers, "save, load, continue"),
+        (check_warm_up, OwnChoice, "a selector learns from the reports of the warm-up"),
+        (check_warm_up, Curious, "nobody is probed in the warm-up"),
+        (check_warm_up, Promises, "3 clients are chosen, as expected_count says"),
+        (check_warm_up, Twice, "in the warm-up each client is drawn once"),
+        (check_warm_up, Stubborn, "in the warm-up everybody available is chosen"),
+        (check_warm_up, Remembers, "a loaded selector chooses as one that never stopped"),
     ],
 )
 def test_a_check_catches_its_offender(check: Any, broken: Any, promise: str) -> None:
@@ -238,8 +292,8 @@ def test_a_check_catches_its_offender(check: Any, broken: Any, promise: str) -> 
 
 
 def test_the_suite_runs_every_check_of_the_package() -> None:
-    assert len(CHECKS) == len({check.__name__ for check in CHECKS}) == 17
-    assert {check_needs, check_missing_values, check_forget, check_save_and_load} <= set(CHECKS)
+    assert len(CHECKS) == len({check.__name__ for check in CHECKS}) == 18
+    assert {check_needs, check_missing_values, check_forget, check_save_and_load, check_warm_up} <= set(CHECKS)
 
 
 # ---- the state machine ----------------------------------------------------------------------------------------------

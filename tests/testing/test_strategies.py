@@ -125,6 +125,7 @@ def test_every_selector_over_every_base_keeps_every_promise() -> None:
         ("message", {"budget": Budget(simulated_s=20.0)}),
         ("legacy", {"availability": lambda client_id, number, seconds: (int(client_id) + number) % 4 > 0}),
         ("legacy", {"max_clients": 9, "evict_after": 1}),
+        ("message", {"warmup_rounds": 4}),
     ],
 )
 def test_options_break_no_promise(api: str, options: dict[str, Any]) -> None:

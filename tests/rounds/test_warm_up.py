@@ -1,0 +1,160 @@
+"""A warm-up that all selectors share: what strategies and scenarios make of it, in both APIs and both engines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsel_flwr import strategies as legacy_api
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.rounds.replies import Reply
+from fedsel_flwr.selectors import GPFL, LocalAccuracy, Random, create
+from fedsel_flwr.simulations.client_app import ScenarioApp
+from fedsel_flwr.simulations.driving import drive
+from fedsel_flwr.simulations.engine import simulate
+from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.simulations.scenario_files import load_scenario
+from fedsel_flwr.strategies import message as message_api
+from tests.rounds.written import Written, core_of, facts
+from tests.simulations import inprocess
+from tests.simulations.test_diversity import Constant, choices
+from tests.strategies.numpy_world import validation
+
+pytestmark = pytest.mark.timeout(120)
+MODEL = [np.zeros(2)]
+NODES = [str(k) for k in range(10)]
+KEYS: dict[str, Any] = {
+    "num_clients": 8, "clients_per_round": 3, "rounds": 5, "aggregation.warmup_rounds": 2, "model.name": "logistic",
+    "clients.energy_score_low": 0.5, "data.local_test_fraction": 0.2, "selectors.tifl.tiers": 2,
+    "selectors.tifl.interval": 2, "training.local_epochs": 1,
+}  # fmt: skip
+
+
+def scenario(selector: str, **overrides: Any) -> Scenario:
+    return load_scenario("digits", {**KEYS, "selector": selector, **overrides})
+
+
+def cohorts(history: Any) -> list[list[str]]:
+    rounds = range(1, len(history.rounds) + 1)
+    return [sorted(row.client_id for row in history.clients if row.round == number) for number in rounds]
+
+
+# ---- the core --------------------------------------------------------------------------------------------------------
+
+
+def test_everybody_there_is_asked_and_nobody_is_probed() -> None:
+    """Probes begin in round 3, when there is something to choose; over-selection too."""
+    selector = LocalAccuracy(clients_per_round=2, seed=0)
+    core = core_of(selector, warmup_rounds=2, over_selection=0.5)
+    transport = Written(facts(*NODES), {node: {"local_accuracy": 0.1, "latency_s": 1.0} for node in NODES})
+    assert sorted(core.choose(NODES, MODEL, transport)) == NODES
+    assert core.waits_for(len(NODES)) is None
+    core.collect({})
+    core.finish()
+    assert sorted(core.choose(NODES[:2], MODEL, transport)) == NODES[:2]  # fewer than a round asks otherwise
+    assert core.waits_for(2) is None
+    core.collect({})
+    core.finish()
+    assert transport.probed == []
+    assert len(core.choose(NODES, MODEL, transport)) == 3
+    assert core.waits_for(3) == 2
+    assert len(transport.probed) == 1
+
+
+def test_a_core_goes_on_in_the_middle_of_it() -> None:
+    def play(core: Any, rounds: range) -> list[list[str]]:
+        asked = []
+        for _ in rounds:
+            asked.append(core.choose(NODES, MODEL, Written(facts(*NODES))))
+            core.collect({})
+            core.finish()
+        return asked
+
+    def made() -> Any:
+        return core_of(Random(clients_per_round=2, seed=4), warmup_rounds=3)
+
+    straight, first, second = made(), made(), made()
+    expected = play(straight, range(8))
+    asked = play(first, range(2))
+    second.load_state_dict(first.state_dict())
+    assert asked + play(second, range(6)) == expected
+    assert [len(cohort) for cohort in expected] == [10] * 3 + [2] * 5
+
+
+def test_an_opening_that_keeps_the_model_gives_way() -> None:
+    """A selector of somebody's own that measures in round 1, and knows of no warm-up."""
+
+    class Measures(Random):
+        keeps_model = True
+
+    for rounds, enough in ((0, False), (1, True)):
+        core = core_of(Measures(clients_per_round=2, seed=0), warmup_rounds=rounds)
+        chosen = core.choose(NODES, MODEL, Written(facts(*NODES)))
+        reply = Reply(arrays=MODEL, num_examples=1, metrics={"latency_s": 1.0})
+        assert core.collect(dict.fromkeys(chosen, reply)).enough is enough
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("api", [legacy_api, message_api])
+def test_a_warm_up_that_leaves_nothing_is_refused(api: Any) -> None:
+    with pytest.raises(ParameterError, match=r"warmup_rounds must be a whole number of at least 0, got -1"):
+        api.SelectionStrategy(Random(clients_per_round=2), warmup_rounds=-1)
+    keys = {"validation": validation(), "learning_rate": 0.1}
+    with pytest.raises(ParameterError, match=r"warmup_rounds = 5 leaves gpfl nothing to choose in total_rounds = 5"):
+        api.SelectionStrategy(GPFL(clients_per_round=2, total_rounds=5), warmup_rounds=5, **keys)
+    with pytest.raises(ParameterError, match=r"warmup_rounds = 5 leaves gpfl"):
+        api.GPFL(clients_per_round=2, total_rounds=5, warmup_rounds=5, **keys)
+    assert api.GPFL(clients_per_round=2, total_rounds=5, warmup_rounds=4, **keys).selector.common_warmup == 4
+
+
+def test_a_scenario_that_leaves_nothing_is_refused() -> None:
+    with pytest.raises(ParameterError, match=r"aggregation.warmup_rounds = 5 leaves nothing to choose in rounds = 5"):
+        scenario("random", **{"aggregation.warmup_rounds": 5})
+    with pytest.raises(ParameterError, match="warmup_rounds"):
+        scenario("random", **{"aggregation.warmup_rounds": -1})
+    assert scenario("random", **{"aggregation.warmup_rounds": 4}).aggregation.warmup_rounds == 4
+
+
+# ---- engines and APIs ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("selector", ["gpfl", "pczfl", "oort", "tifl"])
+def test_both_apis_and_both_engines_do_the_same(selector: str) -> None:
+    chosen = scenario(selector)
+    together = simulate(chosen, engine="vectorized")
+    legacy = inprocess.play(chosen)
+    message = scenario(selector, api="message")
+    flower = drive(inprocess.AppGrid(ScenarioApp(Constant(message)), 8), message)
+    assert choices(together) == choices(legacy) == choices(flower)
+    sizes = [len(cohort) for cohort in cohorts(together.history)]
+    assert sizes[:2] == [8, 8]
+    assert sizes[2:] == [3, 3, 3] or selector == "pczfl"
+    for other in (legacy, flower):
+        difference = max(np.abs(a - b).max() for a, b in zip(together.arrays, other.arrays, strict=True))
+        assert difference <= 1e-4
+
+
+def test_the_model_after_it_is_the_same_whatever_the_selector() -> None:
+    """Of selectors whose papers average alike; also the clocks, since nobody is probed."""
+    seen = {}
+    for selector in ("random", "cs-ucb", "local-accuracy", "pczfl", "tifl", "fedcor", "power-of-choice"):
+        keys = {"rounds": 3, "selectors.power-of-choice.candidates": 4, "selectors.pczfl.warmup_rounds": 1}
+        history = simulate(scenario(selector, **keys), engine="vectorized").history
+        seen[selector] = [(r.accuracy, r.loss, r.simulated_s, r.total_energy_j) for r in history.rounds[:2]]
+        assert [r.num_selected for r in history.rounds[:2]] == [8, 8]
+    assert len({tuple(rows) for rows in seen.values()}) == 1
+    assert seen["random"][0] != seen["random"][1]
+
+
+def test_gpfl_s_direction_begins_in_it() -> None:
+    """After one round every client has a projection on the mean of the gradients, and they differ."""
+    selector = create("gpfl", clients_per_round=3, total_rounds=5, seed=1)
+    simulate(scenario("gpfl", **{"rounds": 2, "aggregation.warmup_rounds": 1}), engine="vectorized", selector=selector)
+    projection = selector.state_dict()["projection"]
+    assert (projection != 0.0).all()
+    assert len(np.unique(projection)) == 8
+    assert selector.state_dict()["plays"].sum() == 8 + 3

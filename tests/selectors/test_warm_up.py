@@ -1,0 +1,214 @@
+"""What a selector makes of a warm-up that all selectors share, and where its own opening begins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsel_flwr.selectors import RoundReport, Selector, create, names
+from fedsel_flwr.testing import check_stateful, play
+
+FLEET, WARMUP = 6, 3
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "bsfl": {"min_latency": 0.1, "alpha": 0.0},
+    "cs-ucb": {"max_latency": 10.0},
+    "cs-ucb-q": {"max_latency": 10.0, "fairness": [0.2] * 10},
+    "gpfl": {"total_rounds": 20},
+    "fedcor": {"warmup_rounds": 2, "interval": 3},
+    "fedcs": {"deadline": 3.0, "clients_per_round": None},
+    "power-of-choice": {"candidates": 3},
+    "tifl": {"tiers": 2, "interval": 4, "credits": 2},
+}
+
+
+def warm(name: str, rounds: int = WARMUP, **parameters: Any) -> Selector:
+    selector = create(name, **{"clients_per_round": 2, "seed": 0} | PARAMETERS.get(name, {}) | parameters)
+    selector.common_warmup = rounds
+    return selector
+
+
+def step(selector: Selector, columns: dict[str, Any] | None = None) -> list[int]:
+    """A round in which client k takes k + 1 s; probes are answered with 0, 1, 2, ..."""
+    everybody = np.arange(FLEET)
+    if (question := selector.probe(everybody)) is not None:
+        selector.inform(question.clients, **{name: question.clients / FLEET for name in question.columns})
+    chosen = selector.select(everybody)
+    told = {name: np.asarray(values)[chosen] for name, values in (columns or {}).items()}
+    scalars = {"global_accuracy": 0.5, "global_loss": 1.0} if "global_loss" in selector.needs else {}
+    done = np.ones(chosen.size, dtype=np.bool_)
+    selector.observe(RoundReport(clients=chosen, completed=done, latency=chosen + 1.0, **told, **scalars))
+    return [int(k) for k in chosen]
+
+
+def test_cs_ucb_has_had_its_opening() -> None:
+    """Without the warm-up rounds 1 to 3 are the opening, at random where all were played; here bounds decide."""
+    cohorts = set()
+    for seed in range(20):
+        selector = warm("cs-ucb", rounds=1, seed=seed)
+        assert step(selector) == list(range(FLEET))
+        assert selector.state_dict()["plays"].tolist() == [1] * FLEET
+        cohorts.add(tuple(step(selector)))
+    assert cohorts == {(0, 1)}  # means .9 and .8 with one play each: the same radius (18)
+
+
+def test_cs_ucb_takes_those_first_who_missed_the_warm_up() -> None:
+    selector = warm("cs-ucb", rounds=1)
+    chosen = selector.select(np.arange(4))
+    selector.observe(RoundReport(clients=chosen, completed=[True] * 4, latency=[1.0] * 4))
+    assert selector.select(np.arange(6)).tolist() == [4, 5]
+
+
+def test_cs_ucb_q_counts_everybody_as_served() -> None:
+    """D + c - b = 0 + .2 - 1 < 0 after each round of the warm-up; then .2 more in each round without service."""
+    selector = warm("cs-ucb-q")
+    for _ in range(WARMUP):
+        step(selector)
+    first = step(selector)
+    assert selector.state_dict()["queue"].tolist() == [0.0] * FLEET
+    step(selector)
+    np.testing.assert_allclose(
+        selector.state_dict()["queue"], [0.0 if k in first else 0.2 for k in range(FLEET)]
+    )  # (27)
+
+
+def test_bsfl_and_fedcs_know_everybody_s_latency() -> None:
+    bsfl, fedcs = warm("bsfl"), warm("fedcs")
+    for selector in (bsfl, fedcs):
+        for _ in range(WARMUP):
+            assert step(selector) == list(range(FLEET))
+    assert step(bsfl) == [0, 1]  # equal plays, speeds .1 and .05
+    assert step(fedcs) == [0, 1, 2]  # those of at most 3 s
+
+
+def test_round_robin_begins_its_first_cycle_after_it() -> None:
+    selector = warm("round-robin")
+    assert [step(selector) for _ in range(5)] == [list(range(FLEET))] * 3 + [[0, 1], [2, 3]]
+
+
+def test_gpfl_counts_it_as_its_initialization() -> None:
+    """The model moves in round 1, every client has its c_k, and t goes on: alpha = 2 / 20 in round 2."""
+    selector = warm("gpfl", rounds=1, clients_per_round=1, rho=0.0)
+    projection = [0.0, 0.0, 0.0, 2.0, 0.0, 0.0]
+    assert step(selector, {"projection": projection}) == list(range(FLEET))
+    assert not selector.keeps_model
+    state = selector.state_dict()
+    assert state["observed"].all()
+    powers = np.exp(projection)
+    np.testing.assert_allclose(state["reward_sum"], powers / powers.sum())  # (5), without a factor
+    assert step(selector, {"projection": projection}) == [3]
+    assert not selector.keeps_model
+    alone = create("gpfl", clients_per_round=1, total_rounds=20, seed=0)
+    alone.select(np.arange(FLEET))
+    assert alone.keeps_model
+
+
+def test_fedcor_s_own_warm_up_comes_after_it() -> None:
+    """W = 3, two random rounds, then every third: samples are rounds 4, 5, 8, 11; each is asked before and after."""
+    selector, asked = warm("fedcor"), []
+    for number in range(1, 13):
+        if (question := selector.probe(np.arange(FLEET))) is not None:
+            asked.append(number)
+            selector.inform(question.clients, loss=np.linspace(1.0, 2.0, FLEET) / number)
+        assert len(selector.select(np.arange(FLEET))) == (FLEET if number <= WARMUP else 2)
+    assert asked == [4, 5, 6, 8, 9, 11, 12]
+    assert selector.state_dict()["sampled"].tolist() == [4, 5, 8, 11]
+
+
+def test_tifl_is_profiled_by_it_and_spends_no_credit() -> None:
+    """Its interval of four rounds begins after the warm-up: accuracies are asked before rounds 4, 8 and 12."""
+    selector, asked = warm("tifl"), []
+    for number in range(1, 13):
+        if selector.probe(np.arange(FLEET)) is not None:
+            asked.append(number)
+        chosen = selector.select(np.arange(FLEET))
+        done = np.ones(chosen.size, dtype=np.bool_)
+        selector.observe(RoundReport(clients=chosen, completed=done, latency=chosen + number))
+        if number == WARMUP:
+            state = selector.state_dict()
+            assert state["profile"].tolist() == [1, 2, 3, 4, 5, 6]  # of round 1
+            assert state["credits"].tolist() == [2, 2]
+        if number > WARMUP:
+            assert set(chosen.tolist()) <= {0, 1, 2} or set(chosen.tolist()) <= {3, 4, 5}
+        if number == WARMUP + 1:
+            assert sorted(selector.state_dict()["credits"].tolist()) == [1, 2]
+    assert asked == [4, 8, 12]
+
+
+def test_oort_s_epsilon_and_pacer_begin_after_it() -> None:
+    """W = 2 rounds of the pacer; utilities are 1 in every round: flat, so T rises; without the warm-up's zeros."""
+    keys = {"pacer_step": 2, "pacer_delta": 7.0, "exploration": 0.8, "exploration_decay": 0.5, "exploration_min": 0.0}
+    selector, alone = warm("oort", rounds=5, **keys), warm("oort", rounds=0, **keys)
+    columns = {"rms_loss": [1.0] * FLEET}
+    for number in range(1, 6):
+        assert step(selector, columns) == list(range(FLEET))
+        assert (selector.state_dict()["gain"], selector.state_dict()["gains"].tolist()) == (0.0, [])
+        assert selector.state_dict()["last_round"].tolist() == [number] * FLEET
+    for number in range(1, 6):
+        selector.select(np.arange(FLEET))
+        alone.select(np.arange(FLEET))
+        assert selector._exploration_share() == alone._exploration_share() == 0.8 * 0.5 ** (number - 1)  # type: ignore[attr-defined]
+        chosen = np.arange(2)
+        selector.observe(RoundReport(clients=chosen, completed=[True] * 2, latency=[1.0] * 2, rms_loss=[1.0] * 2))
+        assert selector.state_dict()["percentile"] == (17.0 if number == 5 else 10.0)
+
+
+@pytest.mark.parametrize(("own", "common"), [(0, 4), (4, 4), (2, 4)])
+def test_pczfl_s_own_warm_up_is_the_same(own: int, common: int) -> None:
+    """Both begin with round 1, and the longer holds; its balls learn in either."""
+    alone = create("pczfl", warmup_rounds=4, seed=0)
+    selector = warm("pczfl", rounds=common, clients_per_round=None, warmup_rounds=own)
+    assert play(selector, range(40)) == play(alone, range(40))
+    for key, value in alone.state_dict().items():
+        np.testing.assert_array_equal(value, selector.state_dict()[key])
+    assert len(alone.state_dict()["radius"]) > 4
+    longer = warm("pczfl", rounds=2, clients_per_round=None, warmup_rounds=4)
+    assert play(longer, range(40)) == play(create("pczfl", warmup_rounds=4, seed=0), range(40))
+
+
+@pytest.mark.parametrize("name", ["power-of-choice", "local-accuracy", "active-fl", "divfl", "lsh", "nccb"])
+def test_who_is_asked_after_it(name: str) -> None:
+    """Losses and accuracies serve the choice; losses and gradients come with updates; hashes are wanted once."""
+    selector, asked = warm(name), []
+    for number in range(1, WARMUP + 3):
+        world = np.random.default_rng(number)
+        if (question := selector.probe(np.arange(FLEET))) is not None:
+            asked.append((number, question.clients.size))
+            values = world.uniform(size=(question.clients.size, 4))
+            vectors = {"sketch": values > 0.5, "gradient": values}
+            told = {column: vectors.get(column, values[:, 0]).astype(np.float64) for column in question.columns}
+            selector.inform(question.clients, **told)
+        chosen = selector.select(np.arange(FLEET))
+        values = world.uniform(size=(chosen.size, 4))
+        report = {"gradient": values, "loss": values[:, 0], "accuracy": values[:, 1], "energy_score": values[:, 2]}
+        needed = {key: value for key, value in report.items() if key in selector.needs}
+        done = np.ones(chosen.size, dtype=np.bool_)
+        selector.observe(RoundReport(clients=chosen, completed=done, latency=np.ones(chosen.size), **needed))
+    expected = {
+        "power-of-choice": [(4, 3), (5, 3)], "local-accuracy": [(4, FLEET), (5, FLEET)],
+        "active-fl": [], "divfl": [], "lsh": [(4, FLEET)], "nccb": [(4, FLEET)],
+    }  # fmt: skip
+    assert asked == expected[name]
+
+
+def test_a_multiset_is_drawn_after_it() -> None:
+    selector = warm("random-by-size", replacement=True, clients_per_round=50)
+    for number in range(1, WARMUP + 2):
+        chosen = selector.select(np.arange(FLEET))
+        total = int(selector.draws(chosen).sum())
+        assert total == (FLEET if number <= WARMUP else 50)
+
+
+def test_rounds_with_nobody_are_counted() -> None:
+    selector = warm("cs-ucb")
+    assert selector.select(np.arange(0)).size == 0
+    assert selector.warming_up
+    assert [len(step(selector)) for _ in range(3)] == [FLEET, FLEET, 2]
+    assert not selector.warming_up
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_order_of_calls_in_and_after_it(name: str) -> None:
+    """Forgotten clients, newcomers, saved and loaded states, choices that nobody reports."""
+    check_stateful(lambda seed=None: warm(name, 2, clients_per_round=3, seed=seed), sequences=6)  # type: ignore[misc]
