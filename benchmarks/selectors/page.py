@@ -118,9 +118,9 @@ def _reached(figures: Mapping[str, SelectorFigures], world: Scenario) -> str:
 
 def _costs(figures: Mapping[str, SelectorFigures]) -> str:
     lines = [
-        "| selector | rounds at equal time | seconds a round | joules a round | of these probes: s | J "
+        "| selector | asked a round | rounds at equal time | seconds a round | joules a round | of these probes: s | J "
         "| server, ms a round | failed, % | Jain index | rounds until all had a turn |",
-        "| --- " + "| ---: " * 9 + "|",
+        "| --- " + "| ---: " * 10 + "|",
     ]
     for own in _ordered(figures):
         rows = own.rows
@@ -129,7 +129,8 @@ def _costs(figures: Mapping[str, SelectorFigures]) -> str:
             np.mean([r.energy_j / r.rounds for r in rows]),
         )
         cells = [
-            f"{own.mean('rounds_at_s'):.0f}", *(_amount(float(v)) for v in a_round), _amount(own.mean("probe_s")),
+            f"{np.mean([row.selections / row.rounds for row in rows]):.3g}", f"{own.mean('rounds_at_s'):.0f}",
+            *(_amount(float(v)) for v in a_round), _amount(own.mean("probe_s")),
             _amount(own.mean("probe_j")), f"{own.mean('server_ms'):.1f}",
             f"{100 * np.mean([row.failed_clients / max(1, row.selections) for row in rows]):.1f}",
             f"{own.mean('jain'):.3f}", _mean(own, "rounds_to_all", 1.0),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -36,8 +37,9 @@ def draw(figures: Mapping[str, SelectorFigures], world: Scenario, path: Path) ->
     for axis, (name, (title, unit, scale)) in zip(axes, panels.items(), strict=True):
         axis.axvline(0, color="#333333", linewidth=0.8)
         axis.axhline(contenders - 0.5, color="#bbbbbb", linewidth=0.8)
+        axis.set_xlim(limits := _limits(rows, name, scale))
         for place, own in enumerate(rows):
-            _row(axis, place, own, name, scale)
+            _row(axis, place, own, name, scale, limits)
         axis.set_title(title, fontsize=10)
         axis.set_xlabel(f"{unit}, against random", fontsize=9)
         axis.tick_params(labelsize=8)
@@ -47,7 +49,7 @@ def draw(figures: Mapping[str, SelectorFigures], world: Scenario, path: Path) ->
     axes[0].set_ylim(len(rows) - 0.5, -0.5)
     figure.suptitle(
         f"{world.description}: paired differences to random, 95 % intervals. Blue is better, orange worse (Holm), grey "
-        "no difference; green knows the truth or is chance",
+        "no difference, arrow beyond; green knows the truth or is chance",
         fontsize=9,
     )
     figure.savefig(path, dpi=110, metadata={"Software": None})
@@ -55,7 +57,18 @@ def draw(figures: Mapping[str, SelectorFigures], world: Scenario, path: Path) ->
     return path
 
 
-def _row(axis: plt.Axes, place: int, own: SelectorFigures, name: str, scale: float) -> None:
+def _limits(rows: Sequence[SelectorFigures], name: str, scale: float) -> tuple[float, float]:
+    """What most rows need; an arrow stands for what lies beyond."""
+    found = [own.against[name] for own in rows if name in own.against and not math.isnan(own.against[name].mean)]
+    means = np.array([scale * one.mean for one in found] or [-1.0, 1.0])
+    middle, spread = np.median(means), np.quantile(np.abs(means - np.median(means)), 0.7)
+    reach = 2.5 * spread or 1.0
+    return float(min(0.0, middle) - reach), float(max(0.0, middle) + reach)
+
+
+def _row(
+    axis: plt.Axes, place: int, own: SelectorFigures, name: str, scale: float, limits: tuple[float, float]
+) -> None:
     found = own.against.get(name)
     if found is None or math.isnan(found.mean):
         reached = len(own.values(name))
@@ -66,4 +79,6 @@ def _row(axis: plt.Axes, place: int, own: SelectorFigures, name: str, scale: flo
     color = KNOWS if own.label in KNOWING else BETTER if own.better(name) else WORSE if own.worse(name) else SAME
     if math.isfinite(found.low):
         axis.plot([scale * found.low, scale * found.high], [place, place], color=color, linewidth=1.6)
-    axis.plot(scale * found.mean, place, "o", color=color, markersize=4)
+    at = min(max(scale * found.mean, limits[0]), limits[1])
+    mark = "o" if at == scale * found.mean else "<" if at == limits[0] else ">"
+    axis.plot(at, place, mark, color=color, markersize=4 if mark == "o" else 7, clip_on=False)

@@ -31,7 +31,7 @@ class Genie(Selector):
         self.mean_latency = mean_latency
 
     def _select(self, available: IntArray) -> IntArray:
-        return self._largest(-self.mean_latency[available], available)
+        return self._largest(-self.mean_latency, available)
 
 
 class SortedGroups(Selector):
