@@ -153,7 +153,7 @@ def read_reply(
     weight = finite_number(reply.weight)
     return ClientResult(
         completed=completed,
-        problems=tuple([one_line(problem) for problem in problems]),
+        problems=tuple([one_line(problem) or "failed: no reason given" for problem in problems]),
         faulty_keys=frozenset(faulty & metrics.keys()) if faulty else frozenset(),
         latency_s=min(latency, settings.max_latency) if completed else settings.max_latency,  # Xia (4), Ben Ami (2)
         latency_source=source if completed else "max_latency",
