@@ -23,7 +23,7 @@ from hypothesis.extra import numpy as arrays_of
 from safetensors.numpy import load, save
 
 from fedsel_flwr.errors import ParameterError, RunError, StateError
-from fedsel_flwr.rounds.checkpoint_files import Checkpoint, json_path, read_checkpoint, write_checkpoint
+from fedsel_flwr.rounds.checkpoint import Checkpoint, json_path, read_checkpoint, write_checkpoint
 from fedsel_flwr.rounds.checkpoints import Checkpoints
 from fedsel_flwr.rounds.packing import packed, unpacked
 
