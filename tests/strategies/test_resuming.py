@@ -18,7 +18,7 @@ from flwr.serverapp import strategy as message_bases
 
 from fedsel_flwr.aggregation.filter import Filter
 from fedsel_flwr.errors import ParameterError, RunError, StateError
-from fedsel_flwr.rounds.checkpoints import Checkpoint
+from fedsel_flwr.rounds.checkpoint import Checkpoint, read_checkpoint
 from fedsel_flwr.selectors import create
 from fedsel_flwr.strategies import GPFL, SelectionStrategy
 from fedsel_flwr.strategies.base_state import load_base, save_base
@@ -62,7 +62,9 @@ def test_base_and_clients_see_the_absolute_round(api: str, tmp_path: Path) -> No
 def test_a_run_that_had_finished_returns_its_result(api: str, evaluates: bool, tmp_path: Path) -> None:
     run = Run(api, rounds=CUT, evaluates=evaluates)
     first = run.play(tmp_path)
+    written = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("round-*")}
     again = run.play(tmp_path, resume="must")
+    assert {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("round-*")} == written
     assert again.result() == first.result()
     assert again.journal == first.journal
     assert again.trained == []
@@ -74,6 +76,20 @@ def test_a_run_that_had_finished_returns_its_result(api: str, evaluates: bool, t
 def test_without_a_central_evaluation_a_round_is_finished_by_itself(api: str, tmp_path: Path) -> None:
     run = Run(api, rounds=ALL, evaluates=False)
     assert cut(run, tmp_path).play(tmp_path).result() == run.play().result()
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_a_round_has_its_checkpoint_before_it_is_evaluated(api: str, tmp_path: Path) -> None:
+    """An evaluation that takes hours, or fails, costs no round."""
+    there: list[list[str]] = []
+
+    def step(kind: str) -> None:
+        if kind == "e":
+            there.append(sorted(path.stem for path in tmp_path.glob("*.json")))
+
+    Run(api, rounds=3).play(tmp_path, step=step)
+    names = [f"round-00000{number}" for number in (1, 2, 3)]
+    assert there == [names[:number] for number in range(4)]
 
 
 @pytest.mark.parametrize("api", APIS)
@@ -205,6 +221,19 @@ def test_a_checkpoint_of_something_else_is_refused_by_name(
         replace(run, **changes).play(tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     assert run.play(tmp_path).result() == run.play().result()
+
+
+def test_a_state_that_does_not_fit_changes_neither_base_nor_selector(tmp_path: Path) -> None:
+    """Nor does it matter which of the two it is that refuses."""
+    cut(run := Run("legacy", rounds=ALL), tmp_path)
+    kept = read_checkpoint(tmp_path / "round-000004.json")
+    for part, reason in (("selector", "selector: the state does not belong to bsfl"), ("base", "base: the state is")):
+        spoilt: dict[str, Any] = {"state": {**kept.state, "selector": {}}} if part == "selector" else {"base": {}}
+        strategy = run.strategy(None, Seen())
+        before = repr(strategy.state_dict()), repr(save_base(strategy.base))
+        with pytest.raises(StateError, match=reason):
+            strategy._resuming._take(replace(kept, **spoilt), None)
+        assert (repr(strategy.state_dict()), repr(save_base(strategy.base))) == before
 
 
 def test_whoever_knows_more_adds_what_a_checkpoint_must_agree_with(tmp_path: Path) -> None:
