@@ -277,13 +277,13 @@ def test_a_full_disk_names_the_file_and_leaves_what_was_there(
 @pytest.mark.parametrize("call", ["open", "write", "fsync", "replace"])
 def test_a_file_is_replaced_whole_or_stays(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
-    write_whole(path, [b"one"])
+    write_whole(path, b"one")
     with monkeypatch.context() as patch:
         patch.setattr(os, call, _full)
         with pytest.raises(OSError, match="No space left"):
-            write_whole(path, [b"an", b"other"])
+            write_whole(path, b"another")
     assert path.read_bytes() == b"one"
-    write_whole(path, [b"an", b"", b"other"])
+    write_whole(path, b"another")
     assert path.read_bytes() == b"another"
     assert os.listdir(tmp_path) == ["file"]
 

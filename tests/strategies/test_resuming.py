@@ -294,6 +294,33 @@ def test_a_damaged_checkpoint_costs_the_rounds_since_the_one_before(
     assert rest.result() == run.play().result()
 
 
+def test_an_engine_that_never_looked_for_a_checkpoint_overwrites_none(tmp_path: Path) -> None:
+    run = Run("legacy", rounds=ALL)
+    drive(run.strategy(tmp_path, Seen()), CUT)
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("round-*")}
+    strategy = run.strategy(tmp_path, Seen())
+    (model,) = play_stacked(strategy.core, 1)
+    with pytest.raises(RunError, match=r"round 1 was played by a run that never looked for a checkpoint .*\.resumed"):
+        strategy.round_trained(1, [model])
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("round-*")} == before
+
+
+def test_damage_to_the_journal_costs_the_checkpoints_that_need_it(tmp_path: Path) -> None:
+    """That of round 4 needs the first three lines, that of round 2 the first one; round 3's was not kept."""
+    run, journal = Run("legacy", rounds=ALL, options={"checkpoint_every": 2}), tmp_path / "journal.jsonl"
+    cut(run, tmp_path)
+    lines = journal.read_bytes().splitlines(keepends=True)
+    assert len(lines) == CUT
+    journal.write_bytes(b"".join([*lines[:2], lines[2].replace(b'"round_s": ', b'"round_s": 1'), *lines[3:]]))
+    rest = run.play(tmp_path)
+    assert rest.evaluated[0] == 2
+    assert rest.result() == run.play().result()
+    journal.write_bytes(journal.read_bytes()[5:])
+    wanted = r"none of the checkpoints .*round-000010\.json: history: .*round-000008\.json: history: "
+    with pytest.raises(RunError, match=wanted):
+        run.play(tmp_path)
+
+
 @pytest.mark.parametrize("api", APIS)
 def test_a_full_disk_ends_the_run_and_nothing_is_lost(
     api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
