@@ -97,12 +97,14 @@ def test_killed_at_random_moments(zygote: Zygote, run: Run, folder: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("run", RUNS, ids=str)
 def test_killed_at_twenty_random_moments(zygote: Zygote, run: Run, folder: Path) -> None:
     check_killed(zygote, run, folder, 20)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("api", APIS)
 def test_killed_again_and_again(zygote: Zygote, api: str, folder: Path) -> None:
     """A run gets on, however often it is killed."""
@@ -148,6 +150,7 @@ def test_dying_at_every_point(zygote: Zygote, api: str, folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("run", [RUNS[1], RUNS[5]], ids=str)
 @pytest.mark.parametrize("every", [1, 2])
 def test_dying_at_every_point_of_a_longer_run(zygote: Zygote, run: Run, every: int, folder: Path) -> None:
