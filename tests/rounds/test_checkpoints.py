@@ -23,8 +23,9 @@ from hypothesis.extra import numpy as arrays_of
 from safetensors.numpy import load, save
 
 from fedsel_flwr.errors import ParameterError, RunError, StateError
-from fedsel_flwr.rounds.checkpoint_files import Checkpoint, json_path, read_checkpoint, write_checkpoint
+from fedsel_flwr.rounds.checkpoint import Checkpoint, json_path, read_checkpoint, write_checkpoint
 from fedsel_flwr.rounds.checkpoints import Checkpoints
+from fedsel_flwr.rounds.disk import write_whole
 from fedsel_flwr.rounds.packing import packed, unpacked
 
 
@@ -77,7 +78,7 @@ TREES = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.dictionaries(st.text(max_size=4), TREES, max_size=3))
 def test_any_state_comes_back_bit_for_bit(state: dict[str, Any]) -> None:
     text, arrays = packed(state, "state")
@@ -213,13 +214,14 @@ def test_the_newest_that_fits_is_taken_and_the_others_are_set_aside(
 def test_so_many_are_kept_and_leftovers_of_a_death_are_cleared(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path, every=2, keep=2, resume=True)
     assert [number for number in range(1, 8) if store.due(number)] == [2, 4, 6]
-    for name in ("round-000001.safetensors", "round-000003.json.tmp", "round-000099.safetensors", "notes.txt"):
+    newer = ["round-000098.json", "round-000099.json", "round-000099.safetensors"]  # nobody's business here
+    for name in ("round-000001.safetensors", "round-000003.json.tmp", "notes.txt", *newer):
         (tmp_path / name).write_bytes(b"")
     for number in (2, 4, 6):
         store.write(checkpoint(number))
     assert sorted(os.listdir(tmp_path)) == [
         "notes.txt", "round-000004.json", "round-000004.safetensors", "round-000006.json", "round-000006.safetensors",
-        "round-000099.safetensors",
+        *newer,
     ]  # fmt: skip
 
 
@@ -271,6 +273,20 @@ def test_a_full_disk_names_the_file_and_leaves_what_was_there(
     found = store.newest(lambda one: None)
     assert found is not None
     assert same(vars(found), vars(checkpoint(3)))
+
+
+@pytest.mark.parametrize("call", ["open", "write", "fsync", "replace"])
+def test_a_file_is_replaced_whole_or_stays(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    write_whole(path, b"one")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, _full)
+        with pytest.raises(OSError, match="No space left"):
+            write_whole(path, b"another")
+    assert path.read_bytes() == b"one"
+    write_whole(path, b"another")
+    assert path.read_bytes() == b"another"
+    assert os.listdir(tmp_path) == ["file"]
 
 
 def test_old_ones_that_cannot_be_removed_are_no_reason_to_stop(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,21 +73,22 @@ class Run:
         )  # fmt: skip
         return LegacyStrategy(selector, base, on_round=seen.told.append, **{"total_rounds": self.rounds, **options})
 
-    def play(self, folder: Path | None = None, resume: Any = True, step: Callable[[], None] = lambda: None) -> Seen:
+    def play(self, folder: Path | None = None, resume: Any = True, step: Callable[[str], object] = str) -> Seen:
         """Run to the end.
 
         Args:
             folder: For checkpoints; None writes none.
             resume: What to do with those that are there.
-            step: Called whenever a model is evaluated or a client trained.
+            step: Called with "e" whenever a model is evaluated, and with "t" when a client is trained.
         """
-        for name in ("flwr", "fedsel_flwr"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
-        seen = Seen(step)
+        with quiet():
+            return self._played(folder, resume, Seen(step))
+
+    def _played(self, folder: Path | None, resume: Any, seen: Seen) -> Seen:
         strategy = self.strategy(folder, seen, resume)
         clients = proxies()
         for client in clients:
-            client.fit = _stepping(client.fit, step, seen)  # type: ignore[method-assign]
+            client.fit = _stepping(client.fit, seen.step, seen)  # type: ignore[method-assign]
         if self.api == "legacy":
             server, _ = run_rounds(strategy, clients, self.rounds, max_workers=1)
             seen.model = [array.tobytes() for array in parameters_to_ndarrays(server.parameters)]
@@ -100,6 +102,20 @@ class Run:
         seen.finish(strategy)
         seen.journal = None if folder is None else (folder / "journal.jsonl").read_text()
         return seen
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Nothing in the log."""
+    loggers = [logging.getLogger(name) for name in ("flwr", "fedsel_flwr")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 @dataclass
@@ -118,7 +134,7 @@ class Seen:
         journal: What is in the file of finished rounds; None where there are no checkpoints.
     """
 
-    step: Callable[[], None] = lambda: None
+    step: Callable[[str], object] = str
     model: list[bytes] = field(default_factory=list)
     state: dict[str, Any] = field(default_factory=dict)
     records: list[str] = field(default_factory=list)
@@ -131,7 +147,7 @@ class Seen:
 
     def evaluate(self, number: int, arrays: Any, config: Any = None) -> tuple[float, dict[str, Any]]:
         """The central evaluation."""
-        self.step()
+        self.step("e")
         self.evaluated.append(number)
         loss, accuracy = world.validation().loss_and_accuracy(arrays)
         return loss, {"accuracy": accuracy}
@@ -151,20 +167,16 @@ class Seen:
         rounds, clients = strategy.history.rounds, list(strategy.history.clients)
         self.finished = [(one, [row for row in clients if row.round == one.round]) for one in rounds]
         self.told = [repr(one) for one in self.told]
-        self.step = _nothing
+        self.step = str
 
     def result(self) -> tuple[Any, ...]:
         """What must be the same, however often the run was cut off."""
         return self.model, self.state, self.records
 
 
-def _nothing() -> None:
-    """Do nothing."""
-
-
-def _stepping(fit: Callable[..., Any], step: Callable[[], None], seen: Seen) -> Callable[..., Any]:
+def _stepping(fit: Callable[..., Any], step: Callable[[str], object], seen: Seen) -> Callable[..., Any]:
     def stepping(ins: Any, timeout: Any, group_id: Any) -> Any:
-        step()
+        step("t")
         seen.trained.append(group_id)
         return fit(ins, timeout, group_id)
 
