@@ -39,6 +39,10 @@ the order in which a round goes through them:
 ``round_line``      the log's line for each round
 ``history``         what happened, round by round and client by client
 ``saving``          what the owners of lasting state have in common
+``packing``         a state as JSON and arrays, and back
+``disk``            files that are there whole or not at all
+``checkpoint``      one checkpoint on the disk
+``checkpoints``     which are written and kept, and which one a run goes on from
 ``parts``           who they are
 ``core``            the course of a round
 ==================  =================================================================================================

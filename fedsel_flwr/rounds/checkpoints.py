@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 from fedsel_flwr.checks import whole
 from fedsel_flwr.errors import ParameterError, RunError, StateError
-from fedsel_flwr.rounds.checkpoint_files import (
+from fedsel_flwr.rounds.checkpoint import (
     NAME,
     Checkpoint,
     arrays_path,

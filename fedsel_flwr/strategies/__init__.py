@@ -6,6 +6,9 @@ loads nothing of Flower.
 
 ======================  =============================================================================================
 ``adapter``             options and attributes of every strategy, around the course of a round
+``between_rounds``      the checkpoint, the central evaluation, and the word to whoever waits for a round
+``resuming``            when checkpoints are written, and how a run goes on; ``made_for``: from which of them
+``base_state``          what base strategies keep from round to round
 ``paper``               what the papers' strategies share; the list of them, of which both APIs' classes are made
 ``bsfl``, ``gpfl``, …   what each paper asks of a strategy
 ``bases``               what must be known of the base strategies that are wrapped; ``trees``: of boosted trees
@@ -13,7 +16,8 @@ loads nothing of Flower.
 ``silence``             why there is no answer, in plain words
 ``legacy``, ``message`` Flower's two APIs: ``strategy`` (the wrapper), ``asking`` (roll call and probes), ``cohort`` or
                         ``grids`` (what a base sees of Flower), ``replies`` or ``records`` and ``cleaning`` (between
-                        Flower's types and ours, and what a base sees of the replies)
+                        Flower's types and ours, and what a base sees of the replies),
+                        ``saving`` (models in checkpoints)
 ======================  =============================================================================================
 """
 

@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar, Literal
 
 from fedsel_flwr.aggregation.filter import Filter
 from fedsel_flwr.checks import real, whole
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.budget import Budget
-from fedsel_flwr.rounds.checkpoints import Checkpoint, Checkpoints, Resume
+from fedsel_flwr.rounds.checkpoints import Checkpoints, Resume
 from fedsel_flwr.rounds.client_values import ClientValues
 from fedsel_flwr.rounds.core import SelectionCore
-from fedsel_flwr.rounds.history import History, RoundRecord
-from fedsel_flwr.rounds.models import Arrays
+from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.rounds.presence import Availability
 from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.rounds.saving import State
 from fedsel_flwr.rounds.settings import MetricKeys, settled
-from fedsel_flwr.rounds.untrusted import number
 from fedsel_flwr.rounds.validation import Validation
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.strategies import bases
+from fedsel_flwr.strategies.between_rounds import BetweenRounds
 from fedsel_flwr.strategies.resuming import Resuming
 from fedsel_flwr.strategies.resuming import total_rounds as last_round
 
 
-class Adapter:
+class Adapter(BetweenRounds):
     """Builds the core from a strategy's options.
 
     Args:
@@ -190,18 +189,12 @@ class Adapter:
         )
         last = last_round(selector, total_rounds, checkpoints is not None)
         self._resuming = Resuming(self.core, self.base, checkpoints, last)
-        self._started = False
         self._dispatched: dict[str, Any] = {}  # connection -> what was sent in this round
 
     @property
     def selector(self) -> Selector:
         """The selector."""
         return self.core.parts.selector
-
-    @property
-    def history(self) -> History:
-        """What happened, round by round and client by client."""
-        return self.core.parts.history
 
     def state_dict(self) -> State:
         """Everything that outlives a round, the base strategy's own state excluded.
@@ -223,80 +216,10 @@ class Adapter:
         """
         self.core.load_state_dict(state)
 
-    @property
-    def made_for(self) -> dict[str, str]:
-        """What a checkpoint must agree with, in words; add what the strategy cannot know before the run begins."""
-        return self._resuming.made_for
-
-    @property
-    def resumed(self) -> Checkpoint | None:
-        """The checkpoint that the run goes on from, taken over when this is first asked for; None if it begins anew.
-
-        For engines that drive :attr:`core` themselves; Flower's servers take it over when the run begins.
-        """
-        return self._resuming.begin()
-
-    def round_trained(self, number: int, model: Arrays, names: Sequence[str] | None = None) -> None:
-        """Write the checkpoint of a round, if one is due; to be called before the round's central evaluation.
-
-        For engines that drive :attr:`core` themselves.
-
-        Args:
-            number: The absolute round.
-            model: The global model after it.
-            names: The names of its arrays; None counts them.
-
-        Raises:
-            RunError: It cannot be written.
-        """
-        self._resuming.trained(number, model, names)
-
-    def _begin_run(self, initial: Mapping[str, Any] | None) -> Checkpoint | None:
-        """Flower begins a run, from 1; the strategy's first goes on from a checkpoint, if there is one."""
-        checkpoint = None if self._started else self._resuming.begin(initial)
-        self._started = True
-        self.core.numbering.begin_run(0 if checkpoint is None else checkpoint.round)
-        return checkpoint
-
     def __repr__(self) -> str:
         """Name the selector and the base."""
         return f"{type(self).__name__}(selector={self.selector.name!r}, base={self.base!r})"
 
-    def evaluation_due(self, server_round: int) -> bool:
-        """Whether the central evaluation of this round is wanted: it is one that took place, and its turn."""
-        number = self.core.numbering.absolute(server_round)
-        if number > self.core.round:
-            return False  # the run has ended, and Flower counts on
-        return self._evaluate_in is None or self.core.ended or self._evaluate_in(number)
-
-    def round_ended(self, server_round: int, loss: object = None, accuracy: object = None) -> None:
-        """Enter the central evaluation of a round, where there was one, and tell the caller of ``on_round``.
-
-        For engines that drive :attr:`core` themselves.
-        """
-        if loss is not None or accuracy is not None:
-            self._enter_evaluation(server_round, loss, {"accuracy": accuracy})
-        self._end_round(server_round)
-
     def _fault(self, node: str, problems: Collection[str]) -> str:
         """What was wrong with a client's reply, for the base strategy and Flower's log."""
         return f"client {self.roster.name(node)}: {'; '.join(problems)}"
-
-    def _enter_evaluation(self, server_round: int, loss: object, metrics: Mapping[str, object]) -> None:
-        """Enter the central evaluation into the history."""
-        accuracy = _or_nan(metrics.get("accuracy"))
-        self.history.evaluated(self.core.numbering.absolute(server_round), loss=_or_nan(loss), accuracy=accuracy)
-
-    def _end_round(self, server_round: int) -> None:
-        """Close the round in the history and tell the caller, if it is one that was recorded."""
-        last = self.history.last
-        if last is None or last.round != self.core.numbering.absolute(server_round):
-            return
-        self.history.close_round()
-        if self._on_round is not None:
-            self._on_round(last)
-
-
-def _or_nan(value: object) -> float:
-    as_float = number(value)
-    return float("nan") if as_float is None else as_float

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,16 +10,13 @@ import numpy as np
 
 from fedsel_flwr.errors import ParameterError, StateError
 from fedsel_flwr.rounds.checkpoints import JOURNAL, Checkpoint, Checkpoints
-from fedsel_flwr.rounds.client_values import ClientValues
 from fedsel_flwr.rounds.core import SelectionCore
 from fedsel_flwr.rounds.ledger import Ledger
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.selectors import Selector
-from fedsel_flwr.strategies.bases import layers
+from fedsel_flwr.strategies.made_for import check_made_for, made_for
 
 logger = logging.getLogger("fedsel_flwr")
-SHOWN = 60
-"""Longest value in words; longer ones are told by their kind, size and digest."""
 
 
 class Resuming:
@@ -128,8 +123,8 @@ class Resuming:
         """Continue from a checkpoint; raise :class:`StateError` and change nothing if it does not fit."""
         from fedsel_flwr.strategies.base_state import load_base, save_base
 
-        _check_made_for(checkpoint.made_for, self.made_for)
-        if initial is not None:
+        check_made_for(checkpoint.made_for, self.made_for)
+        if initial is not None and self._core.settings.compare_models:
             _check_model(checkpoint, initial)
         before = save_base(self._base)
         load_base(self._base, checkpoint.base)
@@ -150,45 +145,6 @@ def total_rounds(selector: Selector, given: int | None, checkpointing: bool) -> 
     if given is not None and own is not None and own != given:
         raise ParameterError(f"total_rounds is {given} for the strategy but {own} for the selector; give it once")
     return own if given is None and checkpointing else given
-
-
-def made_for(core: SelectionCore, base: object) -> dict[str, str]:
-    """What a strategy is made of, as far as what it learns depends on it."""
-    selector, settings = core.parts.selector, core.settings
-    said = {"selector": selector.name}
-    for name in inspect.signature(type(selector)).parameters:
-        if name != "seed" and hasattr(selector, name):  # the generator is part of the state
-            said[f"selector.{name}"] = _in_words(getattr(selector, name))
-    for name in ("max_latency", "averaging", "clock", "learning_rate", "momentum", "over_selection"):
-        said[name] = _in_words(getattr(settings, name))
-    said["filter"] = _in_words(settings.filter and settings.filter.score)
-    kind = type(base).__module__.split(".")[1] if type(base).__module__.startswith("flwr.") else type(base).__module__
-    return {**said, "base": f"{kind}: {', '.join(type(layer).__qualname__ for layer in layers(base))}"}
-
-
-def _in_words(value: object) -> str:
-    """A parameter's value in words that are the same in every process."""
-    if isinstance(value, ClientValues):
-        value = value.given
-    if isinstance(value, np.ndarray):
-        return f"array of {value.size}, {_digest(value.tobytes())}"
-    if value is not None and not isinstance(value, bool | int | float | str | tuple | list | Mapping):
-        return type(value).__qualname__
-    text = repr(dict(value) if isinstance(value, Mapping) else value)
-    return text if len(text) <= SHOWN else f"{type(value).__name__}, {_digest(text.encode())}"
-
-
-def _digest(content: bytes) -> str:
-    return f"SHA-256 {hashlib.sha256(content).hexdigest()[:16]}"
-
-
-def _check_made_for(theirs: Mapping[str, str], mine: Mapping[str, str]) -> None:
-    differing = [key for key in {**theirs, **mine} if theirs.get(key) != mine.get(key)]
-    if differing:
-        said = "; ".join(
-            f"{key} = {theirs.get(key, 'none')}, this one has {mine.get(key, 'none')}" for key in differing
-        )
-        raise StateError(f"it was written by a run with {said}")
 
 
 def _check_model(checkpoint: Checkpoint, initial: Mapping[str, Any]) -> None:

@@ -23,7 +23,7 @@ from hypothesis.extra import numpy as arrays_of
 from safetensors.numpy import load, save
 
 from fedsel_flwr.errors import ParameterError, RunError, StateError
-from fedsel_flwr.rounds.checkpoint_files import Checkpoint, json_path, read_checkpoint, write_checkpoint
+from fedsel_flwr.rounds.checkpoint import Checkpoint, json_path, read_checkpoint, write_checkpoint
 from fedsel_flwr.rounds.checkpoints import Checkpoints
 from fedsel_flwr.rounds.packing import packed, unpacked
 
@@ -77,7 +77,7 @@ TREES = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.dictionaries(st.text(max_size=4), TREES, max_size=3))
 def test_any_state_comes_back_bit_for_bit(state: dict[str, Any]) -> None:
     text, arrays = packed(state, "state")

@@ -72,13 +72,13 @@ class Run:
         )  # fmt: skip
         return LegacyStrategy(selector, base, on_round=seen.told.append, **{"total_rounds": self.rounds, **options})
 
-    def play(self, folder: Path | None = None, resume: Any = True, step: Callable[[], None] = lambda: None) -> Seen:
+    def play(self, folder: Path | None = None, resume: Any = True, step: Callable[[str], object] = str) -> Seen:
         """Run to the end.
 
         Args:
             folder: For checkpoints; None writes none.
             resume: What to do with those that are there.
-            step: Called whenever a model is evaluated or a client trained.
+            step: Called with "e" whenever a model is evaluated, and with "t" when a client is trained.
         """
         for name in ("flwr", "fedsel_flwr"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -118,7 +118,7 @@ class Seen:
         journal: What is in the file of finished rounds; None where there are no checkpoints.
     """
 
-    step: Callable[[], None] = lambda: None
+    step: Callable[[str], object] = str
     model: list[bytes] = field(default_factory=list)
     state: dict[str, Any] = field(default_factory=dict)
     records: list[str] = field(default_factory=list)
@@ -131,7 +131,7 @@ class Seen:
 
     def evaluate(self, number: int, arrays: Any, config: Any = None) -> tuple[float, dict[str, Any]]:
         """The central evaluation."""
-        self.step()
+        self.step("e")
         self.evaluated.append(number)
         loss, accuracy = world.validation().loss_and_accuracy(arrays)
         return loss, {"accuracy": accuracy}
@@ -151,20 +151,16 @@ class Seen:
         rounds, clients = strategy.history.rounds, list(strategy.history.clients)
         self.finished = [(one, [row for row in clients if row.round == one.round]) for one in rounds]
         self.told = [repr(one) for one in self.told]
-        self.step = _nothing
+        self.step = str
 
     def result(self) -> tuple[Any, ...]:
         """What must be the same, however often the run was cut off."""
         return self.model, self.state, self.records
 
 
-def _nothing() -> None:
-    """Do nothing."""
-
-
-def _stepping(fit: Callable[..., Any], step: Callable[[], None], seen: Seen) -> Callable[..., Any]:
+def _stepping(fit: Callable[..., Any], step: Callable[[str], object], seen: Seen) -> Callable[..., Any]:
     def stepping(ins: Any, timeout: Any, group_id: Any) -> Any:
-        step()
+        step("t")
         seen.trained.append(group_id)
         return fit(ins, timeout, group_id)
 

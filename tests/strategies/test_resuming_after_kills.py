@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import tempfile
 import time
@@ -48,7 +49,7 @@ def played(run: Run, folder: Path, progress: Path | None = None) -> Seen:
     if progress is None:
         return run.play(folder)
     file = os.open(progress, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    return run.play(folder, step=lambda: os.write(file, b".") and None)
+    return run.play(folder, step=lambda kind: os.write(file, kind.encode()))
 
 
 def killed(zygote: Zygote, run: Run, folder: Path, steps: int, seconds: float) -> bool:
@@ -81,7 +82,9 @@ def check_killed(zygote: Zygote, run: Run, folder: Path, moments: int) -> None:
         place = folder / str(trial)
         moment = int(generator.integers(0, steps)), float(generator.uniform(0.0, 0.01))
         cut_off += killed(zygote, run, place, *moment)
+        begun = place.with_name(f"{place.name}-progress").read_bytes().count(b"e")  # evaluations, of round 0 the first
         rest = zygote.call(played, run, place)
+        assert rest.evaluated[0] in (max(0, begun - 1), begun), "it goes on where it was, and does not begin anew"
         assert rest.result() == straight.result(), f"killed {moment[1]:.4f} s after step {moment[0]}"
         assert rest.journal == journal(straight)
         assert straight.told[-len(rest.told) :] == rest.told
@@ -129,7 +132,10 @@ def check_points(zygote: Zygote, run: Run, folder: Path, share: int = 1, of: int
         place = folder / f"{number}-{torn}"
         assert zygote.call(dying, run, place, number, torn) is None, "the process lived on"
         rest = zygote.call(played, run, place)
+        valid = re.findall(r"replace round-(\d+)\.json\.tmp", "\n".join(points[: number - 1]))
+        done = int(valid[-1]) if valid else 0
         where = f"died at point {number}, {points[number - 1]}{', torn' if torn else ''}"
+        assert rest.evaluated[0] == done, where
         assert rest.journal == journal(straight), where
         assert rest.result() == straight.result(), where
 

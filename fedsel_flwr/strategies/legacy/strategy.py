@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar
@@ -32,6 +33,7 @@ from fedsel_flwr.strategies.legacy.cohort import BoundedManager, ChosenCohort, T
 from fedsel_flwr.strategies.legacy.replies import cleaned, decode, original, reply_of
 from fedsel_flwr.strategies.legacy.saving import named, parameters_of, saved_model
 
+logger = logging.getLogger("fedsel_flwr")
 FitFailure = tuple[ClientProxy, FitRes] | BaseException
 EvaluateFailure = tuple[ClientProxy, EvaluateRes] | BaseException
 
@@ -56,6 +58,11 @@ class SelectionStrategy(Adapter, Strategy):
         """Return the base's initial model, else that of the first client that answers; or the checkpoint's."""
         checkpoint = self._begin_run(named(getattr(self.base, "initial_parameters", None)))
         if checkpoint is not None:
+            if self._resuming.total_rounds is None:
+                logger.warning(
+                    "the server's rounds come on top of the %d that were done: give the strategy total_rounds to end "
+                    "where the run would have ended", checkpoint.round,
+                )  # fmt: skip
             return parameters_of(checkpoint)
         parameters: Parameters | None = self.base.initialize_parameters(self._bounded(client_manager))
         if parameters is not None:
