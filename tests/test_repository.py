@@ -33,7 +33,7 @@ LAYERS = (
     {"arguments", "checks", "commands", "references"},
     {"aggregation", "selectors", "wireless"},
     {"rounds", "testing", "theory"},
-    {"clients", "report", "strategies"},
+    {"callbacks", "clients", "report", "strategies"},
     {"simulations"},
     {"cli"},
 )

@@ -26,7 +26,7 @@ ROUNDS = "rounds.parquet"
 CLIENTS = "clients.parquet"
 MODEL = "model.safetensors"
 SCENARIO = "scenario.toml"
-AT_A_TIME = 2**15
+AT_A_TIME = 2**12
 """Rows that are written together."""
 
 

@@ -26,6 +26,7 @@ the order in which a round goes through them:
 ``validation``      the server's examples, and how to run the model on them
 ``direction``       the direction in which the global model goes (GPFL)
 ``measuring``       what the server measures on the models
+``faults``          the log's lines for them: some clients named, the rest counted
 ``collecting``      all of that for the replies of a round
 ``reporting``       the selector's report and the history's records
 ``records``         the history's rows

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -12,6 +11,7 @@ from fedsel_flwr.aggregation import averaging
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.arriving import in_time
 from fedsel_flwr.rounds.enrolment import Enrolment
+from fedsel_flwr.rounds.faults import log_faults
 from fedsel_flwr.rounds.measuring import Measurer
 from fedsel_flwr.rounds.models import Arrays, ModelList, Models, ModelStack
 from fedsel_flwr.rounds.replies import Reply, read_reply
@@ -22,7 +22,6 @@ from fedsel_flwr.rounds.settings import Settings
 from fedsel_flwr.rounds.vectors import of_one_length
 from fedsel_flwr.selectors import Selector
 
-logger = logging.getLogger("fedsel_flwr")
 NOTHING = Reply(error="no answer")
 
 
@@ -55,7 +54,7 @@ class Collector:
         return int(selector.clients_per_round)
 
     def collect(self, round: Round, replies: Mapping[str, Reply], stack: ModelStack | None) -> Outcome:
-        """Read what came back; every fault is logged with the client's id.
+        """Read what came back; faults are logged with the clients' ids.
 
         Args:
             round: Who was chosen, and the model they received.
@@ -80,10 +79,14 @@ class Collector:
         }  # fmt: skip
         results = of_one_length(results, self._wanted)
         results, round_s = in_time(results, s, self.waits_for(len(results)))
-        for row, node in round.chosen.items():
-            told = results[node].problems
-            for problem in told[:-1] if results[node].spare else told:  # that others were earlier is no fault
-                logger.warning("round %d, client %s: %s", round.number, ids[row], problem)
+        log_faults(
+            f"round {round.number}",
+            [
+                (ids[row], problem)
+                for row, node in round.chosen.items()
+                for problem in results[node].problems[: -1 if results[node].spare else None]  # others were earlier
+            ],
+        )
         sizes = np.array([result.num_examples for result in results.values()], dtype=np.int64)
         self._enrolment.reported(round.rows, sizes)
         usable = np.flatnonzero([result.completed for result in results.values()])

@@ -159,7 +159,7 @@ class SelectionCore:
             self.parts.enrolment.welcome({row: introductions[node] for row, node in new.items()})
 
     def collect(self, replies: Mapping[str, Reply], stack: ModelStack | None = None) -> Outcome:
-        """Read what came back; every fault is logged with the client's id.
+        """Read what came back; faults are logged with the clients' ids.
 
         Args:
             replies: Connection -> reply; a chosen connection without one did not answer.

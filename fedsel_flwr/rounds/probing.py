@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 
 from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.rounds import saving
+from fedsel_flwr.rounds.faults import log_faults
 from fedsel_flwr.rounds.roster import Present, Roster
 from fedsel_flwr.rounds.settings import Settings
 from fedsel_flwr.rounds.untrusted import finite_number, within
@@ -19,7 +19,6 @@ from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors.columns import COLUMNS, PROBED, check_columns
 from fedsel_flwr.wireless import round_time
 
-logger = logging.getLogger("fedsel_flwr")
 Answers = Mapping[str, Mapping[str, object]]
 """Connection -> the metrics it returned."""
 
@@ -80,6 +79,7 @@ class Probing:
         keys, limit = self._settings.keys, self._settings.max_latency
         columns: dict[str, list[float | FloatArray | None]] = {name: [] for name in question.columns}
         latency, joules, measured = [], 0.0, False
+        faults: list[tuple[str, str]] = []
         for row, node in question.asked.items():
             metrics = answers.get(node, {})
             answered = True
@@ -87,8 +87,8 @@ class Probing:
                 said = metrics.get(keys.of(name), metrics.get("accuracy") if name == "local_accuracy" else None)
                 column.append(value := within(COLUMNS[name], said))
                 if value is None:
-                    answered, upcoming, client_id = False, self._selector.round + 1, self._roster.ids[row]
-                    logger.warning("round %d, client %s: probe: no %s", upcoming, client_id, name)
+                    answered = False
+                    faults.append((self._roster.ids[row], f"probe: no {name}"))
             seconds = finite_number(metrics.get(keys.latency)) if answered else None
             latency.append(limit if seconds is None or not 0 <= seconds <= limit else seconds)
             energy = finite_number(metrics.get(keys.energy))
@@ -99,8 +99,8 @@ class Probing:
         rows = np.array(list(question.asked), dtype=np.int64)
         for name, column in columns.items():
             for i, fault in of_other_lengths(column).items():
-                upcoming, client_id = self._selector.round + 1, self._roster.ids[rows[i]]
-                logger.warning("round %d, client %s: probe: %s: %s", upcoming, client_id, name, fault)
+                faults.append((self._roster.ids[rows[i]], f"probe: {name}: {fault}"))
+        log_faults(f"round {self._selector.round + 1}", faults)
         told = {name: in_rows(name, column) for name, column in columns.items()}
         self._selector.inform(rows, **{name: column for name, column in told.items() if column is not None})
 

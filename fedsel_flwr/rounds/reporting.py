@@ -10,6 +10,7 @@ import numpy as np
 
 from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.rounds import saving
+from fedsel_flwr.rounds.faults import some
 from fedsel_flwr.rounds.probing import in_rows
 from fedsel_flwr.rounds.records import ClientRecord
 from fedsel_flwr.rounds.replies import NUMBERS, ClientResult
@@ -59,7 +60,7 @@ class Reporter:
                 remedy = "have them report it" + (", or their joules" if name == "energy_score" else "")
                 logger.warning(
                     "round %d: clients %s lack %s and count as failed for the selector: %s",
-                    round.number, ids, name, remedy,
+                    round.number, some(ids), name, remedy,
                 )  # fmt: skip
                 completed &= ~lacking
         if "kept" in self._selector.needs:

@@ -69,7 +69,7 @@ def reason(row: ClientRecord) -> str:
     ...                     problem="energy: -1 cannot be used; late: done after 3 s"))
     'late'
     """
-    kinds = [problem.split(":")[0][:40] for problem in row.problem.split("; ")]
+    kinds = [problem.split(":")[0].replace(",", " ")[:40] for problem in row.problem.split("; ")]
     return next((kind for kind in kinds if kind not in MINOR), kinds[0])
 
 

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report import run_folder
-from fedsel_flwr.report.files import replacing
+from fedsel_flwr.report.files import load_optional, replacing
 from fedsel_flwr.report.journal import JOURNAL
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.ledger import Ledger
@@ -51,10 +51,11 @@ class RunFolder:
         label: What the selector is called; None: as in the scenario.
 
     Raises:
-        RunError: The folder cannot be written to.
+        RunError: The folder cannot be written to, or pyarrow is not installed.
     """
 
     def __init__(self, folder: str | Path, scenario: Scenario, label: str | None = None) -> None:
+        load_optional("pyarrow.parquet")  # before a long run, not behind it
         self.path, self._scenario, self._label = Path(folder), scenario, label or scenario.selector
         self._ledger: Ledger | None = None
         with self._told("begun"):

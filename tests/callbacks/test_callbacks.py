@@ -1,0 +1,249 @@
+"""Callbacks: what they hand over, what happens when the library fails, and each library itself where it is installed.
+
+``pip install tensorboard``, ``wandb`` or ``mlflow`` beside the other requirements runs the tests of that library.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsel_flwr.callbacks import MLflow, Recorder, TensorBoard, WandB, figures, together
+from fedsel_flwr.errors import RunError
+from fedsel_flwr.rounds.records import RoundRecord
+from fedsel_flwr.selectors import Random
+from fedsel_flwr.strategies import SelectionStrategy
+from tests.strategies.helpers import Federation, fedavg, fleet
+
+ROUNDS = 4
+
+
+def needs(package: str) -> Any:
+    found = importlib.util.find_spec(package) is not None
+    return pytest.mark.skipif(not found, reason=f"{package} is not installed: pip install {package}")
+
+
+class Broken(Recorder):
+    """Its library raises in rounds 2 and 3, and at the end."""
+
+    def __init__(self) -> None:
+        self.written: dict[int, Mapping[str, float]] = {}
+        self.ended: list[bool] = []
+
+    def write(self, round: int, values: Mapping[str, float]) -> None:
+        if round in (2, 3):
+            raise ConnectionError("the tracking server\nis away")
+        self.written[round] = values
+
+    def end(self, *, failed: bool) -> None:
+        self.ended.append(failed)
+        raise OSError("still away")
+
+
+def played(on_round: Callable[[RoundRecord], None]) -> list[RoundRecord]:
+    """The rounds of a strategy with this callback: evaluated but for round 3, joules from round 1 on."""
+    base = fedavg(evaluate_fn=lambda r, arrays, config: (1.0 / r, {"accuracy": r / 8}) if r not in (0, 3) else None)
+    strategy = SelectionStrategy(Random(clients_per_round=2, seed=0), base, max_latency=10.0, on_round=on_round)
+    Federation(strategy, fleet(3)).play(ROUNDS)
+    return list(strategy.history.rounds)
+
+
+def expected(rounds: list[RoundRecord]) -> dict[str, list[tuple[int, float]]]:
+    """Figure -> its known values by round."""
+    columns: dict[str, list[tuple[int, float]]] = {}
+    for record in rounds:
+        for name, value in figures(record).items():
+            columns.setdefault(name, []).append((record.round, value))
+    return columns
+
+
+def test_every_known_figure_is_handed_over() -> None:
+    rounds = played(lambda record: None)
+    columns = expected(rounds)
+    assert columns["accuracy"] == [(1, 0.125), (2, 0.25), (4, 0.5)]
+    assert columns["num_selected"] == [(r, 2.0) for r in (1, 2, 3, 4)]
+    assert columns.keys() == {
+        "num_available", "num_selected", "num_completed", "num_kept", "round_s", "simulated_s", "energy_j",
+        "total_energy_j", "accuracy", "loss", "probe_s", "probe_j",
+    }  # fmt: skip
+
+
+def test_a_library_that_fails_ends_nothing_and_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    broken, seen = Broken(), list[int]()
+    with caplog.at_level(logging.WARNING, logger="fedsel_flwr"), broken as entered:
+        rounds = played(together(entered, lambda record: seen.append(record.round)))
+    assert (len(rounds), seen, sorted(broken.written)) == (ROUNDS, [1, 2, 3, 4], [1, 4])
+    [said] = [message for message in caplog.messages if "Broken" in message]
+    assert said.startswith(
+        "Broken failed in round 2, the run goes on, further failures are not logged: ConnectionError: the tracking "
+        "server is away"
+    )
+    assert broken.ended == [False]
+
+
+def test_a_run_that_is_cut_off_has_failed_and_its_error_comes_out() -> None:
+    broken = Broken()
+    with pytest.raises(KeyboardInterrupt), broken:
+        raise KeyboardInterrupt
+    assert broken.ended == [True]
+
+
+@pytest.mark.parametrize(
+    ("make", "package"), [(lambda: TensorBoard("x"), "tensorboard"), (MLflow, "mlflow"), (WandB, "wandb")]
+)
+def test_a_library_that_is_not_installed_is_named(
+    make: Callable[[], Any], package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(RunError, match=rf"needs {package}, which is not installed .*: pip install {package}$"):
+        make()
+
+
+# ---- the libraries themselves ----------------------------------------------------------------------------------------
+
+
+def of_tensorboard(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder)).Reload()
+    tags = events.Tags()["tensors"]
+    assert all(tag.startswith("fedsel/") for tag in tags)
+    return {tag[7:]: [(e.step, e.tensor_proto.float_val[0]) for e in events.Tensors(tag)] for tag in tags}
+
+
+def in_single(columns: Mapping[str, list[tuple[int, float]]]) -> dict[str, list[tuple[int, float]]]:
+    """In single precision, which is what event files hold."""
+    return {name: [(r, float(np.float32(value))) for r, value in values] for name, values in columns.items()}
+
+
+@needs("tensorboard")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.timeout(120)
+def test_tensorboard_has_every_figure(tmp_path: Path) -> None:
+    with TensorBoard(tmp_path) as board:
+        rounds = played(board)
+        early = of_tensorboard(tmp_path)  # before it is closed: a run that dies leaves its rounds
+    assert early.keys() == expected(rounds).keys()
+    assert in_single(of_tensorboard(tmp_path)) == in_single(expected(rounds))
+
+
+def of_wandb(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """What an offline run's file holds: records of protobuf in the frames of a LevelDB log."""
+    from wandb.proto import wandb_internal_pb2
+
+    def records() -> Iterator[Any]:
+        (path,) = folder.glob("wandb/offline-run-*/*.wandb")
+        data, place, whole = path.read_bytes(), 7, b""
+        while place + 7 <= len(data):
+            if (left := 2**15 - place % 2**15) < 7:
+                place += left
+                continue
+            _, length, kind = struct.unpack("<IHB", data[place : place + 7])
+            whole += data[place + 7 : place + 7 + length]
+            place += 7 + length
+            if kind in (1, 4):  # a record's last frame
+                record = wandb_internal_pb2.Record()
+                record.ParseFromString(whole)
+                whole = b""
+                yield record
+
+    deadline = time.monotonic() + 60
+    while not any(record.WhichOneof("record_type") == "exit" for record in records()):  # its service writes
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    columns: dict[str, list[tuple[int, float]]] = {}
+    for record in records():
+        if record.WhichOneof("record_type") == "history":
+            row = {item.key or item.nested_key[0]: float(item.value_json) for item in record.history.item}
+            for name, value in row.items():
+                columns.setdefault(name, []).append((int(row["_step"]), value))
+    return {name: values for name, values in columns.items() if not name.startswith("_")}
+
+
+@needs("wandb")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.timeout(180)
+def test_an_offline_run_of_wandb_has_every_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}.items():
+        monkeypatch.setenv(name, value)
+    with WandB("selection", dir=str(tmp_path), config={"selector": "random"}) as run:
+        rounds = played(run)
+        assert run.run.config["selector"] == "random"
+    assert of_wandb(tmp_path) == expected(rounds)
+
+
+@needs("mlflow")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.timeout(180)
+def test_a_run_of_mlflow_has_every_figure(tmp_path: Path) -> None:
+    import mlflow
+
+    uri = f"sqlite:///{tmp_path / 'runs.db'}"
+    client = mlflow.MlflowClient(tracking_uri=uri)
+
+    def metrics(run_id: str) -> dict[str, list[tuple[int, float]]]:
+        names = client.get_run(run_id).data.metrics
+        found = {name: client.get_metric_history(run_id, name) for name in names}
+        return {name: sorted((one.step, one.value) for one in values) for name, values in found.items()}
+
+    with MLflow("selection", tracking_uri=uri, run_name="first", params={"selector": "random", "seed": 0}) as run:
+        rounds = played(run)
+        assert client.get_run(run.run_id).info.status == "RUNNING"
+    made = client.get_run(run.run_id)
+    assert (made.info.status, made.info.run_name, made.data.params) == (
+        "FINISHED", "first", {"selector": "random", "seed": "0"},
+    )  # fmt: skip
+    assert metrics(run.run_id) == expected(rounds)
+    assert mlflow.active_run() is None
+    with pytest.raises(KeyboardInterrupt), MLflow("selection", tracking_uri=uri) as other:
+        raise KeyboardInterrupt
+    assert client.get_run(other.run_id).info.status == "FAILED"
+    resumed = MLflow("selection", tracking_uri=uri, run_id=run.run_id)
+    assert client.get_run(run.run_id).info.status == "RUNNING"
+    resumed(RoundRecord(round=5, num_available=1, num_selected=0, num_completed=0, round_s=0.0, simulated_s=0.0,
+                        energy_j=0.0, total_energy_j=0.0))  # fmt: skip
+    resumed.close()
+    assert [step for step, _ in metrics(run.run_id)["num_selected"]] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "package", [pytest.param(name, marks=needs(name)) for name in ("tensorboard", "wandb", "mlflow")]
+)
+def test_simulate_takes_each_of_them(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedsel_flwr.simulations import load_scenario, simulate
+
+    for name, value in {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}.items():
+        monkeypatch.setenv(name, value)
+    make: dict[str, Callable[[], Any]] = {
+        "tensorboard": lambda: TensorBoard(tmp_path),
+        "wandb": lambda: WandB(dir=str(tmp_path)),
+        "mlflow": lambda: MLflow(tracking_uri=f"sqlite:///{tmp_path / 'runs.db'}"),
+    }
+    with make[package]() as callback:
+        result = simulate(load_scenario("smoke"), engine="vectorized", on_round=callback, folder=tmp_path / "run")
+    wanted = expected(list(result.history.rounds))
+    if package == "tensorboard":
+        found = of_tensorboard(tmp_path)
+    elif package == "wandb":
+        found = of_wandb(tmp_path)
+    else:
+        import mlflow
+
+        client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'runs.db'}")
+        names = client.get_run(callback.run_id).data.metrics
+        histories = {name: client.get_metric_history(callback.run_id, name) for name in names}
+        found = {name: [(one.step, one.value) for one in values] for name, values in histories.items()}
+    assert in_single(found) == in_single(wanted)

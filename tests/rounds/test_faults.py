@@ -1,0 +1,155 @@
+"""What the log says of a round: some of the faulty clients by name, all of them counted, one line with the figures."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import shlex
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsel_flwr.rounds.history import History
+from fedsel_flwr.rounds.ledger import Ledger
+from fedsel_flwr.rounds.replies import Reply
+from fedsel_flwr.selectors import PowerOfChoice, Random
+from fedsel_flwr.strategies import SelectionStrategy
+from tests.rounds.written import Written, core_of, facts
+from tests.strategies.helpers import FakeProxy, Federation, fedavg, fleet
+
+MODEL = [np.zeros(3, dtype=np.float32)]
+FIELDS = ["round", "available", "selected", "completed", "kept", "late", "round_s", "simulated_s", "joules", "loss",
+          "accuracy", "failures"]  # fmt: skip
+REPLIES = {
+    "good": Reply(arrays=MODEL, num_examples=1, metrics={"latency_s": 1.0, "energy_j": 2.0}),
+    "no answer": Reply(error="no answer within 30 s"),
+    "exception": Reply(error="exception: OSError: no battery"),
+    "blank": Reply(error=" \n "),
+    "arrays": Reply(arrays=[np.full(3, np.nan)], num_examples=1, metrics={"latency_s": 1.0}),
+    "no arrays": Reply(num_examples=1, metrics={"latency_s": 1.0}),
+    "num_examples": Reply(arrays=MODEL, num_examples=-1, metrics={"latency_s": 1.0}),
+    "late": Reply(arrays=MODEL, num_examples=1, metrics={"latency_s": 99.0, "energy_j": -1.0}),
+    "spare": Reply(error="late: enough others were there", spare=True),
+    "arrays and late": Reply(arrays=[], num_examples=1, metrics={"latency_s": 99.0}),
+}
+
+
+def played(replies: list[Reply], **options: Any) -> Any:
+    """A core after one round with these replies, from clients 00, 01, ..."""
+    core = core_of(Random(clients_per_round=len(replies), seed=0), max_latency=10.0, **options)
+    nodes = [f"{i:04d}" for i in range(len(replies))]
+    chosen = core.choose(nodes, MODEL, Written(facts(*nodes)))
+    core.collect(dict(zip(chosen, replies, strict=True)))
+    core.finish()
+    return core
+
+
+@pytest.mark.parametrize("deadline", [None, 0.5])
+@pytest.mark.parametrize("kinds", [*itertools.combinations(REPLIES, 2), tuple(REPLIES)])
+def test_every_failure_has_its_reason_in_the_history(kinds: tuple[str, ...], deadline: float | None) -> None:
+    history = played([REPLIES[kind] for kind in kinds], round_deadline_s=deadline).parts.history
+    for kind, row in zip(kinds, history.clients, strict=True):
+        assert row.completed == (kind == "good" and deadline is None)
+        assert bool(row.problem) != row.completed, kind
+
+
+def test_a_thousand_faulty_clients_are_counted_and_few_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="fedsel_flwr"):
+        core = played([REPLIES["exception"]] * 990 + [REPLIES["arrays"]] * 9 + [REPLIES["late"]])
+    assert len(caplog.messages) == 8 + 8 + 2 + 1
+    assert caplog.messages[0] == "round 1, client 0000: exception: OSError: no battery"
+    assert caplog.messages[-1] == (
+        "round 1: 983 more problems that are not listed one by one: exception (982), arrays (1)"
+    )
+    assert core.parts.history.problem_counts() == {"exception": 990, "arrays": 9, "late": 1, "energy": 1}
+
+
+def test_a_thousand_silent_clients_do_not_flood_the_log_when_they_are_probed(caplog: pytest.LogCaptureFixture) -> None:
+    core = core_of(PowerOfChoice(clients_per_round=2, candidates=1000, seed=0), max_latency=10.0)
+    nodes = [f"{i:04d}" for i in range(1000)]
+    with caplog.at_level(logging.WARNING, logger="fedsel_flwr"):
+        core.choose(nodes, MODEL, Written(facts(*nodes, num_examples=1)))
+    assert len(caplog.messages) == 8 + 1
+    assert caplog.messages[-1] == "round 1: 992 more problems that are not listed one by one: probe (992)"
+    with caplog.at_level(logging.WARNING, logger="fedsel_flwr"):
+        caplog.clear()
+        core = core_of(Random(clients_per_round=1000, seed=0), max_latency=10.0)
+        core.parts.selector.needs = core.parts.selector.requires = frozenset({"energy_score"})
+        core.choose(nodes, MODEL, Written(facts(*nodes)))
+        good = Reply(arrays=MODEL, num_examples=1, metrics={"latency_s": 1.0})
+        core.collect(dict.fromkeys(nodes, good))
+        core.finish()
+    said = [message for message in caplog.messages if "count as failed for the selector" in message]
+    assert len(said) == 1
+    assert len(said[0]) < 250
+    assert "and 992 more lack energy_score" in said[0]
+
+
+def parsed(line: str) -> dict[str, str]:
+    return dict(part.split("=", 1) for part in shlex.split(line))
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_one_line_a_round_with_the_same_fields_always(
+    on_disk: bool, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    proxies = [*fleet(3, latency=1.0), FakeProxy("x", 7, fault="raises"), FakeProxy("late", 8, latency=99.0)]
+    base = fedavg(evaluate_fn=lambda number, arrays, config: (0.5, {"accuracy": 0.25}) if number != 2 else None)
+    strategy = SelectionStrategy(Random(clients_per_round=5, seed=0), base, max_latency=10.0, min_available=1)
+    if on_disk:
+        strategy.history.write_to(Ledger(tmp_path / "j"))
+    with caplog.at_level(logging.INFO, logger="fedsel_flwr"):
+        federation = Federation(strategy, proxies).play(2)
+        for proxy in proxies[1:]:
+            federation.manager.unregister(proxy)
+        federation.play(1)
+    records = [record for record in caplog.records if (record.name, record.levelname) == ("fedsel_flwr", "INFO")]
+    lines = [parsed(record.getMessage()) for record in records]
+    assert [list(line) for line in lines] == [FIELDS] * 3
+    first, second, third = lines
+    assert (first["round"], first["available"], first["selected"], first["completed"]) == ("1", "5", "5", "3")
+    assert (first["kept"], first["late"], first["failures"]) == ("3", "1", "exception:1")
+    assert (first["round_s"], first["simulated_s"], second["simulated_s"]) == ("10", "10", "20")
+    assert (first["loss"], first["accuracy"], second["loss"], second["accuracy"]) == ("0.5", "0.25", "nan", "nan")
+    assert (third["available"], third["selected"], third["failures"], third["late"]) == ("1", "1", "", "0")
+    for record, line in zip(records, lines, strict=True):
+        told = record.fedsel
+        assert list(told) == FIELDS
+        assert {key: f"{value:.6g}" if isinstance(value, float) else str(value) for key, value in told.items()} == line
+    for record in strategy.history.rounds:
+        line = lines[record.round - 1]
+        failed = sum(int(part.split(":")[1]) for part in line["failures"].split(",") if part)
+        assert record.num_selected - record.num_completed == failed + int(line["late"])
+
+
+def test_reasons_are_those_that_cost_the_update_and_few_of_them_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    replies = [REPLIES[kind] for kind in REPLIES]
+    with caplog.at_level(logging.INFO, logger="fedsel_flwr"):
+        core = played([*replies, *replies, REPLIES["exception"]])
+        core.parts.history.close_round()
+        core.parts.history.close_round()
+    [line] = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
+    told = parsed(line)
+    reasons = Counter({name: int(count) for name, count in (one.split(":") for one in told["failures"].split(","))})
+    assert reasons == {"arrays": 6, "exception": 3, "num_examples": 2, "no answer within 30 s": 2, "failed": 2}
+    assert told["late"] == "4"
+    assert told["failures"].startswith("arrays:6,exception:3,")
+    with caplog.at_level(logging.INFO, logger="fedsel_flwr"):
+        caplog.clear()
+        core = played([Reply(error=f'kind "{i}" \x00: why') for i in range(12)])
+        core.parts.history.close_round()
+    assert caplog.messages[-1].endswith(',other:4"')
+    assert len(caplog.messages[-1].splitlines()) == 1
+
+
+def test_a_round_whose_end_nobody_tells_has_its_line_before_the_next(caplog: pytest.LogCaptureFixture) -> None:
+    history = History()
+    with caplog.at_level(logging.INFO, logger="fedsel_flwr"):
+        for number in (1, 2):
+            history.append(round=number, num_available=3, round_s=1.0, clients=[])
+    assert [parsed(message)["round"] for message in caplog.messages] == ["1"]
+    assert math.isnan(history.rounds[-1].loss)
