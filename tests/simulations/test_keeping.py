@@ -12,13 +12,14 @@ import pytest
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError
 from fedsel_flwr.report.run_folder import read_history
 from fedsel_flwr.selectors import CSUCB, Random
-from fedsel_flwr.simulations import Comparison, OwnData, Scenario, compare, keeping, load_scenario, simulate
+from fedsel_flwr.simulations import Comparison, OwnData, Scenario, compare, engine, keeping, load_scenario, simulate
 from fedsel_flwr.simulations.building import make_strategy
 from fedsel_flwr.simulations.keeping import FREE, Pace, in_words
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario_files import override_keys
 from fedsel_flwr.simulations.world import world_of
 from tests.simulations.cut_off_runs import content, parts
+from tests.simulations.inprocess import in_process
 
 X, Y = np.random.default_rng(0).normal(size=(100, 4)), np.arange(100) % 2
 
@@ -257,6 +258,20 @@ def test_seeds_may_be_added(tmp_path: Path, no_pictures: None) -> None:
 
 
 # ---- both APIs -----------------------------------------------------------------------------------------------------
+
+
+def test_a_server_in_the_message_api_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over other nodes than before; and of a run that had finished there is the result."""
+    scenario = smoke(api="message", engine="ray", aggregation__base="fedadam")
+    monkeypatch.setattr(engine, "run_simulation", in_process)
+    straight = simulate(scenario)
+    cut_off(scenario, checkpoint_dir=tmp_path)
+    told: list[int] = []
+    for expected in ([3, 4, 5, 6], [6]):
+        told.clear()
+        result = simulate(scenario, checkpoint_dir=tmp_path, resume=True, on_round=lambda one: told.append(one.round))
+        assert parts(result) == parts(straight)
+        assert told == expected
 
 
 @pytest.mark.parametrize("wrong", [{"resume": True}, {"checkpoint_dir": "here"}])
