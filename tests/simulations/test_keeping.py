@@ -9,15 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.errors import FedSelError, ParameterError, RunError
+from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report.run_folder import read_history
 from fedsel_flwr.selectors import CSUCB, Random
 from fedsel_flwr.simulations import Comparison, OwnData, Scenario, compare, engine, keeping, load_scenario, simulate
-from fedsel_flwr.simulations.building import make_strategy
 from fedsel_flwr.simulations.keeping import FREE, Pace, in_words
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario_files import override_keys
-from fedsel_flwr.simulations.world import world_of
 from tests.simulations.cut_off_runs import content, parts
 from tests.simulations.inprocess import in_process
 
@@ -272,9 +270,3 @@ def test_a_server_in_the_message_api_goes_on(tmp_path: Path, monkeypatch: pytest
         result = simulate(scenario, checkpoint_dir=tmp_path, resume=True, on_round=lambda one: told.append(one.round))
         assert parts(result) == parts(straight)
         assert told == expected
-
-
-@pytest.mark.parametrize("wrong", [{"resume": True}, {"checkpoint_dir": "here"}])
-def test_a_strategy_of_ones_own_has_its_own_checkpoints(wrong: dict[str, Any]) -> None:
-    with pytest.raises(FedSelError):
-        simulate(smoke(), strategy=make_strategy(world_of(smoke())), **wrong)
