@@ -87,8 +87,8 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     }
     text = json.dumps(said).encode("ascii")
     digest = hashlib.sha256(text).hexdigest().encode("ascii")
-    write_whole(arrays_path(path), [content])
-    write_whole(path, [b'{"sha256": "', digest, b'", "checkpoint": ', text, b"}\n"])
+    write_whole(arrays_path(path), content)
+    write_whole(path, b'{"sha256": "%s", "checkpoint": %s}\n' % (digest, text))
     sync_folder(folder)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
 from pathlib import Path
 
 from fedsel_flwr.errors import RunError
@@ -32,14 +31,14 @@ def make_folder(folder: Path) -> None:
         raise RunError(f"the folder {str(folder)!r} cannot be written to; give one that can, or change its permissions")
 
 
-def write_whole(path: Path, pieces: Iterable[bytes]) -> None:
+def write_whole(path: Path, content: bytes) -> None:
     """Write a file completely, or leave what was there.
 
     The content is on the disk when it takes its name; :func:`sync_folder` makes the name last as well.
 
     Args:
         path: The file to make or replace, in a folder that exists.
-        pieces: The content.
+        content: All of it.
 
     Raises:
         OSError: The disk is full, or otherwise refuses; what was written is removed.
@@ -49,10 +48,9 @@ def write_whole(path: Path, pieces: Iterable[bytes]) -> None:
     try:
         file = os.open(temporary, flags, 0o666)
         try:
-            for piece in pieces:
-                rest = memoryview(piece)
-                while rest:
-                    rest = rest[os.write(file, rest) :]
+            rest = memoryview(content)
+            while rest:
+                rest = rest[os.write(file, rest) :]
             os.fsync(file)
         finally:
             os.close(file)

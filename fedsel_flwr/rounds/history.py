@@ -17,7 +17,7 @@ from fedsel_flwr.rounds import saving
 from fedsel_flwr.rounds.keeping import InMemory, OnDisk
 from fedsel_flwr.rounds.ledger import Ledger
 from fedsel_flwr.rounds.records import ClientRecord, RoundRecord
-from fedsel_flwr.rounds.round_line import round_fields, round_line
+from fedsel_flwr.rounds.round_line import log_round
 
 __all__ = ["ClientRecord", "History", "RoundRecord"]
 
@@ -136,7 +136,7 @@ class History:
         """
         if not self._told:
             self._told = True
-            self._tell()
+            log_round(self.rounds, self.clients)
         self._kept.close()
 
     def selection_counts(self, num_clients: int) -> IntArray:
@@ -195,12 +195,3 @@ class History:
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy, or what goes to another process, is in memory."""
         return History.of, (list(self.rounds), list(self.clients))
-
-    def _tell(self) -> None:
-        """Log the last round."""
-        last = self.last
-        if last is None or not logger.isEnabledFor(logging.INFO):
-            return
-        rows = self.clients[-last.num_selected :] if last.num_selected else []
-        told = round_fields(last, [row for row in rows if row.round == last.round])
-        logger.info(round_line(told), extra={"fedsel": told})

@@ -6,7 +6,7 @@ word for becomes an object with a key that begins with ``$``; everything else st
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +17,8 @@ from fedsel_flwr.errors import StateError
 Array = npt.NDArray[Any]
 NATIVE: Final = frozenset(["|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8"])
 """Types that safetensors has; arrays of others are kept as their bytes."""
+PLAIN: Final = frozenset({bool, int, float, str, type(None)})
+"""What JSON holds as it is; a list or dict of these alone, which may be long, is not looked at one by one."""
 
 
 def packed(tree: object, name: str) -> tuple[Any, dict[str, Array]]:
@@ -49,7 +51,7 @@ def unpacked(text: Any, arrays: Mapping[str, Array]) -> Any:
         StateError: An array is missing, or is not what was saved.
     """
     if isinstance(text, list):
-        return [unpacked(one, arrays) for one in text]
+        return text if _is_plain(text) else [unpacked(one, arrays) for one in text]
     if not isinstance(text, dict):
         return text
     if "$array" in text:
@@ -62,7 +64,7 @@ def unpacked(text: Any, arrays: Mapping[str, Array]) -> Any:
         return tuple(unpacked(text["$tuple"], arrays))
     if "$items" in text:
         return {unpacked(key, arrays): unpacked(value, arrays) for key, value in text["$items"]}
-    return {key: unpacked(value, arrays) for key, value in text.items()}
+    return text if _is_plain(text.values()) else {key: unpacked(value, arrays) for key, value in text.items()}
 
 
 def _packed(tree: object, name: str, arrays: dict[str, Array]) -> Any:
@@ -75,18 +77,32 @@ def _packed(tree: object, name: str, arrays: dict[str, Array]) -> Any:
     if isinstance(tree, bytes | bytearray):
         return {"$bytes": _kept(np.frombuffer(tree, np.uint8), name, arrays)}
     if isinstance(tree, list):
-        return [_packed(one, f"{name}/{i}", arrays) for i, one in enumerate(tree)]
+        return tree if _is_plain(tree) else [_packed(one, f"{name}/{i}", arrays) for i, one in enumerate(tree)]
     if isinstance(tree, tuple):
         return {"$tuple": [_packed(one, f"{name}/{i}", arrays) for i, one in enumerate(tree)]}
     if isinstance(tree, Mapping):
-        if all(isinstance(key, str) and not key.startswith("$") for key in tree):
-            return {key: _packed(value, f"{name}/{key}", arrays) for key, value in tree.items()}
-        return {"$items": [[_packed(k, f"{name}/key", arrays), _packed(v, f"{name}/{k}", arrays)]
-                           for k, v in tree.items()]}  # fmt: skip
+        if not _has_names(tree):
+            pairs = [
+                [_packed(key, f"{name}/key", arrays), _packed(one, f"{name}/{key}", arrays)]
+                for key, one in tree.items()
+            ]
+            return {"$items": pairs}
+        if _is_plain(tree.values()):
+            return dict(tree)
+        return {key: _packed(one, f"{name}/{key}", arrays) for key, one in tree.items()}
     raise StateError(
         f"{name} cannot be saved: a state holds numbers, texts, bytes, lists, dicts and NumPy arrays, got "
         f"{type(tree).__name__}"
     )
+
+
+def _is_plain(values: Collection[object]) -> bool:
+    return PLAIN.issuperset(map(type, values))
+
+
+def _has_names(tree: Mapping[Any, object]) -> bool:
+    """Whether all keys are texts that do not begin with a dollar sign."""
+    return {str}.issuperset(map(type, tree)) and "\n$" not in "\n" + "\n".join(tree)
 
 
 def _kept(array: Array, name: str, arrays: dict[str, Array]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Sequence
 
@@ -10,12 +11,23 @@ from fedsel_flwr.rounds.records import ClientRecord, RoundRecord
 from fedsel_flwr.rounds.replies import NUMBERS
 from fedsel_flwr.selectors.columns import COLUMNS
 
+logger = logging.getLogger("fedsel_flwr")
 LATE = "late"
 MINOR = frozenset({*NUMBERS, *COLUMNS, "identity"} - {"num_examples"})
 """Kinds of problems that do not cost an update."""
 MOST_REASONS = 8
 """Reasons in a line; further ones count as "other"."""
 Value = int | float | str
+
+
+def log_round(rounds: Sequence[RoundRecord], clients: Sequence[ClientRecord]) -> None:
+    """Log the last round of a history; ``fedsel`` of the log record has the fields."""
+    if not rounds or not logger.isEnabledFor(logging.INFO):
+        return
+    last = rounds[-1]
+    rows = clients[-last.num_selected :] if last.num_selected else []
+    fields = round_fields(last, [row for row in rows if row.round == last.round])
+    logger.info(round_line(fields), extra={"fedsel": fields})
 
 
 def round_fields(record: RoundRecord, clients: Sequence[ClientRecord]) -> dict[str, Value]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsel_flwr.errors import ParameterError, StateError
+from fedsel_flwr.errors import ParameterError, RunError, StateError
 from fedsel_flwr.rounds.checkpoints import JOURNAL, Checkpoint, Checkpoints
 from fedsel_flwr.rounds.core import SelectionCore
 from fedsel_flwr.rounds.ledger import Ledger
@@ -94,10 +94,16 @@ class Resuming:
             names: The names of its arrays; None counts them.
 
         Raises:
-            RunError: It cannot be written.
+            RunError: It cannot be written, or the run never began as it should.
         """
         if not self.wants(number) or self._checkpoints is None:
             return
+        if not self._begun and self._checkpoints.resume:
+            raise RunError(
+                f"round {number} was played by a run that never looked for a checkpoint to go on from: Flower's "
+                "servers call initialize_parameters or start; an engine of your own asks for strategy.resumed before "
+                "its first round"
+            )
         from fedsel_flwr.strategies.base_state import save_base
 
         names = [str(i) for i in range(len(model))] if names is None else list(names)

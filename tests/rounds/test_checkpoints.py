@@ -25,6 +25,7 @@ from safetensors.numpy import load, save
 from fedsel_flwr.errors import ParameterError, RunError, StateError
 from fedsel_flwr.rounds.checkpoint import Checkpoint, json_path, read_checkpoint, write_checkpoint
 from fedsel_flwr.rounds.checkpoints import Checkpoints
+from fedsel_flwr.rounds.disk import write_whole
 from fedsel_flwr.rounds.packing import packed, unpacked
 
 
@@ -271,6 +272,20 @@ def test_a_full_disk_names_the_file_and_leaves_what_was_there(
     found = store.newest(lambda one: None)
     assert found is not None
     assert same(vars(found), vars(checkpoint(3)))
+
+
+@pytest.mark.parametrize("call", ["open", "write", "fsync", "replace"])
+def test_a_file_is_replaced_whole_or_stays(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    write_whole(path, b"one")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, _full)
+        with pytest.raises(OSError, match="No space left"):
+            write_whole(path, b"another")
+    assert path.read_bytes() == b"one"
+    write_whole(path, b"another")
+    assert path.read_bytes() == b"another"
+    assert os.listdir(tmp_path) == ["file"]
 
 
 def test_old_ones_that_cannot_be_removed_are_no_reason_to_stop(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,13 +81,14 @@ class Run:
             resume: What to do with those that are there.
             step: Called with "e" whenever a model is evaluated, and with "t" when a client is trained.
         """
-        for name in ("flwr", "fedsel_flwr"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
-        seen = Seen(step)
+        with quiet():
+            return self._played(folder, resume, Seen(step))
+
+    def _played(self, folder: Path | None, resume: Any, seen: Seen) -> Seen:
         strategy = self.strategy(folder, seen, resume)
         clients = proxies()
         for client in clients:
-            client.fit = _stepping(client.fit, step, seen)  # type: ignore[method-assign]
+            client.fit = _stepping(client.fit, seen.step, seen)  # type: ignore[method-assign]
         if self.api == "legacy":
             server, _ = run_rounds(strategy, clients, self.rounds, max_workers=1)
             seen.model = [array.tobytes() for array in parameters_to_ndarrays(server.parameters)]
@@ -100,6 +102,20 @@ class Run:
         seen.finish(strategy)
         seen.journal = None if folder is None else (folder / "journal.jsonl").read_text()
         return seen
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Nothing in the log."""
+    loggers = [logging.getLogger(name) for name in ("flwr", "fedsel_flwr")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 @dataclass

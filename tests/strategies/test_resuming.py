@@ -18,7 +18,7 @@ from flwr.serverapp import strategy as message_bases
 
 from fedsel_flwr.aggregation.filter import Filter
 from fedsel_flwr.errors import ParameterError, RunError, StateError
-from fedsel_flwr.rounds.checkpoints import Checkpoint
+from fedsel_flwr.rounds.checkpoint import Checkpoint, read_checkpoint
 from fedsel_flwr.selectors import create
 from fedsel_flwr.strategies import GPFL, SelectionStrategy
 from fedsel_flwr.strategies.base_state import load_base, save_base
@@ -62,7 +62,9 @@ def test_base_and_clients_see_the_absolute_round(api: str, tmp_path: Path) -> No
 def test_a_run_that_had_finished_returns_its_result(api: str, evaluates: bool, tmp_path: Path) -> None:
     run = Run(api, rounds=CUT, evaluates=evaluates)
     first = run.play(tmp_path)
+    written = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("round-*")}
     again = run.play(tmp_path, resume="must")
+    assert {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("round-*")} == written
     assert again.result() == first.result()
     assert again.journal == first.journal
     assert again.trained == []
@@ -74,6 +76,20 @@ def test_a_run_that_had_finished_returns_its_result(api: str, evaluates: bool, t
 def test_without_a_central_evaluation_a_round_is_finished_by_itself(api: str, tmp_path: Path) -> None:
     run = Run(api, rounds=ALL, evaluates=False)
     assert cut(run, tmp_path).play(tmp_path).result() == run.play().result()
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_a_round_has_its_checkpoint_before_it_is_evaluated(api: str, tmp_path: Path) -> None:
+    """An evaluation that takes hours, or fails, costs no round."""
+    there: list[list[str]] = []
+
+    def step(kind: str) -> None:
+        if kind == "e":
+            there.append(sorted(path.stem for path in tmp_path.glob("*.json")))
+
+    Run(api, rounds=3).play(tmp_path, step=step)
+    names = [f"round-00000{number}" for number in (1, 2, 3)]
+    assert there == [names[:number] for number in range(4)]
 
 
 @pytest.mark.parametrize("api", APIS)
@@ -207,6 +223,19 @@ def test_a_checkpoint_of_something_else_is_refused_by_name(
     assert run.play(tmp_path).result() == run.play().result()
 
 
+def test_a_state_that_does_not_fit_changes_neither_base_nor_selector(tmp_path: Path) -> None:
+    """Nor does it matter which of the two it is that refuses."""
+    cut(run := Run("legacy", rounds=ALL), tmp_path)
+    kept = read_checkpoint(tmp_path / "round-000004.json")
+    for part, reason in (("selector", "selector: the state does not belong to bsfl"), ("base", "base: the state is")):
+        spoilt: dict[str, Any] = {"state": {**kept.state, "selector": {}}} if part == "selector" else {"base": {}}
+        strategy = run.strategy(None, Seen())
+        before = repr(strategy.state_dict()), repr(save_base(strategy.base))
+        with pytest.raises(StateError, match=reason):
+            strategy._resuming._take(replace(kept, **spoilt), None)
+        assert (repr(strategy.state_dict()), repr(save_base(strategy.base))) == before
+
+
 def test_whoever_knows_more_adds_what_a_checkpoint_must_agree_with(tmp_path: Path) -> None:
     run = Run("legacy", rounds=CUT)
     for scenario, agrees in (("a", True), ("b", False)):
@@ -263,6 +292,33 @@ def test_a_damaged_checkpoint_costs_the_rounds_since_the_one_before(
     rest = run.play(tmp_path)
     assert rest.evaluated[0] == 2
     assert rest.result() == run.play().result()
+
+
+def test_an_engine_that_never_looked_for_a_checkpoint_overwrites_none(tmp_path: Path) -> None:
+    run = Run("legacy", rounds=ALL)
+    drive(run.strategy(tmp_path, Seen()), CUT)
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("round-*")}
+    strategy = run.strategy(tmp_path, Seen())
+    (model,) = play_stacked(strategy.core, 1)
+    with pytest.raises(RunError, match=r"round 1 was played by a run that never looked for a checkpoint .*\.resumed"):
+        strategy.round_trained(1, [model])
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("round-*")} == before
+
+
+def test_damage_to_the_journal_costs_the_checkpoints_that_need_it(tmp_path: Path) -> None:
+    """That of round 4 needs the first three lines, that of round 2 the first one; round 3's was not kept."""
+    run, journal = Run("legacy", rounds=ALL, options={"checkpoint_every": 2}), tmp_path / "journal.jsonl"
+    cut(run, tmp_path)
+    lines = journal.read_bytes().splitlines(keepends=True)
+    assert len(lines) == CUT
+    journal.write_bytes(b"".join([*lines[:2], lines[2].replace(b'"round_s": ', b'"round_s": 1'), *lines[3:]]))
+    rest = run.play(tmp_path)
+    assert rest.evaluated[0] == 2
+    assert rest.result() == run.play().result()
+    journal.write_bytes(journal.read_bytes()[5:])
+    wanted = r"none of the checkpoints .*round-000010\.json: history: .*round-000008\.json: history: "
+    with pytest.raises(RunError, match=wanted):
+        run.play(tmp_path)
 
 
 @pytest.mark.parametrize("api", APIS)

@@ -1,0 +1,28 @@
+"""A long run does not grow: 10,000 rounds with 1,000 clients in the vectorized engine."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.processes import environment
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "long_run.py"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_resident_memory_after_a_tenth_of_the_rounds_is_that_at_the_end() -> None:
+    command = [sys.executable, str(SCRIPT), "--rounds", "10000"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=1100)
+    assert done.returncode == 0, done.stderr[-4000:]
+    said = re.search(
+        r"after round 1000 .*after round 10000 \S+ MB \((\S+) %\), after the run .* \((\S+) %\)", done.stdout
+    )
+    assert said, done.stdout
+    assert all(abs(float(grown)) < 5 for grown in said.groups()), done.stdout
+    assert "10000 rounds, 100000 clients' records, selected 100000 times" in done.stdout
