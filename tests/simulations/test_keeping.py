@@ -55,6 +55,11 @@ def test_a_run_in_a_folder_keeps_checkpoints_until_it_has_finished(tmp_path: Pat
     assert parts(result) == parts(simulate(smoke()))
     again = simulate(smoke(), folder=tmp_path / "run", resume=True)
     assert parts(again) == parts(result)
+    for longer in ({"rounds": 7}, {"simulated_s": 9.0}):
+        with pytest.raises(
+            RunError, match=r"finished after 6 rounds with .* = .*, and its checkpoints are gone: begin"
+        ):
+            simulate(smoke(**longer), folder=tmp_path / "run", resume=True)
     assert content(tmp_path / "run") == content(tmp_path / "straight")
 
 
