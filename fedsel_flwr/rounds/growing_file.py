@@ -22,6 +22,7 @@ class GrowingFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._held: bytes | None = None
+        self._nameless = False
         self._descriptor, self._writes, self._named = -1, False, False
         self._closing: weakref.finalize[[int], GrowingFile] | None = None
 
@@ -70,7 +71,9 @@ class GrowingFile:
             yield from file
 
     def close(self) -> None:
-        """Close it; it is opened again when that is needed."""
+        """Close it; it is opened again when that is needed. One that was removed but is still read stays open."""
+        if self._nameless:
+            return
         if self._closing is not None:
             with contextlib.suppress(OSError):  # what could not be written has been told
                 self._closing()
@@ -81,12 +84,15 @@ class GrowingFile:
 
         Few are kept in memory. Many stay on disk without a name as long as this object lives.
         """
-        if self._held is None and size:
-            descriptor = self._open()
-            if size <= HELD:
-                self._held = os.pread(descriptor, size, 0)
-        if self._held is not None or not size:
+        if self._nameless or self._held is not None:
+            return
+        if 0 < size <= HELD:
+            self._held = self.read(0, size)
+        if size > HELD:
+            self._open()
+        else:
             self.close()
+        self._nameless = size > HELD
         self.path.unlink(missing_ok=True)
 
     def _open(self, *, write: bool = False) -> int:

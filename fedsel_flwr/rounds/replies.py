@@ -20,8 +20,6 @@ from fedsel_flwr.selectors.columns import COLUMNS
 NaN = float("nan")
 NUMBERS = ("energy", "download", "compute", "upload", "train_loss", "energy_score")
 """What is read of every reply, beside the columns that the selector needs."""
-NO_REASON = "failed: no reason given"
-"""What the history says where an error is blank."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +141,7 @@ def read_reply(
     weight = finite_number(reply.weight)
     return ClientResult(
         completed=completed,
-        problems=tuple([one_line(problem) or NO_REASON for problem in problems]),
+        problems=tuple([one_line(problem) or "failed: no reason given" for problem in problems]),
         faulty_keys=frozenset(faulty & metrics.keys()) if faulty else frozenset(),
         latency_s=min(latency, settings.max_latency) if completed else settings.max_latency,  # Xia (4), Ben Ami (2)
         latency_source=source if completed else "max_latency",

@@ -24,5 +24,7 @@ def test_resident_memory_after_a_tenth_of_the_rounds_is_that_at_the_end() -> Non
         r"after round 1000 .*after round 10000 \S+ MB \((\S+) %\), after the run .* \((\S+) %\)", done.stdout
     )
     assert said, done.stdout
-    assert all(abs(float(grown)) < 5 for grown in said.groups()), done.stdout
+    grown, at_last = map(float, said.groups())
+    assert abs(grown) < 1.5, done.stdout  # with the history in memory about 6
+    assert abs(at_last) < 5, done.stdout
     assert "10000 rounds, 100000 clients' records, selected 100000 times" in done.stdout

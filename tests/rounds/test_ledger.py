@@ -239,7 +239,9 @@ def test_what_was_removed_can_still_be_read(held: int, tmp_path: Path, monkeypat
     disk.close_round()
     assert disk.ledger is not None
     disk.ledger.remove()
+    disk.ledger.close()
     disk.ledger.remove()
+    disk.ledger.close()
     assert list(tmp_path.iterdir()) == []
     assert repr(disk) == repr(memory)
     open_files = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else None

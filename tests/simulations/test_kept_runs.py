@@ -15,6 +15,7 @@ import pytest
 from fedsel_flwr.cli import main
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report.run_folder import read_history
+from fedsel_flwr.rounds import growing_file, keeping
 from fedsel_flwr.simulations import Comparison, compare, load_scenario, simulate
 from fedsel_flwr.simulations.results import rounds_in
 
@@ -77,6 +78,22 @@ def test_a_finished_run_has_no_journal_and_is_what_simulate_returned(tmp_path: P
         "regret.parquet",
     }  # fmt: skip
     assert repr(read_history(tmp_path / "run").rounds) == repr(result.history.rounds)
+
+
+@pytest.mark.parametrize("held", [0, 2**24])
+def test_a_history_that_is_not_in_memory_is_that_of_a_run_without_a_folder(
+    held: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = simulate(smoke()).history
+    monkeypatch.setattr(keeping, "MOST", 0)
+    monkeypatch.setattr(growing_file, "HELD", held)
+    told: list[Any] = []
+    kept = simulate(smoke(), folder=tmp_path / "run", on_round=told.append).history
+    (tmp_path / "run").rename(tmp_path / "elsewhere")
+    assert repr((kept.rounds, kept.clients)) == repr((plain.rounds, plain.clients))
+    assert told == kept.rounds
+    again = read_history(tmp_path / "elsewhere")
+    assert repr((again.rounds, again.clients)) == repr((plain.rounds, plain.clients))
 
 
 def test_a_run_that_was_cut_off_is_left_out_and_named(tmp_path: Path) -> None:
