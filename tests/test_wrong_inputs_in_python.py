@@ -66,6 +66,16 @@ def _own_strategy(**options: Any) -> Callable[[], Any]:
     return lambda: simulate(SMOKE, strategy=make_strategy(world_of(SMOKE)), **options)
 
 
+def _again(place: str, *, resume: bool = True, **changes: Any) -> Callable[[], Any]:
+    """Run a scenario, and go on there with one that differs."""
+
+    def call() -> None:
+        simulate(SMOKE, **{place: "kept"})
+        simulate(SMOKE.model_copy(update=changes), **{place: "kept"}, resume=resume)
+
+    return call
+
+
 def _rows(last: Any) -> Callable[[], Any]:
     return _data(partition=[*ROWS[:9], last])
 
@@ -144,6 +154,14 @@ WRONG: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "checkpoints of a strategy": (_own_strategy(checkpoint_dir="new"), ["checkpoint_dir cannot be", "to the strategy"]),
     "resume of a strategy": (_own_strategy(resume=True), ["resume cannot be", "to the strategy"]),
     "a file as checkpoint_dir": (lambda: simulate(SMOKE, checkpoint_dir="taken"), ["'taken'", "File exists"]),
+    "another scenario's checkpoints": (_again("checkpoint_dir", seed=2), ["scenario.seed = 1, this one has 2"]),
+    "another run's folder": (_again("folder", seed=2), ["holds another run", "seed is 1 there and 2 here"]),
+    "more rounds of a finished run": (
+        _again("folder", rounds=9),
+        ["finished after 2 rounds", "new run with rounds = 9"],
+    ),
+    "fewer rounds than were done": (_again("checkpoint_dir", rounds=1), ["has done 2 rounds", "give at least 2"]),
+    "checkpoints of a run": (_again("checkpoint_dir", resume=False), ["of another run", "go on with resume=True"]),
     "no folder to load": (lambda: Comparison.load(), ["at least one folder"]),
     "a folder that is not there": (lambda: Comparison.load("nosuch"), ["'nosuch' does not exist"]),
     "a scenario's number": (lambda: load_scenario(3), ["name or the path of a TOML file, got int"]),  # type: ignore

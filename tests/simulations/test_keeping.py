@@ -14,6 +14,7 @@ from fedsel_flwr.report.run_folder import read_history
 from fedsel_flwr.selectors import CSUCB, Random
 from fedsel_flwr.simulations import Comparison, OwnData, Scenario, compare, engine, keeping, load_scenario, simulate
 from fedsel_flwr.simulations.keeping import FREE, Pace, in_words
+from fedsel_flwr.simulations.on_flower import Agreement
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario_files import override_keys
 from tests.simulations.cut_off_runs import content, parts
@@ -258,6 +259,22 @@ def test_seeds_may_be_added(tmp_path: Path, no_pictures: None) -> None:
     more = compare(smoke(), ["random", "round-robin"], seeds=[1, 2, 3], folder=tmp_path, resume=True)
     assert model.stat().st_mtime_ns == before
     assert more.table().equals(compare(smoke(), ["random", "round-robin"], seeds=[1, 2, 3]).table())
+
+
+def test_rounds_on_flower_are_not_played_again(
+    tmp_path: Path, no_pictures: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(record: Any, failed: int) -> None:
+        if record.round == 5:
+            raise Stop
+
+    scenario = smoke(api="message")
+    monkeypatch.setattr(engine, "run_simulation", in_process)
+    with pytest.raises(Stop):
+        compare(scenario, ["random", "bsfl"], seeds=1, rounds_on_flower=2, folder=tmp_path, update=stop)
+    monkeypatch.setattr(engine, "run_simulation", None)
+    result = compare(scenario, ["random", "bsfl"], seeds=1, rounds_on_flower=2, folder=tmp_path, resume=True)
+    assert result.agreement == Agreement(rounds=2, parted=0)
 
 
 # ---- both APIs -----------------------------------------------------------------------------------------------------
