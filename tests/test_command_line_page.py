@@ -14,6 +14,7 @@ from fedsel_flwr.commands import parser_of
 from fedsel_flwr.report import run_folder
 from fedsel_flwr.report.journal import JOURNAL
 from fedsel_flwr.rounds.history import ClientRecord, RoundRecord
+from fedsel_flwr.simulations.plan_files import PLAN
 from fedsel_flwr.simulations.results import RUN
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "command-line.md"
@@ -65,7 +66,7 @@ def test_every_file_and_column_that_is_named_is_there() -> None:
     files = set(re.findall(r"^\| `([a-z-]+\.[a-z]+)` \|", page, re.MULTILINE))
     own = {run_folder.ROUNDS, run_folder.CLIENTS, run_folder.MODEL, run_folder.SCENARIO, RUN, JOURNAL}
     made = {"flower.log", "comparison.png", "rounds.png", "runs.csv", "comparison.tex", "summary.json", "verdict.json"}
-    assert files == own | made | {"regret.parquet", "classes.parquet"}
+    assert files == own | made | {"regret.parquet", "classes.parquet", PLAN}
     assert {"client", "client_id"} <= {field.name for field in fields(ClientRecord)}
     for record in (RoundRecord, ClientRecord):
         assert "round" in {field.name for field in fields(record)}

@@ -35,6 +35,7 @@ NOT_RUN = {
     ("docs/README.md", "fedsel compare phones"): "over a minute",
     ("docs/beyond-one-machine.md", "# on the first machine"): "several machines",
     ("docs/beyond-one-machine.md", "export RAY_ADDRESS"): "cluster",
+    ("docs/command-line.md", "fedsel run --resume"): "a folder of yours",
     ("docs/comparing.md", "fedsel compare phones"): "over a minute",
     ("docs/observing.md", "from fedsel_flwr.callbacks import"): "does not install",
     ("docs/own-data.md", "from flwr_datasets import"): "downloads",
@@ -53,6 +54,7 @@ SAYS = {
     "watch.py": r'(\{"round": \d, "available": 10, "selected": 3, .*"failures": ""\}\n){3}Counter\(\)',
     "alone.py": r"^\[[\d \n]+\]$",
     "prices.py": r"on the same 3 seeds and partitions",
+    "going_on.py": r"^5 0\.\d{3}$",
     "quiet.py": r"(\d 0\.\d+ [\d.]+ s [\d.]+ J\n){5}\[\(10, 64\), \(10,\)\]",
 }
 """Program -> what its output has."""

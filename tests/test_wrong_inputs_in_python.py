@@ -14,6 +14,8 @@ from torch import nn
 from fedsel_flwr.errors import FedSelError
 from fedsel_flwr.selectors import Random, create
 from fedsel_flwr.simulations import Comparison, OwnData, compare, load_scenario, simulate
+from fedsel_flwr.simulations.building import make_strategy
+from fedsel_flwr.simulations.world import world_of
 
 SMOKE = load_scenario("smoke", {"engine": "vectorized", "rounds": 2})
 X, Y = np.random.default_rng(0).normal(size=(100, 4)), np.arange(100) % 2
@@ -58,6 +60,20 @@ def _model(make: Any) -> Callable[[], Any]:
 
 def _compared(selectors: Any, **options: Any) -> Callable[[], Any]:
     return lambda: compare(SMOKE, selectors, **{"seeds": 1, **options})
+
+
+def _own_strategy(**options: Any) -> Callable[[], Any]:
+    return lambda: simulate(SMOKE, strategy=make_strategy(world_of(SMOKE)), **options)
+
+
+def _again(place: str, *, resume: bool = True, **changes: Any) -> Callable[[], Any]:
+    """Run a scenario, and go on there with one that differs."""
+
+    def call() -> None:
+        simulate(SMOKE, **{place: "kept"})
+        simulate(SMOKE.model_copy(update=changes), **{place: "kept"}, resume=resume)
+
+    return call
 
 
 def _rows(last: Any) -> Callable[[], Any]:
@@ -115,6 +131,37 @@ WRONG: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "clients by name": (_data(partition={"a": [1], 1: [2]}), ["clients 0 … 1, as integers", "'a', 1"]),
     "rows for nobody": (_data(partition={}), ["for each client", "got dict {}"]),
     "one array of rows": (_data(partition=np.arange(100)), ["for each client", "got ndarray"]),
+    "resume without a folder": (
+        lambda: simulate(SMOKE, resume=True),
+        ["resume = True needs the folder", "checkpoint_dir"],
+    ),
+    "resume as a text": (lambda: simulate(SMOKE, resume="yes"), ["False, True or 'must', got 'yes'"]),  # type: ignore
+    "nothing to go on with": (
+        lambda: simulate(SMOKE, checkpoint_dir="new", resume="must"),
+        ["'new' holds no checkpoint"],
+    ),
+    "a comparison without a folder": (_compared(["random"], resume=True), ["resume = True needs the folder"]),
+    "no comparison to go on with": (_compared(["random"], folder="new", resume="must"), ["'new' does not exist"]),
+    "a checkpoint every -1": (lambda: simulate(SMOKE, folder="new", checkpoint_every=-1), ["checkpoint_every", "-1"]),
+    "checkpoints, but none": (
+        lambda: simulate(SMOKE, checkpoint_dir="new", checkpoint_every=0),
+        ["checkpoint_every = 0"],
+    ),
+    "no checkpoint kept": (
+        lambda: simulate(SMOKE, checkpoint_dir="new", keep_checkpoints=0),
+        ["keep_checkpoints", "0"],
+    ),
+    "checkpoints of a strategy": (_own_strategy(checkpoint_dir="new"), ["checkpoint_dir cannot be", "to the strategy"]),
+    "resume of a strategy": (_own_strategy(resume=True), ["resume cannot be", "to the strategy"]),
+    "a file as checkpoint_dir": (lambda: simulate(SMOKE, checkpoint_dir="taken"), ["'taken'", "File exists"]),
+    "another scenario's checkpoints": (_again("checkpoint_dir", seed=2), ["scenario.seed = 1, this one has 2"]),
+    "another run's folder": (_again("folder", seed=2), ["holds another run", "seed is 1 there and 2 here"]),
+    "more rounds of a finished run": (
+        _again("folder", rounds=9),
+        ["finished after 2 rounds", "new run with rounds = 9"],
+    ),
+    "fewer rounds than were done": (_again("checkpoint_dir", rounds=1), ["has done 2 rounds", "give at least 2"]),
+    "checkpoints of a run": (_again("checkpoint_dir", resume=False), ["of another run", "go on with resume=True"]),
     "no folder to load": (lambda: Comparison.load(), ["at least one folder"]),
     "a folder that is not there": (lambda: Comparison.load("nosuch"), ["'nosuch' does not exist"]),
     "a scenario's number": (lambda: load_scenario(3), ["name or the path of a TOML file, got int"]),  # type: ignore

@@ -1,13 +1,15 @@
 """The Flower app of this repository: ``flwr run .``.
 
 Every scenario key can be overridden: ``--run-config "scenario='smoke' selector='cs-ucb' rounds=5"``. An empty string
-leaves the scenario's own value; lists are written as strings, as Flower's bundler refuses lists.
+leaves the scenario's own value; lists are written as strings, as Flower's bundler refuses lists. ``checkpoint_dir`` and
+``resume`` are those of :func:`~fedsel_flwr.simulations.engine.simulate`.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from flwr.common import Context
 from flwr.common.logger import log
@@ -25,7 +27,7 @@ from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
 
 INFO = 20
-OWN_KEYS = ("scenario", "runs_dir")
+OWN_KEYS = ("scenario", "runs_dir", "checkpoint_dir", "resume")
 """Run-config keys that are not scenario keys."""
 
 
@@ -65,12 +67,26 @@ server_app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run the scenario over the nodes there are and write the run folder."""
     scenario = scenario_of(context)
-    result = drive(grid, scenario, on_round=_log_round)
+    result = drive(grid, scenario, on_round=_log_round, **keeping_of(context))
     root = Path(str(context.run_config.get("runs_dir") or "runs")).expanduser()
     folder = create_run_folder(f"{scenario.name}-{scenario.selector}", root).resolve()
     write_run(folder, scenario, result)
     _log_last_clients(result.history)
     log(INFO, "history, model and resolved scenario: %s", folder)
+
+
+def keeping_of(context: Context) -> dict[str, Any]:
+    """Where checkpoints go and whether the run goes on from them, as far as the run config says.
+
+    Raises:
+        ParameterError: ``resume`` without ``checkpoint_dir``, or of another value.
+    """
+    folder, resume = (context.run_config.get(key, "") for key in ("checkpoint_dir", "resume"))
+    if resume not in ("", True, False, "must"):
+        raise ParameterError(f"resume must be true, false or 'must', got {resume!r}")
+    if resume and not folder:
+        raise ParameterError(f"resume = {resume!r} needs checkpoint_dir, the folder of the run's checkpoints")
+    return {"checkpoint_dir": Path(str(folder)).expanduser(), "resume": resume or False} if folder else {}
 
 
 def _log_round(record: RoundRecord) -> None:

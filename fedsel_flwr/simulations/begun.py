@@ -10,6 +10,9 @@ from fedsel_flwr.simulations.keeping import in_words
 from fedsel_flwr.simulations.results import RUN, RunResult, read_label, read_run
 from fedsel_flwr.simulations.scenario import Scenario
 
+ENDS = ("rounds", "simulated_s", "joules")
+"""Keys that say where a run ends."""
+
 
 def has_begun(folder: Path) -> bool:
     """Whether a folder holds a run, as far as it has come."""
@@ -47,11 +50,12 @@ def finished_run(folder: str | Path, scenario: Scenario, label: str | None = Non
         return None
     _, _, result = read_run(place)
     done = len(result.history.rounds)
-    if scenario.rounds != other.rounds:
-        raise RunError(
-            f"the run in {str(place)!r} finished after {done} rounds with rounds = {other.rounds}, and its checkpoints "
-            f"are gone: begin a new run with rounds = {scenario.rounds}"
-        )
+    for key in ENDS:
+        if (mine := getattr(scenario, key)) != (theirs := getattr(other, key)):
+            raise RunError(
+                f"the run in {str(place)!r} finished after {done} rounds with {key} = {theirs}, and its checkpoints "
+                f"are gone: begin a new run with {key} = {mine}"
+            )
     return result
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from flwr.serverapp import Grid
 
 from fedsel_flwr.errors import RunError
+from fedsel_flwr.rounds.checkpoints import Resume
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.simulations.apis import APIS
 from fedsel_flwr.simulations.building import make_strategy
+from fedsel_flwr.simulations.keeping import Keeping
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.world import World, world_of
@@ -21,7 +24,14 @@ SETTLED_S = 3.0
 """The number of nodes counts as final when it has not changed for this long."""
 
 
-def drive(grid: Grid, scenario: Scenario, *, on_round: Callable[[RoundRecord], None] | None = None) -> RunResult:
+def drive(
+    grid: Grid,
+    scenario: Scenario,
+    *,
+    on_round: Callable[[RoundRecord], None] | None = None,
+    checkpoint_dir: str | Path | None = None,
+    resume: Resume = False,
+) -> RunResult:
     """Run the scenario's rounds with its own strategy over the nodes of a grid.
 
     The nodes are counted first, before the data are read.
@@ -30,17 +40,23 @@ def drive(grid: Grid, scenario: Scenario, *, on_round: Callable[[RoundRecord], N
         grid: Flower's connection to the nodes.
         scenario: The scenario.
         on_round: Called with each finished round.
+        checkpoint_dir: Folder of the run's checkpoints; None: none.
+        resume: Whether to go on from them, as in :func:`~fedsel_flwr.simulations.engine.simulate`.
 
     Returns:
         History and final model.
 
     Raises:
-        RunError: There are more or fewer nodes than the scenario has clients; says the command to use.
+        RunError: There are more or fewer nodes than the scenario has clients; says the command to use. Or there are
+            checkpoints that cannot be gone on from.
         ParameterError: The data or a parameter cannot be used.
     """
+    keeping = Keeping.of(scenario, None, checkpoint_dir, None, 3, resume)
     count_nodes(grid, scenario)
     world = world_of(scenario)
-    return run_rounds(grid, world, make_strategy(world, on_round))
+    strategy = make_strategy(world, on_round, keeping=keeping.options(scenario))
+    keeping.begin(strategy, world)
+    return run_rounds(grid, world, strategy)
 
 
 def run_rounds(grid: Grid, world: World, strategy: Any) -> RunResult:

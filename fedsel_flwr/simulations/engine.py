@@ -137,13 +137,16 @@ def simulate(
         check_processes(scenario, processes, device)
     check_engine(scenario, where, device)
     check_kinds(selector, objective, on_round)
+    if strategy is not None:
+        for name, value in (("folder", folder), ("checkpoint_dir", checkpoint_dir), ("resume", resume or None)):
+            if value is not None:
+                instead = (
+                    "write the result yourself" if name == "folder" else "give it to the strategy when you make it"
+                )
+                raise ParameterError(f"{name} cannot be given together with a strategy of your own: {instead}")
     keeping = Keeping.of(scenario, folder, checkpoint_dir, checkpoint_every, keep_checkpoints, resume)
     brought = Own(model, None if data is None else as_own_data(data), objective)
     scenario = brought.named_in(scenario)
-    if strategy is not None and (folder is not None or keeping.folder is not None):
-        what = "folder" if folder is not None else "checkpoint_dir"
-        instead = "write the result yourself" if folder is not None else "give it to the strategy when you make it"
-        raise ParameterError(f"{what} cannot be given together with a strategy of your own: {instead}")
     label = label or (selector.name if selector else None)
     if resume and folder is not None and (finished := finished_run(folder, scenario, label)):
         keeping.finished()  # it may have been cut off before they were removed

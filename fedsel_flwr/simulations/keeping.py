@@ -74,8 +74,8 @@ class Keeping:
             raise ParameterError(f"resume must be False, True or 'must', got {resume!r}")
         number = 1 if every is None else whole("checkpoint_every", every, 0)
         keep = whole("keep_checkpoints", keep, 1)
-        if not number and (resume or checkpoint_dir is not None):
-            what = f"resume = {resume!r}" if resume else "checkpoint_dir"
+        if not number and (resume == "must" or checkpoint_dir is not None):
+            what = "checkpoint_dir" if checkpoint_dir is not None else "resume = 'must'"
             raise ParameterError(f"{what} needs checkpoints: leave out checkpoint_every = 0, which writes none")
         if checkpoint_dir is not None:
             return cls(Path(checkpoint_dir), False, number, keep, resume)

@@ -48,13 +48,13 @@ def read_plan(folder: Path) -> dict[str, Any]:
         one = {"label": label, "name": scenario.selector}
         return {"scenario": scenario.model_dump(), "selectors": [one], "seeds": [scenario.seed]}
     try:
-        said = json.loads((folder / PLAN).read_text("utf-8"))
+        said = dict(json.loads((folder / PLAN).read_text("utf-8")))
         missing = sorted({"scenario", "selectors", "seeds"} - said.keys())
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise ParameterError(f"{str(folder / PLAN)!r} cannot be read: {error}") from error
     if missing:
         raise ParameterError(f"{str(folder / PLAN)!r} is no plan: it lacks {', '.join(missing)}")
-    return dict(said)
+    return said
 
 
 def newest_like(said: Mapping[str, Any], root: Path) -> Path:

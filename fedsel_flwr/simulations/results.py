@@ -55,8 +55,8 @@ class RunFolder:
     """
 
     def __init__(self, folder: str | Path, scenario: Scenario, label: str | None = None) -> None:
-        self.path, self._scenario, self._label = Path(folder), scenario, label or scenario.selector
         load_optional("pyarrow.parquet")  # before a long run, not behind it
+        self.path, self._scenario, self._label = Path(folder), scenario, label or scenario.selector
         self._ledger: Ledger | None = None
         with self._told("begun"):
             self.path.mkdir(parents=True, exist_ok=True)

@@ -43,6 +43,7 @@ def context(**run_config: Any) -> Context:
 def test_an_empty_run_config_is_the_demonstration() -> None:
     """As [tool.flwr.app.config] gives it: the scenario's name, everything else empty."""
     config = dict.fromkeys(override_keys(), "") | {"scenario": "digits", "runs_dir": ""}
+    config |= {"checkpoint_dir": "", "resume": ""}
     given = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config)
     assert scenario_of(given) == load_scenario("digits")
     assert scenario_of(context()) == load_scenario("digits")
@@ -77,6 +78,18 @@ def test_faults_in_the_run_config(config: dict[str, Any], message: str) -> None:
 def test_the_vectorized_engine_is_not_flowers() -> None:
     with pytest.raises(ParameterError, match="engine = 'vectorized', but flwr run is Flower's own engine"):
         scenario_of(context(scenario="smoke", engine="vectorized"))
+
+
+def test_where_checkpoints_go(tmp_path: Path) -> None:
+    assert app.keeping_of(context()) == app.keeping_of(context(checkpoint_dir="", resume="")) == {}
+    here = {"checkpoint_dir": tmp_path, "resume": False}
+    assert app.keeping_of(context(checkpoint_dir=str(tmp_path))) == here
+    for resume in (True, "must"):
+        assert app.keeping_of(context(checkpoint_dir=str(tmp_path), resume=resume)) == here | {"resume": resume}
+    with pytest.raises(ParameterError, match="resume = True needs checkpoint_dir"):
+        app.keeping_of(context(resume=True))
+    with pytest.raises(ParameterError, match="resume must be true, false or 'must', got 'yes'"):
+        app.keeping_of(context(checkpoint_dir=str(tmp_path), resume="yes"))
 
 
 # ---- the log -------------------------------------------------------------------------------------------------------

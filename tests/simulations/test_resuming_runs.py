@@ -153,3 +153,19 @@ def test_a_comparison_goes_on_with_the_run_that_was_cut_off(zygote: Zygote, fold
     assert "bsfl, seed 1: round  1/24" not in out
     assert "random, seed 1: round  1/24" not in out
     assert "bsfl, seed 2: round  1/24" in out
+
+
+def test_a_run_goes_on_from_a_folder_of_checkpoints(zygote: Zygote, folder: Path) -> None:
+    """One line for the first start and for every other; what has ended goes on to a later round."""
+    line = ["run", "smoke", "--engine", "vectorized", "--quiet", "--checkpoint-dir", "kept", "--resume", "--rounds"]
+    made = []
+    for rounds in ("5", "9", "9"):
+        status, out, err = zygote.call(command, [*line, rounds], folder)
+        assert (status, err) == (0, "")
+        made.append(Path(out.splitlines()[-1]))
+    straight = begun(zygote, folder / "straight", None, "run", "smoke", "--engine", "vectorized", "--rounds", "9")
+    for place in made[1:]:
+        expected, found = dict(content(straight)), dict(content(place))
+        assert expected.pop("plan.json") != found.pop("plan.json")
+        assert found == expected
+    assert sorted(path.name for path in (folder / "kept").glob("*.json")) == [f"round-{k:06d}.json" for k in (7, 8, 9)]

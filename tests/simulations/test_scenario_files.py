@@ -26,7 +26,7 @@ from fedsel_flwr.simulations.scenario_files import load_scenario, override_keys,
 from tests.processes import environment
 
 ROOT = Path(__file__).resolve().parents[2]
-NOT_SCENARIO_KEYS = {"scenario", "runs_dir"}
+NOT_SCENARIO_KEYS = {"scenario", "runs_dir", "checkpoint_dir", "resume"}
 
 
 def own_keys(table: type[BaseModel] = Scenario, prefix: str = "") -> Iterator[tuple[str, Any]]:
