@@ -46,7 +46,8 @@ class Adapter:
         max_update_norm: Refuse an update whose L2 norm, over all arrays of its difference to the global model, is
             larger; None for no limit.
         max_clients: Refuse newcomers beyond this many clients.
-        max_new_per_round: Admit at most this many newcomers a round after the first.
+        max_new_per_round: Admit at most this many newcomers a round after the first, and let at most so many be chosen
+            in a round that joined later and have delivered no usable update yet.
         evict_after: With ``max_clients`` reached, replace clients away for more than this many rounds.
         metric_keys: Names under which clients report.
         roll_call_timeout: Seconds to wait for new clients to say who they are, and for answers to probes.
