@@ -15,6 +15,7 @@ the order in which a round goes through them:
 ``client_values``   selector parameters that users give by client id and selectors read by row
 ``presence``        who takes part, beyond being connected
 ``cooldown``        who is left in peace after failures
+``trial``           who joined later and has delivered nothing yet
 ``probing``         what a selector asks before it chooses, and what the answers cost
 ``round``           what lives from the choice to the end
 ``untrusted``       values that clients sent, and what they may have meant

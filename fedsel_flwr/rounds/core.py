@@ -209,6 +209,7 @@ class SelectionCore:
         completed = np.array([result.completed for result in results], dtype=np.bool_)
         spare = np.array([result.spare for result in results], dtype=np.bool_)
         parts.cooldown.note(round.rows, completed | spare, round.number)
+        parts.trial.note(round.rows, completed | spare)
         probe_s, probe_j = parts.probing.settle()
         parts.history.append(
             round=round.number,
@@ -242,10 +243,10 @@ class SelectionCore:
         present = roster.present(connected)
         roster.seen(present.rows, upcoming)
         here = present.only(self.parts.cooldown.ready(present.rows, upcoming))
-        if self._availability is None:
-            return here
-        seconds = rounds[-1].simulated_s if rounds else 0.0
-        return here.only(available(self._availability, [roster.ids[row] for row in here.rows], upcoming, seconds))
+        if self._availability is not None:
+            seconds = rounds[-1].simulated_s if rounds else 0.0
+            here = here.only(available(self._availability, [roster.ids[row] for row in here.rows], upcoming, seconds))
+        return here.only(self.parts.trial.offered(here.rows))
 
     def _open(self) -> Round:
         if self._round is None:

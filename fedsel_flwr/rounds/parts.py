@@ -14,6 +14,7 @@ from fedsel_flwr.rounds.reporting import Reporter
 from fedsel_flwr.rounds.rollcall import RollCall
 from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.rounds.settings import Settings
+from fedsel_flwr.rounds.trial import Trial
 from fedsel_flwr.selectors import Selector
 
 
@@ -26,6 +27,7 @@ class Parts(NamedTuple):
     enrolment: Enrolment
     probing: Probing
     cooldown: Cooldown
+    trial: Trial
     measurer: Measurer
     reporter: Reporter
     history: History
@@ -48,6 +50,7 @@ def make_parts(
         enrolment=Enrolment(selector, roster, measurer, client_values),
         probing=Probing(selector, roster, settings),
         cooldown=Cooldown(settings.cooldown),
+        trial=Trial(roster),
         measurer=measurer,
         reporter=Reporter(selector, roster, settings.max_latency),
         history=History(),

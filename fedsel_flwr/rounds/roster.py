@@ -45,7 +45,8 @@ class Roster:
 
     Args:
         max_clients: Refuse newcomers beyond this many clients; None for no limit.
-        max_new_per_round: Admit at most this many newcomers a round after the first roll call; None for no limit.
+        max_new_per_round: Admit at most this many newcomers a round after the first roll call, and let at most so many
+            be chosen in a round that have delivered no usable update yet; None for no limit.
         evict_after: With ``max_clients`` reached, give the row of the client that has been away longest, and for
             more than this many rounds, to a newcomer; None never evicts.
 

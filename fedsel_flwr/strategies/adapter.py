@@ -52,7 +52,8 @@ class Adapter(BetweenRounds):
         warmup_rounds: In the first rounds ask everybody available in place of the selector's choice, without probes;
             the selector learns from what they report. The same for every selector.
         max_clients: Refuse newcomers beyond this many clients.
-        max_new_per_round: Admit at most this many newcomers a round after the first.
+        max_new_per_round: Admit at most this many newcomers a round after the first, and let at most so many be chosen
+            in a round that joined later and have delivered no usable update yet.
         evict_after: With ``max_clients`` reached, replace clients away for more than this many rounds.
         metric_keys: Names under which clients report.
         roll_call_timeout: Seconds to wait for new clients to say who they are, and for answers to probes.

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,8 @@ START = (
 )
 """What a helper runs: a program of its own, so that scripts need no guard, and notebooks have helpers too."""
 GONE = (EOFError, OSError)
+MESSAGE_S = 60
+"""Seconds in which a helper must take or bring the rest of a message that has begun."""
 
 
 class Remote:
@@ -42,6 +45,8 @@ class Remote:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
+        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", MESSAGE_S, 0))
         with theirs:
             path = json.dumps([place for place in sys.path if isinstance(place, str)])
             try:
@@ -91,15 +96,19 @@ class Remote:
             self._connection.send(("train", number, count, first, rate, rows, draws))
         return not self.gone
 
-    def finished(self) -> bool:
-        """Wait until it has trained; return whether it has, rather than ended.
+    def finished(self, seconds: float) -> bool:
+        """Wait until it has trained; return whether it has, rather than ended, or been ended after so long.
 
         Raises:
             Exception: What was raised there.
         """
         with self._losing_it():
-            self._hear()
-        return not self.gone
+            if self._connection.poll(seconds):
+                self._hear()
+                return not self.gone
+            logger.warning("a helper process has not answered for %.3g s and is ended", seconds)
+            raise TimeoutError
+        return False
 
     def close(self) -> None:
         """End it, at once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,8 @@ from fedsel_flwr.clients.batched.trainer import Arrays, BatchedTrainer, Pairs
 from fedsel_flwr.clients.settings import TrainingSettings
 
 logger = logging.getLogger("fedsel_flwr")
+PATIENCE_S, SLOWER = 60.0, 20.0
+"""Seconds that a helper may need beyond those of this process, and how many times as long it may need."""
 
 
 class SharedTrainer:
@@ -96,6 +99,8 @@ class SharedTrainer:
             )
         ]
 
+        began = time.monotonic()
+
         def train_here(part: slice) -> None:
             into = [torch.from_numpy(stack[part]) for stack in stacks]
             own = Examples(examples.inputs, examples.labels, examples.rows[part])
@@ -106,8 +111,9 @@ class SharedTrainer:
             for part in parts:
                 if part.start not in given:
                     train_here(part)
+            patience = PATIENCE_S + SLOWER * (time.monotonic() - began)
             for part, remote in busy:
-                if remote.finished():
+                if remote.finished(patience):
                     self._helpers.tasks += 1
                 else:
                     train_here(part)

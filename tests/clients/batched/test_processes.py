@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsel_flwr.clients.batched import BatchedTrainer, Examples, Helpers, SharedTrainer
+from fedsel_flwr.clients.batched import BatchedTrainer, Examples, Helpers, SharedTrainer, shared
 from fedsel_flwr.clients.batched.parts import shares
 from fedsel_flwr.clients.objectives import Objective, Reduction, cross_entropy, fraction_correct
 from fedsel_flwr.clients.parameters import get_arrays
@@ -226,6 +226,31 @@ def test_helpers_that_are_killed_are_replaced_by_this_process(three: Helpers, ca
     assert same(later, expected)
     said = [record.getMessage() for record in caplog.records]
     assert said == ["a helper process ended at work (status -9): this process trains its clients from here on"] * 2
+
+
+@pytest.mark.slow
+def test_a_helper_that_hangs_is_not_waited_for_for_ever(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(shared, "SLOWER", 0.0)
+    model = network()
+    with Helpers(2) as helpers:
+        trainer = SharedTrainer(BatchedTrainer(model, SETTINGS), helpers)
+        expected = trainer.train(get_arrays(model), EQUAL, drawn(EQUAL))
+        while not helpers.wait():
+            trainer.train(get_arrays(model), EQUAL, drawn(EQUAL))
+        trainer.train(get_arrays(model), EQUAL, drawn(EQUAL))
+        helpers.wait()
+        (pid,) = helpers.pids
+        os.kill(pid, signal.SIGSTOP)
+        assert same(trainer.train(get_arrays(model), EQUAL, drawn(EQUAL)), expected)
+        assert helpers.pids == []
+        assert not psutil.pid_exists(pid)
+    assert [record.getMessage() for record in caplog.records] == [
+        "a helper process has not answered for 0.5 s and is ended",
+        "a helper process ended at work (status -9): this process trains its clients from here on",
+    ]
 
 
 def test_without_memory_to_share_this_process_trains_alone(
