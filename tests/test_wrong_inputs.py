@@ -90,6 +90,7 @@ FAULTS: list[tuple[list[str], list[str]]] = [
     (_set("training.learning_rate=fast"), ["training.learning_rate = 'fast'", "valid number"]),
     (_set("training=1"), ["training = 1: expected a table"]),
     (_set("rounds.x=1"), ["'rounds' is a value, not a table"]),
+    (_set("aggregation.warmup_rounds=10"), ["warmup_rounds = 10 leaves nothing to choose in rounds = 3"]),
     (_set("partition.sizes=1,x"), ["partition.sizes = '1,x': expected a list of numbers"]),
     (_set(TRACE), ["needs availability.trace", "CSV"]),
     (_set(TRACE, "availability.trace=."), ["'.' is a folder", "CSV"]),
