@@ -14,7 +14,7 @@ from fedsel_flwr.report.panels import GREY, blank, dress, finished, look_of
 from fedsel_flwr.report.summary import smoothed
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
 
     from fedsel_flwr.rounds.history import History
 
@@ -47,12 +47,13 @@ def plot_rounds(
     num_clients: int,
     target_accuracy: float,
     title: str = "",
+    lost: Mapping[str, Sequence[ArrayLike]] | None = None,
 ) -> Path:
     """Draw one PNG of what happened by rounds, where :func:`~fedsel_flwr.report.plots.plot_comparison` has seconds.
 
     Left: test accuracy, mean of five rounds. Middle: clients selected at least once. Right: the selection fractions of
     all clients of the first seed, median and, of up to four selectors, the range between the least and the most
-    selected one. Left and middle
+    selected one. A fourth panel shows what waiting was lost against knowing the clients' means. All but the fractions
     are means over the seeds, as far as all of them go.
 
     Args:
@@ -61,6 +62,8 @@ def plot_rounds(
         num_clients: Number of clients of the federation, those never selected included.
         target_accuracy: Test accuracy to mark, a fraction in (0, 1].
         title: Heading of the picture.
+        lost: Selector -> Xia's theta of each of its runs, seconds lost a round so far, by rounds; None draws no such
+            panel.
 
     Returns:
         ``path``.
@@ -72,8 +75,8 @@ def plot_rounds(
     drawn = {selector: histories for selector, histories in runs.items() if histories}
     if not drawn:
         raise ParameterError("plot_rounds needs at least one history of one selector; it got none.")
-    figure = blank(14)
-    left, middle, right = figure.subplots(1, 3)
+    figure = blank(18 if lost else 14)
+    left, middle, right, *last = figure.subplots(1, 4 if lost else 3)
     banded = len(drawn) <= MOST_BANDS
     highest = 0.0  # of the fractions, the first rounds left out, in which they are near 1
     for index, (selector, histories) in enumerate(drawn.items()):
@@ -89,11 +92,16 @@ def plot_rounds(
         edges = (first.min(axis=1), first.max(axis=1)) if banded else (np.median(first, axis=1),) * 2
         right.fill_between(own_rounds, *edges, color=look["color"], alpha=0.12, linewidth=0)
         highest = max(highest, float(edges[1][len(first) // 5 :].max(initial=0.0)))
+        for axes in last:
+            each = [np.asarray(one, dtype=np.float64)[: len(rounds)] for one in (lost or {})[selector]]
+            axes.plot(rounds, np.mean(each, axis=0), **look)
+            axes.axhline(0, color=GREY, linewidth=1, zorder=1)
+            dress(axes, "Lost against knowing the means (theta)", "round", "seconds a round so far")
     left.axhline(100 * target_accuracy, color=GREY, linestyle="--", linewidth=1, zorder=1)
     middle.axhline(num_clients, color=GREY, linestyle="--", linewidth=1, zorder=1)
     middle.set_ylim(bottom=0)
     right.set_ylim(0, 1.1 * highest or 1.0)
-    for axes in (left, middle, right):
+    for axes in (left, middle, right, *last):
         axes.set_xlim(left=1)
     dress(left, "Accuracy, mean of 5 rounds", "round", "test accuracy (%)")
     dress(middle, "Clients selected at least once", "round", "clients")

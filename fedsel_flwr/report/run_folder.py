@@ -105,6 +105,15 @@ def write_table(path: Path, columns: Mapping[str, NDArray[Any]]) -> None:
         load_optional("pyarrow.parquet").write_table(table, temporary, compression="zstd")
 
 
+def read_table(path: Path) -> dict[str, NDArray[Any]]:
+    """Read back what :func:`write_table` wrote; raises :class:`ParameterError` if it is damaged."""
+    try:
+        table = load_optional("pyarrow.parquet").ParquetFile(path).read()
+    except (OSError, ValueError) as error:
+        raise ParameterError(f"Expected a table that write_table wrote in {path}: {error}") from error
+    return {name: np.asarray(column) for name, column in zip(table.schema.names, table.columns, strict=True)}
+
+
 def read_history(folder: str | os.PathLike[str]) -> History:
     """Read back what ``write_history`` wrote, or, of a run that was cut off, the rounds in its journal.
 

@@ -14,6 +14,7 @@ from fedsel_flwr.report.files import replacing
 from fedsel_flwr.report.frames import latex, runs_frame, summary_frame
 from fedsel_flwr.report.plots import plot_comparison
 from fedsel_flwr.report.rounds_plot import plot_rounds
+from fedsel_flwr.report.run_folder import read_table
 from fedsel_flwr.report.summary import RunSummary, summarize
 from fedsel_flwr.report.verdict import Verdict, verdict
 from fedsel_flwr.rounds.history import History
@@ -24,6 +25,8 @@ from fedsel_flwr.simulations.scenario import Scenario
 if TYPE_CHECKING:
     import pandas as pd
 
+REGRET = "regret.parquet"
+"""Of a run: what its choices lost against knowing the clients' means."""
 VARIED = frozenset({"name", "description", "selector", "seed", "selectors", "engine"})
 """Keys of a scenario in which the runs of one comparison may differ."""
 
@@ -114,9 +117,24 @@ class Comparison:
         said = self.verdict
         return plot_comparison(self.histories, path, differences=said.times if said else (), **self._of_pictures)
 
-    def plot_rounds(self, path: str | Path) -> Path:
-        """Draw what happened by rounds (:func:`~fedsel_flwr.report.rounds_plot.plot_rounds`); returns its path."""
-        return plot_rounds(self.histories, path, **self._of_pictures)
+    def plot_rounds(self, path: str | Path, folder: str | Path | None = None) -> Path:
+        """Draw what happened by rounds (:func:`~fedsel_flwr.report.rounds_plot.plot_rounds`); returns its path.
+
+        With the comparison's ``folder`` also what was lost against knowing the means, where every run has that.
+        """
+        lost = self._lost(Path(folder)) if folder else {}
+        return plot_rounds(self.histories, path, lost=lost or None, **self._of_pictures)
+
+    def _lost(self, folder: Path) -> dict[str, list[Any]]:
+        """Selector -> theta of each of its runs; empty where a run has none."""
+        lost: dict[str, list[Any]] = {}
+        for run in self.runs:
+            places = [folder / run_name(run.selector, run.scenario.seed) / REGRET, folder / REGRET]
+            path = next((path for path in places if path.exists()), None)
+            if path is None:
+                return {}
+            lost.setdefault(run.selector, []).append(read_table(path)["theta"])
+        return lost
 
     @property
     def _of_pictures(self) -> dict[str, Any]:
@@ -167,7 +185,7 @@ class Comparison:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self.plot(folder / "comparison.png")
-            self.plot_rounds(folder / "rounds.png")
+            self.plot_rounds(folder / "rounds.png", folder)
             self.to_csv(folder / "runs.csv")
             self.to_latex(folder / "comparison.tex")
             figures = self.figures()

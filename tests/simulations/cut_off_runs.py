@@ -67,7 +67,7 @@ def command(argv: list[str], folder: Path) -> tuple[int, str, str]:
     os.chdir(folder)
     keeping.SHARE = 1.0
     for name in ("plot", "plot_rounds"):
-        setattr(Comparison, name, lambda self, path: Path(path).touch())
+        setattr(Comparison, name, lambda self, path, *rest: Path(path).touch())
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = main(argv)

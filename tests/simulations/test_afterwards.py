@@ -15,7 +15,8 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report import run_folder
 from fedsel_flwr.report.rounds_plot import selection_fractions
 from fedsel_flwr.selectors import create
-from fedsel_flwr.simulations import compare
+from fedsel_flwr.simulations import compare, comparison
+from fedsel_flwr.simulations.comparison import Comparison
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.world import World
@@ -129,3 +130,21 @@ def test_without_classes_it_is_refused() -> None:
     }
     with pytest.raises(ParameterError, match="per_class_accuracy needs classes"):
         simulate(load_scenario("digits", keys), engine="vectorized")
+
+
+def test_the_picture_of_a_comparison_shows_the_regret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is drawn is the column theta of each run, also when the comparison is read back."""
+    drawn: list[dict[str, Any]] = []
+    monkeypatch.setattr(comparison, "plot_comparison", lambda *given, **options: None)
+    monkeypatch.setattr(comparison, "plot_rounds", lambda *given, **options: drawn.append(options["lost"]))
+    small = load_scenario("digits", KEYS | {"rounds": 5, "per_class_accuracy": False})
+    compare(small, ["random", "bsfl"], seeds=2, folder=tmp_path, quiet=True)
+    Comparison.load(tmp_path).report(tmp_path)
+    for lost in drawn:
+        for name, each in lost.items():
+            for seed, theta in zip((1, 2), each, strict=True):
+                assert theta.tolist() == [row["theta"] for row in _rows(tmp_path / f"{name}-seed{seed}", "regret")]
+    assert [set(lost) for lost in drawn] == [{"random", "bsfl"}] * 2
+    (tmp_path / "bsfl-seed2" / "regret.parquet").unlink()
+    Comparison.load(tmp_path).report(tmp_path)
+    assert drawn[-1] is None

@@ -202,7 +202,7 @@ def test_checkpoints_take_no_more_than_their_share(monkeypatch: pytest.MonkeyPat
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pictures of comparisons are empty files: nothing here looks at them."""
     for name in ("plot", "plot_rounds"):
-        monkeypatch.setattr(Comparison, name, lambda self, path: Path(path).touch())
+        monkeypatch.setattr(Comparison, name, lambda self, path, *rest: Path(path).touch())
 
 
 def compared(folder: Path, stop: tuple[str, int] | None = None, **options: Any) -> Any:
