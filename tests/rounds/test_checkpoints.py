@@ -78,7 +78,7 @@ TREES = st.recursive(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.dictionaries(st.text(max_size=4), TREES, max_size=3))
 def test_any_state_comes_back_bit_for_bit(state: dict[str, Any]) -> None:
     text, arrays = packed(state, "state")

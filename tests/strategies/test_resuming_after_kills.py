@@ -88,12 +88,12 @@ def check_killed(zygote: Zygote, run: Run, folder: Path, moments: int) -> None:
         assert rest.result() == straight.result(), f"killed {moment[1]:.4f} s after step {moment[0]}"
         assert rest.journal == journal(straight)
         assert straight.told[-len(rest.told) :] == rest.told
-    assert cut_off > moments // 2
+    assert 2 * cut_off >= moments
 
 
 @pytest.mark.parametrize("run", [RUNS[2], RUNS[4]], ids=str)
 def test_killed_at_random_moments(zygote: Zygote, run: Run, folder: Path) -> None:
-    check_killed(zygote, run, folder, 3)
+    check_killed(zygote, run, folder, 2)
 
 
 @pytest.mark.slow
