@@ -78,7 +78,7 @@ TREES = st.recursive(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.dictionaries(st.text(max_size=4), TREES, max_size=3))
 def test_any_state_comes_back_bit_for_bit(state: dict[str, Any]) -> None:
     text, arrays = packed(state, "state")
@@ -214,13 +214,14 @@ def test_the_newest_that_fits_is_taken_and_the_others_are_set_aside(
 def test_so_many_are_kept_and_leftovers_of_a_death_are_cleared(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path, every=2, keep=2, resume=True)
     assert [number for number in range(1, 8) if store.due(number)] == [2, 4, 6]
-    for name in ("round-000001.safetensors", "round-000003.json.tmp", "round-000099.safetensors", "notes.txt"):
+    newer = ["round-000098.json", "round-000099.json", "round-000099.safetensors"]  # nobody's business here
+    for name in ("round-000001.safetensors", "round-000003.json.tmp", "notes.txt", *newer):
         (tmp_path / name).write_bytes(b"")
     for number in (2, 4, 6):
         store.write(checkpoint(number))
     assert sorted(os.listdir(tmp_path)) == [
         "notes.txt", "round-000004.json", "round-000004.safetensors", "round-000006.json", "round-000006.safetensors",
-        "round-000099.safetensors",
+        *newer,
     ]  # fmt: skip
 
 

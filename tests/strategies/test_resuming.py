@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
-from flwr.common import Parameters
+from flwr.common import Parameters, ndarrays_to_parameters
 from flwr.server import strategy as legacy_bases
 from flwr.serverapp import strategy as message_bases
 
@@ -386,3 +386,15 @@ def test_models_that_are_no_arrays_come_back_as_they_were() -> None:
     assert parameters_of(kept) == trees
     with pytest.raises(RunError, match=r"cannot save a model of list: expected flwr\.common\.Parameters"):
         saved_model([trees, None])  # type: ignore[arg-type]
+
+
+def test_the_initial_model_of_a_wrapped_base_is_compared_as_well(tmp_path: Path) -> None:
+    for shape, agrees in (((12,), True), ((5,), False)):
+        inner = legacy_bases.FedAvg(fraction_evaluate=0.0, initial_parameters=ndarrays_to_parameters([np.zeros(shape)]))
+        base = legacy_bases.DifferentialPrivacyServerSideFixedClipping(inner, 0.0, 1.0, world.COHORT)
+        strategy = strategy_of(base, tmp_path, resume=True)
+        if agrees:
+            drive(strategy, 2)
+            continue
+        with pytest.raises(RunError, match=r"its model has arrays of the shapes 0 \(12,\), the initial model 0 \(5,\)"):
+            strategy.initialize_parameters(None)  # type: ignore[arg-type]

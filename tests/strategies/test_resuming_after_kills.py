@@ -88,21 +88,23 @@ def check_killed(zygote: Zygote, run: Run, folder: Path, moments: int) -> None:
         assert rest.result() == straight.result(), f"killed {moment[1]:.4f} s after step {moment[0]}"
         assert rest.journal == journal(straight)
         assert straight.told[-len(rest.told) :] == rest.told
-    assert cut_off > moments // 2
+    assert 2 * cut_off >= moments
 
 
 @pytest.mark.parametrize("run", [RUNS[2], RUNS[4]], ids=str)
 def test_killed_at_random_moments(zygote: Zygote, run: Run, folder: Path) -> None:
-    check_killed(zygote, run, folder, 3)
+    check_killed(zygote, run, folder, 2)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("run", RUNS, ids=str)
 def test_killed_at_twenty_random_moments(zygote: Zygote, run: Run, folder: Path) -> None:
     check_killed(zygote, run, folder, 20)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("api", APIS)
 def test_killed_again_and_again(zygote: Zygote, api: str, folder: Path) -> None:
     """A run gets on, however often it is killed."""
@@ -148,6 +150,7 @@ def test_dying_at_every_point(zygote: Zygote, api: str, folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("run", [RUNS[1], RUNS[5]], ids=str)
 @pytest.mark.parametrize("every", [1, 2])
 def test_dying_at_every_point_of_a_longer_run(zygote: Zygote, run: Run, every: int, folder: Path) -> None:

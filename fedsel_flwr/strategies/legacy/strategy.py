@@ -56,7 +56,8 @@ class SelectionStrategy(Adapter, Strategy):
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters | None:
         """Return the base's initial model, else that of the first client that answers; or the checkpoint's."""
-        checkpoint = self._begin_run(named(getattr(self.base, "initial_parameters", None)))
+        known = (getattr(layer, "initial_parameters", None) for layer in bases.layers(self.base))
+        checkpoint = self._begin_run(named(next((one for one in known if one is not None), None)))
         if checkpoint is not None:
             if self._resuming.total_rounds is None:
                 logger.warning(
