@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedsel_flwr import cli
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report.run_folder import read_history
 from fedsel_flwr.selectors import CSUCB, Random
@@ -238,6 +239,26 @@ def test_a_comparison_of_classes_goes_on(tmp_path: Path, no_pictures: None) -> N
     assert result.table().equals(straight.table())
     assert result.verdict == straight.verdict
     assert content(tmp_path / "cut") == content(tmp_path / "straight")
+
+
+def test_the_command_goes_on_with_a_comparison(
+    tmp_path: Path, no_pictures: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By its folder alone: the plan is in it."""
+
+    def stop(record: Any, failed: int) -> None:
+        if (record.round, len(list(tmp_path.glob("cut/*/run.json")))) == (4, 2):
+            raise Stop
+
+    straight = compare(smoke(), ["bsfl", "random"], seeds=[1, 4], folder=tmp_path / "straight")
+    with pytest.raises(Stop):
+        compare(smoke(), ["bsfl", "random"], seeds=[1, 4], folder=tmp_path / "cut", update=stop)
+    assert cli.main(["compare", "--resume", str(tmp_path / "cut"), "--quiet"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert straight.verdict is not None
+    assert out.splitlines()[-2:] == [straight.verdict.sentence, str(tmp_path / "cut")]
+    assert content(tmp_path / "cut") == {**content(tmp_path / "straight"), "flower.log": None}
 
 
 def test_a_comparison_goes_on_only_with_its_own_runs(tmp_path: Path, no_pictures: None) -> None:

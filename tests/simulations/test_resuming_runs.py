@@ -136,6 +136,7 @@ def test_a_run_goes_on_in_its_folder(zygote: Zygote, folder: Path) -> None:
     assert content(cut_off) == content(straight)
 
 
+@pytest.mark.slow
 def test_a_comparison_goes_on_with_the_run_that_was_cut_off(zygote: Zygote, folder: Path) -> None:
     argv = ("compare", "smoke", "--rounds", "24", "--selectors", "bsfl,random", "--seeds", "2", "--set",
             "target_accuracy=0.5")  # fmt: skip
@@ -155,6 +156,7 @@ def test_a_comparison_goes_on_with_the_run_that_was_cut_off(zygote: Zygote, fold
     assert "bsfl, seed 2: round  1/24" in out
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_a_folder_of_checkpoints(zygote: Zygote, folder: Path) -> None:
     """One line for the first start and for every other; what has ended goes on to a later round."""
     line = ["run", "smoke", "--engine", "vectorized", "--quiet", "--checkpoint-dir", "kept", "--resume", "--rounds"]
