@@ -71,7 +71,7 @@ class Plan:
         left_out: Mapping[str, str] | None = None,
         checkpoints: Mapping[str, Any] | None = None,
     ) -> Plan:
-        """Make the plan; arguments and errors are those of :func:`compare`."""
+        """Make the plan; arguments and errors are those of :func:`~fedsel_flwr.simulations.comparing.compare`."""
         if not isinstance(scenario, Scenario):
             raise ParameterError(
                 f"scenario must be a Scenario, as load_scenario makes one, got {type(scenario).__name__}"
@@ -148,7 +148,7 @@ class Plan:
         resume: bool = False,
         **options: Any,
     ) -> Comparison:
-        """Run everything; arguments, result and errors are those of :func:`compare`, options go to ``simulate``.
+        """Run everything; arguments, result and errors are those of ``compare``, options go to ``simulate``.
 
         Every selector runs on the first seed, then on the next: what there is after an interruption can be compared,
         and the data of a seed are made once.
