@@ -34,7 +34,11 @@ def advice(worlds: Mapping[str, Figures], scenarios: Mapping[str, Scenario]) -> 
         said = [f"({letters[name]}) {_best(own, figure, fits, best)}" for name, own in worlds.items()]
         lines.append(f"- **{need}**: {'; '.join(said)}.")
     told = [f"({letters[name]}) {_listed(_alike(own))}" for name, own in worlds.items()]
-    lines.append(f"- **Told apart from random in none of the four columns**: {'; '.join(told)}.")
+    lines.append(
+        f"- **At the target on every seed, but told apart from random in none of the columns**: {'; '.join(told)}."
+    )
+    told = [f"({letters[name]}) {_listed(_short_of_it(own))}" for name, own in worlds.items()]
+    lines.append(f"- **Not at the target on every seed**: {'; '.join(told)}.")
     told = [f"({letters[name]}) {_listed(_worse(own))}" for name, own in worlds.items()]
     lines.append(f"- **Worse than random in a column and better in none**: {'; '.join(told)}.")
     always = [label for label in _contenders(worlds) if _sooner_everywhere(worlds, label)]
@@ -90,7 +94,15 @@ def _sooner_everywhere(worlds: Mapping[str, Figures], label: str) -> bool:
 
 
 def _alike(own: Figures) -> list[str]:
-    return [label for label, one in own.items() if _plain(label) and not any(d.differs for d in one.against.values())]
+    return [
+        label
+        for label, one in own.items()
+        if _plain(label) and one.always("time_to_target_s") and not any(d.differs for d in one.against.values())
+    ]
+
+
+def _short_of_it(own: Figures) -> list[str]:
+    return [label for label, one in own.items() if _plain(label) and not one.always("time_to_target_s")]
 
 
 def _worse(own: Figures) -> list[str]:
@@ -118,10 +130,11 @@ def _room(worlds: Mapping[str, Figures], letters: Mapping[str, str]) -> str:
             for label in own
         }
         fair = [label for label in own if _plain(label) and _fair(own[label])]
-        best = min(fair, key=seconds.__getitem__, default=REFERENCE)
+        best = min(fair, key=seconds.__getitem__, default="")
+        equal = f", the fastest selector with equal shares ({best}) {seconds[best]:.3g}" if best else ""
         said.append(
-            f"({letters[name]}) random {seconds[REFERENCE]:.3g}, sorted-groups {seconds['sorted-groups']:.3g}, the "
-            f"fastest selector with equal shares ({best}) {seconds[best]:.3g}, genie {seconds['genie']:.3g}"
+            f"({letters[name]}) random {seconds[REFERENCE]:.3g}, sorted-groups {seconds['sorted-groups']:.3g}{equal}, "
+            f"genie {seconds['genie']:.3g}"
         )
     return f"- **What is left to gain, seconds a round**: {'; '.join(said)}."
 

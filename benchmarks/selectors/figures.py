@@ -38,6 +38,7 @@ class RunRow(RunSummary):
         probe_s: Seconds a round that questions before the choice took.
         probe_j: Joules a round that they took.
         server_ms: Milliseconds of the processor a round: choosing, reading replies, measuring models, learning.
+        run_s: Seconds of the processor that the whole run took.
     """
 
     scenario: str
@@ -49,6 +50,7 @@ class RunRow(RunSummary):
     probe_s: float
     probe_j: float
     server_ms: float
+    run_s: float
 
 
 def run_rows(cells: Iterable[Cell]) -> list[RunRow]:
@@ -80,6 +82,7 @@ def _row(cell: Cell, history: History, cost: Mapping[str, float], equal_s: float
         probe_s=float(np.mean([record.probe_s for record in rounds])),
         probe_j=float(np.mean([record.probe_j for record in rounds])),
         server_ms=cost["server_ms"],
+        run_s=cost["run_s"],
     )
 
 

@@ -19,6 +19,7 @@ HEAD = """# Selectors side by side
 
 Written by `{command}`; every run's figures stand in [{runs_csv}]({runs_csv}), every difference in
 [{differences_csv}]({differences_csv}). Machine: {machine}.
+All runs together took {minutes:.0f} minutes of one core.
 
 Every selector runs on the same seeds: the same shares of the data, devices, channels, first model and batches. A number
 is the mean over {seeds} seeds, a difference is to `random` on the same seed, with Student's 95 % interval; **bold**
@@ -66,7 +67,7 @@ def write_page(
     seeds = len({cell.scenario.seed for cell in plan})
     head = HEAD.format(
         command=command, machine=machine, seeds=seeds, rounds=worlds[0].rounds, runs_csv=runs_csv.name,
-        differences_csv=differences_csv.name,
+        differences_csv=differences_csv.name, minutes=sum(row.run_s for rows in found.values() for row in rows) / 60,
     )  # fmt: skip
     parts = [head]
     for letter, world in zip("abc", worlds, strict=False):
@@ -119,7 +120,7 @@ def _reached(figures: Mapping[str, SelectorFigures], world: Scenario) -> str:
 def _costs(figures: Mapping[str, SelectorFigures]) -> str:
     lines = [
         "| selector | asked a round | rounds at equal time | seconds a round | joules a round | of these probes: s | J "
-        "| server, ms a round | failed, % | Jain index | rounds until all had a turn |",
+        "| server, ms of the processor a round | failed, % | Jain index | rounds until all had a turn |",
         "| --- " + "| ---: " * 10 + "|",
     ]
     for own in _ordered(figures):

@@ -43,12 +43,13 @@ def draw(figures: Mapping[str, SelectorFigures], world: Scenario, path: Path) ->
         axis.set_title(title, fontsize=10)
         axis.set_xlabel(f"{unit}, against random", fontsize=9)
         axis.tick_params(labelsize=8)
+        axis.locator_params(axis="x", nbins=5)
         axis.grid(axis="x", color="#eeeeee")
         axis.set_axisbelow(True)
     axes[0].set_yticks(range(len(rows)), [own.label for own in rows])
     axes[0].set_ylim(len(rows) - 0.5, -0.5)
     figure.suptitle(
-        f"{world.description}: paired differences to random, 95 % intervals. Blue is better, orange worse (Holm), grey "
+        f"{world.description}\nPaired differences to random, 95 % intervals. Blue is better, orange worse (Holm), grey "
         "no difference, arrow beyond; green knows the truth or is chance",
         fontsize=9,
     )
