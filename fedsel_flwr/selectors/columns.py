@@ -63,10 +63,20 @@ class Column:
     per_update: bool = False
 
     def admits(self, values: FloatArray | float) -> bool:
-        """Whether every number among ``values`` lies in the column's range, but for rounding; NaN (missing) passes."""
+        """Whether every number among ``values`` lies in the column's range, but for rounding.
+
+        NaN (missing) passes, and so does an infinity where only its size is limited: what it means, the reader says.
+        """
+        low = -math.inf if self.low <= -LARGEST else self.low - ROUNDING
+        high = math.inf if self.high >= MOST_EXAMPLES else self.high + ROUNDING
         if isinstance(values, float):  # of one client: NumPy would take longer than everything else that is read of it
-            return not (values < self.low - ROUNDING or values > self.high + ROUNDING)
-        return not bool(np.any(np.less(values, self.low - ROUNDING) | np.greater(values, self.high + ROUNDING)))
+            return not (values < low or values > high or (math.isfinite(values) and self._too_large(values)))
+        if bool(np.any(np.less(values, low) | np.greater(values, high))):
+            return False
+        return not (math.isinf(high) and bool(np.any(np.isfinite(values) & self._too_large(values))))
+
+    def _too_large(self, values: Any) -> Any:
+        return (values < self.low - ROUNDING) | (values > self.high + ROUNDING)
 
 
 _ROWS = (

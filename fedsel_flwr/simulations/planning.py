@@ -159,6 +159,8 @@ class Plan:
         if folder:
             names = {run_name(one.label, seed) for one in self.them for seed in self.seeds}
             check_folder(folder, names, single=single, resume=resume)
+            for one in self.them:  # before anything is written: what was given may not make a selector
+                one.selector(one.scenario(self.scenario, self.seeds[0]))
             write_plan(folder, self.said() | {"scenario": brought.named_in(self.scenario).model_dump()})
             options = {"resume": resume, **self.checkpoints, **options}
         on_flower: History | None = None
