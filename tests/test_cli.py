@@ -420,6 +420,6 @@ def test_ctrl_c_ends_everything_at_once(tmp_path: Path) -> None:
         command.kill()
     started, there, said = command.stderr.splitlines()
     assert (started, there[:15]) == ("Starting Ray ...", "Ray started in ")
-    told = re.fullmatch(r"fedsel: interrupted; (\S+) holds \S+: (\d+) rounds?", said)
-    assert told
+    told = re.fullmatch(r"fedsel: interrupted; (\S+) holds \S+: (\d+) rounds?; fedsel run --resume \1 .*", said)
+    assert told, said
     assert len(read_history(told[1]).rounds) == int(told[2]) > 0

@@ -264,6 +264,7 @@ def aftermath(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return outcome("hostile", tmp_path_factory.mktemp("hostile"))
 
 
+@pytest.mark.slow
 def test_hostile_the_run_goes_on(aftermath: Any) -> None:
     rounds = aftermath["history"].rounds
     assert [r.round for r in rounds] == [1, 2, 3]
@@ -272,6 +273,7 @@ def test_hostile_the_run_goes_on(aftermath: Any) -> None:
     assert aftermath["ids"] == [str(k) for k in range(len(KINDS))]
 
 
+@pytest.mark.slow
 def test_hostile_only_usable_updates_reach_the_model(aftermath: Any) -> None:
     """Each usable update adds one to every number."""
     for array, shape in zip(aftermath["arrays"], [(3, 2), (2,)], strict=True):
@@ -279,6 +281,7 @@ def test_hostile_only_usable_updates_reach_the_model(aftermath: Any) -> None:
     assert [r.accuracy for r in aftermath["history"].rounds] == [1.0, 2.0, 3.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", EXPECTED)
 def test_hostile_each_kind_is_counted_and_named(kind: str, aftermath: Any) -> None:
     k = KINDS.index(kind)
@@ -295,6 +298,7 @@ def test_hostile_each_kind_is_counted_and_named(kind: str, aftermath: Any) -> No
             assert sum(message.startswith(said) for message in aftermath["messages"]) == 1, said
 
 
+@pytest.mark.slow
 def test_hostile_history_adds_up(aftermath: Any) -> None:
     expected = Counter(p.split(":")[0] for problems in EXPECTED.values() for p in problems * ROUNDS)
     assert aftermath["history"].problem_counts() == expected
@@ -304,6 +308,7 @@ def test_hostile_history_adds_up(aftermath: Any) -> None:
             assert row.latency_s == 0.5 + 0.25 * int(row.client_id)
 
 
+@pytest.mark.slow
 def test_hostile_the_selector_knows_the_honest_from_honest_rows_alone(aftermath: Any) -> None:
     state = aftermath["state"]
     for k, kind in enumerate(KINDS):

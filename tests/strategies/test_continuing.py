@@ -35,6 +35,7 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+@pytest.mark.slow
 def test_every_run_goes_on_in_a_new_process_as_if_it_had_not_been_cut_off(tmp_path: Path) -> None:
     """Every selector, every adapter; world.ROUNDS rounds with failures, absences, late clients and an empty round."""
     whole, cut = {}, {}

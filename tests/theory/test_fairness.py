@@ -139,6 +139,7 @@ def test_fairness_is_met_in_xias_model(placement: int) -> None:
     assert (gaps(0.01, placement) >= -0.01).all()
 
 
+@pytest.mark.slow
 def test_a_tiny_weight_suffices_while_the_estimates_are_cut() -> None:
     """Placement 2: yhat stays at 1 for all 20,000 rounds, so 1e-5 chooses as .01 does and meets c."""
     tiny, usual = (gaps(queue_weight, 2) for queue_weight in (1e-5, 0.01))

@@ -116,6 +116,7 @@ def test_table_has_the_law_of_the_system_model() -> None:
         np.testing.assert_allclose(np.quantile(seconds, levels), np.quantile(table[:, k], levels), rtol=0.06)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("m", [2, 5, 10])
 def test_cs_ucb_is_a_little_ahead_at_every_m(seen: dict, m: int) -> None:
     """Fig. 3, in realized rewards; in means against random only."""
@@ -126,12 +127,14 @@ def test_cs_ucb_is_a_little_ahead_at_every_m(seen: dict, m: int) -> None:
     assert seen[m, "genie"]["round"] < 0.65 * seen[m, "cs-ucb"]["round"]
 
 
+@pytest.mark.slow
 def test_gap_to_random_in_seconds_grows_with_m(seen: dict) -> None:
     """Fig. 3: more channels, more to lose to a slow client."""
     gaps = [seen[m, "random"]["round"] - seen[m, "cs-ucb"]["round"] for m in (2, 5, 10)]
     assert 0 < gaps[0] < gaps[1] < gaps[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cs-ucb", "random", "round-robin", "genie"])
 def test_gap_grows_with_m_only_in_realized_rewards(seen: dict, name: str) -> None:
     """Fig. 3 comes out of (14) as printed; in means the regret falls, and the genie has none."""
@@ -142,6 +145,7 @@ def test_gap_grows_with_m_only_in_realized_rewards(seen: dict, name: str) -> Non
         assert seen[2, name]["regret"] > seen[5, name]["regret"] > seen[10, name]["regret"]
 
 
+@pytest.mark.slow
 def test_cs_ucb_is_ahead_early_and_loses_fewer_clients(seen: dict) -> None:
     """Fig. 1 (a) and (c), at m = 5."""
     assert seen[5, "cs-ucb"]["ahead from"] <= 20

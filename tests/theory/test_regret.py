@@ -27,6 +27,7 @@ import pytest
 
 from fedsel_flwr.selectors import RoundReport, create
 
+pytestmark = pytest.mark.slow
 NUM_CLIENTS, PER_ROUND, ROUNDS = 20, 5, 20_000
 MIN_LATENCY, MAX_LATENCY, ALPHA = 0.1, 2.0, 10.0
 PARAMETERS = {
