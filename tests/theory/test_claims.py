@@ -140,6 +140,7 @@ def test_bsfl_regret_for_unequal_data(play: Play, unequal: tuple[np.ndarray, np.
     assert regret["bsfl"][-1] < 0.05 * min(regret["random-by-size"][-1], regret["cs-ucb-q"][-1])
 
 
+@pytest.mark.slow
 def test_bsfl_shares_miss_their_targets_by_1_over_alpha(
     play: Play, unequal: tuple[np.ndarray, np.ndarray, np.ndarray]
 ) -> None:

@@ -133,6 +133,7 @@ def test_a_smaller_weight_is_slower() -> None:
     assert (np.diff(first) > 0.01).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placement", [pytest.param(2, marks=pytest.mark.slow), 5])
 def test_fairness_is_met_in_xias_model(placement: int) -> None:
     """With .01 it is met in both placements."""
