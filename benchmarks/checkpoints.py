@@ -17,13 +17,14 @@ import platform
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from flwr.common import ndarrays_to_parameters
 from flwr.server.strategy import FedAdam, FedAvg
+from part_times import timed
 
 from fedsel_flwr.rounds import checkpoint, checkpoints
 from fedsel_flwr.rounds.core import SelectionCore
@@ -61,25 +62,6 @@ class Clients:
     def probe(self, nodes: list[str], config: Mapping[str, str | int]) -> dict[str, Any]:
         """Nobody is asked anything."""
         return {}
-
-
-def timed() -> dict[str, list[float]]:
-    """Have the parts of a checkpoint note their seconds; returns where they do."""
-    seconds: dict[str, list[float]] = defaultdict(list)
-
-    def noted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def measured(*args: Any, **keywords: Any) -> Any:
-            start = time.perf_counter()
-            try:
-                return call(*args, **keywords)
-            finally:
-                seconds[name].append(time.perf_counter() - start)
-
-        return measured
-
-    for name, (owner, method) in PARTS.items():
-        setattr(owner, method, noted(name, getattr(owner, method)))
-    return seconds
 
 
 def measured(base: str, clients: int, asked: int, rounds: int, disk: Path, parts: dict[str, list[float]]) -> list[Any]:
@@ -128,7 +110,7 @@ def main() -> None:
     parser.add_argument("--note", default="", help="what the page is to say of the measurement")
     args = parser.parse_args()
     logging.disable(logging.WARNING)
-    parts, rows = timed(), list[list[Any]]()
+    parts, rows = timed(PARTS), list[list[Any]]()
     for base, clients, asked in CASES:
         with tempfile.TemporaryDirectory(dir=args.folder_on_disk) as name:
             row = measured(base, clients, asked, args.rounds, Path(name) / "run", parts)

@@ -13,14 +13,12 @@ import os
 import platform
 import resource
 import time
-from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
 import torch
+from part_times import timed
 
 from fedsel_flwr.clients.batched import BatchedTrainer
 from fedsel_flwr.rounds.core import SelectionCore
@@ -35,25 +33,6 @@ PARTS = {
     "rows, delays, metrics": (vectorized.InProcess, "train"), "reading replies": (SelectionCore, "collect"),
     "mean": (vectorized, "aggregated"), "report and history": (SelectionCore, "finish"), "test": (World, "test"),
 }  # fmt: skip
-
-
-def timed() -> dict[str, list[float]]:
-    """Have the parts of a round note their seconds; returns where they do."""
-    seconds: dict[str, list[float]] = defaultdict(list)
-
-    def noted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def measured(*args: Any, **keywords: Any) -> Any:
-            start = time.perf_counter()
-            try:
-                return call(*args, **keywords)
-            finally:
-                seconds[name].append(time.perf_counter() - start)
-
-        return measured
-
-    for name, (owner, method) in PARTS.items():
-        setattr(owner, method, noted(name, getattr(owner, method)))
-    return seconds
 
 
 def main() -> None:
@@ -76,7 +55,7 @@ def main() -> None:
     })  # fmt: skip
     world_of(scenario)
     start_s = time.perf_counter() - begin
-    seconds, ends, me = timed(), [time.perf_counter()], psutil.Process()
+    seconds, ends, me = timed(PARTS), [time.perf_counter()], psutil.Process()
     rows: list[tuple[RoundRecord, float]] = []
 
     def on_round(record: RoundRecord) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.simulations.cut_off_runs import Run, command, content, killed
-from tests.strategies.zygote import Zygote
+from tests.strategies.zygote import Zygote, in_memory
 
 pytestmark = pytest.mark.timeout(280)
 OWN = '''
@@ -51,13 +49,8 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder in memory, where there is one: kills are not power cuts, and a disk's syncs take most of the time."""
-    memory = Path("/dev/shm")
-    if not os.access(memory, os.W_OK):
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir=memory) as name:
-        yield Path(name)
+    with in_memory(tmp_path) as place:
+        yield place
 
 
 def check_killed(zygote: Zygote, run: Run, folder: Path, moments: int) -> None:

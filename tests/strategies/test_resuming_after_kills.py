@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 from fedsel_flwr.rounds.lines import Entry, line_of
 from tests.strategies.failpoints import Failpoints
 from tests.strategies.resumed_runs import APIS, ROUNDS, Run, Seen
-from tests.strategies.zygote import Zygote
+from tests.strategies.zygote import Zygote, in_memory
 
 pytestmark = pytest.mark.timeout(280)
 RUNS = [
@@ -35,13 +34,8 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder in memory, where there is one: kills are not power cuts, and a disk's syncs take most of the time."""
-    memory = Path("/dev/shm")
-    if not os.access(memory, os.W_OK):
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir=memory) as name:
-        yield Path(name)
+    with in_memory(tmp_path) as place:
+        yield place
 
 
 def played(run: Run, folder: Path, progress: Path | None = None) -> Seen:
