@@ -1,5 +1,5 @@
 # make demo   200 virtual phones, first on Ray, then four selectors, five seeds each: a table, a picture, a verdict
-# make test   the tests
+# make test   the tests, on two cores
 # Each makes .venv first, with the versions in constraints.txt. It needs Python 3.11 or newer and nothing else.
 
 PYTHON ?= python3
@@ -19,7 +19,7 @@ demo: .venv/installed
 	$(BIN)/fedsel compare phones --selectors bsfl,cs-ucb,round-robin,random --seeds 5 --rounds-on-flower 5
 
 test: .venv/installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 # make slow   the tests that take longer than 20 seconds each
 slow: .venv/installed

@@ -23,6 +23,14 @@ os.environ.update(
 )
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several workers (``-n 2 --dist loadgroup``): a file goes to one of them, and so do all that start Ray."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))
+
+
 def pytest_collection_finish() -> None:
     """Keep what imports and collection made out of every garbage collection: Flower collects after each message."""
     gc.collect()

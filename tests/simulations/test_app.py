@@ -25,6 +25,8 @@ from fedsel_flwr.simulations.scenario_files import load_scenario, override_keys
 from tests.processes import ROOT, Command
 from tests.simulations.inprocess import play
 
+pytestmark = pytest.mark.xdist_group("ray")
+
 CORES = os.cpu_count() or 1
 USE = f"client-resources-num-cpus=1 init-args-num-cpus={CORES}"
 ANSI = re.compile(r"\x1b\[[0-9;]*m")

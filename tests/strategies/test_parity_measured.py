@@ -45,7 +45,9 @@ def _both(name: str, params: dict[str, Any], rounds: int = ROUNDS) -> Any:
     return legacy, legacy_models, message, play_messages(message, rounds)
 
 
-@pytest.mark.parametrize("options", [{}, {"availability": world.available}, {"cooldown": True}], ids=repr)
+@pytest.mark.parametrize(
+    "options", [{}, {"availability": world.available}, {"cooldown": True}], ids=("plain", "availability", "cooldown")
+)
 @pytest.mark.parametrize("case", CASES)
 def test_the_same_choices_and_the_same_models(case: str, options: dict[str, Any]) -> None:
     name, params = CASES[case]
