@@ -44,6 +44,7 @@ the order in which a round goes through them:
 ``saving``          what the owners of lasting state have in common
 ``packing``         a state as JSON and arrays, and back
 ``disk``            files that are there whole or not at all
+``locking``         one process writes into a folder
 ``checkpoint``      one checkpoint on the disk
 ``checkpoints``     which are written and kept, and which one a run goes on from
 ``parts``           who they are

@@ -24,6 +24,7 @@ from fedsel_flwr.rounds.checkpoint import (
     write_checkpoint,
 )
 from fedsel_flwr.rounds.disk import TEMPORARY, make_folder
+from fedsel_flwr.rounds.locking import FolderLock, hold
 
 __all__ = ["Checkpoint", "Checkpoints", "Resume"]
 
@@ -60,6 +61,7 @@ class Checkpoints:
         if not (isinstance(resume, bool) or resume == "must"):
             raise ParameterError(f"resume must be False, True or 'must', got {resume!r}")
         self.resume: Resume = resume
+        self._lock: FolderLock | None = None
         make_folder(self.folder)
         here = self._rounds()
         if resume == "must" and not here:
@@ -82,8 +84,9 @@ class Checkpoints:
         """Write a checkpoint and remove those that are too many.
 
         Raises:
-            RunError: It cannot be written; those before it are there.
+            RunError: It cannot be written; those before it are there. Or another process writes there.
         """
+        self._lock = self._lock or hold(self.folder)
         path = json_path(self.folder, checkpoint.round)
         try:
             write_checkpoint(self.folder, checkpoint)
@@ -111,8 +114,10 @@ class Checkpoints:
             The checkpoint that ``fits`` took; None where a new run begins.
 
         Raises:
-            RunError: There are checkpoints, but none of them can be used; says why of each.
+            RunError: There are checkpoints, but none of them can be used; says why of each. Or another process writes
+                there.
         """
+        self._lock = self._lock or hold(self.folder)
         refused: dict[Path, str] = {}
         for round in sorted(self._rounds(), reverse=True) if self.resume else []:
             path = json_path(self.folder, round)
