@@ -14,10 +14,10 @@ from torch import nn
 from fedsel_flwr.checks import one_of
 from fedsel_flwr.clients.answering import answer, asked_columns, local_accuracy
 from fedsel_flwr.clients.delays import System
+from fedsel_flwr.clients.metrics import fit_metrics, probe_costs, round_delays
 from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective
 from fedsel_flwr.clients.parameters import get_arrays, set_arrays
 from fedsel_flwr.clients.streams import stream
-from fedsel_flwr.clients.telemetry import fit_metrics, probe_costs, round_delays
 from fedsel_flwr.clients.training import Targets, TrainingSettings, evaluate, train
 from fedsel_flwr.errors import ParameterError
 

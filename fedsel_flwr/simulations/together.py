@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from fedsel_flwr.clients.answering import asked_columns, local_accuracy
+from fedsel_flwr.clients.metrics import probe_costs
 from fedsel_flwr.clients.parameters import set_arrays
 from fedsel_flwr.clients.predicting import outputs
 from fedsel_flwr.clients.sketching import sketch
-from fedsel_flwr.clients.telemetry import probe_costs
 from fedsel_flwr.clients.training import held
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.simulations.world import World

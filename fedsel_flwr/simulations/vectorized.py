@@ -17,9 +17,9 @@ import torch
 from fedsel_flwr.clients.answering import answer, asked_columns, with_answers
 from fedsel_flwr.clients.batched import Examples
 from fedsel_flwr.clients.batched.threads import using_threads
+from fedsel_flwr.clients.metrics import fit_metrics
 from fedsel_flwr.clients.parameters import set_arrays
 from fedsel_flwr.clients.streams import streams
-from fedsel_flwr.clients.telemetry import fit_metrics
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.models import Arrays, ModelStack
 from fedsel_flwr.rounds.replies import Reply
