@@ -19,7 +19,7 @@ class EnergyMeter:
     """Measures the joules that the processors of this machine draw while a block runs.
 
     Everything that runs meanwhile is counted. A machine without a readable meter gives None, and the client reports no
-    ``energy_j``.
+    ``energy_j``. A meter that fails is named in the log and gives None; the block runs in any case.
 
     Attributes:
         joules: Energy of the last block: processors, memory and GPUs that have a meter; None if none has.
@@ -42,7 +42,7 @@ class EnergyMeter:
         except ImportError as error:
             raise RunError("measuring energy needs zeus: pip install 'fedsel-flwr[meter]'") from error
         self.joules: float | None = None
-        self._monitor: Any = None
+        self._monitor: Any = None  # none on this machine, or it has failed
         try:
             self._monitor = ZeusMonitor()
         except Exception as error:  # whatever a driver raises: no permission, no device
@@ -52,7 +52,10 @@ class EnergyMeter:
         """Start measuring."""
         self.joules = None
         if self._monitor is not None:
-            self._monitor.begin_window("fedsel", sync_execution=False)
+            try:
+                self._monitor.begin_window("fedsel", sync_execution=False)
+            except Exception as error:
+                self._failed(error)
         return self
 
     def __exit__(
@@ -61,7 +64,14 @@ class EnergyMeter:
         """Stop measuring."""
         if self._monitor is None:
             return
-        window = self._monitor.end_window("fedsel", sync_execution=False)
+        try:
+            window = self._monitor.end_window("fedsel", sync_execution=False)
+        except Exception as failure:
+            return self._failed(failure)
         parts = [*(window.gpu_energy or {}).values(), *(window.cpu_energy or {}).values()]
         parts += [joules for joules in (window.dram_energy or {}).values() if joules is not None]
         self.joules = float(sum(parts)) if parts else None
+
+    def _failed(self, error: Exception) -> None:
+        logger.warning("the energy meter failed and is not asked again: %s", error)
+        self._monitor = None

@@ -1,0 +1,201 @@
+"""The mod that reports what training cost, in Flower's own client apps of both message formats."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
+from flwr.common import FitIns, FitRes, ndarrays_to_parameters
+from flwr.compat.common.recorddict_compat import fitins_to_recorddict, recorddict_to_fitres
+
+from fedsel_flwr.clients.telemetry import telemetry
+from tests.clients.test_meter import Monitor, with_monitor
+from tests.strategies.message.helpers import FakeGrid
+
+TRAINING_S = 0.05
+CONTEXT = Context(run_id=7, node_id=5, node_config={}, state=RecordDict(), run_config={})
+
+
+@pytest.fixture(autouse=True)
+def no_meter(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeGrid()  # without a run Flower makes no messages
+    monkeypatch.setitem(sys.modules, "zeus", None)
+    monkeypatch.setitem(sys.modules, "zeus.monitor", None)
+
+
+def asked(kind: str = "train", content: RecordDict | None = None) -> Message:
+    arrays = RecordDict({"arrays": ArrayRecord([np.ones(2)]), "config": ConfigRecord({"server-round": 1})})
+    return Message(content=content or arrays, dst_node_id=5, message_type=kind)
+
+
+def answering(content: Any, **kinds: Any) -> ClientApp:
+    """An app with the mod, whose train function takes its time and answers this."""
+    app = ClientApp(mods=[telemetry])
+
+    @app.train()
+    @app.train("twice")
+    def train(message: Message, context: Context) -> Any:
+        time.sleep(TRAINING_S)
+        return Message(content, reply_to=message) if isinstance(content, RecordDict | Error) else content
+
+    for kind, answer in kinds.items():
+        getattr(app, kind)()(lambda message, context, answer=answer: Message(answer, reply_to=message))
+    return app
+
+
+def told(metrics: dict[str, Any], kind: str = "train") -> MetricRecord:
+    reply = answering(RecordDict({"arrays": ArrayRecord([np.ones(2)]), "mine": MetricRecord(metrics)}))(
+        asked(kind), CONTEXT
+    )
+    return reply.content["mine"]  # type: ignore[return-value]
+
+
+class Client(NumPyClient):
+    """A client of the legacy API."""
+
+    def __init__(self, metrics: dict[str, Any]) -> None:
+        self.metrics = metrics
+
+    def fit(self, arrays: Any, config: Any) -> Any:
+        time.sleep(TRAINING_S)
+        return arrays, 20, self.metrics
+
+
+def fitted(metrics: dict[str, Any]) -> FitRes:
+    app = ClientApp(client_fn=lambda context: Client(metrics).to_client(), mods=[telemetry])
+    ins = FitIns(ndarrays_to_parameters([np.ones(2)]), {})
+    reply = app(asked(content=fitins_to_recorddict(ins, keep_input=True)), CONTEXT)
+    return recorddict_to_fitres(reply.content, keep_input=True)
+
+
+Ask = Callable[[dict[str, Any]], Any]
+in_both_formats = pytest.mark.parametrize(
+    "ask", [told, lambda metrics: fitted(metrics).metrics], ids=["message", "legacy"]
+)
+
+
+# ---- what it reports -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["train", "train.twice"])
+def test_the_seconds_of_training_stand_in_the_replys_metrics(kind: str) -> None:
+    metrics = told({"num-examples": 20, "acc": 0.5}, kind)
+    assert set(metrics) == {"num-examples", "acc", "compute_s"}
+    assert (metrics["num-examples"], metrics["acc"]) == (20, 0.5)
+    assert TRAINING_S <= metrics["compute_s"] < TRAINING_S + 1.0
+
+
+def test_the_seconds_of_training_stand_in_the_metrics_of_a_legacy_client() -> None:
+    given = {"acc": 0.5, "name": "a"}
+    result = fitted(given)
+    assert TRAINING_S <= result.metrics["compute_s"] < TRAINING_S + 1.0  # type: ignore[operator]
+    assert result.metrics == {"acc": 0.5, "name": "a", "compute_s": result.metrics["compute_s"]}
+    assert (result.num_examples, len(result.parameters.tensors)) == (20, 1)
+    assert given == {"acc": 0.5, "name": "a"}
+
+
+@in_both_formats
+def test_a_meters_joules_are_reported(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_monitor(monkeypatch, lambda: Monitor(cpu_energy={0: 12.5}))
+    assert ask({"num-examples": 20})["energy_j"] == 12.5
+
+
+@in_both_formats
+def test_what_the_app_reports_itself_stays(
+    ask: Callable[[dict[str, Any]], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_monitor(monkeypatch, lambda: Monitor(cpu_energy={0: 12.5}))
+    own = {"num-examples": 20, "compute_s": 3.5, "energy_j": 1.0}
+    assert dict(ask(own)) == own
+
+
+def test_each_reply_has_its_own_seconds() -> None:
+    """Even where an app answers with one and the same record."""
+    metrics = MetricRecord({"num-examples": 20})
+    app = answering(RecordDict({"arrays": ArrayRecord([np.ones(2)]), "metrics": metrics}))
+    app(asked(), CONTEXT)
+    assert dict(metrics) == {"num-examples": 20}
+
+
+def test_only_training_is_measured() -> None:
+    answer = RecordDict({"metrics": MetricRecord({"num-examples": 20, "loss": 0.5})})
+    app = answering(answer, evaluate=answer, query=answer)
+    for kind in ("evaluate", "query"):
+        assert set(app(asked(kind), CONTEXT).content["metrics"]) == {"num-examples", "loss"}
+
+
+# ---- it never costs an update --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        RecordDict(),
+        RecordDict({"arrays": ArrayRecord([np.ones(2)])}),
+        RecordDict({"a": MetricRecord({"loss": 1.0}), "b": MetricRecord({"acc": 1.0})}),
+        RecordDict({"fitres.metrics": MetricRecord({"x": 1}), "other": MetricRecord({"x": 1})}),
+        RecordDict({"stage": ConfigRecord({"pk1": b"123"}), "arrays": ArrayRecord({"0": Array(np.ones(1))})}),
+    ],
+    ids=["nothing", "arrays", "two-records", "named-as-legacy", "masked"],
+)
+def test_an_odd_reply_passes_unchanged(content: RecordDict) -> None:
+    before = {name: dict(record) for name, record in content.items()}
+    reply = answering(content)(asked(), CONTEXT)
+    assert {name: dict(record) for name, record in reply.content.items()} == before
+
+
+def test_an_error_passes_unchanged() -> None:
+    reply = answering(Error(201, "no data"))(asked(), CONTEXT)
+    assert (reply.has_error(), reply.error.code, reply.error.reason) == (True, 201, "no data")
+
+
+@pytest.mark.parametrize("answer", [None, "nothing", SimpleNamespace(content=3)], ids=["none", "text", "odd-content"])
+def test_what_is_no_message_is_left_to_flower(answer: object) -> None:
+    assert answering(answer)(asked(), CONTEXT) is answer
+
+
+def test_the_apps_exception_is_the_apps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monitor = Monitor(cpu_energy={0: 12.5})
+    with_monitor(monkeypatch, lambda: monitor)
+    app = ClientApp(mods=[telemetry])
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        raise ZeroDivisionError("no examples")
+
+    with pytest.raises(ZeroDivisionError, match="no examples"):
+        app(asked(), CONTEXT)
+    assert not monitor.open
+
+
+@pytest.mark.parametrize("fault", ["begin_window", "end_window"])
+def test_a_meter_that_fails_is_named_and_the_update_kept(
+    fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(self: Monitor, key: str, sync_execution: bool) -> None:
+        raise OSError("powercap went away")
+
+    monkeypatch.setattr(Monitor, fault, broken)
+    with_monitor(monkeypatch, Monitor)
+    assert set(told({"num-examples": 20})) == {"num-examples", "compute_s"}
+    assert "powercap went away" in caplog.text
+
+
+# ---- what it costs -------------------------------------------------------------------------------------------------
+
+
+def test_its_import_loads_neither_numpy_nor_flower() -> None:
+    """Flower starts a process for each message: the app brings its own imports, the mod adds none."""
+    code = "import sys; from fedsel_flwr.clients.telemetry import telemetry; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    assert loaded & {"numpy", "flwr", "torch", "ray", "zeus"} == set()
