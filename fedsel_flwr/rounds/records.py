@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -42,6 +43,15 @@ class ClientRecord:
     kept: bool = True
     latency_source: str = "reported"
     energy_score: float = float("nan")
+
+    @property
+    def transfer_s(self) -> float:
+        """Seconds of the round trip that were not computing: sending, waiting, starting the client's process.
+
+        NaN unless the server timed the client (``latency_source`` "observed") and the client reported ``compute_s``. Of
+        a latency that was cut at max_latency it is the least that it can have been.
+        """
+        return max(self.latency_s - self.compute_s, 0.0) if self.latency_source == "observed" else math.nan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -129,6 +129,11 @@ def read_reply(
             faulty.add(key)
         else:
             values[name] = value
+    waited = reply.observed_s if settings.clock == "server" else None
+    if waited is not None and values["compute"] > waited:
+        problems.append(f"compute: {values['compute']:.6g} s cannot be used, the server waited {waited:.6g} s")
+        faulty.add(keys.compute)
+        values["compute"] = NaN
     columns: dict[str, float | FloatArray] = {}
     for name in sorted(wanted - {"num_examples"}) if not failed else ():
         if (usable := within(COLUMNS[name], said := metrics.get(keys.of(name)), longest(name, reference))) is not None:

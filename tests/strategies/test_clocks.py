@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import logging
+import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from fedsel_flwr.rounds.records import ClientRecord
 from fedsel_flwr.rounds.replies import Reply, read_reply
 from fedsel_flwr.rounds.settings import Settings
-from fedsel_flwr.strategies import BSFL, CSUCB
+from fedsel_flwr.strategies import BSFL, CSUCB, message
 from tests.strategies.helpers import FakeProxy, Federation, RecordingBase, fedavg, initial
+from tests.strategies.message import helpers as messages
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -121,6 +126,73 @@ def test_a_client_whom_nothing_timed_is_believed(reported: dict[str, float], exp
     reply = Reply(arrays=[], num_examples=1, metrics=reported)
     result = read_reply(reply, Settings(clock="server", max_latency=4.0), client_id="7")
     assert (result.latency_s, result.latency_source) == expected
+
+
+@pytest.mark.parametrize("api", ["legacy", "message"])
+def test_computing_and_transfer_are_told_apart(api: str) -> None:
+    """What the client reports is computing, the rest of the round trip is transfer; nothing reported, nothing known."""
+    delay, options = 0.3, dict[str, Any](clients_per_round=4, max_latency=30.0, seed=0, clock="server")
+    told = {"apart": {"compute_s": 0.125}, "silent": {}, "liar": {"compute_s": 300.0}}
+    proxies = [FakeProxy(name, name, fault="latency-missing", extra=extra) for name, extra in told.items()]
+    proxies.append(FakeProxy("own", "own", latency=delay, extra={"compute_s": 0.125}))
+    if api == "legacy":
+        strategy: Any = CSUCB(base=fedavg(), **options)
+        for proxy in proxies:
+            proxy.delay = delay
+        Federation(strategy, proxies, max_workers=4).play(1)
+    else:
+        strategy = message.CSUCB(base=messages.fedavg(), **options)
+        nodes = {number: messages.FakeNode(proxy, ready=delay) for number, proxy in enumerate(proxies, start=1)}
+        messages.play(strategy, messages.FakeGrid(nodes), 1)
+    rows = {row.client_id: row for row in strategy.history.clients}
+    assert all(row.completed for row in rows.values())
+    apart = rows["apart"]
+    assert (apart.latency_source, apart.compute_s) == ("observed", 0.125)
+    assert apart.transfer_s == apart.latency_s - 0.125 > delay - 0.126
+    for name in ("silent", "liar", "own"):  # a latency of the client's own was not observed
+        assert math.isnan(rows[name].transfer_s), name
+    assert math.isnan(rows["liar"].compute_s)
+    assert rows["liar"].problem == (f"compute: 300 s cannot be used, the server waited {rows['liar'].latency_s:.6g} s")
+    assert strategy.history.problem_counts()["compute"] == 1
+
+
+@pytest.mark.parametrize(
+    ("clock", "observed", "usable"),
+    [
+        ("server", 2.5, True),
+        ("server", 2.0, True),
+        ("server", 1.999, False),
+        ("server", None, True),
+        ("virtual", 1.0, True),
+    ],
+)
+def test_nobody_computes_longer_than_the_server_waited(clock: Any, observed: float | None, usable: bool) -> None:
+    metrics = {"compute_s": 2.0, "latency_s": 1.0}
+    reply = Reply(arrays=[], num_examples=1, metrics=metrics, observed_s=observed)
+    result = read_reply(reply, Settings(clock=clock), client_id="7")
+    assert result.completed
+    assert (result.values["compute"] == 2.0) == usable
+    assert ("compute_s" in result.faulty_keys) != usable
+    assert any(text.startswith("compute: ") for text in result.problems) != usable
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, 1.5),
+        ({"latency_source": "reported"}, math.nan),
+        ({"latency_source": "clipped"}, math.nan),
+        ({"latency_source": "max_latency", "completed": False}, math.nan),
+        ({"compute_s": math.nan}, math.nan),
+        ({"compute_s": 9.0}, 0.0),  # latency_s was cut at max_latency
+    ],
+)
+def test_the_transfer_of_a_record(changes: dict[str, Any], expected: float) -> None:
+    row = ClientRecord(
+        round=1, client_id="a", client=0, completed=True, problem="", latency_s=2.0, energy_j=1.0, download_s=math.nan,
+        compute_s=0.5, upload_s=math.nan, train_loss=1.0, num_examples=3, latency_source="observed",
+    )  # fmt: skip
+    assert replace(row, **changes).transfer_s == pytest.approx(expected, nan_ok=True)
 
 
 def test_a_least_latency_above_the_longest_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
