@@ -1,0 +1,149 @@
+"""The drop-in example: how little differs between before and after, and that both apps do what their README says."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import math
+import re
+import tomllib
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from flwr.app import Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedsel_flwr.clients.telemetry import telemetry
+from fedsel_flwr.strategies.message import BSFL
+from tests.pages import ROOT, blocks, links
+from tests.strategies.message.helpers import FakeGrid, fedavg
+from tests.strategies.message.models import arrays_of
+
+EXAMPLE = ROOT / "examples" / "drop-in"
+README = EXAMPLE / "README.md"
+PRINTS = next(block.text for block in blocks(README) if block.language == "python")
+ROUNDS = 3
+
+
+def changes(name: str) -> list[str]:
+    """The lines of a unified diff between the two versions of a file, those around them included."""
+    before, after = ((EXAMPLE / app / name).read_text().splitlines() for app in ("before", "after"))
+    return list(difflib.unified_diff(before, after, f"before/{name}", f"after/{name}", lineterm=""))
+
+
+def changed(name: str) -> list[str]:
+    """Those of the lines that came or went, empty ones left out."""
+    return [line for line in changes(name)[2:] if re.match(r"[+-].", line)]
+
+
+def module(path: Path, more: str = "") -> ModuleType:
+    """A file of the example as a module, with further lines at the end of its main function."""
+    spec = importlib.util.spec_from_loader(f"example_{path.parent.name}_{path.stem}", loader=None)
+    assert spec is not None
+    made = importlib.util.module_from_spec(spec)
+    text = path.read_text().replace("evaluate_fn=accuracy)\n", f"evaluate_fn=accuracy)\n{more}")
+    assert more in text
+    exec(compile(text, str(path), "exec"), made.__dict__)
+    return made
+
+
+class AppNode:
+    """A node that runs a client app, as a SuperNode does.
+
+    Args:
+        app: The app.
+        number: Its partition, of ten.
+        ready: Seconds until its reply can be pulled.
+    """
+
+    def __init__(self, app: ClientApp, number: int, ready: float = 0.0) -> None:
+        self.app, self.ready, self.received = app, ready, list[Message]()
+        config: dict[str, Any] = {"partition-id": number, "num-partitions": 10}
+        self.context = Context(7, number, config, RecordDict(), {"slow-client-s": 0.0})
+
+    def handle(self, message: Message) -> RecordDict | Error:
+        """Its answer to a message."""
+        try:
+            reply = self.app(message, self.context)
+        except ValueError as error:
+            return Error(202, str(error))
+        return reply.content
+
+
+def grid_of(app: ClientApp, slow: float = 0.0) -> FakeGrid:
+    """Ten nodes; the replies of the first are late by ``slow`` seconds."""
+    return FakeGrid({k + 1: AppNode(app, k, slow if k == 0 else 0.0) for k in range(10)})  # type: ignore[misc]
+
+
+# ---- the difference ------------------------------------------------------------------------------------------------
+
+
+def test_the_difference_is_the_wrapped_strategy_and_one_mod() -> None:
+    *imported, wrapped = changed("server_app.py")
+    assert imported == ["+from fedsel_flwr.strategies.message import BSFL"]
+    assert wrapped.startswith("+    strategy = BSFL(")
+    assert wrapped.endswith("base=strategy)")
+    assert changed("client_app.py") == [
+        "-app = ClientApp()",
+        "+from fedsel_flwr.clients.telemetry import telemetry",
+        "+app = ClientApp(mods=[telemetry])",
+    ]
+    before, after = (tomllib.loads((EXAMPLE / app / "pyproject.toml").read_text()) for app in ("before", "after"))
+    assert after["tool"] == before["tool"]
+    assert {*after["project"]["dependencies"]} - {*before["project"]["dependencies"]} == {"fedsel-flwr"}
+
+
+def test_the_page_shows_the_difference() -> None:
+    (shown,) = [block.text for block in blocks(README) if block.language == "diff"]
+    assert shown.splitlines() == [*changes("server_app.py"), *changes("client_app.py")]
+    assert [link for link in links(README) if not (ROOT / link).exists()] == []
+
+
+# ---- both apps, in this process ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("server", "client"), [("before", "before"), ("after", "after"), ("after", "before")])
+def test_both_apps_learn(
+    server: str, client: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = module(EXAMPLE / server / "server_app.py", PRINTS if server == "after" else "")
+    accuracies, made = list[float](), list[BSFL]()
+    measure = app.accuracy
+    app.accuracy = lambda *given: accuracies.append((record := measure(*given))["accuracy"]) or record
+    if server == "after":
+        app.BSFL = lambda **options: made.append(BSFL(**options)) or made[-1]
+    grid = grid_of(module(EXAMPLE / client / "client_app.py").app)
+    app.app(grid, Context(7, 1, {}, RecordDict(), {"num-server-rounds": ROUNDS}))
+    assert len(accuracies) == ROUNDS + 1
+    assert accuracies[0] < 0.2
+    assert accuracies[-1] > 0.6
+    if not made:
+        return
+    rows = made[0].history.clients
+    assert len(rows) == 2 * ROUNDS
+    assert all(row.completed and row.latency_source == "observed" for row in rows)
+    assert all((row.compute_s + row.transfer_s == pytest.approx(row.latency_s)) == (client == "after") for row in rows)
+    printed = re.findall(r"client \d+: (\S+) s computing, (\S+) s transfer", capsys.readouterr().out)
+    assert len(printed) == 4
+    assert all(math.isnan(float(number)) == (client == "before") for pair in printed for number in pair)
+
+
+@pytest.mark.parametrize("mods", [[], [telemetry]], ids=["without", "with"])
+def test_the_selector_learns_with_and_without_the_mod(mods: list[Any]) -> None:
+    """The server times the round trip either way."""
+    app = ClientApp(mods=mods)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        content = {"arrays": message.content["arrays"], "metrics": MetricRecord({"num-examples": 10})}
+        return Message(RecordDict(content), reply_to=message)
+
+    strategy = BSFL(clients_per_round=1, min_latency=0.01, clock="server", seed=0, base=fedavg(min_available_nodes=10))
+    strategy.start(grid=grid_of(app, slow=0.2), initial_arrays=arrays_of(), num_rounds=60, timeout=5.0)
+    asked = Counter(row.client_id for row in strategy.history.clients)
+    assert asked.total() == 60
+    assert 1 <= asked["1"] <= 3, asked  # by chance it would be 6
+    assert all(math.isnan(row.transfer_s) == (not mods) for row in strategy.history.clients)
