@@ -8,6 +8,7 @@ import math
 import re
 import tomllib
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +19,7 @@ from flwr.clientapp import ClientApp
 
 from fedsel_flwr.clients.telemetry import telemetry
 from fedsel_flwr.strategies.message import BSFL
+from tests.flwr_command import ANSI, Flwr, flwr_commands
 from tests.pages import ROOT, blocks, links
 from tests.strategies.message.helpers import FakeGrid, fedavg
 from tests.strategies.message.models import arrays_of
@@ -147,3 +149,30 @@ def test_the_selector_learns_with_and_without_the_mod(mods: list[Any]) -> None:
     assert asked.total() == 60
     assert 1 <= asked["1"] <= 3, asked  # by chance it would be 6
     assert all(math.isnan(row.transfer_s) == (not mods) for row in strategy.history.clients)
+
+
+# ---- both apps, as the page runs them ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def flwr(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flwr]:
+    with flwr_commands(tmp_path_factory) as start:
+        yield start
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_flwr_run_of_both(flwr: Flwr) -> None:
+    """The app after asks the slow client less often than chance; before, Flower draws it in one round of five."""
+    (commands,) = [block.commands() for block in blocks(README) if block.language == "sh"]
+    runs = [tuple(words) for words in commands if words[0] == "flwr"]
+    assert [words[2] for words in runs] == ["before", "after"]
+    for _, verb, app, *options in runs:  # flwr run APP --stream ...
+        command = flwr(*options, verb=(verb, str(EXAMPLE / app)))
+        assert command.wait(400) == 0
+        said = ANSI.sub("", command.stdout)
+        assert "Strategy execution finished in" in said, said[-3000:]
+        assert float(re.findall(r"MetricRecord: {'accuracy': ([\d.]+)}", said)[-1]) > 0.8
+    computed = [float(seconds) for seconds in re.findall(r"Aggregated MetricRecord: {'compute_s': ([\d.]+)", said)]
+    assert len(computed) == 50
+    assert 1 <= sum(seconds > 1.5 for seconds in computed) <= 7, computed  # half of its three seconds and more
