@@ -138,6 +138,7 @@ def test_sdist_has_package_and_tests_and_no_links(archives: Path) -> None:
     names = {member.name.partition("/")[2] for member in members}
     assert package_files() <= names
     assert {"tests/conftest.py", "tests/test_repository.py", "LICENSE", "README.md", "constraints.txt"} <= names
+    assert {"examples/drop-in/README.md", "examples/drop-in/after/pyproject.toml"} <= names
     assert under_a_link(names) == []
     assert [member.name for member in members if not member.isfile()] == []
     assert [name for name in names if name.startswith(("runs/", ".venv/", ".git/"))] == []
