@@ -59,10 +59,14 @@ def telemetry(message: Message, context: Context, call_next: ClientAppCallable) 
 
 
 def _meter() -> EnergyMeter | nullcontext[None]:
+    """A meter, or nothing in its place: without zeus, or with one that cannot be loaded."""
     try:
         return EnergyMeter()
-    except RunError:  # without zeus
-        return nullcontext()
+    except RunError:
+        pass
+    except Exception as error:
+        logger.warning("no energy is measured: %s", error)
+    return nullcontext()
 
 
 def _add(measured: dict[str, float], reply: Message) -> None:

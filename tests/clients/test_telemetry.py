@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from fedsel_flwr.clients.telemetry import telemetry
 from tests.clients.test_meter import Monitor, with_monitor
 from tests.strategies.message.helpers import FakeGrid
 
-TRAINING_S = 0.05
+TRAINING_S = 0.02
 CONTEXT = Context(run_id=7, node_id=5, node_config={}, state=RecordDict(), run_config={})
 
 
@@ -53,10 +53,8 @@ def answering(content: Any, **kinds: Any) -> ClientApp:
 
 
 def told(metrics: dict[str, Any], kind: str = "train") -> MetricRecord:
-    reply = answering(RecordDict({"arrays": ArrayRecord([np.ones(2)]), "mine": MetricRecord(metrics)}))(
-        asked(kind), CONTEXT
-    )
-    return reply.content["mine"]  # type: ignore[return-value]
+    content = RecordDict({"arrays": ArrayRecord([np.ones(2)]), "mine": MetricRecord(metrics)})
+    return answering(content)(asked(kind), CONTEXT).content["mine"]  # type: ignore[return-value]
 
 
 class Client(NumPyClient):
@@ -188,6 +186,19 @@ def test_a_meter_that_fails_is_named_and_the_update_kept(
     with_monitor(monkeypatch, Monitor)
     assert set(told({"num-examples": 20})) == {"num-examples", "compute_s"}
     assert "powercap went away" in caplog.text
+
+
+def test_a_zeus_that_cannot_be_loaded_is_named_and_the_update_kept(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(ModuleType):
+        def __getattr__(self, name: str) -> None:
+            raise OSError("libcuda.so.1: cannot open")
+
+    monkeypatch.setitem(sys.modules, "zeus", Broken("zeus"))
+    monkeypatch.setitem(sys.modules, "zeus.monitor", Broken("zeus.monitor"))
+    assert set(told({"num-examples": 20})) == {"num-examples", "compute_s"}
+    assert "libcuda.so.1" in caplog.text
 
 
 # ---- what it costs -------------------------------------------------------------------------------------------------
