@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import socket
+import sys
 from collections.abc import Callable, Iterator
 
 import psutil
@@ -15,6 +16,14 @@ from tests.processes import ROOT, Command
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 Flwr = Callable[..., Command]
+PATIENT = """
+from flwr.cli import local_superlink
+from flwr.cli.app import app
+
+local_superlink.LOCAL_SUPERLINK_STARTUP_TIMEOUT = 150.0
+app()
+"""
+"""The command ``flwr``, which by itself gives its SuperLink 15 seconds to start: on a busy machine too few."""
 
 
 def free_port() -> int:
@@ -40,7 +49,7 @@ def flwr_commands(folders: pytest.TempPathFactory) -> Iterator[Flwr]:
 
     def start(*arguments: str, verb: tuple[str, ...] = ("run", str(ROOT), "--stream")) -> Command:
         folder = folders.mktemp("flwr")
-        argv = ("flwr", *verb, *arguments)
+        argv = (sys.executable, "-c", PATIENT, *verb, *arguments)
         commands.append(Command(*argv, folder=folder, cwd=folder, env=environment))
         return commands[-1]
 
