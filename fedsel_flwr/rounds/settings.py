@@ -139,7 +139,7 @@ def settled(
 
     Args:
         selector: The selector; its ``paper_options`` say how its paper averages and filters.
-        max_latency: None takes the selector's, else 60 s.
+        max_latency: None takes the selector's, else 60 s; a selector's "auto" concerns its rewards alone.
         channels: None takes as many as are asked, ``clients_per_round`` or more with ``over_selection``.
         averaging: None takes the paper's.
         filter: None takes the paper's.
@@ -176,11 +176,13 @@ def settled(
 
 
 def _one_max_latency(selector: Selector, given: float | None) -> float:
-    """One number for strategy and selector."""
-    own: float | None = getattr(selector, "max_latency", None)
+    """One number for strategy and selector; "auto" is none."""
+    own: float | str | None = getattr(selector, "max_latency", None)
+    if own is None or isinstance(own, str):
+        return 60.0 if given is None else given
     if given is None:
-        return 60.0 if own is None else own
-    if own is not None and own != given:
+        return own
+    if own != given:
         raise ParameterError(f"max_latency is {given} for the strategy but {own} for the selector; give it once")
     return given
 

@@ -7,8 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedsel_flwr.checks import FloatArray, IntArray, by_client, lookup, one_of, real, whole
+from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, by_client, lookup, one_of, real, whole
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.selectors._auto import AUTO, Seconds, seconds
 from fedsel_flwr.selectors.annealing import anneal
 from fedsel_flwr.selectors.base import Selector
 from fedsel_flwr.selectors.report import RoundReport
@@ -18,6 +19,8 @@ __all__ = ["BSFL", "maximize"]
 
 TINY = 1e-300
 """In place of a sum of weights that are all zero: nobody's target is above 0."""
+SHORTEST = 1e-6
+"""Under "auto", seconds below which no latency counts: 1 / tau_k stays finite."""
 
 
 class BSFL(Selector):
@@ -28,7 +31,7 @@ class BSFL(Selector):
     ===============  =====================  ==========================================================
     m                ``clients_per_round``  clients per round
     tau_min          ``min_latency``        seconds to send and receive with zero training
-    mu-bar_k         ``_mean``              mean observed speed tau_min / tau_k
+    mu-bar_k         ``_speeds``            mean observed speed tau_min / tau_k
     c_k              ``_plays``             rounds in which client k was selected and observed
     d_k              ``data_weights``       quality times number of examples
     g_k              ``generalization``     how far client k's share lies below its target
@@ -40,6 +43,10 @@ class BSFL(Selector):
           :mod:`~fedsel_flwr.selectors.annealing`.
         * Selected clients that fail count as a play at the speed of their reported latency, tau_max.
         * Speeds are cut at 1, as measured latencies may undercut ``min_latency``.
+        * ``min_latency="auto"`` takes for tau_min the fastest completed play so far. The mean is that of 1 / tau_k, and
+          is scaled at the choice: every speed, old ones too, is at the present tau_min. This tau_min contains what the
+          fastest client trained and what the server's polling adds; one play that was far too fast makes all other
+          speeds small for good.
         * The annealing solvers take the range of the finite bounds plus alpha times that of g for Delta_max (14), and a
           finite bound above all others for an infinite one.
         * (4) sums d over the registered clients, as (3) counts them.
@@ -50,7 +57,7 @@ class BSFL(Selector):
 
     Args:
         clients_per_round: m.
-        min_latency: tau_min, seconds.
+        min_latency: tau_min, seconds; "auto" takes the fastest play seen, :attr:`min_latency_now`.
         alpha: Weight of the generalization term; 0 looks at speed alone.
         beta: Exponent of g_k, a natural number.
         data_weights: d_k of (4) by client index, an array or a mapping of any positive scale (a mapping may grow with
@@ -78,17 +85,18 @@ class BSFL(Selector):
     name: ClassVar[str] = "bsfl"
     needs: ClassVar[frozenset[str]] = frozenset({"latency"})
     by_client: ClassVar[frozenset[str]] = frozenset({"data_weights"})
-    client_state: ClassVar[dict[str, float | int]] = {"_plays": 0, "_mean": 0.0, "_weight": 1.0}
+    client_state: ClassVar[dict[str, float | int]] = {"_plays": 0, "_mean": 0.0, "_fastest": 0.0, "_weight": 1.0}
 
     _plays: IntArray
     _mean: FloatArray
+    _fastest: FloatArray
     _weight: FloatArray
 
     def __init__(
         self,
         *,
         clients_per_round: int,
-        min_latency: float,
+        min_latency: Seconds,
         alpha: float = 1.0,
         beta: int = 1,
         data_weights: FloatArray | Mapping[int, float] | None = None,
@@ -97,12 +105,22 @@ class BSFL(Selector):
         seed: int | None = None,
     ) -> None:
         super().__init__(clients_per_round=clients_per_round, seed=seed)
-        self.min_latency = real("min_latency", min_latency, above=0.0)
+        self.min_latency = seconds("min_latency", min_latency)
         self.alpha = real("alpha", alpha, at_least=0.0)
         self.beta = whole("beta", beta, 1)
         self.solver = one_of("solver", solver, ("exact", "alsa", "annealing"))
         self.solver_steps = whole("solver_steps", solver_steps, 1)
         self.data_weights = _checked_weights(data_weights)
+
+    @property
+    def min_latency_now(self) -> float:
+        """tau_min, seconds: ``min_latency``, or under "auto" the fastest play that completed so far.
+
+        Plays of clients that were forgotten do not count; infinite before anybody has completed.
+        """
+        if isinstance(self.min_latency, str):
+            return float(self._fastest[self._fastest > 0.0].min(initial=np.inf))
+        return self.min_latency
 
     def _select(self, available: IntArray) -> IntArray:
         shuffled = self._generator.permutation(available)  # clients equal in bound and g: at random
@@ -117,10 +135,20 @@ class BSFL(Selector):
 
     def _observe(self, report: RoundReport) -> None:
         k = report.clients
-        latency = np.maximum(report.latency, self.min_latency)
-        speed = self.min_latency / latency  # tau_min / tau_k of (8), (11), at most 1
+        shortest, unit = (SHORTEST, 1.0) if self.min_latency == AUTO else (self.min_latency, self.min_latency)
+        latency = np.maximum(report.latency, shortest)
+        speed = unit / latency  # tau_min / tau_k of (8), (11), at most 1; under "auto" without tau_min
         self._plays[k] += 1  # (10)
         self._mean[k] += (speed - self._mean[k]) / self._plays[k]  # (11), which is (8)
+        before = self._fastest[k]  # 0 where no play has completed
+        faster = report.completed & ((before == 0.0) | (latency < before))
+        self._fastest[k] = np.where(faster, latency, before)
+
+    def _speeds(self, played: BoolArray) -> FloatArray:
+        """mu-bar of the clients that were observed."""
+        if self.min_latency == AUTO:
+            return np.asarray(np.minimum(self.min_latency_now * self._mean[played], 1.0))
+        return self._mean[played]
 
     def _bounds(self) -> FloatArray:
         """ucb(k, t - 1), infinite for clients never observed."""
@@ -128,7 +156,7 @@ class BSFL(Selector):
         played = self._plays > 0
         bound = np.full(played.shape, np.inf)
         radius = np.sqrt((self.clients_per_round + 1) * np.log(t) / self._plays[played])  # (12)
-        bound[played] = self._mean[played] + radius  # (12), which is (9)
+        bound[played] = self._speeds(played) + radius  # (12), which is (9)
         return bound
 
     def _generalization(self) -> FloatArray:

@@ -6,13 +6,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedsel_flwr.checks import FloatArray, IntArray, real
-from fedsel_flwr.selectors._reward import latency_reward
-from fedsel_flwr.selectors.base import Selector
-from fedsel_flwr.selectors.report import RoundReport
+from fedsel_flwr.checks import IntArray
+from fedsel_flwr.selectors._auto import Seconds
+from fedsel_flwr.selectors._reward import LatencyRewards
 
 
-class CSUCB(Selector):
+class CSUCB(LatencyRewards):
     """Chooses the clients whose mean reward plus confidence radius is largest.
 
     The reward of a client falls from 1 to 0 as its latency rises from 0 to ``max_latency``. The objective (18) is a
@@ -23,7 +22,7 @@ class CSUCB(Selector):
     ===========  ======================  ====================================================
     N            ``clients_per_round``   clients per round (wireless channels)
     tau_max      ``max_latency``         longest wait for a client, seconds
-    y_k          ``_mean``               mean observed reward of client k
+    y_k          ``_rewards``            mean observed reward of client k
     z_k          ``_plays``              rounds in which client k was selected and observed
     kappa        ``ceil(K/m)``           opening rounds that play every client at least once
     ===========  ======================  ====================================================
@@ -32,6 +31,9 @@ class CSUCB(Selector):
         * (16) prints r_k(t - 1); the reward of round t itself enters the mean.
         * Selected clients that fail count as a play with reward 0 (a failed client of section V-B has latency
           tau_max), so that a dead client is not asked for ever.
+        * ``max_latency="auto"`` takes for tau_max the float above the slowest completed play so far; every reward, old
+          ones too, is at the present tau_max. A play that the strategy's longest wait cut counts as that wait. Failures
+          stay at 0, where the slowest play is then too.
         * Partial availability and newcomers ("modified CS-UCB" of section V-C): unplayed available clients first,
           then (18). The random top-up of the last opening round holds while every registered client has been
           available in every round.
@@ -40,17 +42,18 @@ class CSUCB(Selector):
 
     Args:
         clients_per_round: m, the paper's N.
-        max_latency: tau_max, seconds.
+        max_latency: tau_max, seconds; "auto" takes the slowest play seen, :attr:`max_latency_now`.
         seed: Seed of the generator that breaks ties and orders the opening rounds.
 
     Raises:
-        ParameterError: ``clients_per_round`` < 1 or ``max_latency`` not above 0.
+        ParameterError: ``clients_per_round`` < 1, or ``max_latency`` neither above 0 nor "auto".
 
     References:
         W. Xia, T. Q. S. Quek, K. Guo, W. Wen, H. H. Yang, H. Zhu, Multi-armed bandit-based client scheduling for
         federated learning, IEEE Transactions on Wireless Communications 19(11), 2020, Algorithm 1.
 
     >>> import numpy as np
+    >>> from fedsel_flwr.selectors import RoundReport
     >>> selector = CSUCB(clients_per_round=1, max_latency=5.0, seed=0)
     >>> for _ in range(50):
     ...     chosen = selector.select(np.arange(2))
@@ -60,16 +63,10 @@ class CSUCB(Selector):
     """
 
     name: ClassVar[str] = "cs-ucb"
-    needs: ClassVar[frozenset[str]] = frozenset({"latency"})
-    client_state: ClassVar[dict[str, float | int]] = {"_plays": 0, "_mean": 0.0}
     scalar_state: ClassVar[tuple[str, ...]] = ("_ideal_fleet",)
 
-    _plays: IntArray
-    _mean: FloatArray
-
-    def __init__(self, *, clients_per_round: int, max_latency: float, seed: int | None = None) -> None:
-        super().__init__(clients_per_round=clients_per_round, seed=seed)
-        self.max_latency = real("max_latency", max_latency, above=0.0)
+    def __init__(self, *, clients_per_round: int, max_latency: Seconds, seed: int | None = None) -> None:
+        super().__init__(clients_per_round=clients_per_round, max_latency=max_latency, seed=seed)
         self._ideal_fleet = -1  # K while all K clients were available in every round; 0 once one was not
 
     def _join(self, available: IntArray) -> None:
@@ -82,14 +79,8 @@ class CSUCB(Selector):
             bound[played] = 0.0  # Algorithm 1, line 4: topped up at random
         else:
             radius = np.sqrt((m + 1) * np.log(self.round) / self._plays[played])  # (18)
-            bound[played] = self._mean[played] + radius  # (18)
+            bound[played] = self._rewards()[played] + radius  # (18)
         return self._largest(bound, available)
-
-    def _observe(self, report: RoundReport) -> None:
-        k = report.clients
-        reward = latency_reward(report, self.max_latency)
-        self._plays[k] += 1  # (17)
-        self._mean[k] += (reward - self._mean[k]) / self._plays[k]  # (16)
 
     def _is_opening(self, available: IntArray) -> bool:
         """Whether this is one of the first ceil(K/m) rounds of a fleet that has always been complete."""

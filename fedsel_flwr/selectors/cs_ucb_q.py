@@ -6,18 +6,19 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, by_client, lookup, real
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors._reward import latency_reward
+from fedsel_flwr.selectors._auto import Seconds
+from fedsel_flwr.selectors._reward import LatencyRewards
 from fedsel_flwr.selectors._sizes import filled_sizes, take_sizes
-from fedsel_flwr.selectors.base import Selector
 from fedsel_flwr.selectors.report import RoundReport
 
 BELOW_ONE = float(np.nextafter(1.0, 0.0))
 
 
-class CSUCBQ(Selector):
+class CSUCBQ(LatencyRewards):
     """Chooses by a mix of optimistic reward and how far a client has fallen behind its fair share.
 
     ===========  ======================  ==============================================================
@@ -27,7 +28,8 @@ class CSUCBQ(Selector):
     tau_max      ``max_latency``         longest wait for a client, seconds
     c_k          ``fairness``            least fraction of the rounds in which client k takes part
     beta         ``queue_weight``        weight of the queues against the rewards
-    y_k, z_k     ``_mean``, ``_plays``   mean observed reward, rounds observed
+    y_k          ``_rewards``            mean observed reward of client k
+    z_k          ``_plays``              rounds in which client k was selected and observed
     D_k          ``_queue``              virtual queue: how far client k is behind c_k
     b_k          ``_served``             whether client k was selected in the round before
     ===========  ======================  ==============================================================
@@ -35,6 +37,7 @@ class CSUCBQ(Selector):
     Deviations:
         * (16) prints r_k(t - 1); the reward of round t itself enters the mean.
         * Selected clients that fail count as a play with reward 0, and as served (b_k = 1).
+        * ``max_latency="auto"``: as in :class:`~fedsel_flwr.selectors.CSUCB`.
         * A newcomer's queue starts at 0 in its first round. A choice that is never observed serves nobody.
         * The fairness from data sizes, phi m s_k / sum(s) (section II-C with c_min at its lower limit; V-C), is capped
           below 1.
@@ -44,7 +47,7 @@ class CSUCBQ(Selector):
 
     Args:
         clients_per_round: m, the paper's N.
-        max_latency: tau_max, seconds.
+        max_latency: tau_max, seconds; "auto" takes the slowest play seen, :attr:`max_latency_now`.
         fairness: c by client index, each in [0, 1], an array or a mapping (which may grow with the fleet); None takes
             it from the data sizes that ``inform(clients, num_examples=...)`` brings (a client of unknown size counts as
             one of average size).
@@ -69,14 +72,11 @@ class CSUCBQ(Selector):
     """
 
     name: ClassVar[str] = "cs-ucb-q"
-    needs: ClassVar[frozenset[str]] = frozenset({"latency"})
     by_client: ClassVar[frozenset[str]] = frozenset({"fairness"})
-    client_state: ClassVar[dict[str, float | int | bool]] = {
-        "_plays": 0, "_mean": 0.0, "_queue": 0.0, "_served": False, "_new": True, "_share": 0.0, "_size": -1.0,
+    client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {
+        **LatencyRewards.client_state, "_queue": 0.0, "_served": False, "_new": True, "_share": 0.0, "_size": -1.0,
     }  # fmt: skip
 
-    _plays: IntArray
-    _mean: FloatArray
     _queue: FloatArray
     _served: BoolArray
     _new: BoolArray
@@ -87,14 +87,13 @@ class CSUCBQ(Selector):
         self,
         *,
         clients_per_round: int,
-        max_latency: float,
+        max_latency: Seconds,
         fairness: FloatArray | Mapping[int, float] | None = None,
         fairness_scale: float = 0.5,
         queue_weight: float = 0.01,
         seed: int | None = None,
     ) -> None:
-        super().__init__(clients_per_round=clients_per_round, seed=seed)
-        self.max_latency = real("max_latency", max_latency, above=0.0)
+        super().__init__(clients_per_round=clients_per_round, max_latency=max_latency, seed=seed)
         self.fairness_scale = real("fairness_scale", fairness_scale, at_least=0.0)
         self.queue_weight = real("queue_weight", queue_weight, at_least=0.0)
         if self.queue_weight > 1.0:
@@ -120,15 +119,12 @@ class CSUCBQ(Selector):
         beta, played = self.queue_weight, self._plays > 0
         optimistic = np.ones(played.shape)  # 1 where z_k = 0, below (26)
         radius = np.sqrt(2.0 * np.log(self.round) / self._plays[played])  # (26)
-        optimistic[played] = np.minimum(self._mean[played] + radius, 1.0)  # (26)
+        optimistic[played] = np.minimum(self._rewards()[played] + radius, 1.0)  # (26)
         return self._largest((1.0 - beta) * optimistic + beta * self._queue, available)  # (28)
 
     def _observe(self, report: RoundReport) -> None:
-        k = report.clients
-        reward = latency_reward(report, self.max_latency)
-        self._served[k] = True
-        self._plays[k] += 1  # (17)
-        self._mean[k] += (reward - self._mean[k]) / self._plays[k]  # (16)
+        super()._observe(report)
+        self._served[report.clients] = True
 
     def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
         take_sizes(self._size, clients, columns)

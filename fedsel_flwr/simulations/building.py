@@ -16,6 +16,7 @@ from fedsel_flwr.rounds.history import History, RoundRecord
 from fedsel_flwr.rounds.presence import Availability
 from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.selectors import Selector, create
+from fedsel_flwr.selectors._auto import AUTO
 from fedsel_flwr.selectors.base import over_selected
 from fedsel_flwr.selectors.registry import label_of, selector_class
 from fedsel_flwr.simulations.apis import APIS
@@ -74,6 +75,8 @@ def make_strategy(
     for name in package.__all__:
         paper = getattr(package, name)
         if getattr(getattr(paper, "selector_class", None), "name", None) == scenario.selector:
+            if params.get("max_latency") == AUTO:
+                options["longest_wait"] = options.pop("max_latency")
             own = params.get("warmup_rounds", 0)  # PCZFL's, which is the same; where both are given, the longer holds
             return paper(**params | options | {"warmup_rounds": max(own, wait.warmup_rounds)})
     return package.SelectionStrategy(create(scenario.selector, **params), **options)

@@ -17,13 +17,14 @@ from pydantic import BaseModel, ValidationError
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.references import is_reference, located
 from fedsel_flwr.selectors import names as selector_names
+from fedsel_flwr.selectors._auto import AUTO
 from fedsel_flwr.selectors.registry import label_of, selector_class
 from fedsel_flwr.simulations.scenario import Scenario
 
 REFERRING = ("selector", "model.name", "data.dataset")
 """Keys whose value may refer to the user's own code."""
 COMMON_PARAMETERS = ("clients_per_round", "seed", "max_latency", "total_rounds", "channels")
-"""Selector parameters that the scenario sets itself."""
+"""Selector parameters that the scenario sets itself; ``max_latency`` may be "auto" in a selector's table."""
 EXPECTED = {
     "model_type": "expected a table, whose keys are set one by one",
     "dict_type": "expected a table, whose keys are set one by one",
@@ -216,7 +217,9 @@ def _check_selectors(source: str, scenario: Scenario, selectors: Sequence[str]) 
     for name, params in scenario.selectors.items():
         cls = own[name] if name in own else selector_class(name)
         allowed = sorted(inspect.signature(cls).parameters.keys() - COMMON_PARAMETERS)
-        for key in params:
+        for key, value in params.items():
+            if key == "max_latency" and value == AUTO and key in inspect.signature(cls).parameters:
+                continue  # of the rewards alone
             if key in COMMON_PARAMETERS:
                 instead = "wireless.max_latency_s" if key == "max_latency" else key
                 raise ParameterError(f"scenario {source!r}: set {instead!r} in place of 'selectors.{name}.{key}'")

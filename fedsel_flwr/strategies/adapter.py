@@ -32,7 +32,7 @@ class Adapter(BetweenRounds):
     Args:
         selector: The selector; it must not be shared with another strategy.
         base: Any Flower strategy of the same API; FedAvg without federated evaluation if None.
-        max_latency: Longest wait for a client, seconds; None takes the selector's, else 60.
+        max_latency: Longest wait for a client, seconds; None takes the selector's where that is a number, else 60.
         min_completed: With fewer usable updates the global model stays as it is.
         min_available: Clients that must be connected before a round; None takes the larger of what the base asks
             for and ``clients_per_round``.

@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
+from fedsel_flwr.checks import real
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.client_values import ClientValues
 from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.selectors import Selector
+from fedsel_flwr.selectors._auto import AUTO
 from fedsel_flwr.strategies.adapter import Adapter
 
 PAPERS: Final[Mapping[str, str]] = MappingProxyType(
@@ -50,32 +52,37 @@ def in_api(name: str, strategy: type, module: str) -> type:
 class PaperStrategy(Adapter):
     """A strategy that builds its own selector; comes before ``SelectionStrategy`` of either API among the bases.
 
-    Subclasses set :attr:`selector_class`. Parameters are the selector's and the strategy's, all by keyword; where
-    both have ``max_latency``, the one argument sets both. Parameters that hold a number per client
-    (:attr:`Selector.by_client`) take an array if the client ids are 0..K-1, else a mapping from client id.
+    Subclasses set :attr:`selector_class`, and in :attr:`auto` the parameters that need no number on the server's clock.
+    Parameters are the selector's and the strategy's, all by keyword. Where both have ``max_latency``, a number sets
+    both; "auto" concerns the selector alone, and ``longest_wait`` is then the strategy's. Parameters that hold a number
+    per client (:attr:`Selector.by_client`) take an array if the client ids are 0..K-1, else a mapping from client id.
 
     Args:
         base: Any Flower strategy of the same API; FedAvg without federated evaluation if None.
-        **params: Parameters of the selector's class and of :class:`fedsel_flwr.strategies.adapter.Adapter`.
+        **params: Parameters of the selector's class and of :class:`fedsel_flwr.strategies.adapter.Adapter`. Where the
+            selector has ``max_latency``, also ``longest_wait``: longest wait for a client, seconds; None takes
+            ``max_latency``, and 60 where that is "auto".
 
     Raises:
         ParameterError: An unknown or missing parameter, or a value out of range.
     """
 
     selector_class: ClassVar[type[Selector]]
+    auto: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Show the whole signature in ``help()`` and editors."""
         super().__init_subclass__(**kwargs)
-        cls.__signature__ = inspect.Signature(list(_parameters(cls.selector_class).values()))  # type: ignore[attr-defined]
+        cls.__signature__ = inspect.Signature(list(_parameters(cls).values()))  # type: ignore[attr-defined]
 
     def __init__(self, base: Any = None, **params: Any) -> None:
-        accepted = _parameters(self.selector_class)
+        accepted = _parameters(type(self))
         unknown = sorted(params.keys() - accepted.keys())
         missing = sorted(k for k, p in accepted.items() if p.default is p.empty and k not in params)
         if unknown or missing:
             problem = f"does not know {', '.join(unknown)}" if unknown else f"needs {', '.join(missing)}"
             raise ParameterError(f"{type(self).__name__} {problem}; its parameters are {', '.join(accepted)}")
+        params = params | self._unsaid(params)
         roster = Roster()
         own = inspect.signature(self.selector_class).parameters
         selector_params = {key: value for key, value in params.items() if key in own}
@@ -88,14 +95,32 @@ class PaperStrategy(Adapter):
             self.selector_class(**selector_params | {k: dict(enumerate(v.given.values())) for k, v in values.items()})
         selector = self.selector_class(**selector_params | values)
         rest = {key: value for key, value in params.items() if key not in own}
+        if "max_latency" in own:
+            wait = rest.pop("longest_wait", None)
+            rest["max_latency"] = None if wait is None else real("longest_wait", wait, above=0.0)
         super().__init__(selector, base, roster=roster, client_values=tuple(values.values()), **rest)
 
+    def _unsaid(self, params: Mapping[str, Any]) -> dict[str, str]:
+        """The parameters that were not given and are "auto" on the server's clock; elsewhere nobody times clients."""
+        unsaid = {name: AUTO for name in self.auto if params.get(name) is None}
+        if unsaid and params.get("clock") != "server":
+            raise ParameterError(
+                f'{type(self).__name__} needs {", ".join(unsaid)} on the virtual clock: give seconds, or "auto" for '
+                'what the observed times say, which is the default with clock="server"'
+            )
+        return unsaid
 
-def _parameters(selector_class: type[Selector]) -> dict[str, inspect.Parameter]:
-    """The parameters of selector and strategy, each once."""
+
+def _parameters(strategy: type[PaperStrategy]) -> dict[str, inspect.Parameter]:
+    """The parameters of a strategy's selector and its own, each once."""
+    selector_class = strategy.selector_class
     outer = inspect.signature(Adapter.__init__).parameters
     hidden = ("self", "selector", "roster", "client_values")
     merged = dict(inspect.signature(selector_class).parameters)
+    if "max_latency" in merged:
+        merged["longest_wait"] = outer["max_latency"].replace(name="longest_wait")
+    for name in strategy.auto:
+        merged[name] = merged[name].replace(default=None)
     merged |= {k: p for k, p in outer.items() if k not in merged and k not in hidden}
     averaging = selector_class.paper_options.get("averaging")
     merged["averaging"] = merged["averaging"].replace(default=averaging)

@@ -28,6 +28,20 @@ def test_conformance_of_sampling_with_replacement(check):
     check(partial(create, "random-by-size", clients_per_round=3, replacement=True))
 
 
+AUTO = {"bsfl": "min_latency", "cs-ucb": "max_latency", "cs-ucb-q": "max_latency"}
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("name", AUTO)
+def test_conformance_of_auto(name, check):
+    check(partial(create, name, clients_per_round=3, **{AUTO[name]: "auto"}))
+
+
+@pytest.mark.parametrize("name", AUTO)
+def test_every_order_of_calls_of_auto(name):
+    check_stateful(partial(create, name, clients_per_round=3, **{AUTO[name]: "auto"}), sequences=20)
+
+
 @pytest.mark.parametrize("name", names())
 def test_every_order_of_calls(name):
     """100 sequences of inform, probe, select, observe, forget, save, load and newcomers."""

@@ -141,6 +141,11 @@ def test_strategy_takes_the_numbers_of_the_scenario() -> None:
         assert (settings.clock, strategy.wait_timeout, strategy.min_available) == ("virtual", 12.5, 10)
         assert strategy._question_timeout == 77.0  # actors of a busy machine start slowly, which must not matter
         assert strategy.selector.clients_per_round == 3
+    for selector, key in (("cs-ucb", "max_latency"), ("cs-ucb-q", "max_latency"), ("bsfl", "min_latency")):
+        for api in ("legacy", "message"):
+            changes = {f"selectors.{selector}.{key}": "auto", "wireless.max_latency_s": 4.0, "api": api}
+            strategy = make_strategy(world_of(load_scenario("smoke", {"selector": selector, **changes})))
+            assert (getattr(strategy.selector, key), strategy.core.settings.max_latency) == ("auto", 4.0)
     waves = make_strategy(world_of(smoke(wireless__channels=2)))
     assert waves.core.settings.channels == 2
 

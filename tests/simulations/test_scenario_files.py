@@ -398,6 +398,16 @@ def test_selector_parameters_that_the_scenario_sets(parameter: str, own: str) ->
     assert said == f"scenario 'smoke': set {own!r} in place of 'selectors.cs-ucb.{parameter}'"
 
 
+def test_the_rewards_may_take_their_scale_from_the_observed_times() -> None:
+    """It is no second value for the longest wait; a selector without ``max_latency`` has no rewards to scale."""
+    for name, key in (("cs-ucb", "max_latency"), ("cs-ucb-q", "max_latency"), ("bsfl", "min_latency")):
+        scenario = load_scenario("smoke", {f"selectors.{name}.{key}": "auto"})
+        assert scenario.selectors[name][key] == "auto"
+        assert scenario.wireless.max_latency_s == 5.0
+    said = message_of("smoke", {"selectors.random.max_latency": "auto"})
+    assert said == "scenario 'smoke': set 'wireless.max_latency_s' in place of 'selectors.random.max_latency'"
+
+
 FAULTS = [
     # key, value, what the message says is allowed
     ("rounds", 0, "greater than or equal to 1"),

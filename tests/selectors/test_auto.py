@@ -1,0 +1,213 @@
+"""Numbers that fit by themselves: ``min_latency="auto"`` of BSFL, ``max_latency="auto"`` of CS-UCB and CS-UCB-Q.
+
+The brute force keeps every play and scales all of them anew at every question; means of 1 / tau and of tau must say the
+same. Where the number that was taken is that of a selector with a fixed one, both choose the same.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.selectors import BSFL, CSUCB, CSUCBQ, RoundReport, create
+from tests.selectors.oracles import BSFLOracle, CSUCBOracle, World, follow
+
+AUTO: dict[str, dict[str, Any]] = {
+    "bsfl": {"min_latency": "auto"},
+    "cs-ucb": {"max_latency": "auto"},
+    "cs-ucb-q": {"max_latency": "auto"},
+}
+Plays = list[tuple[int, bool, float]]  # client, completed, seconds
+
+
+def report(plays: Plays) -> RoundReport:
+    clients, completed, latency = zip(*plays, strict=True)
+    return RoundReport(clients=np.array(clients), completed=np.array(completed), latency=np.array(latency))
+
+
+class AutoBSFLOracle(BSFLOracle):
+    """tau_min is the fastest play that completed in the whole history; before there is one, failures count alike."""
+
+    def reward(self, completed: bool, latency: float) -> float:
+        done = [seconds for past in self.rounds for _, good, seconds in past.rows if good]
+        self.min_latency = min(done, default=math.inf)
+        return super().reward(completed, latency)
+
+
+class AutoCSUCBOracle(CSUCBOracle):
+    """tau_max is just above the slowest play that completed in the whole history."""
+
+    def reward(self, completed: bool, latency: float) -> float:
+        done = [seconds for past in self.rounds for _, good, seconds in past.rows if good]
+        return 1 - latency / np.nextafter(max(done), math.inf) if completed else 0.0
+
+
+@pytest.mark.parametrize(("grid", "seed"), [((), 0), ((), 1), ((0.1, 0.5, 1.0, 2.5), 2)])
+def test_every_choice_of_bsfl_maximizes(grid: tuple[float, ...], seed: int) -> None:
+    """Random availability, failures, unreported rounds and two newcomers, against all subsets."""
+    selector = BSFL(clients_per_round=2, min_latency="auto", alpha=0.5, seed=seed)
+    oracle = AutoBSFLOracle(2, 3.0, min_latency=math.inf, alpha=0.5, beta=1)
+    world = World(num_clients=6, newcomers={0: 30, 5: 60}, grid=grid)
+    assert follow(selector, oracle, RoundReport, world=world, rounds=100, seed=3000 + seed) == []
+    assert oracle.decided > 50
+    assert selector.min_latency_now == oracle.min_latency
+
+
+@pytest.mark.parametrize(("grid", "seed"), [((), 0), ((), 1), ((0.1, 0.5, 1.0, 2.5), 2)])
+def test_every_choice_of_cs_ucb_maximizes(grid: tuple[float, ...], seed: int) -> None:
+    selector, oracle = CSUCB(clients_per_round=2, max_latency="auto", seed=seed), AutoCSUCBOracle(2, 3.0)
+    world = World(num_clients=6, newcomers={0: 30, 5: 60}, grid=grid)
+    assert follow(selector, oracle, RoundReport, world=world, rounds=100, seed=4000 + seed) == []
+    assert oracle.decided > 50
+
+
+def scores(selector: Any) -> np.ndarray:
+    """Mean speeds or rewards of the clients that were observed."""
+    played = selector._plays > 0
+    if isinstance(selector, BSFL):
+        return np.asarray(selector._speeds(played))
+    return np.asarray(selector._rewards()[played])
+
+
+@pytest.mark.parametrize("name", AUTO)
+def test_scores_are_those_of_the_fixed_number_once_it_was_seen(name: str) -> None:
+    """300 rounds of times from .05 to 60 s with failures; the extremes come in rounds 100 and 101.
+
+    Before, the scores are those of the fixed number that the plays so far give; after, those of one and the same.
+    """
+    generator, plays = np.random.default_rng(5), []
+    selector: Any = create(name, clients_per_round=3, seed=0, **AUTO[name])
+    for number in range(1, 301):
+        chosen = selector.select(np.arange(8))
+        latency, completed = generator.uniform(0.5, 5.0, 3) * (1 + chosen), generator.uniform(size=3) < 0.9
+        if number in (100, 101):
+            latency[0], completed[0] = (0.05, 60.0)[number - 100], True
+        latency = np.where(completed, latency, 90.0)
+        rows: Plays = list(zip(chosen.tolist(), completed.tolist(), latency.tolist(), strict=True))
+        plays.append(rows)
+        selector.observe(report(rows))
+        if number not in (1, 10, 99, 100, 101, 200, 300):
+            continue
+        done = [seconds for past in plays for _, good, seconds in past if good]
+        fixed = {"min_latency": min(done)} if name == "bsfl" else {"max_latency": np.nextafter(max(done), math.inf)}
+        twin = create(name, clients_per_round=3, seed=0, **fixed)
+        twin.inform(np.arange(8))
+        for past in plays:
+            twin.observe(report(past))
+        assert np.abs(scores(selector) - scores(twin)).max() <= 1e-12
+        now = selector.min_latency_now if name == "bsfl" else selector.max_latency_now
+        assert [now] == list(fixed.values())
+        assert np.ptp(scores(selector)) > 0.01 or number == 1
+
+
+@pytest.mark.parametrize("name", AUTO)
+def test_choices_are_those_of_the_fixed_number(name: str) -> None:
+    """Times by client and round. The first play of each of the 7 clients is the fastest or the slowest there will be.
+
+    So "auto" has the fixed number as soon as it chooses by scores.
+    """
+    times = np.random.default_rng(6).uniform(1.0, 8.0, (7, 400))
+    fixed = {"bsfl": {"min_latency": 1.0}}.get(name, {"max_latency": np.nextafter(8.0, math.inf)})
+    pair = [create(name, clients_per_round=2, seed=3, **params) for params in (AUTO[name], fixed)]
+    seen: set[int] = set()
+    for number in range(400):
+        chosen = [selector.select(np.arange(7)) for selector in pair]
+        assert chosen[0].tolist() == chosen[1].tolist()
+        latency = times[chosen[0], number]
+        latency[[k not in seen for k in chosen[0].tolist()]] = 1.0 if name == "bsfl" else 8.0
+        seen |= set(chosen[0].tolist())
+        completed = np.random.default_rng([number]).uniform(size=2) < (0.85 if len(seen) == 7 else 1.0)
+        for selector in pair:
+            selector.observe(
+                RoundReport(clients=chosen[0], completed=completed, latency=np.where(completed, latency, 60.0))
+            )
+    assert len(seen) == 7
+
+
+def test_rounds_by_hand() -> None:
+    """Client 0 takes 2 s and 4 s, client 1 takes 8 s once and fails once (60 s).
+
+    BSFL: tau_min 2: speeds (1 + 1/2)/2 = .75 and (1/4 + 1/30)/2 = .141667; then client 2 takes 1 s: all halve, its own
+    is 1. CS-UCB: tau_max 8: rewards (.75 + .5)/2 = .625 and (0 + 0)/2 = 0; a play of 16 s by client 2:
+    (.875 + .75)/2 = .8125, (.5 + 0)/2 = .25 and 0.
+    """
+    first: Plays = [(0, True, 2.0), (1, True, 8.0)]
+    second: Plays = [(0, True, 4.0), (1, False, 60.0)]
+    bsfl, ucb = (create(name, clients_per_round=2, **AUTO[name]) for name in ("bsfl", "cs-ucb"))
+    for selector in (bsfl, ucb):
+        selector.inform(np.arange(3))
+        selector.observe(report(first))
+        selector.observe(report(second))
+    assert scores(bsfl) == pytest.approx([0.75, (1 / 4 + 1 / 30) / 2], abs=1e-15)
+    assert scores(ucb) == pytest.approx([0.625, 0.0], abs=1e-15)
+    bsfl.observe(report([(2, True, 1.0)]))
+    ucb.observe(report([(2, True, 16.0)]))
+    assert scores(bsfl) == pytest.approx([0.375, (1 / 8 + 1 / 60) / 2, 1.0], abs=1e-15)
+    assert scores(ucb) == pytest.approx([0.8125, 0.25, 0.0], abs=1e-15)
+
+
+@pytest.mark.parametrize("name", AUTO)
+def test_before_anybody_completed_all_are_alike(name: str) -> None:
+    """Nothing is known then: those not asked yet go first, then at random; nothing is infinite or NaN."""
+    selector = create(name, clients_per_round=2, seed=1, **AUTO[name])
+    for _ in range(10):
+        chosen = selector.select(np.arange(6))
+        selector.observe(report([(k, False, 60.0) for k in chosen.tolist()]))
+    assert np.ptp(scores(selector)) == 0.0
+    assert np.isfinite(scores(selector)).all()
+    assert selector.state_dict()["plays"].min() > 0
+    selector.observe(report([(0, True, 3.0)]))
+    assert np.argmax(scores(selector)) == 0 or name != "bsfl"
+
+
+def test_an_answer_in_no_time_leaves_the_scores_finite() -> None:
+    """No network is so fast, but a report may say so; then one speed is all, as with a fixed number near 0."""
+    selector = BSFL(clients_per_round=2, min_latency="auto", seed=1)
+    selector.inform(np.arange(2))
+    selector.observe(report([(0, True, 0.0), (1, True, 2.0)]))
+    assert scores(selector).tolist() == pytest.approx([1.0, 0.5e-6])
+    ucb = CSUCB(clients_per_round=2, max_latency="auto", seed=1)
+    ucb.inform(np.arange(2))
+    ucb.observe(report([(0, True, 0.0), (1, True, 0.0)]))
+    assert scores(ucb).tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("name", AUTO)
+def test_who_is_forgotten_no_longer_counts(name: str) -> None:
+    """Client 0 was the fastest (.5 s), client 1 the slowest (30 s): without them the others' 2 and 4 s say it."""
+    selector: Any = create(name, clients_per_round=2, seed=1, **AUTO[name])
+    selector.inform(np.arange(4))
+    selector.observe(report([(0, True, 0.5), (1, True, 30.0), (2, True, 2.0), (3, True, 4.0)]))
+    fresh = create(name, clients_per_round=2, seed=1, **AUTO[name])
+    fresh.load_state_dict(selector.state_dict())
+    pair: list[Any] = [selector, fresh]
+    for one in pair:
+        one.forget(np.array([0, 1]))
+        now = one.min_latency_now if name == "bsfl" else one.max_latency_now
+        assert now == (2.0 if name == "bsfl" else np.nextafter(4.0, math.inf))
+        assert scores(one) == pytest.approx([1.0, 0.5] if name == "bsfl" else [0.5, 0.0], abs=1e-15)
+
+
+def test_a_fixed_number_is_what_it_was() -> None:
+    """The number in force is the parameter, whatever was seen."""
+    fixed: list[Any] = [BSFL(clients_per_round=1, min_latency=2.0), CSUCBQ(clients_per_round=1, max_latency=9.0)]
+    for selector in fixed:
+        selector.inform(np.arange(1))
+        selector.observe(report([(0, True, 0.5)]))
+    assert (fixed[0].min_latency_now, fixed[1].max_latency_now) == (2.0, 9.0)
+
+
+@pytest.mark.parametrize("name", AUTO)
+@pytest.mark.parametrize("wrong", ["Auto", "", 0, -1.0, None, math.nan, math.inf, True, b"auto"])
+def test_what_is_neither_a_number_nor_auto_is_refused(name: str, wrong: Any) -> None:
+    (parameter,) = AUTO[name]
+    with pytest.raises(ParameterError, match=rf'{parameter} must be a finite number above 0, got .*"auto"'):
+        create(name, clients_per_round=2, **{parameter: wrong})
+
+
+def test_auto_is_shown_as_a_parameter() -> None:
+    assert repr(CSUCB(clients_per_round=2, max_latency="auto")) == "CSUCB(clients_per_round=2, max_latency='auto')"
