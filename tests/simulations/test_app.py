@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import re
-import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 from flwr.common import Context, RecordDict
 
@@ -23,6 +20,7 @@ from fedsel_flwr.simulations import app
 from fedsel_flwr.simulations.app import scenario_of
 from fedsel_flwr.simulations.scenario_files import load_scenario, override_keys
 from tests.processes import ROOT, Command
+from tests.simulations.flwr_runs import Flwr, LocalSuperLink
 from tests.simulations.inprocess import play
 
 pytestmark = pytest.mark.xdist_group("ray")
@@ -30,8 +28,6 @@ pytestmark = pytest.mark.xdist_group("ray")
 CORES = os.cpu_count() or 1
 USE = f"client-resources-num-cpus=1 init-args-num-cpus={CORES}"
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
-
-Flwr = Callable[..., Command]
 
 
 def context(**run_config: Any) -> Context:
@@ -128,45 +124,11 @@ def test_the_log_shows_the_last_rounds_clients(
 # ---- flwr run ------------------------------------------------------------------------------------------------------
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def listener(port: int) -> psutil.Process | None:
-    """The process that listens on a port: Flower's SuperLink stays after ``flwr run``, and nothing else stops it."""
-    for connection in psutil.net_connections(kind="tcp"):
-        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
-            return psutil.Process(connection.pid)
-    return None
-
-
 @pytest.fixture(scope="module")
 def flwr(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flwr]:
     """``flwr run . --stream`` with further arguments; all runs share one SuperLink, started by the first."""
-    home, port = tmp_path_factory.mktemp("home"), free_port()
-    environment = {"FLWR_HOME": str(home), "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(port)}
-    commands: list[Command] = []
-
-    def start(*arguments: str, verb: tuple[str, ...] = ("run", str(ROOT), "--stream")) -> Command:
-        folder = tmp_path_factory.mktemp("flwr")
-        argv = ("flwr", *verb, *arguments)
-        commands.append(Command(*argv, folder=folder, cwd=folder, env=environment))
-        return commands[-1]
-
-    yield start
-    superlink = listener(port)
-    family = [superlink, *superlink.children(recursive=True)] if superlink else []
-    for process in family:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.terminate()
-    _, alive = psutil.wait_procs(family, timeout=10)
-    for process in alive:
-        process.kill()
-    for command in commands:
-        command.kill()
-    assert listener(port) is None
+    with LocalSuperLink(tmp_path_factory.mktemp("flwr")) as superlink:
+        yield superlink.run
 
 
 def run_config(runs: Path, **config: Any) -> str:

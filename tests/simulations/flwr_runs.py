@@ -1,0 +1,66 @@
+"""``flwr run`` of the repository, in a simulation that a local SuperLink of Flower's runs."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+from tests.processes import ROOT, Command
+
+Flwr = Callable[..., Command]
+"""From arguments to a running ``flwr run . --stream``."""
+
+
+class LocalSuperLink:
+    """The SuperLink that the first ``flwr run`` starts, on a port of its own; it is ended with the block.
+
+    Args:
+        folder: Where Flower keeps its things, and the commands' output goes.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self._port = int(probe.getsockname()[1])
+        self._folder, self._commands = folder, list[Command]()
+
+    def __enter__(self) -> LocalSuperLink:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        family = self.family()
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.terminate()
+        _, alive = psutil.wait_procs(family, timeout=10)
+        for process in alive:
+            process.kill()
+        for command in self._commands:
+            command.kill()
+        assert self._listener() is None
+
+    def run(self, *arguments: str, verb: tuple[str, ...] = ("run", str(ROOT), "--stream")) -> Command:
+        """``flwr`` with a verb and further arguments."""
+        folder = self._folder / f"command-{len(self._commands)}"
+        environment = {"FLWR_HOME": str(self._folder), "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(self._port)}
+        folder.mkdir()
+        self._commands.append(Command("flwr", *verb, *arguments, folder=folder, cwd=folder, env=environment))
+        return self._commands[-1]
+
+    def family(self) -> list[psutil.Process]:
+        """The SuperLink and all that it has started: it stays after ``flwr run``, and nothing else stops it."""
+        superlink = self._listener()
+        return [superlink, *superlink.children(recursive=True)] if superlink else []
+
+    def _listener(self) -> psutil.Process | None:
+        for connection in psutil.net_connections(kind="tcp"):
+            here = connection.status == psutil.CONN_LISTEN and connection.laddr.port == self._port
+            if here and connection.pid:
+                return psutil.Process(connection.pid)
+        return None
