@@ -49,7 +49,7 @@ class LocalSuperLink:
         """``flwr`` with a verb and further arguments."""
         folder = self._folder / f"command-{len(self._commands)}"
         environment = {"FLWR_HOME": str(self._folder), "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(self._port)}
-        folder.mkdir()
+        folder.mkdir(parents=True)
         self._commands.append(Command("flwr", *verb, *arguments, folder=folder, cwd=folder, env=environment))
         return self._commands[-1]
 

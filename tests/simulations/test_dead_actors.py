@@ -17,14 +17,14 @@ from fedsel_flwr.simulations import load_scenario, simulate
 from tests.processes import Command
 from tests.simulations.flwr_runs import LocalSuperLink
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 ROUNDS = 12
 SLOW_CLIENTS = {"training.local_epochs": 20}
 """So that a round takes a while, and an actor dies in the middle of one."""
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def kill_an_actor(family: Iterable[psutil.Process], timeout: float = 5.0) -> None:
+def kill_an_actor(family: Iterable[psutil.Process], timeout: float = 20.0) -> None:
     """Kill -9 an actor that is at work."""
     family, deadline = list(family), time.monotonic() + timeout
     while time.monotonic() < deadline:
@@ -44,7 +44,7 @@ def rounds_in(folder: Path) -> int:
 
 def after_rounds(command: Command, folder: Path, rounds: int) -> None:
     """Wait until so many rounds have ended."""
-    deadline = time.monotonic() + 150
+    deadline = time.monotonic() + 400
     while rounds_in(folder) < rounds:
         assert command.poll() is None, command.stdout[-3000:] + command.stderr[-3000:]
         assert time.monotonic() < deadline, command.stdout[-3000:] + command.stderr[-3000:]
@@ -61,7 +61,7 @@ def test_fedsel_run_goes_on_and_loses_nothing(api: str, tmp_path: Path) -> None:
         for rounds in (2, 6):
             after_rounds(command, tmp_path / "runs", rounds)
             kill_an_actor(psutil.Process(command.pid).children(recursive=True))
-        assert command.wait(200) == 0, command.stdout[-3000:] + command.stderr[-3000:]
+        assert command.wait(400) == 0, command.stdout[-3000:] + command.stderr[-3000:]
         assert command.left() == []
     finally:
         command.kill()
@@ -87,15 +87,15 @@ def test_flwr_run_ends_with_the_reason_and_goes_on_after_that(api: str, tmp_path
         command = run()
         after_rounds(command, tmp_path / "checkpoints", 3)
         kill_an_actor(superlink.family())
-        command.wait(120)
+        command.wait(400)
         played, said = rounds_in(tmp_path / "checkpoints"), " ".join(ANSI.sub("", command.stdout).split())
         assert "an actor of Ray has died" in said, command.stdout[-3000:]
-        assert re.search(rf"resume = true: it goes on after round \d+, from '{tmp_path / 'checkpoints'}'", said), said[
-            -999:
-        ]
+        assert re.search(rf"resume = true: it goes on after round \d+, from '{tmp_path / 'checkpoints'}'", said)
         assert "Traceback" not in said.partition("an actor of Ray has died")[2]
         assert not (tmp_path / "runs").exists()
-        assert run(resume="must").wait(200) == 0
+        command = run(resume="must")
+        assert command.wait(400) == 0
+        assert (tmp_path / "runs").exists(), command.stdout[-3000:]
     (folder,) = (tmp_path / "runs").iterdir()
     history = read_history(folder)
     assert played < ROUNDS
