@@ -10,7 +10,7 @@ export FLWR_DISABLE_UPDATE_CHECK := 1
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help demo test slow lint clean
+.PHONY: help demo test slow lint flower-matrix clean
 
 help:
 	@sed -n '/^# make/s/^# //p' Makefile
@@ -30,6 +30,10 @@ lint: .venv/installed
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+# make flower-matrix   the tests of the strategies, and programs of both APIs, with the oldest, the pinned and the newest Flower
+flower-matrix: .venv/installed
+	$(BIN)/python tests/flower_matrix.py
 
 # make clean  remove .venv and the tools' caches; runs/ stays
 clean:

@@ -6,16 +6,17 @@ import contextlib
 import re
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
 
 import psutil
-import pytest
 
 from tests.processes import ROOT, Command
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
-
 Flwr = Callable[..., Command]
+"""From arguments to a running ``flwr run . --stream``."""
 PATIENT = """
 from flwr.cli import local_superlink
 from flwr.cli.app import app
@@ -26,42 +27,52 @@ app()
 """The command ``flwr``, which by itself gives its SuperLink 15 seconds to start: on a busy machine too few."""
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+class LocalSuperLink:
+    """The SuperLink that the first ``flwr run`` starts, on a port of its own; it is ended with the block.
 
+    Args:
+        folder: Where Flower keeps its things, and the commands' output goes.
+    """
 
-def listener(port: int) -> psutil.Process | None:
-    """The process that listens on a port: Flower's SuperLink stays after ``flwr run``, and nothing else stops it."""
-    for connection in psutil.net_connections(kind="tcp"):
-        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
-            return psutil.Process(connection.pid)
-    return None
+    def __init__(self, folder: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self._port = int(probe.getsockname()[1])
+        self._folder, self._commands = folder, list[Command]()
 
+    def __enter__(self) -> LocalSuperLink:
+        return self
 
-@contextlib.contextmanager
-def flwr_commands(folders: pytest.TempPathFactory) -> Iterator[Flwr]:
-    """``flwr run . --stream`` with further arguments; all runs share one SuperLink, started by the first."""
-    home, port = folders.mktemp("home"), free_port()
-    environment = {"FLWR_HOME": str(home), "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(port)}
-    commands: list[Command] = []
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        family = self.family()
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.terminate()
+        _, alive = psutil.wait_procs(family, timeout=10)
+        for process in alive:
+            process.kill()
+        for command in self._commands:
+            command.kill()
+        assert self._listener() is None
 
-    def start(*arguments: str, verb: tuple[str, ...] = ("run", str(ROOT), "--stream")) -> Command:
-        folder = folders.mktemp("flwr")
+    def run(self, *arguments: str, verb: tuple[str, ...] = ("run", str(ROOT), "--stream")) -> Command:
+        """``flwr`` with a verb and further arguments."""
+        folder = self._folder / f"command-{len(self._commands)}"
+        environment = {"FLWR_HOME": str(self._folder), "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(self._port)}
+        folder.mkdir(parents=True)
         argv = (sys.executable, "-c", PATIENT, *verb, *arguments)
-        commands.append(Command(*argv, folder=folder, cwd=folder, env=environment))
-        return commands[-1]
+        self._commands.append(Command(*argv, folder=folder, cwd=folder, env=environment))
+        return self._commands[-1]
 
-    yield start
-    superlink = listener(port)
-    family = [superlink, *superlink.children(recursive=True)] if superlink else []
-    for process in family:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.terminate()
-    _, alive = psutil.wait_procs(family, timeout=10)
-    for process in alive:
-        process.kill()
-    for command in commands:
-        command.kill()
-    assert listener(port) is None
+    def family(self) -> list[psutil.Process]:
+        """The SuperLink and all that it has started: it stays after ``flwr run``, and nothing else stops it."""
+        superlink = self._listener()
+        return [superlink, *superlink.children(recursive=True)] if superlink else []
+
+    def _listener(self) -> psutil.Process | None:
+        for connection in psutil.net_connections(kind="tcp"):
+            here = connection.status == psutil.CONN_LISTEN and connection.laddr.port == self._port
+            if here and connection.pid:
+                return psutil.Process(connection.pid)
+        return None

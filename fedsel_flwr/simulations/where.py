@@ -80,8 +80,12 @@ class Where:
         return math.floor(10_000 / math.ceil(clients / self.num_gpus)) / 10_000  # Ray counts ten-thousandths
 
     def client_resources(self) -> dict[str, float]:
-        """What Flower gives each actor. One that dies is started again, else its pool keeps handing out the dead."""
-        return {"num_cpus": self.client_cpus, "num_gpus": self.gpus_per_client(), "max_restarts": -1}
+        """What Flower gives each actor. One that dies is started again, else its pool keeps handing out the dead.
+
+        Its message is given to it once more; without that it would refuse every message until it has started.
+        """
+        share = self.gpus_per_client()
+        return {"num_cpus": self.client_cpus, "num_gpus": share, "max_restarts": -1, "max_task_retries": 1}
 
     def check(self) -> None:
         """Refuse what there is no room for, before anything starts.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, ClassVar, Literal
 
 from fedsel_flwr.aggregation.filter import Filter
@@ -22,6 +22,7 @@ from fedsel_flwr.rounds.validation import Validation
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.strategies import bases
 from fedsel_flwr.strategies.between_rounds import BetweenRounds
+from fedsel_flwr.strategies.ray_actors import DeadActors
 from fedsel_flwr.strategies.resuming import Resuming
 from fedsel_flwr.strategies.resuming import total_rounds as last_round
 
@@ -202,6 +203,7 @@ class Adapter(BetweenRounds):
         )
         last = last_round(selector, total_rounds, checkpoints is not None)
         self._resuming = Resuming(self.core, self.base, checkpoints, last)
+        self._dead_actors = DeadActors()
         self._dispatched: dict[str, Any] = {}  # connection -> what was sent in this round
 
     @property
@@ -232,6 +234,10 @@ class Adapter(BetweenRounds):
     def __repr__(self) -> str:
         """Name the selector and the base."""
         return f"{type(self).__name__}(selector={self.selector.name!r}, base={self.base!r})"
+
+    def _check_actors(self, errors: Iterable[str]) -> None:
+        """End the run where the texts of the round's failures say that Flower's simulation cannot go on."""
+        self._dead_actors.check(errors, self.core.round, self._resuming.way_back)
 
     def _fault(self, node: str, problems: Collection[str]) -> str:
         """What was wrong with a client's reply, for the base strategy and Flower's log."""

@@ -56,6 +56,16 @@ class Resuming:
         """Whether the last round was chosen already."""
         return self.total_rounds is not None and self._core.round >= self.total_rounds
 
+    @property
+    def way_back(self) -> str:
+        """How a run that broke off in the round chosen last can be gone on with, for messages."""
+        if self._checkpoints is None:
+            return "Start the run again; with a checkpoint_dir it could go on from where it broke off"
+        if not self._written:
+            return "Start the run again: no round had a checkpoint yet"
+        folder = str(self._checkpoints.folder.absolute())
+        return f"Start the run again with resume = true: it goes on after round {self._written}, from {folder!r}"
+
     def rounds_left(self, num_rounds: int, done: int) -> int:
         """How many rounds a server that is to run ``num_rounds`` in all has left after those that were done."""
         left = max(0, num_rounds - done)

@@ -19,7 +19,7 @@ from flwr.clientapp import ClientApp
 
 from fedsel_flwr.clients.telemetry import telemetry
 from fedsel_flwr.strategies.message import BSFL
-from tests.flwr_command import ANSI, Flwr, flwr_commands
+from tests.flwr_command import ANSI, Flwr, LocalSuperLink
 from tests.pages import ROOT, blocks, links
 from tests.strategies.message.helpers import FakeGrid, fedavg
 from tests.strategies.message.models import arrays_of
@@ -156,8 +156,8 @@ def test_the_selector_learns_with_and_without_the_mod(mods: list[Any]) -> None:
 
 @pytest.fixture(scope="module")
 def flwr(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flwr]:
-    with flwr_commands(tmp_path_factory) as start:
-        yield start
+    with LocalSuperLink(tmp_path_factory.mktemp("flwr")) as superlink:
+        yield superlink.run
 
 
 @pytest.mark.slow

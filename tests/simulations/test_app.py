@@ -19,7 +19,7 @@ from fedsel_flwr.report.run_folder import read_history, read_model
 from fedsel_flwr.simulations import app
 from fedsel_flwr.simulations.app import scenario_of
 from fedsel_flwr.simulations.scenario_files import load_scenario, override_keys
-from tests.flwr_command import ANSI, Flwr, flwr_commands
+from tests.flwr_command import ANSI, Flwr, LocalSuperLink
 from tests.processes import ROOT, Command
 from tests.simulations.inprocess import play
 
@@ -125,8 +125,9 @@ def test_the_log_shows_the_last_rounds_clients(
 
 @pytest.fixture(scope="module")
 def flwr(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flwr]:
-    with flwr_commands(tmp_path_factory) as start:
-        yield start
+    """``flwr run . --stream`` with further arguments; all runs share one SuperLink, started by the first."""
+    with LocalSuperLink(tmp_path_factory.mktemp("flwr")) as superlink:
+        yield superlink.run
 
 
 def run_config(runs: Path, **config: Any) -> str:

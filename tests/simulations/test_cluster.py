@@ -246,4 +246,4 @@ def test_clients_get_what_was_asked_for(asked: list[dict[str, Any]], ray: FakeRa
     with pytest.raises(RunError, match="ended after 0 of 3 rounds"):
         simulate(SMOKE, ray_address=f"127.0.0.1:{port}", client_gpus=0.5, client_cpus=2)
     resources = asked[0]["backend_config"]["client_resources"]
-    assert resources == {"num_cpus": 2, "num_gpus": 0.5, "max_restarts": -1}
+    assert resources == {"num_cpus": 2, "num_gpus": 0.5, "max_restarts": -1, "max_task_retries": 1}

@@ -139,7 +139,8 @@ def test_dead_actors_are_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RunError):
         simulate(SMOKE)
     assert asked[0]["num_supernodes"] == 10
-    assert asked[0]["backend_config"]["client_resources"] == {"num_cpus": 1, "num_gpus": 0.0, "max_restarts": -1}
+    resources = {"num_cpus": 1, "num_gpus": 0.0, "max_restarts": -1, "max_task_retries": 1}
+    assert asked[0]["backend_config"]["client_resources"] == resources
 
 
 # ---- a strategy of the user's own ----------------------------------------------------------------------------------

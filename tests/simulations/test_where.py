@@ -44,7 +44,7 @@ def test_shares_let_as_many_clients_work_as_flower_starts(
 
 
 def test_by_default_clients_take_a_core_and_no_gpu() -> None:
-    assert Where().client_resources() == {"num_cpus": 1, "num_gpus": 0.0, "max_restarts": -1}
+    assert Where().client_resources() == {"num_cpus": 1, "num_gpus": 0.0, "max_restarts": -1, "max_task_retries": 1}
     assert Where().asked == []
 
 

@@ -116,10 +116,12 @@ class SelectionStrategy(Adapter, Strategy):
         """Clean the results, let the base aggregate them, and tell the selector what came back.
 
         Raises:
-            RunError: The base needs more models, or updates must be read that are not there (secure aggregation).
+            RunError: The base needs more models, updates must be read that are not there (secure aggregation), or
+                Flower's simulation has lost its actors.
         """
         if not self._dispatched:
             return None, {}  # nobody was chosen: the round is in the history already
+        self._check_actors(str(failure) for failure in failures if isinstance(failure, BaseException))
         if reader := self.core.update_reader:
             bases.check_not_aggregated([res.parameters for _, res in results], reader)
         arrived = {result[0].cid: result for result in results}

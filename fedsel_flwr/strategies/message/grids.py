@@ -15,7 +15,10 @@ from fedsel_flwr.rounds.identity import id_order
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.strategies.waiting import wait_for
 
-POLL_S = 0.25
+POLL_S, LONGEST_POLL_S = 0.25, 3.0
+"""Seconds between two looks; the longest is that of Flower's own grid."""
+SPARING = 4
+"""After a look that found nothing a SuperLink is left in peace for so many times as long as that took."""
 
 
 def wait_for_nodes(grid: Grid, number: int, timeout: float, reason: str) -> list[str]:
@@ -102,7 +105,7 @@ class Until:
 
 
 class TimedGrid(_Delegate):
-    """Times each node's round trip; polls four times a second.
+    """Times each node's round trip; polls four times a second, a slow SuperLink less often.
 
     Args:
         grid: Flower's grid.
@@ -131,8 +134,10 @@ class TimedGrid(_Delegate):
         answers = 0
         replies: list[Message] = []
         while pending:
+            asked = time.monotonic()
             arrived = list(self._grid.pull_messages(pending))
             elapsed = time.monotonic() - start
+            took = 0.0 if arrived else elapsed + start - asked
             for reply in arrived:
                 answered = reply.metadata.reply_to_message_id
                 pending.discard(answered)
@@ -145,7 +150,7 @@ class TimedGrid(_Delegate):
             if not pending or (timeout is not None and elapsed >= timeout):
                 break
             ends = [end - elapsed for end in (timeout, None if until is None else until.seconds) if end is not None]
-            time.sleep(max(0.0, min([POLL_S, *ends])))
+            time.sleep(max(0.0, min([LONGEST_POLL_S, max(POLL_S, SPARING * took), *ends])))
         return replies
 
 

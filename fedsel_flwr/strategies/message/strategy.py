@@ -121,11 +121,12 @@ class SelectionStrategy(Adapter, Strategy):
         """Clean the replies, let the base aggregate them, and tell the selector what came back.
 
         Raises:
-            RunError: The base needs more models.
+            RunError: The base needs more models, or Flower's simulation has lost its actors.
         """
         arrived = by_node(self._dispatched, replies)
         if not self._dispatched:
             return None, None  # nobody was chosen: the round is in the history already
+        self._check_actors(reply.error.reason or "" for reply in arrived.values() if reply.has_error())
         cleaner = Cleaner(self.base, self.core.settings.keys)
         faults, key = cleaner.faults(arrived), cleaner.weight_key
         outcome = self.core.collect(

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
 from fedsel_flwr.errors import RunError
-from fedsel_flwr.strategies.message import BSFL, CSUCB, TimedGrid
+from fedsel_flwr.strategies.message import BSFL, CSUCB, TimedGrid, grids
 from fedsel_flwr.strategies.message.dispatch import addressed
 from fedsel_flwr.strategies.message.grids import ShownGrid, wait_for_nodes
 from tests.strategies.helpers import FakeProxy
@@ -81,6 +82,51 @@ def test_it_takes_any_iterable_and_polls_four_times_a_second() -> None:
     replies = TimedGrid(inner).send_and_receive((_train(k) for k in (5,)), timeout=5.0)
     assert len(replies) == 1
     assert 3 <= len(pulls) <= 5
+
+
+class Slow(FakeGrid):
+    """A grid whose pulls take long, on a clock of its own that stands still otherwise.
+
+    Args:
+        pull_s: Seconds that each pull takes.
+        answers: From which pull on there is an answer.
+    """
+
+    def __init__(self, pull_s: float, answers: int) -> None:
+        super().__init__()
+        self.now, self.pauses, self._pull_s, self._answers, self._pulls = 0.0, list[float](), pull_s, answers, 0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.pauses.append(seconds)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        return ["a", "b"]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        self.now += self._pull_s
+        self._pulls += 1
+        if self._pulls < self._answers:
+            return []
+        ids, self._answers = sorted(message_ids), self._answers + 2
+        return [Message(Error(0), reply_to=_pushed(ids[0]))]
+
+
+def _pushed(message_id: str) -> Message:
+    message = _train(5)
+    message.metadata.__dict__["_message_id"] = message_id
+    return message
+
+
+@pytest.mark.parametrize(("pull_s", "pause"), [(0.01, 0.25), (0.0625, 0.25), (0.5, 2.0), (9.0, 3.0)])
+def test_a_slow_superlink_is_asked_less_often(pull_s: float, pause: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = Slow(pull_s, answers=3)
+    monkeypatch.setattr(grids, "time", inner)
+    assert len(TimedGrid(inner).send_and_receive([_train(5), _train(6)])) == 2
+    assert inner.pauses == pytest.approx([pause, pause, 0.25, pause])  # an answer came: the others are near
 
 
 def test_everything_else_is_the_inner_grids() -> None:
