@@ -11,6 +11,8 @@ the order in which a round goes through them:
 ``identity``        which texts can be client ids
 ``roster``          who is who: connections, client ids and the selector's rows; who is evicted for whom
 ``rollcall``        who is asked who it is, and when
+``transport``       how connections are reached, and who the server says they are
+``identifying``     by what clients are known: the server's word, or their own
 ``enrolment``       who is new, and what the selector is told about the clients
 ``client_values``   selector parameters that users give by client id and selectors read by row
 ``presence``        who takes part, beyond being connected

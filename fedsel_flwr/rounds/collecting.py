@@ -12,6 +12,7 @@ from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.arriving import in_time
 from fedsel_flwr.rounds.enrolment import Enrolment
 from fedsel_flwr.rounds.faults import log_faults
+from fedsel_flwr.rounds.identifying import Identifying
 from fedsel_flwr.rounds.measuring import Measurer
 from fedsel_flwr.rounds.models import Arrays, ModelList, Models, ModelStack
 from fedsel_flwr.rounds.norms import fault_in_norm
@@ -35,13 +36,20 @@ class Collector:
         roster: Where rows find their ids.
         enrolment: Keeps the numbers of examples.
         measurer: Measures models.
+        identifying: Says whether a client's own word about its identity counts.
     """
 
     def __init__(
-        self, selector: Selector, settings: Settings, roster: Roster, enrolment: Enrolment, measurer: Measurer
+        self,
+        selector: Selector,
+        settings: Settings,
+        roster: Roster,
+        enrolment: Enrolment,
+        measurer: Measurer,
+        identifying: Identifying,
     ) -> None:
         self._selector, self._settings, self._roster = selector, settings, roster
-        self._enrolment, self._measurer = enrolment, measurer
+        self._enrolment, self._measurer, self._identifying = enrolment, measurer, identifying
         self._wanted = selector.needs & FROM_REPLY
 
     def waits_for(self, chosen: int) -> int | None:
@@ -70,13 +78,13 @@ class Collector:
         Raises:
             RunError: Models must be measured or mixed, but the global model is not made of NumPy arrays.
         """
-        s, ids = self._settings, self._roster.ids
+        s, ids, by_claim = self._settings, self._roster.ids, self._identifying.by_claim
         reference = round.reference if s.compare_models else None
         faults = None if stack is None or reference is None else self._faults(stack, reference)
         results = {
             node: read_reply(
-                replies.get(node, NOTHING), s, client_id=ids[row], reference=reference, wanted=self._wanted,
-                fault=None if faults is None else faults[i],
+                replies.get(node, NOTHING), s, client_id=ids[row] if by_claim else None, reference=reference,
+                wanted=self._wanted, fault=None if faults is None else faults[i],
             )
             for i, (row, node) in enumerate(round.chosen.items())
         }  # fmt: skip

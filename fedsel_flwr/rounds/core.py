@@ -7,7 +7,6 @@ and has the kept updates averaged. Everything else happens here, in plain types.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Protocol
 
 import numpy as np
 
@@ -17,28 +16,19 @@ from fedsel_flwr.rounds.budget import Budget
 from fedsel_flwr.rounds.client_values import ClientValues
 from fedsel_flwr.rounds.collecting import Collector
 from fedsel_flwr.rounds.enrolment import Introduction
+from fedsel_flwr.rounds.identifying import Identifying, Known
 from fedsel_flwr.rounds.models import Arrays, ModelStack
 from fedsel_flwr.rounds.numbering import Numbering
 from fedsel_flwr.rounds.parts import make_parts
 from fedsel_flwr.rounds.presence import Availability, available
-from fedsel_flwr.rounds.probing import Answers
 from fedsel_flwr.rounds.replies import Reply
-from fedsel_flwr.rounds.rollcall import Facts
+from fedsel_flwr.rounds.rollcall import CANNOT_SAY, Facts
 from fedsel_flwr.rounds.roster import Present, Roster
 from fedsel_flwr.rounds.round import Outcome, Round
 from fedsel_flwr.rounds.settings import Settings
+from fedsel_flwr.rounds.transport import Transport
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors.columns import ASKED
-
-
-class Transport(Protocol):
-    """How an adapter reaches connections before a round."""
-
-    def introduce(self, nodes: list[str]) -> tuple[Mapping[str, Facts | None], list[str]]:
-        """Ask connections who they are: connection -> facts, None for an error; and those that did not answer."""
-
-    def probe(self, nodes: list[str], config: Mapping[str, str | int]) -> Answers:
-        """Have connections measure the current global model: connection -> metrics, of those that answered."""
 
 
 class SelectionCore:
@@ -75,8 +65,10 @@ class SelectionCore:
         self.settings, self._availability, self._budget = settings, availability, budget or Budget()
         roster = Roster() if roster is None else roster
         self.parts = make_parts(selector, settings, roster, client_values, roll_call_timeout)
-        self.numbering = Numbering()
-        self._collector = Collector(selector, settings, roster, self.parts.enrolment, self.parts.measurer)
+        self.numbering, self._identifying = Numbering(), Identifying(settings)
+        self._collector = Collector(
+            selector, settings, roster, self.parts.enrolment, self.parts.measurer, self._identifying
+        )
         self._round: Round | None = None
 
     @property
@@ -136,8 +128,7 @@ class SelectionCore:
         parts, upcoming = self.parts, self.round + 1
         if server_round is not None:
             self.numbering.check(server_round, self.round)
-        parts.roster.release(connected, upcoming)
-        self.enroll(parts.rollcall.call(parts.roster.strangers(connected), upcoming, transport.introduce))
+        self._call_roll(connected, upcoming, transport)
         here = self._here(connected, upcoming)
         if (question := parts.probing.question(here)) is not None:
             parts.probing.answer(question, transport.probe(question.nodes, question.config), reference)
@@ -149,16 +140,17 @@ class SelectionCore:
             self.finish()
         return list(chosen.values())
 
-    def enroll(self, facts: Mapping[str, Facts]) -> None:
+    def enroll(self, facts: Mapping[str, Facts], known: Mapping[str, Known] | None = None) -> None:
         """Enter connections into the roster; rows that go from one client to another are forgotten by every part.
 
         Args:
             facts: Connection -> what it said of itself.
+            known: Connection -> who it is in the server's words; None where the server cannot tell.
         """
         if not facts:
             return
         introductions = {node: Introduction.of(said, self.settings.keys) for node, said in facts.items()}
-        new, evicted = self.parts.enrolment.enter(introductions, self.round + 1)
+        new, evicted = self.parts.enrolment.enter(introductions, self.round + 1, known or {})
         if evicted.size:
             for part in self.parts:
                 part.forget(evicted)
@@ -236,6 +228,18 @@ class SelectionCore:
         saving.load_parts(self.parts._asdict(), state)
         self._round = None
         self.numbering.begin_run()
+
+    def _call_roll(self, connected: Collection[str], upcoming: int, transport: Transport) -> None:
+        """Find out who is new, and enter them; they are asked only for what somebody reads."""
+        parts, identifying = self.parts, self._identifying
+        parts.roster.release(connected, upcoming)
+        identifying.settle(transport)
+        known = identifying.known(parts.roster.strangers(connected), transport)
+        facts: Mapping[str, Facts] = dict.fromkeys(known, CANNOT_SAY)
+        if known and (identifying.by_claim or parts.enrolment.reads_facts):
+            one_first = identifying.one_first(transport)
+            facts = parts.rollcall.call(known, upcoming, transport.introduce, one_first=one_first)
+        self.enroll(facts, known)
 
     def _here(self, connected: Collection[str], upcoming: int) -> Present:
         """The clients that can be chosen in the round to come; each is asked for once."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from fedsel_flwr.checks import IntArray
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds import saving
 from fedsel_flwr.rounds.client_values import ClientValues
+from fedsel_flwr.rounds.identifying import WORDS, Known
 from fedsel_flwr.rounds.identity import canonical_id
 from fedsel_flwr.rounds.measuring import Measurer
 from fedsel_flwr.rounds.models import Arrays
@@ -51,22 +53,42 @@ class Enrolment:
         roster: Who is who.
         measurer: Measures the first global model, for selectors that read ``accuracy``.
         client_values: Selector parameters given by client id; clients they do not cover are refused.
+        counts_everybody: Whether the averaging scheme reads :meth:`total_examples`.
     """
 
     def __init__(
-        self, selector: Selector, roster: Roster, measurer: Measurer, client_values: tuple[ClientValues, ...] = ()
+        self,
+        selector: Selector,
+        roster: Roster,
+        measurer: Measurer,
+        client_values: tuple[ClientValues, ...] = (),
+        *,
+        counts_everybody: bool = False,
     ) -> None:
         self._selector, self._roster, self._measurer, self._client_values = selector, roster, measurer, client_values
+        self._counts_everybody = counts_everybody
         self._sizes: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)  # examples by row; 0 where unknown
         self._initial_accuracy: float | None = None
         self._uninformed: IntArray = np.zeros(0, dtype=np.int64)  # rows that lack the first model's accuracy
 
-    def enter(self, introductions: Mapping[str, Introduction], round: int) -> tuple[dict[int, str], IntArray]:
+    @property
+    def reads_facts(self) -> bool:
+        """Whether the selector, or the averaging scheme, reads what a client says of itself beside its id."""
+        return self._selector.takes_information or self._counts_everybody
+
+    def enter(
+        self,
+        introductions: Mapping[str, Introduction],
+        round: int,
+        known: Mapping[str, Known] = MappingProxyType({}),
+    ) -> tuple[dict[int, str], IntArray]:
         """Bind connections to rows.
 
         Args:
-            introductions: Connection -> what it said. Without a usable id the connection's own name is the id.
+            introductions: Connection -> what it said.
             round: The round about to be chosen.
+            known: Connection -> who it is, as far as the server can tell. Where it gives no id, what the client said is
+                the id, and without a usable one the connection's own name.
 
         Returns:
             Row -> connection of the new clients, and the rows of these that were taken from clients evicted.
@@ -75,13 +97,11 @@ class Enrolment:
             ParameterError: In the first roll call, parameters given by client do not cover a client.
         """
         named = set(self._roster.refused)
-        self._refuse_uncovered(introductions, first_call=not self._roster.ids)
-        claims = {
-            node: canonical_id(said.client_id) or node
-            for node, said in introductions.items()
-            if node not in self._roster.refused
-        }
-        new, evicted = self._roster.enroll(claims, round)
+        who = {node: known.get(node, Known()) for node in introductions}
+        ids = {node: who[node].client_id or canonical_id(said.client_id) for node, said in introductions.items()}
+        self._refuse_uncovered(ids, who, first_call=not self._roster.ids)
+        claims = {node: one or node for node, one in ids.items() if node not in self._roster.refused}
+        new, evicted = self._roster.enroll(claims, round, {node: one.holder for node, one in who.items()})
         refused = [reason for node, reason in self._roster.refused.items() if node not in named]
         for line in few(refused):
             logger.warning("%s", line)
@@ -147,16 +167,16 @@ class Enrolment:
         self._sizes[rows[rows < len(self._sizes)]] = 0
         self._uninformed = self._uninformed[~np.isin(self._uninformed, rows)]
 
-    def _refuse_uncovered(self, introductions: Mapping[str, Introduction], *, first_call: bool) -> None:
+    def _refuse_uncovered(self, ids: Mapping[str, str | None], who: Mapping[str, Known], *, first_call: bool) -> None:
         """Refuse clients without an entry in a parameter given by client; at the start that is the user's mistake."""
         for values in self._client_values:
-            for node, said in introductions.items():
-                claim = canonical_id(said.client_id)
-                if values.covers(claim or node):
-                    continue
-                if first_call and claim is not None:
+            lacking = [node for node, one in ids.items() if not values.covers(one or node)]
+            for node in lacking:
+                named, by = ids[node] is not None, who[node].by
+                if first_call and ((named and by != "node") or len(lacking) == len(ids)):
                     raise ParameterError(
-                        f"{values.name} has {len(values.given)} entries but none for client {claim!r}: give a mapping "
-                        "{client_id: value} that covers every client (an array is for the ids 0..K-1)"
+                        f"{values.name} has {len(values.given)} entries but none for client {ids[node] or node!r}: "
+                        "give a mapping {client_id: value} that covers every client (an array is for the ids 0..K-1); "
+                        f'a client is known by {WORDS[by if named else "node"]} here, which identity="..." changes'
                     )
-                self._roster.refuse(node, f"client {claim or node!r} refused: no entry in {values.name}")
+                self._roster.refuse(node, f"client {ids[node] or node!r} refused: no entry in {values.name}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from fedsel_flwr.aggregation.schemes import COUNT_EVERYBODY
 from fedsel_flwr.rounds.client_values import ClientValues
 from fedsel_flwr.rounds.cooldown import Cooldown
 from fedsel_flwr.rounds.enrolment import Enrolment
@@ -47,7 +48,7 @@ def make_parts(
         selector=selector,
         roster=roster,
         rollcall=RollCall(roll_call_timeout),
-        enrolment=Enrolment(selector, roster, measurer, client_values),
+        enrolment=Enrolment(selector, roster, measurer, client_values, counts_everybody=s.averaging in COUNT_EVERYBODY),
         probing=Probing(selector, roster, settings),
         cooldown=Cooldown(settings.cooldown),
         trial=Trial(roster),

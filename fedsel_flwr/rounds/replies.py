@@ -93,7 +93,7 @@ def read_reply(
     reply: Reply,
     settings: Settings,
     *,
-    client_id: str,
+    client_id: str | None,
     reference: Arrays | None = None,
     fault: str | None = None,
     wanted: frozenset[str] = frozenset(),
@@ -103,7 +103,7 @@ def read_reply(
     Args:
         reply: The client's answer.
         settings: Clock, longest wait, names of the metrics.
-        client_id: The id the connection is bound to.
+        client_id: The id the connection is bound to; None where what the client says of it does not count.
         reference: The global model the client received; None skips the comparison of arrays.
         fault: What is wrong with the client's model, where that is known already (a stack's); empty if nothing.
         wanted: Columns that clients report and the selector needs.
@@ -138,7 +138,7 @@ def read_reply(
         elif said is None and not (name == "energy_score" and values["energy"] == values["energy"]):
             problems.append(f"{name}: not reported")  # an energy score can be had of joules
     claim = metrics.get(keys.client_id)
-    if claim is not None and canonical_id(claim) != client_id:
+    if client_id is not None and claim is not None and canonical_id(claim) != client_id:
         problems.append(f"identity: claims to be {shown(claim)}")
         faulty.add(keys.client_id)
     latency, source, problem, late = settings.max_latency, "max_latency", "", False

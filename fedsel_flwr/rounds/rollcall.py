@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
 
 from fedsel_flwr.checks import IntArray
 from fedsel_flwr.rounds import saving
@@ -13,7 +14,11 @@ from fedsel_flwr.rounds.untrusted import few
 logger = logging.getLogger("fedsel_flwr")
 MOST_REMEMBERED = 10_000
 """Connections whose silence is remembered; of more, those are forgotten first that would be asked again first."""
+ALONE = 2
+"""Connections that are asked one by one, at most, before all others are asked together."""
 Facts = Mapping[str, object]
+CANNOT_SAY: Final[Facts] = MappingProxyType({})
+"""Stands for the facts of a client whose app has no answer to the question who it is, or that was not asked."""
 Introduce = Callable[[list[str]], tuple[Mapping[str, Facts | None], list[str]]]
 """Asks connections who they are; returns connection -> facts, None for an error, and those that hang."""
 
@@ -31,24 +36,38 @@ class RollCall:
         self.timeout = timeout
         self._in_vain: dict[str, int] = {}  # connection -> how often it did not answer
         self._not_before: dict[str, int] = {}  # connection -> round in which it is asked again
+        self._app_answers: bool | None = None  # of the app that runs now: not saved
 
-    def call(self, strangers: Iterable[str], round: int, introduce: Introduce) -> dict[str, Facts]:
+    def call(
+        self, strangers: Iterable[str], round: int, introduce: Introduce, *, one_first: bool = False
+    ) -> dict[str, Facts]:
         """Ask the connections that are due, those that answered with an error once more.
 
         Args:
             strangers: Connections that nobody knows yet.
             round: The round about to be chosen.
             introduce: Asks them.
+            one_first: Ask one before the others, and a second one if that tells nothing, until somebody has answered:
+                all of them run the same app, and if it cannot say who it is, nobody else is asked.
 
         Returns:
-            Connection -> what it said of itself, nothing where it twice answered with an error; without those that
-            did not answer.
+            Connection -> what it said of itself, nothing where it twice answered with an error or was not asked;
+            without those that did not answer.
         """
         due = self.due(strangers, round)
         if not due:
             return {}
-        answers, missed = introduce(due)
-        said = dict(answers)
+        said: dict[str, Facts | None] = {}
+        missed: list[str] = []
+        asked = 0
+        while asked < len(due) and self._app_answers is not False:
+            alone = one_first and self._app_answers is None and asked < ALONE
+            batch = due[asked : asked + 1] if alone else due[asked:]
+            asked += len(batch)
+            answers, hanging = introduce(batch)
+            said, missed = {**said, **answers}, [*missed, *hanging]
+            self._learn(answers.values(), one_first)
+        said |= dict.fromkeys(due[asked:], CANNOT_SAY)
         if unclear := [node for node, facts in said.items() if facts is None]:
             again, hanging = introduce(unclear)
             said |= again
@@ -60,6 +79,16 @@ class RollCall:
             logger.warning("roll call: %s", line)
         self.missed(missed, round)
         return {node: facts or {} for node, facts in said.items()}
+
+    def _learn(self, answers: Collection[Facts | None], one_first: bool) -> None:
+        """Learn from answers whether the app can say who it is."""
+        if any(facts is not None and facts is not CANNOT_SAY for facts in answers):
+            self._app_answers = True
+        elif self._app_answers is None and any(facts is CANNOT_SAY for facts in answers):
+            told = "the clients' app has no query function, which Flower reports as an error; that is no fault"
+            if one_first:
+                self._app_answers, told = False, f"{told}, and nobody else is asked"
+            logger.warning("roll call: %s", told)
 
     def due(self, connections: Iterable[str], round: int) -> list[str]:
         """The connections to ask before ``round``, those that hung before last."""

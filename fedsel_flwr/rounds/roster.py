@@ -1,13 +1,15 @@
 """Who is who: connections, client ids and the selector's rows.
 
 A connection (Flower's node id) is bound to a row once. The id a client reports names that row, but a claim never
-moves an observation: a second connection that claims the id of a connected client is refused.
+moves an observation: a second connection that claims the id of a connected client is refused. Where the server knows
+who a connection is, its row is never given to another, be it connected or not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -52,6 +54,7 @@ class Roster:
 
     Attributes:
         ids: Row -> client id.
+        holders: Row -> who has held it, in the server's words; empty where nobody but the client vouches for it.
         refused: Connection -> why it takes no part.
     """
 
@@ -59,6 +62,7 @@ class Roster:
     max_new_per_round: int | None = None
     evict_after: int | None = None
     ids: list[str] = field(default_factory=list)
+    holders: list[str] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
     _row_of_id: dict[str, int] = field(default_factory=dict)
     _row_of_node: dict[str, int] = field(default_factory=dict)
@@ -105,12 +109,15 @@ class Roster:
         if waits_for is not None:
             self._waits_for[node] = waits_for
 
-    def enroll(self, claims: Mapping[str, str], round: int) -> tuple[dict[int, str], IntArray]:
-        """Bind connections to the ids they claim, in id order.
+    def enroll(
+        self, claims: Mapping[str, str], round: int, holders: Mapping[str, str] = MappingProxyType({})
+    ) -> tuple[dict[int, str], IntArray]:
+        """Bind connections to the ids they claim, in id order; of several with one id those first that are vouched for.
 
         Args:
             claims: Connection -> canonical client id.
             round: The round about to be chosen.
+            holders: Connection -> who it is in the server's words; missing or empty where nobody vouches for it.
 
         Returns:
             Row -> connection of clients seen for the first time, and the rows of these that were taken from others.
@@ -120,8 +127,12 @@ class Roster:
         new: dict[int, str] = {}
         evicted: list[int] = []
         self._memo = None
-        for node, client_id in sorted(claims.items(), key=lambda claim: (id_order(claim[1]), id_order(claim[0]))):
-            row = self._row_of_id.get(client_id)
+
+        def order(claim: tuple[str, str]) -> tuple[object, ...]:
+            return id_order(claim[1]), not holders.get(claim[0]), id_order(claim[0])
+
+        for node, client_id in sorted(claims.items(), key=order):
+            row, holder = self._row_of_id.get(client_id), holders.get(node, "")
             if row is None:
                 if self.max_new_per_round is not None and not first_call and len(new) >= self.max_new_per_round:
                     continue  # asked again next round
@@ -132,15 +143,21 @@ class Roster:
                 if row < len(self.ids):
                     evicted.append(row)
                     del self._row_of_id[self.ids[row]]
-                    self.ids[row] = client_id
+                    self.ids[row], self.holders[row] = client_id, ""
                 else:
                     self.ids.append(client_id)
+                    self.holders.append("")
                 self._row_of_id[client_id] = row
                 new[row] = node
+            elif self.holders[row] not in ("", holder):
+                who = holder or f"node {node}"
+                self.refuse(node, f"{who} refused: client id {client_id!r} belongs to {self.holders[row]}")
+                continue
             elif row in taken:
                 self.refuse(node, f"connection {node} refused: client id {client_id!r} is already connected", row)
                 continue
             self._row_of_node[node] = row
+            self.holders[row] = holder or self.holders[row]
             taken.add(row)
         self._last_seen = saving.long_enough(self._last_seen, len(self.ids), 0)
         return new, np.array(evicted, dtype=np.int64)
@@ -161,6 +178,7 @@ class Roster:
         """Who is who, who is bound, and who was refused why."""
         return {
             "ids": list(self.ids),
+            "holders": list(self.holders),
             "last_seen": self._last_seen.copy(),
             "bound": dict(self._row_of_node),
             "refused": dict(self.refused),
@@ -171,14 +189,18 @@ class Roster:
         """Continue from a state; nothing changes if it does not fit."""
         saving.expect_keys(state, self.state_dict())
         ids = saving.texts("ids", state["ids"])
+        holders = saving.texts("holders", state["holders"])
         last_seen = saving.array("last_seen", state["last_seen"], np.int64, rows=len(ids))
         bound, waits = (saving.whole_numbers(key, state[key]) for key in ("bound", "waits_for"))
+        if len(holders) != len(ids):
+            raise StateError(f"holders must be one for each of {len(ids)} ids, got {len(holders)}")
         if len(set(ids)) < len(ids) or not all(0 <= row < len(ids) for row in bound.values()):
             raise StateError(f"ids must differ and connections be bound to one of {len(ids)} rows, got {ids!r:.80}")
         refused = state["refused"]
         if not isinstance(refused, Mapping):
             raise StateError(f"refused must be a mapping from connection to reason, got {refused!r:.80}")
-        self.ids[:], self._last_seen, self._memo = ids, last_seen, None
+        self.ids[:], self.holders[:] = ids, holders
+        self._last_seen, self._memo = last_seen, None
         self._row_of_id = {client_id: row for row, client_id in enumerate(ids)}
         self._row_of_node, self._waits_for = bound, waits
         self.refused.clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from fedsel_flwr.aggregation import SCHEMES
 from fedsel_flwr.aggregation.filter import Filter
@@ -17,6 +17,8 @@ from fedsel_flwr.selectors.base import over_selected
 
 logger = logging.getLogger("fedsel_flwr")
 Clock = Literal["virtual", "server"]
+Identity = Literal["node", "key", "name", "claim"]
+"""By what a client is known: its node id, its public key, the name that it is registered with, or its own word."""
 OURS = (
     "latency", "energy", "energy_modelled", "energy_score", "download", "compute", "upload", "client_id",
 )  # fmt: skip
@@ -64,6 +66,8 @@ class Settings:
         clock: "virtual" believes the reported latency; "server" holds it against the server's own time.
         clock_slack: On the server's clock, seconds by which a report may undercut the observed time; None allows a
             tenth of it: what a client can gain by lying then stays small beside any latency, short or long.
+        identity: By what clients are known; None: in a simulation by their own word, else by the name that they are
+            registered with or, without one, by their node id.
         cooldown: Leave a client out for 2^n rounds after n failures in a row.
         over_selection: Ask ceil((1 + x) m) clients and keep the m that answer first; the others are late.
         round_deadline_s: Seconds after which a round ends, and who has not answered is late; None sets no end.
@@ -87,6 +91,7 @@ class Settings:
     momentum: float = 0.1
     clock: Clock = "virtual"
     clock_slack: float | None = None
+    identity: Identity | None = None
     cooldown: bool = False
     over_selection: float = 0.0
     round_deadline_s: float | None = None
@@ -109,7 +114,9 @@ class Settings:
         if self.round_deadline_s is not None:
             real("round_deadline_s", self.round_deadline_s, above=0.0)
         whole("warmup_rounds", self.warmup_rounds, 0)
-        one_of("clock", self.clock, ("virtual", "server"))
+        one_of("clock", self.clock, get_args(Clock))
+        if self.identity is not None:
+            one_of("identity", self.identity, get_args(Identity))
         if self.max_update_norm is not None:
             real("max_update_norm", self.max_update_norm, above=0.0)
             if not self.compare_models:

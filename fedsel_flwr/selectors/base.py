@@ -124,6 +124,11 @@ class Selector(SavedState, ABC):
         return False
 
     @property
+    def takes_information(self) -> bool:
+        """Whether it does anything with what :meth:`inform` brings."""
+        return type(self)._inform is not Selector._inform
+
+    @property
     def done(self) -> bool:
         """Whether the run may end: there is nothing left to choose. Never, unless a subclass says so."""
         return False

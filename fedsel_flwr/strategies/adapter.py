@@ -17,7 +17,7 @@ from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.rounds.presence import Availability
 from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.rounds.saving import State
-from fedsel_flwr.rounds.settings import MetricKeys, settled
+from fedsel_flwr.rounds.settings import Identity, MetricKeys, settled
 from fedsel_flwr.rounds.validation import Validation
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.strategies import bases
@@ -42,6 +42,10 @@ class Adapter(BetweenRounds):
         clock: "virtual" believes the reported latency (simulation); "server" times each client itself.
         clock_slack: On the server's clock, seconds by which a report may undercut the observed time; None allows a
             tenth of the observed time.
+        identity: By what a client is known, and found again when it reconnects: "name", the name that its SuperNode is
+            registered with, or its node id where it has none; "node", its node id; "key", a digest of its public key;
+            "claim", the ``client_id`` that it reports. None: "claim" in a simulation (the virtual clock, or Flower's
+            in-memory grid), else "name".
         cooldown: Leave a client out for 2^n rounds after n failures in a row.
         over_selection: Ask ceil((1 + x) m) clients, m = ``clients_per_round``, and keep the m usable answers that come
             first; the others count as late: the selector is told max_latency, their joules are counted, the base
@@ -110,6 +114,7 @@ class Adapter(BetweenRounds):
         channels: int | None = None,
         clock: Literal["virtual", "server"] = "virtual",
         clock_slack: float | None = None,
+        identity: Identity | None = None,
         cooldown: bool = False,
         over_selection: float = 0.0,
         round_deadline_s: float | None = None,
@@ -155,7 +160,7 @@ class Adapter(BetweenRounds):
         settings = settled(
             selector, max_latency=max_latency, min_completed=min_completed, channels=channels, averaging=averaging,
             filter=filter, validation=validation, learning_rate=learning_rate, momentum=momentum, clock=clock,
-            clock_slack=clock_slack, cooldown=cooldown, over_selection=over_selection,
+            clock_slack=clock_slack, identity=identity, cooldown=cooldown, over_selection=over_selection,
             round_deadline_s=round_deadline_s, max_update_norm=max_update_norm, warmup_rounds=warmup_rounds,
             keys=metric_keys,
             compare_models=bases.compares_models(self.base),

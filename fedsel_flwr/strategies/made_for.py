@@ -28,7 +28,7 @@ def made_for(core: SelectionCore, base: object) -> dict[str, str]:
     for name in inspect.signature(type(selector)).parameters:
         if name != "seed" and hasattr(selector, name):  # the generator is part of the state
             said[f"selector.{name}"] = _in_words(getattr(selector, name))
-    for name in ("max_latency", "averaging", "clock", "learning_rate", "momentum", "over_selection"):
+    for name in ("max_latency", "averaging", "clock", "identity", "learning_rate", "momentum", "over_selection"):
         said[name] = _in_words(getattr(settings, name))
     said["filter"] = _in_words(settings.filter and settings.filter.score)
     flowers = (cls.__module__ for cls in type(base).__mro__ if cls.__module__.startswith("flwr."))

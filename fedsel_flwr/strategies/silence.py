@@ -26,6 +26,9 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 NO_REPLY = "Expected one Message but got: 0"
 """What the legacy API's proxy raises where nothing came."""
 
+NO_QUERY = "No query function registered"
+"""What a ClientApp raises when it is asked something and registered no function for that."""
+
 
 def no_answer(timeout: float | None) -> str:
     """What is said of a client of whom nothing came.
@@ -49,6 +52,11 @@ def _cause(reason: str | None) -> str:
     text = both_ends(reason or "")
     lines = [line.strip() for line in COLOURS.sub("", text).splitlines() if line.strip()]
     return lines[-1] if "Traceback (most recent call last)" in text and lines else text
+
+
+def has_no_query(error: Error) -> bool:
+    """Whether an error says that the client's app registered no query function, in Flower's own words."""
+    return error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION and NO_QUERY in both_ends(error.reason or "")
 
 
 def reason_in(raised: BaseException | None, timeout: float | None, elapsed_s: float | None) -> str:

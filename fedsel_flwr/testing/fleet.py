@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,13 @@ class Fleet:
     def id_of(self, node: str) -> str:
         """The id of the client behind a connection."""
         return str(max(0, self.numbers[node]))
+
+    def nodes(self) -> list[SimpleNamespace]:
+        """What the server says of the connections: the SuperNode of a client is registered under the client's id.
+
+        So is the impostor's: an operator may use a name twice.
+        """
+        return [SimpleNamespace(node_id=int(node), name=self.id_of(node)) for node in self.connected]
 
     def shuffled(self, items: Sequence[Any]) -> list[Any]:
         """Items in the order in which they happen to arrive."""

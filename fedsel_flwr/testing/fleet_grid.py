@@ -46,6 +46,10 @@ class FleetGrid(Grid):
         """Who is connected."""
         return [int(node) for node in self._course.fleet.connected]
 
+    def get_nodes(self) -> list[Any]:
+        """Who is connected, and under which name it is registered."""
+        return self._course.fleet.nodes()
+
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Deliver messages; each is answered at once, if at all."""
         ids = []

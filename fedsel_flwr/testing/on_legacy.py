@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,7 @@ class FleetProxy(ClientProxy):
     def __init__(self, node: str, course: Course) -> None:
         super().__init__(node)
         self._course = course
+        self.grid = SimpleNamespace(get_nodes=course.fleet.nodes)
 
     def get_properties(self, ins: GetPropertiesIns, timeout: float | None, group_id: int | None) -> GetPropertiesRes:
         """Say who it is."""

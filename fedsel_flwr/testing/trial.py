@@ -60,6 +60,11 @@ class Trial:
             raise ParameterError(
                 f"check_strategy plays models of NumPy arrays; {type(first.base).__name__} has trees, whose size grows"
             )
+        if settings.identity in ("node", "key"):
+            raise ParameterError(
+                "check_strategy plays clients that reconnect under new node ids and are known again by their name or "
+                f"their client_id: make the strategy with identity None, 'name' or 'claim', got {settings.identity!r}"
+            )
         wanted = max(8, *(int(getattr(one, name, 0)) for one in layers(first.base) for name in NEEDED))
         least = max(wanted, int(first.min_available), first.selector.clients_per_round or 1) + SPARE
         if num_clients is not None and num_clients < least:

@@ -247,7 +247,13 @@ def _grid(ready: list[float]) -> FakeGrid:
 
 def test_on_the_servers_clock_the_server_goes_on_when_enough_are_there() -> None:
     strategy = message.CSUCB(
-        clients_per_round=2, max_latency=60.0, seed=0, base=fedavg(), clock="server", over_selection=0.5
+        clients_per_round=2,
+        max_latency=60.0,
+        seed=0,
+        base=fedavg(),
+        clock="server",
+        identity="claim",
+        over_selection=0.5,
     )
     begin = time.monotonic()
     play(strategy, _grid([0.0, 30.0, 0.4]), 1)
@@ -260,7 +266,7 @@ def test_on_the_servers_clock_the_server_goes_on_when_enough_are_there() -> None
 
 def test_on_the_servers_clock_the_deadline_ends_the_wait() -> None:
     strategy = message.SelectionStrategy(
-        Random(clients_per_round=3, seed=0), fedavg(), clock="server", round_deadline_s=0.6
+        Random(clients_per_round=3, seed=0), fedavg(), clock="server", identity="claim", round_deadline_s=0.6
     )
     begin = time.monotonic()
     play(strategy, _grid([0.0, 30.0, 0.1]), 1)

@@ -92,6 +92,43 @@ def test_never_two_connections_on_one_row_nor_two_rows_of_one_id(
         assert list(present) == sorted(present)
 
 
+NAMES = st.sampled_from(["", "", "name p", "name q", "name r"])
+
+
+@given(
+    st.lists(
+        st.dictionaries(st.sampled_from("uvwxyz"), st.tuples(st.sampled_from(["a", "b", "1"]), NAMES), max_size=5),
+        max_size=7,
+    ),
+    st.booleans(),
+)
+def test_a_row_that_somebody_held_by_name_is_nobody_elses(
+    calls: list[dict[str, tuple[str, str]]], evicts: bool
+) -> None:
+    """Whoever claims its id, in whatever order they come and go, and after saving and loading; unless it is evicted."""
+    roster = Roster(max_clients=2, evict_after=1) if evicts else Roster()
+    owner: dict[int, str] = {}
+    bound: dict[str, str] = {}  # connection -> name with which it was bound; a node keeps its name while connected
+    for number, claims in enumerate(calls, start=1):
+        roster.release(claims, number)
+        bound = {node: name for node, name in bound.items() if node in claims}
+        asked = {node: claims[node] for node in roster.strangers(claims)}
+        _, evicted = roster.enroll(
+            {node: one for node, (one, _) in asked.items()}, number, {node: name for node, (_, name) in asked.items()}
+        )
+        for row in evicted.tolist():
+            owner.pop(row, None)
+        for row, node in here(roster, claims).items():
+            name = bound.setdefault(node, claims[node][1])
+            assert owner.get(row, name) == name
+            if name:
+                owner[row] = name
+        assert [roster.holders[row] for row in sorted(owner)] == [owner[row] for row in sorted(owner)]
+        again = Roster(max_clients=roster.max_clients, evict_after=roster.evict_after)
+        again.load_state_dict(roster.state_dict())
+        roster = again
+
+
 def test_values_by_row_follow_the_ids() -> None:
     roster = Roster()
     values = ClientValues("data_weights", {"b": 2.0, "a": 1.0, 10: 3.0}, roster)

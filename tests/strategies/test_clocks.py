@@ -65,8 +65,9 @@ def test_on_the_servers_clock_reports_are_clipped_into_the_observed_window() -> 
 @pytest.mark.timeout(30)
 def test_on_the_servers_clock_faults_fail_and_the_selector_stays_finite() -> None:
     strategy = BSFL(
-        clients_per_round=6, min_latency=0.01, max_latency=2.0, seed=0, base=fedavg(), clock="server", clock_slack=0.1
-    )
+        clients_per_round=6, min_latency=0.01, max_latency=2.0, seed=0, base=fedavg(), clock="server", clock_slack=0.1,
+        identity="claim",
+    )  # fmt: skip
     faults = ["nan", "raises", "status", "straggler", "latency-infinite"]
     proxies = [FakeProxy(name, f"bad-{name}", fault=name) for name in faults]
     proxies.append(FakeProxy("h", "h", number=1, delay=0.05, latency=0.05))

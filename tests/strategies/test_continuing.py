@@ -94,6 +94,7 @@ def _said(core: Any) -> dict[str, Any]:
 
 SPOILT = [
     ("roster", "ids", [1, 2]), ("roster", "ids", ["0", "0", "2", "3", "4", "5", "6", "7"]),
+    ("roster", "holders", ["node 1"]),
     ("roster", "last_seen", np.zeros(3, dtype=np.int64)), ("roster", "bound", {"node-1": 99}),
     ("roster", "bound", {"node-1": "x"}), ("roster", "refused", ["node-1"]),
     ("rollcall", "in_vain", {"node-1": 1.5}), ("enrolment", "sizes", np.ones((2, 2))),

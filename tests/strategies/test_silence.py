@@ -153,7 +153,7 @@ def test_under_secure_aggregation_the_selector_learns_the_reported_latencies() -
     from fedsel_flwr.strategies import CSUCB
     from tests.strategies.helpers import OK, initial, model
 
-    strategy = CSUCB(clients_per_round=4, max_latency=8.0, seed=0, clock="server", base=fedavg())
+    strategy = CSUCB(clients_per_round=4, max_latency=8.0, seed=0, clock="server", identity="claim", base=fedavg())
     manager = SimpleClientManager()
     for k in range(4):
         manager.register(FakeProxy(f"node-{k}", k, number=k))

@@ -7,13 +7,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from flwr.common import Code, EvaluateIns, GetPropertiesIns, Parameters, Scalar
 from flwr.server.client_proxy import ClientProxy
 
+from fedsel_flwr.rounds.transport import Registration
 from fedsel_flwr.rounds.untrusted import shown
 from fedsel_flwr.strategies.congestion import FIRST, WINDOW, crowds
+from fedsel_flwr.strategies.registry import registrations
 
 logger = logging.getLogger("fedsel_flwr")
 MAX_PARALLEL = 32
@@ -33,6 +35,16 @@ class Asking:
     clients: Mapping[str, ClientProxy]
     parameters: Parameters
     timeout: float
+    one_first: ClassVar[bool] = False
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the clients are those of Flower's simulation."""
+        return crowds(self._grid)
+
+    def registrations(self) -> Mapping[str, Registration] | None:
+        """What the SuperLink says of its nodes; None where there is no grid behind the proxies."""
+        return registrations(self._grid)
 
     def introduce(self, nodes: list[str]) -> tuple[Mapping[str, Mapping[str, object] | None], list[str]]:
         """Ask clients who they are."""
@@ -43,6 +55,11 @@ class Asking:
         sent, asked = dict[str, Scalar](config), [self.clients[node] for node in nodes]
         answers, _ = ask_all(asked, lambda c: probe(c, self.parameters, sent, self.timeout), self.timeout)
         return {node: answer for node, answer in answers.items() if answer is not None}
+
+    @property
+    def _grid(self) -> object:
+        """Flower's grid, on which the proxies stand: all on the same, if on any."""
+        return next((client.grid for client in self.clients.values() if hasattr(client, "grid")), None)
 
 
 def ask_all(

@@ -15,6 +15,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.common import EvaluateIns, FitIns, GetPropertiesIns
 from flwr.common.constant import ErrorCode
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 from flwr.supercore.task_identity import TaskIdentity
@@ -178,7 +179,7 @@ class FakeGrid(Grid):
         self._replies: dict[str, tuple[float, Message]] = {}
         self._number = 0
         self.sent: list[list[Message]] = []
-        self.polls = 0
+        self.polls = self.looked_up = 0
 
     def set_run(self, run: Any) -> None:
         raise NotImplementedError
@@ -193,6 +194,11 @@ class FakeGrid(Grid):
     def get_node_ids(self) -> Iterable[int]:
         self.polls += 1
         return self._shuffled(list(self.nodes))
+
+    def get_nodes(self) -> Iterable[Any]:
+        self.looked_up += 1
+        told = [(node_id, getattr(self.nodes[node_id], "registered", {})) for node_id in self.nodes]
+        return self._shuffled([NodeInfo(node_id=node_id, **facts) for node_id, facts in told])
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         ids = []

@@ -1,0 +1,300 @@
+"""By what clients are known: names, keys, node ids and claims, in both of Flower's APIs."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fedsel_flwr.errors import ParameterError, RunError
+from fedsel_flwr.selectors import CSUCB, Random
+from fedsel_flwr.strategies import message
+from fedsel_flwr.strategies.registry import registrations
+from tests.strategies.deployed import APIS, Deployment, InMemoryGrid, Node, key, lines
+
+pytestmark = pytest.mark.timeout(30)
+BOTH = pytest.mark.parametrize("api", APIS)
+
+
+def everybody() -> Random:
+    return Random(clients_per_round=100, seed=0)
+
+
+def named(api: str, count: int, **options: Any) -> dict[int, Node]:
+    return {900 - k: Node(api, {"name": f"part-{k}", "public_key": key("k")}, **options) for k in range(count)}
+
+
+# ---- names ------------------------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_in_a_deployment_registered_names_are_the_ids_and_nobody_is_asked(api: str, caplog: Any) -> None:
+    """Nor does what clients say count: the reports of all claim to be "victim", which is no problem of theirs."""
+    caplog.set_level(logging.INFO, logger="fedsel_flwr")
+    reports = {"client_id": 7}
+    world = Deployment(api, everybody(), named(api, 3, says={"client_id": "victim"}, reports=reports)).play(2)
+    assert world.chosen() == [["part-0", "part-1", "part-2"]] * 2
+    assert world.problems() == {""}
+    assert world.questions() == 0
+    assert world.grid.looked_up == 1
+    said = 'identity "name": a client is known by the name its SuperNode is registered with'
+    assert lines(caplog, "identity") == [said]
+
+
+@BOTH
+def test_the_server_is_asked_again_only_when_somebody_is_new(api: str) -> None:
+    world = Deployment(api, everybody(), named(api, 2)).play(3)
+    world.come(5, Node(api, {"name": "late"}))
+    assert world.play(2).chosen()[-2:] == [["late", "part-0", "part-1"]] * 2
+    assert world.grid.looked_up == 2
+
+
+@BOTH
+def test_a_restarted_node_of_the_same_name_has_its_row_and_its_statistics(api: str) -> None:
+    """Its node id is a new one, and no client says who it is."""
+    selector = CSUCB(clients_per_round=2, max_latency=9.0, seed=0)
+    world = Deployment(api, selector, named(api, 2)).play(3)
+    world.go(900)
+    assert world.play(1).chosen()[-1] == ["part-1"]
+    world.come(17, Node(api, {"name": "part-0"}))
+    assert world.play(2).chosen()[-1] == ["part-0", "part-1"]
+    assert world.strategy.roster.ids == ["part-0", "part-1"]
+    assert selector.state_dict()["plays"].tolist() == [5, 6]
+
+
+@BOTH
+def test_nodes_without_a_name_are_known_by_their_node_ids(api: str, caplog: Any) -> None:
+    caplog.set_level(logging.INFO, logger="fedsel_flwr")
+    nodes = {31: Node(api, {"public_key": key("a")}), 32: Node(api, {"name": "part-0"}), 33: Node(api, {})}
+    assert Deployment(api, everybody(), nodes).play(2).chosen() == [["31", "33", "part-0"]] * 2
+    (line,) = lines(caplog, "identity")
+    assert line.endswith("; 2 of 3 have none, and their node ids serve")
+
+
+@BOTH
+def test_a_name_that_is_another_nodes_number_does_not_take_its_row(api: str) -> None:
+    world = Deployment(api, everybody(), {31: Node(api, {})}).play(2)
+    world.go(31)
+    world.come(44, Node(api, {"name": "31"}))
+    world.come(45, Node(api, {"name": "honest"}))
+    assert world.play(1).chosen()[-1] == ["honest"]
+    assert "client id '31' belongs to node 31" in world.strategy.roster.refused["44"]
+
+
+@BOTH
+def test_of_two_nodes_of_one_name_the_second_waits_until_the_first_is_gone(api: str) -> None:
+    world = Deployment(api, everybody(), {1: Node(api, {"name": "twin"})}).play(1)
+    second = world.come(2, Node(api, {"name": "twin"}))
+    assert world.play(1).chosen()[-1] == ["twin"]
+    assert second.asked("train") == 0
+    world.go(1)
+    assert world.play(1).chosen()[-1] == ["twin"]
+    assert second.asked("train") == 1
+
+
+# ---- keys and node ids ------------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_the_same_key_is_the_same_client(api: str) -> None:
+    nodes = {1: Node(api, {"public_key": key("a")}), 2: Node(api, {"public_key": key("b"), "name": "b"})}
+    world = Deployment(api, everybody(), nodes, identity="key").play(1)
+    ids = {letter: hashlib.sha256(key(letter)).hexdigest()[:16] for letter in "abc"}
+    assert world.chosen()[-1] == sorted([ids["a"], ids["b"]])
+    world.go(1)
+    world.come(3, Node(api, {"public_key": key("a")}))
+    world.come(4, Node(api, {"public_key": key("c")}))
+    world.play(1)
+    assert world.chosen()[-1] == sorted(ids.values())
+    assert len(world.strategy.roster.ids) == 3
+
+
+@BOTH
+def test_node_ids_when_they_are_asked_for(api: str) -> None:
+    world = Deployment(api, everybody(), named(api, 2, says={"client_id": "x"}), identity="node").play(1)
+    assert world.chosen() == [["899", "900"]]
+    assert (world.questions(), world.grid.looked_up) == (0, 0)
+
+
+# ---- claims -----------------------------------------------------------------------------------------------------
+
+
+def _claiming(api: str, name: str, claim: str, **options: Any) -> Node:
+    return Node(api, {"name": name} if name else {}, says={"client_id": claim}, **options)
+
+
+@BOTH
+@pytest.mark.parametrize("thief", ["", "part-9"])
+@pytest.mark.parametrize("away", [False, True])
+@pytest.mark.parametrize("options", [{"identity": "claim"}, {"clock": "virtual"}])
+def test_a_claim_never_takes_the_row_of_a_registered_node(
+    api: str, thief: str, away: bool, options: dict[str, Any], caplog: Any
+) -> None:
+    """Neither while it is connected nor while it is away; and it comes back to its row and its statistics."""
+    selector = CSUCB(clients_per_round=5, max_latency=9.0, seed=0)
+    nodes = {500: _claiming(api, "part-0", "alice"), 501: _claiming(api, "part-1", "bob")}
+    world = Deployment(api, selector, nodes, **options).play(2)
+    if away:
+        world.go(500)
+    impostor = world.come(3, _claiming(api, thief, "alice"))
+    world.play(2)
+    assert impostor.asked("train") == 0
+    assert world.chosen()[-1] == (["bob"] if away else ["alice", "bob"])
+    who = "the SuperNode registered as 'part-9'" if thief else "node 3"
+    assert lines(caplog, who) == [f"{who} refused: client id 'alice' belongs to the SuperNode registered as 'part-0'"]
+    if away:
+        world.come(77, _claiming(api, "part-0", "alice"))
+    world.play(1)
+    assert world.chosen()[-1] == ["alice", "bob"]
+    assert selector.state_dict()["plays"].tolist() == ([3, 5] if away else [5, 5])
+
+
+@BOTH
+def test_an_impostor_is_refused_after_the_server_was_restarted_too(api: str) -> None:
+    world = Deployment(api, everybody(), {5: _claiming(api, "part-0", "alice")}, identity="claim").play(1)
+    nodes = {3: _claiming(api, "part-9", "alice"), 4: _claiming(api, "part-1", "bob")}
+    again = Deployment(api, everybody(), nodes, identity="claim")
+    again.strategy.load_state_dict(world.strategy.state_dict())
+    assert again.play(1).chosen()[-1] == ["bob"]
+    again.come(6, _claiming(api, "part-0", "alice"))
+    assert again.play(1).chosen()[-1] == ["alice", "bob"]
+
+
+@BOTH
+def test_of_two_that_claim_one_id_at_once_the_registered_one_has_it(api: str) -> None:
+    nodes = {1: _claiming(api, "", "alice"), 2: _claiming(api, "part-0", "alice")}
+    world = Deployment(api, everybody(), nodes, identity="claim").play(2)
+    assert [node.asked("train") for node in nodes.values()] == [0, 2]
+    assert world.chosen() == [["alice"]] * 2
+
+
+@BOTH
+def test_under_names_an_impostor_is_nobody_but_itself(api: str) -> None:
+    """Of a connected client, of one that is away, and in what it reports."""
+    selector = CSUCB(clients_per_round=5, max_latency=9.0, seed=0)
+    world = Deployment(api, selector, named(api, 2)).play(2)
+    world.go(900)
+    world.come(3, Node(api, {"name": "thief"}, says={"client_id": "part-0"}, reports={"client_id": 0}, fails=True))
+    world.come(4, Node(api, {}, says={"client_id": "part-1"}, fails=True))
+    assert world.play(1).chosen()[-1] == ["4", "part-1", "thief"]
+    world.come(900, Node(api, {"name": "part-0"}))
+    assert world.play(1).chosen()[-1] == ["4", "part-0", "part-1", "thief"]
+    rows = {one: row for row, one in enumerate(world.strategy.roster.ids)}
+    state = selector.state_dict()
+    assert state["plays"][[rows["part-0"], rows["part-1"]]].tolist() == [3, 4]
+    assert (state["mean"][[rows["part-0"], rows["part-1"]]] > 0.5).all()  # theirs, not the failures of the others
+    assert (state["mean"][[rows["thief"], rows["4"]]] == 0.0).all()
+
+
+# ---- where nothing is known ----------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_the_clients_of_flowers_simulation_are_believed(api: str, caplog: Any) -> None:
+    """On the server's clock too: they are ours. The grid is not asked about them."""
+    caplog.set_level(logging.INFO, logger="fedsel_flwr")
+    nodes = {k + 50: Node(api, {"public_key": key("s")}, says={"client_id": k}) for k in range(3)}
+    world = Deployment(api, everybody(), nodes, grid=InMemoryGrid).play(2)
+    assert world.chosen() == [["0", "1", "2"]] * 2
+    assert world.grid.looked_up == 0
+    assert lines(caplog, "identity") == ['identity "claim": a client is known by what it says itself']
+
+
+@pytest.mark.parametrize(("identity", "level"), [(None, "INFO"), ("name", "WARNING"), ("key", "WARNING")])
+def test_without_a_grid_node_ids_serve_and_the_log_says_so_once(identity: Any, level: str, caplog: Any) -> None:
+    from tests.strategies.helpers import FakeProxy, all_in, chosen
+
+    caplog.set_level(logging.INFO, logger="fedsel_flwr")
+    strategy, federation = all_in([FakeProxy("12", "a"), FakeProxy("13", "b")], clock="server", identity=identity)
+    federation.manager.register(FakeProxy("14", "c"))
+    federation.play(1)
+    assert chosen(strategy) == [["12", "13"], ["12", "13", "14"]]
+    (record,) = [one for one in caplog.records if one.getMessage().startswith("identity")]
+    assert record.levelname == level
+    assert record.getMessage().endswith("; that cannot be had here, and node ids serve")
+
+
+def test_an_old_flower_tells_node_ids_alone() -> None:
+    assert registrations(SimpleNamespace(get_node_ids=lambda: [1])) is None
+    assert registrations(None) is None
+    told = registrations(SimpleNamespace(get_nodes=lambda: [SimpleNamespace(node_id=1)]))
+    assert told is not None
+    assert told["1"].name == ""
+    assert told["1"].public_key == b""
+
+
+@BOTH
+def test_a_node_of_which_the_server_does_not_know_yet_waits_for_a_round(api: str) -> None:
+    """It came after the list was made: it must not be bound to a row under another identity for good."""
+    world = Deployment(api, everybody(), named(api, 2))
+    whole = world.grid.get_nodes
+    vars(world.grid)["get_nodes"] = lambda: [info for info in whole() if info.node_id != 900]
+    assert world.play(1).chosen()[-1] == ["part-1"]
+    del vars(world.grid)["get_nodes"]
+    assert world.play(1).chosen()[-1] == ["part-0", "part-1"]
+
+
+# ---- parameters by client, options ------------------------------------------------------------------------------
+
+
+def _fair(api: str, nodes: dict[int, Node], fairness: dict[str, float], **options: Any) -> Any:
+    import fedsel_flwr.strategies as legacy
+
+    world = Deployment(api, everybody(), nodes)
+    package: Any = legacy if api == "legacy" else message
+    world.strategy = package.CSUCBQ(
+        clients_per_round=2, max_latency=9.0, fairness=fairness, clock="server", min_available=1, wait_timeout=0.4,
+        base=world.strategy.base, **options,
+    )  # fmt: skip
+    if world._federation is not None:
+        world._federation.strategy = world._federation.server.strategy = world.strategy
+    return world
+
+
+@BOTH
+def test_parameters_by_client_are_keyed_by_names(api: str) -> None:
+    world = _fair(api, named(api, 2), {"part-0": 0.4, "part-1": 0.5})
+    assert world.play(1).chosen() == [["part-0", "part-1"]]
+
+
+@BOTH
+def test_what_clients_are_known_by_is_said_where_a_parameter_does_not_cover_them(api: str) -> None:
+    def problem(nodes: dict[int, Node], **options: Any) -> str:
+        with pytest.raises(ParameterError, match=r"fairness has 2 entries but none for client") as error:
+            _fair(api, nodes, {"alice": 0.4, "bob": 0.5}, **options).play(1)
+        return str(error.value)
+
+    claims = {"says": {"client_id": "alice"}}
+    text = problem(named(api, 2, **claims))
+    assert "none for client 'part-" in text
+    assert text.endswith('is known by the name its SuperNode is registered with here, which identity="..." changes')
+    text = problem({31: Node(api, {}, **claims)})
+    assert text.endswith('is known by its node id here, which identity="..." changes')
+    text = problem({31: _claiming(api, "part-0", "carol")}, identity="claim")
+    assert text.endswith('is known by what it says itself here, which identity="..." changes')
+
+
+@BOTH
+def test_a_nameless_stranger_does_not_end_a_run_whose_clients_have_values(api: str) -> None:
+    nodes = {**named(api, 2), 3: Node(api, {})}
+    world = _fair(api, nodes, {"part-0": 0.4, "part-1": 0.5})
+    assert world.play(1).chosen() == [["part-0", "part-1"]]
+    assert world.strategy.roster.refused == {"3": "client '3' refused: no entry in fairness"}
+
+
+@BOTH
+def test_an_unknown_identity_is_refused(api: str) -> None:
+    with pytest.raises(ParameterError, match="identity must be one of node, key, name, claim"):
+        Deployment(api, everybody(), {}, identity="names")
+
+
+def test_a_checkpoint_is_not_taken_by_a_run_that_knows_clients_by_something_else(tmp_path: Any) -> None:
+    folder = {"checkpoint_dir": tmp_path, "total_rounds": 4, "resume": True}
+    Deployment("message", everybody(), named("message", 2), identity="name", **folder).play(2)
+    with pytest.raises(RunError, match="a run with identity = 'name', this one has 'node'"):
+        Deployment("message", everybody(), named("message", 2), identity="node", **folder).play(2)
+    again = Deployment("message", everybody(), named("message", 2), identity="name", **folder).play(4)
+    assert len(again.strategy.history.rounds) == 4
