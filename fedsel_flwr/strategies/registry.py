@@ -20,6 +20,6 @@ def registrations(grid: object) -> Mapping[str, Registration] | None:
     if get_nodes is None:
         return None
     return {
-        str(info.node_id): Registration(getattr(info, "name", None) or "", bytes(getattr(info, "public_key", b"")))
+        str(info.node_id): Registration(getattr(info, "name", "") or "", getattr(info, "public_key", b"") or b"")
         for info in get_nodes()
     }
