@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -29,11 +30,8 @@ def kill_an_actor(family: Iterable[psutil.Process], timeout: float = 20.0) -> No
     family, deadline = list(family), time.monotonic() + timeout
     while time.monotonic() < deadline:
         for process in family:
-            try:
-                if "ray::ClientAppActor.run" in " ".join(process.cmdline()):
-                    return process.kill()
-            except psutil.Error:
-                continue
+            if "ray::ClientAppActor.run" in " ".join(cmdline(process)):
+                return process.kill()
     raise AssertionError(f"no actor at work among {family}")
 
 
@@ -49,6 +47,21 @@ def after_rounds(command: Command, folder: Path, rounds: int) -> None:
         assert command.poll() is None, command.stdout[-3000:] + command.stderr[-3000:]
         assert time.monotonic() < deadline, command.stdout[-3000:] + command.stderr[-3000:]
         time.sleep(0.01)
+
+
+def until_ended(family: Callable[[], list[psutil.Process]]) -> None:
+    """Wait until no simulation runs any more; ``flwr run`` ends with its log."""
+    deadline = time.monotonic() + 200
+    while any("flwr-simulation" in part for process in family() for part in cmdline(process)):
+        assert time.monotonic() < deadline, "a simulation still runs"
+        time.sleep(0.5)
+
+
+def cmdline(process: psutil.Process) -> list[str]:
+    """What a process is called; nothing of one that has ended."""
+    with contextlib.suppress(psutil.Error):
+        return list(process.cmdline())
+    return []
 
 
 @pytest.mark.parametrize("api", ["legacy", "message"])
@@ -93,6 +106,7 @@ def test_flwr_run_ends_with_the_reason_and_goes_on_after_that(api: str, tmp_path
         assert re.search(rf"resume = true: it goes on after round \d+, from '{tmp_path / 'checkpoints'}'", said)
         assert "Traceback" not in said.partition("an actor of Ray has died")[2]
         assert not (tmp_path / "runs").exists()
+        until_ended(superlink.family)
         command = run(resume="must")
         assert command.wait(400) == 0
         assert (tmp_path / "runs").exists(), command.stdout[-3000:]
