@@ -47,7 +47,7 @@ def make_parts(
         selector=selector,
         roster=roster,
         rollcall=RollCall(roll_call_timeout),
-        enrolment=Enrolment(selector, roster, measurer, client_values),
+        enrolment=Enrolment(selector, roster, measurer, client_values, settings.max_examples),
         probing=Probing(selector, roster, settings),
         cooldown=Cooldown(settings.cooldown),
         trial=Trial(roster),

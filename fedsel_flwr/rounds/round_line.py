@@ -13,7 +13,7 @@ from fedsel_flwr.selectors.columns import COLUMNS
 
 logger = logging.getLogger("fedsel_flwr")
 LATE = "late"
-MINOR = frozenset({*NUMBERS, *COLUMNS, "identity"} - {"num_examples"})
+MINOR = frozenset({*NUMBERS, *COLUMNS, "identity", "max_examples"} - {"num_examples"})
 """Kinds of problems that do not cost an update."""
 MOST_REASONS = 8
 """Reasons in a line; further ones count as "other"."""

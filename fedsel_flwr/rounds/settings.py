@@ -69,6 +69,7 @@ class Settings:
         round_deadline_s: Seconds after which a round ends, and who has not answered is late; None sets no end.
         max_update_norm: Largest L2 norm of a client's update, over all its arrays; who sends a larger one has failed.
             None for no limit.
+        max_examples: Most examples that a client may claim; a larger claim counts as so many. None for no limit.
         warmup_rounds: The first rounds, in which everybody available is asked in place of the selector's choice.
         compare_models: Whether clients' arrays must have the global model's shapes; trees grow.
         keys: Names under which clients report.
@@ -91,6 +92,7 @@ class Settings:
     over_selection: float = 0.0
     round_deadline_s: float | None = None
     max_update_norm: float | None = None
+    max_examples: int | None = None
     warmup_rounds: int = 0
     compare_models: bool = True
     keys: MetricKeys = field(default_factory=MetricKeys)
@@ -109,6 +111,8 @@ class Settings:
         if self.round_deadline_s is not None:
             real("round_deadline_s", self.round_deadline_s, above=0.0)
         whole("warmup_rounds", self.warmup_rounds, 0)
+        if self.max_examples is not None:
+            whole("max_examples", self.max_examples, 1)
         one_of("clock", self.clock, ("virtual", "server"))
         if self.max_update_norm is not None:
             real("max_update_norm", self.max_update_norm, above=0.0)

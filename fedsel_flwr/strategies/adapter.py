@@ -49,6 +49,8 @@ class Adapter(BetweenRounds):
         round_deadline_s: Seconds after which a round ends; who has not answered by then is late, and failed.
         max_update_norm: Refuse an update whose L2 norm, over all arrays of its difference to the global model, is
             larger; None for no limit.
+        max_examples: Most examples that a client may claim, which are its weight in an average and what selectors read;
+            a larger claim counts as so many and is named in the history, the update is kept. None for no limit.
         warmup_rounds: In the first rounds ask everybody available in place of the selector's choice, without probes;
             the selector learns from what they report. The same for every selector.
         max_clients: Refuse newcomers beyond this many clients.
@@ -114,6 +116,7 @@ class Adapter(BetweenRounds):
         over_selection: float = 0.0,
         round_deadline_s: float | None = None,
         max_update_norm: float | None = None,
+        max_examples: int | None = None,
         warmup_rounds: int = 0,
         max_clients: int | None = None,
         max_new_per_round: int | None = None,
@@ -156,8 +159,8 @@ class Adapter(BetweenRounds):
             selector, max_latency=max_latency, min_completed=min_completed, channels=channels, averaging=averaging,
             filter=filter, validation=validation, learning_rate=learning_rate, momentum=momentum, clock=clock,
             clock_slack=clock_slack, cooldown=cooldown, over_selection=over_selection,
-            round_deadline_s=round_deadline_s, max_update_norm=max_update_norm, warmup_rounds=warmup_rounds,
-            keys=metric_keys,
+            round_deadline_s=round_deadline_s, max_update_norm=max_update_norm, max_examples=max_examples,
+            warmup_rounds=warmup_rounds, keys=metric_keys,
             compare_models=bases.compares_models(self.base),
         )  # fmt: skip
         if self.waits_for_everybody and settings.clock == "server" and settings.ends_early:

@@ -173,7 +173,8 @@ class SelectionStrategy(Adapter, Strategy):
     ) -> tuple[float | None, dict[str, Scalar]]:
         """Let the base aggregate what can be averaged, in id order."""
         absolute = self.core.numbering.absolute(server_round)
-        usable, faults = evaluations(sorted(results, key=lambda result: id_order(self.roster.name(result[0].cid))))
+        ordered = sorted(results, key=lambda result: id_order(self.roster.name(result[0].cid)))
+        usable, faults = evaluations(ordered, self.core.settings.max_examples)
         for cid, fault in faults.items():
             logger.warning("round %d, client %s: evaluation: %s", absolute, self.roster.name(cid), fault)
         garbage = [RunError(self._fault(cid, (fault,))) for cid, fault in faults.items()]

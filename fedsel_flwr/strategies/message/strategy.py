@@ -126,7 +126,7 @@ class SelectionStrategy(Adapter, Strategy):
         arrived = by_node(self._dispatched, replies)
         if not self._dispatched:
             return None, None  # nobody was chosen: the round is in the history already
-        cleaner = Cleaner(self.base, self.core.settings.keys)
+        cleaner = self._cleaner()
         faults, key = cleaner.faults(arrived), cleaner.weight_key
         outcome = self.core.collect(
             {node: self._reply(node, arrived.get(node), faults, key) for node in self._dispatched}
@@ -176,7 +176,7 @@ class SelectionStrategy(Adapter, Strategy):
         sent = {str(message.metadata.dst_node_id): message for message in self._evaluating}
         arrived = by_node(sent, replies)
         ordered = dict(sorted(arrived.items(), key=lambda item: id_order(self.roster.name(item[0]))))
-        usable, faults = Cleaner(self.base, self.core.settings.keys).evaluations(ordered)
+        usable, faults = self._cleaner().evaluations(ordered)
         for node, fault in faults.items():
             logger.warning("round %d, client %s: evaluation: %s", absolute, self.roster.name(node), fault)
         failures = [
@@ -211,6 +211,9 @@ class SelectionStrategy(Adapter, Strategy):
         number = self.core.numbering.absolute(server_round)
         if arrays is not None and self._resuming.wants(number):
             self.round_trained(number, [array.numpy() for array in arrays.values()], list(arrays))
+
+    def _cleaner(self) -> Cleaner:
+        return Cleaner(self.base, self.core.settings.keys, self.core.settings.max_examples)
 
     def _decode(self, record: ArrayRecord) -> Arrays:
         """A record's arrays in the order of the model."""
