@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import MISSING, fields
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -203,7 +203,8 @@ def _read_records(path: Path, record: type) -> list[Any]:
         table = load_optional("pyarrow.parquet").ParquetFile(path).read()
     except (OSError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError
         raise ParameterError(f"Expected a history that write_history wrote in {path}: {error}") from error
-    schema = _schema(record)
+    known = {field.name for field in fields(record) if field.default is MISSING} | {*table.schema.names}
+    schema = _schema(record, known)  # an older version's records lack some of the others
     if not table.schema.equals(schema):
         raise ParameterError(
             f"{path} does not hold the columns of {record.__name__}: expected {schema.names}, found "
@@ -212,8 +213,9 @@ def _read_records(path: Path, record: type) -> list[Any]:
     return [record(**row) for row in table.to_pylist()]
 
 
-def _schema(record: type) -> Any:
+def _schema(record: type, known: Collection[str] | None = None) -> Any:
     pa = load_optional("pyarrow")
     types = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string()}
     hints = get_type_hints(record)
-    return pa.schema([pa.field(field.name, types[hints[field.name]], nullable=False) for field in fields(record)])
+    names = [field.name for field in fields(record) if known is None or field.name in known]
+    return pa.schema([pa.field(name, types[hints[name]], nullable=False) for name in names])

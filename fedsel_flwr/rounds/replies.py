@@ -46,6 +46,7 @@ class Reply:
         observed_s: Seconds the server waited for this client; None if it was not timed.
         error: Empty, or why there is no update.
         spare: Whether the round ended without it because enough others were there (over-selection).
+        timed_out: Whether no answer came for as long as the server waited.
     """
 
     arrays: Arrays | None = None
@@ -55,6 +56,7 @@ class Reply:
     observed_s: float | None = None
     error: str = ""
     spare: bool = False
+    timed_out: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +76,7 @@ class ClientResult:
         weight: What the update weighs in a mean, at most max_examples; 0 where unknown.
         converted: The arrays in the types of the global model, where they came in others; None if they can stay.
         spare: Whether it is late only because enough others were earlier (over-selection); that is no failure.
+        timed_out: Whether no answer came for as long as the server waited.
     """
 
     completed: bool
@@ -87,6 +90,7 @@ class ClientResult:
     weight: float
     converted: Arrays | None = None
     spare: bool = False
+    timed_out: bool = False
 
 
 def read_reply(
@@ -166,6 +170,7 @@ def read_reply(
         weight=weight,
         converted=None if failed or reference is None or reply.arrays is None else in_types_of(reference, reply.arrays),
         spare=reply.spare,
+        timed_out=reply.timed_out,
     )
 
 

@@ -14,7 +14,7 @@ from fedsel_flwr.rounds.replies import ClientResult, Reply
 from fedsel_flwr.rounds.untrusted import MAX_METRICS, finite_number, shown, usable_count
 from fedsel_flwr.strategies import bases
 from fedsel_flwr.strategies.legacy.cohort import TimedProxy
-from fedsel_flwr.strategies.silence import reason_in
+from fedsel_flwr.strategies.silence import no_answer, reason_in
 
 FitResult = tuple[ClientProxy, FitRes]
 EvaluateResult = tuple[ClientProxy, EvaluateRes]
@@ -33,7 +33,8 @@ def reply_of(base: object, proxy: TimedProxy, arrived: FitResult | None, refused
         return Reply(error=f"status: {refused.status.code.name}: {refused.status.message}", observed_s=proxy.elapsed_s)
     if arrived is None:
         reason = reason_in(proxy.error, proxy.timeout_s, proxy.elapsed_s)
-        return Reply(error=reason, observed_s=proxy.elapsed_s)
+        silent = proxy.timeout_s is not None and reason == no_answer(proxy.timeout_s)
+        return Reply(error=reason, observed_s=proxy.elapsed_s, timed_out=silent)
     res = arrived[1]
     fault = bases.fault_in_metrics(base, res.metrics or {})
     if not fault and not bases.compares_models(base) and isinstance(res.parameters, Parameters):

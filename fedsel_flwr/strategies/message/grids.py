@@ -97,7 +97,7 @@ class Until:
             error = f"late: no answer after {elapsed_s:.6g} s, when {self.answers} others were there"
             return Reply(error=error, spare=True)
         if self.seconds is not None and elapsed_s >= self.seconds:
-            return Reply(error=f"late: no answer within round_deadline_s = {self.seconds:g} s")
+            return Reply(error=f"late: no answer within round_deadline_s = {self.seconds:g} s", timed_out=True)
         return None
 
 

@@ -229,7 +229,7 @@ class SelectionStrategy(Adapter, Strategy):
         if message is None and self._timed is not None and self._timed.missed is not None:
             return self._timed.missed
         if message is None:
-            return Reply(error=no_answer(self._timeout))
+            return Reply(error=no_answer(self._timeout), timed_out=True)
         if node in faults:
             return Reply(error=faults[node], observed_s=observed)
         reply = reply_of(message, self._names, weight_key, observed)
