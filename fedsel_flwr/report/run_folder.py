@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 ROUNDS = "rounds.parquet"
 CLIENTS = "clients.parquet"
 MODEL = "model.safetensors"
+AFTER_ROUND = "model-after-round-{}.safetensors"
+"""The model of a run that an error ended."""
 SCENARIO = "scenario.toml"
 AT_A_TIME = 2**12
 """Rows that are written together."""
@@ -136,22 +138,23 @@ def read_history(folder: str | os.PathLike[str]) -> History:
     return History.of(rounds, _read_records(Path(folder) / CLIENTS, ClientRecord))
 
 
-def write_model(folder: str | os.PathLike[str], arrays: Sequence[NDArray[Any]]) -> Path:
+def write_model(folder: str | os.PathLike[str], arrays: Sequence[NDArray[Any]], name: str = MODEL) -> Path:
     """Write a model's arrays under the names "00", "01", …, which keep their order.
 
     Args:
         folder: The run folder.
         arrays: Parameters in the model's order, any shapes.
+        name: Of the file.
 
     Returns:
-        The file, ``model.safetensors``.
+        The file.
 
     Raises:
         ParameterError: If an array is of a type that the format cannot hold.
         RunError: If safetensors is not installed.
     """
     save = load_optional("safetensors.numpy").save
-    path = Path(folder) / MODEL
+    path = Path(folder) / name
     digits = max(2, len(str(len(arrays) - 1)))
     tensors = {f"{i:0{digits}d}": np.asarray(array, order="C") for i, array in enumerate(arrays)}
     for name, tensor in tensors.items():
@@ -165,11 +168,12 @@ def write_model(folder: str | os.PathLike[str], arrays: Sequence[NDArray[Any]]) 
     return path
 
 
-def read_model(folder: str | os.PathLike[str]) -> list[NDArray[Any]]:
+def read_model(folder: str | os.PathLike[str], name: str = MODEL) -> list[NDArray[Any]]:
     """Read back what ``write_model`` wrote.
 
     Args:
         folder: The folder given to ``write_model``.
+        name: Of the file.
 
     Returns:
         The arrays in the order in which they were given.
@@ -180,7 +184,7 @@ def read_model(folder: str | os.PathLike[str]) -> list[NDArray[Any]]:
     """
     module = load_optional("safetensors")
     load = load_optional("safetensors.numpy").load
-    path = Path(folder) / MODEL
+    path = Path(folder) / name
     try:
         tensors: dict[str, NDArray[Any]] = load(path.read_bytes())
     except (OSError, module.SafetensorError) as error:

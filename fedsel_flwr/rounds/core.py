@@ -137,10 +137,13 @@ class SelectionCore:
         if server_round is not None:
             self.numbering.check(server_round, self.round)
         parts.roster.release(connected, upcoming)
-        self.enroll(parts.rollcall.call(parts.roster.strangers(connected), upcoming, transport.introduce))
+        parts.busy.release(connected)
+        strangers = parts.busy.free(parts.roster.strangers(connected))
+        self.enroll(parts.rollcall.call(strangers, upcoming, transport.introduce))
         here = self._here(connected, upcoming)
         if (question := parts.probing.question(here)) is not None:
             parts.probing.answer(question, transport.probe(question.nodes, question.config), reference)
+            here = here.only(parts.busy.ready(here.nodes))
         parts.enrolment.received(reference)
         chosen = here.of(parts.selector.select(here.rows))
         self._round = Round(number=upcoming, num_available=len(here.rows), chosen=chosen, reference=reference)
@@ -242,7 +245,8 @@ class SelectionCore:
         roster, rounds = self.parts.roster, self.parts.history.rounds
         present = roster.present(connected)
         roster.seen(present.rows, upcoming)
-        here = present.only(self.parts.cooldown.ready(present.rows, upcoming))
+        here = present.only(self.parts.busy.ready(present.nodes))
+        here = here.only(self.parts.cooldown.ready(here.rows, upcoming))
         if self._availability is not None:
             seconds = rounds[-1].simulated_s if rounds else 0.0
             here = here.only(available(self._availability, [roster.ids[row] for row in here.rows], upcoming, seconds))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from fedsel_flwr.rounds.busy import Busy
 from fedsel_flwr.rounds.client_values import ClientValues
 from fedsel_flwr.rounds.cooldown import Cooldown
 from fedsel_flwr.rounds.enrolment import Enrolment
@@ -26,6 +27,7 @@ class Parts(NamedTuple):
     rollcall: RollCall
     enrolment: Enrolment
     probing: Probing
+    busy: Busy
     cooldown: Cooldown
     trial: Trial
     measurer: Measurer
@@ -49,6 +51,7 @@ def make_parts(
         rollcall=RollCall(roll_call_timeout),
         enrolment=Enrolment(selector, roster, measurer, client_values, settings.max_examples),
         probing=Probing(selector, roster, settings),
+        busy=Busy(settings.busy_timeout),
         cooldown=Cooldown(settings.cooldown),
         trial=Trial(roster),
         measurer=measurer,

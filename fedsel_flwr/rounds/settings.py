@@ -64,6 +64,8 @@ class Settings:
         clock: "virtual" believes the reported latency; "server" holds it against the server's own time.
         clock_slack: On the server's clock, seconds by which a report may undercut the observed time; None allows a
             tenth of it: what a client can gain by lying then stays small beside any latency, short or long.
+        busy_timeout: Seconds after which a client that has not answered an earlier question is asked again all the
+            same; None: it is not.
         cooldown: Leave a client out for 2^n rounds after n failures in a row.
         over_selection: Ask ceil((1 + x) m) clients and keep the m that answer first; the others are late.
         round_deadline_s: Seconds after which a round ends, and who has not answered is late; None sets no end.
@@ -88,6 +90,7 @@ class Settings:
     momentum: float = 0.1
     clock: Clock = "virtual"
     clock_slack: float | None = None
+    busy_timeout: float | None = 3600.0
     cooldown: bool = False
     over_selection: float = 0.0
     round_deadline_s: float | None = None
@@ -113,6 +116,8 @@ class Settings:
         whole("warmup_rounds", self.warmup_rounds, 0)
         if self.max_examples is not None:
             whole("max_examples", self.max_examples, 1)
+        if self.busy_timeout is not None:
+            real("busy_timeout", self.busy_timeout, at_least=0.0)
         one_of("clock", self.clock, ("virtual", "server"))
         if self.max_update_norm is not None:
             real("max_update_norm", self.max_update_norm, above=0.0)

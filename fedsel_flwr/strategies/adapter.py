@@ -22,6 +22,8 @@ from fedsel_flwr.rounds.validation import Validation
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.strategies import bases
 from fedsel_flwr.strategies.between_rounds import BetweenRounds
+from fedsel_flwr.strategies.last_model import Keeper
+from fedsel_flwr.strategies.late import Connected, LateAnswers
 from fedsel_flwr.strategies.resuming import Resuming
 from fedsel_flwr.strategies.resuming import total_rounds as last_round
 
@@ -42,6 +44,9 @@ class Adapter(BetweenRounds):
         clock: "virtual" believes the reported latency (simulation); "server" times each client itself.
         clock_slack: On the server's clock, seconds by which a report may undercut the observed time; None allows a
             tenth of the observed time.
+        busy_timeout: A client that has not answered in time, whatever it was asked, is not asked again until its answer
+            comes, it connects anew, or so many seconds have passed; None sets no bound. A round with fewer free clients
+            than ``min_completed`` waits for them once more as long, at most ``wait_timeout``; then all are asked.
         cooldown: Leave a client out for 2^n rounds after n failures in a row.
         over_selection: Ask ceil((1 + x) m) clients, m = ``clients_per_round``, and keep the m usable answers that come
             first; the others count as late: the selector is told max_latency, their joules are counted, the base
@@ -91,6 +96,7 @@ class Adapter(BetweenRounds):
         history: What happened, round by round and client by client.
         base: The wrapped strategy.
         roster: Connections, client ids and rows.
+        last_model: The global model after the last round that ended, whatever ended the run; None before it began.
 
     Raises:
         ParameterError: A parameter is out of its range, or the base can never work with so few clients.
@@ -99,6 +105,7 @@ class Adapter(BetweenRounds):
     strategy_type: ClassVar[type]
     default_base: ClassVar[Callable[[], Any]]
     waits_for_everybody: ClassVar[bool] = False
+    _timeout: float | None = None  # of the last round
 
     def __init__(
         self,
@@ -112,6 +119,7 @@ class Adapter(BetweenRounds):
         channels: int | None = None,
         clock: Literal["virtual", "server"] = "virtual",
         clock_slack: float | None = None,
+        busy_timeout: float | None = 3600.0,
         cooldown: bool = False,
         over_selection: float = 0.0,
         round_deadline_s: float | None = None,
@@ -158,7 +166,7 @@ class Adapter(BetweenRounds):
         settings = settled(
             selector, max_latency=max_latency, min_completed=min_completed, channels=channels, averaging=averaging,
             filter=filter, validation=validation, learning_rate=learning_rate, momentum=momentum, clock=clock,
-            clock_slack=clock_slack, cooldown=cooldown, over_selection=over_selection,
+            clock_slack=clock_slack, busy_timeout=busy_timeout, cooldown=cooldown, over_selection=over_selection,
             round_deadline_s=round_deadline_s, max_update_norm=max_update_norm, max_examples=max_examples,
             warmup_rounds=warmup_rounds, keys=metric_keys,
             compare_models=bases.compares_models(self.base),
@@ -200,6 +208,8 @@ class Adapter(BetweenRounds):
         )
         last = last_round(selector, total_rounds, checkpoints is not None)
         self._resuming = Resuming(self.core, self.base, checkpoints, last)
+        self._keeper = Keeper(self._resuming)
+        self._late = LateAnswers(self.core.parts.busy)
         self._dispatched: dict[str, Any] = {}  # connection -> what was sent in this round
 
     @property
@@ -230,6 +240,11 @@ class Adapter(BetweenRounds):
     def __repr__(self) -> str:
         """Name the selector and the base."""
         return f"{type(self).__name__}(selector={self.selector.name!r}, base={self.base!r})"
+
+    def _wait_for_free(self, connected: Callable[[], Connected]) -> Connected:
+        """Take in late answers, and wait a bounded time where too few clients are free; return who is connected."""
+        patience = min(self.wait_timeout, self._timeout or self._question_timeout)
+        return self._late.settle(connected, self.core.settings.min_completed, patience)
 
     def _fault(self, node: str, problems: Collection[str]) -> str:
         """What was wrong with a client's reply, for the base strategy and Flower's log."""

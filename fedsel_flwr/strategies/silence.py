@@ -51,6 +51,16 @@ def _cause(reason: str | None) -> str:
     return lines[-1] if "Traceback (most recent call last)" in text and lines else text
 
 
+def check_answered(raised: BaseException) -> None:
+    """Tell no answer from an answer that is an error.
+
+    Raises:
+        TimeoutError: What the legacy API's proxy raised says that nothing came.
+    """
+    if NO_REPLY in str(raised):
+        raise TimeoutError(str(raised)) from None
+
+
 def reason_in(raised: BaseException | None, timeout: float | None, elapsed_s: float | None) -> str:
     """What an exception of the legacy API's proxy means.
 

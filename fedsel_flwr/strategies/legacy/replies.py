@@ -97,5 +97,5 @@ def evaluations(
             faults[client.cid] = f"metrics: {len(res.metrics)} of them, more than {MAX_METRICS}"
         else:
             limited = replace(res, num_examples=min(res.num_examples, max_examples or res.num_examples))
-            usable.append((client, limited))
+            usable.append((original(client), limited))
     return usable, faults

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord, Message, MessageType
 from flwr.serverapp import Grid
 
+from fedsel_flwr.rounds.busy import Busy
 from fedsel_flwr.strategies.congestion import crowds
+from fedsel_flwr.strategies.late import LateAnswers
 from fedsel_flwr.strategies.message.grids import TimedGrid
 from fedsel_flwr.strategies.message.records import everything_in, query
 from fedsel_flwr.strategies.message.turns import send_in_turn
@@ -22,11 +24,13 @@ class Asking:
         grid: Flower's grid.
         arrays: The current global model.
         timeout: Longest wait for all answers, seconds.
+        late: Told of questions that were not answered in time.
     """
 
     grid: Grid
     arrays: ArrayRecord
     timeout: float
+    late: LateAnswers = field(default_factory=lambda: LateAnswers(Busy()))
 
     def introduce(self, nodes: list[str]) -> tuple[Mapping[str, Mapping[str, object] | None], list[str]]:
         """Ask nodes who they are: node -> what it said, None for an error; and the nodes that hang."""
@@ -53,4 +57,5 @@ class Asking:
             for reply in replies
             if reply.metadata.reply_to_message_id in node_of
         }
+        self.late.owe(message for message, node in zip(sent, asked, strict=True) if node not in answers)
         return answers, asked
