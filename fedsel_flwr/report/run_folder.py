@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import MISSING, fields
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 ROUNDS = "rounds.parquet"
 CLIENTS = "clients.parquet"
 MODEL = "model.safetensors"
+AFTER_ROUND = "model-after-round-{}.safetensors"
+"""The model of a run that an error ended."""
 SCENARIO = "scenario.toml"
 AT_A_TIME = 2**12
 """Rows that are written together."""
@@ -136,22 +138,23 @@ def read_history(folder: str | os.PathLike[str]) -> History:
     return History.of(rounds, _read_records(Path(folder) / CLIENTS, ClientRecord))
 
 
-def write_model(folder: str | os.PathLike[str], arrays: Sequence[NDArray[Any]]) -> Path:
+def write_model(folder: str | os.PathLike[str], arrays: Sequence[NDArray[Any]], name: str = MODEL) -> Path:
     """Write a model's arrays under the names "00", "01", …, which keep their order.
 
     Args:
         folder: The run folder.
         arrays: Parameters in the model's order, any shapes.
+        name: Of the file.
 
     Returns:
-        The file, ``model.safetensors``.
+        The file.
 
     Raises:
         ParameterError: If an array is of a type that the format cannot hold.
         RunError: If safetensors is not installed.
     """
     save = load_optional("safetensors.numpy").save
-    path = Path(folder) / MODEL
+    path = Path(folder) / name
     digits = max(2, len(str(len(arrays) - 1)))
     tensors = {f"{i:0{digits}d}": np.asarray(array, order="C") for i, array in enumerate(arrays)}
     for name, tensor in tensors.items():
@@ -165,11 +168,12 @@ def write_model(folder: str | os.PathLike[str], arrays: Sequence[NDArray[Any]]) 
     return path
 
 
-def read_model(folder: str | os.PathLike[str]) -> list[NDArray[Any]]:
+def read_model(folder: str | os.PathLike[str], name: str = MODEL) -> list[NDArray[Any]]:
     """Read back what ``write_model`` wrote.
 
     Args:
         folder: The folder given to ``write_model``.
+        name: Of the file.
 
     Returns:
         The arrays in the order in which they were given.
@@ -180,7 +184,7 @@ def read_model(folder: str | os.PathLike[str]) -> list[NDArray[Any]]:
     """
     module = load_optional("safetensors")
     load = load_optional("safetensors.numpy").load
-    path = Path(folder) / MODEL
+    path = Path(folder) / name
     try:
         tensors: dict[str, NDArray[Any]] = load(path.read_bytes())
     except (OSError, module.SafetensorError) as error:
@@ -203,7 +207,8 @@ def _read_records(path: Path, record: type) -> list[Any]:
         table = load_optional("pyarrow.parquet").ParquetFile(path).read()
     except (OSError, ValueError) as error:  # pyarrow's ArrowInvalid is a ValueError
         raise ParameterError(f"Expected a history that write_history wrote in {path}: {error}") from error
-    schema = _schema(record)
+    known = {field.name for field in fields(record) if field.default is MISSING} | {*table.schema.names}
+    schema = _schema(record, known)  # an older version's records lack some of the others
     if not table.schema.equals(schema):
         raise ParameterError(
             f"{path} does not hold the columns of {record.__name__}: expected {schema.names}, found "
@@ -212,8 +217,9 @@ def _read_records(path: Path, record: type) -> list[Any]:
     return [record(**row) for row in table.to_pylist()]
 
 
-def _schema(record: type) -> Any:
+def _schema(record: type, known: Collection[str] | None = None) -> Any:
     pa = load_optional("pyarrow")
     types = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string()}
     hints = get_type_hints(record)
-    return pa.schema([pa.field(field.name, types[hints[field.name]], nullable=False) for field in fields(record)])
+    names = [field.name for field in fields(record) if known is None or field.name in known]
+    return pa.schema([pa.field(name, types[hints[name]], nullable=False) for name in names])

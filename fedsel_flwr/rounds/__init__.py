@@ -16,6 +16,7 @@ the order in which a round goes through them:
 ``enrolment``       who is new, and what the selector is told about the clients
 ``client_values``   selector parameters that users give by client id and selectors read by row
 ``presence``        who takes part, beyond being connected
+``busy``            who still works on something earlier
 ``cooldown``        who is left in peace after failures
 ``trial``           who joined later and has delivered nothing yet
 ``probing``         what a selector asks before it chooses, and what the answers cost

@@ -24,7 +24,7 @@ from fedsel_flwr.rounds.settings import Settings
 from fedsel_flwr.rounds.vectors import of_one_length
 from fedsel_flwr.selectors import Selector
 
-NOTHING = Reply(error="no answer")
+NOTHING = Reply(error="no answer", timed_out=True)
 
 
 class Collector:

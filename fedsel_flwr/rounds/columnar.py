@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
 import numpy as np
@@ -37,9 +37,13 @@ def _columns(kind: type[Record], records: Sequence[Record]) -> saving.State:
 
 
 def _records(name: str, kind: type[Record], columns: Any) -> list[Record]:
-    saving.expect_keys(columns, [one.name for one in fields(kind)])
+    newer = {one.name for one in fields(kind) if one.default is not MISSING}  # an older version's records lack some
+    if isinstance(columns, Mapping):
+        newer -= set(columns)
+    known = [one for one in fields(kind) if one.name not in newer]
+    saving.expect_keys(columns, [one.name for one in known])
     loaded: dict[str, list[Any]] = {}
-    for one in fields(kind):
+    for one in known:
         value, where = columns[one.name], f"{name}.{one.name}"
         if one.type == "str":
             loaded[one.name] = saving.texts(where, value)

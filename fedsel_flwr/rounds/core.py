@@ -132,6 +132,7 @@ class SelectionCore:
         here = self._here(connected, upcoming)
         if (question := parts.probing.question(here)) is not None:
             parts.probing.answer(question, transport.probe(question.nodes, question.config), reference)
+            here = here.only(parts.busy.ready(here.nodes))
         parts.enrolment.received(reference)
         chosen = here.of(parts.selector.select(here.rows))
         self._round = Round(number=upcoming, num_available=len(here.rows), chosen=chosen, reference=reference)
@@ -233,8 +234,9 @@ class SelectionCore:
         """Find out who is new, and enter them; they are asked only for what somebody reads."""
         parts, identifying = self.parts, self._identifying
         parts.roster.release(connected, upcoming)
+        parts.busy.release(connected)
         identifying.settle(transport)
-        known = identifying.known(parts.roster.strangers(connected), transport)
+        known = identifying.known(parts.busy.free(parts.roster.strangers(connected)), transport)
         facts: Mapping[str, Facts] = dict.fromkeys(known, CANNOT_SAY)
         if known and (identifying.by_claim or parts.enrolment.reads_facts):
             one_first = identifying.one_first(transport)
@@ -246,7 +248,8 @@ class SelectionCore:
         roster, rounds = self.parts.roster, self.parts.history.rounds
         present = roster.present(connected)
         roster.seen(present.rows, upcoming)
-        here = present.only(self.parts.cooldown.ready(present.rows, upcoming))
+        here = present.only(self.parts.busy.ready(present.nodes))
+        here = here.only(self.parts.cooldown.ready(here.rows, upcoming))
         if self._availability is not None:
             seconds = rounds[-1].simulated_s if rounds else 0.0
             here = here.only(available(self._availability, [roster.ids[row] for row in here.rows], upcoming, seconds))

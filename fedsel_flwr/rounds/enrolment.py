@@ -54,6 +54,7 @@ class Enrolment:
         measurer: Measures the first global model, for selectors that read ``accuracy``.
         client_values: Selector parameters given by client id; clients they do not cover are refused.
         counts_everybody: Whether the averaging scheme reads :meth:`total_examples`.
+        max_examples: Most examples that a client may claim; a larger claim counts as so many. None for no limit.
     """
 
     def __init__(
@@ -62,11 +63,12 @@ class Enrolment:
         roster: Roster,
         measurer: Measurer,
         client_values: tuple[ClientValues, ...] = (),
+        max_examples: int | None = None,
         *,
         counts_everybody: bool = False,
     ) -> None:
         self._selector, self._roster, self._measurer, self._client_values = selector, roster, measurer, client_values
-        self._counts_everybody = counts_everybody
+        self._max_examples, self._counts_everybody = max_examples, counts_everybody
         self._sizes: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)  # examples by row; 0 where unknown
         self._initial_accuracy: float | None = None
         self._uninformed: IntArray = np.zeros(0, dtype=np.int64)  # rows that lack the first model's accuracy
@@ -112,6 +114,11 @@ class Enrolment:
         rows = np.array(sorted(said), dtype=np.int64)
         facts = [said[row] for row in rows.tolist()]
         sizes = np.array([usable_count(one.num_examples) for one in facts], dtype=np.int64)
+        if (limit := self._max_examples) is not None and (above := sizes > limit).any():
+            claims = zip(rows[above].tolist(), sizes[above].tolist(), strict=True)
+            for line in few([f"client {self._roster.ids[k]}: {n} claimed, counts as {limit}" for k, n in claims]):
+                logger.warning("max_examples: %s", line)
+            sizes = np.minimum(sizes, limit)
         scores = np.array([fraction(one.energy_score) for one in facts], dtype=np.float64)  # None becomes NaN
         self._selector.inform(rows)
         if (known := sizes > 0).any():

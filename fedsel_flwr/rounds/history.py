@@ -106,6 +106,7 @@ class History:
             num_selected=len(clients),
             num_completed=sum(row.completed for row in clients),
             num_kept=sum(row.kept for row in clients),
+            num_timeouts=sum(row.timed_out for row in clients),
             round_s=round_s,
             simulated_s=round_s + (last.simulated_s if last else 0.0),
             energy_j=energy,

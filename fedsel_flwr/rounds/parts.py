@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fedsel_flwr.aggregation.schemes import COUNT_EVERYBODY
+from fedsel_flwr.rounds.busy import Busy
 from fedsel_flwr.rounds.client_values import ClientValues
 from fedsel_flwr.rounds.cooldown import Cooldown
 from fedsel_flwr.rounds.enrolment import Enrolment
@@ -27,6 +28,7 @@ class Parts(NamedTuple):
     rollcall: RollCall
     enrolment: Enrolment
     probing: Probing
+    busy: Busy
     cooldown: Cooldown
     trial: Trial
     measurer: Measurer
@@ -48,8 +50,11 @@ def make_parts(
         selector=selector,
         roster=roster,
         rollcall=RollCall(roll_call_timeout),
-        enrolment=Enrolment(selector, roster, measurer, client_values, counts_everybody=s.averaging in COUNT_EVERYBODY),
+        enrolment=Enrolment(
+            selector, roster, measurer, client_values, s.max_examples, counts_everybody=s.averaging in COUNT_EVERYBODY
+        ),
         probing=Probing(selector, roster, settings),
+        busy=Busy(settings.busy_timeout),
         cooldown=Cooldown(settings.cooldown),
         trial=Trial(roster),
         measurer=measurer,

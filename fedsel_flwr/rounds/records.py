@@ -26,6 +26,7 @@ class ClientRecord:
         upload_s: Reported seconds to send the update.
         train_loss: Reported training loss.
         num_examples: Examples behind the update; 0 where unknown.
+        timed_out: Whether no answer came for as long as the server waited: the timeout, or the round's deadline.
     """
 
     round: int
@@ -43,6 +44,7 @@ class ClientRecord:
     kept: bool = True
     latency_source: str = "reported"
     energy_score: float = float("nan")
+    timed_out: bool = False
 
     @property
     def transfer_s(self) -> float:
@@ -72,6 +74,7 @@ class RoundRecord:
         loss: Loss of the new global model.
         probe_s: Seconds that questions before the choice took, part of ``round_s``.
         probe_j: Joules they took, part of ``energy_j``.
+        num_timeouts: Clients of whom no answer came for as long as the server waited.
     """
 
     round: int
@@ -87,3 +90,4 @@ class RoundRecord:
     probe_s: float = 0.0
     probe_j: float = 0.0
     num_kept: int = 0
+    num_timeouts: int = 0

@@ -46,6 +46,7 @@ class Reply:
         observed_s: Seconds the server waited for this client; None if it was not timed.
         error: Empty, or why there is no update.
         spare: Whether the round ended without it because enough others were there (over-selection).
+        timed_out: Whether no answer came for as long as the server waited.
     """
 
     arrays: Arrays | None = None
@@ -55,6 +56,7 @@ class Reply:
     observed_s: float | None = None
     error: str = ""
     spare: bool = False
+    timed_out: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +72,11 @@ class ClientResult:
             server's time bounds) or "max_latency" (failed, or nothing to go by).
         values: energy, download, compute, upload, train_loss, energy_score; NaN where unknown.
         columns: What was reported of the columns that the selector needs; without those that cannot be used.
-        num_examples: Examples behind the update; 0 where unknown.
-        weight: What the update weighs in a mean; 0 where unknown.
+        num_examples: Examples behind the update, at most max_examples; 0 where unknown.
+        weight: What the update weighs in a mean, at most max_examples; 0 where unknown.
         converted: The arrays in the types of the global model, where they came in others; None if they can stay.
         spare: Whether it is late only because enough others were earlier (over-selection); that is no failure.
+        timed_out: Whether no answer came for as long as the server waited.
     """
 
     completed: bool
@@ -87,6 +90,7 @@ class ClientResult:
     weight: float
     converted: Arrays | None = None
     spare: bool = False
+    timed_out: bool = False
 
 
 def read_reply(
@@ -154,8 +158,11 @@ def read_reply(
         if not late:
             faulty.add(keys.latency)
     completed = not failed and not late
-    count = usable_count(reply.num_examples) if not failed else 0
-    weight = finite_number(reply.weight)
+    count, claimed = (0 if failed else usable_count(reply.num_examples)), finite_number(reply.weight)
+    weight = float(count) if failed or claimed is None else claimed
+    if settings.max_examples is not None and max(count, weight) > settings.max_examples:
+        problems.append(f"max_examples: {max(count, weight):.16g} claimed, counts as {settings.max_examples}")
+        count, weight = min(count, settings.max_examples), min(weight, settings.max_examples)
     return ClientResult(
         completed=completed,
         problems=tuple([one_line(problem) or "failed: no reason given" for problem in problems]),
@@ -165,9 +172,10 @@ def read_reply(
         values=values,
         columns=columns,
         num_examples=count,
-        weight=float(count) if failed or weight is None else weight,
+        weight=weight,
         converted=None if failed or reference is None or reply.arrays is None else in_types_of(reference, reply.arrays),
         spare=reply.spare,
+        timed_out=reply.timed_out,
     )
 
 

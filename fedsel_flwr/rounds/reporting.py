@@ -95,6 +95,7 @@ class Reporter:
                 upload_s=result.values["upload"],
                 train_loss=result.values["train_loss"],
                 num_examples=result.num_examples,
+                timed_out=result.timed_out,
             )
             for row, node in round.chosen.items()
         ]

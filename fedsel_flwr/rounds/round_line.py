@@ -13,7 +13,7 @@ from fedsel_flwr.selectors.columns import COLUMNS
 
 logger = logging.getLogger("fedsel_flwr")
 LATE = "late"
-MINOR = frozenset({*NUMBERS, *COLUMNS, "identity"} - {"num_examples"})
+MINOR = frozenset({*NUMBERS, *COLUMNS, "identity", "max_examples"} - {"num_examples"})
 """Kinds of problems that do not cost an update."""
 MOST_REASONS = 8
 """Reasons in a line; further ones count as "other"."""
@@ -39,10 +39,11 @@ def round_fields(record: RoundRecord, clients: Sequence[ClientRecord]) -> dict[s
 
     Returns:
         ``round``, ``available``, ``selected``, ``completed``, ``kept``, ``late`` (answers that came after the end of
-        the round), ``round_s``, ``simulated_s``, ``joules``, ``loss``, ``accuracy`` (NaN where they are unknown), and
-        ``failures``: why the other updates could not be used, each reason with its count, the most frequent first.
+        the round), ``timeouts`` (no answer came while the server waited), ``round_s``, ``simulated_s``, ``joules``,
+        ``loss``, ``accuracy`` (NaN where they are unknown), and ``failures``: why the other updates could not be used,
+        each reason with its count, the most frequent first.
     """
-    reasons = Counter(reason(row) for row in clients if not row.completed)
+    reasons = Counter(reason(row) for row in clients if not row.completed and not row.timed_out)
     late = reasons.pop(LATE, 0)
     named = reasons.most_common(MOST_REASONS)
     if rest := reasons.total() - sum(count for _, count in named):
@@ -54,6 +55,7 @@ def round_fields(record: RoundRecord, clients: Sequence[ClientRecord]) -> dict[s
         "completed": record.num_completed,
         "kept": record.num_kept,
         "late": late,
+        "timeouts": record.num_timeouts,
         "round_s": record.round_s,
         "simulated_s": record.simulated_s,
         "joules": record.energy_j,

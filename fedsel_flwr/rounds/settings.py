@@ -68,11 +68,14 @@ class Settings:
             tenth of it: what a client can gain by lying then stays small beside any latency, short or long.
         identity: By what clients are known; None: in a simulation by their own word, else by the name that they are
             registered with or, without one, by their node id.
+        busy_timeout: Seconds after which a client that has not answered an earlier question is asked again all the
+            same; None: it is not.
         cooldown: Leave a client out for 2^n rounds after n failures in a row.
         over_selection: Ask ceil((1 + x) m) clients and keep the m that answer first; the others are late.
         round_deadline_s: Seconds after which a round ends, and who has not answered is late; None sets no end.
         max_update_norm: Largest L2 norm of a client's update, over all its arrays; who sends a larger one has failed.
             None for no limit.
+        max_examples: Most examples that a client may claim; a larger claim counts as so many. None for no limit.
         warmup_rounds: The first rounds, in which everybody available is asked in place of the selector's choice.
         compare_models: Whether clients' arrays must have the global model's shapes; trees grow.
         keys: Names under which clients report.
@@ -92,10 +95,12 @@ class Settings:
     clock: Clock = "virtual"
     clock_slack: float | None = None
     identity: Identity | None = None
+    busy_timeout: float | None = 3600.0
     cooldown: bool = False
     over_selection: float = 0.0
     round_deadline_s: float | None = None
     max_update_norm: float | None = None
+    max_examples: int | None = None
     warmup_rounds: int = 0
     compare_models: bool = True
     keys: MetricKeys = field(default_factory=MetricKeys)
@@ -114,6 +119,10 @@ class Settings:
         if self.round_deadline_s is not None:
             real("round_deadline_s", self.round_deadline_s, above=0.0)
         whole("warmup_rounds", self.warmup_rounds, 0)
+        if self.max_examples is not None:
+            whole("max_examples", self.max_examples, 1)
+        if self.busy_timeout is not None:
+            real("busy_timeout", self.busy_timeout, at_least=0.0)
         one_of("clock", self.clock, get_args(Clock))
         if self.identity is not None:
             one_of("identity", self.identity, get_args(Identity))

@@ -7,7 +7,7 @@ leaves the scenario's own value; lists are written as strings, as Flower's bundl
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,17 @@ from flwr.common.logger import log
 from flwr.server import ServerApp
 from flwr.serverapp import Grid
 
-from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.errors import FedSelError, ParameterError
 from fedsel_flwr.report.run_folder import create_run_folder
 from fedsel_flwr.rounds.history import History, RoundRecord
 from fedsel_flwr.simulations.client_app import ScenarioApp
 from fedsel_flwr.simulations.driving import drive
 from fedsel_flwr.simulations.last_words import message_alone
-from fedsel_flwr.simulations.results import write_run
+from fedsel_flwr.simulations.results import write_cut_off, write_run
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
 
-INFO = 20
+INFO, ERROR = 20, 40
 OWN_KEYS = ("scenario", "runs_dir", "checkpoint_dir", "resume")
 """Run-config keys that are not scenario keys."""
 
@@ -67,12 +67,30 @@ server_app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run the scenario over the nodes there are and write the run folder."""
     scenario = scenario_of(context)
-    result = drive(grid, scenario, on_round=_log_round, **keeping_of(context))
-    root = Path(str(context.run_config.get("runs_dir") or "runs")).expanduser()
-    folder = create_run_folder(f"{scenario.name}-{scenario.selector}", root).resolve()
+    result = drive(
+        grid, scenario, on_round=_log_round, on_error=partial(_leave, context, scenario), **keeping_of(context)
+    )
+    folder = _folder(context, scenario)
     write_run(folder, scenario, result)
     _log_last_clients(result.history)
     log(INFO, "history, model and resolved scenario: %s", folder)
+
+
+def _folder(context: Context, scenario: Scenario) -> Path:
+    root = Path(str(context.run_config.get("runs_dir") or "runs")).expanduser()
+    return create_run_folder(f"{scenario.name}-{scenario.selector}", root).resolve()
+
+
+def _leave(context: Context, scenario: Scenario, strategy: Any) -> None:
+    """Write the rounds and the last model of a run that an error ends."""
+    if not strategy.history.rounds:
+        return
+    try:
+        path = write_cut_off(_folder(context, scenario), scenario, strategy.history, strategy.last_model)
+    except (FedSelError, OSError) as failure:
+        log(ERROR, "the rounds that were done cannot be written: %s", failure)
+    else:
+        log(INFO, "the rounds that were done, and the model after the last of them: %s", path)
 
 
 def keeping_of(context: Context) -> dict[str, Any]:

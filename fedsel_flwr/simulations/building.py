@@ -60,6 +60,7 @@ def make_strategy(
         "round_deadline_s": wait.round_deadline_s or None,
         "cooldown": wait.cooldown,
         "max_update_norm": wait.max_update_norm or None,
+        "max_examples": wait.max_examples or None,
         "warmup_rounds": wait.warmup_rounds,
         "availability": make_availability(scenario),
         "budget": Budget(simulated_s=scenario.simulated_s or math.inf, joules=scenario.joules or math.inf),

@@ -29,6 +29,7 @@ def drive(
     scenario: Scenario,
     *,
     on_round: Callable[[RoundRecord], None] | None = None,
+    on_error: Callable[[Any], None] | None = None,
     checkpoint_dir: str | Path | None = None,
     resume: Resume = False,
 ) -> RunResult:
@@ -40,6 +41,7 @@ def drive(
         grid: Flower's connection to the nodes.
         scenario: The scenario.
         on_round: Called with each finished round.
+        on_error: Called with the strategy when an error ends its rounds.
         checkpoint_dir: Folder of the run's checkpoints; None: none.
         resume: Whether to go on from them, as in :func:`~fedsel_flwr.simulations.engine.simulate`.
 
@@ -56,7 +58,12 @@ def drive(
     world = world_of(scenario)
     strategy = make_strategy(world, on_round, keeping=keeping.options(scenario))
     keeping.begin(strategy, world)
-    return run_rounds(grid, world, strategy)
+    try:
+        return run_rounds(grid, world, strategy)
+    except BaseException:
+        if on_error is not None:
+            on_error(strategy)
+        raise
 
 
 def run_rounds(grid: Grid, world: World, strategy: Any) -> RunResult:

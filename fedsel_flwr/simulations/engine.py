@@ -98,7 +98,7 @@ def simulate(
             or a torch ``Dataset`` (:class:`~fedsel_flwr.simulations.own_data.OwnData`).
         objective: Loss and quality of your own (:class:`~fedsel_flwr.clients.objectives.Objective`).
         folder: Where the run is written (:class:`~fedsel_flwr.simulations.results.RunFolder`), each round as it ends;
-            None: nowhere.
+            of a run that an error ends also the last model, ``model-after-round-N.safetensors``. None: nowhere.
         label: What the selector is called there; None: as in the scenario, or by the name of a selector of your own.
         checkpoint_dir: Folder of the run's checkpoints, which stay when it has finished. None: those of a run with a
             ``folder`` are there, in ``checkpoints``, until it has finished; any other run has none.
@@ -174,8 +174,11 @@ def simulate(
         result = run(made)
         kept.finish(result, worked_out(world, result.history, result.arrays))
         keeping.finished()
-    except RunError as error:
-        raise (kept.failure or error) from None  # what the disk said, in place of a run that broke off
+    except BaseException as error:
+        kept.rescue(made.last_model)
+        if isinstance(error, RunError):
+            raise (kept.failure or error) from None  # what the disk said, in place of a run that broke off
+        raise
     finally:
         kept.close()
     return result

@@ -10,12 +10,12 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
 from pydantic import ValidationError
 
-from fedsel_flwr.errors import ParameterError, RunError
+from fedsel_flwr.errors import FedSelError, ParameterError, RunError
 from fedsel_flwr.report import run_folder
 from fedsel_flwr.report.files import load_optional, replacing
 from fedsel_flwr.report.journal import JOURNAL
@@ -23,6 +23,9 @@ from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.ledger import Ledger
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.simulations.scenario import Scenario
+
+if TYPE_CHECKING:
+    from fedsel_flwr.strategies.last_model import LastModel
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ class RunFolder:
         with self._told("begun"):
             for name in (run_folder.MODEL, run_folder.ROUNDS, run_folder.CLIENTS):  # of a run that was here before
                 (self.path / name).unlink(missing_ok=True)
+            self._forget_rescued()
             with replacing(self.path / RUN) as temporary:
                 temporary.write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
             run_folder.write_scenario(self.path, tomli_w.dumps(scenario.model_dump(exclude={"name"})))
@@ -114,11 +118,29 @@ class RunFolder:
         if ledger is not None and ledger.path.resolve() == journal.resolve():
             ledger.remove()
         journal.unlink(missing_ok=True)
+        self._forget_rescued()
+
+    def rescue(self, last: LastModel | None) -> Path | None:
+        """Write the last model of a run that an error ends, if a round has ended and the run has not finished.
+
+        Returns:
+            The file; None where there is none, or the disk refuses: the error that ends the run says more.
+        """
+        if last is None or not last.round or (self.path / run_folder.MODEL).exists():
+            return None
+        with contextlib.suppress(OSError, FedSelError):
+            return run_folder.write_model(self.path, last.arrays, run_folder.AFTER_ROUND.format(last.round))
+        return None
 
     def close(self) -> None:
         """Leave the journal as it is."""
         if self._ledger is not None:
             self._ledger.close()
+
+    def _forget_rescued(self) -> None:
+        """Remove the model of an attempt that an error ended."""
+        for path in self.path.glob(run_folder.AFTER_ROUND.format("*")):
+            path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def _told(self, what: str) -> Iterator[None]:
@@ -143,6 +165,27 @@ def write_run(folder: Path, scenario: Scenario, result: RunResult, label: str | 
     written = RunFolder(folder, scenario, label)
     written.begin()
     written.finish(result)
+
+
+def write_cut_off(folder: Path, scenario: Scenario, history: History, last: LastModel | None) -> Path | None:
+    """Write what there is of a run that an error ended: the resolved scenario, the rounds, the last model.
+
+    Args:
+        folder: Where to; made if needed.
+        scenario: What was run.
+        history: Its rounds.
+        last: Its last model.
+
+    Returns:
+        The model's file; None where there is none.
+
+    Raises:
+        RunError: The folder cannot be written to.
+    """
+    written = RunFolder(folder, scenario)
+    written.begin()
+    run_folder.write_history(folder, history)
+    return written.rescue(last)
 
 
 def rounds_in(folder: Path) -> str:

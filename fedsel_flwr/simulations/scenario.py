@@ -44,8 +44,9 @@ class Aggregation(Table):
     schemes. Where one of the two is empty, the paper of the selector says, or else the base.
     ``direction_momentum`` is GPFL's gamma. With ``over_selection`` a round asks that share more clients and keeps the
     first ``clients_per_round`` answers; ``round_deadline_s`` ends a round (0 is no deadline). ``cooldown`` leaves a
-    client out for 2^n rounds after n failures in a row; an update whose L2 norm is above ``max_update_norm`` is refused
-    (0 is no limit). In the first ``warmup_rounds`` everybody available trains, whatever the selector.
+    client out for 2^n rounds after n failures in a row; an update whose L2 norm is above ``max_update_norm`` is
+    refused, and a client that claims more than ``max_examples`` counts as having so many (0 is no limit). In the first
+    ``warmup_rounds`` everybody available trains, whatever the selector.
     """
 
     filter: Literal["", "loss", "accuracy"] = ""
@@ -59,6 +60,7 @@ class Aggregation(Table):
     round_deadline_s: NotNegative = 0.0
     cooldown: Annotated[bool, Field(strict=True)] = False
     max_update_norm: NotNegative = 0.0
+    max_examples: CountOrZero = 0
     warmup_rounds: CountOrZero = 0
     round_timeout_s: Positive = 600.0
     wait_timeout_s: Positive = 600.0

@@ -65,7 +65,7 @@ def run_vectorized(
         RunError: As the strategy of Flower's legacy API raises them.
     """
     clients = InProcess(world, device, staff)
-    with using_threads(threads_for(world) if device == "cpu" else torch.get_num_threads()):
+    with using_threads(threads_for(world) if device == "cpu" else torch.get_num_threads()), strategy.rescuing():
         return _rounds(world, strategy, clients, pace or Pace())
 
 
@@ -92,6 +92,7 @@ def _rounds(world: World, strategy: Any, clients: InProcess, pace: Pace) -> RunR
             after = core.finish(mean)
             model = model if after is None else list(after)
             del replies, stack, outcome, mean  # the memory of the stack is used again
+        strategy.model_after(core.round, model)
         pace(partial(strategy.round_trained, core.round, model))
         ended(number)
     return RunResult(history=strategy.history, arrays=model)

@@ -22,6 +22,8 @@ from fedsel_flwr.rounds.validation import Validation
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.strategies import bases
 from fedsel_flwr.strategies.between_rounds import BetweenRounds
+from fedsel_flwr.strategies.last_model import Keeper
+from fedsel_flwr.strategies.late import Connected, LateAnswers
 from fedsel_flwr.strategies.ray_actors import DeadActors
 from fedsel_flwr.strategies.resuming import Resuming
 from fedsel_flwr.strategies.resuming import total_rounds as last_round
@@ -47,6 +49,9 @@ class Adapter(BetweenRounds):
             registered with, or its node id where it has none; "node", its node id; "key", a digest of its public key;
             "claim", the ``client_id`` that it reports. None: "claim" in a simulation (the virtual clock, or Flower's
             in-memory grid), else "name".
+        busy_timeout: A client that has not answered in time, whatever it was asked, is not asked again until its answer
+            comes, it connects anew, or so many seconds have passed; None sets no bound. A round with fewer free clients
+            than ``min_completed`` waits for them once more as long, at most ``wait_timeout``; then all are asked.
         cooldown: Leave a client out for 2^n rounds after n failures in a row.
         over_selection: Ask ceil((1 + x) m) clients, m = ``clients_per_round``, and keep the m usable answers that come
             first; the others count as late: the selector is told max_latency, their joules are counted, the base
@@ -54,6 +59,8 @@ class Adapter(BetweenRounds):
         round_deadline_s: Seconds after which a round ends; who has not answered by then is late, and failed.
         max_update_norm: Refuse an update whose L2 norm, over all arrays of its difference to the global model, is
             larger; None for no limit.
+        max_examples: Most examples that a client may claim, which are its weight in an average and what selectors read;
+            a larger claim counts as so many and is named in the history, the update is kept. None for no limit.
         warmup_rounds: In the first rounds ask everybody available in place of the selector's choice, without probes;
             the selector learns from what they report. The same for every selector.
         max_clients: Refuse newcomers beyond this many clients.
@@ -94,6 +101,7 @@ class Adapter(BetweenRounds):
         history: What happened, round by round and client by client.
         base: The wrapped strategy.
         roster: Connections, client ids and rows.
+        last_model: The global model after the last round that ended, whatever ended the run; None before it began.
 
     Raises:
         ParameterError: A parameter is out of its range, or the base can never work with so few clients.
@@ -102,6 +110,7 @@ class Adapter(BetweenRounds):
     strategy_type: ClassVar[type]
     default_base: ClassVar[Callable[[], Any]]
     waits_for_everybody: ClassVar[bool] = False
+    _timeout: float | None = None  # of the last round
 
     def __init__(
         self,
@@ -116,10 +125,12 @@ class Adapter(BetweenRounds):
         clock: Literal["virtual", "server"] = "virtual",
         clock_slack: float | None = None,
         identity: Identity | None = None,
+        busy_timeout: float | None = 3600.0,
         cooldown: bool = False,
         over_selection: float = 0.0,
         round_deadline_s: float | None = None,
         max_update_norm: float | None = None,
+        max_examples: int | None = None,
         warmup_rounds: int = 0,
         max_clients: int | None = None,
         max_new_per_round: int | None = None,
@@ -161,9 +172,9 @@ class Adapter(BetweenRounds):
         settings = settled(
             selector, max_latency=max_latency, min_completed=min_completed, channels=channels, averaging=averaging,
             filter=filter, validation=validation, learning_rate=learning_rate, momentum=momentum, clock=clock,
-            clock_slack=clock_slack, identity=identity, cooldown=cooldown, over_selection=over_selection,
-            round_deadline_s=round_deadline_s, max_update_norm=max_update_norm, warmup_rounds=warmup_rounds,
-            keys=metric_keys,
+            clock_slack=clock_slack, identity=identity, busy_timeout=busy_timeout, cooldown=cooldown,
+            over_selection=over_selection, round_deadline_s=round_deadline_s, max_update_norm=max_update_norm,
+            max_examples=max_examples, warmup_rounds=warmup_rounds, keys=metric_keys,
             compare_models=bases.compares_models(self.base),
         )  # fmt: skip
         if self.waits_for_everybody and settings.clock == "server" and settings.ends_early:
@@ -204,6 +215,8 @@ class Adapter(BetweenRounds):
         last = last_round(selector, total_rounds, checkpoints is not None)
         self._resuming = Resuming(self.core, self.base, checkpoints, last)
         self._dead_actors = DeadActors()
+        self._keeper = Keeper(self._resuming)
+        self._late = LateAnswers(self.core.parts.busy)
         self._dispatched: dict[str, Any] = {}  # connection -> what was sent in this round
 
     @property
@@ -238,6 +251,11 @@ class Adapter(BetweenRounds):
     def _check_actors(self, errors: Iterable[str]) -> None:
         """End the run where the texts of the round's failures say that Flower's simulation cannot go on."""
         self._dead_actors.check(errors, self.core.round, self._resuming.way_back)
+
+    def _wait_for_free(self, connected: Callable[[], Connected]) -> Connected:
+        """Take in late answers, and wait a bounded time where too few clients are free; return who is connected."""
+        patience = min(self.wait_timeout, self._timeout or self._question_timeout)
+        return self._late.settle(connected, self.core.settings.min_completed, patience)
 
     def _fault(self, node: str, problems: Collection[str]) -> str:
         """What was wrong with a client's reply, for the base strategy and Flower's log."""

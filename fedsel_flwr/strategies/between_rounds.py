@@ -7,6 +7,7 @@ evaluates the round again, if that was cut off or not, and tells of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from fedsel_flwr.rounds.checkpoints import Checkpoint
@@ -14,6 +15,7 @@ from fedsel_flwr.rounds.core import SelectionCore
 from fedsel_flwr.rounds.history import History, RoundRecord
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.untrusted import number
+from fedsel_flwr.strategies.last_model import Keeper, LastModel
 from fedsel_flwr.strategies.resuming import Resuming
 
 
@@ -26,6 +28,7 @@ class BetweenRounds:
 
     core: SelectionCore
     _resuming: Resuming
+    _keeper: Keeper
     _on_round: Callable[[RoundRecord], None] | None
     _evaluate_in: Callable[[int], bool] | None
     _started = False
@@ -47,6 +50,19 @@ class BetweenRounds:
         For engines that drive :attr:`core` themselves; Flower's servers take it over when the run begins.
         """
         return self._resuming.begin()
+
+    @property
+    def last_model(self) -> LastModel | None:
+        """The global model after the last round that ended, whatever ended the run; None before it began."""
+        return self._keeper.model
+
+    def rescuing(self) -> AbstractContextManager[None]:
+        """A block whose error says where the last model is; with checkpoints it is written, though none was due."""
+        return self._keeper.rescuing()
+
+    def model_after(self, number: int, model: Arrays) -> None:
+        """Keep the global model after a round at hand; for engines that drive :attr:`core` themselves."""
+        self._keeper.keep(number, lambda: ([str(i) for i in range(len(model))], model))
 
     def round_trained(self, number: int, model: Arrays, names: Sequence[str] | None = None) -> None:
         """Write the checkpoint of a round, if one is due; to be called before the round's central evaluation.

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedsel_flwr.errors import ParameterError, RunError, StateError
+from fedsel_flwr.rounds.busy import Busy
+from fedsel_flwr.rounds.checkpoint import json_path
 from fedsel_flwr.rounds.checkpoints import JOURNAL, Checkpoint, Checkpoints
 from fedsel_flwr.rounds.core import SelectionCore
 from fedsel_flwr.rounds.ledger import Ledger
 from fedsel_flwr.rounds.models import Arrays
+from fedsel_flwr.rounds.saving import State
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.strategies.made_for import check_made_for, made_for
 
@@ -50,6 +55,7 @@ class Resuming:
         self.checkpoint: Checkpoint | None = None
         self._begun = False
         self._written = 0
+        self._held: tuple[int, State, State] | None = None  # round, and the states of core and base after it
 
     @property
     def over(self) -> bool:
@@ -92,6 +98,7 @@ class Resuming:
         self._begun = True
         if self.checkpoint is not None:
             self._written = self.checkpoint.round
+            self._core.parts.busy.clear()  # this run of Flower has asked nobody
             logger.info("the run in %s goes on after round %d", self._checkpoints.folder, self._written)
         return self.checkpoint
 
@@ -114,20 +121,51 @@ class Resuming:
                 "servers call initialize_parameters or start; an engine of your own asks for strategy.resumed before "
                 "its first round"
             )
+        self._write(number, model, names, *self._states())
+
+    def hold(self, number: int) -> None:
+        """Keep the states after a round that has no checkpoint of its own, for an error before the next one."""
+        if self._checkpoints is not None and number == self._core.round and number > self._written:
+            self._held = (number, *copy.deepcopy(self._states()))
+
+    def rescued(self, number: int, model: Arrays, names: Sequence[str]) -> Path | None:
+        """Write the checkpoint of the last round that ended, if it has none: the run ends in an error.
+
+        Args:
+            number: The absolute round.
+            model: The global model after it.
+            names: The names of its arrays.
+
+        Returns:
+            The checkpoint; None where there is none of this round.
+
+        Raises:
+            RunError: It cannot be written.
+        """
+        if self._checkpoints is None:
+            return None
+        last = self._core.parts.history.last
+        if number > self._written and self._held is not None and self._held[0] == number:
+            self._write(number, model, names, *self._held[1:])
+        elif number > self._written and number == self._core.round and last is not None and last.round == number:
+            self._write(number, model, names, *self._states())
+        return json_path(self._checkpoints.folder, number) if number == self._written else None
+
+    def _states(self) -> tuple[State, State]:
+        """The states of core and base."""
         from fedsel_flwr.strategies.base_state import save_base
 
+        return self._core.state_dict(), save_base(self._base)
+
+    def _write(self, number: int, model: Arrays, names: Sequence[str] | None, state: State, base: State) -> None:
+        if self._checkpoints is None:
+            return
         names = [str(i) for i in range(len(model))] if names is None else list(names)
+        made_for = self.made_for
         self._checkpoints.write(
-            Checkpoint(
-                round=number,
-                model=list(model),
-                names=names,
-                state=self._core.state_dict(),
-                base=save_base(self._base),
-                made_for=self.made_for,
-            )
+            Checkpoint(round=number, model=list(model), names=names, state=state, base=base, made_for=made_for)
         )
-        self._written = number
+        self._written, self._held = number, None
 
     def wants(self, number: int) -> bool:
         """Whether a checkpoint is to be written after this absolute round."""
@@ -145,7 +183,7 @@ class Resuming:
         before = save_base(self._base)
         load_base(self._base, checkpoint.base)
         try:
-            self._core.load_state_dict(checkpoint.state)
+            self._core.load_state_dict({"busy": Busy().state_dict()} | checkpoint.state)  # older versions had none
         except StateError:
             load_base(self._base, before)
             raise

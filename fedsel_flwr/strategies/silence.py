@@ -59,6 +59,16 @@ def has_no_query(error: Error) -> bool:
     return error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION and NO_QUERY in both_ends(error.reason or "")
 
 
+def check_answered(raised: BaseException) -> None:
+    """Tell no answer from an answer that is an error.
+
+    Raises:
+        TimeoutError: What the legacy API's proxy raised says that nothing came.
+    """
+    if NO_REPLY in str(raised):
+        raise TimeoutError(str(raised)) from None
+
+
 def reason_in(raised: BaseException | None, timeout: float | None, elapsed_s: float | None) -> str:
     """What an exception of the legacy API's proxy means.
 

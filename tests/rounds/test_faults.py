@@ -22,8 +22,8 @@ from tests.rounds.written import Written, core_of, facts
 from tests.strategies.helpers import FakeProxy, Federation, fedavg, fleet
 
 MODEL = [np.zeros(3, dtype=np.float32)]
-FIELDS = ["round", "available", "selected", "completed", "kept", "late", "round_s", "simulated_s", "joules", "loss",
-          "accuracy", "failures"]  # fmt: skip
+FIELDS = ["round", "available", "selected", "completed", "kept", "late", "timeouts", "round_s", "simulated_s", "joules",
+          "loss", "accuracy", "failures"]  # fmt: skip
 REPLIES = {
     "good": Reply(arrays=MODEL, num_examples=1, metrics={"latency_s": 1.0, "energy_j": 2.0}),
     "no answer": Reply(error="no answer within 30 s"),
@@ -123,7 +123,8 @@ def test_one_line_a_round_with_the_same_fields_always(
     for record in strategy.history.rounds:
         line = lines[record.round - 1]
         failed = sum(int(part.split(":")[1]) for part in line["failures"].split(",") if part)
-        assert record.num_selected - record.num_completed == failed + int(line["late"])
+        lost = failed + int(line["late"]) + int(line["timeouts"])
+        assert record.num_selected - record.num_completed == lost
 
 
 def test_reasons_are_those_that_cost_the_update_and_few_of_them_are_named(caplog: pytest.LogCaptureFixture) -> None:

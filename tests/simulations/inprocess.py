@@ -133,9 +133,13 @@ class AppGrid(FakeGrid):
         super().__init__({node_id(k): AppNode(app, k) for k in range(num_nodes)})
         self._turn = threading.Lock()
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         with self._turn:
-            return super().send_and_receive(messages, timeout=timeout)
+            return super().push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        with self._turn:
+            return super().pull_messages(message_ids)
 
 
 def in_process(**kwargs: Any) -> None:

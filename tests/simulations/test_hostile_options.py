@@ -57,7 +57,19 @@ def test_clients_that_fail_are_left_in_peace(way: str) -> None:
     assert [record.num_selected for record in without.rounds] == [4, 4]
 
 
-@pytest.mark.parametrize("key", ["cooldown", "max_update_norm"])
+@WAYS
+def test_claims_above_the_limit_weigh_as_the_limit(way: str) -> None:
+    """With one example each the mean is that of equal weights."""
+    skewed = {"partition.kind": "dirichlet"}
+    free, held = _run(way, 1, skewed), _run(way, 1, skewed, max_examples=1)
+    assert {row.num_examples for row in held.history.clients} == {1}
+    assert all(row.completed for row in held.history.clients)
+    assert held.history.problem_counts() == {"max_examples": len(held.history.clients)}
+    assert len({row.num_examples for row in free.history.clients}) > 1
+    assert any((a != b).any() for a, b in zip(free.arrays, held.arrays, strict=True))
+
+
+@pytest.mark.parametrize("key", ["cooldown", "max_update_norm", "max_examples"])
 @pytest.mark.parametrize("value", ["yes", -1.0, float("nan"), "1"])
 def test_other_values_are_refused_by_name(key: str, value: Any) -> None:
     with pytest.raises(FedSelError, match=key):

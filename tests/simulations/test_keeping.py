@@ -46,12 +46,14 @@ def cut_off(scenario: Scenario, after: int = 3, **options: Any) -> None:
 
 def test_a_run_in_a_folder_keeps_checkpoints_until_it_has_finished(tmp_path: Path) -> None:
     cut_off(smoke(), folder=tmp_path / "run", checkpoint_every=2)
-    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("*.json")) == ["round-000002.json"]
+    kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("*.json"))
+    assert kept == ["round-000002.json", "round-000003.json"]  # none was due after round 3, in which an error ends it
+    assert [path.name for path in (tmp_path / "run").glob("model*")] == ["model-after-round-3.safetensors"]
     told: list[int] = []
     result = simulate(
         smoke(), folder=tmp_path / "run", resume="must", checkpoint_every=2, on_round=lambda one: told.append(one.round)
     )
-    assert told == [2, 3, 4, 5, 6]  # the last one that was kept is told again, after its evaluation
+    assert told == [3, 4, 5, 6]  # the last one that was kept is told again, after its evaluation
     simulate(smoke(), folder=tmp_path / "straight")
     assert content(tmp_path / "run") == content(tmp_path / "straight")
     assert parts(result) == parts(simulate(smoke()))

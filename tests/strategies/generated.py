@@ -233,7 +233,7 @@ def play_legacy(world: World, selector: Any, base: str, **options: Any) -> Any:
     start = ndarrays_to_parameters([np.zeros(shape, dtype=np.float32) for shape in SHAPES])
     own: Any = {"initial_parameters": start, "fraction_evaluate": 1.0 if world.evaluates else 0.0}
     made = getattr(legacy_bases, base)(**own, **({"server_momentum": 0.5} if base == "FedAvgM" else {}))
-    strategy = LegacyStrategy(selector, made, min_available=1, max_latency=MAX_LATENCY, **options)
+    strategy = LegacyStrategy(selector, made, min_available=1, max_latency=MAX_LATENCY, busy_timeout=0.0, **options)
     manager, parameters = SimpleClientManager(), start
     everybody = [Proxy(world, k) for k in range(HONEST + HOSTILE)]
     for number in range(1, ROUNDS + 2):
@@ -338,7 +338,7 @@ def play_messages(world: World, selector: Any, base: str, **options: Any) -> Any
     fraction = 1.0 if world.evaluates else 0.0
     strategy = MessageStrategy(
         selector, getattr(message_bases, base)(fraction_evaluate=fraction), min_available=1, max_latency=MAX_LATENCY,
-        **options,
+        busy_timeout=0.0, **options,  # whoever is silent is asked again: many replies are wanted
     )  # fmt: skip
     nodes: Any = {100 + k: Node(world, k) for k in range(HONEST)}
     grid = Grid(nodes, seed=None)

@@ -89,6 +89,9 @@ def test_a_client_that_does_not_answer_in_time_is_left_out_and_asked_again(caplo
     assert chosen(strategy) == [["a"]]
     assert any("slow-node" in record.getMessage() for record in caplog.records)
     federation.play(1)
+    assert (chosen(strategy)[-1], slow.asked) == (["a"], 1)  # it has not answered yet
+    time.sleep(0.6)
+    federation.play(1)
     assert chosen(strategy)[-1] == ["a", "slow"]
     assert slow.asked == 2
 

@@ -6,16 +6,21 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar, TypeVar
 
 from flwr.common import Code, EvaluateIns, GetPropertiesIns, Parameters, Scalar
 from flwr.server.client_proxy import ClientProxy
 
+from fedsel_flwr.rounds.busy import Busy
 from fedsel_flwr.rounds.transport import Registration
 from fedsel_flwr.rounds.untrusted import shown
 from fedsel_flwr.strategies.congestion import FIRST, WINDOW, crowds
+from fedsel_flwr.strategies.late import LateAnswers
+from fedsel_flwr.strategies.legacy.patience import patient
 from fedsel_flwr.strategies.registry import registrations
+from fedsel_flwr.strategies.silence import check_answered
 
 logger = logging.getLogger("fedsel_flwr")
 MAX_PARALLEL = 32
@@ -30,11 +35,13 @@ class Asking:
         clients: Connection -> proxy.
         parameters: The current global model.
         timeout: Longest wait for all answers, seconds.
+        late: Told of questions that were not answered in time.
     """
 
     clients: Mapping[str, ClientProxy]
     parameters: Parameters
     timeout: float
+    late: LateAnswers = field(default_factory=lambda: LateAnswers(Busy()))
     one_first: ClassVar[bool] = False
 
     @property
@@ -48,13 +55,17 @@ class Asking:
 
     def introduce(self, nodes: list[str]) -> tuple[Mapping[str, Mapping[str, object] | None], list[str]]:
         """Ask clients who they are."""
-        return ask_all([self.clients[node] for node in nodes], lambda c: introduce(c, self.timeout), self.timeout)
+        return self._ask(nodes, lambda client: introduce(client, self.timeout))
 
     def probe(self, nodes: list[str], config: Mapping[str, str | int]) -> Mapping[str, Mapping[str, object]]:
         """Have clients evaluate the current model."""
-        sent, asked = dict[str, Scalar](config), [self.clients[node] for node in nodes]
-        answers, _ = ask_all(asked, lambda c: probe(c, self.parameters, sent, self.timeout), self.timeout)
+        sent = dict[str, Scalar](config)
+        answers, _ = self._ask(nodes, lambda client: probe(client, self.parameters, sent, self.timeout))
         return {node: answer for node, answer in answers.items() if answer is not None}
+
+    def _ask(self, nodes: list[str], question: Callable[[ClientProxy], Answer]) -> tuple[dict[str, Answer], list[str]]:
+        asked = [self.clients[node] for node in nodes]
+        return ask_all(asked, lambda one: question(patient(one, self.timeout, self.late)), self.timeout, self.late.busy)
 
     @property
     def _grid(self) -> object:
@@ -63,14 +74,15 @@ class Asking:
 
 
 def ask_all(
-    clients: Iterable[ClientProxy], question: Callable[[ClientProxy], Answer], timeout: float
+    clients: Iterable[ClientProxy], question: Callable[[ClientProxy], Answer], timeout: float, busy: Busy
 ) -> tuple[dict[str, Answer], list[str]]:
     """Put a question to clients, at most 32 at a time; in Flower's simulation a few, and after an answer a window.
 
     Args:
         clients: Whom to ask.
-        question: Asks one client; must not raise.
+        question: Asks one client; raises nothing but ``TimeoutError``, where no answer came.
         timeout: Longest wait for all of them, seconds.
+        busy: Told of clients that did not answer in time, and of those among them that do so later.
 
     Returns:
         Connection -> answer, and the connections that were asked and did not answer in time.
@@ -87,8 +99,17 @@ def ask_all(
         futures |= {client.cid: executor.submit(question, client) for client in asked[len(first) :]}
     done, _ = wait(futures.values(), timeout=max(0.0, deadline - time.monotonic()))
     executor.shutdown(wait=False, cancel_futures=True)
-    missed = [cid for cid, future in futures.items() if future not in done and not future.cancelled()]
-    return {cid: future.result() for cid, future in futures.items() if future in done}, missed
+    answered = [cid for cid, future in futures.items() if future in done and future.exception() is None]
+    missed = [cid for cid, future in futures.items() if cid not in answered and not future.cancelled()]
+    busy.owe(missed)
+    for cid in missed:
+        futures[cid].add_done_callback(partial(_came_late, busy, cid))
+    return {cid: futures[cid].result() for cid in answered}, missed
+
+
+def _came_late(busy: Busy, cid: str, future: Future[Answer]) -> None:
+    if future.exception() is None:
+        busy.answered(cid)
 
 
 def introduce(client: ClientProxy, timeout: float) -> dict[str, object] | None:
@@ -97,6 +118,7 @@ def introduce(client: ClientProxy, timeout: float) -> dict[str, object] | None:
         answer = client.get_properties(GetPropertiesIns(config={}), timeout, None)
         return dict(answer.properties) if answer.status.code == Code.OK else {}
     except Exception as error:  # a client that fails is data
+        check_answered(error)
         logger.warning("roll call: client %s answered with %s", client.cid, shown(error))
         return None
 
@@ -114,6 +136,7 @@ def probe(
             raise ValueError(f"{answer.status.code.name}: {answer.status.message}")
         metrics: dict[str, object] = dict(answer.metrics or {})
     except Exception as error:  # a client that fails is data
+        check_answered(error)
         logger.warning("probe: client %s answered with %s", client.cid, shown(error))
         return None
     return {"loss": answer.loss} | metrics

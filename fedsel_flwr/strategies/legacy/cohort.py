@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 
 import numpy as np
 from flwr.common import (
@@ -24,6 +24,8 @@ from flwr.server.criterion import Criterion
 
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.identity import id_order
+from fedsel_flwr.strategies.late import LateAnswers
+from fedsel_flwr.strategies.legacy.patience import patient
 from fedsel_flwr.strategies.waiting import wait_for
 
 POLL_S = 0.1
@@ -98,6 +100,7 @@ class BoundedManager(_View):
         timeout: Longest wait, seconds.
         generator: Draws the samples.
         name: The stable identity behind a connection; samples do not depend on connections' own names.
+        busy: Who is not asked, as it has not answered yet.
     """
 
     def __init__(
@@ -106,8 +109,10 @@ class BoundedManager(_View):
         timeout: float,
         generator: np.random.Generator,
         name: Callable[[str], str] = str,
+        busy: Container[str] = (),
     ) -> None:
         self._manager, self._timeout, self._generator, self._name = manager, timeout, generator, name
+        self._busy = busy
 
     def num_available(self) -> int:
         """How many clients are connected."""
@@ -140,17 +145,21 @@ class BoundedManager(_View):
         eligible = [client for client in ordered if criterion is None or criterion.select(client)]
         if num_clients > len(eligible):
             return []
-        drawn = self._generator.permutation(len(eligible))[:num_clients]
-        return [eligible[i] for i in sorted(drawn)]
+        free = [client for client in eligible if client.cid not in self._busy]
+        drawn = self._generator.permutation(len(free))[:num_clients]
+        return [free[i] for i in sorted(drawn)]
 
 
 class TimedProxy(ClientProxy):
     """Delegates to a client proxy, times ``fit`` and keeps what it raised with the client's identity.
 
+    It waits no longer than the timeout, and late answers can be heard where the proxy has a grid.
+
     Args:
         proxy: Flower's own proxy.
         clock: Monotonic seconds.
         round: The absolute round, which the client is told in place of Flower's number; None leaves that.
+        late: Told of what was not answered in time; None: nobody.
 
     Attributes:
         elapsed_s: Seconds ``fit`` took; None before it ended.
@@ -159,10 +168,15 @@ class TimedProxy(ClientProxy):
     """
 
     def __init__(
-        self, proxy: ClientProxy, clock: Callable[[], float] = time.monotonic, *, round: int | None = None
+        self,
+        proxy: ClientProxy,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        round: int | None = None,
+        late: LateAnswers | None = None,
     ) -> None:
         super().__init__(proxy.cid)
-        self.proxy, self._clock, self._round = proxy, clock, round
+        self.proxy, self._clock, self._round, self._late = proxy, clock, round, late
         self.elapsed_s: float | None = None
         self.error: BaseException | None = None
         self.timeout_s: float | None = None
@@ -174,7 +188,8 @@ class TimedProxy(ClientProxy):
         """Train on the client."""
         start, self.timeout_s = self._clock(), timeout
         try:
-            return self.proxy.fit(ins, timeout, group_id if self._round is None else self._round)
+            proxy = patient(self.proxy, timeout, self._late)
+            return proxy.fit(ins, timeout, group_id if self._round is None else self._round)
         except BaseException as error:
             self.error = error
             raise
@@ -183,7 +198,7 @@ class TimedProxy(ClientProxy):
 
     def evaluate(self, ins: EvaluateIns, timeout: float | None, group_id: int | None) -> EvaluateRes:
         """Evaluate on the client."""
-        return self.proxy.evaluate(ins, timeout, group_id)
+        return patient(self.proxy, timeout, self._late).evaluate(ins, timeout, group_id)
 
     def get_properties(self, ins: GetPropertiesIns, timeout: float | None, group_id: int | None) -> GetPropertiesRes:
         """Ask the client for its properties."""

@@ -14,7 +14,7 @@ from fedsel_flwr.rounds.replies import ClientResult, Reply
 from fedsel_flwr.rounds.untrusted import MAX_METRICS, finite_number, shown, usable_count
 from fedsel_flwr.strategies import bases
 from fedsel_flwr.strategies.legacy.cohort import TimedProxy
-from fedsel_flwr.strategies.silence import reason_in
+from fedsel_flwr.strategies.silence import no_answer, reason_in
 
 FitResult = tuple[ClientProxy, FitRes]
 EvaluateResult = tuple[ClientProxy, EvaluateRes]
@@ -33,7 +33,8 @@ def reply_of(base: object, proxy: TimedProxy, arrived: FitResult | None, refused
         return Reply(error=f"status: {refused.status.code.name}: {refused.status.message}", observed_s=proxy.elapsed_s)
     if arrived is None:
         reason = reason_in(proxy.error, proxy.timeout_s, proxy.elapsed_s)
-        return Reply(error=reason, observed_s=proxy.elapsed_s)
+        silent = proxy.timeout_s is not None and reason == no_answer(proxy.timeout_s)
+        return Reply(error=reason, observed_s=proxy.elapsed_s, timed_out=silent)
     res = arrived[1]
     fault = bases.fault_in_metrics(base, res.metrics or {})
     if not fault and not bases.compares_models(base) and isinstance(res.parameters, Parameters):
@@ -64,7 +65,7 @@ def original(client: ClientProxy) -> ClientProxy:
 
 
 def cleaned(result: FitResult, read: ClientResult, ours: Collection[str], vectors: Collection[str]) -> FitResult:
-    """A result as a base strategy sees it: with Flower's own proxy, in the model's types.
+    """A result as a base strategy sees it: with Flower's own proxy, in the model's types, at most max_examples.
 
     Args:
         result: The client's result; it stays as it is.
@@ -75,12 +76,16 @@ def cleaned(result: FitResult, read: ClientResult, ours: Collection[str], vector
     client, res = result
     if dropped := (read.faulty_keys & {*ours}) | ({*vectors} & {*(res.metrics or {})}):
         res = replace(res, metrics={key: value for key, value in res.metrics.items() if key not in dropped})
+    if res.num_examples > read.num_examples:  # above max_examples
+        res = replace(res, num_examples=read.num_examples)
     if read.converted is not None:
         res = replace(res, parameters=ndarrays_to_parameters(list(read.converted)))
     return original(client), res
 
 
-def evaluations(results: Iterable[EvaluateResult]) -> tuple[list[EvaluateResult], dict[str, str]]:
+def evaluations(
+    results: Iterable[EvaluateResult], max_examples: int | None = None
+) -> tuple[list[EvaluateResult], dict[str, str]]:
     """The results of ``evaluate`` that can be averaged, and connection -> why the others cannot."""
     usable, faults = list[EvaluateResult](), dict[str, str]()
     for client, res in results:
@@ -91,5 +96,6 @@ def evaluations(results: Iterable[EvaluateResult]) -> tuple[list[EvaluateResult]
         elif len(res.metrics or {}) > MAX_METRICS:
             faults[client.cid] = f"metrics: {len(res.metrics)} of them, more than {MAX_METRICS}"
         else:
-            usable.append((client, res))
+            limited = replace(res, num_examples=min(res.num_examples, max_examples or res.num_examples))
+            usable.append((original(client), limited))
     return usable, faults

@@ -28,8 +28,10 @@ from fedsel_flwr.rounds.identity import id_order
 from fedsel_flwr.selectors.columns import VECTORS
 from fedsel_flwr.strategies import bases
 from fedsel_flwr.strategies.adapter import Adapter
+from fedsel_flwr.strategies.last_model import rescued
 from fedsel_flwr.strategies.legacy.asking import Asking
 from fedsel_flwr.strategies.legacy.cohort import BoundedManager, ChosenCohort, TimedProxy, wait_for_clients
+from fedsel_flwr.strategies.legacy.patience import grid_of
 from fedsel_flwr.strategies.legacy.replies import cleaned, decode, evaluations, original, reply_of
 from fedsel_flwr.strategies.legacy.saving import named, parameters_of, saved_model
 
@@ -78,6 +80,7 @@ class SelectionStrategy(Adapter, Strategy):
                 return answer.parameters
         raise RunError("no client returned an initial model: give the base strategy initial_parameters")
 
+    @rescued
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
@@ -87,12 +90,13 @@ class SelectionStrategy(Adapter, Strategy):
             RunError: Too few clients were connected when the time was over, the base decides itself who trains, or
                 Flower's round does not follow the selector's.
         """
-        if self._resuming.over:
-            self._dispatched = {}
-            return []
-        clients = wait_for_clients(client_manager, self.min_available, self.wait_timeout, "min_available")
-        transport = Asking(clients, parameters, self._question_timeout)
         self._dispatched = {}
+        if self._resuming.over:
+            return []
+        self._keeper.keep(self.core.round, partial(saved_model, parameters))
+        connected = partial(wait_for_clients, client_manager, self.min_available, self.wait_timeout, "min_available")
+        clients = self._wait_for_free(connected)
+        transport = Asking(clients, parameters, self._question_timeout, self._late)
         chosen = {cid: clients[cid] for cid in self.core.choose(clients, decode(parameters), transport, server_round)}
         if not chosen:
             return []
@@ -107,9 +111,12 @@ class SelectionStrategy(Adapter, Strategy):
                 f"{type(self.base).__name__} dispatched {len(dispatched)} instructions, but the selector chose "
                 f"{len(chosen)} clients: this base decides itself who trains and cannot be combined with a selector"
             )
-        self._dispatched = {client.cid: TimedProxy(client, round=self.core.round) for client, _ in instructions}
+        self._dispatched = {
+            client.cid: TimedProxy(client, round=self.core.round, late=self._late) for client, _ in instructions
+        }
         return [(self._dispatched[client.cid], self._asking(ins)) for client, ins in instructions]
 
+    @rescued
     def aggregate_fit(
         self, server_round: int, results: list[tuple[ClientProxy, FitRes]], failures: list[FitFailure]
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
@@ -126,12 +133,14 @@ class SelectionStrategy(Adapter, Strategy):
             bases.check_not_aggregated([res.parameters for _, res in results], reader)
         arrived = {result[0].cid: result for result in results}
         refused = {failure[0].cid: failure[1] for failure in failures if isinstance(failure, tuple)}
-        outcome = self.core.collect(
-            {
-                cid: reply_of(self.base, proxy, arrived.get(cid), refused.get(cid))
-                for cid, proxy in self._dispatched.items()
-            }
-        )
+        replies = {
+            cid: reply_of(self.base, proxy, arrived.get(cid), refused.get(cid))
+            for cid, proxy in self._dispatched.items()
+        }
+        self._timeout = next((proxy.timeout_s for proxy in self._dispatched.values()), None)
+        deaf = {cid: proxy for cid, proxy in self._dispatched.items() if grid_of([proxy.proxy]) is None}
+        self.core.parts.busy.owe(cid for cid in deaf if replies[cid].timed_out)  # of the others it is known
+        outcome = self.core.collect(replies)
         parameters: Parameters | None = None
         metrics: dict[str, Scalar] = {}
         if outcome.enough:
@@ -155,8 +164,11 @@ class SelectionStrategy(Adapter, Strategy):
         model = self.core.finish(after)
         if model is not None and model is not after:
             parameters = ndarrays_to_parameters(list(model))
+        if parameters is not None:
+            self._keeper.keep(self.core.round, partial(saved_model, parameters))
         return parameters, metrics
 
+    @rescued
     def configure_evaluate(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, EvaluateIns]]:
@@ -168,22 +180,26 @@ class SelectionStrategy(Adapter, Strategy):
             parameters=parameters,
             client_manager=self._bounded(client_manager),
         )
-        return instructions
+        return [(TimedProxy(client, late=self._late), ins) for client, ins in instructions]
 
+    @rescued
     def aggregate_evaluate(
         self, server_round: int, results: list[tuple[ClientProxy, EvaluateRes]], failures: list[EvaluateFailure]
     ) -> tuple[float | None, dict[str, Scalar]]:
         """Let the base aggregate what can be averaged, in id order."""
         absolute = self.core.numbering.absolute(server_round)
-        usable, faults = evaluations(sorted(results, key=lambda result: id_order(self.roster.name(result[0].cid))))
+        ordered = sorted(results, key=lambda result: id_order(self.roster.name(result[0].cid)))
+        usable, faults = evaluations(ordered, self.core.settings.max_examples)
         for cid, fault in faults.items():
             logger.warning("round %d, client %s: evaluation: %s", absolute, self.roster.name(cid), fault)
         garbage = [RunError(self._fault(cid, (fault,))) for cid, fault in faults.items()]
+        passed = [(original(f[0]), f[1]) if isinstance(f, tuple) else f for f in failures]
         aggregated: tuple[float | None, dict[str, Scalar]] = self.base.aggregate_evaluate(
-            absolute, usable, [*failures, *garbage]
+            absolute, usable, [*passed, *garbage]
         )
         return aggregated
 
+    @rescued
     def evaluate(self, server_round: int, parameters: Parameters) -> tuple[float, dict[str, Scalar]] | None:
         """Let the base evaluate the global model, and enter loss and accuracy into the history.
 
@@ -196,6 +212,9 @@ class SelectionStrategy(Adapter, Strategy):
         if self._resuming.wants(number):
             names, model = saved_model(parameters)
             self.round_trained(number, model, names)
+        if number == self.core.round:
+            self._keeper.keep(number, partial(saved_model, parameters))
+            self._resuming.hold(number)
         result: tuple[float, dict[str, Scalar]] | None = None
         if self.evaluation_due(server_round):
             result = self.base.evaluate(number, parameters)
@@ -210,4 +229,4 @@ class SelectionStrategy(Adapter, Strategy):
 
     def _bounded(self, manager: ClientManager) -> BoundedManager:
         generator = np.random.default_rng(self.core.round)  # not global, and the same where a run is resumed
-        return BoundedManager(manager, self.wait_timeout, generator, self.roster.name)
+        return BoundedManager(manager, self.wait_timeout, generator, self.roster.name, self.core.parts.busy)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from flwr.app import ArrayRecord, Message, MessageType
 from flwr.serverapp import Grid
 
+from fedsel_flwr.rounds.busy import Busy
 from fedsel_flwr.rounds.rollcall import CANNOT_SAY
 from fedsel_flwr.rounds.transport import Registration
 from fedsel_flwr.strategies.congestion import crowds
+from fedsel_flwr.strategies.late import LateAnswers
 from fedsel_flwr.strategies.message.grids import TimedGrid
 from fedsel_flwr.strategies.message.records import everything_in, query
 from fedsel_flwr.strategies.message.turns import send_in_turn
@@ -27,11 +29,13 @@ class Asking:
         grid: Flower's grid.
         arrays: The current global model.
         timeout: Longest wait for all answers, seconds.
+        late: Told of questions that were not answered in time.
     """
 
     grid: Grid
     arrays: ArrayRecord
     timeout: float
+    late: LateAnswers = field(default_factory=lambda: LateAnswers(Busy()))
     one_first: ClassVar[bool] = True
 
     @property
@@ -73,6 +77,7 @@ class Asking:
             for reply in replies
             if reply.metadata.reply_to_message_id in node_of
         }
+        self.late.owe(message for message, node in zip(sent, asked, strict=True) if node not in answers)
         return answers, asked
 
 

@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
 from fedsel_flwr.rounds.replies import ClientResult
 from fedsel_flwr.rounds.settings import MetricKeys
-from fedsel_flwr.rounds.untrusted import MAX_METRICS, shown, usable_count
+from fedsel_flwr.rounds.untrusted import MAX_METRICS, finite_number, shown, usable_count
 from fedsel_flwr.strategies import bases
 from fedsel_flwr.strategies.message.agreement import agreed, made_alike
 from fedsel_flwr.strategies.message.records import model_in, weight_of
@@ -25,10 +25,11 @@ class Cleaner:
     Args:
         base: The strategy that will aggregate the replies.
         keys: Names of our metrics.
+        max_examples: Most examples that a client may claim; None for no limit.
     """
 
-    def __init__(self, base: object, keys: MetricKeys) -> None:
-        self._base = base
+    def __init__(self, base: object, keys: MetricKeys, max_examples: int | None = None) -> None:
+        self._base, self._max_examples = base, max_examples
         self.weight_key = bases.weight_key(base)
         self._ours = keys.ours()
 
@@ -95,7 +96,10 @@ class Cleaner:
         copies = {}
         for node, message in messages.items():
             content = RecordDict(dict(message.content.config_records.items()))
-            content[name] = made_alike(metrics_of(message), kept, lengths=lengths)
+            content[name] = metrics = made_alike(metrics_of(message), kept, lengths=lengths)
+            weight = finite_number(metrics[self.weight_key])
+            if self._max_examples is not None and weight is not None and weight > self._max_examples:
+                metrics[self.weight_key] = self._max_examples
             copies[node] = copy.copy(message)
             copies[node].content = content
         return copies

@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.identity import id_order
 from fedsel_flwr.rounds.replies import Reply
+from fedsel_flwr.strategies.late import LateAnswers
 from fedsel_flwr.strategies.waiting import wait_for
 
 POLL_S, LONGEST_POLL_S = 0.25, 3.0
@@ -100,7 +101,7 @@ class Until:
             error = f"late: no answer after {elapsed_s:.6g} s, when {self.answers} others were there"
             return Reply(error=error, spare=True)
         if self.seconds is not None and elapsed_s >= self.seconds:
-            return Reply(error=f"late: no answer within round_deadline_s = {self.seconds:g} s")
+            return Reply(error=f"late: no answer within round_deadline_s = {self.seconds:g} s", timed_out=True)
         return None
 
 
@@ -111,6 +112,7 @@ class TimedGrid(_Delegate):
         grid: Flower's grid.
 
     Attributes:
+        late: Looks for the answers that came too late for earlier rounds, a request every few seconds; None: nobody.
         until: When to stop waiting in the next :meth:`send_and_receive`, which takes it away; None waits for all.
         missed: What to say of a node whose answer the last one did not wait for; None if it waited for all.
         elapsed_s: Node id as text -> seconds from sending the last message to holding its reply; nodes that did not
@@ -119,6 +121,7 @@ class TimedGrid(_Delegate):
 
     def __init__(self, grid: Grid) -> None:
         super().__init__(grid)
+        self.late: LateAnswers | None = None
         self.until: Until | None = None
         self.missed: Reply | None = None
         self.elapsed_s: dict[str, float] = {}
@@ -149,6 +152,8 @@ class TimedGrid(_Delegate):
                 break
             if not pending or (timeout is not None and elapsed >= timeout):
                 break
+            if self.late is not None:
+                self.late.look_now_and_then()
             ends = [end - elapsed for end in (timeout, None if until is None else until.seconds) if end is not None]
             time.sleep(max(0.0, min([LONGEST_POLL_S, max(POLL_S, SPARING * took), *ends])))
         return replies

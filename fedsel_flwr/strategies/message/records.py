@@ -103,6 +103,11 @@ def weight_of(metrics: Mapping[str, object], weight_key: str) -> object:
     return max(1, int(value)) if value > 0 and weight_key != "num-examples" else value
 
 
+def in_plain_types(record: ArrayRecord) -> tuple[list[str], Arrays]:
+    """The names and arrays of a model."""
+    return list(record), [array.numpy() for array in record.values()]
+
+
 def query(node: str, message_type: str, config: dict[str, str | int], arrays: ArrayRecord | None = None) -> Message:
     """A question to one node."""
     content = RecordDict({"config": ConfigRecord(dict(config))})

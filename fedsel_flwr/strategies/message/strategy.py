@@ -22,7 +22,7 @@ from fedsel_flwr.strategies.message.asking import Asking
 from fedsel_flwr.strategies.message.cleaning import Cleaner, metrics_of
 from fedsel_flwr.strategies.message.dispatch import addressed, as_error, by_node, harmless, template_of
 from fedsel_flwr.strategies.message.grids import ShownGrid, TimedGrid, Until, wait_for_nodes
-from fedsel_flwr.strategies.message.records import in_absolute_rounds, reference_of, reply_of
+from fedsel_flwr.strategies.message.records import in_absolute_rounds, in_plain_types, reference_of, reply_of
 from fedsel_flwr.strategies.silence import no_answer
 
 logger = logging.getLogger("fedsel_flwr")
@@ -43,7 +43,6 @@ class SelectionStrategy(Adapter, Strategy):
     strategy_type: ClassVar[type] = Strategy
     default_base = partial(FedAvg, fraction_evaluate=0.0)
     _timed: TimedGrid | None = None
-    _timeout: float | None = None
     _names: tuple[str, ...] = ()
     _arrays: ArrayRecord | None = None
     _evaluates = False
@@ -76,11 +75,13 @@ class SelectionStrategy(Adapter, Strategy):
             )
         if self.core.settings.clock == "server":
             grid = self._timed = TimedGrid(grid)
+            self._timed.late = self._late
         self._evaluates, self._timeout = evaluate_fn is not None, timeout
         entering = None if evaluate_fn is None else self._entering(evaluate_fn)
         if checkpoint is not None and not self._evaluates:
             self._end_round(0)
-        result = super().start(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, entering)
+        with self.rescuing():
+            result = super().start(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, entering)
         if checkpoint is not None:
             in_absolute_rounds(result, done)
             result.arrays = result.arrays or initial_arrays
@@ -99,12 +100,15 @@ class SelectionStrategy(Adapter, Strategy):
             RunError: Too few nodes were connected when the time was over, or the base decides itself who trains.
         """
         self._arrays, self._dispatched = arrays, {}
+        self._keeper.keep(self.core.round, partial(in_plain_types, arrays))
         if self._resuming.over:
             return []
-        nodes = wait_for_nodes(grid, self.min_available, self.wait_timeout, "min_available")
+        self._late.grid = grid
+        connected = partial(wait_for_nodes, grid, self.min_available, self.wait_timeout, "min_available")
+        nodes = self._wait_for_free(connected)
         names, reference = reference_of(arrays)
         self._names = tuple(names)
-        transport = Asking(grid, arrays, self._question_timeout)
+        transport = Asking(grid, arrays, self._question_timeout, self._late)
         chosen = self.core.choose(nodes, reference, transport, server_round)
         if not chosen:
             return []
@@ -127,7 +131,8 @@ class SelectionStrategy(Adapter, Strategy):
         if not self._dispatched:
             return None, None  # nobody was chosen: the round is in the history already
         self._check_actors(reply.error.reason or "" for reply in arrived.values() if reply.has_error())
-        cleaner = Cleaner(self.base, self.core.settings.keys)
+        self._late.owe(message for node, message in self._dispatched.items() if node not in arrived)
+        cleaner = self._cleaner()
         faults, key = cleaner.faults(arrived), cleaner.weight_key
         outcome = self.core.collect(
             {node: self._reply(node, arrived.get(node), faults, key) for node in self._dispatched}
@@ -154,6 +159,7 @@ class SelectionStrategy(Adapter, Strategy):
         if model is not None and model is not after:
             arrays = self._encode(model)
         self._arrays = self._arrays if arrays is None else arrays
+        self._keeper.keep(self.core.round, partial(in_plain_types, self._arrays or ArrayRecord()))
         return arrays, metrics
 
     def configure_evaluate(
@@ -165,19 +171,21 @@ class SelectionStrategy(Adapter, Strategy):
             return []
         needed = max(self.min_available, bases.min_evaluating(self.base))
         nodes = wait_for_nodes(grid, needed, self.wait_timeout, "evaluation by the base strategy")
-        nodes.sort(key=lambda node: id_order(self.roster.name(node)))
-        shown = ShownGrid(grid, nodes, self.wait_timeout)
-        messages = list(self.base.configure_evaluate(self.core.numbering.absolute(server_round), arrays, config, shown))
-        self._evaluating = tuple(messages)
-        return messages
+        free = self.core.parts.busy.free(sorted(nodes, key=lambda node: id_order(self.roster.name(node))))
+        shown = ShownGrid(grid, free, self.wait_timeout, at_least=bases.min_evaluating(self.base))
+        messages = self.base.configure_evaluate(self.core.numbering.absolute(server_round), arrays, config, shown)
+        there = frozenset(free)  # the others are made up
+        self._evaluating = tuple(message for message in messages if str(message.metadata.dst_node_id) in there)
+        return list(self._evaluating)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Let the base aggregate the replies that are alike, in id order."""
         absolute = self.core.numbering.absolute(server_round)
         sent = {str(message.metadata.dst_node_id): message for message in self._evaluating}
         arrived = by_node(sent, replies)
+        self._late.owe(message for node, message in sent.items() if node not in arrived)
         ordered = dict(sorted(arrived.items(), key=lambda item: id_order(self.roster.name(item[0]))))
-        usable, faults = Cleaner(self.base, self.core.settings.keys).evaluations(ordered)
+        usable, faults = self._cleaner().evaluations(ordered)
         for node, fault in faults.items():
             logger.warning("round %d, client %s: evaluation: %s", absolute, self.roster.name(node), fault)
         failures = [
@@ -211,7 +219,12 @@ class SelectionStrategy(Adapter, Strategy):
         """Write the round's checkpoint, if one is due."""
         number = self.core.numbering.absolute(server_round)
         if arrays is not None and self._resuming.wants(number):
-            self.round_trained(number, [array.numpy() for array in arrays.values()], list(arrays))
+            names, model = in_plain_types(arrays)
+            self.round_trained(number, model, names)
+        self._resuming.hold(number)
+
+    def _cleaner(self) -> Cleaner:
+        return Cleaner(self.base, self.core.settings.keys, self.core.settings.max_examples)
 
     def _decode(self, record: ArrayRecord) -> Arrays:
         """A record's arrays in the order of the model."""
@@ -227,7 +240,7 @@ class SelectionStrategy(Adapter, Strategy):
         if message is None and self._timed is not None and self._timed.missed is not None:
             return self._timed.missed
         if message is None:
-            return Reply(error=no_answer(self._timeout))
+            return Reply(error=no_answer(self._timeout), timed_out=True)
         if node in faults:
             return Reply(error=faults[node], observed_s=observed)
         reply = reply_of(message, self._names, weight_key, observed)

@@ -261,7 +261,7 @@ def test_the_model_is_the_average_of_the_completed_rows(aftermath: Any) -> None:
 def test_a_fault_alone_with_nobody_else_does_not_stop_the_run(fault: str) -> None:
     strategy = BSFL(clients_per_round=2, min_latency=0.1, max_latency=5.0, seed=0, base=fedavg())
     grid = FakeGrid({k: FakeNode(FakeProxy(str(k), f"b{k}", number=k), fault=fault) for k in (4, 5)})
-    _, models = play(strategy, grid, 3)
+    _, models = play(strategy, grid, 3, timeout=0.1)
     assert [r.num_selected for r in strategy.history.rounds] == [2, 2, 2]
     assert strategy.selector.state_dict()["plays"].tolist() == [3, 3]
     assert all(row.problem for row in strategy.history.clients)
@@ -340,13 +340,18 @@ def test_a_node_without_a_query_function_takes_part_under_its_node_id() -> None:
     assert all(r.completed for r in strategy.history.clients)
 
 
-def test_a_node_that_never_answers_the_roll_call_is_left_out_and_asked_ever_more_rarely() -> None:
+@pytest.mark.parametrize(("busy_timeout", "queries"), [(3600.0, 1), (0.0, 4)])  # 4: before rounds 1, 2, 4 and 8
+def test_a_node_that_never_answers_the_roll_call_is_left_out_and_asked_ever_more_rarely(
+    busy_timeout: float, queries: int
+) -> None:
     nodes = crowd(3)
     nodes[5] = FakeNode(FakeProxy("5", "mute", number=5), query_fault=lambda n, m, c: None)
-    strategy = SelectionStrategy(Random(clients_per_round=3, seed=0), fedavg(), max_latency=9.0)
+    strategy = SelectionStrategy(
+        Random(clients_per_round=3, seed=0), fedavg(), max_latency=9.0, busy_timeout=busy_timeout
+    )
     play(strategy, FakeGrid(nodes), 9)
     assert {r.client_id for r in strategy.history.clients} == {"0", "1", "2"}
-    assert len(nodes[5].messages("query")) == 4  # before rounds 1, 2, 4 and 8
+    assert len(nodes[5].messages("query")) == queries
     assert [len(node.messages("query")) for key, node in nodes.items() if key != 5] == [1, 1, 1]
 
 
