@@ -1,0 +1,61 @@
+"""Client apps that raise, die, hang or are late, on SuperNodes that go on: docs/reliability.md."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from tests.e2e.fleet import Fleet
+from tests.e2e.told import asked, check_statistics, problems
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+BSFL = {"clients_per_round": 3, "min_available": 3, "min_latency": 1.0, "max_latency": 100.0}
+TIMEOUT_S = 45.0
+
+
+def test_a_client_that_raises_fails_alone_and_is_asked_again(fleet: Fleet, api: str) -> None:
+    fleet.order("n0", **{"raise": "the battery is empty", "in_round": 2})
+    rounds = fleet.run(api, rounds=3, **BSFL).wait(300)
+    assert [one["num_completed"] for one in rounds] == [3, 2, 3]
+    assert problems(rounds[1]) == {"n0": "exception: RuntimeError: the battery is empty"}
+    check_statistics(rounds, 1.0)
+
+
+def test_a_client_process_that_is_killed_fails_alone_and_its_supernode_goes_on(fleet: Fleet, api: str) -> None:
+    fleet.order("n0", sleep=600.0, in_round=2)
+    run = fleet.run(api, rounds=3, timeout_s=200.0, **BSFL)
+    os.kill(fleet.wait_for_training("n0", round=2), signal.SIGKILL)
+    killed = time.time()
+    rounds = run.wait(400)
+    assert [one["num_completed"] for one in rounds] == [3, 2, 3]
+    assert set(problems(rounds[1])) == {"n0"}
+    assert rounds[1]["at"] - killed < 120.0  # Flower's SuperNode notices within about 65 s
+    check_statistics(rounds, 1.0)
+
+
+def test_a_client_that_hangs_is_not_asked_again_before_its_time(fleet: Fleet, api: str) -> None:
+    fleet.order("n0", sleep=3600.0, in_round=1)
+    run = fleet.run(api, rounds=12, timeout_s=TIMEOUT_S, busy_timeout=100.0, **BSFL)
+    rounds = run.wait(800)
+    os.kill(fleet.wait_for_training("n0", round=1), signal.SIGKILL)
+    assert problems(rounds[0]) == {"n0": "no answer within 45 s"}
+    again = asked(rounds, "n0")[1]
+    assert rounds[again - 1]["at"] - rounds[0]["at"] > 100.0 - TIMEOUT_S
+    assert again > 2
+    assert [one["num_selected"] for one in rounds[1 : again - 1]] == [2] * (again - 2)
+    assert not any(problems(one) for one in rounds[1:])
+    check_statistics(rounds, 1.0)
+
+
+def test_a_straggler_past_the_timeout_is_asked_again_when_it_has_answered(fleet: Fleet, api: str) -> None:
+    fleet.order("n0", sleep=90.0, in_round=1)
+    rounds = fleet.run(api, rounds=12, timeout_s=TIMEOUT_S, **BSFL).wait(800)
+    assert problems(rounds[0]) == {"n0": "no answer within 45 s"}
+    again = asked(rounds, "n0")[1]
+    assert again > 2
+    assert asked(rounds, "n0")[1:] == list(range(again, 13))
+    assert not any(problems(one) for one in rounds[1:])
+    check_statistics(rounds, 1.0)

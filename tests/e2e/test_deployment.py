@@ -1,0 +1,62 @@
+"""What CI runs: a deployment with TLS and SuperNode keys, both APIs, and three rows of docs/reliability.md.
+
+The runs of both APIs are submitted at the same time, to the same SuperNodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.fleet import Fleet, wait_until
+from tests.e2e.told import check_statistics, problems
+
+pytestmark = [pytest.mark.e2e, pytest.mark.e2e_ci, pytest.mark.timeout(400)]
+APIS = ("message", "legacy")
+NODES = ("n0", "n1", "n2", "n3")
+BSFL = {"min_available": 4, "min_latency": 1.0, "max_latency": 100.0}
+
+
+@pytest.fixture
+def fleet(deployed: Fleet) -> Iterator[Fleet]:
+    """The SuperLink with four SuperNodes."""
+    deployed.restore(*NODES)
+    return deployed
+
+
+def test_bandits_learn_who_is_slow_from_the_servers_timing_and_strangers_are_refused(fleet: Fleet) -> None:
+    fleet.order("n3", sleep=6.0)
+    runs = [fleet.run(api, rounds=5, clients_per_round=2, **BSFL) for api in APIS]
+    fleet.node("stranger", key=False)
+    wait_until(lambda: fleet.nodes["stranger"].poll() is not None, 60, "the stranger's end")
+    for run in runs:
+        rounds = run.wait(300)
+        assert [one["num_completed"] for one in rounds] == [2] * 5
+        assert set(rounds[-1]["ids"]) == set(NODES)
+        check_statistics(rounds, 1.0)
+        mean = dict(zip(rounds[-1]["ids"], rounds[-1]["selector"]["mean"], strict=True))
+        assert min(mean, key=mean.__getitem__) == "n3"
+        assert mean["n3"] > 0.0
+    assert fleet.nodes.pop("stranger").returncode == 1
+    assert "not registered" in fleet.log("stranger"), fleet.log("stranger")
+
+
+def test_an_exception_an_impostor_and_a_killed_server_app(fleet: Fleet) -> None:
+    fleet.order("n0", **{"raise": "the battery is empty", "in_round": 1})
+    fleet.order("n1", claim="n2")
+    fleet.order("n3", sleep=10.0, in_round=2)
+    runs = [fleet.run(api, rounds=3, clients_per_round=4, **BSFL) for api in APIS]
+    for run in runs:
+        run.wait_for_round(1, 200)
+    wait_until(lambda: [round for round, _ in fleet.trainings("n3")].count(2) == 2, 100, "n3's trainings in round 2")
+    before = [run.rounds for run in runs]
+    fleet.kill_commands("flwr-serverapp", 2)
+    again = [run.resumed() for run in runs]
+    for run, (first,) in zip(again, before, strict=True):
+        rounds = run.wait(300)
+        assert problems(first) == {"n0": "exception: RuntimeError: the battery is empty"}
+        assert rounds[0]["clients"] == first["clients"]
+        assert [one["num_completed"] for one in rounds] == [3, 4, 4]
+        assert all(set(one["ids"]) == set(NODES) for one in rounds)
+        check_statistics(rounds, 1.0)
