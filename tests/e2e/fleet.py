@@ -71,7 +71,6 @@ class Fleet:
         """Tell a SuperNode's clients how to behave from now on."""
         path = self._orders(name)
         path.parent.mkdir(exist_ok=True)
-        orders = {"claim": name} | orders  # TEMPORARY until identity
         path.with_suffix(".new").write_text(json.dumps(orders), encoding="utf-8")
         path.with_suffix(".new").replace(path)
 

@@ -39,24 +39,21 @@ def test_bandits_learn_who_is_slow_from_the_servers_timing_and_strangers_are_ref
         assert min(mean, key=mean.__getitem__) == "n3"
         assert mean["n3"] > 0.0
     assert fleet.nodes.pop("stranger").returncode == 1
-    assert "not registered" in fleet.log("stranger"), fleet.log("stranger")
+    assert "All SuperNodes must be registered" in fleet.log("stranger")
 
 
-def test_an_exception_an_impostor_and_a_killed_server_app(fleet: Fleet) -> None:
+def test_an_exception_an_impostor_and_killed_server_apps(fleet: Fleet) -> None:
     fleet.order("n0", **{"raise": "the battery is empty", "in_round": 1})
     fleet.order("n1", claim="n2")
-    fleet.order("n3", sleep=10.0, in_round=2)
     runs = [fleet.run(api, rounds=3, clients_per_round=4, **BSFL) for api in APIS]
     for run in runs:
         run.wait_for_round(1, 200)
-    wait_until(lambda: [round for round, _ in fleet.trainings("n3")].count(2) == 2, 100, "n3's trainings in round 2")
-    before = [run.rounds for run in runs]
     fleet.kill_commands("flwr-serverapp", 2)
-    again = [run.resumed() for run in runs]
-    for run, (first,) in zip(again, before, strict=True):
+    before = [run.rounds for run in runs]
+    for run, finished in zip([run.resumed() for run in runs], before, strict=True):
         rounds = run.wait(300)
-        assert problems(first) == {"n0": "exception: RuntimeError: the battery is empty"}
-        assert rounds[0]["clients"] == first["clients"]
+        assert [one["clients"] for one in rounds[: len(finished)]] == [one["clients"] for one in finished]
+        assert problems(rounds[0]) == {"n0": "exception: RuntimeError: the battery is empty"}
         assert [one["num_completed"] for one in rounds] == [3, 4, 4]
         assert all(set(one["ids"]) == set(NODES) for one in rounds)
         check_statistics(rounds, 1.0)
