@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e.fleet import Fleet, wait_until
-from tests.e2e.told import check_statistics, problems
+from tests.e2e.told import check_kept, check_statistics, problems
 
 pytestmark = [pytest.mark.e2e, pytest.mark.e2e_ci, pytest.mark.timeout(400)]
 APIS = ("message", "legacy")
@@ -52,7 +52,7 @@ def test_an_exception_an_impostor_and_killed_server_apps(fleet: Fleet) -> None:
     before = [run.rounds for run in runs]
     for run, finished in zip([run.resumed() for run in runs], before, strict=True):
         rounds = run.wait(300)
-        assert [one["clients"] for one in rounds[: len(finished)]] == [one["clients"] for one in finished]
+        check_kept(rounds, finished)
         assert problems(rounds[0]) == {"n0": "exception: RuntimeError: the battery is empty"}
         assert [one["num_completed"] for one in rounds] == [3, 4, 4]
         assert all(set(one["ids"]) == set(NODES) for one in rounds)

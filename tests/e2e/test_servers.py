@@ -6,17 +6,17 @@ import pytest
 
 from tests.e2e.conftest import NODES
 from tests.e2e.fleet import Fleet, Run
-from tests.e2e.told import asked, check_statistics
+from tests.e2e.told import Rounds, asked, check_kept, check_statistics
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 BSFL = {"clients_per_round": 3, "min_available": 3, "min_latency": 1.0, "max_latency": 100.0}
 
 
-def check_whole(run: Run, before: list[dict[str, object]], timeout: float = 300.0) -> None:
+def check_whole(run: Run, before: Rounds, timeout: float = 300.0) -> None:
     """The run goes on to its end; what it had before it was cut off is as it was, and nobody's place has changed."""
     rounds = run.wait(timeout)
     assert len(rounds) == 5
-    assert [one["clients"] for one in rounds[: len(before)]] == [one["clients"] for one in before]
+    check_kept(rounds, before)
     assert all(one["ids"] == before[0]["ids"] for one in rounds)
     assert all(asked(rounds, name) == [1, 2, 3, 4, 5] for name in NODES)
     check_statistics(rounds, 1.0)

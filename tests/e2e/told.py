@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,13 @@ def asked(rounds: Rounds, name: str) -> list[int]:
 def problems(round: dict[str, Any]) -> dict[str, str]:
     """Client -> what was wrong, of those whose update could not be used."""
     return {row["client_id"]: row["problem"] for row in round["clients"] if not row["completed"]}
+
+
+def check_kept(rounds: Rounds, before: Rounds) -> None:
+    """A run that was cut off and went on has the rounds that had finished before as they were."""
+    assert before
+    written = [[json.dumps(one["clients"]) for one in some] for some in (before, rounds)]  # NaN is no equal of itself
+    assert written[1][: len(before)] == written[0]
 
 
 def check_statistics(rounds: Rounds, min_latency: float) -> None:
