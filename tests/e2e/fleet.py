@@ -43,14 +43,14 @@ class Fleet:
         deployment: The commands.
         superlink: The SuperLink's process.
         nodes: Name -> process of the SuperNode that was started last under it.
-        ports: Every port that was given to one of them.
+        runs: The process of each ``flwr run``.
     """
 
     def __init__(self, folder: Path) -> None:
         self.deployment = Deployment(folder, free_port())
         self.deployment.prepare()
         self.nodes: dict[str, subprocess.Popen[bytes]] = {}
-        self._runs = 0
+        self.runs: list[subprocess.Popen[bytes]] = []
         self.start_superlink()
 
     def start_superlink(self) -> None:
@@ -131,10 +131,9 @@ class Fleet:
 
     def run(self, api: str, *, rounds: int = 5, timeout_s: float = 60.0, **options: Any) -> Run:
         """Submit a run of the app."""
-        self._runs += 1
         for seen in self._orders("any").parent.glob("*.seen"):
             seen.unlink()
-        name = f"run-{self._runs}-{api}"
+        name = f"run-{len(self.runs) + 1}-{api}"
         folder = self.deployment.folder / "runs" / name
         config = {"api": api, "folder": str(folder), "rounds": rounds, "timeout_s": timeout_s}
         return Run(self, name, folder, config, {**options, "checkpoint_dir": str(folder / "checkpoints")})
@@ -142,7 +141,7 @@ class Fleet:
     def stop(self) -> None:
         """End everything; nothing may be left, and the port must be free."""
         self.deployment.stop()
-        for process in (self.superlink, *self.nodes.values()):
+        for process in (self.superlink, *self.nodes.values(), *self.runs):
             process.wait(10)
         assert self.deployment.processes() == []
         with socket.create_server(("127.0.0.1", self.deployment.port)):
@@ -172,6 +171,7 @@ class Run:
         self.process = fleet.deployment.start(
             name, "flwr", "run", str(APP), CONNECTION, "--stream", f"--run-config={file}"
         )
+        fleet.runs.append(self.process)
 
     def resumed(self) -> Run:
         """A new run that goes on where this one's checkpoints end."""
