@@ -129,6 +129,10 @@ class Deployment:
 
     def start_superlink(self) -> subprocess.Popen[bytes]:
         """Start the SuperLink and wait until it listens."""
+        try:
+            socket.create_server(("127.0.0.1", self.port)).close()
+        except OSError as error:
+            raise SystemExit(f"port {self.port}: {error}; stop what listens there, or give another --port") from error
         certificates = [f"--ssl-{option}={self.folder / file}" for option, file in (
             ("ca-certfile", "ca.crt"), ("certfile", "server.crt"), ("keyfile", "server.key"),
         )]  # fmt: skip
@@ -209,6 +213,8 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=4, help="start: how many SuperNodes (%(default)s)")
     parser.add_argument("--port", type=int, default=9443, help="the SuperLink's port (%(default)s)")
     arguments, further = parser.parse_known_args()
+    if further and arguments.what != "run":
+        parser.error(f"{arguments.what} does not know {' '.join(further)}")
     deployment = Deployment(arguments.folder.resolve(), arguments.port)
     if arguments.what == "start":
         deployment.prepare()
@@ -216,6 +222,7 @@ def main() -> None:
         for number in range(arguments.nodes):
             deployment.register(f"node-{number}")
             deployment.start_supernode(f"node-{number}", f"partition-id={number} num-partitions={arguments.nodes}")
+        print(f"started; what each process says is in {deployment.folder / 'log'}")
     elif arguments.what == "run":
         deployment.call("flwr", "run", arguments.app, CONNECTION, "--stream", *further)
     else:
