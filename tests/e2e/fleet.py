@@ -84,7 +84,7 @@ class Fleet:
         """Have SuperNodes run and behave well again; the SuperLink may take a minute to see that one was killed."""
         for name in names:
             self.order(name)
-        deadline = time.monotonic() + 150
+        deadline = time.monotonic() + 250
         while missing := [name for name in names if not self._is_up(name)]:
             assert time.monotonic() < deadline, f"not up again: {missing}\n{self.log(missing[0])[-2000:]}"
             for name in missing:
@@ -98,7 +98,7 @@ class Fleet:
             return False
         return "SuperNode ID:" in self.log(name).rpartition("Starting Flower SuperNode")[2]
 
-    def wait_for_training(self, name: str, round: int, timeout: float = 120.0) -> int:
+    def wait_for_training(self, name: str, round: int, timeout: float = 400.0) -> int:
         """Wait until a SuperNode's client trains in a round; returns its process id."""
         wait_until(lambda: round in dict(self.trainings(name)), timeout, f"{name}'s training in round {round}")
         return dict(self.trainings(name))[round]
@@ -129,7 +129,7 @@ class Fleet:
         """What a SuperNode, the SuperLink or a run has said."""
         return (self.deployment.folder / "log" / name).read_text(encoding="utf-8", errors="replace")
 
-    def run(self, api: str, *, rounds: int = 5, timeout_s: float = 60.0, **options: Any) -> Run:
+    def run(self, api: str, *, rounds: int = 5, timeout_s: float = 150.0, **options: Any) -> Run:
         """Submit a run of the app."""
         for seen in self._orders("any").parent.glob("*.seen"):
             seen.unlink()

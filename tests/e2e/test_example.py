@@ -14,7 +14,7 @@ import pytest
 from examples.deployment.deployment import Deployment, free_port
 from tests.processes import ROOT, environment
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
 
 def test_the_example_runs_goes_on_and_leaves_nothing(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.fleet import Fleet
 from tests.e2e.told import asked, check_statistics, client, problems
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 BSFL = {"clients_per_round": 3, "min_available": 3, "min_latency": 1.0, "max_latency": 100.0}
 
 
@@ -19,14 +19,14 @@ def test_a_supernode_that_ends_in_a_round_fails_alone_and_comes_back_as_who_it_w
     fleet: Fleet, api: str, sign: signal.Signals
 ) -> None:
     fleet.order("n0", sleep=30.0, in_round=2)
-    run = fleet.run(api, rounds=4, timeout_s=150.0, **BSFL)
-    before = run.wait_for_round(1, 120)
+    run = fleet.run(api, rounds=4, **BSFL)
+    before = run.wait_for_round(1, 400)
     fleet.wait_for_training("n0", round=2)
     fleet.kill("n0", sign)
     killed = time.time()
-    cut_off = run.wait_for_round(2, 200)
+    cut_off = run.wait_for_round(2, 400)
     fleet.restore("n0")
-    rounds = run.wait(240)
+    rounds = run.wait(600)
 
     assert set(problems(cut_off)) == {"n0"}
     assert problems(cut_off)["n0"].startswith("node unavailable")
@@ -40,9 +40,9 @@ def test_a_supernode_that_ends_in_a_round_fails_alone_and_comes_back_as_who_it_w
 
 def test_a_new_supernode_joins(fleet: Fleet, api: str) -> None:
     run = fleet.run(api, rounds=6, **BSFL | {"clients_per_round": 4})
-    run.wait_for_round(1, 120)
+    run.wait_for_round(1, 400)
     fleet.node("newcomer")
-    rounds = run.wait(240)
+    rounds = run.wait(600)
     first = asked(rounds, "newcomer")[0]
     assert 2 <= first <= 5
     assert asked(rounds, "newcomer") == list(range(first, 7))
