@@ -114,14 +114,19 @@ class Fleet:
         process.terminate()
         process.wait(60)
 
-    def kill_commands(self, command: str, number: int = 1) -> None:
-        """Kill the deployment's processes of a command that Flower has started; there must be so many."""
+    def processes(self, command: str) -> list[int]:
+        """The deployment's processes of a command that Flower has started."""
         found = []
         for pid in self.deployment.processes():
             with contextlib.suppress(OSError):
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
                 found += [pid] if any(Path(word).name == command for word in words[:3]) else []
-        assert len(found) == number, f"{len(found)} processes of {command}"
+        return found
+
+    def kill_servers(self, number: int = 1) -> None:
+        """Kill the processes of the runs' servers; there must be so many."""
+        found = self.processes("flwr-serverapp")
+        assert len(found) == number
         for pid in found:
             os.kill(pid, signal.SIGKILL)
 

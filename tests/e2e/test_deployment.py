@@ -48,7 +48,7 @@ def test_an_exception_an_impostor_and_killed_server_apps(fleet: Fleet) -> None:
     runs = [fleet.run(api, rounds=3, clients_per_round=4, **BSFL) for api in APIS]
     for run in runs:
         run.wait_for_round(1, 400)
-    fleet.kill_commands("flwr-serverapp", 2)
+    fleet.kill_servers(2)
     before = [run.rounds for run in runs]
     for run, finished in zip([run.resumed() for run in runs], before, strict=True):
         rounds = run.wait(600)
