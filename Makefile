@@ -10,7 +10,7 @@ export FLWR_DISABLE_UPDATE_CHECK := 1
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help demo test slow lint flower-matrix clean
+.PHONY: help demo test slow e2e flower-matrix lint clean
 
 help:
 	@sed -n '/^# make/s/^# //p' Makefile
@@ -24,6 +24,10 @@ test: .venv/installed
 # make slow   the tests that take longer than 20 seconds each
 slow: .venv/installed
 	$(BIN)/python -m pytest -m slow
+
+# make e2e    the fault table of docs/reliability.md on real SuperLinks and SuperNodes; about an hour
+e2e: .venv/installed
+	$(BIN)/python -m pytest -m e2e
 
 # make lint   ruff and mypy
 lint: .venv/installed

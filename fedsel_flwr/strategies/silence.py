@@ -23,6 +23,9 @@ IN_TEXTS = (
 )
 """The same in the texts of the legacy API's exceptions, which carry no code."""
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+TRACEBACK = "Traceback (most recent call last)"
+RAISED = re.compile(r"<class '(?:[\w.<>]+\.)?(\w+)'>:<'(.*)'>", re.DOTALL)
+"""A SuperNode's words for what its client raised: its class and its text."""
 NO_REPLY = "Expected one Message but got: 0"
 """What the legacy API's proxy raises where nothing came."""
 
@@ -48,10 +51,13 @@ def reason_of(error: Error) -> str:
 
 
 def _cause(reason: str | None) -> str:
-    """What was raised, where a reason is a whole traceback (Ray's has colours): its last line."""
+    """What was raised, as a traceback's last line has it (Ray's has colours), or a SuperNode's words."""
     text = both_ends(reason or "")
     lines = [line.strip() for line in COLOURS.sub("", text).splitlines() if line.strip()]
-    return lines[-1] if "Traceback (most recent call last)" in text and lines else text
+    if TRACEBACK in text and lines:
+        return lines[-1]
+    raised = RAISED.search(text)
+    return f"{raised[1]}: {raised[2]}" if raised else text
 
 
 def has_no_query(error: Error) -> bool:
@@ -87,7 +93,8 @@ def reason_in(raised: BaseException | None, timeout: float | None, elapsed_s: fl
         return no_answer(timeout)
     code = next((code for phrase, code in IN_TEXTS if phrase in text), None)
     if not isinstance(raised, ValueError) or code is None:
-        return f"exception: {type(raised).__name__}: {_cause(text)}"
+        carrier = "" if RAISED.search(text) and TRACEBACK not in text else f"{type(raised).__name__}: "
+        return f"exception: {carrier}{_cause(text)}"
     if code != ErrorCode.NODE_UNAVAILABLE and timeout is not None and (elapsed_s or 0.0) >= timeout:
         return no_answer(timeout)
     return REASONS[code]

@@ -84,6 +84,15 @@ def test_an_exception_of_the_client_stays_one() -> None:
     texts = ["division by zero", "Message contains an Error (reason: disk full). It originated during client-side"]
     for text in texts:
         assert reason_in(ValueError(text), 0.5, 1.0) == f"exception: ValueError: {text}"
+    told = "<class 'RuntimeError'>:<'the battery\nis empty'>"
+    wrapped = f"Message contains an Error (reason: {told}). It originated during client-side execution of a message."
+    assert reason_in(ValueError(wrapped), 0.5, 1.0) == "exception: RuntimeError: the battery\nis empty"
+    assert (
+        reason_of(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, told))
+        == "exception: RuntimeError: the battery\nis empty"
+    )
+    own = "<class 'app.errors.Empty'>:<'0 %'>"
+    assert reason_of(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, own)) == "exception: Empty: 0 %"
     assert reason_in(KeyError("Message Unavailable"), 0.5, 1.0) == "exception: KeyError: 'Message Unavailable'"
 
 

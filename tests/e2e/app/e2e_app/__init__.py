@@ -1,0 +1,1 @@
+"""The app that runs on the tests' deployments."""
