@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from types import TracebackType
 
+import numpy as np
 import torch
 from torch import nn
 
-from fedsel_flwr.checks import whole
-from fedsel_flwr.clients.batched import BatchedTrainer, Helpers, SharedTrainer
+from fedsel_flwr.checks import one_of, whole
+from fedsel_flwr.clients.batched import BatchedTrainer, Examples, Helpers, SharedTrainer
+from fedsel_flwr.clients.batched.choosing import WAYS, Way, compiled
+from fedsel_flwr.clients.batched.refusal import Refused
 from fedsel_flwr.clients.settings import examples_per_round
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.scenario import Scenario
@@ -22,6 +25,8 @@ THREADED_OPERATIONS = 2e9
 """A step of the whole round with less arithmetic is done by one thread sooner than by several."""
 RUN_OPERATIONS = 30e9
 """A run with less arithmetic ends before a helper has started (about two seconds)."""
+COMPILED_STEPS = 3000
+"""A run with fewer steps ends before the compiled loops are loaded (about a second; seconds where none are stored)."""
 
 
 class Staff:
@@ -35,13 +40,16 @@ class Staff:
 
     Args:
         processes: How many processes train, this one included; None: as :func:`processes_for` says for each run.
+        way: How clients are trained (:class:`~fedsel_flwr.clients.batched.BatchedTrainer`); None: as :func:`way_for`
+            says for each run.
 
     Raises:
-        ParameterError: ``processes`` is below 1.
+        ParameterError: ``processes`` is below 1, or there is no such way.
     """
 
-    def __init__(self, processes: int | None = None) -> None:
+    def __init__(self, processes: int | None = None, way: Way | None = None) -> None:
         self.processes = None if processes is None else whole("processes", processes, 1)
+        self.way = way if way is None else one_of("way", way, WAYS)
         self._helpers: Helpers | None = None
 
     def __enter__(self) -> Staff:
@@ -70,8 +78,12 @@ class Staff:
         if self.processes != 1:  # one can train anything
             check_processes(world.scenario, self.processes, device)
         settings = world.scenario.training.settings()
-        trainer = BatchedTrainer(world.model, settings, device=device, objective=world.objective)
-        processes = self.processes or (processes_for(world) if device == "cpu" else 1)
+        way: Way = self.way or way_for(world, device)  # type: ignore[assignment]
+        processes = self.processes or (processes_for(world) if device == "cpu" and way != "compiled" else 1)
+        threads = torch.get_num_threads() if processes == 1 else 1  # as now: during the run torch has fewer
+        trainer = BatchedTrainer(
+            world.model, settings, device=device, objective=world.objective, way=way, threads=threads
+        )
         return trainer if processes == 1 else SharedTrainer(trainer, self.helpers(processes))
 
     def _dismiss(self) -> None:
@@ -110,11 +122,29 @@ def threads_for(world: World) -> int:
     return torch.get_num_threads() if _convolves(world) or _step_operations(world) >= THREADED_OPERATIONS else 1
 
 
+def way_for(world: World, device: str) -> Way:
+    """How clients are trained where nobody says it: "compiled" where that can be and the run is long, else "auto".
+
+    The rule knows kinds and sizes only, and whether Numba is there.
+    """
+    settings, train = world.scenario.training.settings(), world.dataset.train
+    steps = settings.local_steps or settings.local_epochs * -(-world.sizes // settings.batch_size)
+    if device != "cpu" or world.scenario.rounds * float(np.mean(steps)) < COMPILED_STEPS:
+        return "auto"
+    one = Examples(train.inputs[:1], train.labels[:1], []).on(torch.device(device))
+    try:
+        compiled(world.model, world.objective.loss, *one, settings)
+    except Refused:
+        return "auto"
+    return "compiled"
+
+
 def processes_for(world: World) -> int:
     """How many processes train where nobody says it; the rule knows sizes only, so that a scenario repeats itself.
 
     As many as torch uses threads here, one for each eight clients of a round and eight at most; but only this one
 
+    - where clients are trained the compiled way, on threads of this process,
     - where the model has convolutions, of which several chunks run on as many threads as well,
     - where a step of the round has less than 20 million operations, or the run less than 30 thousand million, counted
       as six for each parameter and example.

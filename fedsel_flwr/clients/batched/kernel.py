@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 
+from fedsel_flwr.checks import FloatArray
 from fedsel_flwr.clients.augmenting import crop_flip
 from fedsel_flwr.clients.batched.descent import Descent
 from fedsel_flwr.clients.batched.masks import Draw, MaskStreams
@@ -86,3 +89,8 @@ def descend(
         batch = Batch(inputs, own, targets, shares, masks, seen if schedule.augments else None)
         losses[number, :active] = kernel.step(descent, batch)
     return losses
+
+
+def mean_loss(steps: FloatArray) -> float:
+    """The mean of a client's losses before its steps, shape (n_steps,); NaN when its training diverged."""
+    return math.fsum(steps) / len(steps) if np.isfinite(steps).all() else math.nan

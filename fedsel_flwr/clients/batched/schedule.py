@@ -28,6 +28,21 @@ def longest_first(sizes: Sequence[int], settings: TrainingSettings) -> IntArray:
     )
 
 
+def order_of_examples(rows: IntArray, settings: TrainingSettings, generator: np.random.Generator) -> IntArray:
+    """Return which examples one client sees, pass by pass; the last pass may be longer than its steps.
+
+    Args:
+        rows: Its rows of the data set, shape (its count,).
+        settings: How to train, without augmentation.
+        generator: Draws as for a `Schedule`.
+    """
+    generator.integers(2**63)  # the seed of the dropout, of which there is none
+    per_pass = math.ceil(len(rows) / settings.batch_size)
+    passes = math.ceil(num_steps(len(rows), settings) / per_pass)
+    own = np.asarray(rows, dtype=np.int64)
+    return np.concatenate([own[generator.permutation(len(own))] for _ in range(passes)])
+
+
 @dataclass(frozen=True)
 class Step:
     """One step of the clients that take it; batches are padded to the longest.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,9 +15,10 @@ from fedsel_flwr.checks import FloatArray, one_of, whole
 from fedsel_flwr.clients.augmenting import check_images
 from fedsel_flwr.clients.batched.choosing import WAYS, Way, choose
 from fedsel_flwr.clients.batched.chunks import default_chunk
+from fedsel_flwr.clients.batched.compiled import CompiledKernel
 from fedsel_flwr.clients.batched.descent import Descent
 from fedsel_flwr.clients.batched.examples import Examples, with_generators
-from fedsel_flwr.clients.batched.kernel import Kernel, descend
+from fedsel_flwr.clients.batched.kernel import Kernel, descend, mean_loss
 from fedsel_flwr.clients.batched.looped import train_in_turn
 from fedsel_flwr.clients.batched.schedule import Schedule, longest_first
 from fedsel_flwr.clients.batched.stacks import Stacks
@@ -41,8 +41,12 @@ class BatchedTrainer:
         device: Where: "cpu", "cuda", … Examples that are tensors there stay there.
         objective: What the steps minimise; cross-entropy if not given.
         chunk: How many clients at once, at least 1; None: by :func:`default_chunk`.
-        way: "written": sequential models of common layers, with the backward pass written out; "general": whatever
-            torch.func can batch; "loop": one client after the other, on the CPU; "auto": the first that can.
+        way: "compiled": perceptrons that fit into a core's cache, by loops that Numba compiles, where it is installed;
+            "written": sequential models of common layers, with the backward pass written out; "general": whatever
+            torch.func can batch; "loop": one client after the other, on the CPU; "auto": the first that can, but for
+            "compiled", which takes seconds to load.
+        threads: On which clients are trained side by side the compiled way; None: as many as torch uses. It changes no
+            result.
 
     Attributes:
         way: The way that was taken; "auto" before the first training.
@@ -70,6 +74,7 @@ class BatchedTrainer:
         objective: Objective = CLASSIFICATION,
         chunk: int | None = None,
         way: Way = "auto",
+        threads: int | None = None,
     ) -> None:
         self.way: Way = one_of("way", way, WAYS)  # type: ignore[assignment]
         self.reasons: dict[str, str] = {}
@@ -77,7 +82,8 @@ class BatchedTrainer:
         self.settings, self._objective = settings, objective
         self._device = torch.device(device)
         self._chunk = chunk if chunk is None else whole("chunk", chunk, 1)
-        self._kernel: Kernel | None = None
+        self._threads = threads if threads is None else whole("threads", threads, 1)
+        self._kernel: Kernel | CompiledKernel | None = None
         self.stacks = Stacks(self._scratch)
 
     def train(
@@ -121,7 +127,9 @@ class BatchedTrainer:
         inputs, labels = examples.on(self._device)
         check_images(self.settings, inputs.ndim)
         if self._kernel is None and self.way != "loop":
-            self._kernel, self.way, self.reasons = choose(self.way, self._scratch, self._objective.loss, inputs, labels)
+            self._kernel, self.way, self.reasons = choose(
+                self.way, self._scratch, self._objective.loss, inputs, labels, self.settings
+            )
         if self._chunk is None:
             batch_size = min(self.settings.batch_size, max(examples.sizes))
             self._chunk = default_chunk(self._scratch, inputs[:1].cpu(), batch_size, self._device)
@@ -151,6 +159,9 @@ class BatchedTrainer:
             return train_in_turn(self._scratch, start, examples, self.settings, generators, self._objective, into)
         received = [tensor.detach().to(self._device) for tensor in self._scratch.state_dict().values()]
         data = examples.on(self._device)
+        if isinstance(kernel, CompiledKernel):
+            threads = self._threads or torch.get_num_threads()
+            return kernel.train(stacks, received, examples.rows, data, self.settings, generators, threads)
 
         def train_chunk(first: int, own_kernel: Kernel) -> None:
             part = slice(first, first + size)
@@ -158,8 +169,7 @@ class BatchedTrainer:
             schedule = Schedule(examples.rows[part], self.settings, generators[part])
             descent = Descent(stack, received, self.settings)
             steps = descend(own_kernel, descent, schedule, data).cpu().numpy().astype(np.float64)
-            sums = np.array([math.fsum(own) if np.isfinite(own).all() else math.nan for own in steps.T])
-            losses[part] = sums / schedule.steps
+            losses[part] = [mean_loss(own[:count]) for own, count in zip(steps.T, schedule.steps, strict=True)]
 
         self._side_by_side(range(0, len(generators), size), kernel, train_chunk)
         return losses

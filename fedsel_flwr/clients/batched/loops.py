@@ -1,0 +1,225 @@
+"""One client's training as plain loops over its examples and units, which Numba compiles.
+
+A perceptron of 784-64-30-10 holds 200 KB: trained from its first step to its last before the next client's turn, it
+stays in the core's own cache, and neither Python nor the allocator is called between. Without Numba the functions run
+as they stand, thousands of times slower.
+
+Parameters stand in one vector, for each layer its weights, a row of inputs for each unit, and then its biases. Units
+are padded to a multiple of `UNITS`, and the rows of activations to a multiple of `EXAMPLES`; the padding is zero and
+stays zero. The innermost loops thereby need no remainder, and each value they load serves several sums.
+All of it stands in this file because a function that Numba has stored does not notice changes in another file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.floating[Any]]
+Ints = npt.NDArray[np.int64]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+UNITS, EXAMPLES = 8, 2
+"""What the loops take at once."""
+
+MISSING = ""
+"""Why there is no Numba."""
+try:
+    import numba
+except ImportError as error:  # not there, or not for this NumPy
+    numba, MISSING = None, str(error)
+
+
+def _compiled(function: Function) -> Function:
+    """The function compiled at its first call, or loaded where an earlier process has stored it."""
+    if numba is None:
+        return function
+    # sums may be split up and fused with products; infinite numbers and NaN keep their meaning
+    options = {"nogil": True, "fastmath": {"contract", "reassoc", "nsz"}, "error_model": "numpy"}
+    try:
+        return numba.njit(cache=True, **options)(function)  # type: ignore[no-any-return]
+    except RuntimeError:  # no folder to store it in
+        return numba.njit(**options)(function)  # type: ignore[no-any-return]
+
+
+@_compiled
+def _forward(x: Floats, w: Floats, b: Floats, y: Floats) -> None:
+    """Set y = x w' + b, shapes (n, d), (m, d), (m,) and (n, m)."""
+    for j in range(0, w.shape[0], 4):
+        for i in range(0, x.shape[0], 2):
+            p0, p1, p2, p3 = b[j], b[j + 1], b[j + 2], b[j + 3]
+            q0, q1, q2, q3 = p0, p1, p2, p3
+            for k in range(x.shape[1]):
+                p, q = x[i, k], x[i + 1, k]
+                w0, w1, w2, w3 = w[j, k], w[j + 1, k], w[j + 2, k], w[j + 3, k]
+                p0 += p * w0
+                p1 += p * w1
+                p2 += p * w2
+                p3 += p * w3
+                q0 += q * w0
+                q1 += q * w1
+                q2 += q * w2
+                q3 += q * w3
+            y[i, j], y[i, j + 1], y[i, j + 2], y[i, j + 3] = p0, p1, p2, p3
+            y[i + 1, j], y[i + 1, j + 1], y[i + 1, j + 2], y[i + 1, j + 3] = q0, q1, q2, q3
+
+
+@_compiled
+def _by_input(g: Floats, w: Floats, into: Floats) -> None:
+    """Set into = g w, shapes (n, m), (m, d) and (n, d)."""
+    into[:] = 0
+    for i in range(0, g.shape[0], 2):
+        for j in range(0, w.shape[0], 8):
+            p0, p1, p2, p3 = g[i, j], g[i, j + 1], g[i, j + 2], g[i, j + 3]
+            p4, p5, p6, p7 = g[i, j + 4], g[i, j + 5], g[i, j + 6], g[i, j + 7]
+            q0, q1, q2, q3 = g[i + 1, j], g[i + 1, j + 1], g[i + 1, j + 2], g[i + 1, j + 3]
+            q4, q5, q6, q7 = g[i + 1, j + 4], g[i + 1, j + 5], g[i + 1, j + 6], g[i + 1, j + 7]
+            for k in range(w.shape[1]):
+                w0, w1, w2, w3 = w[j, k], w[j + 1, k], w[j + 2, k], w[j + 3, k]
+                w4, w5, w6, w7 = w[j + 4, k], w[j + 5, k], w[j + 6, k], w[j + 7, k]
+                into[i, k] += p0 * w0 + p1 * w1 + p2 * w2 + p3 * w3 + p4 * w4 + p5 * w5 + p6 * w6 + p7 * w7
+                into[i + 1, k] += q0 * w0 + q1 * w1 + q2 * w2 + q3 * w3 + q4 * w4 + q5 * w5 + q6 * w6 + q7 * w7
+
+
+@_compiled
+def _add_product(g: Floats, x: Floats, scale: Any, into: Floats) -> None:
+    """Add scale g' x to into, shapes (n, m), (n, d) and (m, d)."""
+    for j in range(0, into.shape[0], 8):
+        for i in range(0, x.shape[0], 2):
+            p0, p1, p2, p3 = scale * g[i, j], scale * g[i, j + 1], scale * g[i, j + 2], scale * g[i, j + 3]
+            p4, p5, p6, p7 = scale * g[i, j + 4], scale * g[i, j + 5], scale * g[i, j + 6], scale * g[i, j + 7]
+            h = g[i + 1]
+            q0, q1, q2, q3 = scale * h[j], scale * h[j + 1], scale * h[j + 2], scale * h[j + 3]
+            q4, q5, q6, q7 = scale * h[j + 4], scale * h[j + 5], scale * h[j + 6], scale * h[j + 7]
+            for k in range(x.shape[1]):
+                p, q = x[i, k], x[i + 1, k]
+                into[j, k] += p0 * p + q0 * q
+                into[j + 1, k] += p1 * p + q1 * q
+                into[j + 2, k] += p2 * p + q2 * q
+                into[j + 3, k] += p3 * p + q3 * q
+                into[j + 4, k] += p4 * p + q4 * q
+                into[j + 5, k] += p5 * p + q5 * q
+                into[j + 6, k] += p6 * p + q6 * q
+                into[j + 7, k] += p7 * p + q7 * q
+
+
+@_compiled
+def _cross_entropy(z: Floats, labels: Ints, classes: int, share: Any) -> Any:
+    """The mean loss of logits, shape (n, m); they become its gradient. ``share`` is one over the number of labels."""
+    loss = share * 0
+    z[len(labels) :] = 0
+    for i, label in enumerate(labels):
+        own = z[i, :classes]
+        most = own.max()
+        at_label = own[label] - most
+        total = share * 0
+        for j in range(classes):
+            own[j] = math.exp(own[j] - most)
+            total += own[j]
+        loss += share * (math.log(total) - at_label)
+        for j in range(classes):
+            own[j] *= share / total  # softmax(z), over n
+        own[label] -= share
+    return loss
+
+
+@_compiled
+def _rectify(x: Floats, by: Floats) -> None:
+    """Zero in x, shape (n, m), where ``by`` is not above zero; both may be one. NaN stays."""
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            if by[i, j] <= 0:
+                x[i, j] = 0
+
+
+@_compiled
+def _descend(g: Floats, x: Floats, biased: int, w: Floats, start: Floats, velocity: Floats, constants: Floats) -> None:
+    """One layer's step; ``w``, ``start`` and ``velocity`` hold its weights and then its biases. See `Descent`."""
+    rate, momentum, pull, mu = constants
+    into, scale = w, -rate
+    if momentum:
+        into, scale = velocity, w.dtype.type(1)
+        for k in range(len(w)):
+            velocity[k] = momentum * velocity[k] + pull * w[k] - mu * start[k]
+    elif pull:
+        for k in range(len(w)):
+            w[k] = (1 - rate * pull) * w[k] + rate * mu * start[k]
+    units, width = g.shape[1], x.shape[1]
+    _add_product(g, x, scale, into[: units * width].reshape(units, width))
+    for i in range(g.shape[0] if biased else 0):
+        for j in range(units):
+            into[units * width + j] += scale * g[i, j]
+    if momentum:
+        for k in range(len(w)):
+            w[k] -= rate * velocity[k]
+
+
+@_compiled
+def train_one(
+    memory: tuple[Floats, Floats, Floats, Floats],
+    start: Floats,
+    layers: Ints,
+    classes: int,
+    data: tuple[Floats, Ints],
+    order: Ints,
+    sizes: tuple[int, int],
+    constants: Floats,
+    losses: Floats,
+) -> None:
+    """Train one client.
+
+    Args:
+        memory: To be used: the parameters, which are trained; the velocity, as many, none without momentum; activations
+            and their gradients, `EXAMPLES`-padded rows of all layers' widths.
+        start: The received parameters.
+        layers: For each its padded inputs and units, whether it has biases, which are zero otherwise, and whether a
+            rectifier follows, shape (n_layers, 4).
+        classes: Of the last units, how many are not padding.
+        data: The inputs of all examples, shape (n, d), and their classes.
+        order: Which examples are seen, pass by pass.
+        sizes: Examples in a pass, and in a step.
+        constants: Step length, momentum, weight decay plus mu, mu.
+        losses: Filled with each step's loss before it, shape (n_steps,).
+    """
+    w, velocity, activations, gradients = memory
+    inputs, labels = data
+    w[:] = start
+    velocity[:] = 0
+    seen = 0
+    for step in range(len(losses)):
+        n = min(sizes[1], sizes[0] - seen % sizes[0])
+        rows = order[seen : seen + n]
+        seen += n
+        height = n + n % EXAMPLES
+        x = activations[: height * layers[0, 0]].reshape(height, layers[0, 0])
+        for i in range(n):
+            x[i] = inputs[rows[i]]
+        x[n:] = 0
+        place, at = 0, x.size
+        for d, m, _, rectified in layers:
+            y = activations[at : at + height * m].reshape(height, m)
+            _forward(x, w[place : place + m * d].reshape(m, d), w[place + m * d : place + m * d + m], y)
+            if rectified:
+                _rectify(y, y)
+            x = y
+            place += m * d + m
+            at += y.size
+        losses[step] = _cross_entropy(x, labels[rows], classes, 1 / w.dtype.type(n))
+        g = x
+        for layer in range(len(layers) - 1, -1, -1):
+            d, m, biased, _ = layers[layer]
+            end, place = place, place - m * d - m
+            at -= height * m
+            x = activations[at - height * d : at].reshape(height, d)
+            h = gradients[: height * d].reshape(height, d)
+            if layer:
+                h = gradients[at - height * d : at].reshape(height, d)
+                _by_input(g, w[place : place + m * d].reshape(m, d), h)
+                if layers[layer - 1, 3]:
+                    _rectify(h, x)
+            _descend(g, x, biased, w[place:end], start[place:end], velocity[place:end], constants)
+            g = h

@@ -1,0 +1,160 @@
+"""The compiled loops train as the loop does; every claim that needs Numba is skipped without it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import nn
+
+from fedsel_flwr.clients.batched import BatchedTrainer, Examples, loops
+from fedsel_flwr.clients.batched.compiled import CompiledKernel
+from fedsel_flwr.clients.batched.perceptron import Dense
+from fedsel_flwr.clients.batched.refusal import Refused
+from fedsel_flwr.clients.objectives import CLASSIFICATION, REGRESSION
+from fedsel_flwr.clients.parameters import get_arrays
+from fedsel_flwr.clients.training import TrainingSettings
+from fedsel_flwr.errors import ParameterError
+from tests.clients.batched.checking import SETTINGS, check_against_loop, seeded, world
+from tests.clients.batched.test_against_loop import MODELS, three_rounds
+from tests.clients.batched.test_against_loop import SETTINGS as ALL_SETTINGS
+
+compiles = pytest.mark.skipif(bool(loops.MISSING), reason="Numba is not installed (the extra 'fast')")
+KNOWN = [name for name in ALL_SETTINGS if name != "full batch" and "augmented" not in name]
+
+
+def unbiased() -> nn.Module:
+    """Widths that are no multiples of anything, a layer without biases, two in a row."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 19), nn.ReLU(), nn.Linear(19, 3, bias=False), nn.Linear(3, 10))
+
+
+@compiles
+@pytest.mark.parametrize("settings", KNOWN)
+@pytest.mark.parametrize("name", ["logistic", "mlp"])
+def test_same_averages_after_three_rounds(name: str, settings: str) -> None:
+    chosen = TrainingSettings(**ALL_SETTINGS[settings])  # type: ignore[arg-type]
+    assert three_rounds(name, chosen, "compiled").way == "compiled"
+
+
+@compiles
+@pytest.mark.parametrize("settings", ["plain", "everything"])
+def test_what_differs_is_rounding(settings: str) -> None:
+    chosen = TrainingSettings(**ALL_SETTINGS[settings])  # type: ignore[arg-type]
+    three_rounds("mlp", chosen, "compiled", dtype=np.float64, tolerance=1e-12)
+
+
+@compiles
+def test_odd_layers() -> None:
+    model = seeded(unbiased).double()
+    trainer = BatchedTrainer(model, SETTINGS, way="compiled")
+    check_against_loop(model, world(np.float64), trainer, CLASSIFICATION, atol=1e-12)
+
+
+def many() -> tuple[nn.Module, Examples]:
+    """Enough arithmetic for several threads; ragged sizes."""
+    draw = np.random.default_rng(4)
+    sizes = draw.integers(1, 60, size=30)
+    inputs = draw.normal(size=(200, 784)).astype(np.float32)
+    clients = Examples(inputs, draw.integers(10, size=200), [draw.choice(200, size=k, replace=False) for k in sizes])
+    return seeded(lambda: nn.Sequential(nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 10))), clients
+
+
+def trained(model: nn.Module, clients: Examples, threads: int) -> list[Any]:
+    settings = TrainingSettings(learning_rate=0.1, batch_size=7, momentum=0.5, local_epochs=2)
+    trainer = BatchedTrainer(model, settings, way="compiled", threads=threads)
+    layers, losses = trainer.train(
+        get_arrays(model), clients, [np.random.default_rng(k) for k in range(len(clients.rows))]
+    )
+    return [*layers, losses]
+
+
+@compiles
+def test_neither_threads_nor_the_others_change_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, clients = many()
+    seen: set[int] = set()
+    train_one = loops.train_one
+
+    def watched(*arguments: Any) -> None:
+        seen.add(threading.get_ident())
+        train_one(*arguments)
+
+    alone = trained(model, clients, 1)
+    monkeypatch.setattr(loops, "train_one", watched)
+    together = trained(model, clients, 3)
+    assert 1 < len(seen) <= 3
+    for one, other in zip(alone, together, strict=True):
+        np.testing.assert_array_equal(one, other)
+    first = trained(model, clients.of([0]), 1)
+    for one, other in zip(alone, first, strict=True):
+        np.testing.assert_array_equal(one[:1], other)
+
+
+@compiles
+def test_who_diverges_is_told_and_harms_nobody() -> None:
+    model, clients = many()
+    expected = trained(model, clients, 1)
+    inputs = clients.inputs.copy()  # type: ignore[union-attr]
+    inputs[clients.rows[3]] *= 1e30
+    lost = Examples(np.concatenate([clients.inputs, inputs]), np.tile(clients.labels, 2), list(clients.rows))
+    lost.rows[3] = clients.rows[3] + len(inputs)  # type: ignore[index]
+    found = trained(model, lost, 1)
+    assert np.isnan(found[-1][3])
+    for one, other in zip(expected, found, strict=True):
+        np.testing.assert_array_equal(np.delete(one, 3, 0), np.delete(other, 3, 0))
+
+
+@compiles
+@pytest.mark.parametrize("label", [-100, 10])
+def test_a_class_that_the_model_does_not_know(label: int) -> None:
+    model, clients = many()
+    clients.labels[clients.rows[5][0]] = label
+    with pytest.raises(ParameterError, match="expected classes from 0 to 9, as many as the model has outputs; got "):
+        trained(model, clients, 3)
+
+
+@compiles
+def test_inputs_that_may_not_be_written_to() -> None:
+    model, clients = many()
+    clients.inputs.setflags(write=False)  # type: ignore[union-attr]
+    assert np.isfinite(trained(model, clients, 1)[-1]).all()
+
+
+@pytest.mark.parametrize(
+    ("build", "changed", "objective", "said"),
+    [
+        (MODELS["dropping"][0], {}, CLASSIFICATION, "dense layers and the rectifiers behind them only"),
+        (MODELS["cnn"][0], {}, CLASSIFICATION, "dense layers and the rectifiers behind them only"),
+        (lambda: nn.Sequential(nn.Flatten(), nn.ReLU(), nn.Linear(784, 2)), {}, CLASSIFICATION, "dense layers and"),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 2), nn.ReLU()), {}, CLASSIFICATION, "its last layer must"),
+        (MODELS["mlp"][0], {"augmentation": "crop-flip"}, CLASSIFICATION, "it knows no augmentation"),
+        (MODELS["mlp"][0], {"batch_size": 33}, CLASSIFICATION, "slower from 33 examples in a step on"),
+        (MODELS["mlp"][0], {}, REGRESSION, "the cross-entropy of classes only"),
+        (lambda: MODELS["mlp"][0]().half(), {}, CLASSIFICATION, "must share one type"),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 2), nn.Tanh()), {}, CLASSIFICATION, "Tanh at '2' is not"),
+    ],
+)
+def test_what_they_do_not_know(build: Any, changed: dict[str, Any], objective: Any, said: str) -> None:
+    settings = TrainingSettings(**{"learning_rate": 0.1, "batch_size": 5} | changed)
+    inputs, labels = np.zeros((3, 1, 28, 28), dtype=np.float32), np.zeros(3, dtype=np.int64)
+    model = build()
+    trainer = BatchedTrainer(model, settings, way="compiled", objective=objective)
+    with pytest.raises(ParameterError) as error:
+        trainer.train(get_arrays(model), Examples(inputs, labels, [np.arange(3)]), [np.random.default_rng(0)])
+    assert "cannot be trained the compiled way" in str(error.value)
+    assert said in str(error.value)
+
+
+def test_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loops, "MISSING", "No module named 'numba'")
+    with pytest.raises(Refused, match=r"it needs Numba, .*fedsel-flwr\[fast\].*: No module named 'numba'"):
+        CompiledKernel([Dense(0, 1, 4, 2)])
+
+
+def test_torch_loads_no_numba() -> None:
+    code = "import sys, fedsel_flwr.clients.batched, fedsel_flwr.simulations.engine; print('numba' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "False", done.stderr
