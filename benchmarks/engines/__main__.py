@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 from cast import HERE, PLAYERS
+from compiling import compiling
 from environments import interpreter, version
 from floor import operations_per_round, rate
 from page import write
@@ -100,6 +101,7 @@ def _compare(model: str, args: argparse.Namespace, pythons: dict[str, str], abse
             facts |= {"loss": loss, "accuracy": accuracy, "trained": None, "command": [], "environ": {}}
             facts["version"] = version(pythons[runner.player], package) if package else ""
             said.append(facts)
+        was_compiled = any(turn.get("way") == "compiled" for facts in said for turn in facts["turns"])
         in_it = {runner["player"] for runner in said if not runner["failure"]}
         failed = {r["player"]: r["failure"] for r in said if r["player"] not in in_it}
         without = {name: PLAYERS[name].without[model] for name in args.only if model in PLAYERS[name].without}
@@ -115,6 +117,7 @@ def _compare(model: str, args: argparse.Namespace, pythons: dict[str, str], abse
                 "operations": operations_per_round(world.model, settings, examples, tuple(shape)),
                 "rates": rates,
             },
+            "compiling": compiling() if was_compiled else None,
             "settings": {
                 "clients": settings["clients"], "examples": examples, "cohort": settings["clients_per_round"],
                 "epochs": settings["local_epochs"], "batch": settings["batch_size"],
@@ -135,6 +138,8 @@ def _runners(model: str, args: argparse.Namespace, pythons: dict[str, str], fold
     for name, python in pythons.items():
         player = PLAYERS[name]
         for variant, own in player.variants.items() if model not in player.without else ():
+            if model not in own.get("only", [model]):
+                continue
             plan = {
                 "task": str(folder), "out": str(folder / f"trained-{len(runners)}.npz"), "rounds": rounds,
                 "device": args.device, "port": _free_port(), **own,

@@ -18,7 +18,7 @@ class Player:
     Args:
         title: As the table has it.
         worker: The file that is run.
-        variants: What is tried, by what the page says of it; the fastest stays.
+        variants: What is tried, by what the page says of it; the fastest stays. ``only``: the models that it can train.
         package: Its distribution, whose version is printed; "" for none.
         environment: The requirements file of its environment; "" for ours.
         without: Models that it does not train, and why.
@@ -36,7 +36,8 @@ def _in_workers(name: str) -> Path:
     return HERE / "workers" / name
 
 
-VECTORIZED = {"engine": "vectorized"}
+VECTORIZED = {"engine": "vectorized", "way": "auto"}
+COMPILED = {"engine": "vectorized", "way": "compiled", "processes": 1, "only": ["mlp"]}
 ONE = {"1 thread": {"threads": 1}}
 ALONE = ONE | {"2 threads": {"threads": 2}}
 PROCESSES = ONE | {"2 processes": {"threads": 1, "processes": 2}}  # two threads share out products of ten rows badly
@@ -47,7 +48,7 @@ PLAYERS: dict[str, Player] = {
     "vectorized-1": Player(
         "ours, vectorized, 1 thread",
         _in_workers("fedsel.py"),
-        {"1 thread": VECTORIZED | {"threads": 1, "processes": 1}},
+        {"1 thread": VECTORIZED | {"threads": 1, "processes": 1}, "1 thread, compiled": COMPILED | {"threads": 1}},
         "fedsel-flwr",
     ),
     "vectorized-2": Player(
@@ -56,6 +57,7 @@ PLAYERS: dict[str, Player] = {
         {
             "2 threads": VECTORIZED | {"threads": 2, "processes": 1},
             "2 processes": VECTORIZED | {"threads": 1, "processes": 2},
+            "2 threads, compiled": COMPILED | {"threads": 2},
         },
         "fedsel-flwr",
     ),

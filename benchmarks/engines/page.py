@@ -78,6 +78,7 @@ def _section(name: str, result: dict[str, Any]) -> list[str]:
     lines += [
         "",
         *_tried(result),
+        *_compiling(result),
         *_floor(result, runners.get(ours or "")),
         *_verdict(runners, ours),
         *_warnings(runners),
@@ -126,6 +127,17 @@ def _tried(result: dict[str, Any]) -> list[str]:
     return [f"Tried, median s of the first {result['trial']} turns: {'; '.join(said)}.", ""] if said else []
 
 
+def _compiling(result: dict[str, Any]) -> list[str]:
+    """What the compiled loops cost before they run."""
+    if not (seconds := result.get("compiling")):
+        return []
+    return [
+        f"The loops of the compiled way take {seconds[0]:.1f} s to compile, once after the installation; every other "
+        f"process loads them in {seconds[1]:.1f} s. Either is part of round 1.",
+        "",
+    ]
+
+
 def _floor(result: dict[str, Any], ours: dict[str, Any] | None) -> list[str]:
     if ours is None:
         return []
@@ -141,12 +153,15 @@ def _floor(result: dict[str, Any], ours: dict[str, Any] | None) -> list[str]:
         f"{_figure(round_s)} s the training takes {_figure(training)} (way: {way}), everything else "
         f"{_figure(round_s - training)}.",
         "",
-        LIMITS[result["model"]],
+        LIMITS.get(f"{result['model']}, {way}", LIMITS[result["model"]]),
         "",
     ]
 
 
 LIMITS = {
+    "mlp, compiled": "What limits it: three fifths of a client's step are the two products of its first layer, at half "
+    "the rate of large ones, a quarter is the fetching of ten images from main memory, the rest the smaller layers. "
+    "Outside the training most goes into random streams, each named by client, purpose and round.",
     "mlp": "What limits it: a batch of ten reads each client's first layer once for its outputs and once for its "
     "step, at the speed of the cache rather than of the arithmetic; with one thread that is about two fifths "
     "of the training. Some sixty small operations a step cost another fifth, whatever they compute. A second "

@@ -14,11 +14,12 @@ import torch
 from torch import nn
 
 from fedsel_flwr.cli import main
+from fedsel_flwr.clients.batched import BatchedTrainer, loops
 from fedsel_flwr.clients.batched.threads import using_threads
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.simulations import compare, load_scenario, simulate
-from fedsel_flwr.simulations.staffing import Staff, processes_for, threads_for
+from fedsel_flwr.simulations.staffing import Staff, processes_for, threads_for, way_for
 from fedsel_flwr.simulations.world import World
 
 SMOKE = {"engine": "vectorized", "rounds": 4}
@@ -142,3 +143,35 @@ def test_small_products_take_one_thread(keys: dict[str, Any], threads: int) -> N
     with using_threads(2):
         assert threads_for(World(load_scenario("digits", keys))) == threads
         assert torch.get_num_threads() == 2
+
+
+@pytest.mark.skipif(bool(loops.MISSING), reason="Numba is not installed (the extra 'fast')")
+def test_the_compiled_way_by_kind_and_length_alone() -> None:
+    # 100 clients of some 10 examples, batches of 10: two steps a round at most
+    assert way_for(world(3000, 25, wide), "cpu") == "compiled"
+    assert way_for(world(300, 25, wide), "cpu") == "auto"  # over before it is loaded
+    assert way_for(world(3000, 25, wide), "cuda") == "auto"
+    assert way_for(world(3000, 25, convolving), "cpu") == "auto"
+
+
+@pytest.mark.skipif(bool(loops.MISSING), reason="Numba is not installed (the extra 'fast')")
+def test_a_run_the_compiled_way_makes_the_same_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = load_scenario("smoke", SMOKE | {"selector": "bsfl"})
+    alone = simulate(scenario)
+    taken: list[str] = []
+    train = BatchedTrainer.train
+
+    def watched(self: BatchedTrainer, *arguments: Any) -> Any:
+        result = train(self, *arguments)
+        taken.append(self.way)
+        return result
+
+    monkeypatch.setattr(BatchedTrainer, "train", watched)
+    with Staff(1, way="compiled") as staff:
+        runs = [simulate(scenario, processes=staff) for _ in range(2)]
+    assert taken == ["compiled"] * 8
+    for layer, repeated, expected in zip(*(run.arrays for run in (*runs, alone)), strict=True):
+        np.testing.assert_allclose(layer, expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(layer, repeated)
+    chosen, expected_chosen = ([(row.round, row.client_id) for row in run.history.clients] for run in (runs[0], alone))
+    assert chosen == expected_chosen

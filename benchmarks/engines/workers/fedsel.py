@@ -44,7 +44,7 @@ def main() -> None:
         strategy.initialize_parameters = initialize
         result = simulate(scenario, strategy=strategy, num_cpus=plan["processes"])
     else:
-        with Staff(plan["processes"]) as staff:
+        with Staff(plan["processes"], plan["way"]) as staff:
             staff.helpers(plan["processes"]).wait()
             turns.next()
             result = simulate(scenario, strategy=strategy, device=plan["device"], processes=staff)
