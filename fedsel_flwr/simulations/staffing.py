@@ -131,9 +131,9 @@ def way_for(world: World, device: str) -> Way:
     steps = settings.local_steps or settings.local_epochs * -(-world.sizes // settings.batch_size)
     if device != "cpu" or world.scenario.rounds * float(np.mean(steps)) < COMPILED_STEPS:
         return "auto"
-    one = Examples(train.inputs[:1], train.labels[:1], []).on(torch.device(device))
+    data = Examples(train.inputs, train.labels, []).on(torch.device(device))
     try:
-        compiled(world.model, world.objective.loss, *one, settings)
+        compiled(world.model, world.objective.loss, *data, settings)
     except Refused:
         return "auto"
     return "compiled"

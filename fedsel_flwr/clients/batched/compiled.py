@@ -42,6 +42,7 @@ class CompiledKernel:
         self._loops, self._classes = loops, dense[-1].units
         width = dense[0].inputs
         layers: list[tuple[int, int, bool, bool]] = []
+        # of each parameter: which, where it begins in the vector, its padded shape there, its own
         self._places: list[tuple[int, int, tuple[int, int], tuple[int, int]]] = []
         self._size = 0
         for layer in dense:
@@ -138,9 +139,7 @@ class CompiledKernel:
     def _views(self, vector: Array) -> Iterator[tuple[int, Array]]:
         """The model's parameters in a vector, without the padding."""
         for parameter, begin, (height, width), (units, inputs) in self._places:
-            padded = vector[begin : begin + height * width].reshape(height, width)
-            true = padded[:units, :inputs]
-            yield parameter, true
+            yield parameter, vector[begin : begin + height * width].reshape(height, width)[:units, :inputs]
 
     def _check(self, labels: IntArray) -> None:
         if labels.min() < 0 or labels.max() >= self._classes:

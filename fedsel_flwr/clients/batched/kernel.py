@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
 
 from fedsel_flwr.checks import FloatArray
@@ -93,4 +92,5 @@ def descend(
 
 def mean_loss(steps: FloatArray) -> float:
     """The mean of a client's losses before its steps, shape (n_steps,); NaN when its training diverged."""
-    return math.fsum(steps) / len(steps) if np.isfinite(steps).all() else math.nan
+    losses = steps.tolist()
+    return math.fsum(losses) / len(losses) if all(map(math.isfinite, losses)) else math.nan

@@ -1,8 +1,8 @@
 """One client's training as plain loops over its examples and units, which Numba compiles.
 
 A perceptron of 784-64-30-10 holds 200 KB: trained from its first step to its last before the next client's turn, it
-stays in the core's own cache, and neither Python nor the allocator is called between. Without Numba the functions run
-as they stand, thousands of times slower.
+stays in the core's own cache, and neither Python nor the allocator is called between. Without Numba nobody calls these
+functions.
 
 Parameters stand in one vector, for each layer its weights, a row of inputs for each unit, and then its biases. Units
 are padded to a multiple of `UNITS`, and the rows of activations to a multiple of `EXAMPLES`; the padding is zero and
