@@ -81,8 +81,9 @@ def checked(python: Path, arguments: tuple[str, ...], runs: Path) -> str:
         return "passed" if done.returncode == 0 else f"failed: {last(done.stderr)}"
     counts = {kind: int(number) for number, kind in re.findall(r"(\d+) (passed|failed|error)", last(done.stdout))}
     files = f", {counts['error']} files cannot be imported" if "error" in counts else ""
-    if "failed" in counts or not counts.get("passed"):
-        return f"{counts.get('failed', 0)} failed, {counts.get('passed', 0)} passed{files}"
+    failed = re.findall(r"^FAILED (\S+)", done.stdout, re.MULTILINE)
+    if failed or not counts.get("passed"):
+        return f"{len(failed)} failed ({' '.join(failed)}), {counts.get('passed', 0)} passed{files}"
     return f"passed {counts['passed']}{files}"
 
 
