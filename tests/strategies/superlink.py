@@ -16,6 +16,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.server.compat.grid_client_proxy import GridClientProxy
 from flwr.server.strategy import FedAvg as LegacyFedAvg
 from flwr.serverapp.strategy import FedAvg as MessageFedAvg
@@ -117,6 +118,9 @@ class SuperLink(FakeGrid):
     def get_node_ids(self) -> Iterable[int]:
         return sorted(self.connected)
 
+    def get_nodes(self) -> Iterable[Any]:
+        return [NodeInfo(node_id=node) for node in self.get_node_ids()]
+
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         with self._lock:
             ids = []
@@ -175,7 +179,8 @@ class Fleet:
         self, link: SuperLink, selector: Selector, timeout: float = 0.25, *, evaluating: float = 0.0, **options: Any
     ) -> None:
         self.link, self.timeout = link, timeout
-        options = {"max_latency": 9.0, "min_available": len(link.clients), "wait_timeout": 2.0, **options}
+        usual = {"identity": "claim", "max_latency": 9.0, "min_available": len(link.clients), "wait_timeout": 2.0}
+        options = usual | options
         if link.api == "legacy":
             base: Any = LegacyFedAvg(fraction_evaluate=evaluating, initial_parameters=initial())
             self.strategy: Any = LegacyStrategy(selector, base, **options)

@@ -151,7 +151,7 @@ def play_message(make: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 )
 def test_the_slow_client_is_found_without_any_number(play: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def make(api: Any, base: Any) -> Any:
-        return getattr(api, name)(clients_per_round=2, clock="server", seed=0, base=base)
+        return getattr(api, name)(clients_per_round=2, clock="server", identity="claim", seed=0, base=base)
 
     assert ratio(play(make, monkeypatch)) <= 0.65
 

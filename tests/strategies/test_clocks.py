@@ -132,7 +132,10 @@ def test_a_client_whom_nothing_timed_is_believed(reported: dict[str, float], exp
 @pytest.mark.parametrize("api", ["legacy", "message"])
 def test_computing_and_transfer_are_told_apart(api: str) -> None:
     """What the client reports is computing, the rest of the round trip is transfer; nothing reported, nothing known."""
-    delay, options = 0.3, dict[str, Any](clients_per_round=4, max_latency=30.0, seed=0, clock="server")
+    delay, options = (
+        0.3,
+        dict[str, Any](clients_per_round=4, max_latency=30.0, seed=0, clock="server", identity="claim"),
+    )
     told = {"apart": {"compute_s": 0.125}, "silent": {}, "liar": {"compute_s": 300.0}}
     proxies = [FakeProxy(name, name, fault="latency-missing", extra=extra) for name, extra in told.items()]
     proxies.append(FakeProxy("own", "own", latency=delay, extra={"compute_s": 0.125}))
