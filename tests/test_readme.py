@@ -37,6 +37,7 @@ NOT_RUN = {
     ("docs/README.md", "fedsel compare phones"): "over a minute",
     ("docs/beyond-one-machine.md", "# on the first machine"): "several machines",
     ("docs/beyond-one-machine.md", "export RAY_ADDRESS"): "cluster",
+    ("docs/beyond-one-machine.md", "# on the SuperLink's machine"): "several machines",
     ("docs/command-line.md", "fedsel run --resume"): "a folder of yours",
     ("docs/comparing.md", "fedsel compare phones"): "over a minute",
     ("docs/observing.md", "from fedsel_flwr.callbacks import"): "does not install",
