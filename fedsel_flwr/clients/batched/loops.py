@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, TypeVar
 
 import numpy as np
@@ -29,21 +30,21 @@ UNITS, EXAMPLES = 8, 2
 MISSING = ""
 """Why there is no Numba."""
 try:
-    import numba
+    njit: Any = import_module("numba").njit  # its annotations, which some versions have, know no such wrapper
 except ImportError as error:  # not there, or not for this NumPy
-    numba, MISSING = None, str(error)
+    njit, MISSING = None, str(error)
 
 
 def _compiled(function: Function) -> Function:
     """The function compiled at its first call, or loaded where an earlier process has stored it."""
-    if numba is None:
+    if njit is None:
         return function
     # sums may be split up and fused with products; infinite numbers and NaN keep their meaning
     options = {"nogil": True, "fastmath": {"contract", "reassoc", "nsz"}, "error_model": "numpy"}
     try:
-        return numba.njit(cache=True, **options)(function)  # type: ignore[no-any-return]
+        return njit(cache=True, **options)(function)  # type: ignore[no-any-return]
     except RuntimeError:  # no folder to store it in
-        return numba.njit(**options)(function)  # type: ignore[no-any-return]
+        return njit(**options)(function)  # type: ignore[no-any-return]
 
 
 @_compiled
