@@ -26,6 +26,8 @@ CHECKS = {
     "tests/strategies": (*TESTS, "tests/strategies"),
     "fedsel run smoke": ("-m", "fedsel_flwr.cli", "run", "smoke", "--rounds", "3", "--runs-dir", "RUNS"),
 }
+LONGEST_S = 3600
+"""Seconds for one check."""
 QUIET = ("FLWR_DISABLE_UPDATE_CHECK", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION")
 """Switched on for every check."""
 
@@ -76,7 +78,10 @@ def installed(version: str, folder: Path) -> tuple[Path, str]:
 
 def checked(python: Path, arguments: tuple[str, ...], runs: Path) -> str:
     """Run a check; what it came to, in a few words."""
-    done = run(python, *(str(runs) if one == "RUNS" else one for one in arguments))
+    try:
+        done = run(python, *(str(runs) if one == "RUNS" else one for one in arguments))
+    except subprocess.TimeoutExpired:
+        return f"failed: no end within {LONGEST_S} s"
     if "pytest" not in arguments:
         return "passed" if done.returncode == 0 else f"failed: {last(done.stderr)}"
     counts = {kind: int(number) for number, kind in re.findall(r"(\d+) (passed|failed|error)", last(done.stdout))}
@@ -102,7 +107,9 @@ def run(*argv: object) -> subprocess.CompletedProcess[str]:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST")}
     tools = f"{Path(str(argv[0])).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     environment |= {"PATH": tools, "PYTHONPATH": str(ROOT), "FLWR_TELEMETRY_ENABLED": "0", **dict.fromkeys(QUIET, "1")}
-    return subprocess.run([str(one) for one in argv], cwd=ROOT, env=environment, capture_output=True, text=True)
+    return subprocess.run(
+        [str(one) for one in argv], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LONGEST_S
+    )
 
 
 if __name__ == "__main__":

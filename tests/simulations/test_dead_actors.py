@@ -19,15 +19,15 @@ from tests.flwr_command import LocalSuperLink
 from tests.processes import Command
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
-ROUNDS = 12
+ROUNDS = 60
 SLOW_CLIENTS = {"training.local_epochs": 20}
 """So that a round takes a while, and an actor dies in the middle of one."""
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def kill_an_actor(family: Iterable[psutil.Process], timeout: float = 20.0) -> None:
+def kill_an_actor(processes: Iterable[psutil.Process], timeout: float = 20.0) -> None:
     """Kill -9 an actor that is at work."""
-    family, deadline = list(family), time.monotonic() + timeout
+    family, deadline = list(processes), time.monotonic() + timeout
     while time.monotonic() < deadline:
         for process in family:
             if "ray::ClientAppActor.run" in " ".join(cmdline(process)):
