@@ -45,9 +45,13 @@ def test_bandits_learn_who_is_slow_from_the_servers_timing_and_strangers_are_ref
 def test_an_exception_an_impostor_and_killed_server_apps(fleet: Fleet) -> None:
     fleet.order("n0", **{"raise": "the battery is empty", "in_round": 1})
     fleet.order("n1", claim="n2")
+    fleet.order("n3", sleep=6.0, in_round=2)
     runs = [fleet.run(api, rounds=3, clients_per_round=4, **BSFL) for api in APIS]
-    for run in runs:
-        run.wait_for_round(1, 400)
+    wait_until(
+        lambda: all([round for round, _ in fleet.trainings(name)].count(2) == 2 for name in NODES),
+        400,
+        "everybody's trainings in round 2",
+    )  # a SuperNode that had not got its message yet would wait for it until the SuperLink misses the run's server
     fleet.kill_servers(2)
     before = [run.rounds for run in runs]
     for run, finished in zip([run.resumed() for run in runs], before, strict=True):
