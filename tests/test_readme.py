@@ -42,6 +42,7 @@ NOT_RUN = {
     ("docs/comparing.md", "fedsel compare phones"): "over a minute",
     ("docs/observing.md", "from fedsel_flwr.callbacks import"): "does not install",
     ("docs/own-data.md", "from flwr_datasets import"): "downloads",
+    ("docs/restarting.md", "try:"): "SuperNodes",
     ("docs/simulations.md", "fedsel run fashion-500"): "Fashion-MNIST",
     ("docs/simulations.md", "export FLWR_DISABLE"): "SuperLink",
 }

@@ -112,7 +112,7 @@ def test_the_log_shows_the_last_rounds_clients(
     rows = [row for row in result.history.clients if row.round == result.history.rounds[-1].round]
     assert len(rows) == last
     said: list[str] = []
-    monkeypatch.setattr(app, "drive", lambda grid, scenario, on_round: result)
+    monkeypatch.setattr(app, "drive", lambda grid, scenario, on_round, on_error: result)
     monkeypatch.setattr(app, "log", lambda level, text, *values: said.append(text % values))
     app.main(None, context(scenario="smoke", runs_dir=str(tmp_path / "runs"), **overrides))
     assert [line.split(":")[0] for line in said if line.startswith("  client ")] == [

@@ -26,7 +26,7 @@ NEW = {"num_timeouts", "timed_out"}
 
 def _play(api: str, rounds: int = 1, timeout: float = 0.2, **options: Any) -> Any:
     """Four clients: an honest one, one that raises, one that says that it took too long, one that never answers."""
-    options = {"max_latency": 9.0, "min_available": 4, **options}
+    options = {"identity": "claim", "max_latency": 9.0, "min_available": 4, **options}
     faults = [None, "raises", None, "straggler"]
     proxies = [FakeProxy(f"n{k}", f"c{k}", number=k, fault=fault) for k, fault in enumerate(faults)]
     proxies[2].latency = 99.0
