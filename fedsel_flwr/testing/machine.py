@@ -100,6 +100,12 @@ class SelectorMachine(RuleBasedStateMachine):
         self.registered |= set(available.tolist())
         self.round, self.chosen = self.round + 1, chosen
 
+    @rule(clients=MASKS, completed=MASKS, world=NUMBERS)
+    def play(self, clients: int, completed: int, world: int) -> None:
+        """A whole round: left to chance, few choices would ever be reported."""
+        self.select(clients, world)
+        self.observe(completed, world)
+
     @precondition(lambda self: self.chosen is not None)
     @rule(completed=MASKS, world=NUMBERS)
     def observe(self, completed: int, world: int) -> None:
