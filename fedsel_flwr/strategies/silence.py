@@ -26,6 +26,8 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 TRACEBACK = "Traceback (most recent call last)"
 RAISED = re.compile(r"<class '(?:[\w.<>]+\.)?(\w+)'>:<'(.*)'>", re.DOTALL)
 """A SuperNode's words for what its client raised: its class and its text."""
+CARRIED = re.compile(r"^Message contains an Error \(reason: (.*)\)\. It originated during client-side exec", re.DOTALL)
+"""How the legacy API's proxy carries the reason of an error."""
 NO_REPLY = "Expected one Message but got: 0"
 """What the legacy API's proxy raises where nothing came."""
 
@@ -93,8 +95,8 @@ def reason_in(raised: BaseException | None, timeout: float | None, elapsed_s: fl
         return no_answer(timeout)
     code = next((code for phrase, code in IN_TEXTS if phrase in text), None)
     if not isinstance(raised, ValueError) or code is None:
-        carrier = "" if RAISED.search(text) and TRACEBACK not in text else f"{type(raised).__name__}: "
-        return f"exception: {carrier}{_cause(text)}"
+        carried = CARRIED.search(text)
+        return f"exception: {_cause(carried[1]) if carried else f'{type(raised).__name__}: {_cause(text)}'}"
     if code != ErrorCode.NODE_UNAVAILABLE and timeout is not None and (elapsed_s or 0.0) >= timeout:
         return no_answer(timeout)
     return REASONS[code]

@@ -34,7 +34,10 @@ def check_kept(rounds: Rounds, before: Rounds) -> None:
 
 
 def check_statistics(rounds: Rounds, min_latency: float) -> None:
-    """What BSFL has learned is what the history says, client by client, over the whole run."""
+    """What BSFL has learned is what the history says, client by client, over the whole run.
+
+    With ``min_latency="auto"`` it keeps the mean of 1 / latency: 1.0 stands for that here, where nobody needs less.
+    """
     assert [one["round"] for one in rounds] == list(range(1, len(rounds) + 1))
     last = rounds[-1]
     for row in range(len(last["ids"])):

@@ -15,7 +15,6 @@ def main(grid: Grid, context: Context) -> None:
     folder = str(context.run_config["checkpoint-dir"])
     strategy = BSFL(
         clients_per_round=2,
-        min_latency=4.0,
         clock="server",
         min_available=4,
         checkpoint_dir=folder or None,
