@@ -19,7 +19,7 @@ demo: .venv/installed
 	$(BIN)/fedsel compare phones --selectors bsfl,cs-ucb,round-robin,random --seeds 5 --rounds-on-flower 5
 
 test: .venv/installed
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2
 
 # make slow   the tests that take longer than 20 seconds each
 slow: .venv/installed

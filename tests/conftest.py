@@ -6,10 +6,16 @@ import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+STARTS_RAY = frozenset(
+    f"tests/{name}.py"
+    for name in ("simulations/test_app", "simulations/test_engine", "strategies/test_parity", "test_cli", "test_readme")
+)
+"""Files whose ordinary tests start Ray: two at a time would take the cores from each other."""
 
 # Before flwr, ray, datasets or torch are imported: they read these at import.
 os.environ.update(
@@ -23,12 +29,17 @@ os.environ.update(
 )
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several workers (``-n 2 --dist loadgroup``): a file goes to one of them, and so do all that start Ray."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With several workers (``-n 2``) a file's tests stay with one of them, and so do all files that start Ray."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "Ray" if file in STARTS_RAY else file
+
+    return ByFile(config, log)
 
 
 def pytest_collection_finish() -> None:

@@ -26,8 +26,6 @@ from fedsel_flwr.simulations.world import World
 from tests.processes import ROOT, Command
 from tests.simulations.inprocess import play
 
-pytestmark = pytest.mark.xdist_group("ray")
-
 RUN_FILES = {"regret.parquet", "run.json", "scenario.toml", "rounds.parquet", "clients.parquet", "model.safetensors"}
 FILES = RUN_FILES | {"plan.json", "comparison.png", "rounds.png", "runs.csv", "comparison.tex", "summary.json"}
 

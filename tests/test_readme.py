@@ -18,8 +18,6 @@ import pytest
 from tests.pages import COMMANDS, PAGES, ROOT, Block, blocks, links
 from tests.warm import Warm
 
-pytestmark = pytest.mark.xdist_group("ray")
-
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 OTHER = ("text", "toml", "yaml")
 ELSEWHERE = {"docs/smoke-tests.md": "tests/test_smoke_page.py"}

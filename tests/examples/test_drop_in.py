@@ -162,7 +162,6 @@ def flwr(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flwr]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.xdist_group("ray")
 def test_flwr_run_of_both(flwr: Flwr) -> None:
     """The app after asks the slow client less often than chance; before, Flower draws it in one round of five."""
     (commands,) = [block.commands() for block in blocks(README) if block.language == "sh"]

@@ -23,8 +23,6 @@ from tests.flwr_command import ANSI, Flwr, LocalSuperLink
 from tests.processes import ROOT, Command
 from tests.simulations.inprocess import play
 
-pytestmark = pytest.mark.xdist_group("ray")
-
 CORES = os.cpu_count() or 1
 USE = f"client-resources-num-cpus=1 init-args-num-cpus={CORES}"
 

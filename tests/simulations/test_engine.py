@@ -28,7 +28,7 @@ from tests.processes import ROOT, Command
 from tests.simulations.inprocess import in_process, play
 from tests.simulations.ray_runs import KINDS, MAX_LATENCY_S, ROUNDS, SMOKE
 
-pytestmark = [pytest.mark.timeout(150), pytest.mark.xdist_group("ray")]
+pytestmark = pytest.mark.timeout(150)
 
 HONEST = [k for k, kind in enumerate(KINDS) if kind == "honest"]
 KEEPS_UPDATE = ("honest", "latency-negative", "latency-text")

@@ -32,7 +32,7 @@ from tests.strategies import helpers
 from tests.strategies.helpers import Federation, chosen, initial
 from tests.strategies.message.helpers import FakeGrid, FakeNode, ProbeProxy, node_id, play
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.xdist_group("ray")]
+pytestmark = pytest.mark.timeout(60)
 FLEET, COHORT, ROUNDS, MAX_LATENCY = 12, 4, 20, 4.0
 FAULTY = {3: "raises", 7: "nan", 8: "latency-missing", 10: "shape"}
 PARAMS: dict[str, dict[str, Any]] = {
