@@ -34,6 +34,8 @@ CONNECTION = "local"
 """Flower's name for the SuperLink, in its config.toml."""
 DAYS = 30
 """How long the certificates are valid."""
+SETTLED_S, REFUSED_S = 10.0, 150.0
+"""So long a SuperNode must have run to count as started; so long the SuperLink may refuse one that was killed."""
 
 
 def make_certificates(folder: Path) -> None:
@@ -183,25 +185,54 @@ class Deployment:
         print("$", shlex.join(command), flush=True)
         subprocess.run(command, env=self.environment, check=True)
 
-    def processes(self) -> list[int]:
-        """The ids of the deployment's processes, those that Flower has started included."""
+    def processes(self, kind: str = "") -> list[int]:
+        """The ids of the deployment's processes, those that Flower has started included; of one kind of command."""
         mark = f"FLWR_HOME={self.folder / 'flwr'}".encode()
         found = []
         for path in Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):  # it has ended, or is somebody else's
-                if mark in path.read_bytes().split(b"\0"):
+                command = (path.parent / "cmdline").read_bytes()
+                if mark in path.read_bytes().split(b"\0") and kind.encode() in command:
                     found.append(int(path.parent.name))
         return [pid for pid in found if pid != os.getpid()]
 
     def stop(self, patience_s: float = 15.0) -> None:
-        """End every process of the deployment: asked to at first, killed where it does not."""
-        for sign, wait_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, 5.0)):
+        """End every process of the deployment: asked to at first, killed where it does not.
+
+        The SuperNodes are asked before the SuperLink, which so hears that they go; else it takes them for online, and
+        refuses them when they come back within a minute.
+        """
+        ways = (
+            ("flower-supernode", signal.SIGTERM, patience_s),
+            ("", signal.SIGTERM, patience_s),
+            ("", signal.SIGKILL, 5.0),
+        )
+        for kind, sign, wait_s in ways:
             deadline = time.monotonic() + wait_s
-            for pid in self.processes():
+            for pid in self.processes(kind):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, sign)
-            while self.processes() and time.monotonic() < deadline:
+            while self.processes(kind) and time.monotonic() < deadline:
                 time.sleep(0.2)
+
+
+def start_all(deployment: Deployment, number: int) -> None:
+    """Start a SuperLink and SuperNodes, and see that they stay: one that the SuperLink refuses is started again."""
+    deployment.prepare()
+    deployment.start_superlink()
+    config = {f"node-{i}": f"partition-id={i} num-partitions={number}" for i in range(number)}
+    for name in config:
+        deployment.register(name)
+    nodes = {name: deployment.start_supernode(name, config[name]) for name in config}
+    changed, deadline = time.monotonic(), time.monotonic() + REFUSED_S
+    while time.monotonic() < changed + SETTLED_S:
+        time.sleep(1.0)
+        for name in [name for name, process in nodes.items() if process.poll() is not None]:
+            if time.monotonic() > deadline:
+                raise SystemExit(f"{name} ends as soon as it is started: see {deployment.folder / 'log' / name}")
+            time.sleep(5.0)
+            nodes[name], changed = deployment.start_supernode(name, config[name]), time.monotonic()
+    print(f"started; what each process says is in {deployment.folder / 'log'}")
 
 
 def main() -> None:
@@ -217,12 +248,7 @@ def main() -> None:
         parser.error(f"{arguments.what} does not know {' '.join(further)}")
     deployment = Deployment(arguments.folder.resolve(), arguments.port)
     if arguments.what == "start":
-        deployment.prepare()
-        deployment.start_superlink()
-        for number in range(arguments.nodes):
-            deployment.register(f"node-{number}")
-            deployment.start_supernode(f"node-{number}", f"partition-id={number} num-partitions={arguments.nodes}")
-        print(f"started; what each process says is in {deployment.folder / 'log'}")
+        start_all(deployment, arguments.nodes)
     elif arguments.what == "run":
         deployment.call("flwr", "run", arguments.app, CONNECTION, "--stream", *further)
     else:

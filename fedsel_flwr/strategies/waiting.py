@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sized
 from typing import TypeVar
 
 from fedsel_flwr.errors import RunError
 
+logger = logging.getLogger("fedsel_flwr")
 Connected = TypeVar("Connected", bound=Sized)
+TOLD_AFTER_S, TOLD_EVERY_S = 10.0, 60.0
+"""Seconds without enough clients after which the log says so, and says so again."""
 
 
 def wait_for(
@@ -38,8 +42,15 @@ def wait_for(
     Raises:
         RunError: Fewer were connected when the time was over.
     """
-    deadline = time.monotonic() + timeout
+    start_s = time.monotonic()
+    deadline, tell = start_s + timeout, start_s + TOLD_AFTER_S
     while len(here := connected()) < number:
+        if tell <= time.monotonic() < deadline:
+            logger.warning(
+                "%d of %d %s are connected (%s); waiting for at most %g s (wait_timeout)",
+                len(here), number, what, reason, timeout,
+            )  # fmt: skip
+            tell += TOLD_EVERY_S
         if time.monotonic() >= deadline:
             raise RunError(
                 f"waited {timeout:g} s for {number} {what} ({reason}), but {len(here)} are connected: start more "

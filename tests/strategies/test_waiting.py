@@ -15,7 +15,7 @@ from flwr.server.strategy import DifferentialPrivacyServerSideFixedClipping, Fed
 
 from fedsel_flwr.errors import FedSelError, RunError
 from fedsel_flwr.selectors import Random
-from fedsel_flwr.strategies import BSFL, CSUCB, SelectionStrategy
+from fedsel_flwr.strategies import BSFL, CSUCB, SelectionStrategy, waiting
 from tests.strategies.helpers import FakeProxy, Federation, chosen, fedavg, fleet, initial, model, run_rounds
 
 pytestmark = pytest.mark.timeout(20)
@@ -324,3 +324,17 @@ def test_the_real_manager_is_left_as_it_was() -> None:
     federation = Federation(_strategy(3, Removes(fraction_evaluate=0.0, initial_parameters=initial())), fleet(5))
     federation.play(3)
     assert federation.manager.num_available() == 5
+
+
+def test_a_wait_that_takes_long_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Once after a while, and again now and then; a short one is not."""
+    monkeypatch.setattr(waiting, "TOLD_AFTER_S", 0.1)
+    monkeypatch.setattr(waiting, "TOLD_EVERY_S", 0.2)
+    words = {"what": "nodes", "start": "SuperNodes", "reason": "min_available", "poll_s": 0.01}
+    with pytest.raises(RunError, match=r"waited 0\.4 s for 4 nodes"):
+        waiting.wait_for(lambda: [1], 4, 0.4, **words)
+    told = "1 of 4 nodes are connected (min_available); waiting for at most 0.4 s (wait_timeout)"
+    assert caplog.messages == [told] * 2
+    caplog.clear()
+    assert waiting.wait_for(lambda: [1], 1, 9.0, **words) == [1]
+    assert caplog.messages == []

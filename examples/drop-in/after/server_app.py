@@ -15,7 +15,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Train, and measure the model after each round on digits that no client has."""
     strategy = FedAvg(fraction_train=0.2, min_available_nodes=10, fraction_evaluate=0.0)
-    strategy = BSFL(clients_per_round=2, clock="server", base=strategy)
+    strategy = BSFL(clients_per_round=2, clock="server", identity="node", base=strategy)
     start = ArrayRecord([np.zeros((10, 64)), np.zeros(10)])
     rounds = int(context.run_config["num-server-rounds"])
     strategy.start(grid=grid, initial_arrays=start, num_rounds=rounds, evaluate_fn=accuracy)
