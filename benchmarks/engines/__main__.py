@@ -15,7 +15,6 @@ import dataclasses
 import datetime
 import json
 import os
-import platform
 import signal
 import socket
 import sys
@@ -23,11 +22,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
 from cast import HERE, PLAYERS
 from compiling import compiling
 from environments import interpreter, version
 from floor import operations_per_round, rate
+from machine import Processors, machine
 from page import write
 from racing import race
 from running import Runner
@@ -87,7 +86,9 @@ def _compare(model: str, args: argparse.Namespace, pythons: dict[str, str], abse
         world = write_task(folder, model, args.data_dir)
         settings = json.loads((folder / "settings.json").read_text())
         runners = _runners(model, args, pythons, folder, rounds=2 * turns + 1)
+        processors = Processors()
         race(runners, folder, turns, min(args.trial, turns), lambda what: print(what, flush=True))
+        stolen = processors.stolen()
         said = []
         for runner in runners:
             loss = accuracy = float("nan")
@@ -124,7 +125,8 @@ def _compare(model: str, args: argparse.Namespace, pythons: dict[str, str], abse
             },
             "data": "Fashion-MNIST" if args.data_dir else "Random images, of which nothing can be learned",
             "when": datetime.date.today().isoformat(),
-            "machine": _machine(args.device),
+            "machine": machine(args.device),
+            "stolen": stolen,
         }  # fmt: skip
 
 
@@ -153,14 +155,6 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _machine(device: str) -> str:
-    gpu = f", {torch.cuda.get_device_name(device)}" if device.startswith("cuda") else ""
-    return (
-        f"{platform.machine()}, {os.cpu_count()} cores{gpu}, "
-        f"Python {platform.python_version()}, torch {torch.__version__}"
-    )
 
 
 if __name__ == "__main__":

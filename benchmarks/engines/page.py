@@ -65,7 +65,7 @@ def _section(name: str, result: dict[str, Any]) -> list[str]:
         "",
         f"{result['when']}, {result['machine']}. Turns in each half: {result['turns']}. {result['data']}.",
         "",
-        *_busy(result["load"]),
+        *_busy(result["load"], result["stolen"]),
         "| engine | version | at its best | start-up, s | round 1, s | round, s | quartiles | halves "
         "| ours is faster by | quartiles | idle, cores | test accuracy |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -103,11 +103,11 @@ def _row(runner: dict[str, Any], ours: dict[str, Any] | None) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _busy(load: float) -> list[str]:
-    """A warning where others worked on the machine; rounds of two threads suffer most from that."""
-    if load < 0.5:
-        return []
-    return [f"**The machine was busy with other work (load {load:.1f} before the start): figures are rough.**", ""]
+def _busy(load: float, stolen: float) -> list[str]:
+    """A warning where others worked on the machine or on its host; rounds of two threads suffer most from that."""
+    said = [f"load {load:.1f} before the start"] if load >= 0.5 else []
+    said += [f"the host gave {stolen:.0%} of the time that was asked for to others"] if stolen >= 0.05 else []
+    return [f"**The machine was busy with other work ({', '.join(said)}): figures are rough.**", ""] if said else []
 
 
 def _tried(result: dict[str, Any]) -> list[str]:

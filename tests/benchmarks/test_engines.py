@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import dataclasses
 import os
+import platform
 import sys
+from collections import namedtuple
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,7 +17,7 @@ import psutil
 import pytest
 
 ENGINES = Path(__file__).parents[2] / "benchmarks" / "engines"
-MODULES = ("cast", "environments", "floor", "networks", "page", "racing", "running", "task", "turns")
+MODULES = ("cast", "environments", "floor", "machine", "networks", "page", "racing", "running", "task", "turns")
 
 
 @pytest.fixture
@@ -88,7 +90,7 @@ def test_the_page_has_ratios_of_the_same_turn(engines: Any, tmp_path: Path) -> N
     result = {
         "model": "mlp", "runners": runners, "absent": {"flgo": "pip: ERROR: none"}, "turns": 2, "trial": 1,
         "floor": {"operations": 10**9, "rates": {1: 1e11}}, "data": "Random images", "when": "today",
-        "machine": "this", "load": 0.7,
+        "machine": "this", "load": 0.7, "stolen": 0.12,
         "settings": {"clients": 500, "examples": 120, "cohort": 25, "epochs": 1, "batch": 10},
     }  # fmt: skip
     page, table = tmp_path / "page.md", tmp_path / "page.csv"
@@ -98,7 +100,7 @@ def test_the_page_has_ratios_of_the_same_turn(engines: Any, tmp_path: Path) -> N
     assert (
         "| Flower on Ray | 1.0 | 2 actors | 1.0 | 2.00 | 2.50 | 1.75-3.25 | 1.50 / 3.50 | **10.0** | 10.0-15.0" in text
     )
-    assert "busy with other work (load 0.7 before" in text
+    assert "(load 0.7 before the start, the host gave 12% of the time that was asked for to others)" in text
     assert "10.0 times as fast as Flower on Ray and 3.5 times as fast as the fastest peer (pfl-research)" in text
     assert "pfl-research: 1 thread 0.200, 2 threads 7.00" in text
     assert "| FLGo | | pip: ERROR: none |" in text
@@ -109,6 +111,23 @@ def test_the_page_has_ratios_of_the_same_turn(engines: Any, tmp_path: Path) -> N
         rows = list(csv.reader(file))
     assert ["mlp", "pfl", "1 thread", "turn", "2", "1.600000"] in rows
     assert len(rows) == 1 + 4 * 2 + 4 + 4 + 4 + 1
+
+
+def test_the_machine_is_named(engines: Any, tmp_path: Path) -> None:
+    table = tmp_path / "cpuinfo"
+    table.write_text("processor\t: 0\nmodel name\t: A processor @ 2.80GHz\nprocessor\t: 1\nmodel name\t: Another\n")
+    assert engines.machine.processor(table) == "A processor @ 2.80GHz"
+    assert engines.machine.processor(tmp_path / "none") == platform.machine()
+    assert f"{os.cpu_count()} cores, Python {platform.python_version()}" in engines.machine.machine("cpu")
+
+
+def test_stolen_time_is_a_share_of_what_was_wanted(engines: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = namedtuple("times", ["user", "system", "idle", "iowait", "steal", "guest"])
+    said = iter([times(10, 5, 100, 1, 2, 4), times(16, 6, 150, 3, 5, 9)])
+    monkeypatch.setattr(engines.machine.psutil, "cpu_times", lambda: next(said))
+    assert engines.machine.Processors().stolen() == pytest.approx(3 / 10)  # of 6 + 1 + 3; 5 of the user's 6 are guests'
+    monkeypatch.setattr(engines.machine.psutil, "cpu_times", lambda: times(10, 5, 100, 1, 2, 4))
+    assert engines.machine.Processors().stolen() == 0
 
 
 def test_the_floor_counts_products(engines: Any) -> None:
