@@ -65,7 +65,7 @@ def _section(name: str, result: dict[str, Any]) -> list[str]:
         "",
         f"{result['when']}, {result['machine']}. Turns in each half: {result['turns']}. {result['data']}.",
         "",
-        *_busy(result["load"], result["stolen"]),
+        *_busy(result["load"], result.get("stolen", 0.0)),
         "| engine | version | at its best | start-up, s | round 1, s | round, s | quartiles | halves "
         "| ours is faster by | quartiles | idle, cores | test accuracy |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
