@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from fedsel_flwr.clients.batched.threads import ask_in_parts
 from fedsel_flwr.clients.parameters import set_arrays
 from fedsel_flwr.clients.training import held
 
@@ -38,8 +39,13 @@ def torch_predict(
 def outputs(model: nn.Module, inputs: npt.NDArray[np.float32], batch_size: int = 256) -> torch.Tensor:
     """A model's outputs on examples, shape (n, ...), with dropout off; the model stays as it is."""
     was_training, examples = model.training, held(inputs)
+
+    def ask(own: nn.Module, first: int) -> torch.Tensor:
+        with torch.no_grad():
+            said: torch.Tensor = own(examples[first : first + batch_size])
+        return said
+
     model.eval()
-    with torch.no_grad():
-        parts = [model(examples[i : i + batch_size]) for i in range(0, len(inputs), batch_size)]
+    parts = ask_in_parts(model, range(0, len(inputs), batch_size), ask)
     model.train(was_training)
     return torch.cat(parts)

@@ -25,8 +25,9 @@ THREADED_OPERATIONS = 2e9
 """A step of the whole round with less arithmetic is done by one thread sooner than by several."""
 RUN_OPERATIONS = 30e9
 """A run with less arithmetic ends before a helper has started (about two seconds)."""
-COMPILED_STEPS = 3000
-"""A run with fewer steps ends before the compiled loops are loaded (about a second; seconds where none are stored)."""
+COMPILED_STEPS = 25_000
+"""A run with fewer steps, of all its clients, saves less time than the compiled loops take to load (about a second, at
+forty microseconds a step)."""
 
 
 class Staff:
@@ -129,7 +130,8 @@ def way_for(world: World, device: str) -> Way:
     """
     settings, train = world.scenario.training.settings(), world.dataset.train
     steps = settings.local_steps or settings.local_epochs * -(-world.sizes // settings.batch_size)
-    if device != "cpu" or world.scenario.rounds * float(np.mean(steps)) < COMPILED_STEPS:
+    played = world.scenario.rounds * world.scenario.clients_per_round * float(np.mean(steps))
+    if device != "cpu" or played < COMPILED_STEPS:
         return "auto"
     data = Examples(train.inputs, train.labels, []).on(torch.device(device))
     try:

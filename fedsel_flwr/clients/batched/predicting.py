@@ -17,6 +17,7 @@ from fedsel_flwr.clients.batched.chunks import default_chunk
 from fedsel_flwr.clients.batched.layers import Dropout, Now
 from fedsel_flwr.clients.batched.planning import Plan, plan
 from fedsel_flwr.clients.batched.refusal import Refused
+from fedsel_flwr.clients.batched.threads import ask_in_parts
 from fedsel_flwr.clients.training import held
 from fedsel_flwr.errors import ParameterError
 
@@ -69,16 +70,21 @@ def logits_batched(
     ]
     examples = torch.as_tensor(inputs, device=device)
     together = _way(scratch, examples)
-    parts = []
-    with torch.no_grad():
-        for first in range(0, len(examples), batch_size):
-            x = examples[first : first + batch_size]
+
+    def ask(own: nn.Module, first: int) -> npt.NDArray[Any]:
+        nonlocal together
+        x = examples[first : first + batch_size]
+        with torch.no_grad():
             try:
-                outputs = together(scratch, stack, x)
+                outputs = together(own, stack, x)
             except (RuntimeError, ValueError, NotImplementedError):  # what torch.func raises for what it cannot batch
                 together = _in_turn
-                outputs = together(scratch, stack, x)
-            parts.append(outputs.cpu().numpy())
+                outputs = together(own, stack, x)
+        return outputs.cpu().numpy()
+
+    firsts = range(0, len(examples), batch_size)
+    # grouped layers keep what they work in, and use the threads themselves
+    parts = ask_in_parts(scratch, firsts, ask) if together is _mapped else [ask(scratch, first) for first in firsts]
     return np.concatenate(parts, axis=1).astype(np.float64)
 
 

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TypeVar
 
+import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
+from torch import nn
+
+Part = TypeVar("Part")
+Said = TypeVar("Said")
+
+_IDLE: ContextVar[int] = ContextVar("threads that torch had before a block of using_threads left it one", default=1)
 
 
 @contextmanager
@@ -38,8 +48,36 @@ def using_threads(count: int) -> Iterator[None]:
     """
     before = torch.get_num_threads()
     torch.set_num_threads(count)
+    idle = _IDLE.set(before if count == 1 else 1)
     try:
         with threadpool_limits(count):
             yield
     finally:
+        _IDLE.reset(idle)
         torch.set_num_threads(before)
+
+
+def ask_in_parts(model: nn.Module, parts: Sequence[Part], ask: Callable[[nn.Module, Part], Said]) -> list[Said]:
+    """Ask a model about each part, on several threads where :func:`using_threads` leaves torch one of them.
+
+    A part is asked by one thread either way, so that the answers are the same to the last bit.
+
+    Args:
+        model: The model; left as it is. Each thread has a copy of its own.
+        parts: What to ask about.
+        ask: Called with the model, or a copy of it, and a part.
+
+    Returns:
+        The answers, in the order of the parts.
+    """
+
+    def share(own: nn.Module, numbers: Sequence[int]) -> list[Said]:
+        return [ask(own, parts[i]) for i in numbers]
+
+    threads = min(_IDLE.get(), len(parts))
+    if threads < 2:
+        return share(model, range(len(parts)))
+    shares = np.array_split(np.arange(len(parts)), threads)
+    with one_thread_each(threads) as workers:
+        asked = [workers.submit(share, copy.deepcopy(model), own.tolist()) for own in shares]
+        return [said for one in asked for said in one.result()]

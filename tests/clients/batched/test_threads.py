@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,7 +11,10 @@ import torch
 from torch import nn
 
 from fedsel_flwr.clients.batched import BatchedTrainer, Examples
+from fedsel_flwr.clients.batched.predicting import logits_batched
+from fedsel_flwr.clients.batched.threads import ask_in_parts, using_threads
 from fedsel_flwr.clients.parameters import get_arrays
+from fedsel_flwr.clients.predicting import outputs
 from fedsel_flwr.clients.training import TrainingSettings
 
 SETTINGS = TrainingSettings(learning_rate=0.1, batch_size=3, momentum=0.5)
@@ -70,3 +74,54 @@ def test_what_fails_in_a_chunk_fails_the_round(two_threads: None) -> None:
     with pytest.raises(AttributeError):
         trainer.train(get_arrays(model), CLIENTS, [np.random.default_rng(0)] * 4 + [None])  # type: ignore[list-item]
     assert torch.get_num_threads() == 2
+
+
+class Remembers(nn.Module):
+    """It keeps what it was given, as models of one's own do, and takes long enough to be overtaken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.given = nn.Linear(3, 2), torch.empty(0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.given = x
+        for _ in range(20):
+            self.layer(x)
+        return self.layer(self.given)
+
+
+def test_a_thread_that_is_left_idle_answers_too_and_nothing_changes(two_threads: None) -> None:
+    inputs = DRAW.normal(size=(503, 3)).astype(np.float32)
+    model = Remembers()
+    stack = [DRAW.normal(size=(4, *tensor.shape)).astype(np.float32) for tensor in model.state_dict().values()]
+    used: list[tuple[str, int]] = []
+
+    def ask(own: nn.Module, first: int) -> int:
+        used.append((threading.current_thread().name, torch.get_num_threads()))
+        assert (own is model) == (used[-1][0] == "MainThread")
+        return first
+
+    with using_threads(1):
+        answers = ask_in_parts(model, range(7), ask)
+        one, many = outputs(model, inputs, 10), logits_batched(model, stack, inputs, batch_size=10)
+        assert torch.get_num_threads() == 1
+    assert answers == list(range(7))
+    assert {threads for _, threads in used} == {1}
+    assert "MainThread" not in {name for name, _ in used}
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(1)
+    with using_threads(1):  # there is no other
+        used.clear()
+        ask_in_parts(model, range(3), ask)
+        assert used == [("MainThread", 1)] * 3
+        assert torch.equal(one, outputs(model, inputs, 10))
+        np.testing.assert_array_equal(many, logits_batched(model, stack, inputs, batch_size=10))
+
+
+def test_an_error_of_a_part_is_raised(two_threads: None) -> None:
+    def ask(own: nn.Module, part: int) -> None:
+        if part == 5:
+            raise ValueError("the fifth")
+
+    with using_threads(1), pytest.raises(ValueError, match="the fifth"):
+        ask_in_parts(nn.Identity(), range(6), ask)
