@@ -16,7 +16,7 @@ help:
 	@sed -n '/^# make/s/^# //p' Makefile
 
 demo: .venv/installed
-	$(BIN)/fedsel compare phones --selectors bsfl,cs-ucb,round-robin,random --seeds 5 --rounds-on-flower 5
+	$(BIN)/fedsel compare phones --selectors bsfl,cs-ucb,round-robin,random --seeds 5 --rounds-on-flower 5 --jobs 2
 
 test: .venv/installed
 	$(BIN)/python -m pytest -n 2

@@ -146,6 +146,7 @@ def _plan(args: argparse.Namespace) -> Plan:
         scenario, named, seeds=seeds, engine=scenario.engine, reference=getattr(args, "reference", None),
         rounds_on_flower=getattr(args, "rounds_on_flower", 0), where=Where(**where_of(args)),
         device=args.device or "cpu", processes=args.processes, left_out=left_out, checkpoints=checkpoints,
+        jobs=1 if (jobs := getattr(args, "jobs", None)) is None else jobs,
     )  # fmt: skip
 
 
@@ -155,7 +156,8 @@ def _plan_of(folder: Path, args: argparse.Namespace) -> Plan:
     from fedsel_flwr.simulations.where import Where
 
     elsewhere: dict[str, Any] = {"where": Where(**given)} if (given := where_of(args)) else {}
-    elsewhere |= {key: value for key in ("device", "processes") if (value := getattr(args, key)) is not None}
+    named = ("device", "processes", "jobs")
+    elsewhere |= {key: value for key in named if (value := getattr(args, key, None)) is not None}
     return Plan.load(folder, {"rounds": args.rounds, "data.data_dir": args.data_dir}, **elsewhere)
 
 

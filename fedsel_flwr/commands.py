@@ -93,6 +93,10 @@ def parser_of() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argument
         help="runs of each selector, counted up from the scenario's seed, or the seeds themselves (default: 1)",
     )  # fmt: skip
     compare.add_argument(
+        "--jobs", type=int, metavar="N",
+        help="play N runs at a time, in processes that share the cores (default: 1; vectorized engine, on the CPU)",
+    )  # fmt: skip
+    compare.add_argument(
         "--reference", metavar="NAME",
         help="the selector that the last sentence compares the others with, seed by seed (default: random, if it runs)",
     )  # fmt: skip

@@ -28,7 +28,7 @@ from tests.strategies.message.helpers import fedavg as message_fedavg
 
 PACKAGE = Path(fedsel_flwr.__file__).parent
 PICKLERS = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
-CARRIERS = {"multiprocessing"}
+CARRIERS = {"loky", "multiprocessing"}
 """Modules that pickle what they carry."""
 CALLS = {("torch", "load"), ("torch", "save"), ("pd", "read_pickle"), ("pandas", "read_pickle")}
 EXCEPTIONS = {
@@ -36,6 +36,7 @@ EXCEPTIONS = {
     "clients/batched/remote.py": "the other end of these",
     "clients/batched/sending.py": "the model that helpers train is code and its state",
     "simulations/sharing.py": "Ray carries the data to its actors; only the name of pickle's error is used here",
+    "simulations/side_by_side.py": "runs of a comparison go to processes that this one starts",
     "testing/spawning.py": "a selector's factory goes to a process that this one starts",
 }
 """Files that pickle, or use what pickles, and what for; docs/security.md names them too."""

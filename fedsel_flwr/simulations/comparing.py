@@ -33,6 +33,7 @@ def compare(
     update: Update | None = None,
     device: str = "cpu",
     processes: int | None = None,
+    jobs: int = 1,
     num_cpus: int | None = None,
     num_gpus: int | None = None,
     client_cpus: float = 1,
@@ -63,6 +64,9 @@ def compare(
         device: Where the vectorized engine trains.
         processes: How many processes train there, as in :func:`~fedsel_flwr.simulations.engine.simulate`; they stay for
             all runs.
+        jobs: How many runs are played at a time on the CPU, in processes that share the cores. Each reads the data
+            itself, and is told of when it and all before it have ended. The runs are the same, but for rounding where
+            threads share a convolution. 1: one after the other, in this process.
         num_cpus: Cores that Ray gets, as in :func:`~fedsel_flwr.simulations.engine.simulate`; this and the next four
             are for the runs on Ray, and refused where there is none.
         num_gpus: GPUs that Ray gets.
@@ -105,6 +109,7 @@ def compare(
         reference=reference,
         rounds_on_flower=rounds_on_flower,
         processes=processes,
+        jobs=jobs,
         where=Where(num_cpus, num_gpus, client_cpus, client_gpus, ray_address),
         device=device,
         left_out=left_out,

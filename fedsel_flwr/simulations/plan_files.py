@@ -16,7 +16,7 @@ from fedsel_flwr.simulations.results import RUN, read_label
 
 PLAN = "plan.json"
 """What is run in a folder, and where."""
-ELSEWHERE = ("where", "device", "processes", "checkpoints")
+ELSEWHERE = ("where", "device", "processes", "jobs", "checkpoints")
 """Parts of a plan that say where it runs, not what."""
 
 

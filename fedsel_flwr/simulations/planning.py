@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.ingredients import Own
 from fedsel_flwr.simulations.on_flower import agreement, run_on_flower
 from fedsel_flwr.simulations.plan_files import check_folder, read_plan, seeds_from, write_plan
+from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import merged
+from fedsel_flwr.simulations.side_by_side import Job, check_jobs, side_by_side
 from fedsel_flwr.simulations.staffing import Staff, check_processes
 from fedsel_flwr.simulations.telling import StartRun, Update, tell_last, telling
 from fedsel_flwr.simulations.where import Where
@@ -42,6 +45,7 @@ class Plan:
         device: Where the vectorized engine trains.
         left_out: Where all selectors were to run: those that cannot, and why.
         checkpoints: Options of :func:`~fedsel_flwr.simulations.engine.simulate`.
+        jobs: So many runs at a time.
     """
 
     scenario: Scenario
@@ -54,6 +58,7 @@ class Plan:
     device: str = "cpu"
     left_out: Mapping[str, str] = field(default_factory=dict)
     checkpoints: Mapping[str, Any] = field(default_factory=dict)
+    jobs: int = 1
 
     @classmethod
     def of(
@@ -70,6 +75,7 @@ class Plan:
         device: str = "cpu",
         left_out: Mapping[str, str] | None = None,
         checkpoints: Mapping[str, Any] | None = None,
+        jobs: int = 1,
     ) -> Plan:
         """Make the plan; arguments and errors are those of :func:`~fedsel_flwr.simulations.comparing.compare`."""
         if not isinstance(scenario, Scenario):
@@ -82,6 +88,7 @@ class Plan:
         where = where or Where()
         check_processes(scenario, processes, device)
         check_engine(scenario, where, device, rounds_on_flower)
+        check_jobs(scenario, jobs, device)
         make_availability(scenario)
         them = contenders(selectors)
         check_selectors(scenario, [one.name for one in them if one.name])
@@ -91,7 +98,7 @@ class Plan:
         told = reference_of(reference, [one.label for one in them])
         return cls(
             scenario, them, seeds_from(seeds, scenario.seed), told, rounds, processes, where, device, left_out or {},
-            checkpoints or {},
+            checkpoints or {}, jobs,
         )  # fmt: skip
 
     @classmethod
@@ -101,7 +108,7 @@ class Plan:
         Args:
             folder: Of a comparison, or of a run.
             scenario: Keys of the scenario that are to be changed, dotted.
-            **where: ``where``, ``device`` and ``processes`` in place of those of the plan.
+            **where: ``where``, ``device``, ``processes`` and ``jobs`` in place of those of the plan.
 
         Raises:
             ParameterError: There is none, or it needs something that only Python code can give.
@@ -120,7 +127,7 @@ class Plan:
             seeds=said["seeds"],
             engine=changed.engine,
             **{key: said[key] for key in ("reference", "rounds_on_flower", "left_out", "checkpoints") if key in said},
-            **{"device": said.get("device", "cpu"), "processes": said.get("processes")}
+            **{"device": said.get("device", "cpu"), "processes": said.get("processes"), "jobs": said.get("jobs", 1)}
             | {"where": Where(**said.get("where", {}))}
             | where,
         )
@@ -137,6 +144,7 @@ class Plan:
             "where": {name: getattr(self.where, name) for name in self.where.asked},
             "device": self.device,
             "processes": self.processes,
+            "jobs": self.jobs,
             "checkpoints": dict(self.checkpoints),
         }
 
@@ -165,32 +173,64 @@ class Plan:
             options = {"resume": resume, **self.checkpoints, **options}
         on_flower: History | None = None
         on_ray = {name: getattr(self.where, name) for name in self.where.asked}
-        with Staff(self.processes) as staff:
-            vectorized = {"device": self.device, "processes": staff}
-            here = on_ray if self.scenario.engine == "ray" else vectorized
-            for seed, one in itertools.product(self.seeds, self.them):
-                own = one.scenario(self.scenario, seed)
-                label = one.label if len(self.seeds) == 1 else f"{one.label}, seed {seed}"
-                if self.rounds_on_flower and not comparison.runs:
-                    told = telling(f"{label}, with Flower on Ray", self.rounds_on_flower, start_run, update)
-                    on_flower = self._on_flower(one, own, folder, told, on_ray | options)
-                told = telling(label, own.rounds, start_run, update)
-                selector, place = one.selector(own), folder
-                if folder and not single:
-                    place = folder / run_name(one.label, seed)
-                was_over = resume and place is not None and has_finished(place)
-                result = simulate(
-                    own, selector=selector, on_round=told, folder=place, label=one.label, **here, **options
-                )
-                if was_over and update:
-                    tell_last(result.history, update)
-                run = Run(one.label, brought.named_in(own), result)
+        runs = [
+            Job(one.scenario(self.scenario, seed), one, options | self._place(folder, one, seed, single))
+            for seed, one in itertools.product(self.seeds, self.them)
+        ]
+        if self.rounds_on_flower:
+            first, label = runs[0], self._told(runs[0])
+            told = telling(f"{label}, with Flower on Ray", self.rounds_on_flower, start_run, update)
+            on_flower = self._on_flower(first.contender, first.scenario, folder, told, on_ray | options)
+        play = self._in_turn if self.jobs == 1 or single else self._side_by_side
+        with contextlib.closing(play(runs, on_ray, start_run, update)) as results:
+            for job, result in zip(runs, results, strict=True):
+                run = Run(job.contender.label, brought.named_in(job.scenario), result)
                 if on_flower and not comparison.runs:
                     comparison.agreement = agreement(on_flower, result.history)
                 comparison.runs.append(run)
         if folder:
             comparison.report(folder)
         return comparison
+
+    def _place(self, folder: Path | None, one: Contender, seed: int, single: bool) -> dict[str, Any]:
+        """What a run is called, and where it is written."""
+        place = folder / run_name(one.label, seed) if folder and not single else folder
+        return {"folder": place, "label": one.label}
+
+    def _told(self, job: Job) -> str:
+        """What the progress calls a run."""
+        label = job.contender.label
+        return label if len(self.seeds) == 1 else f"{label}, seed {job.scenario.seed}"
+
+    def _in_turn(
+        self, runs: Sequence[Job], on_ray: Mapping[str, Any], start_run: StartRun | None, update: Update | None
+    ) -> Generator[RunResult]:
+        """Play one run after the other, here."""
+        with Staff(self.processes) as staff:
+            vectorized = {"device": self.device, "processes": staff}
+            here = on_ray if self.scenario.engine == "ray" else vectorized
+            for job in runs:
+                told = telling(self._told(job), job.scenario.rounds, start_run, update)
+                selector, place = job.contender.selector(job.scenario), job.options["folder"]
+                was_over = bool(job.options.get("resume")) and place is not None and has_finished(place)
+                result = simulate(job.scenario, selector=selector, on_round=told, **here, **job.options)
+                if was_over and update:
+                    tell_last(result.history, update)
+                yield result
+
+    def _side_by_side(
+        self, runs: Sequence[Job], on_ray: Mapping[str, Any], start_run: StartRun | None, update: Update | None
+    ) -> Generator[RunResult]:
+        """Play several runs at a time, in other processes; each is told of when it and all before it have ended."""
+        here = {"device": self.device, "processes": self.processes, "on_wait": None}
+        jobs = [replace(job, options={**job.options, **here}) for job in runs]
+        with contextlib.closing(side_by_side(jobs, self.jobs)) as results:
+            for job in runs:
+                telling(self._told(job), job.scenario.rounds, start_run, update)
+                result = next(results)
+                if update:
+                    tell_last(result.history, update)
+                yield result
 
     def _on_flower(
         self,

@@ -1,0 +1,122 @@
+"""Runs of a comparison side by side, each in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedsel_flwr.checks import whole
+from fedsel_flwr.clients.batched.sending import packed, unpacked
+from fedsel_flwr.errors import ParameterError, RunError
+from fedsel_flwr.rounds.history import RoundRecord
+from fedsel_flwr.simulations.contenders import Contender
+from fedsel_flwr.simulations.logs import LOGGERS, logging_to
+from fedsel_flwr.simulations.results import RunResult
+from fedsel_flwr.simulations.scenario import Scenario
+
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+"""What tells the libraries of a process how many threads are theirs."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that another process plays.
+
+    Attributes:
+        scenario: What is run.
+        contender: Who chooses.
+        options: Arguments of :func:`~fedsel_flwr.simulations.engine.simulate`.
+    """
+
+    scenario: Scenario
+    contender: Contender
+    options: Mapping[str, Any]
+
+
+def check_jobs(scenario: Scenario, jobs: int, device: str) -> int:
+    """How many runs are played at a time.
+
+    Raises:
+        ParameterError: It is below 1, or above 1 where runs share Ray or a device.
+    """
+    number = whole("jobs", jobs, 1)
+    if number > 1 and (scenario.engine != "vectorized" or device != "cpu"):
+        shared = f"the device {device!r}" if scenario.engine == "vectorized" else "Ray, which uses every core already"
+        raise ParameterError(
+            f"jobs = {number} runs at a time would share {shared}: leave jobs out, or use the engine 'vectorized' on "
+            "the CPU"
+        )
+    return number
+
+
+def side_by_side(jobs: Sequence[Job], at_a_time: int) -> Generator[RunResult]:
+    """Play runs in other processes, which share the cores equally and end when the generator does.
+
+    Args:
+        jobs: The runs; they begin in this order.
+        at_a_time: How many are played at a time.
+
+    Yields:
+        The results in the order of the runs.
+
+    Raises:
+        ParameterError: A run cannot be sent to another process.
+        RunError: A process was killed.
+        Exception: Whatever a run raises; the others are then broken off.
+    """
+    from loky import ProcessPoolExecutor
+    from loky.process_executor import BrokenProcessPool
+
+    sent = [_sent(job) for job in jobs]
+    at_a_time = min(at_a_time, len(jobs))
+    threads = str(max(1, (os.cpu_count() or 1) // at_a_time))
+    workers = ProcessPoolExecutor(at_a_time, env=dict.fromkeys(THREADS, threads), initializer=_begin)
+    try:
+        runs = [workers.submit(_play, data, _log(), os.getpid()) for data in sent]
+        for run in runs:
+            yield run.result()
+    except BrokenProcessPool as error:
+        raise RunError(f"a process that played a run was ended from outside, for want of memory perhaps: {error}"
+                       ) from error  # fmt: skip
+    finally:
+        workers.shutdown(wait=True, kill_workers=True)
+
+
+def _sent(job: Job) -> bytes:
+    try:
+        return packed(job)
+    except Exception as error:  # pickle raises many kinds
+        raise ParameterError(
+            f"{job.contender.label!r} cannot be sent to another process ({type(error).__name__}: {error}): leave jobs "
+            "out, or give selector, model, data and objective as something that pickle takes"
+        ) from error
+
+
+def _log() -> Path | None:
+    """The file that this process logs to."""
+    handlers = (handler for name in LOGGERS for handler in logging.getLogger(name).handlers)
+    return next((Path(each.baseFilename) for each in handlers if isinstance(each, logging.FileHandler)), None)
+
+
+def _begin() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that began
+
+
+def _play(data: bytes, log: Path | None, parent: int) -> RunResult:
+    """A run, in another process; without the one that began it there is nobody to play for."""
+    from fedsel_flwr.simulations.engine import simulate
+
+    def on_round(record: RoundRecord) -> None:
+        if os.getppid() != parent:
+            os._exit(1)  # its checkpoints are there
+
+    job: Job = unpacked(data)
+    with logging_to(log) if log else contextlib.nullcontext():
+        selector = job.contender.selector(job.scenario)
+        return simulate(job.scenario, selector=selector, on_round=on_round, **job.options)

@@ -1,0 +1,180 @@
+"""Runs of a comparison side by side: what one process plays, several play too, and nothing of them stays behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from fedsel_flwr import cli
+from fedsel_flwr.errors import ParameterError, RunError
+from fedsel_flwr.rounds.history import RoundRecord
+from fedsel_flwr.selectors import Random
+from fedsel_flwr.simulations import Comparison, Scenario, compare, load_scenario
+from fedsel_flwr.simulations.side_by_side import check_jobs
+from tests.processes import Command
+
+pytestmark = pytest.mark.timeout(240)
+
+OWN = '''
+from pathlib import Path
+from fedsel_flwr.selectors import Random
+
+class Mine(Random):
+    """At random; it breaks off where a file says so."""
+
+    def _select(self, available):
+        if Path("broken").exists() and self.round == 3:
+            raise ValueError("broken as asked")
+        return super()._select(available)
+'''
+
+
+def scenario(rounds: int = 5, **overrides: Any) -> Scenario:
+    return load_scenario("smoke", {"rounds": rounds, "engine": "vectorized", **overrides})
+
+
+def same(one: Comparison, other: Comparison) -> None:
+    assert [(run.selector, run.scenario) for run in one.runs] == [(run.selector, run.scenario) for run in other.runs]
+    for mine, theirs in zip(one.runs, other.runs, strict=True):
+        assert repr(mine.history.rounds) == repr(theirs.history.rounds)  # not known is equal to not known
+        assert repr(mine.history.clients) == repr(theirs.history.clients)
+        for a, b in zip(mine.result.arrays, theirs.result.arrays, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    yield
+    left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
+    assert not [child for child in left if "tracker" not in " ".join(child.cmdline())]
+
+
+class Own(Random):
+    """Defined where nothing can be imported from, as in a script."""
+
+
+def test_two_at_a_time_are_the_same_runs(tmp_path: Path) -> None:
+    told: list[tuple[str, int]] = []
+    ended: list[tuple[int, int]] = []
+
+    def update(record: RoundRecord, failed: int) -> None:
+        ended.append((len(told), record.round))
+
+    keys: dict[str, Any] = {"seeds": [3, 5], "data": None}
+    selectors = {"bsfl": "bsfl", "mine": Own}
+    turn = compare(scenario(), selectors, folder=tmp_path / "one", **keys)
+    both = compare(
+        scenario(), selectors, jobs=2, folder=tmp_path / "two", start_run=lambda *run: told.append(run), update=update,
+        **keys,
+    )  # fmt: skip
+    same(turn, both)
+    assert told == [(f"{label}, seed {seed}", 5) for seed in (3, 5) for label in ("bsfl", "mine")]
+    assert ended == [(1, 5), (2, 5), (3, 5), (4, 5)]  # each run once, before the next is told of
+    assert {path.name for path in (tmp_path / "one").iterdir()} == {path.name for path in (tmp_path / "two").iterdir()}
+    read = Comparison.load(tmp_path / "two")
+    assert {(run.selector, run.scenario.seed) for run in read.runs} == {
+        (label, s) for label in selectors for s in (3, 5)
+    }
+
+
+def test_what_was_broken_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """By the command, with a selector from a file; the folder's log has what the other processes said."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(OWN)
+    (tmp_path / "broken").touch()
+    keys = ["--rounds", "5", "--set", "training.learning_rate=0.05"]
+    begin = ["compare", "smoke", "--selectors", "bsfl,./mine.py:Mine", "--jobs", "2", *keys]
+    assert cli.main(begin) == 2
+    said = capsys.readouterr().err
+    assert "broken as asked" in said
+    assert "goes on" in said
+    (folder,) = (tmp_path / "runs").iterdir()
+    (tmp_path / "broken").unlink()
+    assert cli.main(["compare", "--resume", str(folder), "--jobs", "1", "--json"]) == 0
+    whole = Comparison.load(folder)
+    alone = compare(scenario(**{"training.learning_rate": 0.05}), ["bsfl", f"{tmp_path / 'mine.py'}:Mine"], seeds=1)
+    rounds = {run.selector: repr(run.history.rounds) for run in whole.runs}
+    assert rounds == {run.selector: repr(run.history.rounds) for run in alone.runs}
+    assert "ValueError: broken as asked" in (folder / "flower.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"jobs": 0}, "jobs must be a whole number of at least 1, got 0"),
+        ({"jobs": 2, "engine": "ray"}, "jobs = 2 runs at a time would share Ray"),
+    ],
+)
+def test_what_cannot_be_side_by_side_is_refused(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match=message):
+        compare(scenario(), ["bsfl", "random"], folder=tmp_path / "runs", **keys)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_one_device_is_not_shared() -> None:
+    with pytest.raises(ParameterError, match="jobs = 2 runs at a time would share the device 'cuda': leave jobs out"):
+        check_jobs(scenario(), 2, "cuda")
+    assert check_jobs(scenario(), 1, "cuda") == 1
+
+
+def test_what_cannot_be_sent_is_refused() -> None:
+    lock = threading.Lock()
+
+    def locked(clients_per_round: int, seed: int) -> Random:
+        with lock:
+            return Random(clients_per_round=clients_per_round, seed=seed)
+
+    with pytest.raises(
+        ParameterError, match=r"'mine' cannot be sent to another process \(TypeError: cannot pickle.*lock"
+    ):
+        compare(scenario(), {"bsfl": "bsfl", "mine": locked}, jobs=2)
+
+
+def workers(of: int) -> list[psutil.Process]:
+    return [child for child in psutil.Process(of).children() if "popen_loky" in " ".join(child.cmdline())]
+
+
+def until(done: Callable[[], Any], seconds: float = 90) -> Any:
+    end = time.monotonic() + seconds
+    while not (said := done()):
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.1)
+    return said
+
+
+def test_a_process_that_is_killed_is_told_of(tmp_path: Path) -> None:
+    def kill_one() -> None:
+        until(lambda: list(tmp_path.glob("study/*/checkpoints/*")))
+        workers(os.getpid())[0].kill()
+
+    killer = threading.Thread(target=kill_one)
+    killer.start()
+    with pytest.raises(RunError, match="a process that played a run was ended from outside"):
+        compare(scenario(100_000), ["bsfl", "random"], seeds=1, jobs=2, folder=tmp_path / "study", checkpoint_every=1)
+    killer.join()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+def test_a_command_that_is_ended_leaves_no_process(signum: signal.Signals, tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "fedsel_flwr.cli", "compare", "smoke", "--rounds", "100000", "--jobs", "2"]
+    command = Command(*argv, "--selectors", "bsfl,random", "--quiet", folder=tmp_path, cwd=tmp_path)
+    try:
+        until(lambda: list(tmp_path.glob("runs/*/*/checkpoints/*")) and len(workers(command.pid)) == 2)
+        there = psutil.Process(command.pid).children(recursive=True)
+        os.kill(command.pid, signum)
+        assert command.wait(60) == (130 if signum == signal.SIGINT else -9)
+        assert psutil.wait_procs(there, timeout=60)[1] == []
+        assert "Traceback" not in command.stderr
+    finally:
+        command.kill()
