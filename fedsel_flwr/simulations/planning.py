@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -172,17 +172,18 @@ class Plan:
             write_plan(folder, self.said() | {"scenario": brought.named_in(self.scenario).model_dump()})
             options = {"resume": resume, **self.checkpoints, **options}
         on_flower: History | None = None
-        on_ray = {name: getattr(self.where, name) for name in self.where.asked}
+        on_ray = options | {name: getattr(self.where, name) for name in self.where.asked}
         runs = [
-            Job(one.scenario(self.scenario, seed), one, options | self._place(folder, one, seed, single))
+            Job(one.scenario(self.scenario, seed), one, self._place(folder, one, seed, single))
             for seed, one in itertools.product(self.seeds, self.them)
         ]
         if self.rounds_on_flower:
             first, label = runs[0], self._told(runs[0])
             told = telling(f"{label}, with Flower on Ray", self.rounds_on_flower, start_run, update)
-            on_flower = self._on_flower(first.contender, first.scenario, folder, told, on_ray | options)
+            on_flower = self._on_flower(first.contender, first.scenario, folder, told, on_ray)
         play = self._in_turn if self.jobs == 1 or single else self._side_by_side
-        with contextlib.closing(play(runs, on_ray, start_run, update)) as results:
+        here = on_ray if self.scenario.engine == "ray" else options | {"device": self.device}
+        with contextlib.closing(play(runs, here, start_run, update)) as results:
             for job, result in zip(runs, results, strict=True):
                 run = Run(job.contender.label, brought.named_in(job.scenario), result)
                 if on_flower and not comparison.runs:
@@ -203,28 +204,26 @@ class Plan:
         return label if len(self.seeds) == 1 else f"{label}, seed {job.scenario.seed}"
 
     def _in_turn(
-        self, runs: Sequence[Job], on_ray: Mapping[str, Any], start_run: StartRun | None, update: Update | None
+        self, runs: Sequence[Job], options: Mapping[str, Any], start_run: StartRun | None, update: Update | None
     ) -> Generator[RunResult]:
         """Play one run after the other, here."""
         with Staff(self.processes) as staff:
-            vectorized = {"device": self.device, "processes": staff}
-            here = on_ray if self.scenario.engine == "ray" else vectorized
+            here = {**options} if self.scenario.engine == "ray" else {**options, "processes": staff}
             for job in runs:
                 told = telling(self._told(job), job.scenario.rounds, start_run, update)
-                selector, place = job.contender.selector(job.scenario), job.options["folder"]
-                was_over = bool(job.options.get("resume")) and place is not None and has_finished(place)
-                result = simulate(job.scenario, selector=selector, on_round=told, **here, **job.options)
+                selector, place = job.contender.selector(job.scenario), job.place["folder"]
+                was_over = bool(options.get("resume")) and place is not None and has_finished(place)
+                result = simulate(job.scenario, selector=selector, on_round=told, **here, **job.place)
                 if was_over and update:
                     tell_last(result.history, update)
                 yield result
 
     def _side_by_side(
-        self, runs: Sequence[Job], on_ray: Mapping[str, Any], start_run: StartRun | None, update: Update | None
+        self, runs: Sequence[Job], options: Mapping[str, Any], start_run: StartRun | None, update: Update | None
     ) -> Generator[RunResult]:
         """Play several runs at a time, in other processes; each is told of when it and all before it have ended."""
-        here = {"device": self.device, "processes": self.processes, "on_wait": None}
-        jobs = [replace(job, options={**job.options, **here}) for job in runs]
-        with contextlib.closing(side_by_side(jobs, self.jobs)) as results:
+        here = {**options, "processes": self.processes, "on_wait": None}
+        with contextlib.closing(side_by_side(runs, here, self.jobs)) as results:
             for job in runs:
                 telling(self._told(job), job.scenario.rounds, start_run, update)
                 result = next(results)

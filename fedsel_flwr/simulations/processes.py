@@ -101,7 +101,7 @@ def name_of(process: psutil.Process) -> str:
 
 
 def _is_tracker(process: psutil.Process) -> bool:
-    """Whether this is Python's resource tracker, which ends with its parent, and which the parent still needs."""
+    """Whether this is Python's resource tracker, or loky's: they end with their parent, and it still needs them."""
     with contextlib.suppress(psutil.Error):
-        return any("multiprocessing.resource_tracker" in part for part in process.cmdline())
+        return any(".resource_tracker import main" in part for part in process.cmdline())
     return False

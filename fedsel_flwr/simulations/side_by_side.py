@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +26,18 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_
 
 @dataclass(frozen=True)
 class Job:
-    """A run that another process plays.
+    """A run of a comparison.
 
     Attributes:
         scenario: What is run.
         contender: Who chooses.
-        options: Arguments of :func:`~fedsel_flwr.simulations.engine.simulate`.
+        place: Where it is written and what it is called: ``folder`` and ``label`` of
+            :func:`~fedsel_flwr.simulations.engine.simulate`.
     """
 
     scenario: Scenario
     contender: Contender
-    options: Mapping[str, Any]
+    place: Mapping[str, Any] = field(default_factory=dict)
 
 
 def check_jobs(scenario: Scenario, jobs: int, device: str) -> int:
@@ -55,11 +56,12 @@ def check_jobs(scenario: Scenario, jobs: int, device: str) -> int:
     return number
 
 
-def side_by_side(jobs: Sequence[Job], at_a_time: int) -> Generator[RunResult]:
+def side_by_side(jobs: Sequence[Job], options: Mapping[str, Any], at_a_time: int) -> Generator[RunResult]:
     """Play runs in other processes, which share the cores equally and end when the generator does.
 
     Args:
         jobs: The runs; they begin in this order.
+        options: Arguments of :func:`~fedsel_flwr.simulations.engine.simulate` that all of them share.
         at_a_time: How many are played at a time.
 
     Yields:
@@ -70,15 +72,16 @@ def side_by_side(jobs: Sequence[Job], at_a_time: int) -> Generator[RunResult]:
         RunError: A process was killed.
         Exception: Whatever a run raises; the others are then broken off.
     """
-    from loky import ProcessPoolExecutor
+    from loky import ProcessPoolExecutor, cpu_count
     from loky.process_executor import BrokenProcessPool
 
-    sent = [_sent(job) for job in jobs]
+    shared = _sent(options, "what the runs share")  # once: there may be much data
+    own = [_sent(job, repr(job.contender.label)) for job in jobs]
     at_a_time = min(at_a_time, len(jobs))
-    threads = str(max(1, (os.cpu_count() or 1) // at_a_time))
+    threads = str(max(1, cpu_count() // at_a_time))
     workers = ProcessPoolExecutor(at_a_time, env=dict.fromkeys(THREADS, threads), initializer=_begin)
     try:
-        runs = [workers.submit(_play, data, _log(), os.getpid()) for data in sent]
+        runs = [workers.submit(_play, job, shared, _log(), os.getpid()) for job in own]
         for run in runs:
             yield run.result()
     except BrokenProcessPool as error:
@@ -88,13 +91,13 @@ def side_by_side(jobs: Sequence[Job], at_a_time: int) -> Generator[RunResult]:
         workers.shutdown(wait=True, kill_workers=True)
 
 
-def _sent(job: Job) -> bytes:
+def _sent(what: Any, name: str) -> bytes:
     try:
-        return packed(job)
+        return packed(what)
     except Exception as error:  # pickle raises many kinds
         raise ParameterError(
-            f"{job.contender.label!r} cannot be sent to another process ({type(error).__name__}: {error}): leave jobs "
-            "out, or give selector, model, data and objective as something that pickle takes"
+            f"{name} cannot be sent to another process ({type(error).__name__}: {error}): leave jobs out, or give "
+            "selector, model, data and objective as something that pickle takes"
         ) from error
 
 
@@ -108,7 +111,7 @@ def _begin() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that began
 
 
-def _play(data: bytes, log: Path | None, parent: int) -> RunResult:
+def _play(own: bytes, shared: bytes, log: Path | None, parent: int) -> RunResult:
     """A run, in another process; without the one that began it there is nobody to play for."""
     from fedsel_flwr.simulations.engine import simulate
 
@@ -116,7 +119,7 @@ def _play(data: bytes, log: Path | None, parent: int) -> RunResult:
         if os.getppid() != parent:
             os._exit(1)  # its checkpoints are there
 
-    job: Job = unpacked(data)
+    job: Job = unpacked(own)
+    options: dict[str, Any] = {**unpacked(shared), **job.place}
     with logging_to(log) if log else contextlib.nullcontext():
-        selector = job.contender.selector(job.scenario)
-        return simulate(job.scenario, selector=selector, on_round=on_round, **job.options)
+        return simulate(job.scenario, selector=job.contender.selector(job.scenario), on_round=on_round, **options)

@@ -33,6 +33,8 @@ try:
     njit: Any = import_module("numba").njit  # its annotations, which some versions have, know no such wrapper
 except ImportError as error:  # not there, or not for this NumPy
     njit, MISSING = None, str(error)
+except Exception as error:  # what it imports in its turn, which a file of the same name may hide
+    njit, MISSING = None, f"{type(error).__name__}: {error}"
 
 
 def _compiled(function: Function) -> Function:

@@ -63,7 +63,7 @@ def ask_in_parts(model: nn.Module, parts: Sequence[Part], ask: Callable[[nn.Modu
     A part is asked by one thread either way, so that the answers are the same to the last bit.
 
     Args:
-        model: The model; left as it is. Each thread has a copy of its own.
+        model: The model; left as it is. Each thread has a copy of its own; one that cannot be copied is asked here.
         parts: What to ask about.
         ask: Called with the model, or a copy of it, and a part.
 
@@ -77,7 +77,11 @@ def ask_in_parts(model: nn.Module, parts: Sequence[Part], ask: Callable[[nn.Modu
     threads = min(_IDLE.get(), len(parts))
     if threads < 2:
         return share(model, range(len(parts)))
+    try:
+        copies = [copy.deepcopy(model) for _ in range(threads)]
+    except Exception:  # a model of one's own that keeps what cannot be copied, such as what it computed last
+        return share(model, range(len(parts)))
     shares = np.array_split(np.arange(len(parts)), threads)
     with one_thread_each(threads) as workers:
-        asked = [workers.submit(share, copy.deepcopy(model), own.tolist()) for own in shares]
+        asked = [workers.submit(share, one, own.tolist()) for one, own in zip(copies, shares, strict=True)]
         return [said for one in asked for said in one.result()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Iterator
 
@@ -125,3 +126,13 @@ def test_an_error_of_a_part_is_raised(two_threads: None) -> None:
 
     with using_threads(1), pytest.raises(ValueError, match="the fifth"):
         ask_in_parts(nn.Identity(), range(6), ask)
+
+
+def test_a_model_that_cannot_be_copied_is_asked_where_it_is(two_threads: None) -> None:
+    model = Remembers()
+    model(torch.ones(1, 3))
+    model.given = model.layer(torch.ones(1, 3))  # part of a graph
+    with pytest.raises(RuntimeError, match="deepcopy"):
+        copy.deepcopy(model)
+    with using_threads(1):
+        assert ask_in_parts(model, range(5), lambda own, part: (own is model, part)) == [(True, i) for i in range(5)]

@@ -1,4 +1,4 @@
-"""GPFL's Table II and Fig. 4 on Fashion-MNIST, 2 shards a client: ``python benchmarks/coverage.py --data-dir DIR``.
+"""GPFL's Table II and Fig. 4, Fashion-MNIST, 2 shards a client: ``python benchmarks/gpfl_coverage.py --data-dir DIR``.
 
 Runs the scenario gpfl-fashion under gpfl and random with several seeds. Prints for each the clients seen after 10, 20,
 50 and 100 rounds and the round in which the last client was chosen for the first time (initialization excluded; the
