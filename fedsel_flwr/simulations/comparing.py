@@ -65,8 +65,8 @@ def compare(
         processes: How many processes train there, as in :func:`~fedsel_flwr.simulations.engine.simulate`; they stay for
             all runs.
         jobs: How many runs are played at a time on the CPU, in processes that share the cores. Each reads the data
-            itself, and is told of when it and all before it have ended. The runs are the same, but for rounding where
-            threads share a convolution. 1: one after the other, in this process.
+            itself, and is told of when it and all before it have ended. The runs are the same but for rounding where
+            several threads share an operation. 1: one after the other, in this process.
         num_cpus: Cores that Ray gets, as in :func:`~fedsel_flwr.simulations.engine.simulate`; this and the next four
             are for the runs on Ray, and refused where there is none.
         num_gpus: GPUs that Ray gets.

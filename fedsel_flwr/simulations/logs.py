@@ -61,14 +61,19 @@ def only(handler: logging.Handler) -> Iterator[None]:
             logger.handlers[:], logger.propagate = handlers, propagate
 
 
+def log_file() -> Path | None:
+    """The file that these records go to; None where they go to none."""
+    handlers = (handler for name in LOGGERS for handler in logging.getLogger(name).handlers)
+    return next((Path(each.baseFilename) for each in handlers if isinstance(each, logging.FileHandler)), None)
+
+
 @contextlib.contextmanager
 def silent(quiet: bool) -> Iterator[None]:
     """Let nothing of these records through, if ``quiet``; handlers that write files keep them."""
     if not quiet:
         yield
         return
-    loggers = [logging.getLogger(name) for name in LOGGERS]
-    if any(isinstance(handler, logging.FileHandler) for logger in loggers for handler in logger.handlers):
+    if log_file():
         yield  # they go to a file already
         return
     with only(logging.NullHandler()):

@@ -86,9 +86,9 @@ class Plan:
             raise ParameterError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
         scenario = scenario.model_copy(update={"engine": engine})
         where = where or Where()
-        check_processes(scenario, processes, device)
+        processes = check_processes(scenario, processes, device)
         check_engine(scenario, where, device, rounds_on_flower)
-        check_jobs(scenario, jobs, device)
+        jobs = check_jobs(scenario, jobs, device)
         make_availability(scenario)
         them = contenders(selectors)
         check_selectors(scenario, [one.name for one in them if one.name])
@@ -208,7 +208,7 @@ class Plan:
     ) -> Generator[RunResult]:
         """Play one run after the other, here."""
         with Staff(self.processes) as staff:
-            here = {**options} if self.scenario.engine == "ray" else {**options, "processes": staff}
+            here = options if self.scenario.engine == "ray" else {**options, "processes": staff}
             for job in runs:
                 told = telling(self._told(job), job.scenario.rounds, start_run, update)
                 selector, place = job.contender.selector(job.scenario), job.place["folder"]

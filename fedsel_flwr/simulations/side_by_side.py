@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import signal
 from collections.abc import Generator, Mapping, Sequence
@@ -16,7 +15,7 @@ from fedsel_flwr.clients.batched.sending import packed, unpacked
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.simulations.contenders import Contender
-from fedsel_flwr.simulations.logs import LOGGERS, logging_to
+from fedsel_flwr.simulations.logs import log_file, logging_to
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
 
@@ -81,7 +80,7 @@ def side_by_side(jobs: Sequence[Job], options: Mapping[str, Any], at_a_time: int
     threads = str(max(1, cpu_count() // at_a_time))
     workers = ProcessPoolExecutor(at_a_time, env=dict.fromkeys(THREADS, threads), initializer=_begin)
     try:
-        runs = [workers.submit(_play, job, shared, _log(), os.getpid()) for job in own]
+        runs = [workers.submit(_play, job, shared, log_file(), os.getpid()) for job in own]
         for run in runs:
             yield run.result()
     except BrokenProcessPool as error:
@@ -99,12 +98,6 @@ def _sent(what: Any, name: str) -> bytes:
             f"{name} cannot be sent to another process ({type(error).__name__}: {error}): leave jobs out, or give "
             "selector, model, data and objective as something that pickle takes"
         ) from error
-
-
-def _log() -> Path | None:
-    """The file that this process logs to."""
-    handlers = (handler for name in LOGGERS for handler in logging.getLogger(name).handlers)
-    return next((Path(each.baseFilename) for each in handlers if isinstance(each, logging.FileHandler)), None)
 
 
 def _begin() -> None:

@@ -93,14 +93,14 @@ class Staff:
             self._helpers = None
 
 
-def check_processes(scenario: Scenario, processes: int | None, device: str = "cpu") -> None:
-    """Refuse a number of processes that cannot be; None always can.
+def check_processes(scenario: Scenario, processes: int | None, device: str = "cpu") -> int | None:
+    """How many processes train, as a number of Python's; None stays None.
 
     Raises:
         ParameterError: It is below 1, or above 1 where the engine is not "vectorized" or the device not the CPU.
     """
     if processes is None:
-        return
+        return None
     number = whole("processes", processes, 1)
     if scenario.engine != "vectorized":
         raise ParameterError(
@@ -112,6 +112,7 @@ def check_processes(scenario: Scenario, processes: int | None, device: str = "cp
             f"processes = {number} train on the CPU, but the device is {device!r}: leave processes out, or set "
             "device = 'cpu'"
         )
+    return number
 
 
 def threads_for(world: World) -> int:

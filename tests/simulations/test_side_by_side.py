@@ -6,8 +6,7 @@ import os
 import signal
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.selectors import Random
 from fedsel_flwr.simulations import Comparison, Scenario, compare, load_scenario
 from fedsel_flwr.simulations.side_by_side import check_jobs
+from tests.e2e.fleet import wait_until
 from tests.processes import Command
 
 pytestmark = pytest.mark.timeout(240)
@@ -71,12 +71,11 @@ def test_two_at_a_time_are_the_same_runs(tmp_path: Path) -> None:
     def update(record: RoundRecord, failed: int) -> None:
         ended.append((len(told), record.round))
 
-    keys: dict[str, Any] = {"seeds": [3, 5], "data": None}
     selectors = {"bsfl": "bsfl", "mine": Own}
-    turn = compare(scenario(), selectors, folder=tmp_path / "one", **keys)
+    turn = compare(scenario(), selectors, folder=tmp_path / "one", seeds=[3, 5])
     both = compare(
         scenario(), selectors, jobs=2, folder=tmp_path / "two", start_run=lambda *run: told.append(run), update=update,
-        **keys,
+        seeds=[3, 5],
     )  # fmt: skip
     same(turn, both)
     assert told == [(f"{label}, seed {seed}", 5) for seed in (3, 5) for label in ("bsfl", "mine")]
@@ -122,6 +121,11 @@ def test_what_cannot_be_side_by_side_is_refused(keys: dict[str, Any], message: s
     assert not (tmp_path / "runs").exists()
 
 
+def test_numpy_numbers_are_as_good(tmp_path: Path) -> None:
+    counts: dict[str, Any] = {"jobs": np.int64(1), "processes": np.int64(1)}
+    assert len(compare(scenario(1), ["bsfl", "random"], seeds=1, folder=tmp_path, **counts).runs) == 2
+
+
 def test_one_device_is_not_shared() -> None:
     with pytest.raises(ParameterError, match="jobs = 2 runs at a time would share the device 'cuda': leave jobs out"):
         check_jobs(scenario(), 2, "cuda")
@@ -145,17 +149,9 @@ def workers(of: int) -> list[psutil.Process]:
     return [child for child in psutil.Process(of).children() if "popen_loky" in " ".join(child.cmdline())]
 
 
-def until(done: Callable[[], Any], seconds: float = 90) -> Any:
-    end = time.monotonic() + seconds
-    while not (said := done()):
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.1)
-    return said
-
-
 def test_a_process_that_is_killed_is_told_of(tmp_path: Path) -> None:
     def kill_one() -> None:
-        until(lambda: list(tmp_path.glob("study/*/checkpoints/*")))
+        wait_until(lambda: list(tmp_path.glob("study/*/checkpoints/*")), 90, "no checkpoint")
         workers(os.getpid())[0].kill()
 
     killer = threading.Thread(target=kill_one)
@@ -170,7 +166,8 @@ def test_a_command_that_is_ended_leaves_no_process(signum: signal.Signals, tmp_p
     argv = [sys.executable, "-m", "fedsel_flwr.cli", "compare", "smoke", "--rounds", "100000", "--jobs", "2"]
     command = Command(*argv, "--selectors", "bsfl,random", "--quiet", folder=tmp_path, cwd=tmp_path)
     try:
-        until(lambda: list(tmp_path.glob("runs/*/*/checkpoints/*")) and len(workers(command.pid)) == 2)
+        checkpoints = "runs/*/*/checkpoints/*"
+        wait_until(lambda: any(tmp_path.glob(checkpoints)) and len(workers(command.pid)) == 2, 90, "nothing has begun")
         there = psutil.Process(command.pid).children(recursive=True)
         os.kill(command.pid, signum)
         assert command.wait(60) == (130 if signum == signal.SIGINT else -9)
