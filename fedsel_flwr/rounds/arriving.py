@@ -61,4 +61,6 @@ def _late(result: ClientResult, done: float, end: float, settings: Settings, spa
         latency_s=settings.max_latency,
         latency_source="max_latency",
         spare=spare,
+        answered=spare,
+        spare_s=result.latency_s if spare else 0.0,
     )

@@ -76,6 +76,8 @@ class ClientResult:
         weight: What the update weighs in a mean, at most max_examples; 0 where unknown.
         converted: The arrays in the types of the global model, where they came in others; None if they can stay.
         spare: Whether it is late only because enough others were earlier (over-selection); that is no failure.
+        answered: Whether a spare has answered.
+        spare_s: A spare's own latency, or if it has not answered the seconds that the server waited for it.
         timed_out: Whether no answer came for as long as the server waited.
     """
 
@@ -90,6 +92,8 @@ class ClientResult:
     weight: float
     converted: Arrays | None = None
     spare: bool = False
+    answered: bool = False
+    spare_s: float = 0.0
     timed_out: bool = False
 
 
@@ -175,6 +179,7 @@ def read_reply(
         weight=weight,
         converted=None if failed or reference is None or reply.arrays is None else in_types_of(reference, reply.arrays),
         spare=reply.spare,
+        spare_s=min(reply.observed_s or 0.0, settings.max_latency) if reply.spare else 0.0,
         timed_out=reply.timed_out,
     )
 

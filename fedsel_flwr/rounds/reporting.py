@@ -47,7 +47,8 @@ class Reporter:
 
         Returns:
             A row for each chosen client. One that lacks a column that the selector requires counts as failed, and is
-            named in the log; another column that a client did not report is NaN in its row.
+            named in the log; another column that a client did not report is NaN in its row. A selector that reads
+            "spare" is told what is known of spares; for any other they have failed.
         """
         results = list(outcome.results.values())
         completed = np.array([result.completed for result in results], dtype=np.bool_)
@@ -67,10 +68,16 @@ class Reporter:
             kept = set(outcome.kept)
             columns["kept"] = np.array([node in kept for node in outcome.results], dtype=np.bool_) & completed
         latency = np.array([result.latency_s for result in results], dtype=np.float64)
+        latency = np.where(completed, latency, self._max_latency)
+        if "spare" in self._selector.needs:
+            spare = np.array([result.spare for result in results], dtype=np.bool_)
+            completed |= spare & [result.answered for result in results]
+            latency[spare] = [result.spare_s for result in results if result.spare]
+            columns["spare"] = spare
         return RoundReport(
             clients=round.rows,
             completed=completed,
-            latency=np.where(completed, latency, self._max_latency),
+            latency=latency,
             **columns,
             **dict[str, Any](scalars),
         )

@@ -20,7 +20,7 @@ def check_report(name: str, report: RoundReport, needs: frozenset[str], requires
         value = getattr(report, wanted)
         if value is None:
             raise ParameterError(f"{name} needs the report column {wanted!r}, but it is missing")
-        rows = np.asarray(value)[report.completed] if np.ndim(value) else np.asarray(value)
+        rows = np.asarray(value)[report.used] if np.ndim(value) else np.asarray(value)
         may_lack = COLUMNS[wanted].source == "reply" and wanted not in requires
         if np.isinf(rows).any() or (np.isnan(rows).any() and not may_lack):
             raise ParameterError(f"report column {wanted!r} must be finite for completed clients, got {value}")

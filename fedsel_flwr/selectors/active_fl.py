@@ -9,6 +9,7 @@ import numpy as np
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, fraction, real
 from fedsel_flwr.selectors._drawing import draw, whole_part
+from fedsel_flwr.selectors._failures import failed_again
 from fedsel_flwr.selectors._sizes import filled_sizes, take_sizes
 from fedsel_flwr.selectors._top import top
 from fedsel_flwr.selectors.base import Probe, Selector
@@ -37,8 +38,9 @@ class ActiveFL(Selector):
         * K is the number of clients that are available, and the lowest are those of them.
         * A client without a valuation, since it did not answer the probe, counts among the lowest; it can be drawn
           uniformly.
-        * A client that fails loses its valuation until it reports a loss again; the paper has no failures, and one
-          that never answers would be drawn for ever.
+        * The paper has no failures. Here the first failure keeps the valuation. The second in a row takes it until the
+          client reports a loss again, or one that never answers would be drawn for ever.
+        * A spare keeps its valuation, and gets a new one if it reports a loss.
         * Sizes come by ``inform(clients, num_examples=...)``; a client of unknown size counts as one of average size.
         * Where fewer clients are left than floor((1 - alpha_3) m), all are taken and the uniform part is larger.
 
@@ -66,13 +68,16 @@ class ActiveFL(Selector):
     """
 
     name: ClassVar[str] = "active-fl"
-    needs: ClassVar[frozenset[str]] = frozenset({"loss"})
+    needs: ClassVar[frozenset[str]] = frozenset({"loss", "spare"})
     asks: ClassVar[frozenset[str]] = frozenset({"loss"})
-    client_state: ClassVar[dict[str, float | bool]] = {"_size": -1.0, "_loss": -np.inf, "_asked": False}
+    client_state: ClassVar[dict[str, float | bool]] = {
+        "_size": -1.0, "_loss": -np.inf, "_asked": False, "_failures": 0,
+    }  # fmt: skip
 
     _size: FloatArray
     _loss: FloatArray
     _asked: BoolArray
+    _failures: IntArray  # in a row
 
     def __init__(
         self,
@@ -107,12 +112,11 @@ class ActiveFL(Selector):
         return np.concatenate([by_value, rest])
 
     def _observe(self, report: RoundReport) -> None:
-        loss = np.asarray(report.loss)
-        failed = report.clients[~report.completed]
+        k, loss = report.clients, np.asarray(report.loss)
         told = report.completed & np.isfinite(loss)
-        self._loss[report.clients[told]] = loss[told]
-        self._loss[failed] = -np.inf
-        self._asked[report.clients] = True
+        self._loss[k[told]] = loss[told]
+        self._loss[k[failed_again(self._failures, report)]] = -np.inf
+        self._asked[k] = True
 
     def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
         take_sizes(self._size, clients, columns)

@@ -7,6 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, real, whole
+from fedsel_flwr.selectors._failures import failed_again
 from fedsel_flwr.selectors.base import Selector
 from fedsel_flwr.selectors.report import RoundReport
 
@@ -34,8 +35,12 @@ class FedCS(Selector):
     Deviations:
         * The print lets uploads follow one another and updates run beside them. Here each client has a channel, as in
           the strategies' round time, and transfers and training are one number.
-        * An estimate is the mean of the client's measured latencies, where it failed the latency reported for it; the
-          print asks a random part of the clients for their resources in each round.
+        * An estimate is the mean of the client's measured latencies; the print asks a random part of the clients for
+          their resources in each round.
+        * The print has no failures. Here the first failure leaves the estimate as it was. From the second in a row on,
+          a failure is a measurement of the latency reported for it.
+        * A spare that answered is measured. If it has not answered, its estimate is at least the time that the server
+          waited.
         * A client that was never measured, or not for ``refresh_rounds`` rounds, counts as taking no time, and its
           mean begins anew; so the first rounds measure everybody in turn, one wave of them a round (``channels`` or
           ``clients_per_round``, else all). Such a round may pass the deadline.
@@ -66,12 +71,15 @@ class FedCS(Selector):
     """
 
     name: ClassVar[str] = "fedcs"
-    needs: ClassVar[frozenset[str]] = frozenset({"latency"})
-    client_state: ClassVar[dict[str, float | int]] = {"_latency": 0.0, "_measurements": 0, "_measured_in": 0}
+    needs: ClassVar[frozenset[str]] = frozenset({"latency", "spare"})
+    client_state: ClassVar[dict[str, float | int]] = {
+        "_latency": 0.0, "_measurements": 0, "_measured_in": 0, "_failures": 0,
+    }  # fmt: skip
 
     _latency: FloatArray
     _measurements: IntArray
     _measured_in: IntArray
+    _failures: IntArray  # in a row
 
     def __init__(
         self,
@@ -106,11 +114,15 @@ class FedCS(Selector):
 
     def _observe(self, report: RoundReport) -> None:
         k = report.clients
-        anew = k[~self._estimated(k)]
-        self._latency[anew], self._measurements[anew] = 0.0, 0
-        self._measurements[k] += 1
-        self._latency[k] += (report.latency - self._latency[k]) / self._measurements[k]  # estimate, ours
-        self._measured_in[k] = self.round
+        outdated = k[~self._estimated(k)]
+        self._latency[outdated], self._measurements[outdated], self._measured_in[outdated] = 0.0, 0, 0
+        measured = report.completed | failed_again(self._failures, report)
+        told, waiting = k[measured], np.asarray(report.spare) & ~report.completed
+        self._measurements[told] += 1
+        change = report.latency[measured] - self._latency[told]
+        self._latency[told] += change / self._measurements[told]  # estimate, ours
+        self._latency[k[waiting]] = np.maximum(self._latency[k[waiting]], report.latency[waiting])
+        self._measured_in[k[measured | waiting]] = self.round
 
     def _estimated(self, clients: IntArray) -> BoolArray:
         measured_in = self._measured_in[clients]

@@ -10,6 +10,7 @@ import numpy as np
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, fraction, real, whole
 from fedsel_flwr.errors import StateError
 from fedsel_flwr.selectors._drawing import draw, whole_part
+from fedsel_flwr.selectors._failures import failed_again
 from fedsel_flwr.selectors._sizes import filled_sizes, take_sizes
 from fedsel_flwr.selectors.base import Selector
 from fedsel_flwr.selectors.report import RoundReport
@@ -24,7 +25,7 @@ class Oort(Selector):
     ============  ==============================  ==========================================================
     paper         here                            meaning
     ============  ==============================  ==========================================================
-    U(i)          ``_utility``                    statistical utility: n_i times the root mean squared loss
+    U(i)          ``_utility``                    statistical utility: examples times the root mean squared loss
     L(i)          ``_last_round``                 round in which client i was tried last; 0 for never
     t_i           ``_duration``                   its latency then
     T             ``_preferred_duration``         duration from which clients are slow
@@ -51,11 +52,18 @@ class Oort(Selector):
         * Clients never tried are explored uniformly: nothing is known of their speed. Where there are too few of
           them, more are exploited, so newcomers are explored again at any time.
         * The least exploited score is that of rank floor(m (1 - epsilon)); the code takes the next rank.
-        * Lowest, largest and clipped utility are those of the tried clients that are available; the code takes .999 of
-          the lowest, and counts sizes of clients never tried among them.
-        * A client that fails counts as tried, with utility 0 and the latency reported for it. One that completes
-          without a loss keeps its utility.
+        * Lowest, largest and clipped utility are those of the tried clients that are available and have a utility above
+          0, as in ``getTopK`` of ``oort/oort.py`` at 05a3aa1. The code takes .999 of the lowest, and counts sizes of
+          clients never tried among them. The statistical part of a client of utility 0 is 0 here, below 0 there.
+        * The code notes nothing of a client that fails (``training/param_server.py`` at 05a3aa1, lines 104 to 110), so
+          one that never answers is asked for ever. Here the first failure keeps utility and duration, and a client
+          never tried stays so. From the second failure in a row on, a client was tried, with utility 0 and the latency
+          reported for it. A client that completes without a loss keeps its utility.
+        * A spare gets the mean utility of the clients that were used, and its own latency, as a straggler does there
+          (lines 348 to 353). If it has not answered yet, its duration is at least the time that the server waited. If
+          nobody that was used told a loss, it keeps its utility.
         * Sizes come by ``inform(clients, num_examples=...)``; a client of unknown size counts as one of average size.
+          A size counts up to ``trained_examples``, as there (lines 258 and 259).
         * After a common warm-up of all selectors everybody was tried; epsilon and the pacer begin there, the temporal
           uncertainty counts all rounds.
         * No blacklist (off in the code, 10 rounds in its runs with outliers), no noise on utilities, no fairness knob.
@@ -71,6 +79,8 @@ class Oort(Selector):
         pacer_step: W, rounds.
         pacer_delta: Delta, percent.
         first_percentile: T of the first rounds, percent of the tried clients; 100 for no limit.
+        trained_examples: Examples that a client trains on in a round, steps times batch size; None for all of its own.
+            Scenarios with ``local_steps`` set it.
         seed: Seed of the generator of the draws.
 
     Raises:
@@ -90,9 +100,9 @@ class Oort(Selector):
     """
 
     name: ClassVar[str] = "oort"
-    needs: ClassVar[frozenset[str]] = frozenset({"latency", "rms_loss"})
+    needs: ClassVar[frozenset[str]] = frozenset({"latency", "rms_loss", "spare"})
     client_state: ClassVar[dict[str, float | int | bool]] = {
-        "_size": -1.0, "_rms_loss": 0.0, "_duration": 0.0, "_last_round": 0, "_exploited": False,
+        "_size": -1.0, "_rms_loss": 0.0, "_duration": 0.0, "_last_round": 0, "_exploited": False, "_failures": 0,
     }  # fmt: skip
     scalar_state: ClassVar[tuple[str, ...]] = ("_percentile", "_gain")
     free_state: ClassVar[dict[str, tuple[type, tuple[int, ...]]]] = {"_gains": (float, ())}
@@ -102,6 +112,7 @@ class Oort(Selector):
     _duration: FloatArray
     _last_round: IntArray
     _exploited: BoolArray
+    _failures: IntArray  # in a row
     _gains: FloatArray  # of the last 2 W rounds
 
     def __init__(
@@ -117,6 +128,7 @@ class Oort(Selector):
         pacer_step: int = 20,
         pacer_delta: float = 5.0,
         first_percentile: float = 10.0,
+        trained_examples: int | None = None,
         seed: int | None = None,
     ) -> None:
         super().__init__(clients_per_round=clients_per_round, seed=seed)
@@ -128,6 +140,7 @@ class Oort(Selector):
         self.pacer_step = whole("pacer_step", pacer_step, 1)
         self.pacer_delta = real("pacer_delta", pacer_delta, at_least=0.0)
         self.first_percentile = real("first_percentile", first_percentile, at_least=0.0, at_most=100.0)
+        self.trained_examples = None if trained_examples is None else whole("trained_examples", trained_examples, 1)
         self._percentile = self.first_percentile
         self._gain = 0.0  # mean utility of the exploited clients of the round chosen last
 
@@ -160,13 +173,20 @@ class Oort(Selector):
         return np.concatenate([exploited, explored])
 
     def _observe(self, report: RoundReport) -> None:
-        k, loss = report.clients, np.asarray(report.rms_loss)
-        told = report.completed & np.isfinite(loss)
+        k, loss, latency = report.clients, np.asarray(report.rms_loss), report.latency
+        spare, again = np.asarray(report.spare), failed_again(self._failures, report)
+        told = report.used & np.isfinite(loss)
         self._rms_loss[k[told]] = loss[told]
-        self._rms_loss[k[~report.completed]] = 0.0
-        self._duration[k] = report.latency
-        self._last_round[k] = self.round
-        gained = k[report.completed & self._exploited[k]]
+        self._rms_loss[k[again]] = 0.0
+        timed, waiting = report.completed | again, spare & ~report.completed
+        self._duration[k[timed]] = latency[timed]  # t_i
+        self._duration[k[waiting]] = np.maximum(self._duration[k[waiting]], latency[waiting])
+        seen = timed | spare | (self._last_round[k] > 0)
+        self._last_round[k[seen]] = self.round  # L(i)
+        if told.any():
+            size = np.maximum(self._examples()[k[spare]], 1.0)
+            self._rms_loss[k[spare]] = self._utility(k[told]).mean() / size  # the code's exploredPendingWorkers
+        gained = k[(report.used | (spare & told.any())) & self._exploited[k]]
         self._gain = float(self._utility(gained).mean()) if gained.size else 0.0  # Algorithm 1, pacer
 
     def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
@@ -189,9 +209,12 @@ class Oort(Selector):
     def _score(self, tried: IntArray) -> FloatArray:
         """Util(i) of ``tried``, shape (n,), n at least 1."""
         utility = self._utility(tried)
-        clipped = np.sort(utility)[min(whole_part(self.clip * tried.size), tried.size - 1)]  # section 4.4
-        low, reach = utility.min(), float(np.ptp(utility)) or 1.0
-        score: FloatArray = (np.minimum(utility, clipped) - low) / reach  # Algorithm 1, clip
+        above = np.sort(utility[utility > 0.0])
+        score = np.zeros(tried.size)
+        if above.size:
+            clipped = above[min(whole_part(self.clip * above.size), above.size - 1)]  # section 4.4
+            low, reach = above[0], float(np.ptp(above)) or 1.0
+            score = np.maximum((np.minimum(utility, clipped) - low) / reach, 0.0)  # Algorithm 1, clip
         score += np.sqrt(0.1 * np.log(self.round) / self._last_round[tried])  # Algorithm 1, temporal uncertainty
         duration, preferred = self._duration[tried], self._preferred_duration()
         slow = duration > preferred
@@ -199,7 +222,12 @@ class Oort(Selector):
         return score
 
     def _utility(self, clients: IntArray) -> FloatArray:
-        return filled_sizes(self._size, self._registered)[clients] * self._rms_loss[clients]  # U(i), section 4.2
+        return self._examples()[clients] * self._rms_loss[clients]  # U(i), section 4.2
+
+    def _examples(self) -> FloatArray:
+        """|B_i| of everybody: the examples that a client trains on."""
+        size = filled_sizes(self._size, self._registered)
+        return size if self.trained_examples is None else np.minimum(size, self.trained_examples)
 
     def _preferred_duration(self) -> float:
         """T, of everybody tried."""

@@ -15,16 +15,22 @@ from fedsel_flwr.selectors.columns import FLAGS, SCALARS, column_values
 class RoundReport:
     """One round's outcome: a row for each selected client, failed ones included.
 
-    Only ``clients``, ``completed`` and ``latency`` are always there; :attr:`Selector.needs` names the optional
-    columns a selector reads. Rows of failed clients hold NaN in what they lack. A completed client may lack a column
-    that clients report (source "reply" in :mod:`~fedsel_flwr.selectors.columns`): NaN, unless the selector names the
-    column in :attr:`Selector.requires`; then the client counts as failed. Clients' numbers lie in the table's ranges.
-    Arrays are copied and read-only.
+    Only ``clients``, ``completed``, ``latency`` and ``spare`` are always there; :attr:`Selector.needs` names the
+    optional columns a selector reads. Rows of failed clients hold NaN in what they lack. A completed client may lack a
+    column that clients report (source "reply" in :mod:`~fedsel_flwr.selectors.columns`): NaN, unless the selector names
+    the column in :attr:`Selector.requires`; then the client counts as failed. Clients' numbers lie in the table's
+    ranges. Arrays are copied and read-only.
+
+    With over-selection a round asks more clients than it needs. Those that it did not need are spares. Strategies tell
+    a selector about spares only if its ``needs`` name "spare"; any other selector sees them as failed. A spare's row is
+    ``completed`` if the client answered, and then ``latency`` is its own. If it has not answered, ``latency`` is the
+    time that the server waited. The server measures nothing on spares, so any optional column may be NaN.
 
     Args:
         clients: Indices of the selected clients, shape (n,), unique.
         completed: Whether the client's update arrived in time and could be used, shape (n,).
         latency: Seconds from sending the model to holding the update, shape (n,); ``max_latency`` where failed.
+        spare: Whether the client was asked as a spare and was not needed, shape (n,); None: nobody was.
         energy: Joules spent by the client, shape (n,).
         energy_score: The client's energy score in [0, 1] (PCZFL), shape (n,).
         num_examples: Training examples behind the update, shape (n,).
@@ -47,6 +53,7 @@ class RoundReport:
     clients: IntArray
     completed: BoolArray
     latency: FloatArray
+    spare: BoolArray | None = None
     energy: FloatArray | None = None
     energy_score: FloatArray | None = None
     num_examples: FloatArray | None = None
@@ -73,6 +80,8 @@ class RoundReport:
             )
         for field in fields(self):
             value = getattr(self, field.name)
+            if field.name == "spare" and value is None:
+                value = np.zeros(len(clients), dtype=np.bool_)
             if field.name == "clients" or value is None:
                 continue
             if field.name in SCALARS:
@@ -87,6 +96,16 @@ class RoundReport:
             if isinstance(value, np.ndarray):
                 value.setflags(write=False)
             object.__setattr__(self, name, value)
+
+    @property
+    def used(self) -> BoolArray:
+        """The rows of clients that completed and were needed, shape (n,)."""
+        return np.asarray(self.completed & ~np.asarray(self.spare))
+
+    @property
+    def failed(self) -> BoolArray:
+        """The rows of clients that neither completed nor were spares, shape (n,)."""
+        return np.asarray(~(self.completed | np.asarray(self.spare)))
 
 
 def _flags(name: str, value: object, num_rows: int) -> BoolArray:

@@ -12,6 +12,9 @@ from fedsel_flwr.errors import ParameterError, StateError
 from fedsel_flwr.selectors.base import Probe, Selector
 from fedsel_flwr.selectors.report import RoundReport
 
+ATTEMPTS = 5
+"""How often a client is profiled before it counts as one that does not answer."""
+
 
 class TiFL(Selector):
     """Parts the clients into tiers by their latency, draws a tier and then the round's clients from it.
@@ -34,8 +37,10 @@ class TiFL(Selector):
           is profiled the same way, and the tiers are cut anew.
         * A common warm-up of all selectors profiles everybody at once, without a tier and without a credit; the rounds
           of the interval are counted from its end, and so the first accuracies are asked for there.
-        * A client that fails its profiling round is in no tier and comes last, when a round cannot be filled without;
-          one that completes then has its profile.
+        * A client that fails its profiling round stays untried, up to five attempts. After the fifth it is in no tier
+          and comes last, when a round cannot be filled without; if it completes then, it has its profile.
+        * A spare is profiled as any other client if it answered. If it has not, its profile is at least the time that
+          the server waited.
         * The tiers are parts of equal number, by latency; the paper cuts a histogram.
         * A_t is the mean over the tier's clients of their accuracies on their test data, a probe of everybody every I
           rounds, whose time and energy are charged; its change is taken over the clients that answered both times.
@@ -69,16 +74,16 @@ class TiFL(Selector):
     """
 
     name: ClassVar[str] = "tifl"
-    needs: ClassVar[frozenset[str]] = frozenset({"latency"})
+    needs: ClassVar[frozenset[str]] = frozenset({"latency", "spare"})
     asks: ClassVar[frozenset[str]] = frozenset({"local_accuracy"})
-    client_state: ClassVar[dict[str, float | bool]] = {
-        "_profile": -1.0, "_tried": False, "_accuracy": -1.0, "_before": -1.0,
+    client_state: ClassVar[dict[str, float | int]] = {
+        "_profile": -1.0, "_attempts": 0, "_accuracy": -1.0, "_before": -1.0,
     }  # fmt: skip
     scalar_state: ClassVar[tuple[str, ...]] = ("_tier", "_asked_in")
     free_state: ClassVar[dict[str, tuple[type, tuple[int, ...]]]] = {"_weight": (float, ()), "_credits": (int, ())}
 
     _profile: FloatArray
-    _tried: BoolArray
+    _attempts: IntArray  # to profile a client, failed ones
     _accuracy: FloatArray  # -1 where unknown, as before the interval
     _before: FloatArray
 
@@ -120,18 +125,21 @@ class TiFL(Selector):
         tier = tier_of[shuffled]
         if self._asked_in == self.round and self._tier >= 0:
             self._change_chances(tier_of)
-        if self._tried[available].all():
+        tried = self._tried()
+        if tried[available].all():
             self._tier = self._drawn_tier(np.bincount(tier[tier >= 0], minlength=self.tiers) > 0)
         else:
             self._tier = -1
-        rank = np.select([~self._tried[shuffled], tier < 0, tier == self._tier], [0, 3, 1], default=2)
+        rank = np.select([~tried[shuffled], tier < 0, tier == self._tier], [0, 3, 1], default=2)
         return shuffled[np.argsort(rank, kind="stable")][: self.asked_per_round]  # Algorithm 2, |C| of the tier
 
     def _observe(self, report: RoundReport) -> None:
         k = report.clients
-        self._tried[k] = True
         new = report.completed & (self._profile[k] < 0)
         self._profile[k[new]] = report.latency[new]  # RT_i, section 4.2
+        waiting = np.asarray(report.spare) & ~report.completed
+        self._profile[k[waiting]] = np.maximum(self._profile[k[waiting]], report.latency[waiting])
+        self._attempts[k] += report.failed & (self._profile[k] < 0)
         if self.credits is not None and self._tier >= 0:
             self._credits[self._tier] = max(0, self._credits[self._tier] - 1)  # Algorithm 2, Credits
 
@@ -139,6 +147,10 @@ class TiFL(Selector):
         if "local_accuracy" in columns:
             known = np.isfinite(columns["local_accuracy"])
             self._accuracy[clients[known]] = columns["local_accuracy"][known]
+
+    def _tried(self) -> BoolArray:
+        """Who need not be profiled any more, shape (K,)."""
+        return (self._profile >= 0) | (self._attempts >= ATTEMPTS)
 
     def _tiers(self) -> IntArray:
         """The tier of every client, shape (K,); -1 without a profile."""

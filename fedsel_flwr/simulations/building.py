@@ -212,16 +212,19 @@ def common_params(scenario: Scenario, make: Callable[..., Selector]) -> dict[str
         make: A selector's class, or a callable that makes one.
 
     Returns:
-        ``seed``, ``clients_per_round``, ``max_latency``, ``total_rounds`` and ``channels``: those of them that ``make``
-        takes and that are not fixed in it already (``functools.partial``). ``clients_per_round`` is left out where its
-        default is None, which says that the algorithm decides.
+        ``seed``, ``clients_per_round``, ``max_latency``, ``total_rounds``, ``channels`` and ``trained_examples`` (local
+        steps times batch size; None for whole passes): those of them that ``make`` takes and that are not fixed in it
+        already (``functools.partial``). ``clients_per_round`` is left out where its default is None, which says that
+        the algorithm decides.
     """
+    steps = scenario.training.local_steps
     own = {
         "clients_per_round": scenario.clients_per_round,
         "seed": scenario.seed,
         "max_latency": scenario.wireless.max_latency_s,
         "total_rounds": scenario.rounds,
         "channels": scenario.wireless.channels or scenario.clients_per_round,
+        "trained_examples": steps * scenario.training.batch_size if steps else None,
     }
     accepted = inspect.signature(make).parameters
     fixed = getattr(make, "keywords", {})

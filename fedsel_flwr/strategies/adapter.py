@@ -54,8 +54,9 @@ class Adapter(BetweenRounds):
             than ``min_completed`` waits for them once more as long, at most ``wait_timeout``; then all are asked.
         cooldown: Leave a client out for 2^n rounds after n failures in a row.
         over_selection: Ask ceil((1 + x) m) clients, m = ``clients_per_round``, and keep the m usable answers that come
-            first; the others count as late: the selector is told max_latency, their joules are counted, the base
-            strategy sees neither result nor failure. The selector's constants keep m.
+            first; the others are spares. Their joules are counted, the base strategy sees neither result nor failure.
+            A selector that reads "spare" is told what is known of them, any other that they took max_latency. The
+            selector's constants keep m.
         round_deadline_s: Seconds after which a round ends; who has not answered by then is late, and failed.
         max_update_norm: Refuse an update whose L2 norm, over all arrays of its difference to the global model, is
             larger; None for no limit.

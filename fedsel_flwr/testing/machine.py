@@ -113,7 +113,7 @@ class SelectorMachine(RuleBasedStateMachine):
         rng = np.random.default_rng(world)
         clients = rng.permutation(np.asarray(self.chosen, dtype=np.int64))
         done = np.array([completed >> int(k) & 1 for k in clients], dtype=np.bool_)
-        report = report_for(self.selector, clients, done, rng, missing=0.3)
+        report = report_for(self.selector, clients, done, rng, missing=0.3, spares=0.2)
         self._both(lambda selector: selector.observe(report))
         self.chosen = None
 

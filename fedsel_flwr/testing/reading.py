@@ -71,7 +71,7 @@ def check_missing_values(make: SelectorFactory) -> None:
         selector.inform(clients, **told)
         chosen = selector.select(np.arange(8))
         completed = world.uniform(size=chosen.size) < 0.85
-        selector.observe(report_for(selector, chosen, completed, world, missing=0.5))
+        selector.observe(report_for(selector, chosen, completed, world, missing=0.5, spares=0.2))
         key = not_finite(selector)
         lacking = f"columns that a client may lack ({', '.join(sorted(may_lack(selector))) or 'none here'})"
         promise(not key, f"state {key!r} stays finite where {lacking} or side information are NaN")

@@ -60,6 +60,7 @@ def report_for(
     *,
     columns: Collection[str] | None = None,
     missing: float = 0.0,
+    spares: float = 0.0,
 ) -> RoundReport:
     """Return a plausible report.
 
@@ -70,11 +71,13 @@ def report_for(
         world: Where the numbers come from.
         columns: The columns, in place of ``needs``.
         missing: Chance that a completed client lacks a column that it may lack.
+        spares: Chance that a client was a spare, for selectors that read "spare".
     """
     latency = np.where(completed, world.uniform(0.1, 1.0, chosen.size) * (1 + chosen % 7), MAX_LATENCY)
     made: dict[str, Any] = {}
     optional = may_lack(selector)
-    for name in sorted({*(selector.needs if columns is None else columns)} - {"latency"}):
+    wanted = {*(selector.needs if columns is None else columns)} - {"latency"}
+    for name in sorted(wanted - {"spare"}):
         if name in SCALARS:
             made[name] = float(world.uniform())
         elif name in FLAGS:
@@ -85,6 +88,10 @@ def report_for(
             if missing and name in optional:
                 value[world.uniform(size=chosen.size) < missing] = np.nan
             made[name] = value
+    if "spare" in wanted and spares:
+        spare = world.uniform(size=chosen.size) < spares
+        latency[spare & ~completed] = MAX_LATENCY / 2  # it has not answered so far
+        made["spare"] = spare
     return RoundReport(clients=chosen, completed=completed, latency=latency, **made)
 
 

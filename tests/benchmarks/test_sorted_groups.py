@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,19 +10,14 @@ import pytest
 from fedsel_flwr.clients.means import mean_latencies
 from fedsel_flwr.clients.phones import PhoneModel
 from fedsel_flwr.theory import sorted_groups
+from tests.benchmarks.scripts import load
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "sorted_groups.py"
 CLIENTS, M, ROUNDS = 20, 4, 60
 
 
 @pytest.fixture(scope="module")
 def script() -> Any:
-    spec = importlib.util.spec_from_file_location("sorted_groups_script", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("sorted_groups")
 
 
 @pytest.fixture(scope="module")

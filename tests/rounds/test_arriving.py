@@ -25,6 +25,7 @@ from tests.rounds.written import Written, core_of, facts
 from tests.simulations import inprocess
 from tests.strategies.helpers import FakeProxy, Federation, RecordingBase, fleet
 from tests.strategies.message.helpers import FakeGrid, FakeNode, fedavg, play
+from tests.strategies.scripted import APIS, Spy, play_scripted
 
 pytestmark = pytest.mark.timeout(60)
 MODEL = [np.zeros(2)]
@@ -234,6 +235,61 @@ def test_the_engines_agree(selector: str) -> None:
     assert told[0] == told[1]
     assert [record.simulated_s for record in alone.rounds] == [record.simulated_s for record in together.rounds]
     assert any("enough others" in problem for _, _, problem, _ in told[0])
+
+
+# ---- what the selector is told of spares -----------------------------------------------------------------------------
+
+
+def _spy(*needs: str) -> Spy:
+    """Asks up to four clients, of which two are needed."""
+    spy = Spy(*needs)
+    spy.clients_per_round = 2
+    return spy
+
+
+@APIS
+def test_a_selector_that_reads_spares_is_told_what_they_answered(api: str) -> None:
+    """Clients 0 to 3 take 2, 8, 1 and 4 s; 0 and 2 are needed. For a selector that reads no spares they have failed."""
+    report = {k: {"latency_s": seconds, "loss": k / 10} for k, seconds in enumerate((2.0, 8.0, 1.0, 4.0))}
+    told = []
+    for needs in (("loss", "spare"), ("loss",)):
+        spy = _spy(*needs)
+        play_scripted(
+            api, spy, lambda k, t, w: w, 1, start=[1.0], clients=4, report=lambda k, t: report[k], over_selection=1.0
+        )
+        (one,) = spy.reports
+        told.append((one.completed.tolist(), one.spare.tolist(), one.latency.tolist()))  # type: ignore[union-attr]
+        assert one.loss.tolist() == [0.0, 0.1, 0.2, 0.3]  # type: ignore[union-attr]
+    assert told == [
+        ([True] * 4, [False, True, False, True], [2.0, 8.0, 1.0, 4.0]),
+        ([True, False, True, False], [False] * 4, [2.0, 9.0, 1.0, 9.0]),
+    ]
+
+
+@APIS
+def test_a_client_that_fails_among_spares_has_failed(api: str) -> None:
+    """Client 3 takes longer than max_latency = 9 s, client 1 is a spare; both engines' rounds read replies alike."""
+    seconds = (2.0, 8.0, 1.0, 40.0)
+    spy = _spy("spare")
+    play_scripted(
+        api, spy, lambda k, t, w: w, 1, start=[1.0], clients=4, report=lambda k, t: {"latency_s": seconds[k]},
+        over_selection=1.0,
+    )  # fmt: skip
+    (one,) = spy.reports
+    assert (one.completed.tolist(), one.failed.tolist()) == ([True, True, True, False], [False, False, False, True])
+    assert one.latency.tolist() == [2.0, 8.0, 1.0, 9.0]
+
+
+def test_a_spare_that_has_not_answered_took_at_least_as_long_as_the_server_waited() -> None:
+    spy = _spy("spare")
+    strategy = message.SelectionStrategy(
+        spy, fedavg(), clock="server", identity="claim", over_selection=0.5, max_latency=60.0
+    )
+    play(strategy, _grid([0.0, 30.0, 0.4]), 1)
+    (one,) = spy.reports
+    assert (one.completed.tolist(), one.spare.tolist()) == ([True, False, True], [False, True, False])  # type: ignore[union-attr]
+    assert 0.4 <= one.latency[1] < 2.0
+    assert strategy.history.clients[1].latency_s == 60.0
 
 
 # ---- the server's clock ----------------------------------------------------------------------------------------------

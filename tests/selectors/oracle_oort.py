@@ -41,13 +41,20 @@ class OortOracle:
     decided: int = 0  # rounds in which some tried client was no candidate
 
     def tried(self, before: int) -> dict[int, tuple[float, float, int]]:
-        """Client -> (utility, duration, last round), as they stood when round `before` began."""
+        """Tried client -> (utility, duration, last round), as they stood when round `before` began."""
         found: dict[int, tuple[float, float, int]] = {}
+        failures: dict[int, int] = {}
         for number, past in enumerate(self.rounds[: before - 1], start=1):
             for client, completed, latency, loss in past.rows:
-                former = found.get(client, (0.0, 0.0, 0))[0]
-                utility = self.sizes[client] * loss if completed and not math.isnan(loss) else former
-                found[client] = (utility if completed else 0.0, latency, number)
+                utility, duration, _ = found.get(client, (0.0, 0.0, 0))
+                failures[client] = 0 if completed else failures.get(client, 0) + 1
+                if completed:
+                    utility = utility if math.isnan(loss) else self.sizes[client] * loss
+                    found[client] = (utility, latency, number)
+                elif failures[client] >= 2:
+                    found[client] = (0.0, latency, number)
+                elif client in found:
+                    found[client] = (utility, duration, number)
         return found
 
     def gain(self, number: int) -> float:
@@ -77,12 +84,12 @@ class OortOracle:
         place = min(math.floor(len(durations) * percentile / 100 + 1e-9), len(durations) - 1)
         preferred = math.inf if percentile >= 100 or not durations else durations[place]
         here = {client: tried[client] for client in available if client in tried}
-        utilities = sorted(utility for utility, _, _ in here.values())
+        utilities = sorted(utility for utility, _, _ in here.values() if utility > 0) or [1.0]
         scores = {}
         for client, (utility, duration, last) in here.items():
             clipped = utilities[min(math.floor(len(utilities) * self.clip + 1e-9), len(utilities) - 1)]
             reach = utilities[-1] - utilities[0]
-            score = (min(utility, clipped) - utilities[0]) / reach if reach else 0.0
+            score = max(0.0, (min(utility, clipped) - utilities[0]) / reach) if reach else 0.0
             score += math.sqrt(0.1 * math.log(t) / last)
             scores[client] = score * (preferred / duration) ** self.penalty if duration > preferred else score
         return scores

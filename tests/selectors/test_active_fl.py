@@ -100,20 +100,38 @@ def test_everybody_is_asked_once_and_newcomers_when_they_come() -> None:
 def test_valuations_are_refreshed_with_the_loss_before_training() -> None:
     """Losses (1, 2, 3), all sizes 1, m = 1, greedy by temperature: the value told last is the one that counts.
 
-    Client 2 is chosen (3) and reports .5; then 1 (2), which fails and loses its valuation; then 0 (1); client 0
-    completes without a loss and keeps 1, so 0 again; 2 is next when 0 reports .1.
+    Client 2 is chosen (3) and reports .5; then 1 (2), which fails once and keeps its valuation, so 1 again; it fails
+    again and loses it; then 0 (1); client 0 completes without a loss and keeps 1, so 0 again; 2 is next when 0 reports
+    .1.
     """
     selector = informed(
         {0: 1.0, 1: 2.0, 2: 3.0}, dict.fromkeys(range(3), 1.0), clients_per_round=1, dropped=0.0, temperature=500.0,
         uniform=0.0,
     )  # fmt: skip
-    story = [(2, True, 0.5), (1, False, np.nan), (0, True, np.nan), (0, True, 0.1), (2, True, 0.3), (2, True, 0.0)]
+    story = [
+        (2, True, 0.5), (1, False, np.nan), (1, False, np.nan), (0, True, np.nan), (0, True, 0.1), (2, True, 0.3),
+        (2, True, 0.0),
+    ]  # fmt: skip
     for expected, completed, loss in story:
         chosen = selector.select(np.arange(3))
         assert chosen.tolist() == [expected]
         latency = 1.0 if completed else 5.0
         selector.observe(RoundReport(clients=chosen, completed=[completed], latency=[latency], loss=[loss]))
     assert selector.select(np.arange(3)).tolist() == [0]
+
+
+def test_spares_keep_their_valuation_or_get_the_one_that_they_report() -> None:
+    """Both clients are spares twice: client 0 reports .4, client 1 has not answered; neither has failed."""
+    selector = informed({0: 1.0, 1: 2.0}, {0: 1.0, 1: 1.0}, clients_per_round=2)
+    for _ in range(2):
+        chosen = selector.select(np.arange(2))
+        selector.observe(
+            RoundReport(
+                clients=chosen, completed=[True, False], spare=[True, True], latency=[9.0, 4.0], loss=[0.4, np.nan]
+            )
+        )
+    assert selector.state_dict()["loss"].tolist() == [0.4, 2.0]
+    assert selector.state_dict()["failures"].tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("wrong", [{"dropped": 1.1}, {"temperature": -1.0}, {"uniform": -0.1}])

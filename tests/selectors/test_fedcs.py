@@ -56,10 +56,12 @@ def test_rounds_by_hand() -> None:
     Round 2: a channel for each: 1, 4, 2, 1.5 are within 4 s                        -> 0, 1, 3, 4
         client 1 takes 5 s this time, 4.5 s in the mean
     Round 3                                                                         -> 0, 3, 4
-        client 3 fails (60 s): (2 + 2 + 60)/3 = 21.3 s
-    Round 4, only 1, 2, 3 are there: nobody fits, 1 is the quickest with 4.5 s      -> 1
+        client 3 fails for the first time: its estimate stays 2 s
+    Round 4, only 1, 2, 3 are there: client 3 alone fits                            -> 3
+        it fails again (60 s): (2 + 2 + 60)/3 = 21.3 s
+    Round 5, only 1, 2, 3 are there: nobody fits, 1 is the quickest with 4.5 s      -> 1
         it takes 2.5 s: 11.5/3 = 3.8 s
-    Round 5                                                                         -> 0, 1, 4
+    Round 6                                                                         -> 0, 1, 4
     """
     seconds = {0: 1.0, 1: 4.0, 2: 6.0, 3: 2.0, 4: 1.5}
     for seed in range(5):
@@ -67,6 +69,7 @@ def test_rounds_by_hand() -> None:
         assert play(selector, [0, 1, 2, 3, 4], seconds) == [0, 1, 2, 3, 4]
         assert play(selector, [0, 1, 2, 3, 4], seconds | {1: 5.0}) == [0, 1, 3, 4]
         assert play(selector, [0, 1, 2, 3, 4], {0: 1.0, 4: 1.5}) == [0, 3, 4]
+        assert play(selector, [1, 2, 3], {}) == [3]
         assert play(selector, [1, 2, 3], seconds | {1: 2.5}) == [1]
         assert play(selector, [0, 1, 2, 3, 4], seconds) == [0, 1, 4]
 
@@ -135,10 +138,37 @@ def test_a_cap_takes_the_quickest() -> None:
 
 
 def test_an_estimate_grows_old() -> None:
-    """Client 1 fails in round 1 and is asked again in round 1 + refresh_rounds + 1; what was before counts no more."""
+    """Client 1 fails in rounds 1 and 2 and is asked again refresh_rounds + 1 later; what was before counts no more."""
     selector = build(refresh_rounds=5)
-    play(selector, [0, 1], {0: 1.0})
+    for _ in range(2):
+        assert play(selector, [0, 1], {0: 1.0}) == [0, 1]
     assert [play(selector, [0, 1], {0: 1.0, 1: 1.0}) for _ in range(7)] == [[0]] * 5 + [[0, 1]] * 2
+
+
+def test_failures_that_are_not_in_a_row_leave_the_estimate() -> None:
+    selector = measured({0: 1.0, 1: 2.0})
+    for seconds in ({0: 1.0}, {0: 1.0, 1: 2.0}) * 3:
+        assert play(selector, [0, 1], seconds) == [0, 1]
+    assert selector.state_dict()["latency"].tolist() == [1.0, 2.0]
+
+
+def test_spares_are_measured_or_raise_their_estimate() -> None:
+    """Of four spares 0 answers after 3 s: mean (1 + 3)/2 = 2 s; 1 to 3 have not answered within 2.5 s.
+
+    Client 1 had 2 s: now 2.5 s. Client 2 had 3 s and keeps them. Client 3 had no estimate: 2.5 s, which its first
+    measurement (6 s) replaces. Nobody's estimate falls, and none of them failed.
+    """
+    selector = measured({0: 1.0, 1: 2.0, 2: 3.0})
+    selector.select(np.arange(4))
+    selector.observe(
+        RoundReport(
+            clients=np.arange(4), completed=[True, False, False, False], spare=[True] * 4, latency=[3.0, 2.5, 2.5, 2.5]
+        )
+    )
+    assert selector.state_dict()["latency"].tolist() == [2.0, 2.5, 3.0, 2.5]
+    assert selector.state_dict()["failures"].tolist() == [0] * 4
+    assert play(selector, [3], {3: 6.0}) == [3]
+    assert selector.state_dict()["latency"].tolist() == [2.0, 2.5, 3.0, 6.0]
 
 
 @pytest.mark.parametrize("wrong", [{"deadline": 0.0}, {"channels": 0}, {"refresh_rounds": 0}, {"clients_per_round": 0}])

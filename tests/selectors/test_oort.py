@@ -127,19 +127,110 @@ def test_scores_and_penalty_by_hand(cut_off: float, weights: dict[int, float]) -
     assert p_value(counts, drawn_one_by_one(weights, 1)) > 1e-3
 
 
-def test_a_failure_is_a_trial_of_no_utility() -> None:
-    """Client 0 (utility 9) fails in round 2 after 5 s: it has utility 0, T is 1 s, and 1, 2 go before it.
+def test_the_first_failure_keeps_the_utility() -> None:
+    """Client 0 (utility 9) fails once, after 5 s: it keeps utility 9 and its duration of 1 s.
 
-    Round 3, losses 9, 2, 1.9: U = (0, 2, 1.9); statistical (0, 1, .95), temporal sqrt(.1 ln 3/L) = (.23, .3315, .3315),
-    client 0 times (1/5)^2 = .0094; cut-off .7 of the second best (1.2815): 1 and 2 alone.
+    Round 3, U = (9, 2, 1.9): statistical (1, .014, 0), temporal sqrt(.1 ln 3/L) = (.234, .331, .331): client 0 alone is
+    within .7 of the best, 1.234.
     """
     for seed in range(10):
         selector = build(exploration=0.0, exploration_min=0.0, clip=1.0, first_percentile=50.0, seed=seed)
         play(selector, [0, 1, 2], {0: 9.0, 1: 2.0, 2: 1.9})
         selector.clients_per_round = 1
         assert play(selector, [0, 1, 2], {1: 2.0, 2: 1.9}) == [0]
+        assert play(selector, [0, 1, 2], {1: 2.0, 2: 1.9}) == [0]
+
+
+def test_the_second_failure_in_a_row_is_a_trial_of_no_utility() -> None:
+    """Client 0 (utility 9) fails in rounds 2 and 3 after 5 s: utility 0 and 5 s. T is 1 s, and 1, 2 go before it.
+
+    Round 4, U = (0, 2, 1.9): those above 0 span .1, statistical (0, 1, 0); temporal sqrt(.1 ln 4/L) = (.215, .372,
+    .372), client 0 times (1/5)^2 = .0086; cut-off .7 of the second best (.372) = .261: 1 and 2 alone.
+    """
+    for seed in range(10):
+        selector = build(exploration=0.0, exploration_min=0.0, clip=1.0, first_percentile=50.0, seed=seed)
+        play(selector, [0, 1, 2], {0: 9.0, 1: 2.0, 2: 1.9})
+        selector.clients_per_round = 1
+        for _ in range(2):
+            assert play(selector, [0], {1: 2.0, 2: 1.9}) == [0]
         selector.clients_per_round = 2
         assert play(selector, [0, 1, 2], {1: 2.0, 2: 1.9}) == [1, 2]
+
+
+def test_failures_that_are_not_in_a_row_do_not_add_up() -> None:
+    selector = build(clients_per_round=1)
+    for losses in ({0: 3.0}, {}, {0: 3.0}, {}, {0: 3.0}):
+        play(selector, [0], losses)
+    state = selector.state_dict()
+    assert (state["rms_loss"].tolist(), state["failures"].tolist()) == ([3.0], [0])
+
+
+def test_a_client_that_fails_its_first_round_is_still_explored() -> None:
+    """Client 2 was never tried and fails once: it is explored again before tried ones, but not after two."""
+    selector = build(clients_per_round=1, exploration=1.0, exploration_decay=1.0)
+    for client in (0, 1):
+        play(selector, [client], {client: 1.0})
+    for _ in range(2):
+        assert play(selector, [0, 1, 2], {}) == [2]
+    assert selector.state_dict()["last_round"].tolist() == [1, 2, 4]
+
+
+def test_the_range_is_that_of_utilities_above_zero() -> None:
+    """One dead client among losses of 2 to 2.1: 2.1 scores 1, 2.05 scores .5 and 2 scores 0, as without the dead one.
+
+    Round 4 (1 and 2 were the dead client's): U = (0, 2, 2.05, 2.1), temporal sqrt(.1 ln 4/1) = .372 of the live ones:
+    cut-off .7 of 1.372 = .961, so client 3 alone is a candidate. With 0 in the range, all three live ones are.
+    """
+    for seed in range(10):
+        selector = build(clients_per_round=4, exploration=0.0, exploration_min=0.0, first_percentile=100.0, seed=seed)
+        losses = {1: 2.0, 2: 2.05, 3: 2.1}
+        play(selector, [0, 1, 2, 3], losses)
+        selector.clients_per_round = 1
+        for _ in range(2):
+            play(selector, [0], losses)
+        assert play(selector, [0, 1, 2, 3], losses) == [3]
+
+
+def test_a_spare_has_the_mean_utility_and_its_own_duration() -> None:
+    """Clients 0 and 1 are used (utilities 4 * 3 and 2 * 2, mean 8); 2 and 3 are spares of 8 and 2 examples.
+
+    Client 2 answered after 7 s: loss 8/8 = 1, 7 s. Client 3 did not within 4 s: loss 8/2 = 4, at least 4 s; it had 6 s.
+    """
+    selector = build(clients_per_round=4)
+    selector.inform(np.arange(4), num_examples=np.array([4.0, 2.0, 8.0, 2.0]))
+    play(selector, [3], {3: 9.0}, {3: 6.0})
+    selector.select(np.arange(4))
+    report = RoundReport(
+        clients=np.arange(4), completed=[True, True, True, False], spare=[False, False, True, True],
+        latency=[1.0, 2.0, 7.0, 4.0], rms_loss=[3.0, 2.0, np.nan, np.nan],
+    )  # fmt: skip
+    selector.observe(report)
+    state = selector.state_dict()
+    assert state["rms_loss"].tolist() == [3.0, 2.0, 1.0, 4.0]
+    assert state["duration"].tolist() == [1.0, 2.0, 7.0, 6.0]
+    assert state["last_round"].tolist() == [2, 2, 2, 2]
+    assert state["failures"].tolist() == [0, 0, 0, 0]
+
+
+def test_spares_keep_their_utility_if_nobody_was_used() -> None:
+    selector = build(clients_per_round=2)
+    play(selector, [0, 1], {0: 3.0, 1: 2.0})
+    selector.select(np.arange(2))
+    nobody = RoundReport(
+        clients=[0, 1], completed=[False, False], spare=[True, False], latency=[9.0, 9.0], rms_loss=[np.nan, np.nan]
+    )
+    selector.observe(nobody)
+    assert selector.state_dict()["rms_loss"].tolist() == [3.0, 2.0]
+
+
+def test_a_size_counts_up_to_what_is_trained_on() -> None:
+    """Twenty steps of 30 examples: sizes 100 and 5,000 count as 100 and 600; utilities 300 and 600."""
+    selector = build(clients_per_round=2, trained_examples=600)
+    selector.inform(np.arange(2), num_examples=np.array([100.0, 5000.0]))
+    play(selector, [0, 1], {0: 3.0, 1: 1.0})
+    assert selector._utility(np.arange(2)).tolist() == [300.0, 600.0]
+    with pytest.raises(ParameterError, match="trained_examples"):
+        build(trained_examples=0)
 
 
 def test_the_pacer_by_hand() -> None:

@@ -138,11 +138,12 @@ def test_a_tier_of_which_nobody_is_there_is_not_drawn() -> None:
     assert p_value(counts, {frozenset({1, 3}): 0.5, frozenset({2, 4}): 0.5}) > 1e-3
 
 
-def test_who_fails_its_profiling_is_in_no_tier_until_it_answers() -> None:
-    """Client 6 does not answer in its round: it is left out, but for rounds that need it; then it has its profile."""
+def test_who_fails_five_times_is_in_no_tier_until_it_answers() -> None:
+    """Client 6 does not answer: it is left out, but for rounds that need it; then it has its profile."""
     selector = profiled(SECONDS | {6: 0.5}, clients_per_round=7, tiers=2)
     dropped = build(clients_per_round=7, tiers=2)
-    play(dropped, list(range(7)), SECONDS)
+    for _ in range(5):
+        play(dropped, list(range(7)), SECONDS)
     for each in (selector, dropped):
         each.clients_per_round = 3
     sets = [frequencies(frozen(each, list(range(7))), 200) for each in (selector, dropped)]
@@ -152,6 +153,32 @@ def test_who_fails_its_profiling_is_in_no_tier_until_it_answers() -> None:
     play(dropped, list(range(7)), SECONDS | {6: 0.5})
     dropped.clients_per_round = 3
     assert any(6 in members for members in frequencies(frozen(dropped, list(range(7))), 200))
+
+
+@pytest.mark.parametrize("failures", [1, 4])
+def test_who_fails_less_often_is_profiled_first(failures: int) -> None:
+    """Client 6 fails one to four times: it stays untried and is in every cohort until it answers."""
+    selector = build()
+    for _ in range(3):
+        play(selector, list(range(6)), SECONDS)
+    for _ in range(failures):
+        assert 6 in play(selector, list(range(7)), SECONDS)[0]
+    assert 6 in play(selector, list(range(7)), SECONDS | {6: 0.5})[0]
+    assert any(6 not in play(selector, list(range(7)), SECONDS | {6: 0.5})[0] for _ in range(20))
+
+
+def test_spares_are_profiled_or_raise_their_profile() -> None:
+    """Of four spares 0 answered after 7 s; 1, 2, 3 have not within 4 s. Client 1 had 1 s, client 2 9 s, 3 nothing."""
+    selector = build(clients_per_round=4)
+    play(selector, [1, 2], {1: 1.0, 2: 9.0})
+    selector.select(np.arange(4))
+    selector.observe(
+        RoundReport(
+            clients=np.arange(4), completed=[True, False, False, False], spare=[True] * 4, latency=[7.0, 4.0, 4.0, 4.0]
+        )
+    )
+    assert selector.state_dict()["profile"].tolist() == [7.0, 4.0, 9.0, 4.0]
+    assert selector.state_dict()["attempts"].tolist() == [0] * 4
 
 
 def test_a_newcomer_is_profiled_first_and_the_tiers_are_cut_anew() -> None:

@@ -157,6 +157,18 @@ def test_selector_parameters_come_from_scenario_and_table() -> None:
     assert selector_params(ucb, {}) == {"clients_per_round": 3, "seed": 1, "max_latency": 4.0}
 
 
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [({}, None), ({"training__local_steps": 5, "training__batch_size": 8}, 40),
+     ({"training__local_steps": 5, "selectors__oort__trained_examples": 7}, 7)],
+)  # fmt: skip
+def test_oort_is_told_what_a_client_trains_on(overrides: dict[str, int], expected: int | None) -> None:
+    """Steps times batch size; with whole passes a client trains on all that it has."""
+    scenario = smoke(selector="oort", **overrides)
+    assert selector_params(scenario, {})["trained_examples"] == expected
+    assert make_strategy(world_of(scenario)).selector.trained_examples == expected
+
+
 def test_sizes_stand_for_the_numbers_of_examples() -> None:
     """d_k of (4) by client id, whatever row the client gets."""
     scenario = smoke(partition__kind="dirichlet", partition__alpha=0.3, selectors__bsfl__data_weights="sizes")

@@ -99,7 +99,7 @@ class Until:
         """
         if self.answers is not None and answers >= self.answers:
             error = f"late: no answer after {elapsed_s:.6g} s, when {self.answers} others were there"
-            return Reply(error=error, spare=True)
+            return Reply(error=error, spare=True, observed_s=elapsed_s)
         if self.seconds is not None and elapsed_s >= self.seconds:
             return Reply(error=f"late: no answer within round_deadline_s = {self.seconds:g} s", timed_out=True)
         return None
