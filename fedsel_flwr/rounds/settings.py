@@ -19,6 +19,8 @@ logger = logging.getLogger("fedsel_flwr")
 Clock = Literal["virtual", "server"]
 Identity = Literal["node", "key", "name", "claim"]
 """By what a client is known: its node id, its public key, the name that it is registered with, or its own word."""
+Cooling = bool | Literal["auto"]
+"""Whether clients are left out after failures; "auto" asks the selector's class."""
 OURS = (
     "latency", "energy", "energy_modelled", "energy_score", "download", "compute", "upload", "client_id",
 )  # fmt: skip
@@ -70,7 +72,7 @@ class Settings:
             registered with or, without one, by their node id.
         busy_timeout: Seconds after which a client that has not answered an earlier question is asked again all the
             same; None: it is not.
-        cooldown: Leave a client out for 2^n rounds after n failures in a row.
+        cooldown: Leave a client out for 2^n rounds after n failures in a row; :func:`settled` knows "auto" too.
         over_selection: Ask ceil((1 + x) m) clients and keep the m that answer first; the others are late.
         round_deadline_s: Seconds after which a round ends, and who has not answered is late; None sets no end.
         max_update_norm: Largest L2 norm of a client's update, over all its arrays; who sends a larger one has failed.
@@ -123,6 +125,8 @@ class Settings:
             whole("max_examples", self.max_examples, 1)
         if self.busy_timeout is not None:
             real("busy_timeout", self.busy_timeout, at_least=0.0)
+        if not isinstance(self.cooldown, bool):
+            raise ParameterError(f'cooldown must be True, False or "auto", got {self.cooldown!r}')
         one_of("clock", self.clock, get_args(Clock))
         if self.identity is not None:
             one_of("identity", self.identity, get_args(Identity))
@@ -147,6 +151,7 @@ def settled(
     channels: int | None = None,
     averaging: str | None = None,
     filter: Filter | None = None,
+    cooldown: Cooling = "auto",
     over_selection: float = 0.0,
     keys: MetricKeys | None = None,
     **others: Any,
@@ -159,6 +164,7 @@ def settled(
         channels: None takes as many as are asked, ``clients_per_round`` or more with ``over_selection``.
         averaging: None takes the paper's.
         filter: None takes the paper's.
+        cooldown: "auto" is on for selectors that would ask a client that never answers for ever, off for all others.
         over_selection: Needs a selector that has ``clients_per_round``.
         keys: None takes the default names.
         **others: Further options of :class:`Settings`.
@@ -178,6 +184,7 @@ def settled(
     settings = Settings(
         max_latency=_one_max_latency(selector, max_latency),
         channels=over_selected(m, over_selection) if channels is None and m is not None else channels,
+        cooldown=selector.asks_failed_for_ever if cooldown == "auto" else cooldown,
         over_selection=over_selection,
         averaging=averaging or paper.get("averaging"),
         filter=filter,

@@ -42,7 +42,8 @@ class Selector(SavedState, ABC):
         requires: Those of ``needs`` that clients report and the selector cannot do without.
         asks: The columns that its probes ask for, of :data:`~fedsel_flwr.selectors.columns.PROBED`; for readers.
         by_client: Parameters that hold a number per client, by index.
-        asks_failed_for_ever: Whether a client that never answers may be chosen in every round.
+        asks_failed_for_ever: Whether a client that never answers may be chosen in every round. Strategies then leave
+            failing clients out for a while, unless told otherwise (``cooldown="auto"``).
         paper_options: Options of the strategy whose default the paper sets, such as ``{"averaging": "mean"}``.
         over_selection: The share by which a round asks more clients than it keeps; the strategy sets it.
         common_warmup: The first rounds in which everybody available is asked in place of the selector's choice, the

@@ -50,7 +50,8 @@ class DivFL(VectorSelector):
         * In a common warm-up of all selectors everybody sends the gradient with the update, and is not asked before.
         * The sum is over all registered clients with a known gradient, whether they are there or not.
         * Equal sums, to one in a million, are decided at random.
-        * A failed client keeps its gradient, so a dead one may be asked for ever: use the strategies' ``cooldown``.
+        * A failed client keeps its gradient, so the same choice would repeat, with a dead client for ever. Strategies
+          leave failing clients out for a while (``cooldown="auto"``), which the paper does not.
         * ``sketch_size`` and ``max_clients`` are ours: the distances take clients^2 numbers.
 
     Args:

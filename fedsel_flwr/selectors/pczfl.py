@@ -47,8 +47,8 @@ class PCZFL(Selector):
           the paper does not say what its balls learn then. A common warm-up of all selectors, as in section 5, is the
           same; where both are given, both begin with round 1, and the longer holds.
         * A ball's reward is the mean over its selected completed clients; line 17 has one reward. A chosen ball all of
-          whose clients failed changes nothing, so a dead client alone in its ball is asked for ever: use the
-          strategies' ``cooldown`` in a deployment.
+          whose clients failed changes nothing, so a dead client alone in its ball would be asked for ever. Strategies
+          leave failing clients out for a while (``cooldown="auto"``), which the paper does not.
         * The new ball stands on the context, as at selection, of the client nearest to the mean of these clients'
           contexts; within 1e-9 the lowest client index wins. Line 13 has one context per ball.
         * The zoom test uses the counts before the round; one new ball per chosen ball at most (Algorithm 1; section

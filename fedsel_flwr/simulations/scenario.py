@@ -43,10 +43,11 @@ class Aggregation(Table):
     ``filter`` = "loss" or "accuracy" is FedCA's filter, on the validation set. ``averaging`` is one of Kim et al.'s
     schemes. Where one of the two is empty, the paper of the selector says, or else the base.
     ``direction_momentum`` is GPFL's gamma. With ``over_selection`` a round asks that share more clients and keeps the
-    first ``clients_per_round`` answers; ``round_deadline_s`` ends a round (0 is no deadline). ``cooldown`` leaves a
-    client out for 2^n rounds after n failures in a row; an update whose L2 norm is above ``max_update_norm`` is
-    refused, and a client that claims more than ``max_examples`` counts as having so many (0 is no limit). In the first
-    ``warmup_rounds`` everybody available trains, whatever the selector.
+    first ``clients_per_round`` answers; ``round_deadline_s`` ends a round (0 is no deadline). ``cooldown``
+    leaves a client out for 2^n rounds after n failures in a row; "auto" does so for selectors that would ask it for
+    ever (DivFL, PCZFL). An update whose L2 norm is above ``max_update_norm`` is refused, and a client that claims more
+    than ``max_examples`` counts as having so many (0 is no limit). In the first ``warmup_rounds`` everybody available
+    trains, whatever the selector.
     """
 
     filter: Literal["", "loss", "accuracy"] = ""
@@ -58,7 +59,7 @@ class Aggregation(Table):
     min_completed: Count = 1
     over_selection: NotNegative = 0.0
     round_deadline_s: NotNegative = 0.0
-    cooldown: Annotated[bool, Field(strict=True)] = False
+    cooldown: Literal["auto", True, False] = "auto"
     max_update_norm: NotNegative = 0.0
     max_examples: CountOrZero = 0
     warmup_rounds: CountOrZero = 0

@@ -17,7 +17,7 @@ from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.rounds.presence import Availability
 from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.rounds.saving import State
-from fedsel_flwr.rounds.settings import Identity, MetricKeys, settled
+from fedsel_flwr.rounds.settings import Cooling, Identity, MetricKeys, settled
 from fedsel_flwr.rounds.validation import Validation
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.strategies import bases
@@ -52,7 +52,8 @@ class Adapter(BetweenRounds):
         busy_timeout: A client that has not answered in time, whatever it was asked, is not asked again until its answer
             comes, it connects anew, or so many seconds have passed; None sets no bound. A round with fewer free clients
             than ``min_completed`` waits for them once more as long, at most ``wait_timeout``; then all are asked.
-        cooldown: Leave a client out for 2^n rounds after n failures in a row.
+        cooldown: Leave a client out for 2^n rounds after n failures in a row. "auto" does so for selectors whose class
+            says that they ask failed clients for ever (DivFL, PCZFL), and for no others.
         over_selection: Ask ceil((1 + x) m) clients, m = ``clients_per_round``, and keep the m usable answers that come
             first; the others are spares. Their joules are counted, the base strategy sees neither result nor failure.
             A selector that reads "spare" is told what is known of them, any other that they took max_latency. The
@@ -127,7 +128,7 @@ class Adapter(BetweenRounds):
         clock_slack: float | None = None,
         identity: Identity | None = None,
         busy_timeout: float | None = 3600.0,
-        cooldown: bool = False,
+        cooldown: Cooling = "auto",
         over_selection: float = 0.0,
         round_deadline_s: float | None = None,
         max_update_norm: float | None = None,
