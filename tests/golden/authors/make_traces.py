@@ -1,0 +1,381 @@
+"""Write the traces of the authors' code: ``python tests/golden/authors/make_traces.py FOLDER``.
+
+FOLDER holds clones of the repositories in :data:`SOURCES`, each at its commit. Their code is read from there and run
+as it stands; nothing of it is kept here, only the numbers that it returned. README.md of this folder says more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import csv
+import hashlib
+import importlib.util
+import logging
+import platform
+import sys
+import types
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from tests.golden.authors.recipe import (
+    ACTIVE_FL_CHOSEN,
+    DIVFL,
+    FEDCOR,
+    FEDSCALE,
+    FOLDER,
+    LOSSES,
+    OORT,
+    POWER_OF_CHOICE_CHOSEN,
+    FedCorCase,
+    Floats,
+    GradientFleet,
+    LossCase,
+    OortFleet,
+    inputs,
+)
+
+EVERY = 10
+"""One in so many rows holds the chances as well."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file of somebody's public code.
+
+    Attributes:
+        repository: ``owner/name`` on GitHub; a clone's folder has the name.
+        commit: The commit that was run.
+        file: Path in the repository.
+        blob: Git's own hash of the file.
+        code: The functions or lines that are run.
+        licence: Of the repository at that commit.
+    """
+
+    repository: str
+    commit: str
+    file: str
+    blob: str
+    code: str
+    licence: str
+
+    def path(self, folder: Path) -> Path:
+        """Return the file below ``folder``; one of another text is refused."""
+        path = folder / self.repository.partition("/")[2] / self.file
+        text = path.read_bytes()
+        blob = hashlib.sha1(b"blob %d\0" % len(text) + text).hexdigest()
+        if blob != self.blob:
+            raise SystemExit(f"{path} is not the file of {self.repository} at {self.commit}; check that commit out")
+        return path
+
+
+FEDCOR_COMMIT = "d941083ce2840e877476182d898c1ffa878d599b"
+SOURCES = {
+    "oort": Source(
+        "SymbioticLab/Oort",
+        "05a3aa1677a10f8e621055b1626ef82e73d09759",
+        "oort/oort.py",
+        "ff5fb4dc10181a033d57b2f7658179ab51c6bb72",
+        "_training_selector.select_participant and update_client_util",
+        "Apache-2.0",
+    ),
+    "fedscale": Source(
+        "SymbioticLab/FedScale",
+        "7ec441c2afa99510535adebe155d89fa8bb2c637",
+        "thirdparty/oort/oort.py",
+        "7f1346dd0022d9da61fe4d36b589e88d2513935b",
+        "_training_selector.select_participant and update_client_util",
+        "Apache-2.0",
+    ),
+    "fedcor": Source(
+        "Yoruko-Tang/FedCor",
+        FEDCOR_COMMIT,
+        "src/GPR.py",
+        "80416e06e87e333bd19836fd9d331e20b0491d3d",
+        "Kernel_GPR.Select_Clients with a Poly_Kernel",
+        "MIT",
+    ),
+    "active-fl": Source(
+        "Yoruko-Tang/FedCor",
+        FEDCOR_COMMIT,
+        "src/federated_main.py",
+        "dd032ab6e82dfcdbc4d4a45c65b2e67e6325673d",
+        "lines 167 and 187-196 (the branch 'elif args.afl'); no code of Goetz et al. was found",
+        "MIT",
+    ),
+    "power-of-choice": Source(
+        "Yoruko-Tang/FedCor",
+        FEDCOR_COMMIT,
+        "src/federated_main.py",
+        "dd032ab6e82dfcdbc4d4a45c65b2e67e6325673d",
+        "lines 200-201 (the branch 'elif args.power_d'); no code of Cho et al. was found",
+        "MIT",
+    ),
+    "divfl": Source(
+        "melodi-lab/divfl",
+        "4a5b80df85a72b97751ce1130ee5c7d76a2c1540",
+        "flearn/trainers/fedbase.py",
+        "4bcd53847b9361024f8e24f985572c72e6cb1fb6",
+        "BaseFedarated.lazy_greedy, and greedy for the remark",
+        "MIT",
+    ),
+}
+
+
+class Watched:
+    """NumPy for the authors' code, except that ``choice`` answers a draw and ``draws`` keeps what it was asked."""
+
+    def __init__(self, answer: Callable[[list[int], int], Sequence[int]]) -> None:
+        self.random = types.SimpleNamespace(choice=self._choice, seed=lambda seed: None)
+        self.draws: list[tuple[list[int], int, list[float]]] = []
+        self._answer = answer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    def _choice(self, a: Any, size: int, replace: bool = True, p: Any = None) -> Any:
+        if replace:
+            raise SystemExit("a draw with replacement was not expected")
+        among = [int(k) for k in a]
+        self.draws.append((among, int(size), [] if p is None else [float(chance) for chance in p]))
+        return np.array(self._answer(among, size), dtype=np.int64)
+
+
+def module_at(path: Path, name: str, *missing: str) -> Any:
+    """The module of a file, as one of a package; the ``missing`` modules of the package are empty."""
+    package = types.ModuleType(name)
+    package.__path__ = [str(path.parent)]
+    sys.modules[name] = package
+    for part in missing:
+        sys.modules[f"{name}.{part}"] = types.ModuleType(f"{name}.{part}")
+    spec = importlib.util.spec_from_file_location(f"{name}.{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise SystemExit(f"{path} is no module")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def oort_rounds(fleet: OortFleet, module: Any) -> list[list[Any]]:
+    """The clients of each round from the second on, likeliest first; the code continues with its own choices."""
+    settings = types.SimpleNamespace(
+        exploration_factor=0.0, exploration_decay=0.95, exploration_min=0.0, exploration_alpha=0.3,
+        round_threshold=fleet.percentile, round_penalty=fleet.penalty, sample_window=5.0,
+        pacer_step=10**6, pacer_delta=5, blacklist_rounds=-1, blacklist_max_len=0.3,
+        clip_bound=fleet.clip, cut_off_util=fleet.cut_off,
+    )  # fmt: skip
+    selector = module.create_training_selector(settings)
+    module.np2 = watched = Watched(lambda among, size: among[:size])  # the code sorts them by their scores
+    sizes, durations, _ = fleet.clients_of()
+    everybody = range(fleet.clients)
+
+    def report(clients: Iterable[int], number: int) -> None:
+        losses = fleet.losses(number)
+        for k in clients:
+            told = {"reward": sizes[k] * losses[k], "duration": durations[k], "time_stamp": number, "status": True}
+            selector.update_client_util(k, told)
+
+    for k in everybody:
+        selector.register_client(k, {"reward": sizes[k], "duration": durations[k]})
+    report(everybody, 1)
+    selector.training_round = 1  # it counts its own choices: so the one of round t takes ln t, not ln(t - 1)
+    rows: list[list[Any]] = []
+    for number in range(2, fleet.rounds + 2):
+        chosen = [int(k) for k in selector.select_participant(fleet.chosen, feasible_clients=set(everybody))]
+        _, _, chances = watched.draws.pop()
+        odds = [chance / chances[0] for chance in chances[: fleet.chosen]] if number % EVERY == 0 else []
+        rows.append([fleet.setting, fleet.seed, number, joined(chosen), joined(odds)])
+        report(chosen, number)
+    return rows
+
+
+def fedcor_choice(case: FedCorCase, module: Any) -> list[int]:
+    """The clients in the order in which the code takes them."""
+    import torch
+
+    process = module.Kernel_GPR(case.clients, dimension=case.dimension, kernel=module.Poly_Kernel, order=1, Normalize=0)
+    process.Projection.PMatrix.data = torch.tensor(case.embedding(), dtype=torch.float32)
+    process.discount = torch.tensor(case.discounts(), dtype=torch.float32)
+    sizes = case.sizes()
+    with torch.no_grad():
+        return [int(k) for k in process.Select_Clients(case.chosen, 0.0, sizes / sizes.sum())]
+
+
+def lines_at(path: Path, wanted: Callable[[ast.AST], bool]) -> list[ast.stmt]:
+    """The body of the one ``if`` of a script that is wanted."""
+    found = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if wanted(node)]
+    if len(found) != 1 or not isinstance(found[0], ast.If):
+        raise SystemExit(f"{path}: expected one such branch, found {len(found)}")
+    return found[0].body
+
+
+def branch(option: str, name: str) -> Callable[[ast.AST], bool]:
+    """Whether a node is ``if args.option:`` with a body that first assigns to ``name``."""
+
+    def wanted(node: ast.AST) -> bool:
+        if not isinstance(node, ast.If) or ast.unparse(node.test) != f"args.{option}":
+            return False
+        first = node.body[0]
+        return isinstance(first, ast.Assign) and ast.unparse(first.targets[0]) == name
+
+    return wanted
+
+
+def run(body: list[ast.stmt], known: dict[str, Any]) -> dict[str, Any]:
+    """Run statements with these names, and return all names after them."""
+    exec(compile(ast.Module(body=body, type_ignores=[]), "authors", "exec"), known)
+    return known
+
+
+def active_fl_choice(case: LossCase, path: Path) -> list[Any]:
+    """Those that are not dropped, by valuation, their chances, how many are drawn so and how many uniformly."""
+    sizes, watched = case.sizes(), Watched(lambda among, size: among[:size])
+    args = types.SimpleNamespace(
+        num_users=case.clients, alpha1=case.dropped, alpha2=case.temperature, alpha3=case.uniform
+    )
+    known = {
+        "np": watched,
+        "args": args,
+        "m": ACTIVE_FL_CHOSEN,
+        "weights": sizes / sizes.sum(),
+        "list_loss": case.losses().tolist(),
+        "train_dataset": range(int(sizes.sum())),
+    }
+    run(lines_at(path, branch("afl", "AFL_Valuation")), known)
+    run(lines_at(path, branch("afl", "delete_num")), known)
+    (kept, by_value, chances), (others, uniform, _) = watched.draws
+    if sorted(others + kept[:by_value]) != list(range(case.clients)):
+        raise SystemExit("the uniform part is drawn from others than expected")
+    told = chances if case.seed % EVERY == 0 else [chances[0], chances[-1]]
+    return [case.seed, joined(kept), by_value, uniform, joined(told)]
+
+
+def power_of_choice_choice(case: LossCase, path: Path) -> list[Any]:
+    """The chosen candidates."""
+    sizes, candidates = case.sizes(), case.candidates()
+    watched = Watched(lambda among, size: candidates.tolist())
+    known = {
+        "np": watched,
+        "args": types.SimpleNamespace(num_users=case.clients, d=len(candidates)),
+        "m": POWER_OF_CHOICE_CHOSEN,
+        "weights": sizes / sizes.sum(),
+        "gt_global_losses": [case.losses().tolist()],
+    }
+    chosen = run(lines_at(path, branch("power_d", "A")), known)["idxs_users"]
+    if watched.draws != [(list(range(case.clients)), len(candidates), (sizes / sizes.sum()).tolist())]:
+        raise SystemExit("the candidates are drawn in another way than expected")
+    return [case.seed, joined(sorted(int(k) for k in chosen))]
+
+
+def divfl_class(path: Path) -> Any:
+    """The class of the file with its greedy methods alone: the others, and the imports, need TensorFlow 1."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    [found] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "BaseFedarated"]
+    names = ("greedy", "lazy_greedy")
+    found.body = [node for node in found.body if isinstance(node, ast.FunctionDef) and node.name in names]
+    return run([found], {"np": np})["BaseFedarated"]
+
+
+def divfl_rounds(fleet: GradientFleet, authors: Any) -> tuple[list[list[Any]], int]:
+    """The clients of each round, and in how many rounds the code's other greedy method takes others."""
+    from sklearn.metrics import pairwise_distances
+
+    server = authors()
+    server.clients = list(range(fleet.clients))
+    gradients: Floats = fleet.first()
+    # distances as in train of flearn/trainers/fedavg.py, lines 62-63 and 132-133, which needs TensorFlow 1
+    server.norm_diff = pairwise_distances(gradients, metric="euclidean")
+    np.fill_diagonal(server.norm_diff, 0)
+    rows: list[list[Any]] = []
+    other = 0
+    for number in range(1, fleet.rounds + 1):
+        chosen = sorted(int(k) for k in server.lazy_greedy(fleet.chosen))
+        other += chosen != sorted(int(k) for k in server.greedy(fleet.chosen))
+        rows.append([fleet.kind, fleet.clients, fleet.chosen, fleet.seed, number, joined(chosen)])
+        gradients[chosen] = fleet.next(number, gradients[chosen])
+        server.norm_diff[chosen] = pairwise_distances(gradients[chosen], gradients, metric="euclidean")
+        server.norm_diff[:, chosen] = server.norm_diff[chosen].T
+    return rows, other
+
+
+def joined(numbers: Iterable[float]) -> str:
+    return " ".join(f"{number:.13g}" for number in numbers)
+
+
+def write(name: str, told: Sequence[str], columns: str, rows: Iterable[Sequence[Any]]) -> None:
+    """Write a trace: a head of comments, the columns' names and the rows."""
+    source = SOURCES[name]
+    head = [
+        f"repository: https://github.com/{source.repository}",
+        f"commit: {source.commit}",
+        f"code: {source.file}, {source.code}",
+        f"licence of that code: {source.licence}; nothing of it is copied here, these are numbers that it returned",
+        f"made by: tests/golden/authors/make_traces.py on {date.today()}",
+        *told,
+    ]
+    with (FOLDER / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
+        file.writelines(f"# {line}\n" for line in head)
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns.split())
+        writer.writerows(rows)
+
+
+def main() -> None:
+    """Run the authors' code and write every trace."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path, help="holds the clones, each at its commit")
+    folder = parser.parse_args().folder
+    import sklearn
+    import torch
+
+    torch.set_num_threads(1)
+    logging.disable(logging.CRITICAL)
+    path = {name: source.path(folder) for name, source in SOURCES.items()}
+    base = f"Python {platform.python_version()}, NumPy {np.__version__}"
+
+    odds = f"odds: chance of each of them to be drawn first, over that of the first; in one row of {EVERY}"
+    for name, fleets in (("oort", OORT), ("fedscale", FEDSCALE)):
+        # Oort's other half, the choice of clients for tests, imports Gurobi in these modules
+        module = module_at(path[name], f"authors_{name}", "utils", "utils.lp")
+        told = [f"versions: {base}", f"inputs: sha256 {inputs(fleets)}", odds]
+        write(
+            name,
+            told,
+            "setting seed round chosen odds",
+            [row for fleet in fleets for row in oort_rounds(fleet, module)],
+        )
+
+    module = module_at(path["fedcor"], "authors_fedcor")
+    rows = [[case.seed, joined(fedcor_choice(case, module))] for case in FEDCOR]
+    told = [f"versions: {base}, torch {torch.__version__}", f"inputs: sha256 {inputs(FEDCOR)}"]
+    write("fedcor", [*told, "chosen: in the order of the choice"], "seed chosen", rows)
+
+    told = [f"versions: {base}", f"inputs: sha256 {inputs(LOSSES)}"]
+    rows = [active_fl_choice(case, path["active-fl"]) for case in LOSSES]
+    more = [
+        "kept: those that are not dropped, lowest valuation first",
+        "chances: of the first and the last of them to be drawn first; of all of them in one row of ten",
+    ]
+    write("active-fl", [*told, *more], "seed kept by_value uniform chances", rows)
+    rows = [power_of_choice_choice(case, path["power-of-choice"]) for case in LOSSES]
+    write("power-of-choice", told, "seed chosen", rows)
+
+    authors = divfl_class(path["divfl"])
+    runs = [divfl_rounds(fleet, authors) for fleet in DIVFL]
+    told = [
+        f"versions: {base}, scikit-learn {sklearn.__version__} (distances)",
+        f"inputs: sha256 {inputs(DIVFL)}",
+        f"greedy of the same file takes another set than lazy_greedy in {sum(other for _, other in runs)} rounds",
+    ]
+    write("divfl", told, "kind clients count seed round chosen", [row for rows, _ in runs for row in rows])
+
+
+if __name__ == "__main__":
+    main()
