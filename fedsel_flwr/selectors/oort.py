@@ -52,13 +52,15 @@ class Oort(Selector):
         * Clients never tried are explored uniformly: nothing is known of their speed. Where there are too few of
           them, more are exploited, so newcomers are explored again at any time.
         * The least exploited score is that of rank floor(m (1 - epsilon)); the code takes the next rank.
-        * Lowest, largest and clipped utility are those of the tried clients that are available and have a utility above
-          0, as in ``getTopK`` of ``oort/oort.py`` at 05a3aa1. The code takes .999 of the lowest, and counts sizes of
-          clients never tried among them. The statistical part of a client of utility 0 is 0 here, below 0 there.
+        * Lowest, largest and clipped utility are those of clients that are available and have a utility above 0, as in
+          ``oort/oort.py`` at 05a3aa1, lines 279 to 286, with .999 of the lowest and a range of at least 1e-4 (lines 394
+          to 403). The code also counts the sizes of clients never tried among them. The statistical part of a client
+          of utility 0 is 0 here, below 0 there.
+        * The temporal uncertainty is the print's. The code counts choices, one fewer than rounds: ln(t - 1) / (L(i) + 1).
         * The code notes nothing of a client that fails (``training/param_server.py`` at 05a3aa1, lines 104 to 110), so
-          one that never answers is asked for ever. Here the first failure keeps utility and duration, and a client
-          never tried stays so. From the second failure in a row on, a client was tried, with utility 0 and the latency
-          reported for it. A client that completes without a loss keeps its utility.
+          one that never answers is asked for ever. Here the first failure changes nothing either. From the second in a
+          row on, a client was tried, with utility 0 and the latency reported for it. A client that completes without a
+          loss keeps its utility.
         * A spare gets the mean utility of the clients that were used, and its own latency, as a straggler does there
           (lines 348 to 353). If it has not answered yet, its duration is at least the time that the server waited. If
           nobody that was used told a loss, it keeps its utility.
@@ -181,8 +183,7 @@ class Oort(Selector):
         timed, waiting = report.completed | again, spare & ~report.completed
         self._duration[k[timed]] = latency[timed]  # t_i
         self._duration[k[waiting]] = np.maximum(self._duration[k[waiting]], latency[waiting])
-        seen = timed | spare | (self._last_round[k] > 0)
-        self._last_round[k[seen]] = self.round  # L(i)
+        self._last_round[k[timed | spare]] = self.round  # L(i)
         if told.any():
             size = np.maximum(self._examples()[k[spare]], 1.0)
             self._rms_loss[k[spare]] = self._utility(k[told]).mean() / size  # the code's exploredPendingWorkers
@@ -213,7 +214,8 @@ class Oort(Selector):
         score = np.zeros(tried.size)
         if above.size:
             clipped = above[min(whole_part(self.clip * above.size), above.size - 1)]  # section 4.4
-            low, reach = above[0], float(np.ptp(above)) or 1.0
+            low = 0.999 * above[0]  # get_norm, the authors' code
+            reach = max(above[-1] - low, 1e-4)  # get_norm
             score = np.maximum((np.minimum(utility, clipped) - low) / reach, 0.0)  # Algorithm 1, clip
         score += np.sqrt(0.1 * np.log(self.round) / self._last_round[tried])  # Algorithm 1, temporal uncertainty
         duration, preferred = self._duration[tried], self._preferred_duration()

@@ -46,15 +46,13 @@ class OortOracle:
         failures: dict[int, int] = {}
         for number, past in enumerate(self.rounds[: before - 1], start=1):
             for client, completed, latency, loss in past.rows:
-                utility, duration, _ = found.get(client, (0.0, 0.0, 0))
+                utility = found.get(client, (0.0, 0.0, 0))[0]
                 failures[client] = 0 if completed else failures.get(client, 0) + 1
                 if completed:
                     utility = utility if math.isnan(loss) else self.sizes[client] * loss
                     found[client] = (utility, latency, number)
                 elif failures[client] >= 2:
                     found[client] = (0.0, latency, number)
-                elif client in found:
-                    found[client] = (utility, duration, number)
         return found
 
     def gain(self, number: int) -> float:
@@ -88,8 +86,8 @@ class OortOracle:
         scores = {}
         for client, (utility, duration, last) in here.items():
             clipped = utilities[min(math.floor(len(utilities) * self.clip + 1e-9), len(utilities) - 1)]
-            reach = utilities[-1] - utilities[0]
-            score = max(0.0, (min(utility, clipped) - utilities[0]) / reach) if reach else 0.0
+            low = 0.999 * utilities[0]
+            score = max(0.0, (min(utility, clipped) - low) / max(utilities[-1] - low, 1e-4))
             score += math.sqrt(0.1 * math.log(t) / last)
             scores[client] = score * (preferred / duration) ** self.penalty if duration > preferred else score
         return scores
