@@ -56,7 +56,7 @@ class Oort(Selector):
           ``oort/oort.py`` at 05a3aa1, lines 279 to 286, with .999 of the lowest and a range of at least 1e-4 (lines 394
           to 403). The code also counts the sizes of clients never tried among them. The statistical part of a client
           of utility 0 is 0 here, below 0 there.
-        * The temporal uncertainty is the print's. The code counts choices, one fewer than rounds: ln(t - 1) / (L(i) + 1).
+        * The temporal uncertainty is the print's; the code counts choices, one fewer than rounds: ln(t - 1)/(L(i) + 1).
         * The code notes nothing of a client that fails (``training/param_server.py`` at 05a3aa1, lines 104 to 110), so
           one that never answers is asked for ever. Here the first failure changes nothing either. From the second in a
           row on, a client was tried, with utility 0 and the latency reported for it. A client that completes without a

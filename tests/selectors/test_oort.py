@@ -144,7 +144,7 @@ def test_the_first_failure_changes_nothing() -> None:
 def test_the_second_failure_in_a_row_is_a_trial_of_no_utility() -> None:
     """Client 0 (utility 9) fails in rounds 2 and 3 after 5 s: utility 0 and 5 s. T is 1 s, and 1, 2 go before it.
 
-    Round 4, U = (0, 2, 1.9): those above 0 span 2 - 1.8981 = .1019, statistical (0, 1, .019); temporal sqrt(.1 ln 4/L) =
+    Round 4, U = (0, 2, 1.9): those above 0 span 2 - 1.8981, statistical (0, 1, .019); temporal sqrt(.1 ln 4/L) =
     (.215, .372, .372), client 0 times (1/5)^2 = .0086; cut-off .7 of the second best (.391) = .274: 1 and 2 alone.
     """
     for seed in range(10):
@@ -176,7 +176,7 @@ def test_a_client_that_fails_its_first_round_is_still_explored() -> None:
 
 
 def test_the_range_is_that_of_utilities_above_zero() -> None:
-    """One dead client among losses of 2 to 2.1: 2.1 scores 1, 2.05 scores .51 and 2 scores .02, as without the dead one.
+    """One dead client among losses of 2 to 2.1: 2.1 scores 1, 2.05 .51 and 2 .02, as without the dead one.
 
     Round 4 (1 and 2 were the dead client's): U = (0, 2, 2.05, 2.1), temporal sqrt(.1 ln 4/1) = .372 of the live ones:
     cut-off .7 of 1.372 = .961, so client 3 alone is a candidate. With 0 in the range, all three live ones are.
