@@ -29,7 +29,8 @@ class LatencyRewards(Selector):
     """Keeps the mean reward of each client.
 
     The reward is affine in the latency. Under "auto" the means of the latencies are kept, a failed play as 0 s, and how
-    many plays failed: from these the mean rewards follow at whatever tau_max.
+    many plays failed: from these the mean rewards follow at whatever tau_max. A failed play is then worth -1, as the
+    slowest play that completed is worth 0.
 
     Args:
         clients_per_round: How many clients to choose each round.
@@ -74,5 +75,6 @@ class LatencyRewards(Selector):
         """y_k by index; 0 for clients never observed."""
         if not isinstance(self.max_latency, str):
             return self._mean
-        completed = (self._plays - self._failed) / np.maximum(self._plays, 1)
-        return np.asarray(completed - self._mean / self.max_latency_now)  # (16), mean of 1 - tau_k / tau_max
+        failed = self._failed / np.maximum(self._plays, 1)
+        completed = np.where(self._plays > 0, 1.0 - failed, 0.0)
+        return np.asarray(completed - self._mean / self.max_latency_now - failed)  # (16): 1 - tau_k / tau_max, or -1

@@ -21,6 +21,8 @@ TINY = 1e-300
 """In place of a sum of weights that are all zero: nobody's target is above 0."""
 SHORTEST = 1e-6
 """Under "auto", seconds below which no latency counts: 1 / tau_k stays finite."""
+FAST = 0.1
+"""Under "auto", the share of the clients whose mean latency may lie below tau_min."""
 
 
 class BSFL(Selector):
@@ -43,10 +45,11 @@ class BSFL(Selector):
           :mod:`~fedsel_flwr.selectors.annealing`.
         * Selected clients that fail count as a play at the speed of their reported latency, tau_max.
         * Speeds are cut at 1, as measured latencies may undercut ``min_latency``.
-        * ``min_latency="auto"`` takes for tau_min the fastest completed play so far. The mean is that of 1 / tau_k, and
-          is scaled at the choice: every speed, old ones too, is at the present tau_min. This tau_min contains what the
-          fastest client trained and what the server's polling adds; one play that was far too fast makes all other
-          speeds small for good.
+        * ``min_latency="auto"`` takes for tau_min the lower tenth percentile of the clients' mean latencies, over the
+          plays that completed. It contains what fast clients train and what the server's polling adds. A play counts
+          as at least the tau_min of its round, and each client's fastest play as at least the present one: a play that
+          was far too fast is soon forgotten. The mean is that of 1 / tau_k, and is scaled at the choice: every speed,
+          old ones too, is at the present tau_min.
         * The annealing solvers take the range of the finite bounds plus alpha times that of g for Delta_max (14), and a
           finite bound above all others for an infinite one.
         * (4) sums d over the registered clients, as (3) counts them.
@@ -57,7 +60,7 @@ class BSFL(Selector):
 
     Args:
         clients_per_round: m.
-        min_latency: tau_min, seconds; "auto" takes the fastest play seen, :attr:`min_latency_now`.
+        min_latency: tau_min, seconds; "auto" takes what fast clients need, :attr:`min_latency_now`.
         alpha: Weight of the generalization term; 0 looks at speed alone.
         beta: Exponent of g_k, a natural number.
         data_weights: d_k of (4) by client index, an array or a mapping of any positive scale (a mapping may grow with
@@ -85,11 +88,15 @@ class BSFL(Selector):
     name: ClassVar[str] = "bsfl"
     needs: ClassVar[frozenset[str]] = frozenset({"latency"})
     by_client: ClassVar[frozenset[str]] = frozenset({"data_weights"})
-    client_state: ClassVar[dict[str, float | int]] = {"_plays": 0, "_mean": 0.0, "_fastest": 0.0, "_weight": 1.0}
+    client_state: ClassVar[dict[str, float | int]] = {
+        "_plays": 0, "_mean": 0.0, "_fastest": 0.0, "_completed": 0, "_latency": 0.0, "_weight": 1.0,
+    }  # fmt: skip
 
     _plays: IntArray
     _mean: FloatArray
-    _fastest: FloatArray
+    _fastest: FloatArray  # the fastest play that completed, as it counted; 0 without one
+    _completed: IntArray
+    _latency: FloatArray  # mean over the plays that completed
     _weight: FloatArray
 
     def __init__(
@@ -114,13 +121,14 @@ class BSFL(Selector):
 
     @property
     def min_latency_now(self) -> float:
-        """tau_min, seconds: ``min_latency``, or under "auto" the fastest play that completed so far.
+        """tau_min, seconds: ``min_latency``, or under "auto" the lower tenth percentile of the clients' mean latencies.
 
-        Plays of clients that were forgotten do not count; infinite before anybody has completed.
+        Only plays that completed count, not those of clients that were forgotten; infinite before there was one.
         """
-        if isinstance(self.min_latency, str):
-            return float(self._fastest[self._fastest > 0.0].min(initial=np.inf))
-        return self.min_latency
+        if not isinstance(self.min_latency, str):
+            return self.min_latency
+        latency = self._latency[self._completed > 0]
+        return max(SHORTEST, float(np.quantile(latency, FAST, method="lower"))) if latency.size else np.inf
 
     def _select(self, available: IntArray) -> IntArray:
         shuffled = self._generator.permutation(available)  # clients equal in bound and g: at random
@@ -134,21 +142,28 @@ class BSFL(Selector):
         return np.asarray(shuffled[best])
 
     def _observe(self, report: RoundReport) -> None:
-        k = report.clients
-        shortest, unit = (SHORTEST, 1.0) if self.min_latency == AUTO else (self.min_latency, self.min_latency)
-        latency = np.maximum(report.latency, shortest)
+        k, done = report.clients, report.completed
+        self._completed[k] += done
+        change = (report.latency[done] - self._latency[k[done]]) / self._completed[k[done]]
+        self._latency[k[done]] += change
+        shortest = self.min_latency_now
+        latency = np.maximum(report.latency, shortest if np.isfinite(shortest) else SHORTEST)
+        unit = 1.0 if isinstance(self.min_latency, str) else self.min_latency
         speed = unit / latency  # tau_min / tau_k of (8), (11), at most 1; under "auto" without tau_min
         self._plays[k] += 1  # (10)
         self._mean[k] += (speed - self._mean[k]) / self._plays[k]  # (11), which is (8)
-        before = self._fastest[k]  # 0 where no play has completed
-        faster = report.completed & ((before == 0.0) | (latency < before))
-        self._fastest[k] = np.where(faster, latency, before)
+        faster = done & ((self._fastest[k] == 0.0) | (latency < self._fastest[k]))
+        self._fastest[k[faster]] = latency[faster]
 
     def _speeds(self, played: BoolArray) -> FloatArray:
         """mu-bar of the clients that were observed."""
-        if self.min_latency == AUTO:
-            return np.asarray(np.minimum(self.min_latency_now * self._mean[played], 1.0))
-        return self._mean[played]
+        if self.min_latency != AUTO:
+            return self._mean[played]
+        shortest, fastest = self.min_latency_now, self._fastest[played]
+        with np.errstate(divide="ignore"):
+            too_much = np.where(fastest > 0.0, np.maximum(1.0 / fastest - 1.0 / shortest, 0.0), 0.0)
+        mean = self._mean[played] - too_much / self._plays[played]
+        return np.asarray(np.minimum(shortest * mean, 1.0))  # (11), at the present tau_min
 
     def _bounds(self) -> FloatArray:
         """ucb(k, t - 1), infinite for clients never observed."""

@@ -32,8 +32,8 @@ class CSUCB(LatencyRewards):
         * Selected clients that fail count as a play with reward 0 (a failed client of section V-B has latency
           tau_max), so that a dead client is not asked for ever.
         * ``max_latency="auto"`` takes for tau_max the float above the slowest completed play so far; every reward, old
-          ones too, is at the present tau_max. A play that the strategy's longest wait cut counts as that wait. Failures
-          stay at 0, where the slowest play is then too.
+          ones too, is at the present tau_max. A play that the strategy's longest wait cut counts as that wait. A
+          failure is worth -1: at 0 it would be worth as much as the slowest play, which is just a slow client.
         * Partial availability and newcomers ("modified CS-UCB" of section V-C): unplayed available clients first,
           then (18). The random top-up of the last opening round holds while every registered client has been
           available in every round.

@@ -1,7 +1,7 @@
 """Numbers that fit by themselves: ``min_latency="auto"`` of BSFL, ``max_latency="auto"`` of CS-UCB and CS-UCB-Q.
 
-The brute force keeps every play and scales all of them anew at every question; means of 1 / tau and of tau must say the
-same. Where the number that was taken is that of a selector with a fixed one, both choose the same.
+The brute force keeps every play and scales all of them at every question; means of 1 / tau and of tau must say the
+same. If the number that was taken is that of a selector with a fixed one, both choose the same.
 """
 
 from __future__ import annotations
@@ -30,20 +30,44 @@ def report(plays: Plays) -> RoundReport:
 
 
 class AutoBSFLOracle(BSFLOracle):
-    """tau_min is the fastest play that completed in the whole history; before there is one, failures count alike."""
+    """tau_min is the tenth percentile of the clients' mean seconds; before there is one, failures count alike.
 
-    def reward(self, completed: bool, latency: float) -> float:
-        done = [seconds for past in self.rounds for _, good, seconds in past.rows if good]
-        self.min_latency = min(done, default=math.inf)
-        return super().reward(completed, latency)
+    A play counts as at least the tau_min after its round, and a client's fastest one as at least the present tau_min.
+    """
+
+    def shortest(self, rounds: int) -> float:
+        """tau_min after so many rounds of the history."""
+        done: dict[int, list[float]] = {}
+        for past in self.rounds[:rounds]:
+            for who, good, seconds in past.rows:
+                done.setdefault(who, []).extend([seconds] * good)
+        means = sorted(sum(each) / len(each) for each in done.values() if each)
+        return means[math.floor(0.1 * (len(means) - 1))] if means else math.inf
+
+    def observations(self, client: int) -> list[float]:
+        """As many speeds as plays, with the mean that the client has now."""
+        plays: list[float] = []
+        fastest = None
+        for number, past in enumerate(self.rounds, start=1):
+            for who, good, seconds in past.rows:
+                if who == client:
+                    cut = self.shortest(number)
+                    plays.append(max(seconds, cut if cut < math.inf else 0.0))
+                    if good and (fastest is None or plays[-1] < plays[fastest]):
+                        fastest = len(plays) - 1
+        self.min_latency = now = self.shortest(len(self.rounds))
+        if fastest is not None:
+            plays[fastest] = max(plays[fastest], now)
+        speed = 1.0 if now == math.inf else min(1.0, sum(now / seconds for seconds in plays) / max(len(plays), 1))
+        return [speed] * len(plays)
 
 
 class AutoCSUCBOracle(CSUCBOracle):
-    """tau_max is just above the slowest play that completed in the whole history."""
+    """tau_max is just above the slowest play that completed in the whole history; a failure is worth -1."""
 
     def reward(self, completed: bool, latency: float) -> float:
         done = [seconds for past in self.rounds for _, good, seconds in past.rows if good]
-        return 1 - latency / np.nextafter(max(done), math.inf) if completed else 0.0
+        return 1 - latency / np.nextafter(max(done), math.inf) if completed else -1.0
 
 
 @pytest.mark.parametrize(("grid", "seed"), [((), 0), ((), 1), ((0.1, 0.5, 1.0, 2.5), 2)])
@@ -54,7 +78,7 @@ def test_every_choice_of_bsfl_maximizes(grid: tuple[float, ...], seed: int) -> N
     world = World(num_clients=6, newcomers={0: 30, 5: 60}, grid=grid)
     assert follow(selector, oracle, RoundReport, world=world, rounds=100, seed=3000 + seed) == []
     assert oracle.decided > 50
-    assert selector.min_latency_now == oracle.min_latency
+    assert selector.min_latency_now == pytest.approx(oracle.shortest(100), rel=1e-12)
 
 
 @pytest.mark.parametrize(("grid", "seed"), [((), 0), ((), 1), ((0.1, 0.5, 1.0, 2.5), 2)])
@@ -73,11 +97,12 @@ def scores(selector: Any) -> np.ndarray:
     return np.asarray(selector._rewards()[played])
 
 
-@pytest.mark.parametrize("name", AUTO)
-def test_scores_are_those_of_the_fixed_number_once_it_was_seen(name: str) -> None:
+@pytest.mark.parametrize("name", ["cs-ucb", "cs-ucb-q"])
+def test_rewards_are_those_of_the_fixed_number_once_it_was_seen(name: str) -> None:
     """300 rounds of times from .05 to 60 s with failures; the extremes come in rounds 100 and 101.
 
-    Before, the scores are those of the fixed number that the plays so far give; after, those of one and the same.
+    Before, the rewards are those of the fixed number that the plays so far give; after, those of one and the same. But
+    for failures: they are worth -1, and 0 with a fixed number.
     """
     generator, plays = np.random.default_rng(5), []
     selector: Any = create(name, clients_per_round=3, seed=0, **AUTO[name])
@@ -93,24 +118,29 @@ def test_scores_are_those_of_the_fixed_number_once_it_was_seen(name: str) -> Non
         if number not in (1, 10, 99, 100, 101, 200, 300):
             continue
         done = [seconds for past in plays for _, good, seconds in past if good]
-        fixed = {"min_latency": min(done)} if name == "bsfl" else {"max_latency": np.nextafter(max(done), math.inf)}
-        twin = create(name, clients_per_round=3, seed=0, **fixed)
+        fixed = np.nextafter(max(done), math.inf)
+        twin: Any = create(name, clients_per_round=3, seed=0, max_latency=fixed)
         twin.inform(np.arange(8))
         for past in plays:
             twin.observe(report(past))
-        assert np.abs(scores(selector) - scores(twin)).max() <= 1e-12
-        now = selector.min_latency_now if name == "bsfl" else selector.max_latency_now
-        assert [now] == list(fixed.values())
+        played = twin._plays > 0
+        failed = np.array([sum(k == who and not good for past in plays for who, good, _ in past) for k in range(8)])
+        expected = scores(twin) - failed[played] / twin._plays[played]
+        assert np.abs(scores(selector) - expected).max() <= 1e-12
+        assert selector.max_latency_now == fixed
         assert np.ptp(scores(selector)) > 0.01 or number == 1
+    assert failed.sum() > 20
 
 
 @pytest.mark.parametrize("name", AUTO)
 def test_choices_are_those_of_the_fixed_number(name: str) -> None:
-    """Times by client and round. The first play of each of the 7 clients is the fastest or the slowest there will be.
+    """Times by client and round; nobody fails. All first plays are the fastest or the slowest there will be.
 
-    So "auto" has the fixed number as soon as it chooses by scores.
+    Client 0 always takes the shortest time, so that the mean of the fastest client stays at 1 s. So "auto" has the
+    fixed number as soon as it chooses by scores.
     """
     times = np.random.default_rng(6).uniform(1.0, 8.0, (7, 400))
+    times[0] = 1.0
     fixed = {"bsfl": {"min_latency": 1.0}}.get(name, {"max_latency": np.nextafter(8.0, math.inf)})
     pair = [create(name, clients_per_round=2, seed=3, **params) for params in (AUTO[name], fixed)]
     seen: set[int] = set()
@@ -120,20 +150,49 @@ def test_choices_are_those_of_the_fixed_number(name: str) -> None:
         latency = times[chosen[0], number]
         latency[[k not in seen for k in chosen[0].tolist()]] = 1.0 if name == "bsfl" else 8.0
         seen |= set(chosen[0].tolist())
-        completed = np.random.default_rng([number]).uniform(size=2) < (0.85 if len(seen) == 7 else 1.0)
         for selector in pair:
-            selector.observe(
-                RoundReport(clients=chosen[0], completed=completed, latency=np.where(completed, latency, 60.0))
-            )
+            selector.observe(RoundReport(clients=chosen[0], completed=[True, True], latency=latency))
     assert len(seen) == 7
+
+
+def test_an_outlier_is_forgotten() -> None:
+    """Three clients take 2, 4 and 8 s, ten times each; then client 2 answers once in 1 ms.
+
+    The means are 2, 4 and 7.27 s, so tau_min stays 2 s and the odd play counts as 2 s: speeds 1, .5 and (10 * .25 + 1)
+    / 11. If the odd play is client 2's first, tau_min is 1 ms at first, and 2 s again after one more (mean 4 s).
+    """
+    usual: Plays = [(0, True, 2.0), (1, True, 4.0), (2, True, 8.0)]
+    late, early = (BSFL(clients_per_round=3, min_latency="auto", seed=0) for _ in range(2))
+    for selector in (late, early):
+        selector.inform(np.arange(3))
+    early.observe(report([(2, True, 0.001)]))
+    assert early.min_latency_now == 0.001
+    for _ in range(10):
+        for selector in (late, early):
+            selector.observe(report(usual))
+    late.observe(report([(2, True, 0.001)]))
+    for selector in (late, early):
+        assert selector.min_latency_now == 2.0
+        assert scores(selector) == pytest.approx([1.0, 0.5, 3.5 / 11], abs=1e-12)
+
+
+def test_one_client_of_eleven_that_always_answers_at_once_leaves_the_others_apart() -> None:
+    """Client 0 reports 1 ms for ever; tau_min is the mean of the next one, 1 s, and its own speed is cut at 1."""
+    selector = BSFL(clients_per_round=11, min_latency="auto", seed=0)
+    selector.inform(np.arange(11))
+    for _ in range(5):
+        selector.observe(report([(k, True, float(k) if k else 0.001) for k in range(11)]))
+    assert selector.min_latency_now == 1.0
+    assert scores(selector) == pytest.approx([1.0, *(1.0 / k for k in range(1, 11))])
 
 
 def test_rounds_by_hand() -> None:
     """Client 0 takes 2 s and 4 s, client 1 takes 8 s once and fails once (60 s).
 
-    BSFL: tau_min 2: speeds (1 + 1/2)/2 = .75 and (1/4 + 1/30)/2 = .141667; then client 2 takes 1 s: all halve, its own
-    is 1. CS-UCB: tau_max 8: rewards (.75 + .5)/2 = .625 and (0 + 0)/2 = 0; a play of 16 s by client 2:
-    (.875 + .75)/2 = .8125, (.5 + 0)/2 = .25 and 0.
+    BSFL: mean seconds 3 and 8, so tau_min 3: the play of 2 s counts as 3 s: speeds (1 + 3/4)/2 = .875 and
+    (3/8 + 1/20)/2 = .2125. Then client 2 takes 1 s: tau_min 1: (1/2 + 1/4)/2 = .375, (1/8 + 1/60)/2 and 1.
+    CS-UCB: tau_max 8: rewards (.75 + .5)/2 = .625 and (0 - 1)/2 = -.5; a play of 16 s by client 2:
+    (.875 + .75)/2 = .8125, (.5 - 1)/2 = -.25 and 0.
     """
     first: Plays = [(0, True, 2.0), (1, True, 8.0)]
     second: Plays = [(0, True, 4.0), (1, False, 60.0)]
@@ -142,12 +201,12 @@ def test_rounds_by_hand() -> None:
         selector.inform(np.arange(3))
         selector.observe(report(first))
         selector.observe(report(second))
-    assert scores(bsfl) == pytest.approx([0.75, (1 / 4 + 1 / 30) / 2], abs=1e-15)
-    assert scores(ucb) == pytest.approx([0.625, 0.0], abs=1e-15)
+    assert scores(bsfl) == pytest.approx([0.875, 0.2125], abs=1e-15)
+    assert scores(ucb) == pytest.approx([0.625, -0.5], abs=1e-15)
     bsfl.observe(report([(2, True, 1.0)]))
     ucb.observe(report([(2, True, 16.0)]))
     assert scores(bsfl) == pytest.approx([0.375, (1 / 8 + 1 / 60) / 2, 1.0], abs=1e-15)
-    assert scores(ucb) == pytest.approx([0.8125, 0.25, 0.0], abs=1e-15)
+    assert scores(ucb) == pytest.approx([0.8125, -0.25, 0.0], abs=1e-15)
 
 
 @pytest.mark.parametrize("name", AUTO)
