@@ -84,9 +84,9 @@ class Session:
         if pull is None:
             return
 
-        def pull_messages(message_ids: Any) -> Any:
+        def pull_messages(*args: Any, **kwargs: Any) -> Any:
             self.check()
-            answers = list(pull(message_ids))
+            answers = list(pull(*args, **kwargs))
             if answers:
                 self._waiting.done()
             return answers

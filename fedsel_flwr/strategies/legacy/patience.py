@@ -11,6 +11,7 @@ from flwr.app import DEFAULT_TTL, Message
 from flwr.server.client_proxy import ClientProxy
 
 from fedsel_flwr.strategies.late import LateAnswers
+from fedsel_flwr.strategies.silence import NotReached, accepted
 
 POLL_S = 3.0
 """Seconds between two looks over the network, as Flower's own."""
@@ -32,11 +33,17 @@ class Patience:
         self._grid, self._timeout, self._late = grid, timeout, late
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Send messages, and collect the replies until all are here or the time is over."""
+        """Send messages, and collect the replies until all are here or the time is over.
+
+        Raises:
+            NotReached: The SuperLink took none of them.
+        """
         sent = list(messages)
         for message in sent:
             message.metadata.ttl = self._timeout + DEFAULT_TTL
-        pending, deadline = set(self._grid.push_messages(sent)), time.monotonic() + self._timeout
+        pending, deadline = accepted(self._grid.push_messages(sent)), time.monotonic() + self._timeout
+        if sent and not pending:
+            raise NotReached
         replies: list[Message] = []
         while pending:
             arrived = list(self._grid.pull_messages(pending))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar
@@ -20,10 +20,10 @@ from fedsel_flwr.strategies import bases
 from fedsel_flwr.strategies.adapter import Adapter
 from fedsel_flwr.strategies.message.asking import Asking
 from fedsel_flwr.strategies.message.cleaning import Cleaner, metrics_of
-from fedsel_flwr.strategies.message.dispatch import addressed, as_error, by_node, harmless, template_of
+from fedsel_flwr.strategies.message.dispatch import addressed, as_error, by_node, configured, harmless
 from fedsel_flwr.strategies.message.grids import ShownGrid, TimedGrid, Until, wait_for_nodes
 from fedsel_flwr.strategies.message.records import in_absolute_rounds, in_plain_types, reference_of, reply_of
-from fedsel_flwr.strategies.silence import no_answer
+from fedsel_flwr.strategies.silence import NOT_REACHED, no_answer
 
 logger = logging.getLogger("fedsel_flwr")
 
@@ -31,7 +31,8 @@ logger = logging.getLogger("fedsel_flwr")
 class SelectionStrategy(Adapter, Strategy):
     """Wraps a Message API strategy: a selector decides who trains, ``base`` decides how updates are aggregated.
 
-    One of the messages that ``base`` configures is the template, sent with a copy of its record to each chosen node.
+    One of the messages that ``base`` configures is the template, copied for each chosen node; strategies that ``base``
+    consists of see exactly these messages.
     New nodes are asked who they are by a QUERY message, probes are EVALUATE messages. Replies are cleaned before
     ``base`` sees them, so that one odd reply cannot end the run. Options and attributes are those of
     :class:`fedsel_flwr.strategies.adapter.Adapter`.
@@ -113,8 +114,8 @@ class SelectionStrategy(Adapter, Strategy):
         if not chosen:
             return []
         crowd = ShownGrid(grid, nodes, self.wait_timeout, at_least=bases.min_available(self.base))
-        template = template_of(self.base, self.core.round, arrays, config, crowd)
-        self._dispatched = {node: addressed(template, node, self.core.asks) for node in chosen}
+        messages = configured(self.base, self.core.round, arrays, config, crowd, chosen)
+        self._dispatched = {node: addressed(message, node, self.core.asks) for node, message in messages.items()}
         if self._timed is not None and self.core.settings.ends_early:
             self._timed.until = Until(self.core.waits_for(len(chosen)), self.core.settings.round_deadline_s)
         return list(self._dispatched.values())
@@ -131,7 +132,7 @@ class SelectionStrategy(Adapter, Strategy):
         if not self._dispatched:
             return None, None  # nobody was chosen: the round is in the history already
         self._check_actors(reply.error.reason or "" for reply in arrived.values() if reply.has_error())
-        self._late.owe(message for node, message in self._dispatched.items() if node not in arrived)
+        self._owe(self._dispatched, arrived)
         cleaner = self._cleaner()
         faults, key = cleaner.faults(arrived), cleaner.weight_key
         outcome = self.core.collect(
@@ -183,7 +184,7 @@ class SelectionStrategy(Adapter, Strategy):
         absolute = self.core.numbering.absolute(server_round)
         sent = {str(message.metadata.dst_node_id): message for message in self._evaluating}
         arrived = by_node(sent, replies)
-        self._late.owe(message for node, message in sent.items() if node not in arrived)
+        self._owe(sent, arrived)
         ordered = dict(sorted(arrived.items(), key=lambda item: id_order(self.roster.name(item[0]))))
         usable, faults = self._cleaner().evaluations(ordered)
         for node, fault in faults.items():
@@ -223,6 +224,16 @@ class SelectionStrategy(Adapter, Strategy):
             self.round_trained(number, model, names)
         self._resuming.hold(number)
 
+    @property
+    def _rejected(self) -> frozenset[str]:
+        """The nodes whose last message the SuperLink did not take, as far as that is known."""
+        return frozenset() if self._timed is None else self._timed.rejected
+
+    def _owe(self, sent: Mapping[str, Message], arrived: Collection[str]) -> None:
+        """Note who still has to answer: whoever was reached and has not."""
+        left = {*arrived, *self._rejected}
+        self._late.owe(message for node, message in sent.items() if node not in left)
+
     def _cleaner(self) -> Cleaner:
         return Cleaner(self.base, self.core.settings.keys, self.core.settings.max_examples)
 
@@ -237,6 +248,8 @@ class SelectionStrategy(Adapter, Strategy):
     def _reply(self, node: str, message: Message | None, faults: dict[str, str], weight_key: str) -> Reply:
         """What came of a node, in plain types."""
         observed = self._timed.elapsed_s.get(node) if self._timed is not None else None
+        if message is None and node in self._rejected:
+            return Reply(error=NOT_REACHED)
         if message is None and self._timed is not None and self._timed.missed is not None:
             return self._timed.missed
         if message is None:
