@@ -209,19 +209,25 @@ class SelectionStrategy(Adapter, Strategy):
             RunError: The checkpoint cannot be written.
         """
         number = self.core.numbering.absolute(server_round)
-        if self._resuming.wants(number):
-            names, model = saved_model(parameters)
-            self.round_trained(number, model, names)
+        self._save(number, parameters)
         if number == self.core.round:
             self._keeper.keep(number, partial(saved_model, parameters))
             self._resuming.hold(number)
         result: tuple[float, dict[str, Scalar]] | None = None
-        if self.evaluation_due(server_round):
+
+        def evaluate() -> tuple[object, ...]:
+            nonlocal result
             result = self.base.evaluate(number, parameters)
-        if result is not None:
-            self._enter_evaluation(server_round, *result)
-        self._end_round(server_round)
+            return () if result is None else (result[0], result[1].get("accuracy"))
+
+        self.finish_round(server_round, evaluate, partial(self._save, number, parameters))
         return result
+
+    def _save(self, number: int, parameters: Parameters) -> None:
+        """Write the round's checkpoint, if one is due."""
+        if self._resuming.wants(number):
+            names, model = saved_model(parameters)
+            self.round_trained(number, model, names)
 
     def _asking(self, ins: FitIns) -> FitIns:
         """The instruction with the columns that the selector needs in a config of its own."""

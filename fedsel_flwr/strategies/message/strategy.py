@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
@@ -13,6 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
+from fedsel_flwr.rounds.budget import check_signal
 from fedsel_flwr.rounds.identity import id_order
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.replies import Reply
@@ -48,6 +50,7 @@ class SelectionStrategy(Adapter, Strategy):
     _arrays: ArrayRecord | None = None
     _evaluates = False
     _evaluating: tuple[Message, ...] = ()
+    _so_far: Result | None = None  # what ``should_stop`` is shown
 
     def start(
         self,
@@ -58,8 +61,12 @@ class SelectionStrategy(Adapter, Strategy):
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        should_stop: Callable[[int, Result], bool] | None = None,
     ) -> Result:
         """Run the rounds; see ``flwr.serverapp.strategy.Strategy.start``. On the server's clock nodes are timed.
+
+        ``should_stop`` works with every flwr, also where its own ``start`` has none (up to 1.42); the option of the
+        strategy stays in force. Its rounds are absolute.
 
         A run that goes on from a checkpoint takes its arrays in place of ``initial_arrays`` and runs ``num_rounds``
         minus the rounds that were done. The rounds in its result are absolute; it has no metrics of those before.
@@ -67,13 +74,17 @@ class SelectionStrategy(Adapter, Strategy):
         Raises:
             RunError: There are checkpoints, but none can be used; or a checkpoint cannot be written.
         """
-        checkpoint = self._begin_run({name: array.numpy() for name, array in initial_arrays.items()})
+        check_signal(should_stop)
+        self._so_far = so_far = Result()
+        signal = None if should_stop is None else lambda number, _: should_stop(number, so_far)
+        checkpoint = self._begin_run({name: array.numpy() for name, array in initial_arrays.items()}, signal)
         done = 0 if checkpoint is None else checkpoint.round
         num_rounds = self._resuming.rounds_left(num_rounds, done)
         if checkpoint is not None:
             initial_arrays = ArrayRecord(
                 {name: Array(a) for name, a in zip(checkpoint.names, checkpoint.model, strict=True)}
             )
+        so_far.arrays = initial_arrays
         if self.core.settings.clock == "server":
             grid = self._timed = TimedGrid(grid)
             self._timed.late = self._late
@@ -81,8 +92,11 @@ class SelectionStrategy(Adapter, Strategy):
         entering = None if evaluate_fn is None else self._entering(evaluate_fn)
         if checkpoint is not None and not self._evaluates:
             self._end_round(0)
+        start = partial(super().start, grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config)
+        if "should_stop" in inspect.signature(Strategy.start).parameters:  # from flwr 1.43 on; else it counts on
+            start = partial(start, should_stop=lambda number, result: self.core.ended)
         with self.rescuing():
-            result = super().start(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, entering)
+            result = start(entering)
         if checkpoint is not None:
             in_absolute_rounds(result, done)
             result.arrays = result.arrays or initial_arrays
@@ -161,6 +175,9 @@ class SelectionStrategy(Adapter, Strategy):
             arrays = self._encode(model)
         self._arrays = self._arrays if arrays is None else arrays
         self._keeper.keep(self.core.round, partial(in_plain_types, self._arrays or ArrayRecord()))
+        self._note("train_metrics_clientapp", self.core.round, metrics)
+        if self._so_far is not None and arrays is not None:
+            self._so_far.arrays = arrays
         return arrays, metrics
 
     def configure_evaluate(
@@ -170,6 +187,8 @@ class SelectionStrategy(Adapter, Strategy):
         self._evaluating = ()
         if not bases.evaluates(self.base):
             return []
+        if self._resuming.over and self.core.numbering.absolute(server_round) > self.core.round:
+            return []  # the run has ended, and Flower counts on
         needed = max(self.min_available, bases.min_evaluating(self.base))
         nodes = wait_for_nodes(grid, needed, self.wait_timeout, "evaluation by the base strategy")
         free = self.core.parts.busy.free(sorted(nodes, key=lambda node: id_order(self.roster.name(node))))
@@ -195,9 +214,11 @@ class SelectionStrategy(Adapter, Strategy):
             if message.has_error() or node in faults
         ]
         aggregated: MetricRecord | None = self.base.aggregate_evaluate(absolute, [*usable, *failures])
+        self._note("evaluate_metrics_clientapp", absolute, aggregated)
         if not self._evaluates:
-            self._save(server_round, self._arrays)
-            self._end_round(server_round)
+            save = partial(self._save, server_round, self._arrays)
+            save()
+            self.finish_round(server_round, tuple, save)
         return aggregated
 
     def _entering(
@@ -207,11 +228,17 @@ class SelectionStrategy(Adapter, Strategy):
 
         def entering(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
             number = self.core.numbering.absolute(server_round)
-            self._save(server_round, arrays)
-            metrics = evaluate_fn(number, arrays) if self.evaluation_due(server_round) else None
-            if metrics is not None:
-                self._enter_evaluation(server_round, metrics.get("loss"), dict(metrics.items()))
-            self._end_round(server_round)
+            save = partial(self._save, server_round, arrays)
+            metrics: MetricRecord | None = None
+
+            def evaluate() -> tuple[object, ...]:
+                nonlocal metrics
+                metrics = evaluate_fn(number, arrays)
+                self._note("evaluate_metrics_serverapp", number, metrics)
+                return () if metrics is None else (metrics.get("loss"), metrics.get("accuracy"))
+
+            save()
+            self.finish_round(server_round, evaluate, save)
             return metrics
 
         return entering
@@ -233,6 +260,11 @@ class SelectionStrategy(Adapter, Strategy):
         """Note who still has to answer: whoever was reached and has not."""
         left = {*arrived, *self._rejected}
         self._late.owe(message for node, message in sent.items() if node not in left)
+
+    def _note(self, kind: str, number: int, metrics: MetricRecord | None) -> None:
+        """Enter the metrics of a round into what ``should_stop`` is shown."""
+        if self._so_far is not None and metrics is not None:
+            getattr(self._so_far, kind)[number] = metrics
 
     def _cleaner(self) -> Cleaner:
         return Cleaner(self.base, self.core.settings.keys, self.core.settings.max_examples)
