@@ -14,6 +14,7 @@ from flwr.common import Context
 from flwr.server import ServerApp
 from flwr.serverapp import Grid
 
+from fedsel_flwr import flower
 from fedsel_flwr.checks import one_of
 from fedsel_flwr.clients.objectives import Objective
 from fedsel_flwr.errors import ParameterError, RunError
@@ -256,8 +257,6 @@ def _run_on_flower(server_app: ServerApp, client_app: ClientApp, num_supernodes:
 
 
 def run_simulation(*, session: Session, **kwargs: Any) -> None:
-    """Flower's ``run_simulation`` within a session of Ray; Flower's is imported where it is needed."""
-    from flwr.simulation import run_simulation as flowers
-
+    """Flower's ``run_simulation`` within a session of Ray."""
     with session.open():
-        flowers(**kwargs)
+        flower.run_simulation(**kwargs)

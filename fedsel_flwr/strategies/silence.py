@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Sequence
 
 from flwr.app import Error, Message
-from flwr.common.constant import ErrorCode
 
 from fedsel_flwr.errors import RunError
+from fedsel_flwr.flower import ErrorCode
 from fedsel_flwr.rounds.untrusted import both_ends
 
 EXPIRED = "message unavailable: it expired, or its SuperNode was removed"

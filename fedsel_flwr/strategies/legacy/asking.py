@@ -11,8 +11,8 @@ from functools import partial
 from typing import ClassVar, TypeVar
 
 from flwr.common import Code, EvaluateIns, GetPropertiesIns, Parameters, Scalar
-from flwr.server.client_proxy import ClientProxy
 
+from fedsel_flwr.flower import ClientProxy
 from fedsel_flwr.rounds.busy import Busy
 from fedsel_flwr.rounds.transport import Registration
 from fedsel_flwr.rounds.untrusted import shown

@@ -7,9 +7,10 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from flwr.app import DEFAULT_TTL, Message
-from flwr.server.client_proxy import ClientProxy
+from flwr.app import Message
+from flwr.common import DEFAULT_TTL
 
+from fedsel_flwr.flower import ClientProxy
 from fedsel_flwr.strategies.late import LateAnswers
 from fedsel_flwr.strategies.silence import NotReached, accepted
 

@@ -19,11 +19,11 @@ from flwr.common import (
     Scalar,
     ndarrays_to_parameters,
 )
-from flwr.server.client_manager import ClientManager
-from flwr.server.client_proxy import ClientProxy
+from flwr.server import ClientManager
 from flwr.server.strategy import FedAvg, Strategy
 
 from fedsel_flwr.errors import RunError
+from fedsel_flwr.flower import ClientProxy
 from fedsel_flwr.rounds.identity import id_order
 from fedsel_flwr.selectors.columns import VECTORS
 from fedsel_flwr.strategies import bases
@@ -49,7 +49,7 @@ class SelectionStrategy(Adapter, Strategy):
     the selector what came back. Options and attributes are those of :class:`fedsel_flwr.strategies.adapter.Adapter`.
 
     References:
-        Flower 1.41, ``flwr.server.strategy.Strategy``.
+        Flower 1.22 to 1.43, ``flwr.server.strategy.Strategy``.
     """
 
     strategy_type: ClassVar[type] = Strategy

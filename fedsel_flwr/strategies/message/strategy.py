@@ -40,7 +40,7 @@ class SelectionStrategy(Adapter, Strategy):
     :class:`fedsel_flwr.strategies.adapter.Adapter`.
 
     References:
-        Flower 1.22 to 1.41, ``flwr.serverapp.strategy.Strategy``.
+        Flower 1.22 to 1.43, ``flwr.serverapp.strategy.Strategy``.
     """
 
     strategy_type: ClassVar[type] = Strategy
