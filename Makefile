@@ -35,7 +35,7 @@ lint: .venv/installed
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-# make flower-matrix   the tests of the strategies, and programs of both APIs, with the oldest, the pinned and the newest Flower
+# make flower-matrix   the tests of the strategies, and programs of both APIs, with the oldest, pinned, newest and nightly Flower
 flower-matrix: .venv/installed
 	$(BIN)/python tests/flower_matrix.py
 

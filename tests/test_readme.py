@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.flwr_command import ANSI, LocalSuperLink
 from tests.pages import COMMANDS, PAGES, ROOT, Block, blocks, links
 from tests.warm import Warm
 
@@ -32,6 +33,7 @@ predict, inputs, labels = (lambda arrays, inputs: inputs @ arrays[0]), np.eye(3)
 NOT_RUN = {
     ("README.md", "python3 -m venv .venv"): "installs",
     ("README.md", "fedsel compare phones"): "over a minute",
+    ("README.md", "flwr run . --stream"): "SuperLink",
     ("docs/README.md", "fedsel compare phones"): "over a minute",
     ("docs/beyond-one-machine.md", "# on the first machine"): "several machines",
     ("docs/beyond-one-machine.md", "export RAY_ADDRESS"): "cluster",
@@ -144,6 +146,23 @@ def test_the_cards_programs_run(block: Block, warm: Warm, tmp_path: Path) -> Non
     status, said = warm.run(["card.py"], tmp_path)
     assert status == 0, said
     assert said.strip()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ["legacy", "message"])
+def test_the_wrapped_strategies_run_under_flwr_run(name: str, tmp_path: Path) -> None:
+    own = {block.file: block for block in BLOCKS if block.page == "README.md" and block.file}
+    (command,) = [block for block in BLOCKS if block.page == "README.md" and block.first.startswith("flwr run")]
+    (app := tmp_path / "app").mkdir()
+    (app / f"{name}.py").write_text(own[f"{name}.py"].text, encoding="utf-8")
+    (app / "pyproject.toml").write_text(own["pyproject.toml"].text.replace("legacy:", f"{name}:"), encoding="utf-8")
+    ((flwr, run, here, *options),) = command.commands()
+    assert (flwr, run, here) == ("flwr", "run", ".")
+    with LocalSuperLink(tmp_path / "home") as superlink:
+        done = superlink.run(*options, verb=("run", str(app)))
+        assert done.wait(240) == 0, done.stdout[-4000:] + done.stderr[-4000:]
+        assert re.search(SAYS[f"{name}.py"], ANSI.sub("", done.stdout), re.MULTILINE), done.stdout[-4000:]
 
 
 @pytest.mark.slow

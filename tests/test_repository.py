@@ -30,7 +30,7 @@ LINKS = ("strategies", "clients", "simulations")
 # Who may import whom, lowest layer first: each part imports the layers below its own. Everyone may import errors.
 LAYERS = (
     {"errors"},
-    {"arguments", "checks", "commands", "references"},
+    {"arguments", "checks", "commands", "flower", "references"},
     {"aggregation", "selectors", "wireless"},
     {"rounds", "testing", "theory"},
     {"callbacks", "clients", "report", "strategies"},

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +17,13 @@ from fedsel_flwr.errors import RunError
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message
-    from flwr.clientapp.typing import ClientAppCallable
 
 logger = logging.getLogger("fedsel_flwr")
 LEGACY = "fitres.metrics"
 """The record in which Flower carries the metrics of the legacy API's ``fit``."""
 
 
-def telemetry(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+def telemetry(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
     """Report the cost of training with the update, in the formats of both APIs.
 
     ``compute_s`` is the time from the message's arrival in the mod to the reply of the app, seconds by the clock on the

@@ -1,12 +1,18 @@
-"""When a run has spent what it may, before its rounds are over."""
+"""When a run ends before its rounds are over: its budget, its selector, or the caller says so."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fedsel_flwr.checks import real
+from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.history import History
+from fedsel_flwr.selectors import Selector
+
+ShouldStop = Callable[[int, History], bool]
+"""Called with the number of the round that ended last and the history so far; True ends the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,3 +47,74 @@ class Budget:
             return False
         last = history.rounds[-1]
         return last.simulated_s >= self.simulated_s or last.total_energy_j >= self.joules
+
+
+class Ending:
+    """Says whether a run has ended; all reasons end it in the same way.
+
+    Args:
+        selector: Ends the run when it has nothing left to choose.
+        history: What happened so far.
+        budget: What the run may spend; None sets no limit.
+        should_stop: The caller's signal; None: there is none.
+
+    Raises:
+        ParameterError: ``should_stop`` cannot be called.
+
+    >>> from fedsel_flwr.selectors import Random
+    >>> history = History()
+    >>> ending = Ending(Random(clients_per_round=1), history, should_stop=lambda number, history: number >= 2)
+    >>> ended = []
+    >>> for number in (1, 2, 3):
+    ...     _ = history.append(round=number, num_available=1, round_s=2.0, clients=[])
+    ...     ending.ask()
+    ...     ended.append(ending.reached)
+    >>> ended
+    [False, True, True]
+    """
+
+    def __init__(
+        self,
+        selector: Selector,
+        history: History,
+        budget: Budget | None = None,
+        should_stop: ShouldStop | None = None,
+    ) -> None:
+        check_signal(should_stop)
+        self._selector, self._history, self._budget = selector, history, budget or Budget()
+        self._own, self._signals = should_stop, [should_stop]
+        self._asked, self._stopped = 0, False
+
+    @property
+    def reached(self) -> bool:
+        """Whether the run is over: the budget is spent, the selector is done, or ``should_stop`` has said so."""
+        return self._stopped or self._budget.spent(self._history) or self._selector.done
+
+    def begin_run(self, should_stop: ShouldStop | None = None) -> None:
+        """A run begins: signals are asked again, also about a last round from before.
+
+        Args:
+            should_stop: A signal of this run alone, on top of the lasting one; None: there is none.
+        """
+        self._signals, self._asked, self._stopped = [self._own, should_stop], 0, False
+
+    def ask(self) -> None:
+        """Ask the signals about the last round, once for each round."""
+        last = self._history.last
+        if last is None or last.round == self._asked or self._stopped:
+            return
+        self._asked = last.round
+        said = [bool(signal(last.round, self._history)) for signal in self._signals if signal is not None]
+        self._stopped = any(said)
+
+
+def check_signal(should_stop: object) -> None:
+    """Refuse a signal that is no function.
+
+    Raises:
+        ParameterError: It cannot be called.
+    """
+    if should_stop is not None and not callable(should_stop):
+        raise ParameterError(
+            "should_stop must be a function of a round's number and the history, got " + type(should_stop).__name__
+        )

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds import saving
-from fedsel_flwr.rounds.budget import Budget
+from fedsel_flwr.rounds.budget import Budget, Ending, ShouldStop
 from fedsel_flwr.rounds.client_values import ClientValues
 from fedsel_flwr.rounds.collecting import Collector
 from fedsel_flwr.rounds.enrolment import Introduction
@@ -42,12 +42,14 @@ class SelectionCore:
             refused.
         availability: Who takes part in a round.
         budget: What the run may spend; None sets no limit.
+        should_stop: The caller's signal that ends the run with the last round; None: there is none.
         roll_call_timeout: Seconds that the transport waits for introductions, for messages.
 
     Attributes:
         settings: How clients are treated.
         parts: The owners of what outlives a round.
         numbering: Which absolute round the server means.
+        ending: Whether the run is over.
     """
 
     def __init__(
@@ -59,12 +61,14 @@ class SelectionCore:
         client_values: tuple[ClientValues, ...] = (),
         availability: Availability | None = None,
         budget: Budget | None = None,
+        should_stop: ShouldStop | None = None,
         roll_call_timeout: float = 60.0,
     ) -> None:
         selector.over_selection, selector.common_warmup = settings.over_selection, settings.warmup_rounds
-        self.settings, self._availability, self._budget = settings, availability, budget or Budget()
+        self.settings, self._availability = settings, availability
         roster = Roster() if roster is None else roster
         self.parts = make_parts(selector, settings, roster, client_values, roll_call_timeout)
+        self.ending = Ending(selector, self.parts.history, budget, should_stop)
         self.numbering, self._identifying = Numbering(), Identifying(settings)
         self._collector = Collector(
             selector, settings, roster, self.parts.enrolment, self.parts.measurer, self._identifying
@@ -83,8 +87,8 @@ class SelectionCore:
 
     @property
     def ended(self) -> bool:
-        """Whether the run is over: the budget is spent, or the selector has nothing left to choose."""
-        return self._budget.spent(self.parts.history) or self.parts.selector.done
+        """Whether the run is over: the budget is spent, the selector is done, or ``should_stop`` has said so."""
+        return self.ending.reached
 
     @property
     def update_reader(self) -> str:
@@ -100,6 +104,16 @@ class SelectionCore:
     def reads_global(self, outcome: Outcome) -> bool:
         """Whether :meth:`finish` needs the arrays of the new global model."""
         return self.parts.measurer.reads_global or (outcome.averaging is not None and outcome.averaging.mixes)
+
+    def begin_run(self, done: int = 0, should_stop: ShouldStop | None = None) -> None:
+        """A run begins: the server may count its rounds from 1 again.
+
+        Args:
+            done: The rounds that were done before, if the server is known to count from 1.
+            should_stop: A signal of this run alone; None: there is none.
+        """
+        self.numbering.begin_run(done)
+        self.ending.begin_run(should_stop)
 
     def choose(
         self,
@@ -123,6 +137,7 @@ class SelectionCore:
         Raises:
             RunError: The server's round does not follow the selector's.
         """
+        self.ending.ask()
         if self.ended:
             return []
         parts, upcoming = self.parts, self.round + 1
@@ -228,7 +243,7 @@ class SelectionCore:
         """
         saving.load_parts(self.parts._asdict(), state)
         self._round = None
-        self.numbering.begin_run()
+        self.begin_run()
 
     def _call_roll(self, connected: Collection[str], upcoming: int, transport: Transport) -> None:
         """Find out who is new, and enter them; they are asked only for what somebody reads."""

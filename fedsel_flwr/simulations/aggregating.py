@@ -6,10 +6,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 from flwr.common import Code, FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
-from flwr.server.client_proxy import ClientProxy
 
 from fedsel_flwr.checks import FloatArray
 from fedsel_flwr.errors import RunError
+from fedsel_flwr.flower import ClientProxy
 from fedsel_flwr.rounds.models import Arrays, ModelStack
 from fedsel_flwr.rounds.round import Outcome
 from fedsel_flwr.strategies import bases

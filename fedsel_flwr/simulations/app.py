@@ -11,8 +11,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from flwr.common import Context
-from flwr.common.logger import log
+from flwr.common import Context, log
 from flwr.server import ServerApp
 from flwr.serverapp import Grid
 

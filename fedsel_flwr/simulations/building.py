@@ -10,7 +10,7 @@ from typing import Any
 
 from fedsel_flwr.aggregation.filter import Filter
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.rounds.budget import Budget
+from fedsel_flwr.rounds.budget import Budget, ShouldStop
 from fedsel_flwr.rounds.client_values import ClientValues
 from fedsel_flwr.rounds.history import History, RoundRecord
 from fedsel_flwr.rounds.presence import Availability
@@ -30,6 +30,7 @@ def make_strategy(
     on_round: Callable[[RoundRecord], None] | None = None,
     selector: Selector | None = None,
     keeping: Mapping[str, Any] | None = None,
+    should_stop: ShouldStop | None = None,
 ) -> Any:
     """Build the scenario's selection strategy around its base strategy, in the API that the scenario names.
 
@@ -38,6 +39,7 @@ def make_strategy(
         on_round: Called with each finished round.
         selector: Chooses in place of the scenario's selector; None makes that one.
         keeping: Options of the strategy's checkpoints.
+        should_stop: Ends the run with the round that it returns True for.
 
     Returns:
         The strategy, a ``SelectionStrategy`` of either API.
@@ -66,6 +68,7 @@ def make_strategy(
         "budget": Budget(simulated_s=scenario.simulated_s or math.inf, joules=scenario.joules or math.inf),
         "evaluate_in": lambda number: number % scenario.evaluation_every == 0 or number >= scenario.rounds,
         "on_round": on_round,
+        "should_stop": should_stop,
         **_measuring(world),
         **(keeping or {}),
     }
@@ -89,6 +92,7 @@ def given_or_made(
     on_round: Callable[[RoundRecord], None] | None = None,
     selector: Selector | None = None,
     keeping: Mapping[str, Any] | None = None,
+    should_stop: ShouldStop | None = None,
 ) -> Any:
     """The strategy that the caller gave, if it fits the scenario, else the scenario's own.
 
@@ -98,17 +102,18 @@ def given_or_made(
         on_round: Called with each finished round of the scenario's strategy; a strategy of the caller's has its own.
         selector: Chooses in place of the scenario's selector; None makes that one.
         keeping: Options of the checkpoints of the scenario's strategy.
+        should_stop: Ends the run with the round that it returns True for; a strategy of the caller's has its own.
 
     Returns:
         The strategy.
 
     Raises:
-        ParameterError: A strategy together with ``on_round`` or ``selector``, a strategy that is no selection
-            strategy of the scenario's API, or a fault that :func:`make_strategy` finds.
+        ParameterError: A strategy together with ``on_round``, ``selector`` or ``should_stop``, a strategy that is no
+            selection strategy of the scenario's API, or a fault that :func:`make_strategy` finds.
     """
     if strategy is None:
-        return make_strategy(world, on_round, selector, keeping)
-    for name, value in (("on_round", on_round), ("selector", selector)):
+        return make_strategy(world, on_round, selector, keeping, should_stop)
+    for name, value in (("on_round", on_round), ("selector", selector), ("should_stop", should_stop)):
         if value is not None:
             raise ParameterError(
                 f"strategy and {name} cannot be given together: give {name} to the strategy when you make it"

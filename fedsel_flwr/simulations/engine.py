@@ -14,10 +14,12 @@ from flwr.common import Context
 from flwr.server import ServerApp
 from flwr.serverapp import Grid
 
+from fedsel_flwr import flower
 from fedsel_flwr.checks import one_of
 from fedsel_flwr.clients.objectives import Objective
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report.waiting import Waiting
+from fedsel_flwr.rounds.budget import ShouldStop, check_signal
 from fedsel_flwr.rounds.checkpoints import Resume
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.selectors import Selector
@@ -44,6 +46,7 @@ def simulate(
     *,
     engine: str | None = None,
     on_round: Callable[[RoundRecord], None] | None = None,
+    should_stop: ShouldStop | None = None,
     num_cpus: int | None = None,
     num_gpus: int | None = None,
     client_cpus: float = 1,
@@ -73,6 +76,8 @@ def simulate(
             clients trained as one batched computation (:mod:`fedsel_flwr.simulations.vectorized`). None takes the
             scenario's.
         on_round: Called with each finished round; on Ray from the server's thread.
+        should_stop: Called with each finished round's number and the history so far, after ``on_round``; True ends the
+            run with this round, as a budget does. Such a run has finished.
         num_cpus: Cores that Ray gets; None: every core. So many clients train at one time, if each takes one. On a
             cluster it is refused: the cluster has what it was started with. The vectorized engine refuses this and
             the other arguments that only Ray can follow.
@@ -116,8 +121,8 @@ def simulate(
 
     Raises:
         ParameterError: The data or a parameter cannot be used, or the strategy is not of the scenario's API or is
-            given together with ``on_round``, ``selector``, ``folder`` or checkpoints; or so many processes cannot
-            train.
+            given together with ``on_round``, ``should_stop``, ``selector``, ``folder`` or checkpoints; or so many
+            processes cannot train.
         RunError: The simulation broke off, Ray died, the folder cannot be written to, the address leads nowhere, no
             client ever completed a round of a strategy of your own, or there are checkpoints that cannot be gone on
             from: of another run, damaged, or of a newer version.
@@ -137,6 +142,7 @@ def simulate(
         check_processes(scenario, processes, device)
     check_engine(scenario, where, device)
     check_kinds(selector, objective, on_round)
+    check_signal(should_stop)
     if strategy is not None:
         for name, value in (("folder", folder), ("checkpoint_dir", checkpoint_dir), ("resume", resume or None)):
             if value is not None:
@@ -155,7 +161,7 @@ def simulate(
     session = Session(where, Waiting("Starting Ray", "Ray started", tell=on_wait, quiet=quiet))
     run = partial(_run, world, device=device, session=session, quiet=quiet, processes=processes, keeping=keeping)
     if folder is None:
-        made = given_or_made(world, strategy, on_round, selector, keeping.options(scenario, selector))
+        made = given_or_made(world, strategy, on_round, selector, keeping.options(scenario, selector), should_stop)
         keeping.begin(made, world)
         result = run(made)
         rows = made.history.clients
@@ -166,7 +172,7 @@ def simulate(
             )
         return result
     kept = RunFolder(folder, scenario, label)
-    made = make_strategy(world, on_round, selector, keeping.options(scenario, selector))
+    made = make_strategy(world, on_round, selector, keeping.options(scenario, selector), should_stop)
     kept.follow(made.history, elsewhere=checkpoint_dir is not None)
     keeping.begin(made, world)
     try:
@@ -251,8 +257,6 @@ def _run_on_flower(server_app: ServerApp, client_app: ClientApp, num_supernodes:
 
 
 def run_simulation(*, session: Session, **kwargs: Any) -> None:
-    """Flower's ``run_simulation`` within a session of Ray; Flower's is imported where it is needed."""
-    from flwr.simulation import run_simulation as flowers
-
+    """Flower's ``run_simulation`` within a session of Ray."""
     with session.open():
-        flowers(**kwargs)
+        flower.run_simulation(**kwargs)

@@ -8,10 +8,10 @@ from typing import Any
 from flwr.client import Client, ClientApp
 from flwr.common import Context, NDArrays, Scalar, ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.server import Server, ServerConfig, SimpleClientManager, strategy
-from flwr.server.compat import start_grid
 from flwr.serverapp import Grid
 
 from fedsel_flwr.clients.torch_client import TorchClient
+from fedsel_flwr.flower import start_grid
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.simulations.base_strategies import CLASSES, own_parameters
 from fedsel_flwr.simulations.world import World

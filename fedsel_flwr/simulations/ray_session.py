@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fedsel_flwr.errors import RunError
+from fedsel_flwr.flower import end_once
 from fedsel_flwr.report.waiting import Waiting
 from fedsel_flwr.simulations.cluster import start
 from fedsel_flwr.simulations.ray_watch import Watch
@@ -38,7 +39,7 @@ class Session:
             RunError: Ray cannot be started or refuses the connection, no client finds room, or Ray died on the way.
         """
         ray = _ray()
-        _end_once()
+        end_once()
         if ray.is_initialized():
             yield
             return
@@ -84,9 +85,9 @@ class Session:
         if pull is None:
             return
 
-        def pull_messages(message_ids: Any) -> Any:
+        def pull_messages(*args: Any, **kwargs: Any) -> Any:
             self.check()
-            answers = list(pull(message_ids))
+            answers = list(pull(*args, **kwargs))
             if answers:
                 self._waiting.done()
             return answers
@@ -143,14 +144,6 @@ def _start(ray: Any, where: Where, address: str | None) -> None:
         if address is None:
             raise RunError(f"Ray cannot be started on this machine: {said}") from error
         raise RunError(f"{where.source} = {address!r}: {said}; {start(where.source)}") from error
-
-
-def _end_once() -> None:
-    """Have Flower's actors end when they are told to: what dies of a message is given it once more, and Ray says so."""
-    from flwr.simulation.ray_transport.ray_actor import ClientAppActor
-
-    with contextlib.suppress(AttributeError):  # Ray has no public way to set this for a class of somebody else's
-        ClientAppActor.__ray_metadata__.method_meta.max_task_retries["terminate"] = 0  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager

@@ -73,11 +73,11 @@ def _rounds(world: World, strategy: Any, clients: InProcess, pace: Pace) -> RunR
     scenario, core, model, done = world.scenario, strategy.core, world.initial_arrays(), 0
 
     def ended(number: int) -> None:
-        strategy.round_ended(number, *(world.test(model) if strategy.evaluation_due(number) else ()))
+        strategy.finish_round(number, lambda: world.test(model), lambda: strategy.round_trained(number, model))
 
     if (resumed := strategy.resumed) is not None:
         model, done = list(resumed.model), resumed.round
-    core.numbering.begin_run()
+    core.begin_run()
     if done:
         ended(done)  # its evaluation may have been cut off
     for number in range(done + 1, scenario.rounds + 1):

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from fedsel_flwr.aggregation.filter import Filter
 from fedsel_flwr.checks import real, whole
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.rounds.budget import Budget
+from fedsel_flwr.rounds.budget import Budget, ShouldStop
 from fedsel_flwr.rounds.checkpoints import Checkpoints, Resume
 from fedsel_flwr.rounds.client_values import ClientValues
 from fedsel_flwr.rounds.core import SelectionCore
@@ -84,7 +84,10 @@ class Adapter(BetweenRounds):
         budget: What the run may spend, in simulated seconds and joules; the rounds that Flower still counts after that
             choose nobody and are not in the history.
         evaluate_in: Called with an absolute round; False skips its central evaluation. The round that ends a run by its
-            budget is always evaluated. None evaluates every round.
+            budget or by ``should_stop`` is always evaluated. None evaluates every round.
+        should_stop: Called with each finished round's absolute number and the history so far, after ``on_round``; True
+            ends the run with this round, which is evaluated and has its checkpoint in any case. A run that goes on from
+            a checkpoint is asked about that round again.
         on_round: Called with each finished round's record, after the central evaluation. A run that goes on from a
             checkpoint tells of that round again.
         checkpoint_dir: Folder of this run's checkpoints; None writes none. A checkpoint is written when a round's
@@ -147,6 +150,7 @@ class Adapter(BetweenRounds):
         availability: Availability | None = None,
         budget: Budget | None = None,
         evaluate_in: Callable[[int], bool] | None = None,
+        should_stop: ShouldStop | None = None,
         on_round: Callable[[RoundRecord], None] | None = None,
         checkpoint_dir: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 1,
@@ -197,7 +201,7 @@ class Adapter(BetweenRounds):
         self._question_timeout = real("roll_call_timeout", roll_call_timeout, above=0.0)
         self.core = SelectionCore(
             selector, settings, roster=self.roster, client_values=client_values, availability=availability,
-            budget=budget,
+            budget=budget, should_stop=should_stop,
             roll_call_timeout=roll_call_timeout,
         )  # fmt: skip
         if self.core.parts.measurer.reads_updates:

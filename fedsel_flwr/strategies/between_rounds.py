@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+from fedsel_flwr.rounds.budget import ShouldStop
 from fedsel_flwr.rounds.checkpoints import Checkpoint
 from fedsel_flwr.rounds.core import SelectionCore
 from fedsel_flwr.rounds.history import History, RoundRecord
@@ -79,11 +80,11 @@ class BetweenRounds:
         """
         self._resuming.trained(number, model, names)
 
-    def _begin_run(self, initial: Mapping[str, Any] | None) -> Checkpoint | None:
+    def _begin_run(self, initial: Mapping[str, Any] | None, should_stop: ShouldStop | None = None) -> Checkpoint | None:
         """Flower begins a run, from 1; the strategy's first goes on from a checkpoint, if there is one."""
         checkpoint = None if self._started else self._resuming.begin(initial)
         self._started = True
-        self.core.numbering.begin_run(0 if checkpoint is None else checkpoint.round)
+        self.core.begin_run(0 if checkpoint is None else checkpoint.round, should_stop)
         return checkpoint
 
     def evaluation_due(self, server_round: int) -> bool:
@@ -92,6 +93,28 @@ class BetweenRounds:
         if number > self.core.round:
             return False  # the run has ended, and Flower counts on
         return self._evaluate_in is None or self.core.ended or self._evaluate_in(number)
+
+    def finish_round(
+        self, server_round: int, evaluate: Callable[[], tuple[object, ...]], save: Callable[[], None]
+    ) -> None:
+        """Evaluate a round centrally if that is due, tell of it, and find out whether the run ends with it.
+
+        The round that ends a run is evaluated in any case, and has its checkpoint.
+
+        For engines that drive :attr:`core` themselves.
+
+        Args:
+            server_round: The server's number of the round.
+            evaluate: Returns loss and accuracy of the global model; nothing if there is no central evaluation.
+            save: Writes the round's checkpoint, if it has none (:meth:`round_trained`).
+        """
+        due = self.evaluation_due(server_round)
+        self.round_ended(server_round, *(evaluate() if due else ()))
+        if not self.core.ended or self.core.numbering.absolute(server_round) != self.core.round:
+            return
+        save()
+        if not due and (found := evaluate()):
+            self.round_ended(server_round, *found)
 
     def round_ended(self, server_round: int, loss: object = None, accuracy: object = None) -> None:
         """Enter the central evaluation of a round, where there was one, and tell the caller of ``on_round``.
@@ -108,13 +131,14 @@ class BetweenRounds:
         self.history.evaluated(self.core.numbering.absolute(server_round), loss=_or_nan(loss), accuracy=accuracy)
 
     def _end_round(self, server_round: int) -> None:
-        """Close the round in the history and tell the caller, if it is one that was recorded."""
+        """Close the round in the history, tell the caller and ask for a stop, if it is one that was recorded."""
         last = self.history.last
         if last is None or last.round != self.core.numbering.absolute(server_round):
             return
         self.history.close_round()
         if self._on_round is not None:
             self._on_round(last)
+        self.core.ending.ask()
 
 
 def _or_nan(value: object) -> float:

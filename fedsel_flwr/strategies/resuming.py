@@ -59,8 +59,8 @@ class Resuming:
 
     @property
     def over(self) -> bool:
-        """Whether the last round was chosen already."""
-        return self.total_rounds is not None and self._core.round >= self.total_rounds
+        """Whether the run is over: the last round was chosen already, or the run has ended before it."""
+        return self._core.ended or (self.total_rounds is not None and self._core.round >= self.total_rounds)
 
     @property
     def way_back(self) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 
-from flwr.app import Error
-from flwr.common.constant import ErrorCode
+from flwr.app import Error, Message
 
+from fedsel_flwr.errors import RunError
+from fedsel_flwr.flower import ErrorCode
 from fedsel_flwr.rounds.untrusted import both_ends
 
 EXPIRED = "message unavailable: it expired, or its SuperNode was removed"
@@ -30,6 +32,9 @@ CARRIED = re.compile(r"^Message contains an Error \(reason: (.*)\)\. It originat
 """How the legacy API's proxy carries the reason of an error."""
 NO_REPLY = "Expected one Message but got: 0"
 """What the legacy API's proxy raises where nothing came."""
+
+NOT_REACHED = "not reached: the SuperLink did not take the message"
+"""What is said of a client whose message was rejected, so that no answer can come."""
 
 NO_QUERY = "No query function registered"
 """What a ClientApp raises when it is asked something and registered no function for that."""
@@ -67,12 +72,22 @@ def has_no_query(error: Error) -> bool:
     return error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION and NO_QUERY in both_ends(error.reason or "")
 
 
+class NotReached(RunError):
+    """The SuperLink did not take a message."""
+
+    def __init__(self) -> None:
+        super().__init__(NOT_REACHED)
+
+
 def check_answered(raised: BaseException) -> None:
     """Tell no answer from an answer that is an error.
 
     Raises:
         TimeoutError: What the legacy API's proxy raised says that nothing came.
+        NotReached: The client was never asked.
     """
+    if isinstance(raised, NotReached):
+        raise raised
     if NO_REPLY in str(raised):
         raise TimeoutError(str(raised)) from None
 
@@ -91,6 +106,8 @@ def reason_in(raised: BaseException | None, timeout: float | None, elapsed_s: fl
     'exception: ValueError: the battery is empty'
     """
     text = str(raised)
+    if isinstance(raised, NotReached):
+        return NOT_REACHED
     if raised is None or NO_REPLY in text:
         return no_answer(timeout)
     code = next((code for phrase, code in IN_TEXTS if phrase in text), None)
@@ -100,3 +117,25 @@ def reason_in(raised: BaseException | None, timeout: float | None, elapsed_s: fl
     if code != ErrorCode.NODE_UNAVAILABLE and timeout is not None and (elapsed_s or 0.0) >= timeout:
         return no_answer(timeout)
     return REASONS[code]
+
+
+def accepted(pushed: Iterable[str]) -> set[str]:
+    """The ids of the messages that a SuperLink took; one that it rejects has the id "", and is never answered.
+
+    >>> accepted(["a", ""])
+    {'a'}
+    """
+    return {message_id for message_id in pushed if message_id}
+
+
+def rejected(sent: Sequence[Message], pushed: Sequence[str]) -> list[Message]:
+    """The messages that a SuperLink did not take.
+
+    Args:
+        sent: What was pushed.
+        pushed: The ids that came back, in that order; a grid may leave out those that were rejected.
+    """
+    if len(pushed) == len(sent):
+        return [message for message, message_id in zip(sent, pushed, strict=True) if not message_id]
+    there = accepted(pushed)
+    return [message for message in sent if message.metadata.message_id not in there]

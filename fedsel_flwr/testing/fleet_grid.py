@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
+from fedsel_flwr.flower import ErrorCode
 from fedsel_flwr.testing.course import Course
 from fedsel_flwr.testing.faults import Answer, Silence
 

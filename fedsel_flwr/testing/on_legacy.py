@@ -23,10 +23,10 @@ from flwr.common import (
     ndarrays_to_parameters,
     parameters_to_ndarrays,
 )
-from flwr.server.client_manager import SimpleClientManager
-from flwr.server.client_proxy import ClientProxy
+from flwr.server import SimpleClientManager
 
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.flower import ClientProxy
 from fedsel_flwr.testing.course import Course, Given
 from fedsel_flwr.testing.faults import Model, Silence
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 
+from fedsel_flwr.flower import identity
 from fedsel_flwr.testing.course import Course, Given
 from fedsel_flwr.testing.faults import Model
 from fedsel_flwr.testing.fleet_grid import RUN, FleetGrid, config_of
@@ -37,7 +37,7 @@ def play_messages(course: Course, rounds: int) -> None:
 
     vars(strategy).update(configure_train=configure_train, aggregate_train=aggregate_train)
     initial = ArrayRecord({name: Array(array) for name, array in zip(names, course.model, strict=True)})
-    with _identity():
+    with identity(RUN, 1, SERVER):
         strategy.start(
             FleetGrid(course),
             initial,
@@ -92,21 +92,3 @@ def _given(message: Message, names: list[str]) -> Given:
     except Exception:  # whatever a client sent
         arrays = []
     return Given(str(message.metadata.src_node_id), arrays, metrics.get("num-examples", float("nan")))
-
-
-@contextlib.contextmanager
-def _identity() -> Iterator[None]:
-    """Flower makes no message outside a run; where it knows of identities, be one for a while."""
-    try:
-        from flwr.supercore.task_identity import TaskIdentity
-    except ImportError:  # an older Flower
-        yield
-        return
-    names = ("_task_id", "_run_id", "_node_id")
-    before = {name: getattr(TaskIdentity, name, None) for name in names}
-    TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = RUN, 1, SERVER
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(TaskIdentity, name, value)

@@ -11,8 +11,8 @@ from functools import partial
 from typing import ClassVar, TypeVar
 
 from flwr.common import Code, EvaluateIns, GetPropertiesIns, Parameters, Scalar
-from flwr.server.client_proxy import ClientProxy
 
+from fedsel_flwr.flower import ClientProxy
 from fedsel_flwr.rounds.busy import Busy
 from fedsel_flwr.rounds.transport import Registration
 from fedsel_flwr.rounds.untrusted import shown
@@ -20,7 +20,7 @@ from fedsel_flwr.strategies.congestion import FIRST, WINDOW, crowds
 from fedsel_flwr.strategies.late import LateAnswers
 from fedsel_flwr.strategies.legacy.patience import patient
 from fedsel_flwr.strategies.registry import registrations
-from fedsel_flwr.strategies.silence import check_answered
+from fedsel_flwr.strategies.silence import NotReached, check_answered
 
 logger = logging.getLogger("fedsel_flwr")
 MAX_PARALLEL = 32
@@ -80,7 +80,7 @@ def ask_all(
 
     Args:
         clients: Whom to ask.
-        question: Asks one client; raises nothing but ``TimeoutError``, where no answer came.
+        question: Asks one client; raises nothing but ``TimeoutError``, if no answer came, and ``NotReached``.
         timeout: Longest wait for all of them, seconds.
         busy: Told of clients that did not answer in time, and of those among them that do so later.
 
@@ -100,11 +100,17 @@ def ask_all(
     done, _ = wait(futures.values(), timeout=max(0.0, deadline - time.monotonic()))
     executor.shutdown(wait=False, cancel_futures=True)
     answered = [cid for cid, future in futures.items() if future in done and future.exception() is None]
-    missed = [cid for cid, future in futures.items() if cid not in answered and not future.cancelled()]
+    asked_in_vain = [cid for cid, future in futures.items() if future in done and _not_reached(future)]
+    left = {*answered, *asked_in_vain}
+    missed = [cid for cid, future in futures.items() if cid not in left and not future.cancelled()]
     busy.owe(missed)
     for cid in missed:
         futures[cid].add_done_callback(partial(_came_late, busy, cid))
     return {cid: futures[cid].result() for cid in answered}, missed
+
+
+def _not_reached(future: Future[Answer]) -> bool:
+    return isinstance(future.exception(), NotReached)
 
 
 def _came_late(busy: Busy, cid: str, future: Future[Answer]) -> None:

@@ -18,11 +18,10 @@ from flwr.common import (
     GetPropertiesRes,
     ReconnectIns,
 )
-from flwr.server.client_manager import ClientManager
-from flwr.server.client_proxy import ClientProxy
-from flwr.server.criterion import Criterion
+from flwr.server import ClientManager
 
 from fedsel_flwr.errors import RunError
+from fedsel_flwr.flower import ClientProxy, Criterion
 from fedsel_flwr.rounds.identity import id_order
 from fedsel_flwr.strategies.late import LateAnswers
 from fedsel_flwr.strategies.legacy.patience import patient

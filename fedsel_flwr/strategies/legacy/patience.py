@@ -7,10 +7,12 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from flwr.app import DEFAULT_TTL, Message
-from flwr.server.client_proxy import ClientProxy
+from flwr.app import Message
+from flwr.common import DEFAULT_TTL
 
+from fedsel_flwr.flower import ClientProxy
 from fedsel_flwr.strategies.late import LateAnswers
+from fedsel_flwr.strategies.silence import NotReached, accepted
 
 POLL_S = 3.0
 """Seconds between two looks over the network, as Flower's own."""
@@ -32,11 +34,17 @@ class Patience:
         self._grid, self._timeout, self._late = grid, timeout, late
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Send messages, and collect the replies until all are here or the time is over."""
+        """Send messages, and collect the replies until all are here or the time is over.
+
+        Raises:
+            NotReached: The SuperLink took none of them.
+        """
         sent = list(messages)
         for message in sent:
             message.metadata.ttl = self._timeout + DEFAULT_TTL
-        pending, deadline = set(self._grid.push_messages(sent)), time.monotonic() + self._timeout
+        pending, deadline = accepted(self._grid.push_messages(sent)), time.monotonic() + self._timeout
+        if sent and not pending:
+            raise NotReached
         replies: list[Message] = []
         while pending:
             arrived = list(self._grid.pull_messages(pending))

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 from flwr.common import EvaluateRes, FitRes, Parameters, ndarrays_to_parameters, parameters_to_ndarrays
-from flwr.server.client_proxy import ClientProxy
 
+from fedsel_flwr.flower import ClientProxy
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.replies import ClientResult, Reply
 from fedsel_flwr.rounds.untrusted import MAX_METRICS, finite_number, shown, usable_count

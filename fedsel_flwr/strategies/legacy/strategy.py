@@ -19,11 +19,11 @@ from flwr.common import (
     Scalar,
     ndarrays_to_parameters,
 )
-from flwr.server.client_manager import ClientManager
-from flwr.server.client_proxy import ClientProxy
+from flwr.server import ClientManager
 from flwr.server.strategy import FedAvg, Strategy
 
 from fedsel_flwr.errors import RunError
+from fedsel_flwr.flower import ClientProxy
 from fedsel_flwr.rounds.identity import id_order
 from fedsel_flwr.selectors.columns import VECTORS
 from fedsel_flwr.strategies import bases
@@ -49,7 +49,7 @@ class SelectionStrategy(Adapter, Strategy):
     the selector what came back. Options and attributes are those of :class:`fedsel_flwr.strategies.adapter.Adapter`.
 
     References:
-        Flower 1.41, ``flwr.server.strategy.Strategy``.
+        Flower 1.22 to 1.43, ``flwr.server.strategy.Strategy``.
     """
 
     strategy_type: ClassVar[type] = Strategy
@@ -209,19 +209,25 @@ class SelectionStrategy(Adapter, Strategy):
             RunError: The checkpoint cannot be written.
         """
         number = self.core.numbering.absolute(server_round)
-        if self._resuming.wants(number):
-            names, model = saved_model(parameters)
-            self.round_trained(number, model, names)
+        self._save(number, parameters)
         if number == self.core.round:
             self._keeper.keep(number, partial(saved_model, parameters))
             self._resuming.hold(number)
         result: tuple[float, dict[str, Scalar]] | None = None
-        if self.evaluation_due(server_round):
+
+        def evaluate() -> tuple[object, ...]:
+            nonlocal result
             result = self.base.evaluate(number, parameters)
-        if result is not None:
-            self._enter_evaluation(server_round, *result)
-        self._end_round(server_round)
+            return () if result is None else (result[0], result[1].get("accuracy"))
+
+        self.finish_round(server_round, evaluate, partial(self._save, number, parameters))
         return result
+
+    def _save(self, number: int, parameters: Parameters) -> None:
+        """Write the round's checkpoint, if one is due."""
+        if self._resuming.wants(number):
+            names, model = saved_model(parameters)
+            self.round_trained(number, model, names)
 
     def _asking(self, ins: FitIns) -> FitIns:
         """The instruction with the columns that the selector needs in a config of its own."""

@@ -1,4 +1,4 @@
-"""The strategies for Flower's Message API (``configure_train``, ``aggregate_train``; flwr 1.22 and later)."""
+"""The strategies for Flower's Message API (``configure_train``, ``aggregate_train``; flwr 1.22 to 1.43)."""
 
 from __future__ import annotations
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
@@ -15,30 +17,69 @@ from fedsel_flwr.strategies import bases
 from fedsel_flwr.strategies.message.grids import ShownGrid
 
 
-def template_of(
-    base: Strategy, server_round: int, arrays: ArrayRecord, config: ConfigRecord, crowd: ShownGrid | Grid
-) -> Message:
-    """One of the messages that ``base`` configures for a round.
+def configured(
+    base: Strategy,
+    server_round: int,
+    arrays: ArrayRecord,
+    config: ConfigRecord,
+    crowd: ShownGrid | Grid,
+    chosen: Sequence[str],
+) -> dict[str, Message]:
+    """What ``base`` configures for the chosen nodes.
+
+    The innermost strategy's first message is the template. Those around it get one for each chosen node: a wrapper may
+    count them, as that for differential privacy with an accountant does.
 
     Args:
         base: The wrapped strategy.
-        server_round: Flower's number of the round.
+        server_round: The absolute round.
         arrays: The global model.
         config: The round's config.
         crowd: A grid that shows as many nodes as ``base`` asks for.
+        chosen: The nodes.
+
+    Returns:
+        Node -> message, in the order of ``chosen``.
 
     Raises:
         RunError: The base decides itself who trains, or configures nothing.
     """
     bases.check_asks_who_trains(base)
-    messages: list[Message] = list(base.configure_train(server_round, arrays, config, crowd))
-    if not messages:
-        fraction = getattr(base, "fraction_train", "unknown")
+    with _for_exactly(base, chosen):
+        messages: list[Message] = list(base.configure_train(server_round, arrays, config, crowd))
+    sent = {str(message.metadata.dst_node_id): message for message in messages}
+    if len(messages) != len(chosen) or sent.keys() != {*chosen}:
         raise RunError(
-            f"{type(base).__name__} configured no message, its fraction_train is {fraction}: set fraction_train above "
-            "0; the selector decides how many train"
+            f"{type(base).__name__} configured {len(messages)} messages, but the selector chose {len(chosen)} nodes: "
+            "this base decides itself who trains and cannot be combined with a selector"
         )
-    return messages[0]
+    return {node: sent[node] for node in chosen}
+
+
+@contextmanager
+def _for_exactly(base: Strategy, chosen: Sequence[str]) -> Iterator[None]:
+    """Have the innermost strategy of ``base`` configure one message for each chosen node."""
+    *_, inner = bases.layers(base)
+    configure, own = inner.configure_train, vars(inner).get("configure_train")  # type: ignore[attr-defined]
+
+    def for_the_chosen(*args: Any, **kwargs: Any) -> list[Message]:
+        messages = list(configure(*args, **kwargs))
+        if not messages:
+            fraction = getattr(base, "fraction_train", getattr(inner, "fraction_train", "unknown"))
+            raise RunError(
+                f"{type(base).__name__} configured no message, its fraction_train is {fraction}: set fraction_train "
+                "above 0; the selector decides how many train"
+            )
+        return [addressed(messages[0], node) for node in chosen]
+
+    inner.configure_train = for_the_chosen  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        if own is None:
+            del inner.configure_train  # type: ignore[attr-defined]
+        else:
+            inner.configure_train = own  # type: ignore[attr-defined]
 
 
 def addressed(template: Message, node: str, asks: str = "") -> Message:

@@ -14,6 +14,7 @@ from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.identity import id_order
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.strategies.late import LateAnswers
+from fedsel_flwr.strategies.silence import accepted, rejected
 from fedsel_flwr.strategies.waiting import wait_for
 
 POLL_S, LONGEST_POLL_S = 0.25, 3.0
@@ -70,9 +71,13 @@ class _Delegate(Grid):
         """Push through the inner grid."""
         return self._grid.push_messages(messages)
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Pull from the inner grid."""
-        return self._grid.pull_messages(message_ids)
+    def pull_messages(  # type: ignore[override]
+        self, reply_to_message_ids: Iterable[str] | None = None, *, message_ids: Iterable[str] | None = None
+    ) -> Iterable[Message]:
+        """Pull from the inner grid; up to flwr 1.42 the one parameter is ``message_ids``, later an old name."""
+        positional = () if reply_to_message_ids is None else (reply_to_message_ids,)
+        named: dict[str, Any] = {} if message_ids is None else {"message_ids": message_ids}
+        return self._grid.pull_messages(*positional, **named)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Send and receive through the inner grid."""
@@ -117,6 +122,7 @@ class TimedGrid(_Delegate):
         missed: What to say of a node whose answer the last one did not wait for; None if it waited for all.
         elapsed_s: Node id as text -> seconds from sending the last message to holding its reply; nodes that did not
             answer are missing.
+        rejected: Node ids as text, of the nodes whose message the SuperLink did not take: no answer can come.
     """
 
     def __init__(self, grid: Grid) -> None:
@@ -125,13 +131,16 @@ class TimedGrid(_Delegate):
         self.until: Until | None = None
         self.missed: Reply | None = None
         self.elapsed_s: dict[str, float] = {}
+        self.rejected: frozenset[str] = frozenset()
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         """Send all messages at once and collect the replies until all are here or the time is over."""
         sent = list(messages)
         start = time.monotonic()
-        pending = set(self._grid.push_messages(sent))
+        pushed = list(self._grid.push_messages(sent))
+        pending = accepted(pushed)
         node_of = {message.metadata.message_id: str(message.metadata.dst_node_id) for message in sent}
+        self.rejected = frozenset(str(message.metadata.dst_node_id) for message in rejected(sent, pushed))
         self.elapsed_s, self.missed = {}, None
         until, self.until = self.until, None
         answers = 0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar
@@ -13,6 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
+from fedsel_flwr.rounds.budget import check_signal
 from fedsel_flwr.rounds.identity import id_order
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.replies import Reply
@@ -20,10 +22,10 @@ from fedsel_flwr.strategies import bases
 from fedsel_flwr.strategies.adapter import Adapter
 from fedsel_flwr.strategies.message.asking import Asking
 from fedsel_flwr.strategies.message.cleaning import Cleaner, metrics_of
-from fedsel_flwr.strategies.message.dispatch import addressed, as_error, by_node, harmless, template_of
+from fedsel_flwr.strategies.message.dispatch import addressed, as_error, by_node, configured, harmless
 from fedsel_flwr.strategies.message.grids import ShownGrid, TimedGrid, Until, wait_for_nodes
 from fedsel_flwr.strategies.message.records import in_absolute_rounds, in_plain_types, reference_of, reply_of
-from fedsel_flwr.strategies.silence import no_answer
+from fedsel_flwr.strategies.silence import NOT_REACHED, no_answer
 
 logger = logging.getLogger("fedsel_flwr")
 
@@ -31,13 +33,14 @@ logger = logging.getLogger("fedsel_flwr")
 class SelectionStrategy(Adapter, Strategy):
     """Wraps a Message API strategy: a selector decides who trains, ``base`` decides how updates are aggregated.
 
-    One of the messages that ``base`` configures is the template, sent with a copy of its record to each chosen node.
+    One of the messages that ``base`` configures is the template, copied for each chosen node; strategies that ``base``
+    consists of see exactly these messages.
     New nodes are asked who they are by a QUERY message, probes are EVALUATE messages. Replies are cleaned before
     ``base`` sees them, so that one odd reply cannot end the run. Options and attributes are those of
     :class:`fedsel_flwr.strategies.adapter.Adapter`.
 
     References:
-        Flower 1.22 to 1.41, ``flwr.serverapp.strategy.Strategy``.
+        Flower 1.22 to 1.43, ``flwr.serverapp.strategy.Strategy``.
     """
 
     strategy_type: ClassVar[type] = Strategy
@@ -47,6 +50,7 @@ class SelectionStrategy(Adapter, Strategy):
     _arrays: ArrayRecord | None = None
     _evaluates = False
     _evaluating: tuple[Message, ...] = ()
+    _so_far: Result | None = None  # what ``should_stop`` is shown
 
     def start(
         self,
@@ -57,8 +61,12 @@ class SelectionStrategy(Adapter, Strategy):
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        should_stop: Callable[[int, Result], bool] | None = None,
     ) -> Result:
         """Run the rounds; see ``flwr.serverapp.strategy.Strategy.start``. On the server's clock nodes are timed.
+
+        ``should_stop`` works with every flwr, also where its own ``start`` has none (up to 1.42); the option of the
+        strategy stays in force. Its rounds are absolute.
 
         A run that goes on from a checkpoint takes its arrays in place of ``initial_arrays`` and runs ``num_rounds``
         minus the rounds that were done. The rounds in its result are absolute; it has no metrics of those before.
@@ -66,13 +74,17 @@ class SelectionStrategy(Adapter, Strategy):
         Raises:
             RunError: There are checkpoints, but none can be used; or a checkpoint cannot be written.
         """
-        checkpoint = self._begin_run({name: array.numpy() for name, array in initial_arrays.items()})
+        check_signal(should_stop)
+        self._so_far = so_far = Result()
+        signal = None if should_stop is None else lambda number, _: should_stop(number, so_far)
+        checkpoint = self._begin_run({name: array.numpy() for name, array in initial_arrays.items()}, signal)
         done = 0 if checkpoint is None else checkpoint.round
         num_rounds = self._resuming.rounds_left(num_rounds, done)
         if checkpoint is not None:
             initial_arrays = ArrayRecord(
                 {name: Array(a) for name, a in zip(checkpoint.names, checkpoint.model, strict=True)}
             )
+        so_far.arrays = initial_arrays
         if self.core.settings.clock == "server":
             grid = self._timed = TimedGrid(grid)
             self._timed.late = self._late
@@ -80,8 +92,11 @@ class SelectionStrategy(Adapter, Strategy):
         entering = None if evaluate_fn is None else self._entering(evaluate_fn)
         if checkpoint is not None and not self._evaluates:
             self._end_round(0)
+        start = partial(super().start, grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config)
+        if "should_stop" in inspect.signature(Strategy.start).parameters:  # from flwr 1.43 on; else it counts on
+            start = partial(start, should_stop=lambda number, result: self.core.ended)
         with self.rescuing():
-            result = super().start(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, entering)
+            result = start(entering)
         if checkpoint is not None:
             in_absolute_rounds(result, done)
             result.arrays = result.arrays or initial_arrays
@@ -113,8 +128,8 @@ class SelectionStrategy(Adapter, Strategy):
         if not chosen:
             return []
         crowd = ShownGrid(grid, nodes, self.wait_timeout, at_least=bases.min_available(self.base))
-        template = template_of(self.base, self.core.round, arrays, config, crowd)
-        self._dispatched = {node: addressed(template, node, self.core.asks) for node in chosen}
+        messages = configured(self.base, self.core.round, arrays, config, crowd, chosen)
+        self._dispatched = {node: addressed(message, node, self.core.asks) for node, message in messages.items()}
         if self._timed is not None and self.core.settings.ends_early:
             self._timed.until = Until(self.core.waits_for(len(chosen)), self.core.settings.round_deadline_s)
         return list(self._dispatched.values())
@@ -131,7 +146,7 @@ class SelectionStrategy(Adapter, Strategy):
         if not self._dispatched:
             return None, None  # nobody was chosen: the round is in the history already
         self._check_actors(reply.error.reason or "" for reply in arrived.values() if reply.has_error())
-        self._late.owe(message for node, message in self._dispatched.items() if node not in arrived)
+        self._owe(self._dispatched, arrived)
         cleaner = self._cleaner()
         faults, key = cleaner.faults(arrived), cleaner.weight_key
         outcome = self.core.collect(
@@ -160,6 +175,9 @@ class SelectionStrategy(Adapter, Strategy):
             arrays = self._encode(model)
         self._arrays = self._arrays if arrays is None else arrays
         self._keeper.keep(self.core.round, partial(in_plain_types, self._arrays or ArrayRecord()))
+        self._note("train_metrics_clientapp", self.core.round, metrics)
+        if self._so_far is not None and arrays is not None:
+            self._so_far.arrays = arrays
         return arrays, metrics
 
     def configure_evaluate(
@@ -169,6 +187,8 @@ class SelectionStrategy(Adapter, Strategy):
         self._evaluating = ()
         if not bases.evaluates(self.base):
             return []
+        if self._resuming.over and self.core.numbering.absolute(server_round) > self.core.round:
+            return []  # the run has ended, and Flower counts on
         needed = max(self.min_available, bases.min_evaluating(self.base))
         nodes = wait_for_nodes(grid, needed, self.wait_timeout, "evaluation by the base strategy")
         free = self.core.parts.busy.free(sorted(nodes, key=lambda node: id_order(self.roster.name(node))))
@@ -183,7 +203,7 @@ class SelectionStrategy(Adapter, Strategy):
         absolute = self.core.numbering.absolute(server_round)
         sent = {str(message.metadata.dst_node_id): message for message in self._evaluating}
         arrived = by_node(sent, replies)
-        self._late.owe(message for node, message in sent.items() if node not in arrived)
+        self._owe(sent, arrived)
         ordered = dict(sorted(arrived.items(), key=lambda item: id_order(self.roster.name(item[0]))))
         usable, faults = self._cleaner().evaluations(ordered)
         for node, fault in faults.items():
@@ -194,9 +214,11 @@ class SelectionStrategy(Adapter, Strategy):
             if message.has_error() or node in faults
         ]
         aggregated: MetricRecord | None = self.base.aggregate_evaluate(absolute, [*usable, *failures])
+        self._note("evaluate_metrics_clientapp", absolute, aggregated)
         if not self._evaluates:
-            self._save(server_round, self._arrays)
-            self._end_round(server_round)
+            save = partial(self._save, server_round, self._arrays)
+            save()
+            self.finish_round(server_round, tuple, save)
         return aggregated
 
     def _entering(
@@ -206,11 +228,17 @@ class SelectionStrategy(Adapter, Strategy):
 
         def entering(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
             number = self.core.numbering.absolute(server_round)
-            self._save(server_round, arrays)
-            metrics = evaluate_fn(number, arrays) if self.evaluation_due(server_round) else None
-            if metrics is not None:
-                self._enter_evaluation(server_round, metrics.get("loss"), dict(metrics.items()))
-            self._end_round(server_round)
+            save = partial(self._save, server_round, arrays)
+            metrics: MetricRecord | None = None
+
+            def evaluate() -> tuple[object, ...]:
+                nonlocal metrics
+                metrics = evaluate_fn(number, arrays)
+                self._note("evaluate_metrics_serverapp", number, metrics)
+                return () if metrics is None else (metrics.get("loss"), metrics.get("accuracy"))
+
+            save()
+            self.finish_round(server_round, evaluate, save)
             return metrics
 
         return entering
@@ -222,6 +250,21 @@ class SelectionStrategy(Adapter, Strategy):
             names, model = in_plain_types(arrays)
             self.round_trained(number, model, names)
         self._resuming.hold(number)
+
+    @property
+    def _rejected(self) -> frozenset[str]:
+        """The nodes whose last message the SuperLink did not take, as far as that is known."""
+        return frozenset() if self._timed is None else self._timed.rejected
+
+    def _owe(self, sent: Mapping[str, Message], arrived: Collection[str]) -> None:
+        """Note who still has to answer: whoever was reached and has not."""
+        left = {*arrived, *self._rejected}
+        self._late.owe(message for node, message in sent.items() if node not in left)
+
+    def _note(self, kind: str, number: int, metrics: MetricRecord | None) -> None:
+        """Enter the metrics of a round into what ``should_stop`` is shown."""
+        if self._so_far is not None and metrics is not None:
+            getattr(self._so_far, kind)[number] = metrics
 
     def _cleaner(self) -> Cleaner:
         return Cleaner(self.base, self.core.settings.keys, self.core.settings.max_examples)
@@ -237,6 +280,8 @@ class SelectionStrategy(Adapter, Strategy):
     def _reply(self, node: str, message: Message | None, faults: dict[str, str], weight_key: str) -> Reply:
         """What came of a node, in plain types."""
         observed = self._timed.elapsed_s.get(node) if self._timed is not None else None
+        if message is None and node in self._rejected:
+            return Reply(error=NOT_REACHED)
         if message is None and self._timed is not None and self._timed.missed is not None:
             return self._timed.missed
         if message is None:

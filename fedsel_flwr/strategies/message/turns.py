@@ -10,6 +10,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedsel_flwr.strategies.congestion import FIRST, POLL_S, WINDOW
+from fedsel_flwr.strategies.silence import accepted
 
 
 def send_in_turn(
@@ -37,7 +38,7 @@ def send_in_turn(
         room = opened - len(pending)
         if batch := list(islice(waiting, max(0, room))):
             sent += batch
-            pending |= set(grid.push_messages(batch))
+            pending |= accepted(grid.push_messages(batch))
         arrived = list(grid.pull_messages(pending)) if pending else []
         pending -= {reply.metadata.reply_to_message_id for reply in arrived}
         replies += arrived

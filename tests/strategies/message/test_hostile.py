@@ -373,7 +373,8 @@ def test_below_min_completed_the_global_model_stays_and_the_selector_still_obser
     result, models = play(strategy, FakeGrid(nodes), 3)
     assert base.given == []
     assert models == [[array.tobytes() for array in model()]] * 3
-    assert len(result.arrays) == 0
+    kept = [array.tobytes() for array in result.arrays.to_numpy_ndarrays()]
+    assert kept in ([], models[0])  # no arrays up to flwr 1.42, the initial ones from 1.43 on
     assert strategy.selector.state_dict()["plays"].tolist() == [3, 3, 3]
 
 
