@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from fedsel_flwr.checks import FloatArray, IntArray, real, whole
 from fedsel_flwr.errors import StateError
-from fedsel_flwr.selectors._limit import refuse_more
+from fedsel_flwr.selectors._limit import refuse_more, registered_with
 from fedsel_flwr.selectors._low_rank import Posterior, fit
 from fedsel_flwr.selectors._sizes import filled_sizes, take_sizes
 from fedsel_flwr.selectors.base import Probe, Selector
@@ -192,7 +192,7 @@ class FedCor(Selector):
 
     def _register(self, clients: IntArray) -> None:
         advice = "raise max_clients (a fit takes 150 steps over all of them), or choose among fewer"
-        refuse_more(self.name, self.max_clients, self._registered, clients, advice)
+        refuse_more(self.name, self.max_clients, registered_with(self._registered, clients), advice)
         super()._register(clients)
 
     def _check_loaded(self, loaded: Mapping[str, Any]) -> None:
