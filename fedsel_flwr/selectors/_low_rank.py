@@ -1,6 +1,7 @@
 """A Gaussian process over clients whose covariance is s^2 I + X^T X, never written out (FedCor).
 
-X has D rows and a column for each of n clients, so everything here costs O(n D^2) time and O(n D) memory.
+X has D rows and a column for each of n clients. A fit costs O(T n D^2) time for T samples, a choice O(n D) for each
+client chosen; memory is O((T + D) n).
 
 ============  =============  ====================================================
 FedCor        here           meaning
@@ -21,6 +22,14 @@ from fedsel_flwr.checks import FloatArray, IntArray
 
 FIRST, SECOND, TINY = 0.9, 0.999, 1e-8
 """Adam's constants."""
+EM_STEPS = 10
+"""Steps of expectation-maximization where samples have gaps."""
+RIDGE = 1e-12
+"""Part of a matrix's mean diagonal that is added to it, so that rounding never makes it singular."""
+EM_BLOCK = 4096
+"""Clients whose embeddings are solved for at a time."""
+TINIEST = 1e-300
+"""Keeps a sum of nothing from dividing by 0."""
 LOG_2_PI = math.log(2.0 * math.pi)
 
 
@@ -62,8 +71,74 @@ class Evidence:
         spread = ((inverse * mass[:, None, None]) @ seen).sum(axis=0)  # X Sigma^-1
         return value, spread - (solved * weights[:, None]).T @ alpha  # X Sigma^-1 - (X alpha) alpha^T
 
+    def improved(self, x: FloatArray) -> FloatArray:
+        """Embeddings of shape (D, n) after a step of expectation-maximization: their cost is not above that of ``x``.
 
-def fit(
+        A sample is y = X^T z + noise over its clients, with z standard normal: z is expected first, then each client's
+        embedding is the regression of its loss changes on z.
+        """
+        mean, square = self._expected(x)
+        better = np.zeros_like(x)
+        for start in range(0, x.shape[1], EM_BLOCK):
+            some = slice(start, start + EM_BLOCK)
+            share = self._there[:, some].T * self._weights  # (k, T)
+            share /= np.maximum(share.sum(axis=1, keepdims=True), TINIEST)
+            inner = np.tensordot(share, square, axes=1)  # (k, D, D)
+            ridge = RIDGE * np.trace(inner, axis1=1, axis2=2) / len(x) + TINIEST
+            held = (share * self._samples[:, some].T) @ mean
+            better[:, some] = np.linalg.solve(inner + ridge[:, None, None] * np.eye(len(x)), held[:, :, None])[..., 0].T
+        return better
+
+    def _expected(self, x: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """E z and E z z^T of each sample, given what it holds; shapes (T, D) and (T, D, D)."""
+        variance, inverse = self._noise**2, np.zeros((len(self._masks), len(x), len(x)))
+        for mask, one in zip(self._masks, inverse, strict=True):
+            values, vectors = np.linalg.eigh((x * mask) @ x.T)
+            one[:] = (vectors / (np.maximum(values, 0.0) + variance)) @ vectors.T  # (s^2 I + X X^T)^-1
+        mean = (inverse[self._group] @ (self._samples @ x.T)[:, :, None])[:, :, 0]  # E z
+        return mean, variance * inverse[self._group] + mean[:, :, None] * mean[:, None, :]  # E z z^T
+
+
+def closed_form(samples: FloatArray, weights: FloatArray, noise: float, size: int) -> FloatArray:
+    """Embeddings of shape (size, n) of the least :meth:`Evidence.cost` that complete samples allow.
+
+    This is probabilistic principal component analysis with known noise: of S = sum_t w_t y_t y_t^T / sum_t w_t the
+    ``size`` largest eigenvalues less s^2, and their eigenvectors. They come from the T x T Gram matrix of the samples.
+    The embeddings are determined up to a rotation of all of them, on which no choice depends. Gaps are taken for 0.
+
+    Args:
+        samples: Shape (T, n), as :class:`Evidence` takes them.
+        weights: Shape (T,).
+        noise: s.
+        size: D.
+
+    References:
+        M. E. Tipping, C. M. Bishop, Probabilistic principal component analysis, JRSS B 1999, (7) and (8).
+
+    >>> np.abs(closed_form(np.array([[0.5, 1.2]]), np.ones(1), 0.5, 2)).round(3)  # 1.3^2 - 0.5^2 = 1.2^2
+    array([[0.462, 1.108],
+           [0.   , 0.   ]])
+    """
+    scaled = np.nan_to_num(samples) * np.sqrt(weights / weights.sum())[:, None]
+    values, vectors = np.linalg.eigh(scaled @ scaled.T)
+    values, vectors = values[::-1][:size], vectors[:, ::-1][:, :size]
+    length = np.sqrt(np.maximum(values - noise**2, 0.0) / np.maximum(values, noise**2))
+    x = np.zeros((size, samples.shape[1]))
+    x[: len(values)] = (vectors * length).T @ scaled
+    return x
+
+
+def likeliest(samples: FloatArray, weights: FloatArray, noise: float, size: int) -> FloatArray:
+    """:func:`closed_form`, and if samples have gaps, :data:`EM_STEPS` steps of :meth:`Evidence.improved` from there."""
+    x = closed_form(samples, weights, noise, size)
+    if np.isnan(samples).any():
+        evidence = Evidence(samples, weights, noise)
+        for _ in range(EM_STEPS):
+            x = evidence.improved(x)
+    return x
+
+
+def adam(
     x: FloatArray, samples: FloatArray, weights: FloatArray, noise: float, *, steps: int, rate: float
 ) -> FloatArray:
     """Return ``x``, shape (D, n), after so many steps of Adam down :meth:`Evidence.cost`; ``x`` stays as it is.
@@ -73,7 +148,7 @@ def fit(
         samples: Shape (T, n), as :class:`Evidence` takes them.
         weights: Shape (T,).
         noise: s.
-        steps: Steps of Adam, which starts anew.
+        steps: Steps of Adam, whose means begin at 0.
         rate: Its learning rate.
     """
     evidence = Evidence(samples, weights, noise)
@@ -94,28 +169,42 @@ def fit(
 
 
 class Posterior:
-    """The covariance of the clients that are not conditioned on yet, s^2 I + X^T M X.
+    """The covariance S = s^2 I + X^T M X of the clients that are not conditioned on yet, as far as a choice reads it.
 
     Args:
         x: Embeddings, shape (D, n).
         noise: s.
+        weights: p, shape (n,).
+        clients: Whose numbers are kept, shape (k,).
+
+    Attributes:
+        variance: S_kk of ``clients``, shape (k,).
+        toward: Sum over i of p_i S_ik for each k of ``clients``, i being every client that is not conditioned on.
+
+    >>> posterior = Posterior(np.array([[2.0, 1.0]]), 1.0, np.array([0.5, 0.5]), np.arange(2))
+    >>> posterior.variance, posterior.toward  # S = (5 2; 2 2)
+    (array([5., 2.]), array([3.5, 2. ]))
+    >>> posterior.condition(0)
+    >>> posterior.variance, posterior.toward  # 2 - 2^2 / 5, halved in the sum: 0 is conditioned on
+    (array([1. , 1.2]), array([0. , 0.6]))
     """
 
-    def __init__(self, x: FloatArray, noise: float) -> None:
-        self._x, self._noise = x, noise
+    def __init__(self, x: FloatArray, noise: float, weights: FloatArray, clients: IntArray) -> None:
+        self._x, self._floor = np.ascontiguousarray(x[:, clients]), noise**2
         self._inner = np.eye(len(x))  # M
+        self.variance: FloatArray = self._floor + np.square(self._x).sum(axis=0)
+        self.toward: FloatArray = self._floor * weights[clients] + (x @ weights) @ self._x
 
-    def variance(self, clients: IntArray) -> FloatArray:
-        """S_kk of ``clients``, shape (k,)."""
-        x = self._x[:, clients]
-        return np.asarray(self._noise**2 + (x * (self._inner @ x)).sum(axis=0))
+    def condition(self, place: int) -> None:
+        """Condition on the client at ``place``: S - S_c S_c^T / S_cc; what is left of S_cc is never read.
 
-    def toward(self, clients: IntArray, weights: FloatArray) -> FloatArray:
-        """Sum over i of weights_i S_ik for each k of ``clients``, weights of shape (n,) and 0 where conditioned on."""
-        pull = self._inner @ (self._x @ weights)
-        return np.asarray(self._noise**2 * weights[clients] + self._x[:, clients].T @ pull)
-
-    def condition(self, client: int) -> None:
-        """S - S_k S_k^T / S_kk, on the other clients."""
-        column = self._inner @ self._x[:, client]
-        self._inner -= np.outer(column, column) / (self._noise**2 + self._x[:, client] @ column)
+        The sum toward k loses p_c S_ck too: the row of c is 0 after that, whatever its weight.
+        """
+        column = self._inner @ self._x[:, place]
+        variance = self.variance[place]
+        shared = column @ self._x
+        shared[place] = variance  # S_cc holds the noise too
+        self._inner -= np.outer(column, column) / variance
+        self.toward -= shared * (self.toward[place] / variance)  # v_k - S_kc v_c / S_cc
+        self.variance -= np.square(shared) / variance  # S_kk - S_kc^2 / S_cc
+        np.maximum(self.variance, self._floor, out=self.variance)

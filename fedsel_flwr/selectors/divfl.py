@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsel_flwr.checks import FloatArray, IntArray, real, whole
-from fedsel_flwr.selectors._limit import refuse_more
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.selectors._limit import refuse_more, registered_with
 from fedsel_flwr.selectors._projection import projected
 from fedsel_flwr.selectors._vectors import VectorSelector
 from fedsel_flwr.selectors.base import Probe
@@ -19,8 +20,17 @@ from fedsel_flwr.selectors.report import RoundReport
 CHUNK = 256
 """Numbers of each gradient that are compared at a time: what is compared stays in the cache."""
 
+BLOCK = 256
+"""Clients whose distances to all others are made at a time: what they are made of takes little memory."""
+
 TIE = 1e-6
 """Sums that differ by this part are equal: two clients that are nearest to each other often leave the same."""
+
+BATCH = 32
+"""Candidates whose sums are made at a time."""
+
+SLACK = 1e-9
+"""Part by which a bound is widened, so that a rounded sum never passes it."""
 
 
 class DivFL(VectorSelector):
@@ -36,7 +46,8 @@ class DivFL(VectorSelector):
     ===================  ===================  ===================================================================
 
     Before the first choice every client is asked for its gradient; after that a gradient is as old as the client's last
-    round, as in the paper's experiments. The greedy set has at least 1 - 1/e of the largest reduction of G.
+    round, as in the paper's experiments. The greedy set has at least 1 - 1/e of the largest reduction of G. It is found
+    lazily: a candidate whose bound is too high is not summed again, and the choices stay those of the plain greedy.
 
     With ``sketch_size`` s the server keeps s numbers of each gradient. Among n clients the squares of all distances are
     within (1 - e, 1 + e) of the true ones with probability 0.95, where n (n - 1) exp(-s (e^2 / 4 - e^3 / 6)) = 0.05;
@@ -52,7 +63,7 @@ class DivFL(VectorSelector):
         * Equal sums, to one in a million, are decided at random.
         * A failed client keeps its gradient, so the same choice would repeat, with a dead client for ever. Strategies
           leave failing clients out for a while (``cooldown="auto"``), which the paper does not.
-        * ``sketch_size`` and ``max_clients`` are ours: the distances take clients^2 numbers.
+        * ``sketch_size`` and ``max_clients`` are ours: the distances take 8 clients^2 bytes.
 
     Args:
         clients_per_round: m.
@@ -63,13 +74,15 @@ class DivFL(VectorSelector):
         seed: Seed of the generator of ties, candidates and signs.
 
     Raises:
-        ParameterError: A parameter is out of range; later, there are too many clients.
+        ParameterError: A parameter is out of range; later, there are too many clients, or their distances do not fit
+            into the machine's memory.
 
     References:
         R. Balakrishnan, T. Li, T. Zhou, N. Himayat, V. Smith, J. Bilmes, Diverse client selection for federated
-        learning via submodular maximization, ICLR 2022, (3) to (5), Algorithm 1. Stochastic greedy: B. Mirzasoleiman
-        et al., Lazier than lazy greedy, AAAI 2015. Random signs: D. Achlioptas, Database-friendly random projections,
-        JCSS 2003.
+        learning via submodular maximization, ICLR 2022, (3) to (5), Algorithm 1. Lazy greedy: M. Minoux, Accelerated
+        greedy algorithms for maximizing submodular set functions, Optimization Techniques, 1978. Stochastic greedy:
+        B. Mirzasoleiman et al., Lazier than lazy greedy, AAAI 2015. Random signs: D. Achlioptas, Database-friendly
+        random projections, JCSS 2003.
 
     >>> selector = DivFL(clients_per_round=2, seed=0)
     >>> selector.probe(np.arange(7)).columns
@@ -116,17 +129,13 @@ class DivFL(VectorSelector):
 
     def _greedy(self, candidates: IntArray) -> IntArray:
         """At most m of the candidates."""
-        count = min(self.asked_per_round, candidates.size)
         everybody = np.flatnonzero(self._known & self._registered)
-        distances = self._distances()[np.ix_(candidates, everybody)]
-        nearest = np.full(everybody.size, np.inf)
+        coverage = _Coverage(self._distances(), candidates, everybody)
         left = np.ones(candidates.size, dtype=np.bool_)
-        chosen = np.zeros(count, dtype=np.int64)
-        for step in range(count):
-            looked_at = self._looked_at(np.flatnonzero(left), candidates.size)
-            uncovered = np.minimum(nearest, distances[looked_at]).sum(axis=1)  # (4)
-            best = looked_at[np.argmax(uncovered <= uncovered.min() * (1.0 + TIE))]  # (5)
-            nearest = np.minimum(nearest, distances[best])
+        chosen = np.zeros(min(self.asked_per_round, candidates.size), dtype=np.int64)
+        for step in range(chosen.size):
+            best = coverage.best(self._looked_at(np.flatnonzero(left), candidates.size))
+            coverage.add(best)
             left[best], chosen[step] = False, candidates[best]
         return chosen
 
@@ -141,18 +150,27 @@ class DivFL(VectorSelector):
         """||g_i - g_j|| of all pairs, shape (K, K), not squared; only those of new gradients are made again."""
         count, old = len(self._known), len(self._between)
         if old != count:
-            self._between = np.pad(self._between, (0, max(0, count - old)))[:count, :count]
-        vectors, known, changed = self.vectors, np.flatnonzero(self._known), sorted(self._changed)
-        squares = np.zeros((len(changed), known.size))
-        for start in range(0, self._length, CHUNK):
-            part = vectors[known, start : start + CHUNK]
-            for row, k in zip(squares, changed, strict=True):
-                apart = part - vectors[k, start : start + CHUNK]
-                row += np.einsum("ij,ij->i", apart, apart)
-        for row, k in zip(np.sqrt(squares), changed, strict=True):
-            self._between[k, known] = self._between[known, k] = row  # (4)
+            kept = min(old, count)
+            room = _room(count)
+            room[:kept, :kept], room[kept:], room[:, kept:] = self._between[:kept, :kept], 0.0, 0.0
+            self._between = room
+        known, changed = np.flatnonzero(self._known), np.array(sorted(self._changed), dtype=np.int64)
+        for start in range(0, changed.size, BLOCK):
+            some = changed[start : start + BLOCK]
+            apart = self._apart(some, known)  # (4)
+            self._between[np.ix_(some, known)], self._between[np.ix_(known, some)] = apart, apart.T
         self._changed.clear()
         return self._between
+
+    def _apart(self, some: IntArray, others: IntArray) -> FloatArray:
+        """||g_i - g_j|| of ``some`` clients to ``others``, shape (some, others)."""
+        squares = np.zeros((some.size, others.size))
+        for start in range(0, self._length, CHUNK):
+            part = self.vectors[others, start : start + CHUNK]
+            for row, k in zip(squares, some, strict=True):
+                difference = part - self.vectors[k, start : start + CHUNK]
+                row += np.einsum("ij,ij->i", difference, difference)
+        return np.sqrt(squares)
 
     def _observe(self, report: RoundReport) -> None:
         rows = report.completed
@@ -171,8 +189,12 @@ class DivFL(VectorSelector):
         self._changed.update(self._keep(clients, gradients).tolist())
 
     def _register(self, clients: IntArray) -> None:
-        advice = "raise max_clients (distances take 8 clients^2 bytes), or choose among fewer"
-        refuse_more(self.name, self.max_clients, self._registered, clients, advice)
+        count = registered_with(self._registered, clients)
+        advice = f"raise max_clients ({_memory(count)}), or choose among fewer"
+        refuse_more(self.name, self.max_clients, count, advice)
+        rows = max(len(self._known), int(clients.max(initial=-1)) + 1)
+        if rows > len(self._between):
+            _room(rows)  # asking costs nothing: memory is taken when it is written to
         super()._register(clients)
 
     def _clear(self, clients: IntArray) -> None:
@@ -183,3 +205,79 @@ class DivFL(VectorSelector):
         """Continue from a state; nothing changes if it does not fit."""
         super().load_state_dict(state)
         self._changed = set(np.flatnonzero(self._known).tolist())
+
+
+class _Coverage:
+    """The uncovered distance that a growing set of clients leaves, and the candidate that leaves least of it.
+
+    A candidate takes less off the sum the more are chosen already (submodularity). So what it took off when it was last
+    looked at bounds what it takes off now, and candidates whose bound is too small are not summed again (lazy greedy).
+
+    Args:
+        distances: Of all pairs, shape (K, K).
+        candidates: Who may be chosen, shape (n,); earlier ones win ties.
+        everybody: Over whom the sum goes.
+    """
+
+    def __init__(self, distances: FloatArray, candidates: IntArray, everybody: IntArray) -> None:
+        self._distances, self._candidates, self._everybody = distances, candidates, everybody
+        self._nearest = np.full(everybody.size, np.inf)
+        self._uncovered = math.inf  # G(S)
+        self._most = np.full(candidates.size, np.inf)  # what a candidate takes off the sum at most
+
+    def best(self, places: IntArray) -> int:
+        """The first of ``places`` whose candidate leaves the least, or as good as the least."""
+        least = self._least(places)
+        order = np.argsort(least)
+        sums, smallest = np.full(places.size, np.inf), math.inf
+        for start in range(0, places.size, BATCH):
+            batch = order[start : start + BATCH]
+            if least[batch[0]] > smallest * (1.0 + TIE):
+                break
+            sums[batch] = self._with_each(places[batch])
+            smallest = min(smallest, float(sums[batch].min()))
+        return int(places[np.argmax(sums <= smallest * (1.0 + TIE))])  # (5)
+
+    def add(self, place: int) -> None:
+        """Choose the candidate at ``place``."""
+        nearer = self._distances[self._candidates[place], self._everybody]
+        self._nearest = np.minimum(self._nearest, nearer)
+        self._uncovered = float(self._nearest.sum())
+
+    def _least(self, places: IntArray) -> FloatArray:
+        """What the candidates at ``places`` leave at least, each with those chosen already."""
+        most = self._most[places]
+        looked_at = np.isfinite(most)
+        return np.where(looked_at, self._uncovered - np.where(looked_at, most, 0.0), -np.inf)
+
+    def _with_each(self, places: IntArray) -> FloatArray:
+        """What the candidates at ``places`` leave, each with those chosen already."""
+        rows = self._distances[np.ix_(self._candidates[places], self._everybody)]
+        sums: FloatArray = np.minimum(self._nearest, rows, out=rows).sum(axis=1)  # (4)
+        if math.isfinite(self._uncovered):
+            self._most[places] = self._uncovered * (1.0 + SLACK) - sums
+        return sums
+
+
+def _room(count: int) -> FloatArray:
+    """Memory for the distances of ``count`` clients, as it comes."""
+    try:
+        return np.empty((count, count))
+    except MemoryError:
+        raise ParameterError(
+            f"{_memory(count)}, more than this machine has to give; lower max_clients and choose among fewer, "
+            "or take a selector that keeps no distances"
+        ) from None
+
+
+def _memory(count: int) -> str:
+    """The memory that distances take, in words.
+
+    >>> _memory(1_000), _memory(100_000)
+    ('distances of 1,000 clients take 7.6 MiB', 'distances of 100,000 clients take 75 GiB')
+    """
+    size, units = 8.0 * count**2, iter(("bytes", "KiB", "MiB", "GiB", "TiB", "PiB"))
+    unit = next(units)
+    while size >= 1024.0 and (larger := next(units, None)):
+        size, unit = size / 1024.0, larger
+    return f"distances of {count:,} clients take {size:,.{0 if size >= 10 else 1}f} {unit}"

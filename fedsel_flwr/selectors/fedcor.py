@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from fedsel_flwr.checks import FloatArray, IntArray, real, whole
+from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, one_of, real, whole
 from fedsel_flwr.errors import StateError
-from fedsel_flwr.selectors._limit import refuse_more
-from fedsel_flwr.selectors._low_rank import Posterior, fit
+from fedsel_flwr.selectors._limit import refuse_more, registered_with
+from fedsel_flwr.selectors._low_rank import Posterior, adam, likeliest
 from fedsel_flwr.selectors._sizes import filled_sizes, take_sizes
 from fedsel_flwr.selectors.base import Probe, Selector
 
@@ -23,6 +23,7 @@ WARMUP_STEPS, STEPS = 150, 100
 """Steps of Adam in a round of the warm-up and after."""
 KEPT = 32
 """Samples of loss changes that are kept."""
+FITS = ("closed-form", "adam")
 
 
 class FedCor(Selector):
@@ -43,21 +44,30 @@ class FedCor(Selector):
     The warm-up and every ``interval``-th round after it choose at random; before such a round and before the next one
     every available client is asked for its loss, and the difference is a sample.
 
+    The embeddings are those of the largest likelihood of all samples, each weighted by its age. For samples that hold
+    every client they have a closed form, so that a difference in the losses' last bits changes no choice.
+
     Deviations:
         * After the warm-up the paper takes a new sample by training random clients on a copy of the model, which is
           thrown away; here that round itself is random and counts.
-        * Adam's learning rate is 1e-3. At the authors' 1e-2 its steps are as long as the noise's standard deviation,
-          the fit never settles, and a difference in the losses' last bit changes whole choices after a few fits; at
-          1e-3 it reaches a likelihood as high, and does not. ``learning_rate=1e-2`` is theirs.
         * A sample holds the clients that told their loss before and after; the others are left out of its likelihood.
-        * A client without a sample is independent of all others (X_k = 0); with its first one it draws N(0, 1/15).
-        * The mean of the process is 0. The 32 latest samples are kept; ages are in rounds.
+          Then ten steps of expectation-maximization follow the closed form, which takes gaps for 0.
+        * A client without a sample is independent of all others (X_k = 0).
         * Covariances are taken to all registered clients that are not chosen yet, whether they are there or not.
         * Unknown numbers of examples are taken for the mean of the known ones.
         * The warm-up's samples want random clients; so it begins after a common warm-up of all selectors, in which
           nobody is asked for a loss and nothing is learned.
-        * Equal scores are decided at random. ``max_clients`` is ours: time and memory grow with the fleet, but fits
-          take long before that (32 samples, 150 steps).
+        * Equal scores are decided at random. ``max_clients`` is ours: a client takes 425 bytes.
+        * The authors' code (``GPR.py``, ``federated_main.py``, commit d941083) climbs the likelihood by Adam at a rate
+          of 1e-2, 150 steps in the warm-up and 100 after it, from the embeddings of the fit before. ``fit="adam"`` does
+          that; a new client then draws its embedding from N(0, 1/15). Those steps are as long as the noise's standard
+          deviation, and the fit never settles. After a few fits a difference in the losses' last bits changes choices.
+        * That code drops samples older than ``group_size`` rounds: 10 by default, 100 and 500 in its commands. Here the
+          32 latest samples are kept.
+        * Its commands since February 2023 take ``--update_mean``. The mean of the process is then that of the samples,
+          and one fit of 1,000 steps ends the warm-up, in place of one in each round. Here the mean is 0.
+        * Its warm-up takes ``warmup`` + 1 rounds, here it takes ``warmup_rounds``. It counts ``interval`` from the
+          run's first round, here from the warm-up's last.
 
     Args:
         clients_per_round: m.
@@ -65,9 +75,10 @@ class FedCor(Selector):
         interval: Rounds between new samples; 10, 50.
         gamma: Weight of a sample a round later, in (0, 1]; .95, .99.
         beta: Factor of the score of a client each time it is chosen, until the next sample, in (0, 1]; .95, .9.
-        learning_rate: Of Adam.
+        fit: "closed-form", or "adam", as the authors' code does it.
+        learning_rate: Of Adam; the closed form has none.
         max_clients: More clients are refused.
-        seed: Seed of the generator of random rounds, first embeddings and ties.
+        seed: Seed of the generator of random rounds, Adam's first embeddings and ties.
 
     Raises:
         ParameterError: A parameter is out of range; later, there are too many clients.
@@ -75,7 +86,8 @@ class FedCor(Selector):
     References:
         M. Tang, X. Ning, Y. Wang, J. Sun, Y. Wang, H. Li, Y. Chen, FedCor: correlation-based active client selection
         strategy for heterogeneous federated learning, CVPR 2022: the prior, its likelihood, and the greedy choice;
-        constants as in the authors' code.
+        constants as in the authors' code, https://github.com/Yoruko-Tang/FedCor.
+        M. E. Tipping, C. M. Bishop, Probabilistic principal component analysis, JRSS B 1999: the closed form.
 
     >>> selector = FedCor(clients_per_round=1, warmup_rounds=1, seed=0)
     >>> selector.probe(np.arange(3)).columns
@@ -114,7 +126,8 @@ class FedCor(Selector):
         interval: int = 5,
         gamma: float = 0.8,
         beta: float = 0.9,
-        learning_rate: float = 1e-3,
+        fit: str = "closed-form",
+        learning_rate: float = 1e-2,
         max_clients: int = 100_000,
         seed: int | None = None,
     ) -> None:
@@ -123,6 +136,7 @@ class FedCor(Selector):
         self.interval = whole("interval", interval, 1)
         self.gamma = real("gamma", gamma, above=0.0, at_most=1.0)
         self.beta = real("beta", beta, above=0.0, at_most=1.0)
+        self.fit = one_of("fit", fit, FITS)
         self.learning_rate = real("learning_rate", learning_rate, above=0.0)
         self.max_clients = whole("max_clients", max_clients, 1)
 
@@ -149,19 +163,21 @@ class FedCor(Selector):
 
     def _greedy(self, candidates: IntArray) -> IntArray:
         """The m candidates of the largest expected reduction of the total loss, one after the other."""
-        posterior = Posterior(self._embedding.T, NOISE)
         share = np.where(self._registered, filled_sizes(self._size, self._registered), 0.0)
-        remaining = share / max(1e-300, float(share.sum()))  # p_i
-        chosen: list[int] = []
+        share /= max(1e-300, float(share.sum()))  # p_i
+        posterior = Posterior(self._embedding.T, NOISE, share, candidates)
+        discount = self._discount[candidates]
+        left = np.ones(candidates.size, dtype=np.bool_)
+        places: list[int] = []
         for _ in range(min(self.asked_per_round, candidates.size)):
-            score = posterior.toward(candidates, remaining) / np.sqrt(posterior.variance(candidates))
-            best = int(candidates[np.argmax(self._discount[candidates] * score)])  # (13), the authors' code
+            score = discount * posterior.toward / np.sqrt(posterior.variance)  # (13), the authors' code
+            best = int(np.argmax(np.where(left, score, -np.inf)))
             posterior.condition(best)
-            remaining[best] = 0.0
-            candidates = candidates[candidates != best]
-            chosen.append(best)
+            left[best] = False
+            places.append(best)
+        chosen = candidates[places]
         self._discount[chosen] *= self.beta  # alpha_k
-        return np.array(chosen, dtype=np.int64)
+        return chosen
 
     def _learn(self) -> None:
         """Take the loss changes of the round before as a sample, and fit the embeddings to all that are kept."""
@@ -169,15 +185,23 @@ class FedCor(Selector):
         if not told.any():
             return
         first = told & np.isnan(self._changes).all(axis=1)
-        self._embedding[first] = self._generator.normal(0.0, DIMENSION**-0.5, (int(first.sum()), DIMENSION))
         self._changes[:, :-1] = self._changes[:, 1:]
         self._changes[:, -1] = np.where(told, self._loss - self._former, np.nan)  # Delta l
         self._sampled = np.append(self._sampled, self.round - 1)[-KEPT:]
-        weights: FloatArray = np.power(self.gamma, self.round - 1.0 - self._sampled)
         rows = np.flatnonzero(~np.isnan(self._changes).all(axis=1))
         samples = self._changes[rows, KEPT - len(self._sampled) :].T
+        weights: FloatArray = np.power(self.gamma, self.round - 1.0 - self._sampled)
+        if self.fit == "adam":
+            self._climb(rows, samples, weights, first)
+        else:
+            self._embedding[:] = 0.0
+            self._embedding[rows] = likeliest(samples, weights, NOISE, DIMENSION).T
+
+    def _climb(self, rows: IntArray, samples: FloatArray, weights: FloatArray, first: BoolArray) -> None:
+        """The authors' fit: steps of Adam from the embeddings of the fit before; ``first`` ones draw theirs."""
+        self._embedding[first] = self._generator.normal(0.0, DIMENSION**-0.5, (int(first.sum()), DIMENSION))
         steps = WARMUP_STEPS if self.own_round - 1 <= self.warmup_rounds else STEPS
-        fitted = fit(self._embedding[rows].T, samples, weights, NOISE, steps=steps, rate=self.learning_rate)
+        fitted = adam(self._embedding[rows].T, samples, weights, NOISE, steps=steps, rate=self.learning_rate)
         self._embedding[rows] = fitted.T
 
     def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
@@ -191,8 +215,8 @@ class FedCor(Selector):
         self._loss[told], self._asked_for[told] = columns["loss"][finite], upcoming
 
     def _register(self, clients: IntArray) -> None:
-        advice = "raise max_clients (a fit takes 150 steps over all of them), or choose among fewer"
-        refuse_more(self.name, self.max_clients, self._registered, clients, advice)
+        advice = "raise max_clients (a client takes 425 bytes), or choose among fewer"
+        refuse_more(self.name, self.max_clients, registered_with(self._registered, clients), advice)
         super()._register(clients)
 
     def _check_loaded(self, loaded: Mapping[str, Any]) -> None:

@@ -1,11 +1,19 @@
-"""DivFL from its definition: every distance, every step of the greedy choice and every set, in plain Python."""
+"""DivFL from its definition: every distance, every step of the greedy choice and every set, in plain Python.
+
+And the plain greedy choice in NumPy, which sums every candidate in every step.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
 Gradients = Mapping[int, Sequence[float]]
 
 
@@ -35,3 +43,22 @@ def greedy(gradients: Gradients, available: Iterable[int], count: int) -> set[fr
 def best(gradients: Gradients, count: int) -> float:
     """The least that any set of this size leaves."""
     return min(uncovered(gradients, chosen) for chosen in combinations(gradients, count))
+
+
+def plain_greedy(distances: Array, candidates: Array, count: int, looked_at: Callable[[Array], Array]) -> list[int]:
+    """(5), step by step: the first candidate whose sum is the least, to one in a million.
+
+    Args:
+        distances: From each candidate to everybody, shape (n, K).
+        candidates: Shape (n,).
+        count: Steps.
+        looked_at: Places of the candidates that are left -> those that a step sums.
+    """
+    nearest, left, chosen = np.full(distances.shape[1], np.inf), np.ones(len(candidates), dtype=np.bool_), list[int]()
+    for _ in range(count):
+        places = looked_at(np.flatnonzero(left))
+        uncovered = np.minimum(nearest, distances[places]).sum(axis=1)
+        best = places[np.argmax(uncovered <= uncovered.min() * (1 + 1e-6))]
+        nearest, left[best] = np.minimum(nearest, distances[best]), False
+        chosen.append(int(candidates[best]))
+    return chosen

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.errors import FedSelError, ParameterError
 from fedsel_flwr.selectors import RoundReport, create
 from fedsel_flwr.selectors._projection import distance_error, projected
-from tests.selectors.oracle_divfl import apart, best, greedy, uncovered
+from tests.selectors.oracle_divfl import apart, best, greedy, plain_greedy, uncovered
 
 
 def build(**parameters: Any) -> Any:
@@ -120,6 +123,55 @@ def test_every_choice_is_the_brute_force_greedy_one(seed: int) -> None:
     assert decided > 15
 
 
+def instance(seed: int) -> tuple[Any, int]:
+    """Gradients and m: clusters, points on a grid (ties), duplicates, all equal; m from 1 to everybody."""
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(2, 120))
+    points = [
+        rng.normal(size=(6, 8))[rng.integers(0, 6, count)] * 3 + rng.normal(size=(count, 8)),
+        rng.integers(0, 3, (count, 2)).astype(float),
+        np.repeat(rng.normal(size=(count, 4)), 3, axis=0)[:count],
+        np.ones((count, 3)),
+        rng.normal(size=(count, 5)) * rng.choice([1e-6, 1.0, 1e6], size=(count, 1)),
+    ][seed % 5]
+    return points, (1, count, int(rng.integers(1, count + 1)))[seed // 5 % 3]
+
+
+@pytest.mark.parametrize("epsilon", [None, 0.3])
+def test_the_lazy_choices_are_those_of_the_plain_greedy(epsilon: float | None) -> None:
+    """150 instances, four choices each, with gradients that change in between: the same clients in the same order."""
+    for seed in range(150):
+        points, m = instance(seed)
+        selector, rng = told(points, clients_per_round=m, seed=seed, epsilon=epsilon), np.random.default_rng(seed)
+        for _ in range(4):
+            order = rng.permutation(len(points))[: max(1, len(points) * 4 // 5)]
+            distances = selector._distances()[order].copy()
+            drawn = selector._generator.bit_generator.state
+            lazy = selector._greedy(order).tolist()
+            selector._generator.bit_generator.state = drawn
+            looked_at = partial(selector._looked_at, num_candidates=order.size)
+            assert lazy == plain_greedy(distances, order, min(m, order.size), looked_at), seed
+            chosen = np.sort(lazy)
+            selector.observe(report(chosen, points[chosen] + 0.3 * rng.integers(0, 2, points[chosen].shape)))
+
+
+def test_the_lazy_choice_costs_a_fraction_of_the_plain_one() -> None:
+    """1,500 clients in 20 clusters, m = 60: less than a third of the plain greedy's processor time."""
+    rng = np.random.default_rng(0)
+    points = 2 * rng.normal(size=(20, 16))[rng.integers(0, 20, 1500)] + rng.normal(size=(1500, 16))
+    selector, order = told(points, clients_per_round=60, max_clients=1500), rng.permutation(1500)
+    distances = selector._distances()
+
+    def seconds(choose: Callable[[], Any]) -> float:
+        start = time.process_time()
+        choose()
+        return time.process_time() - start
+
+    lazy = min(seconds(lambda: selector._greedy(order)) for _ in range(3))
+    plain = min(seconds(lambda: plain_greedy(distances[order], order, 60, lambda left: left)) for _ in range(3))
+    assert lazy < plain / 3, f"{lazy:.3f} s, plain {plain:.3f} s"
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_within_one_minus_one_over_e_of_the_best_set(seed: int) -> None:
     """With any distance M from a first, imagined exemplar: M n - G(S) is submodular, and greedy reaches .632 of it."""
@@ -198,6 +250,36 @@ def test_more_than_max_clients_are_refused() -> None:
     assert selector.num_clients == 5
     selector.forget(np.array([1]))
     assert selector.select(np.array([0, 5])).tolist() == [0, 5]
+
+
+def test_a_refusal_says_how_much_memory_the_distances_would_take() -> None:
+    with pytest.raises(ParameterError, match=r"raise max_clients \(distances of 100,000 clients take 75 GiB\)"):
+        build().select(np.arange(100_000))
+    with pytest.raises(ParameterError, match=r"raise max_clients \(distances of 1,001 clients take 7.6 MiB\)"):
+        build().inform(np.arange(1001))
+
+
+def test_more_clients_than_the_machine_can_hold_are_refused_before_anybody_is_asked() -> None:
+    """Five million clients: 182 TiB, more than a process can address."""
+    selector = build(max_clients=10**7)
+    said = "^distances of 5,000,000 clients take 182 TiB, more than this machine has to give; lower max_clients"
+    with pytest.raises(FedSelError, match=said):
+        selector.probe(np.arange(5_000_000))
+    assert selector.num_clients == 0
+
+
+def test_memory_that_runs_out_at_a_choice_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There was room when the clients were registered, and none when their distances are made."""
+    selector = told(np.eye(4))
+
+    def full(*args: Any, **keywords: Any) -> Any:
+        raise MemoryError("Unable to allocate")
+
+    monkeypatch.setattr("fedsel_flwr.selectors.divfl.np.empty", full)
+    with pytest.raises(ParameterError, match="distances of 4 clients take 128 bytes, more than this machine has"):
+        selector.select(np.arange(4))
+    monkeypatch.undo()
+    assert len(selector.select(np.arange(4))) == 2
 
 
 def test_gradients_of_another_length_count_as_not_given() -> None:
