@@ -59,6 +59,8 @@ class Settings:
         channels: Clients that transmit at the same time (Xia's N); None takes as many as are chosen.
         averaging: How the kept models are averaged, one of :data:`fedsel_flwr.aggregation.SCHEMES`; None leaves it to
             whoever aggregates.
+        averaging_is_papers: Whether ``averaging`` is only what the selector's paper does; models that nobody can decode
+            are then weighed so too, where asking for a scheme refuses them.
         filter: FedCA's filter; None keeps every usable model.
         validation: The server's examples; None if there are none.
         learning_rate: The clients' nominal initial learning rate, for selectors that read gradients.
@@ -88,6 +90,7 @@ class Settings:
     min_completed: int = 1
     channels: int | None = None
     averaging: str | None = None
+    averaging_is_papers: bool = False
     filter: Filter | None = None
     validation: Validation | None = None
     learning_rate: float | None = None
@@ -180,6 +183,7 @@ def settled(
         channels=over_selected(m, over_selection) if channels is None and m is not None else channels,
         over_selection=over_selection,
         averaging=averaging or paper.get("averaging"),
+        averaging_is_papers=not averaging and "averaging" in paper,
         filter=filter,
         keys=keys or MetricKeys(),
         **others,

@@ -39,6 +39,8 @@ class ActiveFL(Selector):
           uniformly.
         * A client that fails loses its valuation until it reports a loss again; the paper has no failures, and one
           that never answers would be drawn for ever.
+        * Models are averaged without weights, as in the one public code found (FedCor's authors', commit d941083); the
+          strategy's ``averaging="fedpdp"`` weighs them by their examples.
         * Sizes come by ``inform(clients, num_examples=...)``; a client of unknown size counts as one of average size.
         * Where fewer clients are left than floor((1 - alpha_3) m), all are taken and the uniform part is larger.
 
@@ -68,6 +70,7 @@ class ActiveFL(Selector):
     name: ClassVar[str] = "active-fl"
     needs: ClassVar[frozenset[str]] = frozenset({"loss"})
     asks: ClassVar[frozenset[str]] = frozenset({"loss"})
+    paper_options: ClassVar[dict[str, str]] = {"averaging": "mean"}
     client_state: ClassVar[dict[str, float | bool]] = {"_size": -1.0, "_loss": -np.inf, "_asked": False}
 
     _size: FloatArray
