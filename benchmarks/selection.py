@@ -37,6 +37,7 @@ COHORTS = (10, 100, 1_000)
 PARAMETERS: dict[str, dict[str, Any]] = {
     "cs-ucb": {"max_latency": 5.0}, "cs-ucb-q": {"max_latency": 5.0}, "bsfl": {"min_latency": 0.1},
     "gpfl": {"total_rounds": 10_000}, "fedcs": {"deadline": 0.5}, "power-of-choice": {"candidates": 2_000},
+    "cpow-d": {"candidates": 2_000}, "rpow-d": {"candidates": 2_000},
 }  # fmt: skip
 BALLS = 500
 VECTORS = {"gradient": 650, "sketch": 64}

@@ -6,6 +6,7 @@ between them. A client answers those it can, each under the column's name, and p
 | column | answer |
 | --- | --- |
 | ``loss`` | mean loss (cross-entropy, nats) on the client's training examples |
+| ``batch_loss`` | mean loss on one mini-batch of the training examples, as many as the client trains with at a time |
 | ``rms_loss`` | root mean square of the losses of the single training examples (Oort) |
 | ``local_accuracy`` | fraction of the client's test examples that are classified correctly |
 | ``gradient`` | gradient of the mean loss on all training examples, parameter by parameter, flattened |
@@ -15,10 +16,15 @@ Where the objective is a regression, the loss is the squared one, and ``local_ac
 
 Dropout is off, images are seen as they are, and neither weight decay nor a proximal term is part of loss and gradient.
 
+The mini-batch is drawn without replacement from the client's own stream of the round: whoever asks twice before a
+round gets the same one, and all engines draw alike.
+
 Costs (ours): time is counted in forward passes, of which training on the same examples takes three, as the backward
 pass costs about two. ``loss`` and ``rms_loss`` share one pass, ``local_accuracy`` is another, and ``gradient`` takes
-three, which bring the losses along; ``sketch`` is another pass over the examples. Numbers travel with the update at no
-cost, and so does a sketch, which is as large as one; a gradient is as large as an update, and takes as long to send.
+three, which bring the losses along; ``sketch`` is another pass over the examples. ``batch_loss`` is the share of a pass
+that the mini-batch is of the examples, and nothing if the losses of all are computed anyway. Numbers travel with the
+update at no cost, and so does a sketch, which is as large as one; a gradient is as large as an update, and takes as
+long to send.
 """
 
 from __future__ import annotations
@@ -31,13 +37,14 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from fedsel_flwr.checks import FloatArray
+from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.clients.delays import RoundDelays
 from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective
 from fedsel_flwr.clients.sketching import sketch
+from fedsel_flwr.clients.streams import stream
 from fedsel_flwr.clients.training import Targets, check_examples, device_of, evaluate
 
-ANSWERED = frozenset({"loss", "rms_loss", "local_accuracy", "gradient", "sketch"})
+ANSWERED = frozenset({"loss", "batch_loss", "rms_loss", "local_accuracy", "gradient", "sketch"})
 """The columns that a simulated client can answer."""
 
 Examples = tuple[npt.NDArray[np.float32], Targets]
@@ -68,6 +75,7 @@ def answer(
     test: Examples,
     objective: Objective = CLASSIFICATION,
     seed: int = 0,
+    batch: IntArray | None = None,
 ) -> dict[str, float | bytes]:
     """Answer for a model; the model stays as it is.
 
@@ -78,6 +86,7 @@ def answer(
         test: The client's test examples, at least one.
         objective: What is measured.
         seed: Seed of the run, for the sketch: all clients must take the same.
+        batch: Rows of the training examples that are the mini-batch (:func:`mini_batch`); None: all of them.
 
     Returns:
         Column -> number, or the bytes of a float32 array: a gradient of shape (number of parameters,), a sketch of
@@ -91,6 +100,11 @@ def answer(
         losses, gradient = losses_and_gradient(model, *train, with_gradient="gradient" in asked, objective=objective)
         said = {"loss": float(losses.mean()), "rms_loss": float(np.sqrt(np.mean(losses**2)))}
         said["gradient"] = gradient.tobytes()
+        said["batch_loss"] = float(losses[... if batch is None else batch].mean())
+    elif "batch_loss" in asked:
+        rows = ... if batch is None else batch
+        losses, _ = losses_and_gradient(model, train[0][rows], train[1][rows], with_gradient=False, objective=objective)
+        said["batch_loss"] = float(losses.mean())
     if "local_accuracy" in asked:
         said["local_accuracy"] = local_accuracy(evaluate(model, *test, objective=objective)[1])
     if "sketch" in asked:
@@ -98,16 +112,38 @@ def answer(
     return {name: value for name, value in said.items() if name in asked}
 
 
+def mini_batch(seed: int, partition_id: int, round: int, count: int, batch_size: int) -> IntArray:
+    """Return which of a client's training examples are the mini-batch of a round's probe.
+
+    Args:
+        seed: Seed of the run.
+        partition_id: The client's partition.
+        round: The absolute round that the probe is about.
+        count: How many training examples the client has.
+        batch_size: How many it trains with at a time.
+
+    Returns:
+        Rows, shape (min(batch_size, count),), drawn without replacement.
+
+    Example:
+        >>> mini_batch(1, 0, 2, 10, 3).tolist(), len(mini_batch(1, 0, 2, 2, 3))
+        ([0, 4, 8], 2)
+    """
+    drawn = stream(seed, "mini-batch", partition_id, round).permutation(count)[:batch_size]
+    return np.asarray(drawn, dtype=np.int64)
+
+
 def local_accuracy(quality: float) -> float:
     """The column's number for a quality: R² may be negative, the column holds [0, 1]; NaN stays."""
     return 0.0 if quality < 0 else quality
 
 
-def forward_passes(asked: Collection[str]) -> int:
+def forward_passes(asked: Collection[str], batch_share: float = 1.0) -> float:
     """Return how many forward passes answering takes; training on the same examples takes three.
 
     Args:
         asked: Columns of :data:`ANSWERED`.
+        batch_share: The share of the training examples that a mini-batch is.
 
     Returns:
         0 … 5.
@@ -115,25 +151,30 @@ def forward_passes(asked: Collection[str]) -> int:
     Example:
         >>> forward_passes(["loss", "rms_loss"]), forward_passes(["gradient", "loss", "local_accuracy"])
         (1, 4)
+        >>> forward_passes(["batch_loss"], 0.1), forward_passes(["batch_loss", "loss"], 0.1)
+        (0.1, 1)
     """
     names = set(asked)
-    on_training = 3 if "gradient" in names else int(bool(names & {"loss", "rms_loss"}))
+    on_training: float = 3 if "gradient" in names else int(bool(names & {"loss", "rms_loss"}))
+    if "batch_loss" in names and not on_training:
+        on_training = batch_share
     return on_training + int("local_accuracy" in names) + int("sketch" in names)
 
 
-def with_answers(delays: RoundDelays, asked: Collection[str]) -> RoundDelays:
+def with_answers(delays: RoundDelays, asked: Collection[str], batch_share: float = 1.0) -> RoundDelays:
     """Return what a round takes in which a client answers and trains.
 
     Args:
         delays: What the round takes without an answer.
         asked: Columns of :data:`ANSWERED`; without any the delays stay to the last bit.
+        batch_share: The share of the training examples that a mini-batch is.
 
     Returns:
         The delays with longer computing, and, for a gradient, longer sending.
     """
     return replace(
         delays,
-        compute_s=delays.compute_s * (1 + forward_passes(asked) / 3),
+        compute_s=delays.compute_s * (1 + forward_passes(asked, batch_share) / 3),
         upload_s=delays.upload_s * (2 if "gradient" in asked else 1),
     )
 

@@ -62,11 +62,11 @@ class System(Protocol):
         """Each client's mean latency over the rounds, capped at the deadline, s; points of the unit cube, (n, 3)."""
 
     def draw_probe(
-        self, partition_id: int, round: int, *, forward_passes: int = 1, bits: float = PROBE_BITS
+        self, partition_id: int, round: int, *, forward_passes: float = 1, bits: float = PROBE_BITS
     ) -> RoundDelays:
         """What a client takes to answer a question about the model: some forward passes, and an answer of some bits."""
 
-    def probe_delays(self, delays: RoundDelays, *, forward_passes: int = 1, bits: float = PROBE_BITS) -> RoundDelays:
+    def probe_delays(self, delays: RoundDelays, *, forward_passes: float = 1, bits: float = PROBE_BITS) -> RoundDelays:
         """What that takes a client with these delays in the round."""
 
     def energy_j(self, delays: RoundDelays, compute_s: float | None = None) -> float:

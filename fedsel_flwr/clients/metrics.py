@@ -11,9 +11,11 @@ from fedsel_flwr.clients.delays import PROBE_BITS, RoundDelays, System
 from fedsel_flwr.clients.sketching import SKETCH_BITS
 
 
-def round_delays(system: System, partition_id: int, round: int, asked: Collection[str]) -> RoundDelays:
+def round_delays(
+    system: System, partition_id: int, round: int, asked: Collection[str], batch_share: float = 1.0
+) -> RoundDelays:
     """What the round takes the client, answers to the columns ``asked`` for included."""
-    return with_answers(system.draw(partition_id, round), asked)
+    return with_answers(system.draw(partition_id, round), asked, batch_share)
 
 
 def fit_metrics(
@@ -54,15 +56,20 @@ def fit_metrics(
 
 
 def probe_costs(
-    system: System, delays: RoundDelays, asked: Collection[str], compute_s: float | None = None
+    system: System,
+    delays: RoundDelays,
+    asked: Collection[str],
+    compute_s: float | None = None,
+    batch_share: float = 1.0,
 ) -> dict[str, Scalar]:
     """What answering a probe costs.
 
     Args:
         system: Delays and energy.
         delays: What the round takes the client.
-        asked: The columns that it answers; one pass over the examples is made at least.
+        asked: The columns that it answers; without any, one pass over the examples is made all the same.
         compute_s: Measured seconds of computing; None takes the system model's.
+        batch_share: The share of its training examples that a mini-batch is.
 
     Returns:
         ``latency_s`` and ``energy_j``.
@@ -70,7 +77,7 @@ def probe_costs(
     vectors = {"gradient", "sketch"} & set(asked)
     bits = system.payload_up_bits if "gradient" in asked else PROBE_BITS * (vectors != set(asked))
     bits = max(bits + SKETCH_BITS * ("sketch" in asked), PROBE_BITS)
-    answering = system.probe_delays(delays, forward_passes=max(1, forward_passes(asked)), bits=bits)
+    answering = system.probe_delays(delays, forward_passes=forward_passes(asked, batch_share) or 1, bits=bits)
     compute = answering.compute_s if compute_s is None else compute_s
     return {
         "latency_s": answering.download_s + compute + answering.upload_s,

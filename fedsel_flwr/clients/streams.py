@@ -31,6 +31,7 @@ PURPOSES: Final[Mapping[str, int]] = MappingProxyType(
         "partition": 10,
         "synthetic": 11,
         "sketch": 12,
+        "mini-batch": 13,
     }
 )
 

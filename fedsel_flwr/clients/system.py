@@ -194,7 +194,7 @@ class SystemModel:
         return means
 
     def draw_probe(
-        self, partition_id: int, round: int, *, forward_passes: int = 1, bits: float = PROBE_BITS
+        self, partition_id: int, round: int, *, forward_passes: float = 1, bits: float = PROBE_BITS
     ) -> RoundDelays:
         """Return what answering a question about the model takes: it is received, evaluated, and the answer is sent.
 
@@ -215,7 +215,7 @@ class SystemModel:
         """
         return self.probe_delays(self.draw(partition_id, round), forward_passes=forward_passes, bits=bits)
 
-    def probe_delays(self, delays: RoundDelays, *, forward_passes: int = 1, bits: float = PROBE_BITS) -> RoundDelays:
+    def probe_delays(self, delays: RoundDelays, *, forward_passes: float = 1, bits: float = PROBE_BITS) -> RoundDelays:
         """Return what answering takes a client with these delays in the round, as :meth:`draw_probe`."""
         return replace(
             delays,

@@ -12,7 +12,7 @@ from flwr.common import Config, NDArrays, Scalar
 from torch import nn
 
 from fedsel_flwr.checks import one_of
-from fedsel_flwr.clients.answering import answer, asked_columns, local_accuracy
+from fedsel_flwr.clients.answering import answer, asked_columns, local_accuracy, mini_batch
 from fedsel_flwr.clients.delays import System
 from fedsel_flwr.clients.metrics import fit_metrics, probe_costs, round_delays
 from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective
@@ -93,11 +93,11 @@ class TorchClient(NumPyClient):
         What ``needs`` asks for is answered before training, and its time and energy are part of the round's.
         """
         round, asked = _round(config), asked_columns(config.get("needs"))
-        delays = round_delays(self._system, self._partition_id, round, asked)
+        delays = round_delays(self._system, self._partition_id, round, asked, self._batch_share)
         set_arrays(self._model, parameters)
         order = stream(self._system.seed, "data-order", self._partition_id, round)
         start = time.perf_counter()
-        answers = self._answers(asked)
+        answers = self._answers(asked, round)
         loss = train(self._model, *self._train, self._settings.at(round), order, self._objective)
         measured = time.perf_counter() - start
         metrics = fit_metrics(
@@ -112,25 +112,36 @@ class TorchClient(NumPyClient):
         """Measure the received model on the client's own test examples.
 
         For a probe (``probe`` in the config, with ``round``) the metrics hold what was asked for, see
-        :mod:`fedsel_flwr.clients.answering`, and what answering cost: one pass over the examples at least.
+        :mod:`fedsel_flwr.clients.answering`, and what answering cost. A probe for a mini-batch's loss alone is not
+        charged for the test examples, which nobody asked about.
         """
         set_arrays(self._model, parameters)
         start = time.perf_counter()
         loss, accuracy = evaluate(self._model, *self._test, objective=self._objective)
         metrics: dict[str, Scalar] = {"accuracy": accuracy, "client_id": self._partition_id}
         if "probe" in config:
-            asked = asked_columns(config["probe"])
-            metrics |= self._answers(asked - {"local_accuracy"})
+            asked, round = asked_columns(config["probe"]), _round(config)
+            if asked == {"batch_loss"}:
+                start = time.perf_counter()
+            metrics |= self._answers(asked - {"local_accuracy"}, round)
             if "local_accuracy" in asked:
                 metrics["local_accuracy"] = local_accuracy(accuracy)
-            delays = self._system.draw(self._partition_id, _round(config))
+            delays = self._system.draw(self._partition_id, round)
             measured = None if self._latency_mode == "model" else time.perf_counter() - start
-            metrics |= probe_costs(self._system, delays, asked, measured)
+            metrics |= probe_costs(self._system, delays, asked, measured, self._batch_share)
         return loss, len(self._test[1]), metrics
 
-    def _answers(self, asked: frozenset[str]) -> dict[str, float | bytes]:
+    def _answers(self, asked: frozenset[str], round: int) -> dict[str, float | bytes]:
         """What the client says of the model that the scratch model holds."""
-        return answer(self._model, asked, self._train, self._test, self._objective, self._system.seed)
+        seed, batch = self._system.seed, None
+        if "batch_loss" in asked:
+            batch = mini_batch(seed, self._partition_id, round, len(self._train[1]), self._settings.batch_size)
+        return answer(self._model, asked, self._train, self._test, self._objective, seed, batch)
+
+    @property
+    def _batch_share(self) -> float:
+        """The share of the training examples that a mini-batch is."""
+        return min(1.0, self._settings.batch_size / max(len(self._train[1]), 1))
 
 
 def _round(config: dict[str, Scalar]) -> int:

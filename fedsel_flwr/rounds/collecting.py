@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from fedsel_flwr.aggregation import averaging
+from fedsel_flwr.checks import IntArray
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.arriving import in_time
 from fedsel_flwr.rounds.enrolment import Enrolment
@@ -108,7 +109,7 @@ class Collector:
         if not len(usable):
             return outcome
         if reference is None:
-            return self._unread(outcome)
+            return self._unread(round, outcome)
         if stack is not None:
             models: Models = stack.take(usable).like(reference)
         else:
@@ -124,25 +125,34 @@ class Collector:
             fault or fault_in_norm(one, reference, limit) for fault, one in zip(faults, stack.listed(), strict=True)
         ]
 
-    def _unread(self, outcome: Outcome) -> Outcome:
+    def _unread(self, round: Round, outcome: Outcome) -> Outcome:
         """The outcome where nobody can look into the models."""
         s, measurer = self._settings, self._measurer
-        if measurer.reads_updates or measurer.reads_global or s.averaging or s.max_update_norm is not None:
+        asked_for = s.averaging and not s.averaging_is_papers
+        if measurer.reads_updates or measurer.reads_global or asked_for or s.max_update_norm is not None:
             raise RunError(
                 "the global model cannot be decoded into NumPy arrays, but the filter, the selector, the averaging "
                 "scheme or max_update_norm works on its numbers: use a base strategy whose model is arrays, or a "
                 "selector of latencies"
             )
-        return outcome
+        return self._averaged(outcome, self._draws(round, outcome))
 
     def _measured(self, round: Round, outcome: Outcome, reference: Arrays) -> Outcome:
         """The outcome with what the server measures on the usable models, and how they are averaged."""
-        usable = set(outcome.usable)
-        draws = self._selector.draws(np.array([row for row, node in round.chosen.items() if node in usable]))
+        draws = self._draws(round, outcome)
         outcome = replace(outcome, columns=self._measurer.models(outcome.models, reference, draws))
         kept = set(outcome.kept)
         if not kept:
             return replace(outcome, enough=False)
+        return self._averaged(outcome, draws)
+
+    def _draws(self, round: Round, outcome: Outcome) -> IntArray:
+        """How often the client behind each usable model was drawn."""
+        usable = set(outcome.usable)
+        return self._selector.draws(np.array([row for row, node in round.chosen.items() if node in usable]))
+
+    def _averaged(self, outcome: Outcome, draws: IntArray) -> Outcome:
+        """The outcome with what the averaging scheme makes of the kept models."""
         if self._settings.averaging is None or not outcome.enough:
             return outcome
         draws = np.asarray(outcome.columns.get("draws", draws), dtype=np.int64)[outcome.positions]

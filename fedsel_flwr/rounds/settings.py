@@ -61,6 +61,8 @@ class Settings:
         channels: Clients that transmit at the same time (Xia's N); None takes as many as are chosen.
         averaging: How the kept models are averaged, one of :data:`fedsel_flwr.aggregation.SCHEMES`; None leaves it to
             whoever aggregates.
+        averaging_is_papers: Whether ``averaging`` is only what the selector's paper does; models that nobody can decode
+            are then weighed so too, where asking for a scheme refuses them.
         filter: FedCA's filter; None keeps every usable model.
         validation: The server's examples; None if there are none.
         learning_rate: The clients' nominal initial learning rate, for selectors that read gradients.
@@ -90,6 +92,7 @@ class Settings:
     min_completed: int = 1
     channels: int | None = None
     averaging: str | None = None
+    averaging_is_papers: bool = False
     filter: Filter | None = None
     validation: Validation | None = None
     learning_rate: float | None = None
@@ -187,6 +190,7 @@ def settled(
         cooldown=selector.asks_failed_for_ever if cooldown == "auto" else cooldown,
         over_selection=over_selection,
         averaging=averaging or paper.get("averaging"),
+        averaging_is_papers=not averaging and "averaging" in paper,
         filter=filter,
         keys=keys or MetricKeys(),
         **others,

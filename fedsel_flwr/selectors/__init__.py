@@ -29,7 +29,7 @@ from fedsel_flwr.selectors.lsh import LSH
 from fedsel_flwr.selectors.nccb import NCCB
 from fedsel_flwr.selectors.oort import Oort
 from fedsel_flwr.selectors.pczfl import PCZFL
-from fedsel_flwr.selectors.power_of_choice import PowerOfChoice
+from fedsel_flwr.selectors.power_of_choice import CPowD, PowerOfChoice, RPowD
 from fedsel_flwr.selectors.registry import create, names
 from fedsel_flwr.selectors.report import RoundReport
 from fedsel_flwr.selectors.round_robin import RoundRobin
@@ -45,6 +45,7 @@ __all__ = [
     "NCCB",
     "PCZFL",
     "ActiveFL",
+    "CPowD",
     "DivFL",
     "FedCMTS",
     "FedCMUCB",
@@ -54,6 +55,7 @@ __all__ = [
     "Oort",
     "PowerOfChoice",
     "Probe",
+    "RPowD",
     "Random",
     "RandomBySize",
     "RoundReport",

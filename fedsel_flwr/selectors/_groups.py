@@ -41,8 +41,8 @@ class GroupBandit(VectorSelector):
         self.exploration = real("exploration", exploration, at_least=0.0)
 
     @property
-    def bits(self) -> BoolArray:
-        """The clients' hashes, shape (K, bits)."""
+    def hashes(self) -> BoolArray:
+        """The clients' hashes, shape (K, length of a hash)."""
         return np.asarray(self.vectors > 0.5)
 
     @abstractmethod

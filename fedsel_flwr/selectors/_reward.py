@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from fedsel_flwr.checks import FloatArray, IntArray
+from fedsel_flwr.checks import FloatArray, IntArray, real
 from fedsel_flwr.selectors._auto import Seconds, seconds
 from fedsel_flwr.selectors.base import Selector
 from fedsel_flwr.selectors.report import RoundReport
@@ -35,10 +35,11 @@ class LatencyRewards(Selector):
     Args:
         clients_per_round: How many clients to choose each round.
         max_latency: tau_max, seconds; "auto" takes :attr:`max_latency_now`.
+        exploration: Factor of the confidence radius, at least 0; the print has 1.
         seed: Seed of the selector's own generator.
 
     Raises:
-        ParameterError: ``clients_per_round`` < 1, or ``max_latency`` neither above 0 nor "auto".
+        ParameterError: ``clients_per_round`` < 1, ``exploration`` < 0, or ``max_latency`` neither above 0 nor "auto".
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"latency"})
@@ -49,9 +50,12 @@ class LatencyRewards(Selector):
     _failed: IntArray
     _slowest: FloatArray
 
-    def __init__(self, *, clients_per_round: int, max_latency: Seconds, seed: int | None = None) -> None:
+    def __init__(
+        self, *, clients_per_round: int, max_latency: Seconds, exploration: float = 1.0, seed: int | None = None
+    ) -> None:
         super().__init__(clients_per_round=clients_per_round, seed=seed)
         self.max_latency = seconds("max_latency", max_latency)
+        self.exploration = real("exploration", exploration, at_least=0.0)
 
     @property
     def max_latency_now(self) -> float:

@@ -41,6 +41,8 @@ class ActiveFL(Selector):
         * The paper has no failures. Here the first failure keeps the valuation. The second in a row takes it until the
           client reports a loss again, or one that never answers would be drawn for ever.
         * A spare keeps its valuation, and gets a new one if it reports a loss.
+        * Models are averaged without weights, as in the one public code found (FedCor's authors', commit d941083); the
+          strategy's ``averaging="fedpdp"`` weighs them by their examples.
         * Sizes come by ``inform(clients, num_examples=...)``; a client of unknown size counts as one of average size.
         * Where fewer clients are left than floor((1 - alpha_3) m), all are taken and the uniform part is larger.
 
@@ -70,6 +72,7 @@ class ActiveFL(Selector):
     name: ClassVar[str] = "active-fl"
     needs: ClassVar[frozenset[str]] = frozenset({"loss", "spare"})
     asks: ClassVar[frozenset[str]] = frozenset({"loss"})
+    paper_options: ClassVar[dict[str, str]] = {"averaging": "mean"}
     client_state: ClassVar[dict[str, float | bool]] = {
         "_size": -1.0, "_loss": -np.inf, "_asked": False, "_failures": 0,
     }  # fmt: skip

@@ -84,7 +84,7 @@ class Selector(SavedState, ABC):
 
         >>> from fedsel_flwr.selectors import CSUCB
         >>> CSUCB(clients_per_round=2, max_latency=5.0)
-        CSUCB(clients_per_round=2, max_latency=5.0)
+        CSUCB(clients_per_round=2, max_latency=5.0, exploration=1.0)
         """
         names = inspect.signature(type(self)).parameters
         shown = (f"{name}={_short(getattr(self, name))}" for name in names if hasattr(self, name))

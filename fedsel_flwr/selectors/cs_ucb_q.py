@@ -38,6 +38,7 @@ class CSUCBQ(LatencyRewards):
         * (16) prints r_k(t - 1); the reward of round t itself enters the mean.
         * Selected clients that fail count as a play with reward 0, and as served (b_k = 1).
         * ``max_latency="auto"``: as in :class:`~fedsel_flwr.selectors.CSUCB`.
+        * ``exploration`` scales the radius of (26); the print has 1.
         * A newcomer's queue starts at 0 in its first round. A choice that is never observed serves nobody.
         * The fairness from data sizes, phi m s_k / sum(s) (section II-C with c_min at its lower limit; V-C), is capped
           below 1.
@@ -53,6 +54,7 @@ class CSUCBQ(LatencyRewards):
             one of average size).
         fairness_scale: phi, in [0, 1], used only where ``fairness`` is None.
         queue_weight: beta, in [0, 1]; the regret is sub-linear for beta of at most 1 / sqrt(T).
+        exploration: Factor of the confidence radius, at least 0; 1 is the print, 0 takes the means as they are.
         seed: Seed of the generator that breaks ties.
 
     Raises:
@@ -91,9 +93,12 @@ class CSUCBQ(LatencyRewards):
         fairness: FloatArray | Mapping[int, float] | None = None,
         fairness_scale: float = 0.5,
         queue_weight: float = 0.01,
+        exploration: float = 1.0,
         seed: int | None = None,
     ) -> None:
-        super().__init__(clients_per_round=clients_per_round, max_latency=max_latency, seed=seed)
+        super().__init__(
+            clients_per_round=clients_per_round, max_latency=max_latency, exploration=exploration, seed=seed
+        )
         self.fairness_scale = real("fairness_scale", fairness_scale, at_least=0.0)
         self.queue_weight = real("queue_weight", queue_weight, at_least=0.0)
         if self.queue_weight > 1.0:
@@ -118,7 +123,7 @@ class CSUCBQ(LatencyRewards):
     def _select(self, available: IntArray) -> IntArray:
         beta, played = self.queue_weight, self._plays > 0
         optimistic = np.ones(played.shape)  # 1 where z_k = 0, below (26)
-        radius = np.sqrt(2.0 * np.log(self.round) / self._plays[played])  # (26)
+        radius = self.exploration * np.sqrt(2.0 * np.log(self.round) / self._plays[played])  # (26)
         optimistic[played] = np.minimum(self._rewards()[played] + radius, 1.0)  # (26)
         return self._largest((1.0 - beta) * optimistic + beta * self._queue, available)  # (28)
 

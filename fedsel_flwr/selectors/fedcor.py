@@ -57,6 +57,8 @@ class FedCor(Selector):
         * Unknown numbers of examples are taken for the mean of the known ones.
         * The warm-up's samples want random clients; so it begins after a common warm-up of all selectors, in which
           nobody is asked for a loss and nothing is learned.
+        * Models are averaged without weights, as in the authors' code (commit d941083, ``average_weights``); the
+          strategy's ``averaging="fedpdp"`` weighs them by their examples.
         * Equal scores are decided at random. ``max_clients`` is ours: a client takes 425 bytes.
         * The authors' code (``GPR.py``, ``federated_main.py``, commit d941083) climbs the likelihood by Adam at a rate
           of 1e-2, 150 steps in the warm-up and 100 after it, from the embeddings of the fit before. ``fit="adam"`` does
@@ -102,6 +104,7 @@ class FedCor(Selector):
 
     name: ClassVar[str] = "fedcor"
     asks: ClassVar[frozenset[str]] = frozenset({"loss"})
+    paper_options: ClassVar[dict[str, str]] = {"averaging": "mean"}
     client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {
         "_embedding": np.zeros(DIMENSION), "_changes": np.full(KEPT, np.nan), "_discount": 1.0, "_size": -1.0,
         "_loss": 0.0, "_asked_for": -2, "_former": 0.0, "_asked_before": -2,

@@ -1,4 +1,4 @@
-"""NCCB: clusters of clients with like data are the arms of a bandit."""
+"""NCCB, without its neural network: clusters of clients with like data are the arms of a bandit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class NCCB(GroupBandit):
     ==============  ======================  ==================================================================
     paper           here                    meaning
     ==============  ======================  ==================================================================
-    context         ``bits``                SimHash of client k's data, computed on the client
+    context         ``hashes``              SimHash of client k's data, computed on the client
     cluster         ``_cluster``            k-means over the contexts with the Hamming distance
     utility         ``_reward_sum``         weight * accuracy + (1 - weight) * energy score, by client
     n               ``_plays``              how often the client was chosen and observed
@@ -30,6 +30,8 @@ class NCCB(GroupBandit):
     first play; sums and plays are those of its clients together. The m clients of the largest bounds are chosen.
 
     Deviations:
+        * The paper's NCCB is a neural contextual combinatorial bandit: a network predicts the reward of a context. No
+          network is here. This is a UCB bandit over clusters of SimHash contexts, which keeps the paper's name.
         * The comparison in which this baseline stands says neither its utility's weights, nor the number of clusters,
           nor its bound: equal weights, five clusters and UCB1's bound are ours.
         * Hashes come by a probe when a client is first seen, whose cost is charged; all are then clustered anew, and
@@ -98,7 +100,7 @@ class NCCB(GroupBandit):
     def _groups(self) -> IntArray:
         known = np.flatnonzero(self._known)
         if self._regroup and known.size:
-            self._cluster[known] = cluster(self.bits[known], self.clusters, self._generator)
+            self._cluster[known] = cluster(self.hashes[known], self.clusters, self._generator)
         self._regroup = False
         return self._cluster[known]
 

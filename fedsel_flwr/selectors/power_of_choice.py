@@ -1,4 +1,4 @@
-"""Power-of-Choice: of some candidates those on whose data the model does worst (Cho et al.)."""
+"""Power-of-Choice: of some candidates those on whose data the model does worst; pow-d, cpow-d, rpow-d (Cho et al.)."""
 
 from __future__ import annotations
 
@@ -6,15 +6,57 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from fedsel_flwr.checks import FloatArray, IntArray, whole
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors._drawing import draw
 from fedsel_flwr.selectors._sizes import filled_sizes, take_sizes
 from fedsel_flwr.selectors.base import Probe, Selector
+from fedsel_flwr.selectors.report import RoundReport
 
 
-class PowerOfChoice(Selector):
+class Candidates(Selector):
+    """What the three variants share: d candidates, drawn by data size.
+
+    Args:
+        clients_per_round: m.
+        candidates: d, at least m.
+        seed: Seed of the generator of candidates and ties.
+
+    Raises:
+        ParameterError: A parameter is out of range, or ``candidates`` below ``clients_per_round``.
+    """
+
+    paper_options: ClassVar[dict[str, str]] = {"averaging": "mean"}  # step 3: the mean over the set
+    client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {"_size": -1.0}
+
+    _size: FloatArray
+
+    def __init__(self, *, clients_per_round: int, candidates: int = 30, seed: int | None = None) -> None:
+        super().__init__(clients_per_round=clients_per_round, seed=seed)
+        self.candidates = whole("candidates", candidates, 1)
+        if self.candidates < self.clients_per_round:
+            raise ParameterError(
+                f"candidates must be at least clients_per_round, got {self.candidates} for {self.clients_per_round} "
+                "clients; raise candidates (twice clients_per_round and more make a difference)"
+            )
+
+    def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
+        take_sizes(self._size, clients, columns)
+
+    def _wanted(self) -> int:
+        """d, or as many as the strategy asks."""
+        return max(self.candidates, int(self.asked_per_round))
+
+    def _drawn(self, clients: IntArray, count: int) -> IntArray:
+        """So many of ``clients``, without replacement, in proportion to p_k."""
+        with np.errstate(divide="ignore"):
+            weight = np.log(filled_sizes(self._size, self._registered)[clients])  # p_k, step 1
+        return draw(self._generator, clients, weight, count)
+
+
+class PowerOfChoice(Candidates):
     """Draws d candidates by data size, asks each for its loss, and takes the m of the largest loss.
 
     ============  ======================  ==========================================================
@@ -27,8 +69,10 @@ class PowerOfChoice(Selector):
     ============  ======================  ==========================================================
 
     Deviations:
-        * The candidates' losses are a probe before each round, whose time and energy are charged; the paper's variants
-          with a mini-batch (cpow-d) or former losses (rpow-d) are not built.
+        * The candidates' losses are a probe before each round, whose time and energy are charged. The paper's variants
+          are :class:`CPowD`, with a mini-batch, and :class:`RPowD`, with former losses.
+        * Models are averaged without weights, as in the paper; the strategy's ``averaging="fedpdp"`` weighs them by
+          their examples.
         * In a common warm-up of all selectors nobody is asked for a loss.
         * Sizes come by ``inform(clients, num_examples=...)``; a client of unknown size counts as one of average size.
         * A candidate whose answer is NaN comes last; one that is not informed about keeps its former answer. With
@@ -61,26 +105,18 @@ class PowerOfChoice(Selector):
 
     name: ClassVar[str] = "power-of-choice"
     asks: ClassVar[frozenset[str]] = frozenset({"loss"})
-    client_state: ClassVar[dict[str, float | int]] = {"_size": -1.0, "_loss": -np.inf, "_asked_in": 0}
+    client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {
+        **Candidates.client_state, "_loss": -np.inf, "_asked_in": 0,
+    }  # fmt: skip
 
-    _size: FloatArray
     _loss: FloatArray
     _asked_in: IntArray
-
-    def __init__(self, *, clients_per_round: int, candidates: int = 30, seed: int | None = None) -> None:
-        super().__init__(clients_per_round=clients_per_round, seed=seed)
-        self.candidates = whole("candidates", candidates, 1)
-        if self.candidates < self.clients_per_round:
-            raise ParameterError(
-                f"candidates must be at least clients_per_round, got {self.candidates} for {self.clients_per_round} "
-                "clients; raise candidates (twice clients_per_round and more make a difference)"
-            )
 
     def _probe(self, available: IntArray) -> Probe:
         self._asked_in[self._asked_in == self.round + 1] = 0  # asked again before the choice
         candidates = self._drawn(available, self._wanted())  # A, step 1
         self._asked_in[candidates] = self.round + 1
-        return Probe(clients=np.sort(candidates), columns=("loss",))  # step 2
+        return Probe(clients=np.sort(candidates), columns=tuple(self.asks))  # step 2
 
     def _select(self, available: IntArray) -> IntArray:
         asked = self._asked_in[available] == self.round
@@ -91,17 +127,123 @@ class PowerOfChoice(Selector):
         return self._largest(self._loss, candidates)  # step 3
 
     def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
-        take_sizes(self._size, clients, columns)
-        if "loss" in columns:
-            answers = columns["loss"]
+        super()._inform(clients, columns)
+        for name in self.asks & columns.keys():
+            answers = columns[name]
             self._loss[clients] = np.where(np.isfinite(answers), answers, -np.inf)  # F_k(w), step 2
 
-    def _wanted(self) -> int:
-        """d, or as many as the strategy asks."""
-        return max(self.candidates, int(self.asked_per_round))
 
-    def _drawn(self, clients: IntArray, count: int) -> IntArray:
-        """So many of ``clients``, without replacement, in proportion to p_k."""
-        with np.errstate(divide="ignore"):
-            weight = np.log(filled_sizes(self._size, self._registered)[clients])  # p_k, step 1
-        return draw(self._generator, clients, weight, count)
+class CPowD(PowerOfChoice):
+    """Power-of-Choice whose candidates estimate their loss on one mini-batch: the probe computes less.
+
+    ===============  ======================  =======================================================
+    paper            here                    meaning
+    ===============  ======================  =======================================================
+    xi-hat_k         column ``batch_loss``   mini-batch of b examples, drawn anew for each probe
+    b                (the client's)          examples in it: the batch size that the client trains with
+    F_k(w)           ``_loss``               mean loss of the current global model on the mini-batch
+    ===============  ======================  =======================================================
+
+    Deviations:
+        * The client itself knows b: the batch size of its training, as in the authors' code (``args.bs``), and all of
+          its examples if it has fewer. A probe is charged for that share of a pass; the model's download stays.
+        * Everything else is as in :class:`PowerOfChoice`.
+
+    Args:
+        clients_per_round: m.
+        candidates: d, at least m.
+        seed: Seed of the generator of candidates and ties.
+
+    Raises:
+        ParameterError: A parameter is out of range, or ``candidates`` below ``clients_per_round``.
+
+    References:
+        Cho et al., as :class:`PowerOfChoice`: the computation-efficient variant cpow-d. Code: the paper's supplement,
+        in github.com/peng-ju/Power-of-Choice, commit d9393c1, ``1776-supp/code/dnn/train_dnn.py``.
+
+    >>> import numpy as np
+    >>> selector = CPowD(clients_per_round=1, candidates=3, seed=0)
+    >>> question = selector.probe(np.arange(3))
+    >>> selector.inform(question.clients, batch_loss=np.array([0.3, 2.1, 0.9]))
+    >>> question.columns, selector.select(np.arange(3)).tolist()
+    (('batch_loss',), [1])
+    """
+
+    name: ClassVar[str] = "cpow-d"
+    asks: ClassVar[frozenset[str]] = frozenset({"batch_loss"})
+
+
+MOST_DOUBLINGS = 30
+"""Failures in a row after which the rounds out grow no further: a billion of them is for ever."""
+
+
+class RPowD(Candidates):
+    """Power-of-Choice without a probe: candidates are ranked by the loss of their last training.
+
+    =====================  ==================  =====================================================================
+    paper                  here                meaning
+    =====================  ==================  =====================================================================
+    d, A                   ``candidates``      candidates, drawn in proportion to p_k when the round is chosen
+    p_k                    ``_size``           client k's share of all examples
+    proxy for F_k(w)       ``_loss``           mean loss over the local steps when client k last took part, infinite
+                                               before it has
+    =====================  ==================  =====================================================================
+
+    Deviations:
+        * The loss is the column ``train_loss``, which clients report anyway: the mean over the local steps of the
+          mini-batch's loss before the step. The column ``loss``, of the received model, would cost a forward pass.
+        * The paper has no failures. The first one keeps the loss, which is infinite for a client never heard of. After
+          n >= 2 of them in a row the client comes last among the candidates for 2^n rounds, unless it completes one,
+          then as before. So a dead one is asked less and less, and nobody is lost to two bad rounds. Who completes a
+          round without telling its loss counts as failed.
+        * Models are averaged without weights, as in the paper; the strategy's ``averaging="fedpdp"`` weighs them by
+          their examples.
+        * The rounds of a common warm-up of all selectors tell losses too.
+        * Sizes come by ``inform(clients, num_examples=...)``; a client of unknown size counts as one of average size.
+        * Equal losses, as those of clients never heard of, are decided at random. With fewer than d clients available
+          all are candidates.
+
+    Args:
+        clients_per_round: m.
+        candidates: d, at least m.
+        seed: Seed of the generator of candidates and ties.
+
+    Raises:
+        ParameterError: A parameter is out of range, or ``candidates`` below ``clients_per_round``.
+
+    References:
+        Cho et al., as :class:`PowerOfChoice`: the communication- and computation-efficient variant rpow-d. Code as in
+        :class:`CPowD`.
+
+    >>> import numpy as np
+    >>> selector = RPowD(clients_per_round=1, candidates=3, seed=0)
+    >>> for loss in (0.3, 2.1, 0.9):
+    ...     chosen = selector.select(np.arange(3))  # three times somebody new
+    ...     selector.observe(RoundReport(clients=chosen, completed=[True], latency=[1.0], train_loss=[loss]))
+    >>> losses = selector.state_dict()["loss"]
+    >>> losses[selector.select(np.arange(3))]
+    array([2.1])
+    """
+
+    name: ClassVar[str] = "rpow-d"
+    needs: ClassVar[frozenset[str]] = frozenset({"train_loss"})
+    requires: ClassVar[frozenset[str]] = frozenset({"train_loss"})
+    client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {
+        **Candidates.client_state, "_loss": np.inf, "_failures": 0, "_last_until": 0,
+    }  # fmt: skip
+
+    _loss: FloatArray
+    _failures: IntArray
+    _last_until: IntArray
+
+    def _select(self, available: IntArray) -> IntArray:
+        candidates = np.sort(self._drawn(available, self._wanted()))  # A, step 1
+        return self._largest(np.where(self._last_until < self.round, self._loss, -np.inf), candidates)  # step 3
+
+    def _observe(self, report: RoundReport) -> None:
+        done, failed = report.clients[report.completed], report.clients[~report.completed]
+        self._loss[done] = np.asarray(report.train_loss)[report.completed]  # proxy for F_k(w), step 2
+        self._failures[done] = self._last_until[done] = 0
+        self._failures[failed] += 1
+        again = failed[self._failures[failed] >= 2]
+        self._last_until[again] = self.round + 2 ** np.minimum(self._failures[again], MOST_DOUBLINGS)

@@ -25,14 +25,14 @@ from fedsel_flwr.selectors.lsh import LSH
 from fedsel_flwr.selectors.nccb import NCCB
 from fedsel_flwr.selectors.oort import Oort
 from fedsel_flwr.selectors.pczfl import PCZFL
-from fedsel_flwr.selectors.power_of_choice import PowerOfChoice
+from fedsel_flwr.selectors.power_of_choice import CPowD, PowerOfChoice, RPowD
 from fedsel_flwr.selectors.round_robin import RoundRobin
 from fedsel_flwr.selectors.tifl import TiFL
 from fedsel_flwr.selectors.uniform import Random
 
 _ALL: tuple[type[Selector], ...] = (
     BSFL, CSUCB, CSUCBQ, FedCMTS, FedCMUCB, GPFL, LocalAccuracy, PCZFL, Random, RandomBySize, RoundRobin,
-    ActiveFL, FedCS, Oort, PowerOfChoice, TiFL,
+    ActiveFL, CPowD, FedCS, Oort, PowerOfChoice, RPowD, TiFL,
     DivFL, FedCor, LSH, NCCB,
 )  # fmt: skip
 _CLASSES: dict[str, type[Selector]] = {cls.name: cls for cls in _ALL}

@@ -35,6 +35,7 @@ class RoundReport:
         energy_score: The client's energy score in [0, 1] (PCZFL), shape (n,).
         num_examples: Training examples behind the update, shape (n,).
         loss: Loss of the received model on the client's training data, before training, shape (n,).
+        train_loss: Mean loss over the steps of the local training (rpow-d), shape (n,).
         rms_loss: Root mean square of the per-sample losses (Oort), shape (n,).
         local_accuracy: Accuracy of the received model on the client's test data, shape (n,).
         gradient: Flattened full-batch gradient at the received model (DivFL), shape (n, parameters).
@@ -58,6 +59,7 @@ class RoundReport:
     energy_score: FloatArray | None = None
     num_examples: FloatArray | None = None
     loss: FloatArray | None = None
+    train_loss: FloatArray | None = None
     rms_loss: FloatArray | None = None
     local_accuracy: FloatArray | None = None
     gradient: FloatArray | None = None

@@ -1,7 +1,7 @@
 """What any selector must do, whatever its paper: one function per promise.
 
-Each check takes a factory, ``make(seed=...) -> Selector`` with ``clients_per_round=3``; a broken promise raises
-:class:`AssertionError` that says what was promised.
+Each check takes a factory, ``make(seed=...) -> Selector``; a broken promise raises :class:`AssertionError` that says
+what was promised. The fleets grow with ``clients_per_round``, so that some clients are always left out.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ def check_selector(make: SelectorFactory) -> None:
     made, is left out with a warning that says why. :func:`fedsel_flwr.testing.check_stateful` looks further.
 
     Args:
-        make: Called as ``make(seed=...)``; returns a selector with ``clients_per_round=3``.
+        make: Called as ``make(seed=...)``; returns a selector whose ``clients_per_round`` is 1 to 100 or None.
 
     Raises:
         AssertionError: A promise is broken; the message names it.
-        ParameterError: ``make`` cannot be called so.
+        ParameterError: ``make`` cannot be called so, or builds a selector of another number of clients a round.
 
     >>> from functools import partial
     >>> from fedsel_flwr.selectors import RoundRobin

@@ -14,10 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from fedsel_flwr.checks import IntArray
 from fedsel_flwr.selectors.base import Probe, Selector
 from fedsel_flwr.selectors.columns import INFORMED, PROBED
-from fedsel_flwr.testing.worlds import SelectorFactory, not_finite, promise, report_for, unlike, values_for
+from fedsel_flwr.testing.worlds import SelectorFactory, fleet, not_finite, promise, report_for, unlike, values_for
 
 FEWEST, MOST = 6, 10
-"""Clients at first and at most: more than are chosen, but few, so that rows are given out again and again."""
+"""Clients at first and at most, for three a round: more than are chosen, but few, so that rows are given out again."""
 MASKS = st.integers(0, 2**MOST - 1)
 NUMBERS = st.integers(0, 99)
 
@@ -40,8 +40,8 @@ def run_machine(make: SelectorFactory, *, sequences: int, steps: int) -> None:
 class SelectorMachine(RuleBasedStateMachine):
     """A selector, a twin that moves through saved states, and what must be true of both.
 
-    A number drawn by Hypothesis names the clients of a call by its bits (of those there are), another one the world
-    that supplies the numbers.
+    A number drawn by Hypothesis names the clients of a call by its bits (of those there are; with more than three a
+    round a bit names several), another one the world that supplies the numbers.
 
     Args:
         make: The selector's factory.
@@ -51,7 +51,7 @@ class SelectorMachine(RuleBasedStateMachine):
         super().__init__()
         self.make = make
         self.selector, self.twin = make(seed=3), make(seed=3)
-        self.size, self.round = FEWEST, 0
+        self.size, self.most, self.round = fleet(self.selector, FEWEST), fleet(self.selector, MOST), 0
         self.registered: frozenset[int] = frozenset()
         self.chosen: IntArray | None = None  # the choice that waits for its report
         self.saved: tuple[Any, ...] | None = None
@@ -59,7 +59,7 @@ class SelectorMachine(RuleBasedStateMachine):
     @rule()
     def grow(self) -> None:
         """There is one more client."""
-        self.size = min(self.size + 1, MOST)
+        self.size = min(self.size + 1, self.most)
 
     @rule(clients=MASKS, columns=MASKS, world=NUMBERS)
     def inform(self, clients: int, columns: int, world: int) -> None:
@@ -112,7 +112,7 @@ class SelectorMachine(RuleBasedStateMachine):
         """Report the round, without clients that were forgotten since; some of them lack what they may lack."""
         rng = np.random.default_rng(world)
         clients = rng.permutation(np.asarray(self.chosen, dtype=np.int64))
-        done = np.array([completed >> int(k) & 1 for k in clients], dtype=np.bool_)
+        done = np.array([completed >> int(k) % MOST & 1 for k in clients], dtype=np.bool_)
         report = report_for(self.selector, clients, done, rng, missing=0.3, spares=0.2)
         self._both(lambda selector: selector.observe(report))
         self.chosen = None
@@ -120,7 +120,7 @@ class SelectorMachine(RuleBasedStateMachine):
     @rule(clients=MASKS)
     def forget(self, clients: int) -> None:
         """Some clients leave; their rows may be given to others."""
-        gone = np.append(self._some(clients), MOST + 5)
+        gone = np.append(self._some(clients), self.most + 5)
         self._both(lambda selector: selector.forget(gone))
         self.registered -= set(gone.tolist())
         if self.chosen is not None:
@@ -164,7 +164,7 @@ class SelectorMachine(RuleBasedStateMachine):
 
     def _some(self, mask: int, order: int | None = None) -> IntArray:
         """The clients of a mask; in the order of a world, else ascending."""
-        clients = np.array([k for k in range(self.size) if mask >> k & 1], dtype=np.int64)
+        clients = np.array([k for k in range(self.size) if mask >> k % MOST & 1], dtype=np.int64)
         return clients if order is None else np.random.default_rng(order).permutation(clients)
 
     def _inform(self, clients: IntArray, names: list[str], world: int) -> None:

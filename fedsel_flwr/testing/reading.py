@@ -11,7 +11,7 @@ import numpy as np
 from fedsel_flwr.selectors.base import Selector
 from fedsel_flwr.selectors.columns import INFORMED, REPORTED
 from fedsel_flwr.selectors.report import RoundReport
-from fedsel_flwr.testing.worlds import SelectorFactory, may_lack, not_finite, promise, report_for, values_for
+from fedsel_flwr.testing.worlds import SelectorFactory, fleet, may_lack, not_finite, promise, report_for, values_for
 
 ALWAYS = frozenset({"clients", "completed", "latency"})
 """What every report has, whatever ``needs`` says."""
@@ -48,9 +48,10 @@ def columns_read(selector: Selector, report: RoundReport) -> set[str]:
 def check_needs(make: SelectorFactory) -> None:
     """A column in ``needs`` is read, and a column that is read is in ``needs``."""
     selector, read = make(seed=5), set[str]()
+    available = np.arange(fleet(selector, 8))
     for number in range(60):
         world = np.random.default_rng([9, number])
-        chosen = selector.select(np.arange(8))
+        chosen = selector.select(available)
         completed = world.uniform(size=chosen.size) < 0.85
         read |= columns_read(selector, report_for(selector, chosen, completed, world, columns=REPORTED))
         undeclared = sorted(read - selector.needs - ALWAYS)
@@ -62,17 +63,18 @@ def check_needs(make: SelectorFactory) -> None:
 def check_missing_values(make: SelectorFactory) -> None:
     """Clients that lack a column which they may lack, and side information that is NaN, leave the state finite."""
     selector = make(seed=5)
+    available = np.arange(fleet(selector, 8))
     for number in range(40):
         world = np.random.default_rng([11, number])
-        clients = world.permutation(8)[:3]
+        clients = world.permutation(available)[: fleet(selector, 3)]
         told = {name: values_for(name, clients.size, world) for name in sorted(INFORMED)}
         for value in told.values():
             value[world.uniform(size=clients.size) < 0.5] = np.nan
         selector.inform(clients, **told)
-        chosen = selector.select(np.arange(8))
+        chosen = selector.select(available)
         completed = world.uniform(size=chosen.size) < 0.85
         selector.observe(report_for(selector, chosen, completed, world, missing=0.5, spares=0.2))
         key = not_finite(selector)
         lacking = f"columns that a client may lack ({', '.join(sorted(may_lack(selector))) or 'none here'})"
         promise(not key, f"state {key!r} stays finite where {lacking} or side information are NaN")
-    promise(selector.select(np.arange(8)).size > 0, "the selector still chooses where values are missing")
+    promise(selector.select(available).size > 0, "the selector still chooses where values are missing")

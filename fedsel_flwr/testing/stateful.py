@@ -13,13 +13,13 @@ def check_stateful(make: SelectorFactory, *, sequences: int = 100, steps: int = 
     that breaks a promise is made as short as possible and printed. The sequences are the same in every run.
 
     Args:
-        make: Called as ``make(seed=...)``; returns a selector with ``clients_per_round=3``.
+        make: Called as ``make(seed=...)``; returns a selector whose ``clients_per_round`` is 1 to 100 or None.
         sequences: How many sequences.
         steps: How many calls in each, at most.
 
     Raises:
         AssertionError: A promise is broken; the message names it.
-        ParameterError: ``make`` cannot be called so.
+        ParameterError: ``make`` cannot be called so, or builds a selector of another number of clients a round.
         RunError: Hypothesis is not installed.
 
     >>> from functools import partial

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedsel_flwr.checks import IntArray
 from fedsel_flwr.selectors.base import Selector
-from fedsel_flwr.testing.worlds import SelectorFactory, not_finite, play, promise, report_for, unlike, values_for
+from fedsel_flwr.testing.worlds import SelectorFactory, fleet, not_finite, play, promise, report_for, unlike, values_for
 
 ROUNDS = 4
 """Rounds of the warm-up."""
@@ -15,9 +15,10 @@ ROUNDS = 4
 def check_warm_up(make: SelectorFactory) -> None:
     """In a common warm-up everybody is asked, without probes; the selector learns, can be saved, and goes on."""
     selector, blind = warm(make, seed=6), warm(make, seed=6)
+    num_clients = fleet(selector, 9)
     for number in range(ROUNDS):
         world = np.random.default_rng([13, number])
-        available = world.permutation(np.flatnonzero(world.uniform(size=9) < 0.8))
+        available = world.permutation(np.flatnonzero(world.uniform(size=num_clients) < 0.8))
         chosen = _joined(selector, available)
         blind.select(available)
         completed = world.uniform(size=chosen.size) < 0.8
@@ -63,7 +64,7 @@ def _goes_on(make: SelectorFactory, selector: Selector) -> None:
     """After the warm-up the selector chooses again, and newcomers can be chosen; with saving as without."""
     other = warm(make, seed=11)
     other.load_state_dict(selector.state_dict())
-    available = np.arange(12)
+    available = np.arange(fleet(selector, 12))
     for number in range(ROUNDS, 30):
         world = np.random.default_rng([13, number])
         request, twin = selector.probe(available), other.probe(available)

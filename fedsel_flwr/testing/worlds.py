@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from typing import Any, Protocol
 
@@ -15,21 +16,36 @@ from fedsel_flwr.selectors.report import RoundReport
 
 
 class SelectorFactory(Protocol):
-    """Builds the selector under test with ``clients_per_round=3``."""
+    """Builds the selector under test, with ``clients_per_round`` from 1 to 100; 3 is the quickest."""
 
     def __call__(self, *, seed: int | None = None) -> Selector:
         """Return a new selector that draws from ``seed``."""
 
 
+MOST_PER_ROUND = 100
+"""Largest ``clients_per_round`` that the suites play: the fleets grow with it."""
+
+
 def made(make: SelectorFactory) -> Selector:
-    """Return ``make(seed=1)``; raise :class:`ParameterError` if the factory cannot be called so."""
+    """Return ``make(seed=1)``; raise :class:`ParameterError` if the suites cannot play what the factory builds."""
     try:
-        return make(seed=1)
+        selector = make(seed=1)
     except TypeError as error:
         raise ParameterError(
-            f"make(seed=1) must build a selector of three clients, but: {error}; "
-            "use functools.partial(MySelector, clients_per_round=3)"
+            f"make(seed=1) must build a selector, but: {error}; use functools.partial(MySelector, clients_per_round=3)"
         ) from error
+    m = selector.clients_per_round
+    if m is not None and not (isinstance(m, int | np.integer) and 1 <= m <= MOST_PER_ROUND):
+        raise ParameterError(
+            f"the suite plays selectors whose clients_per_round is a whole number from 1 to {MOST_PER_ROUND}, or None, "
+            f"but make(seed=1) has {m!r}; build it with clients_per_round=3"
+        )
+    return selector
+
+
+def fleet(selector: Selector, num_clients: int) -> int:
+    """How many clients play where ``num_clients`` play for three a round: in proportion, so that some are left out."""
+    return num_clients * max(1, math.ceil((selector.clients_per_round or 1) / 3))
 
 
 MAX_LATENCY = 5.0
@@ -99,12 +115,16 @@ def play(
     selector: Selector,
     rounds: Iterable[int],
     *,
-    num_clients: int = 10,
+    num_clients: int | None = None,
     availability: float = 0.8,
     dead: tuple[int, ...] = (),
 ) -> list[list[int]]:
-    """Run rounds in a small random world and return the choices; each round's world depends on its number alone."""
+    """Run rounds in a small random world and return the choices; each round's world depends on its number alone.
+
+    Without ``num_clients`` there are ten for up to three clients a round, and in proportion for more.
+    """
     choices = []
+    num_clients = fleet(selector, 10) if num_clients is None else num_clients
     for number in rounds:
         world = np.random.default_rng([7, number])
         available = np.flatnonzero(world.uniform(size=num_clients) < availability)

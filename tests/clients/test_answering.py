@@ -14,7 +14,14 @@ from flwr.common import Code, Context, EvaluateIns, FitIns, ndarrays_to_paramete
 from torch import nn
 
 from fedsel_flwr.clients import torch_client
-from fedsel_flwr.clients.answering import ANSWERED, answer, asked_columns, forward_passes, losses_and_gradient
+from fedsel_flwr.clients.answering import (
+    ANSWERED,
+    answer,
+    asked_columns,
+    forward_passes,
+    losses_and_gradient,
+    mini_batch,
+)
 from fedsel_flwr.clients.message_client import make_message_app
 from fedsel_flwr.clients.parameters import get_arrays, set_arrays
 from fedsel_flwr.clients.streams import stream
@@ -58,7 +65,9 @@ def oracle() -> dict[str, Any]:
     planes, middle = stream(7, "sketch", 0).standard_normal((64, 3)).tolist(), INPUTS.mean(axis=0, dtype=float).tolist()
     losses = -np.log(chances[np.arange(600), LABELS])
     error = (chances - np.eye(4)[LABELS]) / 600
+    batch = stream(7, "mini-batch", 3, 2).permutation(600)[:60]  # seed 7, client 3, round 2, batches of 60
     return {
+        "batch_loss": losses[batch].mean(),
         "loss": losses.mean(),
         "rms_loss": math.sqrt((losses**2).mean()),
         "local_accuracy": (probabilities(TEST_INPUTS).argmax(axis=1) == TEST_LABELS).mean(),
@@ -83,7 +92,7 @@ def check(said: dict[str, Any], names: set[str]) -> None:
 
 def test_the_oracle_tells_the_columns_apart() -> None:
     expected = oracle()
-    assert len({round(float(expected[name]), 3) for name in ("loss", "rms_loss", "local_accuracy")}) == 3
+    assert len({round(float(expected[name]), 3) for name in ("loss", "batch_loss", "rms_loss", "local_accuracy")}) == 4
     assert np.abs(expected["gradient"]).min() > 1e-4
 
 
@@ -95,12 +104,14 @@ def test_a_client_can_answer_every_column() -> None:
 
 CASES = [
     ("loss", {"loss"}),
+    ("batch_loss", {"batch_loss"}),
+    ("batch_loss,loss", {"batch_loss", "loss"}),
     ("rms_loss", {"rms_loss"}),
     ("local_accuracy", {"local_accuracy"}),
     ("gradient", {"gradient"}),
     ("sketch", {"sketch"}),
     ("gradient, loss,energy", {"gradient", "loss"}),
-    (EVERYTHING, {"loss", "rms_loss", "local_accuracy", "gradient", "sketch"}),
+    (EVERYTHING, {"loss", "batch_loss", "rms_loss", "local_accuracy", "gradient", "sketch"}),
 ]
 
 
@@ -141,7 +152,8 @@ def test_dropout_is_off_and_the_model_stays_as_it_is() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5))
     set_arrays(model, GLOBAL)
     model.train()
-    said = answer(model, ASKED, (INPUTS, LABELS), (TEST_INPUTS, TEST_LABELS), seed=7)
+    batch = mini_batch(7, 3, 2, 600, 60)
+    said = answer(model, ASKED, (INPUTS, LABELS), (TEST_INPUTS, TEST_LABELS), seed=7, batch=batch)
     check(said, set(ANSWERED))
     assert model.training
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -165,13 +177,17 @@ def test_batches_change_rounding_only(batch_size: int) -> None:
 PASSES = [
     ("loss", 1), ("rms_loss", 1), ("loss,rms_loss", 1), ("local_accuracy", 1), ("loss,local_accuracy", 2),
     ("gradient", 3), ("gradient,loss,rms_loss", 3), ("sketch", 1), ("loss,sketch", 2), (EVERYTHING, 5),
+    ("batch_loss", 0.1), ("batch_loss,rms_loss", 1), ("batch_loss,local_accuracy", 1.1), ("batch_loss,gradient", 3),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("names", "passes"), PASSES)
-def test_an_answer_with_the_update_costs_thirds_of_the_training_time(names: str, passes: int) -> None:
-    """2 samples at phi samples/s: 2 / phi s of training, a third of it a pass; a gradient is sent like an update."""
-    assert forward_passes(asked_columns(names)) == passes
+def test_an_answer_with_the_update_costs_thirds_of_the_training_time(names: str, passes: float) -> None:
+    """2 samples at phi samples/s: 2 / phi s of training, a third of it a pass; a gradient is sent like an update.
+
+    A mini-batch is 60 of 600 examples, a tenth of a pass.
+    """
+    assert forward_passes(asked_columns(names), 0.1) == passes
     delays = SYSTEM.draw(3, 2)
     compute = 2 / delays.computing_rate * (1 + passes / 3)
     upload = delays.upload_s * (2 if "gradient" in names else 1)
@@ -184,7 +200,7 @@ def test_an_answer_with_the_update_costs_thirds_of_the_training_time(names: str,
 
 
 @pytest.mark.parametrize(("names", "passes"), [*PASSES, ("energy", 1)])
-def test_a_probe_costs_download_passes_and_the_answers_upload(names: str, passes: int) -> None:
+def test_a_probe_costs_download_passes_and_the_answers_upload(names: str, passes: float) -> None:
     """Numbers are 64 of the 5,000 bits of an update, a sketch 64 more; a gradient is as large as the update."""
     delays = SYSTEM.draw(3, 2)
     compute = passes / 3 * 2 / delays.computing_rate
@@ -194,6 +210,42 @@ def test_a_probe_costs_download_passes_and_the_answers_upload(names: str, passes
     assert metrics["latency_s"] == pytest.approx(delays.download_s + compute + upload, rel=1e-12)
     cycles, frequency = passes * 2e7 / 3, 1e7 * delays.computing_rate
     assert metrics["energy_j"] == pytest.approx(WATT * upload + 1e-28 * cycles * frequency**2, rel=1e-12)
+
+
+def test_a_mini_batch_is_drawn_without_replacement_from_the_clients_own_stream() -> None:
+    """The same rows whenever they are asked for, others in another round or for another client; never more than all."""
+    rows = mini_batch(7, 3, 2, 600, 60)
+    assert sorted(rows.tolist()) == sorted(set(rows.tolist()))
+    assert rows.tolist() == mini_batch(7, 3, 2, 600, 60).tolist()
+    others = [mini_batch(7, 3, 1, 600, 60), mini_batch(7, 4, 2, 600, 60), mini_batch(8, 3, 2, 600, 60)]
+    assert all(set(rows.tolist()) != set(other.tolist()) for other in others)
+    assert sorted(mini_batch(7, 3, 2, 5, 60).tolist()) == [0, 1, 2, 3, 4]
+
+
+def test_a_measured_probe_for_a_mini_batch_is_not_charged_for_the_test_examples(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The clock shows 10 s; the evaluation that Flower wants takes 4 s, the answer 0.5 s."""
+    clock = [10.0]
+
+    def lasting(name: str, seconds: float) -> None:
+        original = getattr(torch_client, name)
+
+        def slow(*args: Any, **kw: Any) -> Any:
+            clock[0] += seconds
+            return original(*args, **kw)
+
+        monkeypatch.setattr(torch_client, name, slow)
+
+    lasting("answer", 0.5)
+    lasting("evaluate", 4.0)
+    monkeypatch.setattr(torch_client.time, "perf_counter", lambda: clock[0])
+    delays, seconds = SYSTEM.draw(3, 2), {}
+    for names in ("batch_loss", "loss"):
+        metrics = client(latency_mode="measured").evaluate(GLOBAL, {"round": 2, "probe": names})[2]
+        seconds[names] = float(metrics["latency_s"]) - delays.download_s - delays.upload_s * 64 / 5000
+    monkeypatch.undo()
+    assert seconds == pytest.approx({"batch_loss": 0.5, "loss": 4.5})
 
 
 def test_measured_time_runs_from_before_the_answer_to_after_the_training(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,8 @@ PARAMETERS: dict[str, dict[str, float]] = {
     "gpfl": {"total_rounds": 60},
     "fedcs": {"deadline": 2.0},
     "power-of-choice": {"candidates": 4},
+    "cpow-d": {"candidates": 4},
+    "rpow-d": {"candidates": 4},
     "tifl": {"tiers": 2, "interval": 10},
 }
 ROUNDS = 60

@@ -269,4 +269,5 @@ def test_what_is_neither_a_number_nor_auto_is_refused(name: str, wrong: Any) -> 
 
 
 def test_auto_is_shown_as_a_parameter() -> None:
-    assert repr(CSUCB(clients_per_round=2, max_latency="auto")) == "CSUCB(clients_per_round=2, max_latency='auto')"
+    shown = "CSUCB(clients_per_round=2, max_latency='auto', exploration=1.0)"
+    assert repr(CSUCB(clients_per_round=2, max_latency="auto")) == shown

@@ -29,16 +29,17 @@ def test_a_report_has_a_field_for_each_reported_column() -> None:
 
 
 def test_the_sets_are_what_the_design_says() -> None:
-    assert {"num_examples", "energy_score", "accuracy", "loss", "local_accuracy", "rms_loss", "gradient", "sketch"} == (
-        INFORMED
-    )
+    numbers = {"num_examples", "energy_score", "accuracy", "loss", "batch_loss", "local_accuracy", "rms_loss"}
+    assert numbers | {"gradient", "sketch"} == INFORMED
+    assert {"batch_loss"} == INFORMED - REPORTED
     assert {"gradient", "sketch", "update"} == columns.VECTORS
     assert {"global_accuracy", "global_loss"} == columns.SCALARS
     assert {"kept", "spare"} == columns.FLAGS
     assert {"kept", "accuracy", "global_accuracy", "global_loss"} == columns.ON_VALIDATION
     assert {"projection", "update", "accuracy", "kept"} == columns.PER_UPDATE
     assert {"accuracy", "projection", "update"} == columns.MEASURED
-    assert columns.PROBED == columns.ASKED == {"loss", "rms_loss", "local_accuracy", "gradient", "sketch"}
+    asked = {"loss", "batch_loss", "rms_loss", "local_accuracy", "gradient", "sketch"}
+    assert asked == columns.PROBED == columns.ASKED
 
 
 @pytest.mark.parametrize("name", RANGED)
@@ -141,12 +142,13 @@ def test_every_selector_says_what_its_probes_ask(name: str) -> None:
 def test_what_the_papers_ask_of_the_strategy() -> None:
     options = {name: dict(selector_class(name).paper_options) for name in names() if selector_class(name).paper_options}
     fedcm = {"filter": "loss", "averaging": "fedpdp"}
-    assert options == {"gpfl": {"averaging": "mean"}, "fedcm-ucb": fedcm, "fedcm-ts": fedcm}
+    unweighted = ("gpfl", "power-of-choice", "cpow-d", "rpow-d", "active-fl", "fedcor")
+    assert options == {name: {"averaging": "mean"} for name in unweighted} | {"fedcm-ucb": fedcm, "fedcm-ts": fedcm}
 
 
 def test_what_the_papers_cannot_do_without() -> None:
     required = {name: selector_class(name).requires for name in names() if selector_class(name).requires}
-    assert required == {name: {"energy_score"} for name in ("lsh", "nccb", "pczfl")}
+    assert required == {name: {"energy_score"} for name in ("lsh", "nccb", "pczfl")} | {"rpow-d": {"train_loss"}}
 
 
 def test_the_table_is_in_words() -> None:

@@ -9,8 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.selectors import RoundReport, create
+from fedsel_flwr.clients.sketching import SKETCH_BITS, sketch
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.selectors import NCCB, RoundReport, create
 from fedsel_flwr.selectors._hamming import cluster, distances, majority
+from fedsel_flwr.simulations.partitions import partition_indices
+from tests.processes import ROOT
 from tests.selectors.oracle_groups import GroupOracle, best_scatter, centre, hamming, scatter
 
 BOTH = pytest.mark.parametrize("name", ["lsh", "nccb"])
@@ -72,6 +76,81 @@ def test_rounds_of_nccb_by_hand() -> None:
         play(selector, selector.select(np.array([3])), [np.nan], [0.9])
         np.testing.assert_allclose(selector._bounds(), [1.8774, 1.8774, 1.1774, 1.1774], atol=1e-4)
         assert {0, 1} < set(selector.select(np.arange(4)).tolist())
+
+
+@pytest.mark.parametrize(
+    ("bits", "arms"), [(1, [{0, 1, 2, 3}]), (2, [{0, 1}, {2, 3}]), (3, [{0, 1}, {2}, {3}]), (99, [{0}, {1}, {2}, {3}])]
+)
+def test_arms_of_lsh_are_the_clients_whose_first_bits_are_equal(bits: int, arms: list[set[int]]) -> None:
+    """Hashes 1000, 1001, 1110, 1100: one arm by the first bit, two by the first two, and so on.
+
+    Each client is played once, with utility .1 to .4; an arm's bound is its mean + sqrt(2 ln 4 / its plays).
+    """
+    selector = build("lsh", bits=bits)
+    selector.inform(np.arange(4), sketch=np.array([[1.0, 0, 0, 0], [1, 0, 0, 1], [1, 1, 1, 0], [1, 1, 0, 0]]))
+    for k in range(4):
+        play(selector, selector.select(np.array([k])), [0.1 * (k + 1)], [0.1 * (k + 1)])
+    bounds = {
+        k: sum(0.1 * (c + 1) for c in arm) / len(arm) + math.sqrt(2 * math.log(4) / len(arm))
+        for arm in arms
+        for k in arm
+    }
+    np.testing.assert_allclose(selector._bounds(), [bounds[k] for k in range(4)], rtol=1e-12)
+
+
+def test_a_state_with_hashes_of_64_bits_is_continued() -> None:
+    """All bits of a hash are kept, so that a state says the same whatever ``bits`` is."""
+    hashes = np.random.default_rng(0).integers(0, 2, (5, SKETCH_BITS)).astype(np.float64)
+    wide, narrow = build("lsh", bits=SKETCH_BITS), build("lsh")
+    wide.inform(np.arange(5), sketch=hashes)
+    narrow.load_state_dict(wide.state_dict())
+    assert narrow.hashes.shape == (5, SKETCH_BITS)
+    narrow.inform(np.array([5]), sketch=hashes[:1])
+    assert narrow._groups()[0] == narrow._groups()[5]
+
+
+ARMS = {"shards": (4.0, 6.7, 10.1, 13.3, 29.3, 96.5), "dirichlet": (4.1, 6.4, 9.2, 11.6, 24.1, 95.7)}
+
+
+@pytest.mark.parametrize("kind", ARMS)
+def test_the_default_makes_about_as_many_arms_as_clients_an_arm(kind: str) -> None:
+    """Arms of 100 clients that share scikit-learn's digits, means of ten seeds.
+
+    ==================  ====  ====  ====  ====  ====  ====
+    bits                4     6     8     10    16    64
+    ==================  ====  ====  ====  ====  ====  ====
+    two shards each     4.0   6.7   10.1  13.3  29.3  96.5
+    Dirichlet, .3       4.1   6.4   9.2   11.6  24.1  95.7
+    ==================  ====  ====  ====  ====  ====  ====
+
+    Of these, 8 bits come nearest to sqrt(100) = 10 arms.
+    """
+    load = pytest.importorskip("sklearn.datasets").load_digits
+    inputs, labels = load(return_X_y=True)
+    lengths, inputs = (4, 6, 8, 10, 16, 64), (inputs / 16.0).astype(np.float32)
+    arms = np.zeros((10, len(lengths)))
+    for seed in range(10):
+        parts = partition_indices(labels, 100, kind=kind, alpha=0.3, shards_per_client=2, seed=seed)
+        selector = build("lsh")
+        selector.inform(np.arange(100), sketch=np.array([sketch(inputs[rows], seed) for rows in parts], dtype=float))
+        for i, selector.bits in enumerate(lengths):
+            arms[seed, i] = len(set(selector._groups().tolist()))
+    assert arms.mean(axis=0).round(1).tolist() == list(ARMS[kind])
+    assert lengths[int(np.argmin(np.abs(arms.mean(axis=0) - 10)))] == build("lsh").bits == 8
+
+
+def test_the_documents_say_that_no_network_is_here() -> None:
+    """NCCB is the paper's *neural* bandit; what stands here is none."""
+    card = (ROOT / "docs" / "papers" / "diversity.md").read_text(encoding="utf-8")
+    (row,) = [line for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines() if "`nccb`" in line]
+    for text in (str(NCCB.__doc__), card, row):
+        assert "neural" in text
+    assert "*not* its neural bandit" in row
+
+
+def test_bits_are_at_least_one() -> None:
+    with pytest.raises(ParameterError, match="bits must be"):
+        build("lsh", bits=0)
 
 
 @pytest.mark.parametrize(("weight", "utility"), [(0.0, 0.6), (0.25, 0.65), (1.0, 0.8)])

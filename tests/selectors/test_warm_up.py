@@ -19,6 +19,8 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "fedcor": {"warmup_rounds": 2, "interval": 3},
     "fedcs": {"deadline": 3.0, "clients_per_round": None},
     "power-of-choice": {"candidates": 3},
+    "cpow-d": {"candidates": 3},
+    "rpow-d": {"candidates": 3},
     "tifl": {"tiers": 2, "interval": 4, "credits": 2},
 }
 
@@ -167,7 +169,9 @@ def test_pczfl_s_own_warm_up_is_the_same(own: int, common: int) -> None:
     assert play(longer, range(40)) == play(create("pczfl", warmup_rounds=4, seed=0), range(40))
 
 
-@pytest.mark.parametrize("name", ["power-of-choice", "local-accuracy", "active-fl", "divfl", "lsh", "nccb"])
+@pytest.mark.parametrize(
+    "name", ["power-of-choice", "cpow-d", "rpow-d", "local-accuracy", "active-fl", "divfl", "lsh", "nccb"]
+)
 def test_who_is_asked_after_it(name: str) -> None:
     """Losses and accuracies serve the choice; losses and gradients come with updates; hashes are wanted once."""
     selector, asked = warm(name), []
@@ -182,12 +186,14 @@ def test_who_is_asked_after_it(name: str) -> None:
         chosen = selector.select(np.arange(FLEET))
         values = world.uniform(size=(chosen.size, 4))
         report = {"gradient": values, "loss": values[:, 0], "accuracy": values[:, 1], "energy_score": values[:, 2]}
+        report["train_loss"] = values[:, 0]
         needed = {key: value for key, value in report.items() if key in selector.needs}
         done = np.ones(chosen.size, dtype=np.bool_)
         selector.observe(RoundReport(clients=chosen, completed=done, latency=np.ones(chosen.size), **needed))
     expected = {
-        "power-of-choice": [(4, 3), (5, 3)], "local-accuracy": [(4, FLEET), (5, FLEET)],
-        "active-fl": [], "divfl": [], "lsh": [(4, FLEET)], "nccb": [(4, FLEET)],
+        "power-of-choice": [(4, 3), (5, 3)], "cpow-d": [(4, 3), (5, 3)], "rpow-d": [],
+        "local-accuracy": [(4, FLEET), (5, FLEET)], "active-fl": [], "divfl": [], "lsh": [(4, FLEET)],
+        "nccb": [(4, FLEET)],
     }  # fmt: skip
     assert asked == expected[name]
 

@@ -35,8 +35,8 @@ from tests.simulations.agreement import CUT, Course, differences, in_double, one
 
 pytestmark = pytest.mark.timeout(900)
 
-SELECTORS = ("bsfl", "cs-ucb-q", "gpfl", "fedcm-ts", "pczfl", "local-accuracy", "power-of-choice", "active-fl",
-             "oort", "fedcs", "tifl", "fedcor", "divfl", "lsh", "nccb")  # fmt: skip
+SELECTORS = ("bsfl", "cs-ucb-q", "gpfl", "fedcm-ts", "pczfl", "local-accuracy", "power-of-choice", "cpow-d",
+             "rpow-d", "active-fl", "oort", "fedcs", "tifl", "fedcor", "divfl", "lsh", "nccb")  # fmt: skip
 SINGLE, DOUBLE = 1e-4, 1e-9
 ROUNDING, JUMP = 1e-6, 5e-2
 """What rounding changes in a round in which no rectifier turns, and what a run in which one turns."""

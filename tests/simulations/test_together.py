@@ -22,7 +22,19 @@ WORLDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", WORLDS)
 @pytest.mark.parametrize(
-    "columns", ["local_accuracy", "loss,rms_loss", "local_accuracy,rms_loss", "gradient,loss", "sketch", "sketch,loss"]
+    "columns",
+    [
+        "local_accuracy",
+        "loss,rms_loss",
+        "local_accuracy,rms_loss",
+        "gradient,loss",
+        "sketch",
+        "sketch,loss",
+        "batch_loss",
+        "batch_loss,loss",
+        "batch_loss,local_accuracy",
+        "gradient,batch_loss",
+    ],
 )
 def test_a_probe_costs_and_says_the_same(name: str, columns: str) -> None:
     """Of a few clients, whose rows are gathered, and of all, whose outputs come from all examples."""

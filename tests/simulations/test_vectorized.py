@@ -22,7 +22,7 @@ from fedsel_flwr.simulations.scenario_files import load_scenario
 from tests.simulations import inprocess
 
 pytestmark = pytest.mark.timeout(120)
-BASELINES = ("power-of-choice", "active-fl", "oort", "fedcs", "tifl")
+BASELINES = ("power-of-choice", "cpow-d", "rpow-d", "active-fl", "oort", "fedcs", "tifl")
 
 
 def _scenario(selector: str, rounds: int, **overrides: Any) -> Scenario:
@@ -61,7 +61,8 @@ def test_a_network_as_clients_that_train_one_by_one(selector: str) -> None:
 @pytest.mark.parametrize("selector", BASELINES)
 def test_baselines_as_clients_that_train_one_by_one(selector: str) -> None:
     """Twelve clients, four a round: TiFL's profiling ends after three rounds, and it asks again before the seventh."""
-    own = {"selectors.power-of-choice.candidates": 6, "selectors.tifl.tiers": 2, "selectors.tifl.interval": 6}
+    own = {f"selectors.{name}.candidates": 6 for name in ("power-of-choice", "cpow-d", "rpow-d")}
+    own |= {"selectors.tifl.tiers": 2, "selectors.tifl.interval": 6}
     _same(_scenario(selector, 8, **{"model.name": "logistic", "num_clients": 12, "clients_per_round": 4, **own}))
 
 

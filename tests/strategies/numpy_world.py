@@ -25,6 +25,8 @@ PARAMS: dict[str, dict[str, Any]] = {
     "gpfl": {"total_rounds": ROUNDS},
     "fedcs": {"deadline": 1.5, "clients_per_round": None, "channels": 3},
     "power-of-choice": {"candidates": 4},
+    "cpow-d": {"candidates": 4},
+    "rpow-d": {"candidates": 4},
     "tifl": {"tiers": 2, "interval": 3, "credits": 2},
     "pczfl": {"warmup_rounds": 2, "uncertainty": 0.01, "clients_per_round": None},
     "fedcor": {"warmup_rounds": 3, "interval": 4},
@@ -101,6 +103,7 @@ def metrics(k: int, server_round: int) -> dict[str, Any]:
     reported |= {"energy_score": 0.3 + 0.05 * k} if k % 2 == 0 else {}
     losses = np.random.default_rng([8, k, server_round]).exponential(size=2)
     reported |= {"loss": float(losses[0]), "rms_loss": float(losses[1])} if k != 4 else {}
+    reported |= {"train_loss": float(np.random.default_rng([10, k, server_round]).exponential())} if k != 4 else {}
     if k == 1 and server_round == 4:
         del reported["latency_s"]
     return reported
@@ -110,13 +113,14 @@ def probed(k: int, model: Array) -> dict[str, Any]:
     """What client k answers to a probe of ``model``."""
     right = predict([model], INPUTS[k]).argmax(axis=1) == LABELS[k]
     own = {} if k == 6 else {"local_accuracy": float(right.mean()), "loss": loss(k, model)}
+    own |= {} if k == 6 else {"batch_loss": loss(k, model, 5)}
     own |= {} if k == 6 else {"gradient": gradient(k, model), "sketch": sketch(k)}
     return {"latency_s": 0.1 + 0.05 * k, "energy_j": 0.125, **own}
 
 
-def loss(k: int, model: Array) -> float:
-    """Mean cross-entropy of ``model`` on client k's examples."""
-    return float(-np.log(_chances(k, model)[np.arange(EXAMPLES), LABELS[k]]).mean())
+def loss(k: int, model: Array, count: int = EXAMPLES) -> float:
+    """Mean cross-entropy of ``model`` on the first of client k's examples."""
+    return float(-np.log(_chances(k, model)[np.arange(EXAMPLES), LABELS[k]])[:count].mean())
 
 
 def gradient(k: int, model: Array) -> bytes:

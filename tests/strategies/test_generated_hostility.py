@@ -40,11 +40,13 @@ SELECTORS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "fedcs": ({"deadline": 1e6}, ("latency", "measurements", "measured_in")),
     "tifl": ({"tiers": 2, "interval": 2}, ("profile", "tried")),
     "active-fl": ({}, ("loss",)),
+    "rpow-d": ({}, ("loss", "failures")),
     "lsh": ({}, ("plays", "reward_sum")),
     "nccb": ({"clusters": 3}, ("plays", "reward_sum")),
     "pczfl": ({"warmup_rounds": 9}, ("accuracy", "energy_score")),
     "gpfl": ({"total_rounds": 9}, ("plays",)),
     "fedcm-ts": ({}, ()), "fedcm-ucb": ({}, ()), "divfl": ({}, ()), "power-of-choice": ({}, ()),
+    "cpow-d": ({}, ()),
     "fedcor": ({"warmup_rounds": 3, "interval": 2}, ()), "local-accuracy": ({}, ()), "random-by-size": ({}, ()),
 }  # fmt: skip
 """Selector -> its parameters, and what it keeps of each client that depends on that client's replies alone."""
@@ -65,7 +67,7 @@ def _twin(name: str, strategy: Any, rows: list[int]) -> Any:
         said = [honest_metrics(k, entry.round) for k in mine]
         accuracy = [exam.accuracy(exam.logits(honest_model(k, entry.round))) for k in mine]
         columns: dict[str, Any] = {"accuracy": accuracy} | {
-            key: [one[key] for one in said] for key in ("energy_score", "loss", "rms_loss")
+            key: [one[key] for one in said] for key in ("energy_score", "loss", "rms_loss", "train_loss")
         }
         twin.observe(
             RoundReport(

@@ -44,6 +44,8 @@ PARAMS: dict[str, dict[str, Any]] = {
     "bsfl": {"min_latency": 0.1, "alpha": 2.0},
     "local-accuracy": {},
     "power-of-choice": {"candidates": 6},
+    "cpow-d": {"candidates": 6},
+    "rpow-d": {"candidates": 6},
     "active-fl": {},
     "oort": {},
     "fedcs": {"deadline": 2.0, "clients_per_round": None, "channels": COHORT},
@@ -66,7 +68,7 @@ def _clients(faulty: bool) -> list[ProbeProxy]:
     return [
         ProbeProxy(
             f"node-{k}", k, number=k, latency=latency(k), fault=FAULTY.get(k) if faulty else None,
-            extra={"loss": 0.3 + 0.1 * (k % 5), "rms_loss": 0.4 + 0.1 * (k % 7)},
+            extra={"loss": 0.3 + 0.1 * (k % 5), "rms_loss": 0.4 + 0.1 * (k % 7), "train_loss": 0.2 + 0.1 * (k % 6)},
             probe_s=0.1 * (k + 1), answer=(lambda p, m: {} if p.number == 6 else m) if faulty else None,
         )
         for k in range(FLEET)

@@ -40,6 +40,8 @@ SELECTORS: dict[str, dict[str, Any]] = {
     "nccb": {},
     "pczfl": {"clients_per_round": None, "warmup_rounds": 2},
     "power-of-choice": {"candidates": 8},
+    "cpow-d": {"candidates": 8},
+    "rpow-d": {"candidates": 8},
     "random": {},
     "random-by-size": {},
     "round-robin": {},

@@ -60,6 +60,7 @@ class ProbeProxy(FakeProxy):
         result.metrics = {
             "local_accuracy": (accuracy := self.accuracy(int(config["round"]))),  # type: ignore[arg-type]
             "loss": 2.0 - accuracy,
+            "batch_loss": 2.5 - accuracy,
             "latency_s": self.probe_s,
             "energy_j": self.probe_j,
         }
