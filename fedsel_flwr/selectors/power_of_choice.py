@@ -11,6 +11,7 @@ import numpy.typing as npt
 from fedsel_flwr.checks import FloatArray, IntArray, whole
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors._drawing import draw
+from fedsel_flwr.selectors._failures import failed_again
 from fedsel_flwr.selectors._sizes import filled_sizes, take_sizes
 from fedsel_flwr.selectors.base import Probe, Selector
 from fedsel_flwr.selectors.report import RoundReport
@@ -195,7 +196,7 @@ class RPowD(Candidates):
         * The paper has no failures. The first one keeps the loss, which is infinite for a client never heard of. After
           n >= 2 of them in a row the client comes last among the candidates for 2^n rounds, unless it completes one,
           then as before. So a dead one is asked less and less, and nobody is lost to two bad rounds. Who completes a
-          round without telling its loss counts as failed.
+          round without telling its loss counts as failed. A spare keeps its loss, unless it tells a new one.
         * Models are averaged without weights, as in the paper; the strategy's ``averaging="fedpdp"`` weighs them by
           their examples.
         * The rounds of a common warm-up of all selectors tell losses too.
@@ -226,7 +227,7 @@ class RPowD(Candidates):
     """
 
     name: ClassVar[str] = "rpow-d"
-    needs: ClassVar[frozenset[str]] = frozenset({"train_loss"})
+    needs: ClassVar[frozenset[str]] = frozenset({"train_loss", "spare"})
     requires: ClassVar[frozenset[str]] = frozenset({"train_loss"})
     client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {
         **Candidates.client_state, "_loss": np.inf, "_failures": 0, "_last_until": 0,
@@ -241,9 +242,9 @@ class RPowD(Candidates):
         return self._largest(np.where(self._last_until < self.round, self._loss, -np.inf), candidates)  # step 3
 
     def _observe(self, report: RoundReport) -> None:
-        done, failed = report.clients[report.completed], report.clients[~report.completed]
-        self._loss[done] = np.asarray(report.train_loss)[report.completed]  # proxy for F_k(w), step 2
-        self._failures[done] = self._last_until[done] = 0
-        self._failures[failed] += 1
-        again = failed[self._failures[failed] >= 2]
+        k, loss = report.clients, np.asarray(report.train_loss)
+        told = report.completed & np.isfinite(loss)
+        self._loss[k[told]] = loss[told]  # proxy for F_k(w), step 2
+        self._last_until[k[report.completed]] = 0
+        again = k[failed_again(self._failures, report)]
         self._last_until[again] = self.round + 2 ** np.minimum(self._failures[again], MOST_DOUBLINGS)

@@ -164,6 +164,22 @@ def test_nobody_is_lost_to_transient_failures(seed: int) -> None:
     assert 0.24 <= lost[Verdict] <= 0.395
 
 
+def test_spares_have_not_failed() -> None:
+    """Of two spares one answers with a loss of .4, the other not at all: it keeps 2; twice, and none has failed."""
+    selector = RPowD(clients_per_round=2, candidates=2, seed=0)
+    play(selector, [0, 1], {0: 1.0, 1: 2.0})
+    for _ in range(2):
+        chosen = selector.select(np.arange(2))
+        selector.observe(
+            RoundReport(
+                clients=chosen, completed=[True, False], spare=[True, True], latency=[9.0, 4.0],
+                train_loss=[0.4, np.nan],
+            )
+        )  # fmt: skip
+    assert selector.state_dict()["loss"].tolist() == [0.4, 2.0]
+    assert selector.state_dict()["failures"].tolist() == [0, 0]
+
+
 def test_failures_beyond_counting_stay_numbers() -> None:
     """A single client that is all there is, and dead: 200 failures in a row."""
     selector = build("rpow-d", clients_per_round=1)
