@@ -228,8 +228,9 @@ def main() -> None:
     versions = f"Python {platform.python_version()}, NumPy {np.__version__}"
     clock = "seconds of the processor (--cpu)" if args.cpu else "seconds of the wall clock"
     machine = f"{platform.machine()}, {os.cpu_count()} cores, {versions}; {clock}{args.note and '; '}{args.note}"
-    text = selection_page.page(rows, roll_calls, machine)
-    (args.folder / "selection.md").write_text(text, encoding="utf-8")
+    page = args.folder / "selection.md"
+    section = selection_page.kept_section(page)
+    page.write_text(selection_page.page(rows, roll_calls, machine) + section, encoding="utf-8")
 
 
 if __name__ == "__main__":

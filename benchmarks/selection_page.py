@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 Rows = Sequence[Mapping[str, Any]]
 BANDITS = ("bsfl", "cs-ucb", "cs-ucb-q", "fedcm-ts", "fedcm-ucb", "gpfl")
 LIMIT_S, LIMIT_BYTES, LIMIT_BALLS_S = 0.25, 100, 1.0
+SECTION = "## FedCor and DivFL: before and after"
+"""The page's last section, which ``benchmarks/fedcor_divfl.py`` writes."""
 
 HEAD = """# Selection at scale
 
@@ -36,23 +39,23 @@ def page(rows: Rows, roll_calls: Mapping[int, float], machine: str) -> str:
     largest = fleets[-1]
     cohort = max(m for m in cohorts if m < largest)
     parts.append(f"\n## {largest:,} clients, {cohort:,} a round\n\n")
-    parts.append(_table(("selector", "bytes a client", "selector, new", "seen", "round, new", "seen"), [
+    parts.append(table(("selector", "bytes a client", "selector, new", "seen", "round, new", "seen"), [
         (name, _cell(rows, name, largest, cohort, "seen", "state_bytes", 1),
          *(_cell(rows, name, largest, cohort, f, key) for key in ("selector_s", "round_s") for f in ("new", "seen")))
         for name in _names(rows)
     ]))  # fmt: skip
     parts.append(f"\n## A round by fleet: {cohorts[-1]:,} a round (or the most that the fleet allows), seen\n\n")
-    parts.append(_table(("selector", *(f"K = {k:,}" for k in fleets)), [
+    parts.append(table(("selector", *(f"K = {k:,}" for k in fleets)), [
         (name, *(_cell(rows, name, k, max(m for m in cohorts if m < k), "seen", "round_s") for k in fleets))
         for name in _names(rows)
     ]))  # fmt: skip
     parts.append(f"\n## A round by cohort: {largest:,} clients, seen\n\n")
-    parts.append(_table(("selector", *(f"m = {m:,}" for m in cohorts)), [
+    parts.append(table(("selector", *(f"m = {m:,}" for m in cohorts)), [
         (name, *(_cell(rows, name, largest, m, "seen", "round_s") for m in cohorts)) for name in _names(rows)
     ]))  # fmt: skip
     parts.append("\n## The first roll call\n\n")
     parts.append("Who everybody is, once in a run (roster, numbers of examples, a first choice):\n\n")
-    parts.append(_table(("clients", "seconds"), [(f"{k:,}", f"{s:.2f}") for k, s in roll_calls.items()]))
+    parts.append(table(("clients", "seconds"), [(f"{k:,}", f"{s:.2f}") for k, s in roll_calls.items()]))
     parts.append("\n## Against the targets\n\n" + _verdict(rows, largest, cohort))
     return "".join(parts)
 
@@ -90,6 +93,13 @@ def _cell(rows: Rows, name: str, clients: int, cohort: int, fleet: str, key: str
     return f"{scale * float(found[0]):.1f}" if found else ""
 
 
-def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+def kept_section(path: Path) -> str:
+    """The last section of a page that is about to be written again, with a line before it; empty if there is none."""
+    _, head, rest = path.read_text(encoding="utf-8").partition(SECTION) if path.exists() else ("", "", "")
+    return f"\n{head}{rest}" if head else ""
+
+
+def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown, numbers to the right."""
     rows = [head, ["---", *("---:" for _ in head[1:])], *lines]
     return "".join("| " + " | ".join(row) + " |\n" for row in rows)

@@ -14,7 +14,9 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "selection.py"
 
 
 def test_a_small_fleet(tmp_path: Path) -> None:
-    """A row for each selector, new and seen; no round is shorter than its selector's part."""
+    """A row for each selector, new and seen; no round is shorter than its selector's part; one section is kept."""
+    section = "## FedCor and DivFL: before and after\n\nOf another command.\n"
+    (tmp_path / "selection.md").write_text(f"# Selection at scale\n\nold\n\n{section}", encoding="utf-8")
     command = [sys.executable, str(SCRIPT), "--clients", "60", "--cohorts", "5", "--folder", str(tmp_path)]
     subprocess.run(command, check=True, capture_output=True, env=environment(), timeout=100)
     with (tmp_path / "selection.csv").open(encoding="utf-8") as file:
@@ -27,3 +29,5 @@ def test_a_small_fleet(tmp_path: Path) -> None:
     page = (tmp_path / "selection.md").read_text(encoding="utf-8")
     assert all(f"| {name} |" in page for name in names())
     assert "Every bandit within 0.25 s a round: the slowest is" in page
+    assert page.endswith(f".\n\n{section}")
+    assert "old" not in page.splitlines()
