@@ -5,7 +5,7 @@ Whatever carries a model to clients, Flower's two APIs or an engine in this proc
 the order in which a round goes through them:
 
 ==================  =================================================================================================
-``budget``          when a run has spent what it may
+``budget``          when a run ends before its rounds are over
 ``settings``        the options of a strategy, resolved once for every adapter
 ``numbering``       which absolute round the server means
 ``identity``        which texts can be client ids

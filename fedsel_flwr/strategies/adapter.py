@@ -86,8 +86,8 @@ class Adapter(BetweenRounds):
         evaluate_in: Called with an absolute round; False skips its central evaluation. The round that ends a run by its
             budget or by ``should_stop`` is always evaluated. None evaluates every round.
         should_stop: Called with each finished round's absolute number and the history so far, after ``on_round``; True
-            ends the run with this round, which is evaluated and has its checkpoint in any case. A run that goes on from
-            a checkpoint is asked about that round again.
+            ends the run with this round, which is evaluated and has its checkpoint in any case; ``on_round`` then gets
+            the evaluated record as well. A run that goes on from a checkpoint is asked about that round again.
         on_round: Called with each finished round's record, after the central evaluation. A run that goes on from a
             checkpoint tells of that round again.
         checkpoint_dir: Folder of this run's checkpoints; None writes none. A checkpoint is written when a round's

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.strategies import SelectionStrategy
+from tests.processes import ROOT, Command
 from tests.simulations.inprocess import in_process
 
 pytestmark = pytest.mark.timeout(60)
@@ -77,9 +79,24 @@ def test_a_signal_is_checked_before_anything_starts() -> None:
         simulate(SMOKE, engine="vectorized", strategy=strategy, should_stop=_after(1))
 
 
+ON_RAY = """
+from fedsel_flwr.simulations import load_scenario, simulate
+
+if __name__ == "__main__":
+    for api in ("legacy", "message"):
+        scenario = load_scenario("smoke", {"rounds": 6, "evaluation_every": 5, "api": api})
+        result = simulate(scenario, engine="ray", should_stop=lambda number, history: number >= 3, quiet=True)
+        print(api, [(one.round, one.accuracy > 0) for one in result.history.rounds])
+"""
+
+
 @pytest.mark.slow
-def test_a_simulation_on_ray_ends_with_the_round_of_the_signal() -> None:
-    for way in ("legacy", "message"):
-        result = simulate(_scenario(way), engine="ray", should_stop=_after(END), quiet=True)
-        assert [one.round for one in result.history.rounds] == [1, 2, 3]
-        assert np.isfinite(result.history.rounds[-1].accuracy)
+@pytest.mark.timeout(200)
+def test_a_simulation_on_ray_ends_with_the_round_of_the_signal(tmp_path: Path) -> None:
+    command = Command(sys.executable, "-c", ON_RAY, folder=tmp_path, cwd=ROOT)
+    try:
+        assert command.wait(180) == 0, command.stderr[-5000:]
+        played = "[(1, False), (2, False), (3, True)]"
+        assert command.stdout.split("\n")[-3:-1] == [f"legacy {played}", f"message {played}"]
+    finally:
+        command.kill()

@@ -15,16 +15,21 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.common import EvaluateIns, FitIns, GetPropertiesIns
 from flwr.common.constant import ErrorCode
-from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
-from flwr.supercore.task_identity import TaskIdentity
 
 from fedsel_flwr.selectors import Random
 from fedsel_flwr.strategies.message import SelectionStrategy
 from tests.strategies.helpers import FakeProxy, initial, parameters_to_ndarrays
 from tests.strategies.message.faults import FAULTS, ODD_BUT_GOOD, Fault
 from tests.strategies.message.models import arrays_of, named
+
+try:
+    from flwr.proto.node_pb2 import NodeInfo
+    from flwr.supercore.task_identity import TaskIdentity
+except ImportError:  # the oldest Flower, which knows neither
+    NodeInfo = SimpleNamespace  # type: ignore[assignment,misc]
+    TaskIdentity = type("TaskIdentity", (), {})  # type: ignore[assignment,misc]
 
 SERVER_NODE = 1
 

@@ -134,7 +134,8 @@ def test_everything_else_is_the_inner_grids() -> None:
     grid = TimedGrid(inner)
     assert isinstance(grid, Grid)
     assert sorted(grid.get_node_ids()) == sorted(inner.nodes)
-    assert sorted(info.node_id for info in grid.get_nodes()) == sorted(inner.nodes)
+    if hasattr(Grid, "get_nodes"):  # Flower's oldest has ids alone
+        assert sorted(info.node_id for info in grid.get_nodes()) == sorted(inner.nodes)
     assert grid.run.run_id == 7
     with pytest.raises(NotImplementedError, match="deprecated"):
         grid.create_message(RecordDict(), "train", 1, "")
