@@ -71,3 +71,13 @@ def test_the_largest_energy_is_looked_for_until_there_was_one(api: str) -> None:
     scores = [report.energy_score.tolist() for report in spy.reports]  # type: ignore[union-attr]
     assert scores == [[1.0, 1.0], [0.0, 0.75], [0.0, 0.5]]
     assert all(report.completed.all() for report in spy.reports)
+
+
+@APIS
+def test_a_round_without_clients_has_no_spares_either(api: str) -> None:
+    spy = Spy("spare")
+    play_scripted(
+        api, spy, lambda k, t, w: w, 2, start=[1.0],
+        availability=lambda client_id, server_round, seconds: server_round > 1,
+    )  # fmt: skip
+    assert [report.spare.tolist() for report in spy.reports] == [[False, False]]  # type: ignore[union-attr]

@@ -43,7 +43,7 @@ def test_the_name_is_the_classs_where_none_is_given() -> None:
 def test_a_selector_shows_its_parameters() -> None:
     assert repr(create("bsfl", clients_per_round=2, min_latency=0.1)) == (
         "BSFL(clients_per_round=2, min_latency=0.1, alpha=1.0, beta=1, data_weights=None, solver='exact', "
-        "solver_steps=1000)"
+        "solver_steps=1000, exploration=1.0)"
     )
     many = repr(create("bsfl", clients_per_round=2, min_latency=0.1, data_weights=dict.fromkeys(range(500), 1.0)))
     assert len(many) < 200

@@ -104,7 +104,8 @@ def test_gpfl_keeps_the_initial_model_in_its_first_round_and_averages_without_we
 
 
 def test_pczfls_warm_up_goes_in_waves_over_the_channels() -> None:
-    legacy, _, message, _ = _both(*CASES["pczfl"], rounds=3)
+    name, options = CASES["pczfl"]
+    legacy, _, message, _ = _both(name, options | {"cooldown": False}, rounds=3)
     for server_round, record in enumerate(legacy.history.rounds, start=1):
         assert record.num_selected == world.FLEET
         assert record.round_s == pytest.approx(_waves(legacy, server_round, channels=3))
