@@ -61,14 +61,14 @@ def tried(version: str, checks: list[str]) -> tuple[bool, str]:
     """Whether a version passed every check, and a line that says so."""
     with tempfile.TemporaryDirectory(prefix="flower-", ignore_cleanup_errors=True) as folder:
         try:
-            python, how = installed(version, Path(folder))
+            python, had, how = installed(version, Path(folder))
         except CannotBeHad as error:
             return False, f"flwr {version}: cannot be had: {error}"
-        found = [told(python, f"import {name}; print({name}.__version__)") for name in ("flwr", "ray")]
+        ray = told(python, "import ray; print(ray.__version__)")
         results = {name: checked(python, CHECKS[name], Path(folder) / "runs") for name in checks}
     said = "; ".join(f"{name}: {result}" for name, result in results.items())
     passed = all(result.startswith("passed") for result in results.values())
-    return passed, f"flwr {found[0]} ({how}, ray {found[1]}): {said}"
+    return passed, f"flwr {had} ({how}, ray {ray}): {said}"
 
 
 def pinned() -> str:
@@ -77,22 +77,26 @@ def pinned() -> str:
     return str(version)
 
 
-def installed(version: str, folder: Path) -> tuple[Path, str]:
-    """An environment with this flwr: its Python, and how it was had.
+def installed(version: str, folder: Path) -> tuple[Path, str, str]:
+    """An environment with this flwr: its Python, the exact version, and how it was had.
 
     Raises:
-        CannotBeHad: No package index here has it, or it takes too long.
+        CannotBeHad: No package index here has it, it takes too long, or another flwr is imported in its place.
     """
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
     (here,) = folder.glob("lib/python*/site-packages")
-    how = "as pinned" if version == pinned() == importlib.metadata.version("flwr") else _install(python, version)
+    here_already = version == pinned() == importlib.metadata.version("flwr")
+    had, how = (version, "as pinned") if here_already else _install(python, version)
     behind = "\n".join(path for path in site.getsitepackages() if Path(path).is_dir())
     (here / "behind.pth").write_text(f"{behind}\n", encoding="utf-8")
-    return python, how
+    if not here_already and not (place := told(python, "import flwr; print(flwr.__file__)")).startswith(str(folder)):
+        raise CannotBeHad(f"{had} was installed, but flwr is imported from {place}")
+    return python, had, how
 
 
-def _install(python: Path, version: str) -> str:
+def _install(python: Path, version: str) -> tuple[str, str]:
+    """Install a version; which it is in exact numbers (the nightly does not say so itself), and how it was had."""
     pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
     name = "flwr-nightly" if version == NIGHTLY else "flwr"
     exact = name if version in (NEWEST, NIGHTLY) else f"{name}=={version}"
@@ -104,7 +108,7 @@ def _install(python: Path, version: str) -> str:
         together = run(*pip, f"{name}[simulation]=={had}")  # with its number: pip would take an older one that fits
     except subprocess.TimeoutExpired:
         raise CannotBeHad(f"no end within {LONGEST_S:g} s") from None
-    return "with its dependencies" if together.returncode == 0 else "alone, over the pinned packages"
+    return had, "with its dependencies" if together.returncode == 0 else "alone, over the pinned packages"
 
 
 def checked(python: Path, arguments: tuple[str, ...], runs: Path) -> str:

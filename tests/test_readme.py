@@ -189,7 +189,8 @@ def test_nothing_is_left_out_in_silence() -> None:
     for block in BLOCKS:
         assert is_code(block) or block.language in OTHER or not block.language, f"{block}: {block.language}"
         if not is_code(block):
-            told = [line for line in block.text.splitlines() if line.startswith(tuple(f"{name} " for name in COMMANDS))]
+            names = tuple(f"{name} " for name in COMMANDS)
+            told = [one for one in block.text.splitlines() if one.startswith(names) and not re.match(r"flwr \d", one)]
             assert told == [], f"{block} holds commands: call it sh"
     assert {block.file for block in RUN if block.language == "python" and block.file} == set(SAYS)
 
