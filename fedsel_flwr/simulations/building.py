@@ -22,6 +22,7 @@ from fedsel_flwr.selectors.registry import label_of, selector_class
 from fedsel_flwr.simulations.apis import APIS
 from fedsel_flwr.simulations.availability import BernoulliAvailability, TraceAvailability, find_trace
 from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.simulations.scenario_files import decides_itself
 from fedsel_flwr.simulations.world import World
 
 
@@ -234,6 +235,6 @@ def common_params(scenario: Scenario, make: Callable[..., Selector]) -> dict[str
     accepted = inspect.signature(make).parameters
     fixed = getattr(make, "keywords", {})
     taken = {key: value for key, value in own.items() if key in accepted and key not in fixed}
-    if "clients_per_round" in taken and accepted["clients_per_round"].default is None:
-        del taken["clients_per_round"]
+    if decides_itself(accepted):
+        taken.pop("clients_per_round", None)
     return taken

@@ -101,6 +101,17 @@ class Scenario(Table):
     aggregation: Aggregation = Aggregation()
     selectors: dict[str, dict[str, Any]] = Field(default_factory=dict)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _longest_wait(cls, tables: Any) -> Any:
+        """The longest wait is that of the strategies, but for Xia's cell, where it is the paper's."""
+        if not isinstance(tables, dict):
+            return tables
+        system, wireless = tables.get("system"), tables.get("wireless", {})
+        if isinstance(system, dict) and system.get("kind") == "phones" and isinstance(wireless, dict):
+            return tables | {"wireless": {"max_latency_s": PhoneModel.max_latency_s} | wireless}
+        return tables
+
     @model_validator(mode="after")
     def _cohort_fits(self) -> Scenario:
         if self.clients_per_round > self.num_clients:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.references import is_reference, located
+from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors import names as selector_names
 from fedsel_flwr.selectors._auto import AUTO
 from fedsel_flwr.selectors.registry import label_of, selector_class
@@ -24,7 +25,8 @@ from fedsel_flwr.simulations.scenario import Scenario
 REFERRING = ("selector", "model.name", "data.dataset")
 """Keys whose value may refer to the user's own code."""
 COMMON_PARAMETERS = ("clients_per_round", "seed", "max_latency", "total_rounds", "channels")
-"""Selector parameters that the scenario sets itself; ``max_latency`` may be "auto" in a selector's table."""
+"""Selector parameters that the scenario sets itself; ``max_latency`` may be "auto" in a selector's table, and a
+selector that decides itself how many it asks has a cap of its own, ``clients_per_round``."""
 EXPECTED = {
     "model_type": "expected a table, whose keys are set one by one",
     "dict_type": "expected a table, whose keys are set one by one",
@@ -112,9 +114,20 @@ def override_keys() -> tuple[str, ...]:
     return own + tuple(
         f"selectors.{name}.{parameter}"
         for name in selector_names()
-        for parameter in inspect.signature(selector_class(name)).parameters
-        if parameter not in COMMON_PARAMETERS
+        for parameter in own_parameters(selector_class(name))
     )
+
+
+def own_parameters(cls: type[Selector]) -> tuple[str, ...]:
+    """The parameters that a selector's table in a scenario may hold."""
+    parameters = inspect.signature(cls).parameters
+    optional = {"clients_per_round"} if decides_itself(parameters) else set()
+    return tuple(name for name in parameters if name not in COMMON_PARAMETERS or name in optional)
+
+
+def decides_itself(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    """Whether a selector with these parameters decides itself how many clients it asks (FedCS, PCZFL)."""
+    return "clients_per_round" in parameters and parameters["clients_per_round"].default is None
 
 
 def _read(source: str) -> tuple[str, str]:
@@ -216,11 +229,11 @@ def _check_selectors(source: str, scenario: Scenario, selectors: Sequence[str]) 
     selector_class(scenario.selector)
     for name, params in scenario.selectors.items():
         cls = own[name] if name in own else selector_class(name)
-        allowed = sorted(inspect.signature(cls).parameters.keys() - COMMON_PARAMETERS)
+        allowed = sorted(own_parameters(cls))
         for key, value in params.items():
             if key == "max_latency" and value == AUTO and key in inspect.signature(cls).parameters:
                 continue  # of the rewards alone
-            if key in COMMON_PARAMETERS:
+            if key in COMMON_PARAMETERS and key not in allowed:
                 instead = "wireless.max_latency_s" if key == "max_latency" else key
                 raise ParameterError(f"scenario {source!r}: set {instead!r} in place of 'selectors.{name}.{key}'")
             if key not in allowed:

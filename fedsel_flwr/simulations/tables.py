@@ -162,7 +162,11 @@ class System(Table):
 
 
 class Wireless(Table):
-    """Xia et al., section V; ``channels`` = 0 means as many as clients per round."""
+    """Xia et al., section V; ``channels`` = 0 means as many as clients per round.
+
+    A client that takes ``max_latency_s`` or longer has failed. The default is Xia's 5 s in the cell. It is
+    60 s for phones, as in the strategies.
+    """
 
     radius_km: Positive = SystemModel.radius_km
     min_distance_km: Positive = OFDMAChannel.min_distance_km

@@ -14,7 +14,7 @@ from fedsel_flwr.rounds.checkpoints import Checkpoints, Resume
 from fedsel_flwr.rounds.client_values import ClientValues
 from fedsel_flwr.rounds.core import SelectionCore
 from fedsel_flwr.rounds.history import RoundRecord
-from fedsel_flwr.rounds.presence import Availability
+from fedsel_flwr.rounds.presence import Availability, as_availability
 from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.rounds.saving import State
 from fedsel_flwr.rounds.settings import Cooling, Identity, MetricKeys, settled
@@ -79,8 +79,9 @@ class Adapter(BetweenRounds):
             measure models.
         learning_rate: Nominal initial learning rate of the clients, for selectors that read gradients.
         momentum: Momentum of the server's direction (GPFL's gamma).
-        availability: Called with client id, round and simulated seconds; False leaves the client out of the round
-            (simulation).
+        availability: The ids of the clients that may take part, nobody else; or a function, called with client id,
+            round and simulated seconds, that is False for a client that is left out of the round. In simulations and
+            deployments.
         budget: What the run may spend, in simulated seconds and joules; the rounds that Flower still counts after that
             choose nobody and are not in the history.
         evaluate_in: Called with an absolute round; False skips its central evaluation. The round that ends a run by its
@@ -147,7 +148,7 @@ class Adapter(BetweenRounds):
         validation: Validation | None = None,
         learning_rate: float | None = None,
         momentum: float = 0.1,
-        availability: Availability | None = None,
+        availability: Availability | Collection[str | int] | None = None,
         budget: Budget | None = None,
         evaluate_in: Callable[[int], bool] | None = None,
         should_stop: ShouldStop | None = None,
@@ -200,7 +201,8 @@ class Adapter(BetweenRounds):
                 setattr(self.roster, name, whole(name, value, 1))
         self._question_timeout = real("roll_call_timeout", roll_call_timeout, above=0.0)
         self.core = SelectionCore(
-            selector, settings, roster=self.roster, client_values=client_values, availability=availability,
+            selector, settings, roster=self.roster, client_values=client_values,
+            availability=as_availability(availability),
             budget=budget, should_stop=should_stop,
             roll_call_timeout=roll_call_timeout,
         )  # fmt: skip

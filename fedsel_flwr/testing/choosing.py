@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedsel_flwr.errors import ParameterError, RunError
-from fedsel_flwr.testing.worlds import SelectorFactory, fleet, not_finite, play, promise, report_for
+from fedsel_flwr.testing.worlds import SelectorFactory, fleet, play, promise, promise_finite, report_for
 
 MANY = 100_000
 """Clients that any selector takes, unless it says that it takes fewer."""
@@ -86,8 +86,7 @@ def check_all_failed(make: SelectorFactory) -> None:
         world = np.random.default_rng(number)
         chosen = selector.select(available)
         selector.observe(report_for(selector, chosen, np.zeros(chosen.size, dtype=np.bool_), world))
-    key = not_finite(selector)
-    promise(not key, f"state {key!r} stays finite when everyone fails")
+    promise_finite(selector, "when everyone fails")
     promise(selector.select(available).size > 0, "the selector still chooses")
 
 

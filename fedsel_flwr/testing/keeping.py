@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from fedsel_flwr.errors import StateError
-from fedsel_flwr.testing.worlds import SelectorFactory, fleet, play, promise, unlike
+from fedsel_flwr.testing.worlds import SelectorFactory, fleet, play, promise, promise_finite, unlike
 
 
 def check_save_and_load(make: SelectorFactory) -> None:
     """Save, load into a fresh selector and continue equals never stopping."""
     straight = make(seed=6)
     play(straight, range(17))
+    promise_finite(straight, "when clients fail")
     resumed = make(seed=99)
     try:
         resumed.load_state_dict(straight.state_dict())

@@ -11,7 +11,7 @@ import numpy as np
 from fedsel_flwr.selectors.base import Selector
 from fedsel_flwr.selectors.columns import INFORMED, REPORTED
 from fedsel_flwr.selectors.report import RoundReport
-from fedsel_flwr.testing.worlds import SelectorFactory, fleet, may_lack, not_finite, promise, report_for, values_for
+from fedsel_flwr.testing.worlds import SelectorFactory, fleet, may_lack, promise, promise_finite, report_for, values_for
 
 ALWAYS = frozenset({"clients", "completed", "latency"})
 """What every report has, whatever ``needs`` says."""
@@ -74,7 +74,6 @@ def check_missing_values(make: SelectorFactory) -> None:
         chosen = selector.select(available)
         completed = world.uniform(size=chosen.size) < 0.85
         selector.observe(report_for(selector, chosen, completed, world, missing=0.5, spares=0.2))
-        key = not_finite(selector)
         lacking = f"columns that a client may lack ({', '.join(sorted(may_lack(selector))) or 'none here'})"
-        promise(not key, f"state {key!r} stays finite where {lacking} or side information are NaN")
+        promise_finite(selector, f"where {lacking} or side information are NaN")
     promise(selector.select(available).size > 0, "the selector still chooses where values are missing")

@@ -158,3 +158,11 @@ def not_finite(selector: Selector, state: dict[str, Any] | None = None) -> str:
             if np.isfinite(newcomer.get(key, 0.0)).all():
                 return key
     return ""
+
+
+def promise_finite(selector: Selector, when: str, state: dict[str, Any] | None = None) -> None:
+    """Raise :class:`AssertionError` if the state holds NaN or an infinity; says where columns are NaN."""
+    if key := not_finite(selector, state):
+        columns = sorted(selector.needs - {"latency", "spare"})
+        hint = f"; in rows of failed clients the columns ({', '.join(columns)}) are NaN: read them at report.completed"
+        promise(False, f"state {key!r} stays finite {when}{hint if columns else ''}")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+from functools import partial
+
 import numpy as np
 import pytest
 
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.selectors import Selector
+from fedsel_flwr.testing import check_selector
 
 
 def test_scalar_state_with_values_is_refused_when_the_class_is_made() -> None:
@@ -45,3 +49,19 @@ def test_what_is_wrong_with_a_choice(chosen: list, why: str) -> None:
 
     with pytest.raises(RunError, match=why):
         Wrong(clients_per_round=2).select(np.arange(4))
+
+
+def test_the_first_message_of_the_checks_says_that_columns_of_failed_rows_are_nan() -> None:
+    class Naive(Selector):
+        needs = frozenset({"loss"})
+        client_state = {"_loss": 0.0}  # noqa: RUF012
+
+        def _select(self, available):
+            return self._largest(self._loss, available)
+
+        def _observe(self, report):
+            self._loss[report.clients] = report.loss
+
+    said = r"failed clients the columns \(loss\) are NaN: read them at report\.completed"
+    with warnings.catch_warnings(action="ignore"), pytest.raises(AssertionError, match=said):
+        check_selector(partial(Naive, clients_per_round=3))

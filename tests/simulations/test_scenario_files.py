@@ -21,6 +21,9 @@ from fedsel_flwr.clients.phones import PhoneModel
 from fedsel_flwr.clients.system import SystemModel
 from fedsel_flwr.clients.training import TrainingSettings
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.rounds.settings import Settings
+from fedsel_flwr.simulations.building import selector_params
+from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.scenario import Device, Scenario, Wireless
 from fedsel_flwr.simulations.scenario_files import load_scenario, override_keys, scenario_names
 from tests.processes import environment
@@ -181,7 +184,7 @@ def test_phones_take_every_number_of_system() -> None:
 
 def test_phones_have_the_defaults_of_their_class_and_the_models_size() -> None:
     phones = load_scenario("smoke", {"system.kind": "phones"}).system_model(np.full(10, 4), 1000)
-    assert phones == PhoneModel(num_clients=10, seed=1, examples=[4] * 10, payload_bits=8000, max_latency_s=5.0)
+    assert phones == PhoneModel(num_clients=10, seed=1, examples=[4] * 10, payload_bits=8000)
 
 
 @pytest.mark.parametrize("given", [(None, 1000), (np.ones(10, dtype=np.int64), 0)])
@@ -238,7 +241,8 @@ def test_override_keys_are_all_keys_of_a_scenario() -> None:
     bsfl = {"min_latency", "alpha", "beta", "data_weights"}
     assert {f"selectors.bsfl.{key}" for key in bsfl} <= parameters
     set_by_the_scenario = ("clients_per_round", "seed", "max_latency")
-    assert not [key for key in parameters if key.split(".")[2] in set_by_the_scenario]
+    own_caps = {"selectors.fedcs.clients_per_round", "selectors.pczfl.clients_per_round"}
+    assert {key for key in parameters if key.split(".")[2] in set_by_the_scenario} == own_caps
 
 
 @pytest.mark.parametrize("key", override_keys())
@@ -250,7 +254,8 @@ def test_every_key_can_be_overridden(key: str) -> None:
     after = load_scenario("smoke", {key: value})
     assert value_at(after, key) == value
     assert type(value_at(after, key)) is type(value)
-    others = [other for other in OTHER_VALUES if other != key]
+    follows = {"system.kind": "wireless.max_latency_s"}.get(key)
+    others = [other for other in OTHER_VALUES if other not in (key, follows)]
     assert [value_at(after, other) for other in others] == [value_at(before, other) for other in others]
 
 
@@ -396,6 +401,29 @@ def test_selector_parameters_that_the_scenario_sets(parameter: str, own: str) ->
     """Two values for one thing would let one of them win without a word."""
     said = message_of("smoke", {f"selectors.cs-ucb.{parameter}": 3})
     assert said == f"scenario 'smoke': set {own!r} in place of 'selectors.cs-ucb.{parameter}'"
+
+
+@pytest.mark.parametrize("name", ["fedcs", "pczfl"])
+def test_a_selector_that_decides_itself_how_many_has_a_cap_of_its_own(name: str) -> None:
+    """The scenario's clients_per_round is not its cap; the key in its own table is."""
+    scenario = load_scenario("smoke", {"selector": name, f"selectors.{name}.clients_per_round": 2})
+    assert selector_params(scenario, {})["clients_per_round"] == 2
+    assert "clients_per_round" not in selector_params(load_scenario("smoke", {"selector": name}), {})
+    history = simulate(scenario, engine="vectorized").history
+    assert max(record.num_selected for record in history.rounds[1:]) <= 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "seconds"),
+    [({}, 5.0), ({"system.kind": "phones"}, 60.0), ({"system.kind": "cell"}, 5.0),
+     ({"system.kind": "phones", "wireless.max_latency_s": 7.0}, 7.0), ({"wireless.max_latency_s": 9.0}, 9.0)],
+)  # fmt: skip
+def test_the_longest_wait_is_that_of_the_strategies_but_in_xias_cell(overrides: dict[str, Any], seconds: float) -> None:
+    """5 s for phones, which need 12 s, would leave a newcomer with clients that all fail."""
+    scenario = load_scenario("smoke", overrides)
+    assert scenario.wireless.max_latency_s == seconds
+    assert Scenario.model_validate(scenario.model_dump()) == scenario
+    assert inspect.signature(Settings).parameters["max_latency"].default == PhoneModel.max_latency_s == 60.0
 
 
 def test_the_rewards_may_take_their_scale_from_the_observed_times() -> None:
