@@ -32,16 +32,14 @@ def exactly(
     >>> exactly("plays", [1, 2], np.dtype(np.uint64), (None,)).dtype
     dtype('uint64')
     """
-    numbers = f"finite {dtype} numbers" if finite and dtype.kind != "b" else f"{dtype} values"
-    refusal = StateError(f"state {key!r} must hold {numbers}, got {value!r}")
     try:
         array = _whole_numbers(value, dtype) if dtype.kind in "iu" else np.array(value)
     except (ValueError, TypeError, OverflowError):  # rows of different lengths
-        raise refusal from None
+        raise _refusal(key, value, dtype, finite) from None
     if array.size:
         converted = _converted(array, dtype)
         if converted is None or (finite and not np.isfinite(converted).all()):
-            raise refusal
+            raise _refusal(key, value, dtype, finite)
     else:
         converted = array.astype(dtype)
     if array.ndim != len(shape) or any(want not in (None, have) for want, have in zip(shape, array.shape, strict=True)):
@@ -49,6 +47,12 @@ def exactly(
         wanted = "one-dimensional" if shape == (None,) else f"{dtype} of shape {sizes}"
         raise StateError(f"state {key!r} must be {wanted}, got {array.dtype} of shape {array.shape}")
     return converted
+
+
+def _refusal(key: str, value: Any, dtype: np.dtype[Any], finite: bool) -> StateError:
+    """The error, made when it is needed: to write a large array out takes longer than everything else here."""
+    numbers = f"finite {dtype} numbers" if finite and dtype.kind != "b" else f"{dtype} values"
+    return StateError(f"state {key!r} must hold {numbers}, got {value!r}")
 
 
 def _whole_numbers(value: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
