@@ -212,11 +212,12 @@ class SelectionCore:
         scalars: dict[str, float] = {}
         if before is not None and parts.measurer.reads_global:
             scalars = parts.measurer.global_model(before, before if after is None else after)
-        parts.selector.observe(parts.reporter.report(round, outcome, scalars))
+        parts.selector.observe(report := parts.reporter.report(round, outcome, scalars))
         results = outcome.results.values()
         completed = np.array([result.completed for result in results], dtype=np.bool_)
         spare = np.array([result.spare for result in results], dtype=np.bool_)
-        parts.cooldown.note(round.rows, completed | spare, round.number)
+        # a client that failed for the selector alone would be chosen again and again, as one that never answers
+        parts.cooldown.note(round.rows, report.completed | spare, round.number)
         parts.trial.note(round.rows, completed | spare)
         probe_s, probe_j = parts.probing.settle()
         parts.history.append(

@@ -52,8 +52,9 @@ class Adapter(BetweenRounds):
         busy_timeout: A client that has not answered in time, whatever it was asked, is not asked again until its answer
             comes, it connects anew, or so many seconds have passed; None sets no bound. A round with fewer free clients
             than ``min_completed`` waits for them once more as long, at most ``wait_timeout``; then all are asked.
-        cooldown: Leave a client out for 2^n rounds after n failures in a row. "auto" does so for selectors whose class
-            says that they ask failed clients for ever (DivFL, PCZFL), and for no others.
+        cooldown: Leave a client out for 2^n rounds after n failures in a row. A client that failed for the selector
+            alone, since it lacks a column that the selector requires, counts too. "auto" does so for selectors whose
+            class says that they ask failed clients for ever (DivFL, PCZFL), and for no others.
         over_selection: Ask ceil((1 + x) m) clients, m = ``clients_per_round``, and keep the m usable answers that come
             first; the others are spares. Their joules are counted, the base strategy sees neither result nor failure.
             A selector that reads "spare" is told what is known of them, any other that they took max_latency. The

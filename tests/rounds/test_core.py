@@ -184,7 +184,7 @@ def test_who_is_present_is_looked_up_once_while_nobody_comes_or_goes() -> None:
 def test_eviction_forgets_that_a_client_lacked_the_first_models_accuracy() -> None:
     """The global model cannot be decoded for three rounds, in which b gives way to c in one row."""
     selector = PCZFL(seed=0)
-    core = core_of(selector, validation=two_examples(), roster=Roster(max_clients=2, evict_after=1))
+    core = core_of(selector, validation=two_examples(), cooldown=False, roster=Roster(max_clients=2, evict_after=1))
     everyone = Written(facts("a", "b", "c", energy_score=0.5))
     for connected, model in ((["a", "b"], None), (["a"], None), (["a"], None), (["a"], None), (["a", "c"], MODEL)):
         core.choose(connected, model, everyone)
