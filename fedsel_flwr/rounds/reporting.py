@@ -71,7 +71,7 @@ class Reporter:
         latency = np.where(completed, latency, self._max_latency)
         if "spare" in self._selector.needs:
             spare = np.array([result.spare for result in results], dtype=np.bool_)
-            completed |= spare & [result.answered for result in results]
+            completed |= spare & np.array([result.answered for result in results], dtype=np.bool_)
             latency[spare] = [result.spare_s for result in results if result.spare]
             columns["spare"] = spare
         return RoundReport(

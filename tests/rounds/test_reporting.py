@@ -6,6 +6,8 @@ import logging
 
 import pytest
 
+from tests.golden.make_traces import selector_under_trace
+from tests.rounds.written import Written, core_of
 from tests.strategies.scripted import APIS, MAX_LATENCY, Spy, play_scripted
 
 pytestmark = pytest.mark.timeout(30)
@@ -71,3 +73,10 @@ def test_the_largest_energy_is_looked_for_until_there_was_one(api: str) -> None:
     scores = [report.energy_score.tolist() for report in spy.reports]  # type: ignore[union-attr]
     assert scores == [[1.0, 1.0], [0.0, 0.75], [0.0, 0.5]]
     assert all(report.completed.all() for report in spy.reports)
+
+
+@pytest.mark.parametrize("name", ["active-fl", "fedcs", "oort", "rpow-d", "tifl"])
+def test_a_round_without_anybody_is_a_round_for_selectors_of_spares(name: str) -> None:
+    core = core_of(selector_under_trace(name))
+    assert core.choose([], None, Written()) == []
+    assert [record.num_selected for record in core.parts.history.rounds] == [0]
