@@ -19,6 +19,7 @@ the order in which a round goes through them:
 ``busy``            who still works on something earlier
 ``cooldown``        who is left in peace after failures
 ``trial``           who joined later and has delivered nothing yet
+``participation``   who was asked in too large a share of its last rounds
 ``probing``         what a selector asks before it chooses, and what the answers cost
 ``round``           what lives from the choice to the end
 ``untrusted``       values that clients sent, and what they may have meant

@@ -22,6 +22,7 @@ from fedsel_flwr.rounds.reporting import FROM_REPLY
 from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.rounds.round import Outcome, Round
 from fedsel_flwr.rounds.settings import Settings
+from fedsel_flwr.rounds.untrusted import usable_count
 from fedsel_flwr.rounds.vectors import of_one_length
 from fedsel_flwr.selectors import Selector
 
@@ -82,10 +83,13 @@ class Collector:
         s, ids, by_claim = self._settings, self._roster.ids, self._identifying.by_claim
         reference = round.reference if s.compare_models else None
         faults = None if stack is None or reference is None else self._faults(stack, reference)
+        claims = {node: usable_count(one.num_examples) for node, one in replies.items() if not one.error}
+        claimed = np.array([claims.get(node, 0) for node in round.chosen.values()], dtype=np.int64)
+        max_examples = self._enrolment.max_examples(round.rows, claimed)
         results = {
             node: read_reply(
                 replies.get(node, NOTHING), s, client_id=ids[row] if by_claim else None, reference=reference,
-                wanted=self._wanted, fault=None if faults is None else faults[i],
+                wanted=self._wanted, fault=None if faults is None else faults[i], max_examples=max_examples,
             )
             for i, (row, node) in enumerate(round.chosen.items())
         }  # fmt: skip
@@ -99,8 +103,8 @@ class Collector:
                 for problem in results[node].problems[: -1 if results[node].spare else None]  # others were earlier
             ],
         )
-        sizes = np.array([result.num_examples for result in results.values()], dtype=np.int64)
-        self._enrolment.reported(round.rows, sizes)
+        counted = np.array([result.num_examples > 0 for result in results.values()], dtype=np.bool_)
+        self._enrolment.reported(round.rows, np.where(counted, claimed, 0))
         usable = np.flatnonzero([result.completed for result in results.values()])
         nodes = list(results)
         only_measured = self._selector.keeps_model and not self._selector.warming_up

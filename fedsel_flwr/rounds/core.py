@@ -97,6 +97,11 @@ class SelectionCore:
             return self.parts.measurer.reader
         return "" if self.settings.max_update_norm is None else "max_update_norm"
 
+    @property
+    def max_examples(self) -> int | None:
+        """Most examples that a client may claim now; None for no limit."""
+        return self.parts.enrolment.max_examples()
+
     def waits_for(self, chosen: int) -> int | None:
         """How many usable answers of so many chosen clients end a round; None: all of them."""
         return self._collector.waits_for(chosen)
@@ -144,13 +149,18 @@ class SelectionCore:
         if server_round is not None:
             self.numbering.check(server_round, self.round)
         self._call_roll(connected, upcoming, transport)
-        here = self._here(connected, upcoming)
+        everybody = self._here(connected, upcoming)
+        at_least = int(parts.selector.asked_per_round or 1)
+        here = everybody.only(parts.participation.offered(everybody.rows, at_least))
         if (question := parts.probing.question(here)) is not None:
             parts.probing.answer(question, transport.probe(question.nodes, question.config), reference)
             here = here.only(parts.busy.ready(here.nodes))
+            everybody = everybody.only(parts.busy.ready(everybody.nodes))
         parts.enrolment.received(reference)
         chosen = here.of(parts.selector.select(here.rows))
-        self._round = Round(number=upcoming, num_available=len(here.rows), chosen=chosen, reference=reference)
+        self._round = Round(
+            number=upcoming, num_available=len(here.rows), available=everybody.rows, chosen=chosen, reference=reference
+        )
         if not chosen:
             self.collect({})
             self.finish()
@@ -212,12 +222,14 @@ class SelectionCore:
         scalars: dict[str, float] = {}
         if before is not None and parts.measurer.reads_global:
             scalars = parts.measurer.global_model(before, before if after is None else after)
-        parts.selector.observe(parts.reporter.report(round, outcome, scalars))
+        parts.selector.observe(report := parts.reporter.report(round, outcome, scalars))
         results = outcome.results.values()
         completed = np.array([result.completed for result in results], dtype=np.bool_)
         spare = np.array([result.spare for result in results], dtype=np.bool_)
-        parts.cooldown.note(round.rows, completed | spare, round.number)
+        # a client that failed for the selector alone would be chosen again and again, as one that never answers
+        parts.cooldown.note(round.rows, report.completed | spare, round.number)
         parts.trial.note(round.rows, completed | spare)
+        parts.participation.note(round.available, round.rows)
         probe_s, probe_j = parts.probing.settle()
         parts.history.append(
             round=round.number,
@@ -259,7 +271,7 @@ class SelectionCore:
         self.enroll(facts, known)
 
     def _here(self, connected: Collection[str], upcoming: int) -> Present:
-        """The clients that can be chosen in the round to come; each is asked for once."""
+        """The clients that are available in the round to come; each is asked for once."""
         roster, rounds = self.parts.roster, self.parts.history.rounds
         present = roster.present(connected)
         roster.seen(present.rows, upcoming)

@@ -20,11 +20,14 @@ from fedsel_flwr.rounds.identity import canonical_id
 from fedsel_flwr.rounds.measuring import Measurer
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.roster import Roster
-from fedsel_flwr.rounds.settings import MetricKeys
+from fedsel_flwr.rounds.settings import MaxExamples, MetricKeys
 from fedsel_flwr.rounds.untrusted import few, fraction, usable_count
 from fedsel_flwr.selectors import Selector
 
 logger = logging.getLogger("fedsel_flwr")
+NOBODY: IntArray = np.zeros(0, dtype=np.int64)
+MULTIPLE = 4
+"""How many times the median claim a claim may be where ``max_examples`` is "auto"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +57,8 @@ class Enrolment:
         measurer: Measures the first global model, for selectors that read ``accuracy``.
         client_values: Selector parameters given by client id; clients they do not cover are refused.
         counts_everybody: Whether the averaging scheme reads :meth:`total_examples`.
-        max_examples: Most examples that a client may claim; a larger claim counts as so many. None for no limit.
+        max_examples: Most examples that a client may claim; a larger claim counts as so many. "auto" takes four times
+            the median claim. None for no limit.
     """
 
     def __init__(
@@ -63,13 +67,13 @@ class Enrolment:
         roster: Roster,
         measurer: Measurer,
         client_values: tuple[ClientValues, ...] = (),
-        max_examples: int | None = None,
+        max_examples: MaxExamples | None = None,
         *,
         counts_everybody: bool = False,
     ) -> None:
         self._selector, self._roster, self._measurer, self._client_values = selector, roster, measurer, client_values
         self._max_examples, self._counts_everybody = max_examples, counts_everybody
-        self._sizes: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)  # examples by row; 0 where unknown
+        self._sizes: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)  # claimed by row; 0 where unknown
         self._initial_accuracy: float | None = None
         self._uninformed: IntArray = np.zeros(0, dtype=np.int64)  # rows that lack the first model's accuracy
 
@@ -114,15 +118,15 @@ class Enrolment:
         rows = np.array(sorted(said), dtype=np.int64)
         facts = [said[row] for row in rows.tolist()]
         sizes = np.array([usable_count(one.num_examples) for one in facts], dtype=np.int64)
-        if (limit := self._max_examples) is not None and (above := sizes > limit).any():
+        if (limit := self.max_examples(rows, sizes)) is not None and (above := sizes > limit).any():
             claims = zip(rows[above].tolist(), sizes[above].tolist(), strict=True)
             for line in few([f"client {self._roster.ids[k]}: {n} claimed, counts as {limit}" for k, n in claims]):
                 logger.warning("max_examples: %s", line)
-            sizes = np.minimum(sizes, limit)
+        told = sizes if limit is None else np.minimum(sizes, limit)
         scores = np.array([fraction(one.energy_score) for one in facts], dtype=np.float64)  # None becomes NaN
         self._selector.inform(rows)
         if (known := sizes > 0).any():
-            self._selector.inform(rows[known], num_examples=sizes[known].astype(np.float64))
+            self._selector.inform(rows[known], num_examples=told[known].astype(np.float64))
         if (known := np.isfinite(scores)).any():
             self._selector.inform(rows[known], energy_score=scores[known])
         self.reported(rows, sizes)
@@ -142,8 +146,22 @@ class Enrolment:
         self._selector.inform(self._uninformed, accuracy=accuracy)
         self._uninformed = self._uninformed[:0]
 
+    def max_examples(self, rows: IntArray = NOBODY, sizes: IntArray = NOBODY) -> int | None:
+        """Most examples that a client may claim now; None for no limit, or where nobody has claimed any yet.
+
+        Args:
+            rows: Clients that have just made claims, shape (n,).
+            sizes: What they claim, shape (n,), 0 where unknown; it counts in the median, and is not noted.
+        """
+        if self._max_examples != "auto":
+            return self._max_examples
+        claims = saving.long_enough(self._sizes.copy(), int(rows.max(initial=-1)) + 1, 0)
+        claims[rows[sizes > 0]] = sizes[sizes > 0]
+        known = np.sort(claims[claims > 0])
+        return MULTIPLE * int(known[(known.size - 1) // 2]) if known.size else None  # of two the lower one
+
     def reported(self, rows: IntArray, sizes: IntArray) -> None:
-        """Note the numbers of examples of clients, 0 where unknown."""
+        """Note the numbers of examples that clients claim, 0 where unknown."""
         self._sizes = saving.long_enough(self._sizes, len(self._roster.ids), 0)
         told = sizes > 0
         self._sizes[rows[told]] = sizes[told]
@@ -151,6 +169,8 @@ class Enrolment:
     def total_examples(self) -> float:
         """Examples of all clients together; a client of unknown size counts as an average one."""
         known = self._sizes[self._sizes > 0]
+        if (limit := self.max_examples()) is not None:
+            known = np.minimum(known, limit)
         return float(known.sum()) * self._selector.num_clients / len(known)  # of all of S, for p_k
 
     def state_dict(self) -> saving.State:

@@ -11,6 +11,7 @@ from fedsel_flwr.rounds.cooldown import Cooldown
 from fedsel_flwr.rounds.enrolment import Enrolment
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.measuring import Measurer
+from fedsel_flwr.rounds.participation import Participation
 from fedsel_flwr.rounds.probing import Probing
 from fedsel_flwr.rounds.reporting import Reporter
 from fedsel_flwr.rounds.rollcall import RollCall
@@ -31,6 +32,7 @@ class Parts(NamedTuple):
     busy: Busy
     cooldown: Cooldown
     trial: Trial
+    participation: Participation
     measurer: Measurer
     reporter: Reporter
     history: History
@@ -57,6 +59,7 @@ def make_parts(
         busy=Busy(settings.busy_timeout),
         cooldown=Cooldown(settings.cooldown),
         trial=Trial(roster),
+        participation=Participation(settings.max_participation),
         measurer=measurer,
         reporter=Reporter(selector, roster, settings.max_latency),
         history=History(),

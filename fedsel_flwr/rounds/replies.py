@@ -105,6 +105,7 @@ def read_reply(
     reference: Arrays | None = None,
     fault: str | None = None,
     wanted: frozenset[str] = frozenset(),
+    max_examples: int | None = None,
 ) -> ClientResult:
     """Decide what of a reply can be used.
 
@@ -115,6 +116,7 @@ def read_reply(
         reference: The global model the client received; None skips the comparison of arrays.
         fault: What is wrong with the client's model, where that is known already (a stack's); empty if nothing.
         wanted: Columns that clients report and the selector needs.
+        max_examples: Most examples that a client may claim in this round; None for no limit.
 
     Returns:
         The result; never raises for what a client sent.
@@ -164,9 +166,9 @@ def read_reply(
     completed = not failed and not late
     count, claimed = (0 if failed else usable_count(reply.num_examples)), finite_number(reply.weight)
     weight = float(count) if failed or claimed is None else claimed
-    if settings.max_examples is not None and max(count, weight) > settings.max_examples:
-        problems.append(f"max_examples: {max(count, weight):.16g} claimed, counts as {settings.max_examples}")
-        count, weight = min(count, settings.max_examples), min(weight, settings.max_examples)
+    if max_examples is not None and max(count, weight) > max_examples:
+        problems.append(f"max_examples: {max(count, weight):.16g} claimed, counts as {max_examples}")
+        count, weight = min(count, max_examples), min(weight, max_examples)
     return ClientResult(
         completed=completed,
         problems=tuple([one_line(problem) or "failed: no reason given" for problem in problems]),

@@ -63,6 +63,7 @@ class Round:
     Attributes:
         number: The absolute round.
         num_available: Clients that could have been chosen.
+        available: Rows of the clients that were available, those above ``max_participation`` too, shape (n,).
         chosen: Row -> connection, by ascending row.
         reference: The global model the clients receive; None if it cannot be decoded.
         outcome: What came back; None until then.
@@ -71,6 +72,7 @@ class Round:
 
     number: int
     num_available: int
+    available: IntArray
     chosen: dict[int, str]
     reference: Arrays | None
     outcome: Outcome | None = None

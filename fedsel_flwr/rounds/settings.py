@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -19,6 +20,8 @@ logger = logging.getLogger("fedsel_flwr")
 Clock = Literal["virtual", "server"]
 Identity = Literal["node", "key", "name", "claim"]
 """By what a client is known: its node id, its public key, the name that it is registered with, or its own word."""
+MaxExamples = int | Literal["auto"]
+"""Most examples that a client may claim; "auto" takes a multiple of the median claim."""
 Cooling = bool | Literal["auto"]
 """Whether clients are left out after failures; "auto" asks the selector's class."""
 OURS = (
@@ -79,7 +82,10 @@ class Settings:
         round_deadline_s: Seconds after which a round ends, and who has not answered is late; None sets no end.
         max_update_norm: Largest L2 norm of a client's update, over all its arrays; who sends a larger one has failed.
             None for no limit.
-        max_examples: Most examples that a client may claim; a larger claim counts as so many. None for no limit.
+        max_examples: Most examples that a client may claim; a larger claim counts as so many. "auto" takes four times
+            the median of what clients claim. None for no limit.
+        max_participation: Largest share of its last 20 rounds in which a client may have been asked, in (0, 1]; None
+            for no limit.
         warmup_rounds: The first rounds, in which everybody available is asked in place of the selector's choice.
         compare_models: Whether clients' arrays must have the global model's shapes; trees grow.
         keys: Names under which clients report.
@@ -105,7 +111,8 @@ class Settings:
     over_selection: float = 0.0
     round_deadline_s: float | None = None
     max_update_norm: float | None = None
-    max_examples: int | None = None
+    max_examples: MaxExamples | None = None
+    max_participation: float | None = None
     warmup_rounds: int = 0
     compare_models: bool = True
     keys: MetricKeys = field(default_factory=MetricKeys)
@@ -124,8 +131,10 @@ class Settings:
         if self.round_deadline_s is not None:
             real("round_deadline_s", self.round_deadline_s, above=0.0)
         whole("warmup_rounds", self.warmup_rounds, 0)
-        if self.max_examples is not None:
+        if self.max_examples is not None and self.max_examples != "auto":
             whole("max_examples", self.max_examples, 1)
+        if self.max_participation is not None:
+            real("max_participation", self.max_participation, above=0.0, at_most=1.0)
         if self.busy_timeout is not None:
             real("busy_timeout", self.busy_timeout, at_least=0.0)
         if not isinstance(self.cooldown, bool):
@@ -196,6 +205,7 @@ def settled(
         **others,
     )
     _check_warmup(selector, settings.warmup_rounds)
+    _check_fairness(selector, settings.max_participation)
     low, high = number(getattr(selector, "min_latency", None)), settings.max_latency
     if low is not None and low >= high:
         logger.warning("min_latency is %g s and max_latency %g s: every client counts as the fastest", low, high)
@@ -221,4 +231,18 @@ def _check_warmup(selector: Selector, rounds: int) -> None:
         raise ParameterError(
             f"warmup_rounds = {rounds} leaves {selector.name} nothing to choose in total_rounds = {total:g}: lower "
             "warmup_rounds, or raise the number of rounds"
+        )
+
+
+def _check_fairness(selector: Selector, max_participation: float | None) -> None:
+    """Refuse a cap below a share that the selector guarantees to a client."""
+    fairness = getattr(selector, "fairness", None)
+    shares = getattr(fairness, "given", fairness)  # by client id, of clients that are yet to come too
+    if max_participation is None or not isinstance(shares, Mapping) or not shares:
+        return
+    client, share = max(shares.items(), key=lambda item: item[1])
+    if share > max_participation:
+        raise ParameterError(
+            f"max_participation = {max_participation:g} is below the fairness {share:g} of client {client}: raise "
+            "max_participation, or lower the fairness"
         )

@@ -64,6 +64,7 @@ def make_strategy(
         "cooldown": wait.cooldown,
         "max_update_norm": wait.max_update_norm or None,
         "max_examples": wait.max_examples or None,
+        "max_participation": wait.max_participation or None,
         "warmup_rounds": wait.warmup_rounds,
         "availability": make_availability(scenario),
         "budget": Budget(simulated_s=scenario.simulated_s or math.inf, joules=scenario.joules or math.inf),

@@ -46,8 +46,9 @@ class Aggregation(Table):
     first ``clients_per_round`` answers; ``round_deadline_s`` ends a round (0 is no deadline). ``cooldown``
     leaves a client out for 2^n rounds after n failures in a row; "auto" does so for selectors that would ask it for
     ever (DivFL, PCZFL). An update whose L2 norm is above ``max_update_norm`` is refused, and a client that claims more
-    than ``max_examples`` counts as having so many (0 is no limit). In the first ``warmup_rounds`` everybody available
-    trains, whatever the selector.
+    than ``max_examples`` counts as having so many (0 is no limit); "auto" is four times the median claim. A client that
+    was asked in a larger share than ``max_participation`` of its last 20 rounds is not offered to the selector (0 is no
+    limit). In the first ``warmup_rounds`` everybody available trains, whatever the selector.
     """
 
     filter: Literal["", "loss", "accuracy"] = ""
@@ -61,7 +62,8 @@ class Aggregation(Table):
     round_deadline_s: NotNegative = 0.0
     cooldown: Literal["auto", True, False] = "auto"
     max_update_norm: NotNegative = 0.0
-    max_examples: CountOrZero = 0
+    max_examples: CountOrZero | Literal["auto"] = 0
+    max_participation: Annotated[float, Field(ge=0, le=1, strict=True)] = 0.0
     warmup_rounds: CountOrZero = 0
     round_timeout_s: Positive = 600.0
     wait_timeout_s: Positive = 600.0

@@ -17,7 +17,7 @@ from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.rounds.presence import Availability, as_availability
 from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.rounds.saving import State
-from fedsel_flwr.rounds.settings import Cooling, Identity, MetricKeys, settled
+from fedsel_flwr.rounds.settings import Cooling, Identity, MaxExamples, MetricKeys, settled
 from fedsel_flwr.rounds.validation import Validation
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.strategies import bases
@@ -52,8 +52,9 @@ class Adapter(BetweenRounds):
         busy_timeout: A client that has not answered in time, whatever it was asked, is not asked again until its answer
             comes, it connects anew, or so many seconds have passed; None sets no bound. A round with fewer free clients
             than ``min_completed`` waits for them once more as long, at most ``wait_timeout``; then all are asked.
-        cooldown: Leave a client out for 2^n rounds after n failures in a row. "auto" does so for selectors whose class
-            says that they ask failed clients for ever (DivFL, PCZFL), and for no others.
+        cooldown: Leave a client out for 2^n rounds after n failures in a row. A client that failed for the selector
+            alone, since it lacks a column that the selector requires, counts too. "auto" does so for selectors whose
+            class says that they ask failed clients for ever (DivFL, PCZFL), and for no others.
         over_selection: Ask ceil((1 + x) m) clients, m = ``clients_per_round``, and keep the m usable answers that come
             first; the others are spares. Their joules are counted, the base strategy sees neither result nor failure.
             A selector that reads "spare" is told what is known of them, any other that they took max_latency. The
@@ -62,7 +63,12 @@ class Adapter(BetweenRounds):
         max_update_norm: Refuse an update whose L2 norm, over all arrays of its difference to the global model, is
             larger; None for no limit.
         max_examples: Most examples that a client may claim, which are its weight in an average and what selectors read;
-            a larger claim counts as so many and is named in the history, the update is kept. None for no limit.
+            a larger claim counts as so many and is named in the history, the update is kept. "auto" takes four times
+            the median of the clients' last claims. None for no limit.
+        max_participation: Largest share, in (0, 1], of the last 20 rounds in which a client was available that it may
+            have been asked in, counted from its fifth; a client above it is not offered to the selector. Rounds that
+            ask everybody do not count. If fewer than ``clients_per_round`` (one, for selectors without it) would be
+            left, the least asked of the others are offered too. None for no limit.
         warmup_rounds: In the first rounds ask everybody available in place of the selector's choice, without probes;
             the selector learns from what they report. The same for every selector.
         max_clients: Refuse newcomers beyond this many clients.
@@ -136,7 +142,8 @@ class Adapter(BetweenRounds):
         over_selection: float = 0.0,
         round_deadline_s: float | None = None,
         max_update_norm: float | None = None,
-        max_examples: int | None = None,
+        max_examples: MaxExamples | None = None,
+        max_participation: float | None = None,
         warmup_rounds: int = 0,
         max_clients: int | None = None,
         max_new_per_round: int | None = None,
@@ -181,8 +188,8 @@ class Adapter(BetweenRounds):
             filter=filter, validation=validation, learning_rate=learning_rate, momentum=momentum, clock=clock,
             clock_slack=clock_slack, identity=identity, busy_timeout=busy_timeout, cooldown=cooldown,
             over_selection=over_selection, round_deadline_s=round_deadline_s, max_update_norm=max_update_norm,
-            max_examples=max_examples, warmup_rounds=warmup_rounds, keys=metric_keys,
-            compare_models=bases.compares_models(self.base),
+            max_examples=max_examples, max_participation=max_participation, warmup_rounds=warmup_rounds,
+            keys=metric_keys, compare_models=bases.compares_models(self.base),
         )  # fmt: skip
         if self.waits_for_everybody and settings.clock == "server" and settings.ends_early:
             raise ParameterError(

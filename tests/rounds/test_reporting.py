@@ -6,6 +6,8 @@ import logging
 
 import pytest
 
+from tests.golden.make_traces import selector_under_trace
+from tests.rounds.written import Written, core_of
 from tests.strategies.scripted import APIS, MAX_LATENCY, Spy, play_scripted
 
 pytestmark = pytest.mark.timeout(30)
@@ -81,3 +83,10 @@ def test_a_round_without_clients_has_no_spares_either(api: str) -> None:
         availability=lambda client_id, server_round, seconds: server_round > 1,
     )  # fmt: skip
     assert [report.spare.tolist() for report in spy.reports] == [[False, False]]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", ["active-fl", "fedcs", "oort", "rpow-d", "tifl"])
+def test_a_round_without_anybody_is_a_round_for_selectors_of_spares(name: str) -> None:
+    core = core_of(selector_under_trace(name))
+    assert core.choose([], None, Written()) == []
+    assert [record.num_selected for record in core.parts.history.rounds] == [0]

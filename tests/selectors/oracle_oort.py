@@ -37,6 +37,7 @@ class OortOracle:
     step: int = 20
     delta: float = 5.0
     percentile: float = 10.0
+    score_range: str = "clipped"
     rounds: list[PastRound] = field(default_factory=list)
     decided: int = 0  # rounds in which some tried client was no candidate
 
@@ -84,10 +85,14 @@ class OortOracle:
         here = {client: tried[client] for client in available if client in tried}
         utilities = sorted(utility for utility, _, _ in here.values() if utility > 0) or [1.0]
         scores = {}
+        place = min(math.floor(len(utilities) * self.clip + 1e-9), len(utilities) - 1)
+        if self.score_range == "clipped" and self.clip < 1 and len(utilities) > 2 and place == len(utilities) - 1:
+            place -= 1
+        clipped = utilities[place]
+        high = clipped if self.score_range == "clipped" else utilities[-1]
         for client, (utility, duration, last) in here.items():
-            clipped = utilities[min(math.floor(len(utilities) * self.clip + 1e-9), len(utilities) - 1)]
             low = 0.999 * utilities[0]
-            score = max(0.0, (min(utility, clipped) - low) / max(utilities[-1] - low, 1e-4))
+            score = max(0.0, (min(utility, clipped) - low) / max(high - low, 1e-4))
             score += math.sqrt(0.1 * math.log(t) / last)
             scores[client] = score * (preferred / duration) ** self.penalty if duration > preferred else score
         return scores

@@ -92,7 +92,7 @@ def oort_of(fleet: OortFleet) -> Oort:
     """The selector after a round of everybody, without exploration and pacer."""
     selector = Oort(
         clients_per_round=fleet.chosen, exploration=0.0, exploration_min=0.0, penalty=fleet.penalty, clip=fleet.clip,
-        cut_off=fleet.cut_off, first_percentile=fleet.percentile, pacer_step=10**6, seed=0,
+        cut_off=fleet.cut_off, first_percentile=fleet.percentile, pacer_step=10**6, score_range="paper", seed=0,
     )  # fmt: skip
     selector.common_warmup = 1
     sizes, durations, _ = fleet.clients_of()

@@ -108,18 +108,30 @@ def test_the_utility_is_of_all_examples() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cut_off", "weights"),
-    [(0.0, {0: 0.1159, 1: 0.4638, 2: 0.2639}), (0.5, {1: 0.4638, 2: 0.2639}), (0.7, {1: 0.4638})],
+    ("score_range", "cut_off", "weights"),
+    [
+        ("paper", 0.0, {0: 0.1159, 1: 0.4638, 2: 0.2639}),
+        ("paper", 0.5, {1: 0.4638, 2: 0.2639}),
+        ("paper", 0.7, {1: 0.4638}),
+        ("clipped", 0.0, {0: 0.3158, 1: 1.2633, 2: 0.2663}),
+        ("clipped", 0.2, {0: 0.3158, 1: 1.2633, 2: 0.2663}),
+        ("clipped", 0.22, {0: 0.3158, 1: 1.2633}),
+    ],
 )
-def test_scores_and_penalty_by_hand(cut_off: float, weights: dict[int, float]) -> None:
+def test_scores_and_penalty_by_hand(score_range: str, cut_off: float, weights: dict[int, float]) -> None:
     """Three clients tried in round 1, one to be exploited in round 2.
 
     Sizes (4, 4, 1), losses (2, 1, 3): U = (8, 4, 3). Clip at rank floor(3 * .5) = 1 from 0: min(U, 4) = (4, 4, 3).
     Lowest: .999 * 3 = 2.997. (min(U, 4) - 2.997)/(8 - 2.997) = (.2005, .2005, .0006); plus sqrt(.1 ln 2/1) = .2633:
     (.4638, .4638, .2639). Durations (4, 1, 2), percentile 50: T = 2. Client 0 is slow: .4638 (2/4)^2 = .1159.
     Rank 1 has .4638: with c = .5 candidates need .2319 (1 and 2), with c = .7 .3246 (1 alone).
+
+    With the range up to the clipped utility: (min(U, 4) - 2.997)/(4 - 2.997) = (1, 1, .0030); plus .2633: (1.2633,
+    1.2633, .2663), client 0 1.2633 (2/4)^2 = .3158. With c = .2 candidates need .2527 (all), with c = .22 .2779.
     """
-    selector = build(exploration=0.0, exploration_min=0.0, clip=0.5, first_percentile=50.0, cut_off=cut_off)
+    selector = build(
+        exploration=0.0, exploration_min=0.0, clip=0.5, first_percentile=50.0, cut_off=cut_off, score_range=score_range
+    )
     selector.inform(np.arange(3), num_examples=np.array([4.0, 4.0, 1.0]))
     play(selector, [0, 1, 2], {0: 2.0, 1: 1.0, 2: 3.0}, {0: 4.0, 1: 1.0, 2: 2.0})
     selector.clients_per_round = 1
@@ -182,13 +194,47 @@ def test_the_range_is_that_of_utilities_above_zero() -> None:
     cut-off .7 of 1.372 = .961, so client 3 alone is a candidate. With 0 in the range, all three live ones are.
     """
     for seed in range(10):
-        selector = build(clients_per_round=4, exploration=0.0, exploration_min=0.0, first_percentile=100.0, seed=seed)
+        selector = build(
+            clients_per_round=4, exploration=0.0, exploration_min=0.0, first_percentile=100.0, seed=seed,
+            score_range="paper",
+        )  # fmt: skip
         losses = {1: 2.0, 2: 2.05, 3: 2.1}
         play(selector, [0, 1, 2, 3], losses)
         selector.clients_per_round = 1
         for _ in range(2):
             play(selector, [0], losses)
         assert play(selector, [0, 1, 2, 3], losses) == [3]
+
+
+@pytest.mark.parametrize("lie", [20.0, 1e30])
+def test_one_lie_leaves_the_scores_of_all_others_as_they_are(lie: float) -> None:
+    """Twenty clients of losses 1, 1.1, ... 2.9; the one of 2.9 says 20 or 1e30.
+
+    The clipped utility is the second largest, 2.8. Scores: (min(U, 2.8) - .999)/(2.8 - .999), the same whatever it says
+    above 2.8. In the authors' way a lie of 1e30 leaves nothing of the others' .95.
+    """
+    statistical = {}
+    for way in ("clipped", "paper"):
+        for last in (2.9, lie):
+            selector = build(clients_per_round=20, score_range=way)
+            play(selector, list(range(20)), {k: 1.0 + 0.1 * k if k < 19 else last for k in range(20)})
+            bonus = math.sqrt(0.1 * math.log(selector.round) / 1)
+            statistical[way, last] = selector._score(np.arange(20)) - bonus
+    utility = np.minimum(1.0 + 0.1 * np.arange(20), 2.8)
+    assert statistical["clipped", 2.9] == pytest.approx((utility - 0.999) / (2.8 - 0.999))
+    assert statistical["clipped", lie].tolist() == statistical["clipped", 2.9].tolist()
+    assert statistical["paper", 2.9][18] == pytest.approx((2.8 - 0.999) / (2.9 - 0.999))
+    assert statistical["paper", lie][18] < 0.1
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_of_three_clients_or_more_the_largest_utility_is_clipped(count: int) -> None:
+    """Losses 1, 2, 3, 4: of one or two nobody can say which is too large; clip=1.0 clips nothing."""
+    for clip, clipped in ((0.98, count - 1 if count > 2 else count), (1.0, count)):
+        selector = build(clients_per_round=count, clip=clip)
+        play(selector, list(range(count)), {k: 1.0 + k for k in range(count)})
+        score = selector._score(np.arange(count))
+        assert np.count_nonzero(score == score.max()) == 1 + count - clipped
 
 
 def test_a_spare_has_the_mean_utility_and_its_own_duration() -> None:
@@ -265,13 +311,14 @@ def test_only_exploited_clients_count_for_the_pacer() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("score_range", ["clipped", "paper"])
 @pytest.mark.parametrize("constants", ["code", "quick pacer"])
-def test_choices_are_among_the_candidates(seed: int, constants: str) -> None:
+def test_choices_are_among_the_candidates(seed: int, score_range: str, constants: str) -> None:
     """120 rounds with failures, absences, newcomers, losses that were not told and rounds that nobody observed."""
     sizes = [float(5 + 7 * k % 40) for k in range(12)]
     own: dict[str, Any] = {} if constants == "code" else {"pacer_step": 3, "pacer_delta": 15.0, "cut_off": 0.9}
-    selector = build(seed=seed, **own)
-    oracle = OortOracle(3, sizes)
+    selector = build(seed=seed, score_range=score_range, **own)
+    oracle = OortOracle(3, sizes, score_range=score_range)
     if own:
         oracle.step, oracle.delta, oracle.cut_off = 3, 15.0, 0.9
     world, rng = World(num_clients=12, newcomers={0: 20, 5: 60}), np.random.default_rng(seed)
@@ -336,7 +383,8 @@ def test_a_state_whose_history_is_too_long_is_refused() -> None:
         selector.load_state_dict(selector.state_dict() | {"gains": [1.0, 2.0, 3.0]})
 
 
-@pytest.mark.parametrize("wrong", [{"exploration": 1.5}, {"penalty": -1}, {"pacer_step": 0}, {"first_percentile": 101}])
-def test_parameters_out_of_range(wrong: dict[str, float]) -> None:
+@pytest.mark.parametrize("wrong", [{"exploration": 1.5}, {"penalty": -1}, {"pacer_step": 0}, {"first_percentile": 101},
+     {"score_range": "largest"}])  # fmt: skip
+def test_parameters_out_of_range(wrong: dict[str, Any]) -> None:
     with pytest.raises(ParameterError, match=next(iter(wrong))):
         build(**wrong)

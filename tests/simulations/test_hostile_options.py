@@ -69,7 +69,30 @@ def test_claims_above_the_limit_weigh_as_the_limit(way: str) -> None:
     assert any((a != b).any() for a, b in zip(free.arrays, held.arrays, strict=True))
 
 
-@pytest.mark.parametrize("key", ["cooldown", "max_update_norm", "max_examples"])
+@WAYS
+def test_claims_above_the_automatic_limit_are_counted(way: str) -> None:
+    """Of 4 clients with 2, 2, 2 and 40 examples the last one counts as 8."""
+    sizes = {"num_clients": 4, "clients_per_round": 4, "partition.kind": "sizes", "partition.sizes": [2, 2, 2, 40]}
+    history = _run(way, 1, sizes, max_examples="auto").history
+    assert [row.num_examples for row in history.clients] == [2, 2, 2, 8]
+    assert history.problem_counts() == {"max_examples": 1}
+
+
+@WAYS
+def test_a_client_is_asked_in_no_larger_share_than_the_cap(way: str) -> None:
+    """FedCS asks whoever meets its deadline: without the cap the same ones in every round."""
+    fleet = {"num_clients": 8, "clients_per_round": 2, "selector": "cs-ucb", "selectors.cs-ucb.exploration": 0.0}
+    shares = {}
+    for cap in (0.0, 0.5):
+        history = _run(way, 40, fleet, max_participation=cap).history
+        assert {record.num_selected for record in history.rounds} == {2}
+        counts = np.bincount([row.client for row in history.clients if row.round > 20], minlength=8)
+        shares[cap] = counts.max() / 20
+    assert shares[0.0] == 1.0
+    assert 0.4 <= shares[0.5] <= 0.55
+
+
+@pytest.mark.parametrize("key", ["cooldown", "max_update_norm", "max_examples", "max_participation"])
 @pytest.mark.parametrize("value", ["yes", -1.0, float("nan"), "1"])
 def test_other_values_are_refused_by_name(key: str, value: Any) -> None:
     with pytest.raises(FedSelError, match=key):

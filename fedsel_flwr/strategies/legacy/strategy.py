@@ -189,7 +189,7 @@ class SelectionStrategy(Adapter, Strategy):
         """Let the base aggregate what can be averaged, in id order."""
         absolute = self.core.numbering.absolute(server_round)
         ordered = sorted(results, key=lambda result: id_order(self.roster.name(result[0].cid)))
-        usable, faults = evaluations(ordered, self.core.settings.max_examples)
+        usable, faults = evaluations(ordered, self.core.max_examples)
         for cid, fault in faults.items():
             logger.warning("round %d, client %s: evaluation: %s", absolute, self.roster.name(cid), fault)
         garbage = [RunError(self._fault(cid, (fault,))) for cid, fault in faults.items()]

@@ -25,7 +25,7 @@ class Cleaner:
     Args:
         base: The strategy that will aggregate the replies.
         keys: Names of our metrics.
-        max_examples: Most examples that a client may claim; None for no limit.
+        max_examples: Most examples that a client may claim in an evaluation; None for no limit.
     """
 
     def __init__(self, base: object, keys: MetricKeys, max_examples: int | None = None) -> None:
@@ -64,7 +64,7 @@ class Cleaner:
             kept: The connections whose updates are averaged, in their order.
             names: The names of the global model's arrays.
         """
-        copies = self._alike(messages, "train_metrics_aggr_fn")
+        copies = self._alike(messages, "train_metrics_aggr_fn", {node: results[node].weight for node in messages})
         array_name = model_in(next(iter(messages.values())).content)[0] if copies else ""
         for node, twin in copies.items():
             twin.content[array_name] = _record(messages[node], results[node], names)
@@ -84,10 +84,11 @@ class Cleaner:
                 faults[node] = f"{self.weight_key}: expected a number above 0, got {shown(weight)}"
             else:
                 usable[node] = message
-        return list(self._alike(usable, "evaluate_metrics_aggr_fn").values()), faults
+        limits = {} if self._max_examples is None else dict.fromkeys(usable, self._max_examples)
+        return list(self._alike(usable, "evaluate_metrics_aggr_fn", limits).values()), faults
 
-    def _alike(self, messages: Mapping[str, Message], function: str) -> dict[str, Message]:
-        """Copies without arrays whose one MetricRecord has the same name and the same keys in all."""
+    def _alike(self, messages: Mapping[str, Message], function: str, limits: Mapping[str, float]) -> dict[str, Message]:
+        """Copies without arrays whose one MetricRecord has the same name and keys in all; weights are cut."""
         if not messages:
             return {}
         lengths = bases.adds_lists(self._base, function)
@@ -98,8 +99,8 @@ class Cleaner:
             content = RecordDict(dict(message.content.config_records.items()))
             content[name] = metrics = made_alike(metrics_of(message), kept, lengths=lengths)
             weight = finite_number(metrics[self.weight_key])
-            if self._max_examples is not None and weight is not None and weight > self._max_examples:
-                metrics[self.weight_key] = self._max_examples
+            if node in limits and weight is not None and weight > limits[node]:
+                metrics[self.weight_key] = limits[node]
             copies[node] = copy.copy(message)
             copies[node].content = content
         return copies

@@ -267,7 +267,7 @@ class SelectionStrategy(Adapter, Strategy):
             getattr(self._so_far, kind)[number] = metrics
 
     def _cleaner(self) -> Cleaner:
-        return Cleaner(self.base, self.core.settings.keys, self.core.settings.max_examples)
+        return Cleaner(self.base, self.core.settings.keys, self.core.max_examples)
 
     def _decode(self, record: ArrayRecord) -> Arrays:
         """A record's arrays in the order of the model."""
