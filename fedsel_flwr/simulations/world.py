@@ -14,6 +14,7 @@ from torch import nn
 from fedsel_flwr.clients.answering import Examples
 from fedsel_flwr.clients.batched.predicting import stack_predict
 from fedsel_flwr.clients.delays import System
+from fedsel_flwr.clients.failing import Failing
 from fedsel_flwr.clients.objectives import Objective
 from fedsel_flwr.clients.parameters import get_arrays, set_arrays
 from fedsel_flwr.clients.predicting import torch_predict
@@ -56,6 +57,11 @@ class World:
         sizes = partition_sizes(self.partitions)
         self._test_sizes = self._num_test(sizes)
         self.sizes: npt.NDArray[np.int64] = sizes - self._test_sizes
+        self.failing = Failing(
+            seed=scenario.seed,
+            failure_probability=scenario.clients.failure_probability,
+            crash_probability=scenario.clients.crash_probability,
+        )
         self.system: System = scenario.system_model(self.sizes, sum(array.nbytes for array in self._initial))
 
     def initial_arrays(self) -> Arrays:
@@ -122,6 +128,7 @@ class World:
             system=self.system,
             latency_mode=self.scenario.clients.latency_mode,
             delay=self.scenario.clients.delay,
+            failing=self.failing,
         )
 
     def for_clients(self) -> World:
