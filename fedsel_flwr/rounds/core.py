@@ -97,6 +97,10 @@ class SelectionCore:
             return self.parts.measurer.reader
         return "" if self.settings.max_update_norm is None else "max_update_norm"
 
+    def in_simulation(self) -> None:
+        """Times and failures are modelled: the log counts late and lost answers once, when the run is over."""
+        self._collector.modelled = True
+
     def waits_for(self, chosen: int) -> int | None:
         """How many usable answers of so many chosen clients end a round; None: all of them."""
         return self._collector.waits_for(chosen)

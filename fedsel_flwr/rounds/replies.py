@@ -35,7 +35,7 @@ SIMULATED_FAILURE = "simulated_failure"
 FAILED, CRASHED = 1, 2
 """Its values: the client has trained, or it has crashed before that."""
 _LOST: Mapping[float, str] = {
-    FAILED: "failed: trained, but its answer did not arrive (clients.failure_probability)",
+    FAILED: "lost: trained, but its answer did not arrive (clients.failure_probability)",
     CRASHED: "crashed: did not train (clients.crash_probability)",
 }
 _LOWEST = dict.fromkeys(NUMBERS, 0.0) | {"train_loss": -LARGEST}

@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.checkpoints import Resume
+from fedsel_flwr.rounds.faults import log_modelled
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.simulations.apis import APIS
 from fedsel_flwr.simulations.building import make_strategy
@@ -77,7 +78,9 @@ def run_rounds(grid: Grid, world: World, strategy: Any) -> RunResult:
     Returns:
         History and final model.
     """
+    strategy.core.in_simulation()
     arrays = APIS[world.scenario.api].run(grid, world, strategy)
+    log_modelled(strategy.history, bool(world.scenario.aggregation.over_selection))
     return RunResult(history=strategy.history, arrays=arrays)
 
 

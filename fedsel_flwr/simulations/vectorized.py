@@ -24,6 +24,7 @@ from fedsel_flwr.clients.metrics import fit_metrics, lost_metrics
 from fedsel_flwr.clients.parameters import set_arrays
 from fedsel_flwr.clients.streams import streams
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.rounds.faults import log_modelled
 from fedsel_flwr.rounds.models import Arrays, ModelStack
 from fedsel_flwr.rounds.replies import CRASHED, Reply
 from fedsel_flwr.simulations.aggregating import aggregated
@@ -80,6 +81,7 @@ def _rounds(world: World, strategy: Any, clients: InProcess, pace: Pace) -> RunR
 
     if (resumed := strategy.resumed) is not None:
         model, done = list(resumed.model), resumed.round
+    core.in_simulation()
     core.begin_run()
     if done:
         ended(done)  # its evaluation may have been cut off
@@ -98,6 +100,7 @@ def _rounds(world: World, strategy: Any, clients: InProcess, pace: Pace) -> RunR
         strategy.model_after(core.round, model)
         pace(partial(strategy.round_trained, core.round, model))
         ended(number)
+    log_modelled(strategy.history, bool(scenario.aggregation.over_selection))
     return RunResult(history=strategy.history, arrays=model)
 
 

@@ -58,7 +58,7 @@ def test_no_probability_is_refused(probability: float) -> None:
 def test_a_failed_client_has_spent_time_and_energy_and_a_crashed_one_has_not(api: str) -> None:
     scenario = _scenario(0.3, 0.4, api=api)
     result = simulate(scenario, engine="vectorized")
-    world, failed, crashed = World(scenario), _rows(result, "failed"), _rows(result, "crashed")
+    world, failed, crashed = World(scenario), _rows(result, "lost"), _rows(result, "crashed")
     assert len(failed) > 3
     assert len(crashed) > 3
     for row in failed:
@@ -85,7 +85,7 @@ def test_both_engines_lose_the_same_answers(probabilities: tuple[float, float], 
         np.testing.assert_array_equal([one.latency_s, one.energy_j], [other.latency_s, other.energy_j])
     difference = max(np.abs(a - b).max() for a, b in zip(alone.arrays, together.arrays, strict=True))
     assert difference <= 1e-4
-    assert len(_rows(alone, "failed")) > 3
+    assert len(_rows(alone, "lost")) > 3
 
 
 def _on_a_grid(scenario: Scenario) -> RunResult:
