@@ -35,10 +35,12 @@ class RunResult:
     Attributes:
         history: Round by round and client by client.
         arrays: The final global model.
+        diverged: One sentence, if the run has diverged; empty if not, or if the run was read back.
     """
 
     history: History
     arrays: Arrays
+    diverged: str = ""
 
 
 RUN = "run.json"
