@@ -191,8 +191,8 @@ def _show(comparison: Comparison, as_json: bool) -> None:
         return
     render_table(aggregate(comparison.summaries), comparison.scenario.target_accuracy)
     for run in comparison.runs:
-        if run.result.diverged:
-            print(f"{run.selector}, seed {run.scenario.seed}: {run.result.diverged}")
+        if run.result.trouble:
+            print(f"{run.selector}, seed {run.scenario.seed}: {run.result.trouble}")
     for name, reason in comparison.left_out.items():
         print(f"left out: {name}: {reason}")
     for run in comparison.cut_off:

@@ -1,10 +1,14 @@
-"""Whether a run has diverged: its loss is not finite, its clients send no finite model, or it only guesses."""
+"""What is wrong with a run that is over: it has diverged, or nobody delivered an update.
+
+A run has diverged if its loss is not finite, or its clients send no model of finite size, or it only guesses.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 import re
+from collections import Counter
 
 import numpy as np
 
@@ -18,17 +22,18 @@ LAST = 5
 CURE = "lower training.learning_rate"
 
 
-def diverged(world: World, history: History) -> str:
-    """Say whether a run that is over has diverged, in the log too.
+def trouble(world: World, history: History) -> str:
+    """Say what is wrong with a run that is over, in the log too.
 
     Args:
         world: The scenario's world; its test set says what guessing achieves.
         history: The run's.
 
     Returns:
-        One sentence; empty if the run has not diverged, or has too few measured rounds to tell.
+        One sentence; empty if nothing is, or there are too few measured rounds to tell.
     """
-    said = _not_finite(history) or _no_finite_models(history) or _guessing(world, history)
+    diverged = _not_finite(history) or _no_finite_models(history)
+    said = diverged or _nothing_delivered(history) or _guessing(world, history)
     if said:
         logger.warning("%s", said)
     return said
@@ -71,6 +76,15 @@ def _no_finite_models(history: History) -> str:
         f"the run diverged: in rounds {last[0].round} to {last[-1].round} no client sent a model of finite size, and "
         f"the model stays as it was; {CURE}"
     )
+
+
+def _nothing_delivered(history: History) -> str:
+    asked = sum(record.num_selected for record in history.rounds)
+    if not asked or any(record.num_completed for record in history.rounds):
+        return ""
+    # the rows of the last rounds stand for all: a long history is on the disk
+    reasons = Counter(row.problem for row in history.clients[-min(asked, 1000) :])
+    return f"no update could be used in {len(history.rounds)} rounds; most often: {reasons.most_common(1)[0][0]}"
 
 
 def _guessing(world: World, history: History) -> str:

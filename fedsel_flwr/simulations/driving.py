@@ -16,7 +16,7 @@ from fedsel_flwr.rounds.faults import log_modelled
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.simulations.apis import APIS
 from fedsel_flwr.simulations.building import make_strategy
-from fedsel_flwr.simulations.diverging import diverged
+from fedsel_flwr.simulations.diverging import trouble
 from fedsel_flwr.simulations.keeping import Keeping
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
@@ -82,7 +82,7 @@ def run_rounds(grid: Grid, world: World, strategy: Any) -> RunResult:
     strategy.core.in_simulation()
     arrays = APIS[world.scenario.api].run(grid, world, strategy)
     log_modelled(strategy.history, bool(world.scenario.aggregation.over_selection))
-    return RunResult(history=strategy.history, arrays=arrays, diverged=diverged(world, strategy.history))
+    return RunResult(history=strategy.history, arrays=arrays, trouble=trouble(world, strategy.history))
 
 
 def command(num_clients: int) -> str:

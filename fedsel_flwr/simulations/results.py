@@ -35,12 +35,12 @@ class RunResult:
     Attributes:
         history: Round by round and client by client.
         arrays: The final global model.
-        diverged: One sentence, if the run has diverged; empty if not, or if the run was read back.
+        trouble: One sentence if the run diverged, or no update could be used; empty if not, or of a run read back.
     """
 
     history: History
     arrays: Arrays
-    diverged: str = ""
+    trouble: str = ""
 
 
 RUN = "run.json"

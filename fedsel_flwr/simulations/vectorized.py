@@ -28,7 +28,7 @@ from fedsel_flwr.rounds.faults import log_modelled
 from fedsel_flwr.rounds.models import Arrays, ModelStack
 from fedsel_flwr.rounds.replies import CRASHED, Reply
 from fedsel_flwr.simulations.aggregating import aggregated
-from fedsel_flwr.simulations.diverging import diverged
+from fedsel_flwr.simulations.diverging import trouble
 from fedsel_flwr.simulations.keeping import Pace
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
@@ -102,7 +102,7 @@ def _rounds(world: World, strategy: Any, clients: InProcess, pace: Pace) -> RunR
         pace(partial(strategy.round_trained, core.round, model))
         ended(number)
     log_modelled(strategy.history, bool(scenario.aggregation.over_selection))
-    return RunResult(history=strategy.history, arrays=model, diverged=diverged(world, strategy.history))
+    return RunResult(history=strategy.history, arrays=model, trouble=trouble(world, strategy.history))
 
 
 class InProcess:

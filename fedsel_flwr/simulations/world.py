@@ -133,6 +133,12 @@ class World:
             failing=self.failing,
         )
 
+    def under(self, scenario: Scenario) -> World:
+        """This world under another scenario, which differs in nothing that the world is made of."""
+        world = copy.copy(self)
+        world.scenario = scenario
+        return world
+
     def for_clients(self) -> World:
         """This world with the same arrays, but without the examples that no client sees."""
         train = self.dataset.train
