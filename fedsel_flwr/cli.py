@@ -190,6 +190,9 @@ def _show(comparison: Comparison, as_json: bool) -> None:
         print(json.dumps(comparison.figures(), indent=2, allow_nan=False))
         return
     render_table(aggregate(comparison.summaries), comparison.scenario.target_accuracy)
+    for run in comparison.runs:
+        if run.result.trouble:
+            print(f"{run.selector}, seed {run.scenario.seed}: {run.result.trouble}")
     for name, reason in comparison.left_out.items():
         print(f"left out: {name}: {reason}")
     for run in comparison.cut_off:

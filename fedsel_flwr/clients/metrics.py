@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from flwr.common import Scalar
 
 from fedsel_flwr.clients.answering import forward_passes, with_answers
 from fedsel_flwr.clients.delays import PROBE_BITS, RoundDelays, System
 from fedsel_flwr.clients.sketching import SKETCH_BITS
+from fedsel_flwr.rounds.replies import SIMULATED_FAILURE
 
 
 def round_delays(
@@ -53,6 +54,21 @@ def fit_metrics(
         "client_id": partition_id,
     }
     return metrics if energy_score is None else metrics | {"energy_score": energy_score}
+
+
+def lost_metrics(partition_id: int, fate: int, spent: Mapping[str, Scalar] | None = None) -> dict[str, Scalar]:
+    """The metrics of an answer that never arrives in the simulation.
+
+    Args:
+        partition_id: Which client this is.
+        fate: :data:`~fedsel_flwr.rounds.replies.FAILED` or :data:`~fedsel_flwr.rounds.replies.CRASHED`.
+        spent: The metrics that the answer would have had; None of a client that has not trained.
+
+    Returns:
+        What the client spent; the history keeps it, and nobody learns the training loss.
+    """
+    known = {key: value for key, value in (spent or {}).items() if key != "train_loss"}
+    return known | {"client_id": partition_id, SIMULATED_FAILURE: fate}
 
 
 def probe_costs(

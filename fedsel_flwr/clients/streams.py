@@ -32,6 +32,8 @@ PURPOSES: Final[Mapping[str, int]] = MappingProxyType(
         "synthetic": 11,
         "sketch": 12,
         "mini-batch": 13,
+        "failure": 14,
+        "crash": 15,
     }
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Literal, get_args
 
@@ -14,12 +15,14 @@ from torch import nn
 from fedsel_flwr.checks import one_of
 from fedsel_flwr.clients.answering import answer, asked_columns, local_accuracy, mini_batch
 from fedsel_flwr.clients.delays import System
-from fedsel_flwr.clients.metrics import fit_metrics, probe_costs, round_delays
+from fedsel_flwr.clients.failing import ANSWERS, Failing
+from fedsel_flwr.clients.metrics import fit_metrics, lost_metrics, probe_costs, round_delays
 from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective
 from fedsel_flwr.clients.parameters import get_arrays, set_arrays
 from fedsel_flwr.clients.streams import stream
 from fedsel_flwr.clients.training import Targets, TrainingSettings, evaluate, train
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.rounds.replies import CRASHED
 
 LatencyMode = Literal["measured", "model"]
 Delay = Literal["virtual", "sleep"]
@@ -45,6 +48,7 @@ class TorchClient(NumPyClient):
             makes runs reproducible.
         delay: "virtual" only reports the delays; "sleep" makes the call last as long as it reports.
         objective: What the client trains for and measures.
+        failing: Draws in which rounds the client crashes, or its answer is lost; None: in none.
 
     References:
         Metrics: ``latency_s`` = ``download_s`` + ``compute_s`` + ``upload_s`` (Xia et al., equation (4), not yet
@@ -66,6 +70,7 @@ class TorchClient(NumPyClient):
         latency_mode: LatencyMode = "measured",
         delay: Delay = "virtual",
         objective: Objective = CLASSIFICATION,
+        failing: Failing | None = None,
     ) -> None:
         one_of("latency_mode", latency_mode, get_args(LatencyMode))
         one_of("delay", delay, get_args(Delay))
@@ -76,7 +81,7 @@ class TorchClient(NumPyClient):
         )
         self._energy_score = energy_score
         self._settings, self._system = settings, system
-        self._latency_mode, self._delay, self._objective = latency_mode, delay, objective
+        self._latency_mode, self._delay, self._objective, self._failing = latency_mode, delay, objective, failing
 
     def get_properties(self, config: Config) -> dict[str, Scalar]:
         """Say who this is and how much data it holds."""
@@ -90,15 +95,22 @@ class TorchClient(NumPyClient):
     def fit(self, parameters: NDArrays, config: dict[str, Scalar]) -> tuple[NDArrays, int, dict[str, Scalar]]:
         """Train from the received model; returns the arrays, the number of examples and the metrics.
 
-        What ``needs`` asks for is answered before training, and its time and energy are part of the round's.
+        What ``needs`` asks for is answered before training, and its time and energy are part of the round's. A client
+        that is drawn to fail returns the received model, and says in its metrics that this answer never arrives.
         """
         round, asked = _round(config), asked_columns(config.get("needs"))
+        fate = ANSWERS if self._failing is None else self._failing.fates([self._partition_id], round)[0]
+        if fate == CRASHED:
+            return parameters, len(self._train[1]), lost_metrics(self._partition_id, fate)
         delays = round_delays(self._system, self._partition_id, round, asked, self._batch_share)
         set_arrays(self._model, parameters)
         order = stream(self._system.seed, "data-order", self._partition_id, round)
         start = time.perf_counter()
-        answers = self._answers(asked, round)
-        loss = train(self._model, *self._train, self._settings.at(round), order, self._objective)
+        answers, loss = {}, math.nan
+        # nobody sees the model of a lost answer: it is trained for its time alone
+        if fate == ANSWERS or self._latency_mode == "measured":
+            answers = self._answers(asked, round)
+            loss = train(self._model, *self._train, self._settings.at(round), order, self._objective)
         measured = time.perf_counter() - start
         metrics = fit_metrics(
             self._system, self._partition_id, delays, train_loss=loss, energy_score=self._energy_score,
@@ -106,6 +118,8 @@ class TorchClient(NumPyClient):
         )  # fmt: skip
         if self._delay == "sleep":
             time.sleep(max(0.0, min(float(metrics["latency_s"]), self._system.max_latency_s) - measured))
+        if fate != ANSWERS:
+            return parameters, len(self._train[1]), lost_metrics(self._partition_id, fate, metrics)
         return get_arrays(self._model), len(self._train[1]), metrics | answers
 
     def evaluate(self, parameters: NDArrays, config: dict[str, Scalar]) -> tuple[float, int, dict[str, Scalar]]:

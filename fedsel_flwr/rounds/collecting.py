@@ -39,6 +39,9 @@ class Collector:
         enrolment: Keeps the numbers of examples.
         measurer: Measures models.
         identifying: Says whether a client's own word about its identity counts.
+
+    Attributes:
+        modelled: Whether a simulation draws the clients' times and failures, which are then no warnings one by one.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Collector:
         self._selector, self._settings, self._roster = selector, settings, roster
         self._enrolment, self._measurer, self._identifying = enrolment, measurer, identifying
         self._wanted = selector.needs & FROM_REPLY
+        self.modelled = False
 
     def waits_for(self, chosen: int) -> int | None:
         """How many of the chosen clients the round waits for; None waits for all of them.
@@ -102,6 +106,7 @@ class Collector:
                 for row, node in round.chosen.items()
                 for problem in results[node].problems[: -1 if results[node].spare else None]  # others were earlier
             ],
+            modelled=self.modelled,
         )
         counted = np.array([result.num_examples > 0 for result in results.values()], dtype=np.bool_)
         self._enrolment.reported(round.rows, np.where(counted, claimed, 0))

@@ -102,6 +102,10 @@ class SelectionCore:
         """Most examples that a client may claim now; None for no limit."""
         return self.parts.enrolment.max_examples()
 
+    def in_simulation(self) -> None:
+        """Times and failures are modelled: the log counts late and lost answers once, when the run is over."""
+        self._collector.modelled = True
+
     def waits_for(self, chosen: int) -> int | None:
         """How many usable answers of so many chosen clients end a round; None: all of them."""
         return self._collector.waits_for(chosen)

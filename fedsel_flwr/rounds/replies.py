@@ -30,6 +30,14 @@ from fedsel_flwr.selectors.columns import COLUMNS, LARGEST
 NaN = float("nan")
 NUMBERS = ("energy", "download", "compute", "upload", "train_loss", "energy_score")
 """What is read of every reply, beside the columns that the selector needs."""
+SIMULATED_FAILURE = "simulated_failure"
+"""The metric by which a simulated client says that its answer never arrives; a client of a deployment fails itself."""
+FAILED, CRASHED = 1, 2
+"""Its values: the client has trained, or it has crashed before that."""
+_LOST: Mapping[float, str] = {
+    FAILED: "lost: trained, but its answer did not arrive (clients.failure_probability)",
+    CRASHED: "crashed: did not train (clients.crash_probability)",
+}
 _LOWEST = dict.fromkeys(NUMBERS, 0.0) | {"train_loss": -LARGEST}
 _HIGHEST = dict.fromkeys(NUMBERS, LARGEST) | {"energy_score": 1.0}
 
@@ -79,6 +87,7 @@ class ClientResult:
         answered: Whether a spare has answered.
         spare_s: A spare's own latency, or if it has not answered the seconds that the server waited for it.
         timed_out: Whether no answer came for as long as the server waited.
+        lost: Whether its answer never arrived in the simulation: ``values`` are for the history, not for the selector.
     """
 
     completed: bool
@@ -95,6 +104,7 @@ class ClientResult:
     answered: bool = False
     spare_s: float = 0.0
     timed_out: bool = False
+    lost: bool = False
 
 
 def read_reply(
@@ -124,7 +134,8 @@ def read_reply(
     keys, metrics = settings.keys, reply.metrics
     problems: list[str] = []
     faulty: set[str] = set()
-    failed = reply.error or _fault_in_metrics(metrics) or _fault_in_count(reply.num_examples)
+    lost = "" if reply.error else _LOST.get(finite_number(metrics.get(SIMULATED_FAILURE)) or 0, "")
+    failed = reply.error or lost or _fault_in_metrics(metrics) or _fault_in_count(reply.num_examples)
     if not failed:
         failed = _fault_in_model(reply.arrays, reference, settings.max_update_norm) if fault is None else fault
     if failed:
@@ -157,7 +168,7 @@ def read_reply(
         problems.append(f"identity: claims to be {shown(claim)}")
         faulty.add(keys.client_id)
     latency, source, problem, late = settings.max_latency, "max_latency", "", False
-    if not reply.error:
+    if not reply.error and not lost:
         latency, source, problem, late = read_latency(metrics.get(keys.latency), reply.observed_s, settings)
     if problem:
         problems.append(problem)
@@ -183,6 +194,7 @@ def read_reply(
         spare=reply.spare,
         spare_s=min(reply.observed_s or 0.0, settings.max_latency) if reply.spare else 0.0,
         timed_out=reply.timed_out,
+        lost=bool(lost),
     )
 
 

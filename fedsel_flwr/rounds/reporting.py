@@ -129,7 +129,7 @@ class Reporter:
             elif name == "num_examples":
                 told[name] = np.array([result.num_examples or np.nan for result in results], dtype=np.float64)
             elif name in NUMBERS:
-                told[name] = np.array([result.values[name] for result in results], dtype=np.float64)
+                told[name] = _arrived(results, name)
             else:
                 column = in_rows(name, [result.columns.get(name) for result in results])
                 told[name] = np.full((len(results), 1), np.nan) if column is None else column
@@ -152,10 +152,15 @@ class Reporter:
 
         E_max is the largest energy seen up to the end of the selector's warm-up, at least until there was one.
         """
-        joules = np.array([result.values["energy"] for result in results], dtype=np.float64)
+        joules = _arrived(results, "energy")
         warmup = max(self._selector.common_warmup, getattr(self._selector, "warmup_rounds", 0))
         if not self._energy_max or self._selector.round <= warmup:
             self._energy_max = max([self._energy_max, *joules[np.isfinite(joules)]])
-        scores = np.array([result.values["energy_score"] for result in results], dtype=np.float64)
+        scores = _arrived(results, "energy_score")
         derived = np.clip(1.0 - joules / (self._energy_max or 1.0), 0.0, 1.0)  # energy score, ours; NaN without joules
         return np.where(np.isfinite(scores), scores, derived)
+
+
+def _arrived(results: list[ClientResult], name: str) -> FloatArray:
+    """One of :data:`~fedsel_flwr.rounds.replies.NUMBERS` of each client, NaN if its answer was lost."""
+    return np.array([np.nan if result.lost else result.values[name] for result in results], dtype=np.float64)

@@ -49,7 +49,8 @@ def make_strategy(
         ParameterError: A selector parameter is missing or out of range, or the availability trace cannot be used.
     """
     scenario = world.scenario
-    world.check_measured((selector_class(scenario.selector) if selector is None else selector).needs)
+    chooses = selector_class(scenario.selector) if selector is None else selector
+    world.check_measured(chooses.needs, label_of(scenario.selector) if selector is None else selector.name)
     api, wait = APIS[scenario.api], scenario.aggregation
     options: dict[str, Any] = {
         "base": api.make_base(world),

@@ -12,9 +12,11 @@ from flwr.serverapp import Grid
 
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.checkpoints import Resume
+from fedsel_flwr.rounds.faults import log_modelled
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.simulations.apis import APIS
 from fedsel_flwr.simulations.building import make_strategy
+from fedsel_flwr.simulations.diverging import trouble
 from fedsel_flwr.simulations.keeping import Keeping
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
@@ -77,8 +79,10 @@ def run_rounds(grid: Grid, world: World, strategy: Any) -> RunResult:
     Returns:
         History and final model.
     """
+    strategy.core.in_simulation()
     arrays = APIS[world.scenario.api].run(grid, world, strategy)
-    return RunResult(history=strategy.history, arrays=arrays)
+    log_modelled(strategy.history, bool(world.scenario.aggregation.over_selection))
+    return RunResult(history=strategy.history, arrays=arrays, trouble=trouble(world, strategy.history))
 
 
 def command(num_clients: int) -> str:

@@ -30,7 +30,7 @@ def every_selector(scenario: Scenario, own: Own = Own()) -> tuple[list[str], dic
     for name in names():
         try:
             check_selectors(scenario, [name])
-            world.check_measured(selector_class(name).needs)
+            world.check_measured(selector_class(name).needs, name)
             _check_fleet(scenario, name)
         except FedSelError as error:
             left_out[name] = str(error)

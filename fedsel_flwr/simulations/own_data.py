@@ -69,12 +69,15 @@ class OwnData:
         for name, part in (("test", test), ("validation", validation)):
             _check_alike(train, part, name)
         classes = train.labels.dtype == np.int64
-        largest = max((int(part.labels.max()) for part in (train, validation, test) if len(part)), default=0)
+        parts = [part for part in (train, validation, test) if len(part)]
+        largest = max((int(part.labels.max()) for part in parts), default=0)
         if classes and largest >= (count := len(train) + len(validation) + len(test)):
             raise ParameterError(
                 f"labels must be classes 0 … C - 1, got {largest} among {count} examples: number the classes anew, or "
                 "give the labels as floats if they are numbers to predict"
             )
+        if classes:
+            _check_first_class(parts)
         return Dataset(
             name=self.name,
             train=train,
@@ -119,7 +122,12 @@ class OwnData:
                     f"shape {rows.shape}"
                 )
             rows = np.sort(rows.astype(np.int64))
-            if rows[0] < 0 or rows[-1] >= count or (np.diff(rows) == 0).any():
+            if (twice := rows[1:][np.diff(rows) == 0]).size:
+                raise ParameterError(
+                    f"partition: client {client} must have rows of train in [0, {count}), each once; row {twice[0]} "
+                    f"stands there {np.count_nonzero(rows == twice[0])} times"
+                )
+            if rows[0] < 0 or rows[-1] >= count:
                 raise ParameterError(
                     f"partition: client {client} must have rows of train in [0, {count}), each once; got rows from "
                     f"{rows[0]} to {rows[-1]}"
@@ -213,6 +221,17 @@ def _check_alike(train: Split, other: Split, name: str) -> None:
         raise ParameterError(
             f"{name} must have examples like train's, {train.inputs.shape[1:]} with {_kind(train)}, got "
             f"{other.inputs.shape[1:]} with {_kind(other)}"
+        )
+
+
+def _check_first_class(parts: Sequence[Split]) -> None:
+    """Refuse classes that are numbered from 1: every class from 1 on is there, and 0 is not."""
+    found = np.unique(np.concatenate([part.labels for part in parts]))
+    count = len(found)
+    if count > 1 and found[0] == 1 and found[-1] == count:
+        raise ParameterError(
+            f"labels must be 0 … classes - 1, that is 0 … {count - 1} of {count} classes, got 1 … {count}: subtract 1 "
+            "from every label"
         )
 
 

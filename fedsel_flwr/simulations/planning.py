@@ -13,7 +13,7 @@ from fedsel_flwr.checks import whole
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.history import History, RoundRecord
 from fedsel_flwr.simulations.begun import has_finished
-from fedsel_flwr.simulations.building import check_selectors, make_availability
+from fedsel_flwr.simulations.building import check_selectors, make_availability, make_strategy
 from fedsel_flwr.simulations.checking import ENGINES, check_engine
 from fedsel_flwr.simulations.comparison import Comparison, Run, reference_of, run_name
 from fedsel_flwr.simulations.contenders import Contender, Given, contenders
@@ -28,6 +28,7 @@ from fedsel_flwr.simulations.side_by_side import Job, check_jobs, side_by_side
 from fedsel_flwr.simulations.staffing import Staff, check_processes
 from fedsel_flwr.simulations.telling import StartRun, Update, tell_last, telling
 from fedsel_flwr.simulations.where import Where
+from fedsel_flwr.simulations.world import world_of
 
 
 @dataclass(frozen=True)
@@ -167,8 +168,10 @@ class Plan:
         if folder:
             names = {run_name(one.label, seed) for one in self.them for seed in self.seeds}
             check_folder(folder, names, single=single, resume=resume)
-            for one in self.them:  # before anything is written: what was given may not make a selector
-                one.selector(one.scenario(self.scenario, self.seeds[0]))
+        places = [self._place(folder, one, seed, single)["folder"] for one in self.them for seed in self.seeds]
+        if not resume or not all(place is not None and has_finished(place) for place in places):
+            self._check(brought)
+        if folder:
             write_plan(folder, self.said() | {"scenario": brought.named_in(self.scenario).model_dump()})
             options = {"resume": resume, **self.checkpoints, **options}
         on_flower: History | None = None
@@ -192,6 +195,16 @@ class Plan:
         if folder:
             comparison.report(folder)
         return comparison
+
+    def _check(self, brought: Own) -> None:
+        """Refuse data, a partition and selectors that cannot be used: before anything is written or started.
+
+        The selectors share the world of the first seed, in which each differs by its scenario alone.
+        """
+        scenarios = [brought.named_in(one.scenario(self.scenario, self.seeds[0])) for one in self.them]
+        world = world_of(scenarios[0], brought)
+        for one, scenario in zip(self.them, scenarios, strict=True):
+            make_strategy(world.under(scenario), selector=one.selector(scenario))
 
     def _place(self, folder: Path | None, one: Contender, seed: int, single: bool) -> dict[str, Any]:
         """What a run is called, and where it is written."""

@@ -35,10 +35,12 @@ class RunResult:
     Attributes:
         history: Round by round and client by client.
         arrays: The final global model.
+        trouble: One sentence if the run diverged, or no update could be used; empty if not, or of a run read back.
     """
 
     history: History
     arrays: Arrays
+    trouble: str = ""
 
 
 RUN = "run.json"

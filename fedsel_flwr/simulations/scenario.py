@@ -22,6 +22,7 @@ from fedsel_flwr.simulations.tables import (
     NotNegative,
     Partition,
     Positive,
+    Probability,
     System,
     Table,
     Training,
@@ -30,11 +31,17 @@ from fedsel_flwr.simulations.tables import (
 
 
 class Clients(Table):
-    """How clients keep time; ``energy_score_low`` below 1 draws each client's PCZFL score from U[low, 1], once."""
+    """How clients keep time, and how often they fail.
+
+    ``energy_score_low`` below 1 draws each client's PCZFL score from U[low, 1], once. In each round a chosen client
+    crashes before training with ``crash_probability``; one that trained does not answer with ``failure_probability``.
+    """
 
     energy_score_low: Annotated[float, Field(ge=0, le=1, strict=True)] = 1.0
     latency_mode: Literal["measured", "model"] = "model"
     delay: Literal["virtual", "sleep"] = "virtual"
+    failure_probability: Probability = 0.0
+    crash_probability: Probability = 0.0
 
 
 class Aggregation(Table):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 from collections.abc import Generator, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 
 from fedsel_flwr.checks import whole
 from fedsel_flwr.clients.batched.sending import packed, unpacked
-from fedsel_flwr.errors import ParameterError, RunError
+from fedsel_flwr.errors import FedSelError, ParameterError, RunError, described
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.simulations.contenders import Contender
 from fedsel_flwr.simulations.logs import log_file, logging_to
@@ -68,8 +69,8 @@ def side_by_side(jobs: Sequence[Job], options: Mapping[str, Any], at_a_time: int
 
     Raises:
         ParameterError: A run cannot be sent to another process.
-        RunError: A process was killed.
-        Exception: Whatever a run raises; the others are then broken off.
+        RunError: A process was killed, or the user's own code raised something in a run; says what, and in which line.
+        FedSelError: Whatever else a run raises; the others are then broken off.
     """
     from loky import ProcessPoolExecutor, cpu_count
     from loky.process_executor import BrokenProcessPool
@@ -115,4 +116,12 @@ def _play(own: bytes, shared: bytes, log: Path | None, parent: int) -> RunResult
     job: Job = unpacked(own)
     options: dict[str, Any] = {**unpacked(shared), **job.place}
     with logging_to(log) if log else contextlib.nullcontext():
-        return simulate(job.scenario, selector=job.contender.selector(job.scenario), on_round=on_round, **options)
+        try:
+            return simulate(job.scenario, selector=job.contender.selector(job.scenario), on_round=on_round, **options)
+        except FedSelError:
+            raise
+        except Exception as error:  # whatever the user's own code raises; its place is known in this process alone
+            if log:
+                logging.getLogger("fedsel_flwr").exception("the run broke off")
+            run = f"the run of {job.contender.label!r} on seed {job.scenario.seed} broke off"
+            raise RunError(f"{run}: {described(error)}") from error

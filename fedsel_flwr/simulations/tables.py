@@ -20,6 +20,7 @@ from fedsel_flwr.wireless import OFDMAChannel
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
 Finite = Annotated[float, Field(allow_inf_nan=False, strict=True)]
+Probability = Annotated[float, Field(ge=0, le=1, strict=True)]
 Fraction = Annotated[float, Field(gt=0, lt=1, strict=True)]
 Count = Annotated[int, Field(ge=1, strict=True)]
 CountOrZero = Annotated[int, Field(ge=0, strict=True)]

@@ -12,18 +12,23 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
+from fedsel_flwr.checks import FloatArray
 from fedsel_flwr.clients.answering import answer, asked_columns, with_answers
 from fedsel_flwr.clients.batched import Examples
 from fedsel_flwr.clients.batched.threads import using_threads
-from fedsel_flwr.clients.metrics import fit_metrics
+from fedsel_flwr.clients.failing import ANSWERS
+from fedsel_flwr.clients.metrics import fit_metrics, lost_metrics
 from fedsel_flwr.clients.parameters import set_arrays
 from fedsel_flwr.clients.streams import streams
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.rounds.faults import log_modelled
 from fedsel_flwr.rounds.models import Arrays, ModelStack
-from fedsel_flwr.rounds.replies import Reply
+from fedsel_flwr.rounds.replies import CRASHED, Reply
 from fedsel_flwr.simulations.aggregating import aggregated
+from fedsel_flwr.simulations.diverging import trouble
 from fedsel_flwr.simulations.keeping import Pace
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
@@ -77,6 +82,7 @@ def _rounds(world: World, strategy: Any, clients: InProcess, pace: Pace) -> RunR
 
     if (resumed := strategy.resumed) is not None:
         model, done = list(resumed.model), resumed.round
+    core.in_simulation()
     core.begin_run()
     if done:
         ended(done)  # its evaluation may have been cut off
@@ -95,7 +101,8 @@ def _rounds(world: World, strategy: Any, clients: InProcess, pace: Pace) -> RunR
         strategy.model_after(core.round, model)
         pace(partial(strategy.round_trained, core.round, model))
         ended(number)
-    return RunResult(history=strategy.history, arrays=model)
+    log_modelled(strategy.history, bool(scenario.aggregation.over_selection))
+    return RunResult(history=strategy.history, arrays=model, trouble=trouble(world, strategy.history))
 
 
 class InProcess:
@@ -141,26 +148,43 @@ class InProcess:
             What each reports, and their models, a row for each.
         """
         world, ids = self._world, [int(node) for node in nodes]
-        self._trainer.settings = self._settings.at(round)
-        system, train = world.system, world.dataset.train
-        layers, losses = self._trainer.train(
-            list(self.model),
-            Examples(train.inputs, train.labels, world.train_rows_of(ids)),
-            streams(system.seed, "data-order", ids, round),
-        )
+        system, fates = world.system, world.failing.fates(ids, round)
+        layers, losses = self._trained(ids, round, [i for i, fate in enumerate(fates) if fate == ANSWERS])
         asked = asked_columns(asks or None)
         together = Answers(world, self.model, ids, asked) if asked and asked <= TOGETHER else None
         replies = {}
-        for node, k, size, score, delays, loss in zip(
+        for node, k, size, score, delays, loss, fate in zip(
             nodes, ids, world.sizes[ids].tolist(), world.energy_scores(ids), system.draws(ids, round), losses.tolist(),
-            strict=True,
+            fates, strict=True,
         ):  # fmt: skip
             delays = with_answers(delays, asked)
-            metrics: dict[str, object] = dict(fit_metrics(system, k, delays, train_loss=loss, energy_score=score))
-            if together is not None:
+            spent = fit_metrics(system, k, delays, train_loss=loss, energy_score=score)
+            metrics: dict[str, object] = dict(spent)
+            if fate != ANSWERS:
+                metrics = dict(lost_metrics(k, fate, None if fate == CRASHED else spent))
+            elif together is not None:
                 metrics |= together.answer(k, asked)
             elif asked:
                 set_arrays(world.model, list(self.model))
                 metrics |= answer(world.model, asked, *world.examples(k), world.objective, system.seed)
             replies[node] = Reply(num_examples=size, metrics=metrics)
         return replies, ModelStack(layers)
+
+    def _trained(self, ids: Sequence[int], round: int, answering: Sequence[int]) -> tuple[Arrays, FloatArray]:
+        """Train those of some clients that answer; the rows of the others hold the received model, and no loss."""
+        world, own = self._world, [ids[i] for i in answering]
+        self._trainer.settings = self._settings.at(round)
+        train, losses = world.dataset.train, np.full(len(ids), np.nan)
+        layers: Arrays = []
+        if own:
+            layers, losses[answering] = self._trainer.train(
+                list(self.model),
+                Examples(train.inputs, train.labels, world.train_rows_of(own)),
+                streams(world.system.seed, "data-order", own, round),
+            )
+        if len(own) == len(ids):
+            return layers, losses
+        spread = [np.repeat(array[np.newaxis], len(ids), axis=0) for array in self.model]
+        for whole, layer in zip(spread, layers, strict=False):
+            whole[answering] = layer
+        return spread, losses

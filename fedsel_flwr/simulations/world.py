@@ -9,11 +9,13 @@ from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import nn
 
 from fedsel_flwr.clients.answering import Examples
 from fedsel_flwr.clients.batched.predicting import stack_predict
 from fedsel_flwr.clients.delays import System
+from fedsel_flwr.clients.failing import Failing
 from fedsel_flwr.clients.objectives import Objective
 from fedsel_flwr.clients.parameters import get_arrays, set_arrays
 from fedsel_flwr.clients.predicting import torch_predict
@@ -56,6 +58,12 @@ class World:
         sizes = partition_sizes(self.partitions)
         self._test_sizes = self._num_test(sizes)
         self.sizes: npt.NDArray[np.int64] = sizes - self._test_sizes
+        self.failing = Failing(
+            seed=scenario.seed,
+            failure_probability=scenario.clients.failure_probability,
+            crash_probability=scenario.clients.crash_probability,
+        )
+        _check_batches(scenario, self.model, self.dataset.train, self.sizes)
         self.system: System = scenario.system_model(self.sizes, sum(array.nbytes for array in self._initial))
 
     def initial_arrays(self) -> Arrays:
@@ -122,7 +130,14 @@ class World:
             system=self.system,
             latency_mode=self.scenario.clients.latency_mode,
             delay=self.scenario.clients.delay,
+            failing=self.failing,
         )
+
+    def under(self, scenario: Scenario) -> World:
+        """This world under another scenario, which differs in nothing that the world is made of."""
+        world = copy.copy(self)
+        world.scenario = scenario
+        return world
 
     def for_clients(self) -> World:
         """This world with the same arrays, but without the examples that no client sees."""
@@ -133,32 +148,41 @@ class World:
         return world
 
     def validation(self) -> Validation | None:
-        """The server's validation set, for filters and selectors that measure models; None of a regression.
+        """The server's validation set, for filters and selectors that measure models.
 
-        What the server measures are logits and the fraction correct; who needs them is refused before round 1.
+        None of a regression, as the server measures logits and the fraction correct, and None if the clients hold every
+        example. :meth:`check_measured` refuses selectors that need one.
         """
         split = self.dataset.validation
-        if self.dataset.task == "regression":
+        if self.dataset.task == "regression" or not len(split):
             return None
         labels = split.labels.astype(np.int64, copy=False)
         return Validation(torch_predict(self.model), split.inputs, labels, stack_predict(self.model))
 
-    def check_measured(self, needs: Collection[str]) -> None:
-        """Refuse a selector or a filter that measures classifiers on the server where the model predicts numbers.
+    def check_measured(self, needs: Collection[str], name: str = "the selector") -> None:
+        """Refuse a selector or a filter that measures classifiers on the server if it has nothing to measure them on.
 
         Args:
             needs: The columns that the selector reads.
+            name: What the selector is called in messages.
 
         Raises:
-            ParameterError: The data are numbers, and the selector needs a column of the server's validation set, or
-                the scenario has FedCA's filter.
+            ParameterError: The data are numbers or the server has no examples, and the selector needs a column of the
+                server's validation set, or the scenario has FedCA's filter.
         """
-        columns = sorted(ON_VALIDATION & set(needs))
-        if self.dataset.task == "regression" and (columns or self.scenario.aggregation.filter):
-            what = f"the selector ({', '.join(columns)})" if columns else "FedCA's filter (aggregation.filter)"
+        columns = sorted((ON_VALIDATION | {"kept"}) & set(needs))
+        if not columns and not self.scenario.aggregation.filter:
+            return
+        what = f"{name} ({', '.join(columns)})" if columns else "FedCA's filter (aggregation.filter)"
+        if self.dataset.task == "regression":
             raise ParameterError(
                 f"{what} measures classifiers on the server's validation set, but data.dataset = "
                 f"{self.scenario.data.dataset!r} has numbers to predict: choose another one, or a data set with classes"
+            )
+        if not len(self.dataset.validation):
+            raise ParameterError(
+                f"{what} needs a validation set on the server, but the clients' partition holds every row of train: "
+                "give OwnData(validation=...), leave some rows to nobody, or choose another selector or no filter"
             )
 
     def test(self, arrays: Arrays) -> tuple[float, float]:
@@ -174,6 +198,27 @@ def _check_augmentation(scenario: Scenario, shape: tuple[int, ...]) -> None:
             f"training.augmentation = {scenario.training.augmentation!r} is for images, but data.dataset = "
             f"{scenario.data.dataset!r} has examples of shape {shape}: set training.augmentation = 'none'"
         )
+
+
+def _check_batches(scenario: Scenario, model: nn.Module, train: Split, sizes: npt.NDArray[np.int64]) -> None:
+    """Refuse a client whose last batch is one example, if the model's batch normalization cannot take that."""
+    mixing = {name: one for name, one in model.named_modules() if isinstance(one, nn.modules.batchnorm._BatchNorm)}
+    settings = scenario.training.settings()
+    per_pass = -(-sizes // settings.batch_size)
+    reached = per_pass <= settings.local_steps if settings.local_steps else np.ones(len(sizes), dtype=np.bool_)
+    alone = np.flatnonzero((sizes - (per_pass - 1) * settings.batch_size == 1) & reached)
+    if not mixing or not len(alone):
+        return
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            copy.deepcopy(model).train()(torch.tensor(train.inputs[:1]))
+    except ValueError as error:  # convolutions normalize over an image's pixels, of which one example has several
+        (name, one), client = next(iter(mixing.items())), int(alone[0])
+        raise ParameterError(
+            f"client {client} has {sizes[client]} training examples, so that with training.batch_size = "
+            f"{settings.batch_size} a batch holds 1 example, which {type(one).__name__} at {name!r} cannot normalize: "
+            "choose another training.batch_size, or a model with GroupNorm or LayerNorm"
+        ) from error
 
 
 class Kept:

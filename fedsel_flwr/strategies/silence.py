@@ -25,6 +25,11 @@ IN_TEXTS = (
 )
 """The same in the texts of the legacy API's exceptions, which carry no code."""
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+ACTOR = "ray::"
+CAUSED = "The above exception was the direct cause of the following exception"
+BEFORE = 2000
+"""So many characters before that are searched for what was raised first."""
+PLACE = re.compile(r'^  File "([^"\n]+)", line (\d+), in ', re.MULTILINE)
 TRACEBACK = "Traceback (most recent call last)"
 RAISED = re.compile(r"<class '(?:[\w.<>]+\.)?(\w+)'>:<'(.*)'>", re.DOTALL)
 """A SuperNode's words for what its client raised: its class and its text."""
@@ -59,12 +64,27 @@ def reason_of(error: Error) -> str:
 
 def _cause(reason: str | None) -> str:
     """What was raised, as a traceback's last line has it (Ray's has colours), or a SuperNode's words."""
+    if found := _under_ray(reason or ""):
+        return found
     text = both_ends(reason or "")
     lines = [line.strip() for line in COLOURS.sub("", text).splitlines() if line.strip()]
     if TRACEBACK in text and lines:
         return lines[-1]
     raised = RAISED.search(text)
     return f"{raised[1]}: {raised[2]}" if raised else text
+
+
+def _under_ray(reason: str) -> str:
+    """What a client raised in an actor of Ray, with file and line; empty if the text is not Ray's."""
+    end = reason.find(CAUSED)
+    if end < 0 or ACTOR not in reason:
+        return ""
+    own = COLOURS.sub("", reason[max(0, end - BEFORE) : end])
+    lines = own.splitlines()
+    traced = max((i for i, line in enumerate(lines) if line.startswith("  ")), default=-1)
+    said = next((line for line in lines[traced + 1 :] if line.strip()), "")
+    places = PLACE.findall(own)
+    return f"{said} ({places[-1][0].rpartition('/')[2]}, line {places[-1][1]})" if said and places else said
 
 
 def has_no_query(error: Error) -> bool:

@@ -48,6 +48,12 @@ def test_a_partition_keeps_its_rows_and_leaves_the_rest_to_the_server() -> None:
     assert len(everything.dataset(seed=1, validation_fraction=0.2).validation) == 0
 
 
+def test_a_data_set_without_the_class_0_is_taken_if_others_are_lacking_too() -> None:
+    """The classes 1 and 3 of four are some of the classes 0 … 3; only 1 … C must be a mistake."""
+    labels = np.where(LABELS > 0, 3, 1)
+    assert OwnData(train=(INPUTS, labels), test=(INPUTS, labels)).dataset(1, 0.2).num_classes == 4
+
+
 def test_numbers_to_predict_are_a_regression() -> None:
     own = OwnData(train=(INPUTS, LABELS / 2), test=(INPUTS, LABELS / 2), validation=(INPUTS, LABELS / 2))
     dataset = own.dataset(seed=1, validation_fraction=0.2)
@@ -74,6 +80,11 @@ def test_numbers_to_predict_are_a_regression() -> None:
         ({"partition": [[1], []]}, "client 1 must have a list of at least one row"),
         ({"partition": [[1], [60]]}, "client 1 must have rows of train in [0, 60), each once; got rows from 60 to 60"),
         ({"partition": [[1, 1]]}, "each once"),
+        (
+            {"partition": [[4], [3, 8, 8, 1, 8]]},
+            "client 1 must have rows of train in [0, 60), each once; row 8 stands th",
+        ),
+        ({"train": (INPUTS, LABELS + 1), "test": (INPUTS, LABELS + 1)}, "got 1 … 3: subtract 1 from every label"),
         ({"partition": [[0.5]]}, "got float64"),
     ],
 )

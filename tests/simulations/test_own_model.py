@@ -15,6 +15,8 @@ from torch import nn
 from fedsel_flwr.clients.objectives import Objective, cross_entropy
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations import OwnData, compare, engine, load_scenario, simulate
+from fedsel_flwr.simulations.everyone import every_selector
+from fedsel_flwr.simulations.ingredients import Own
 from fedsel_flwr.simulations.world import world_of
 from tests.simulations.inprocess import in_process
 
@@ -96,6 +98,53 @@ def test_a_partition_of_ones_own(mine: Any) -> None:
     assert {(row.client, row.num_examples) for row in result.history.clients} <= {(k, k + 1) for k in range(10)}
     with pytest.raises(ParameterError, match="the partition of data 'blobs' has 9 clients, but num_clients = 10"):
         simulate(smoke(), model=mine.Net, data=own(mine, partition=partition[:9]))
+
+
+def test_a_partition_of_every_row_leaves_no_validation_set(mine: Any) -> None:
+    """Selectors that measure nothing on the server run; those that do are refused by name."""
+    data = own(mine, partition=[range(30 * k, 30 * k + 30) for k in range(10)])
+    for selector in ("random", "bsfl"):
+        assert simulate(smoke(selector=selector), model=mine.Net, data=data).history.rounds[-1].num_completed
+    for keys, said in (
+        ({"selector": "pczfl"}, "pczfl (accuracy) needs a validation set on the server"),
+        ({"selector": "fedcm-ucb"}, "fedcm-ucb (kept) needs a validation set"),
+        ({"selector": "bsfl", "aggregation.filter": "loss"}, "FedCA's filter (aggregation.filter) needs a validation"),
+    ):
+        with pytest.raises(ParameterError, match="holds every row of train") as error:
+            simulate(smoke(**keys), model=mine.Net, data=data)
+        assert str(error.value).startswith(said)
+    left_out = every_selector(smoke(), Own(model=mine.Net, data=data))[1]
+    refused = {name for name, why in left_out.items() if "holds every row of train" in why}
+    assert refused == {"pczfl", "gpfl", "fedcm-ucb", "fedcm-ts", "lsh", "nccb"}
+
+
+class Normed(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+
+
+@pytest.mark.parametrize(
+    ("keys", "refused"),
+    [
+        ({}, True),
+        ({"training.batch_size": 12}, False),
+        ({"training.local_steps": 3}, True),
+        ({"training.local_steps": 2}, False),
+    ],
+)
+def test_batch_normalization_of_a_batch_of_one_names_client_and_cure(
+    mine: Any, keys: dict[str, Any], refused: bool
+) -> None:
+    """Client 4 has 21 examples: two batches of 10, and one of 1."""
+    data = own(mine, partition=[range(30 * k, 30 * k + (21 if k == 4 else 20)) for k in range(10)])
+    scenario = smoke(**{"training.batch_size": 10, "rounds": 1, "clients_per_round": 10, **keys})
+    if not refused:
+        assert simulate(scenario, model=Normed, data=data).history.rounds[0].num_completed == 10
+        return
+    with pytest.raises(ParameterError) as error:
+        simulate(scenario, model=Normed, data=data)
+    assert "client 4 has 21 training examples" in str(error.value)
+    assert "a batch holds 1 example, which BatchNorm1d at '1' cannot normalize: choose another" in str(error.value)
 
 
 def test_another_loss_and_another_metric(mine: Any) -> None:

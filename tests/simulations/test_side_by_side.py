@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -18,7 +19,7 @@ from fedsel_flwr import cli
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.selectors import Random
-from fedsel_flwr.simulations import Comparison, Scenario, compare, load_scenario
+from fedsel_flwr.simulations import Comparison, OwnData, Scenario, compare, load_scenario
 from fedsel_flwr.simulations.side_by_side import check_jobs
 from tests.e2e.fleet import wait_until
 from tests.processes import Command
@@ -143,6 +144,36 @@ def test_what_cannot_be_sent_is_refused() -> None:
         ParameterError, match=r"'mine' cannot be sent to another process \(TypeError: cannot pickle.*lock"
     ):
         compare(scenario(), {"bsfl": "bsfl", "mine": locked}, jobs=2)
+
+
+class Breaks(Random):
+    name = "breaks"
+
+    def _select(self, available: Any) -> Any:
+        raise ValueError("broken as asked")
+
+
+def test_what_a_run_raises_in_its_process_is_said_with_its_line() -> None:
+    with pytest.raises(RunError) as error:
+        compare(scenario(), [Breaks, "random"], seeds=1, jobs=2)
+    said = r"the run of 'breaks' on seed 1 broke off: ValueError: broken as asked \(test_side_by_side.py, line [0-9]+\)"
+    assert re.fullmatch(said, str(error.value))
+
+
+def test_faults_are_found_before_a_process_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The last of the selectors needs what the data do not have; the partition has a row twice."""
+    started: list[Any] = []
+    monkeypatch.setattr("fedsel_flwr.simulations.planning.side_by_side", lambda *args: started.append(args))
+    examples = np.random.default_rng(0).normal(size=(100, 4)), np.arange(100) % 2
+    rows = [list(range(10 * k, 10 * k + 10)) for k in range(10)]
+    everything = OwnData(train=examples, test=examples, partition=rows)
+    with pytest.raises(ParameterError, match=r"pczfl .* needs a validation set on the server"):
+        compare(scenario(), ["random", "pczfl"], seeds=2, jobs=2, data=everything, folder=tmp_path / "study")
+    twice = OwnData(train=examples, test=examples, partition=[[1, 1], *rows[1:]])
+    with pytest.raises(ParameterError, match="row 1 stands there 2 times"):
+        compare(scenario(), ["random", "bsfl"], seeds=2, jobs=2, data=twice, folder=tmp_path / "study")
+    assert not started
+    assert not (tmp_path / "study" / "plan.json").exists()
 
 
 def workers(of: int) -> list[psutil.Process]:

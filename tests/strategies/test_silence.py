@@ -94,6 +94,38 @@ def test_an_exception_of_the_client_stays_one() -> None:
     assert reason_in(KeyError("Message Unavailable"), 0.5, 1.0) == "exception: KeyError: 'Message Unavailable'"
 
 
+RAYS = """<class 'ray.exceptions.RayTaskError(ClientAppException)'>:<'\x1b[36mray::ClientAppActor.run()\x1b[39m (pid=26,\
+ ip=192.0.2.2, actor_id=8f)
+                  ^^^^^^^^^^^^^
+  File "/home/me/site-packages/torch/nn/modules/module.py", line 1789, in _call_impl
+    return forward_call(*args, **kwargs)
+           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+  File "/home/me/mine.py", line 10, in forward
+    raise KeyError("camera")
+KeyError: 'camera'
+
+The above exception was the direct cause of the following exception:
+
+\x1b[36mray::ClientAppActor.run()\x1b[39m (pid=26, ip=192.0.2.2, actor_id=8f)
+  File "/home/me/site-packages/flwr/simulation/ray_transport/ray_actor.py", line 65, in run
+    raise ClientAppException(str(ex)) from ex
+flwr.clientapp.client_app.ClientAppException:
+Exception ClientAppException occurred. Message: 'camera'
+'>"""
+"""What Flower says of a client that raised in an actor of Ray."""
+
+
+@pytest.mark.parametrize("extra", ["", "x" * 20_000])
+def test_what_a_client_raised_in_an_actor_of_ray_is_said_with_its_line(extra: str) -> None:
+    said = "exception: KeyError: 'camera' (mine.py, line 10)"
+    told = RAYS.replace("ip=192.0.2.2", f"ip=192.0.2.2{extra}")
+    assert reason_of(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, told)) == said
+    wrapped = f"Message contains an Error (reason: {told}). It originated during client-side execution of a message."
+    assert reason_in(ValueError(wrapped), 0.5, 1.0) == said
+    cut = RAYS.replace("KeyError: 'camera'\n", "").replace('  File "/home/me', '  file "/home/me')
+    assert reason_of(Error(0, cut)).startswith("exception: ")
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [

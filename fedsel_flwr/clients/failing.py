@@ -1,0 +1,70 @@
+"""Simulated failures: clients that crash before training, and clients whose update never arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedsel_flwr.checks import real
+from fedsel_flwr.clients.streams import streams
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.rounds.replies import CRASHED, FAILED
+
+ANSWERS = 0
+"""The client answers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failing:
+    """Draws which clients fail in a round, each client from its own streams.
+
+    A client that fails has trained: its seconds and joules are in the history. A client that crashes has spent nothing.
+    The server cannot tell the two apart: it waits for either until ``max_latency_s``, and the selector sees a failure.
+
+    Args:
+        seed: Seed of the run.
+        failure_probability: Probability that a client that trained does not answer, in [0, 1].
+        crash_probability: Probability that a client crashes before it trains, in [0, 1].
+
+    Raises:
+        ParameterError: A probability is outside [0, 1].
+
+    Example:
+        >>> Failing(seed=1, failure_probability=0.3, crash_probability=0.2).fates(range(8), 2)
+        [1, 0, 0, 1, 2, 1, 2, 0]
+    """
+
+    seed: int
+    failure_probability: float = 0.0
+    crash_probability: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check both probabilities."""
+        for name in ("failure_probability", "crash_probability"):
+            if real(name, getattr(self, name), at_least=0.0) > 1:
+                raise ParameterError(f"{name} must be a probability in [0, 1], got {getattr(self, name)!r}")
+
+    @property
+    def share(self) -> float:
+        """The probability that a chosen client does not answer, for either reason."""
+        return 1 - (1 - self.crash_probability) * (1 - self.failure_probability)
+
+    def fates(self, partition_ids: Sequence[int], round: int) -> list[int]:
+        """Draw what becomes of clients in a round.
+
+        Args:
+            partition_ids: The clients' partitions.
+            round: Absolute round.
+
+        Returns:
+            For each :data:`ANSWERS`, or the :data:`~fedsel_flwr.rounds.replies.FAILED` or
+            :data:`~fedsel_flwr.rounds.replies.CRASHED` that its reply carries.
+        """
+        crashed = self._drawn("crash", self.crash_probability, partition_ids, round)
+        failed = self._drawn("failure", self.failure_probability, partition_ids, round)
+        return [CRASHED if c else FAILED if f else ANSWERS for c, f in zip(crashed, failed, strict=True)]
+
+    def _drawn(self, purpose: str, probability: float, partition_ids: Sequence[int], round: int) -> list[bool]:
+        if not probability:
+            return [False] * len(partition_ids)
+        return [bool(own.random() < probability) for own in streams(self.seed, purpose, partition_ids, round)]

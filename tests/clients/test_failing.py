@@ -1,0 +1,118 @@
+"""Clients that fail or crash at random: the same ones in both engines, at the cost that the page states."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsel_flwr.clients.failing import ANSWERS, Failing
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.rounds.history import ClientRecord
+from fedsel_flwr.rounds.replies import CRASHED, FAILED
+from fedsel_flwr.selectors import Random
+from fedsel_flwr.simulations.afterwards import regret
+from fedsel_flwr.simulations.engine import simulate
+from fedsel_flwr.simulations.results import RunResult
+from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.simulations.scenario_files import load_scenario
+from fedsel_flwr.simulations.world import World
+from tests.simulations import inprocess
+
+
+def _scenario(failure: float, crash: float, **overrides: Any) -> Scenario:
+    keys = {"num_clients": 12, "clients_per_round": 6, "rounds": 6, "model.name": "logistic", "selector": "cs-ucb"}
+    own = {"clients.failure_probability": failure, "clients.crash_probability": crash}
+    return load_scenario("digits", keys | own | overrides)
+
+
+def _rows(result: RunResult, kind: str) -> list[ClientRecord]:
+    return [row for row in result.history.clients if row.problem.startswith(f"{kind}:")]
+
+
+def test_the_draws_are_the_clients_own() -> None:
+    """The shares are those asked for, of 20,000 draws, and a draw does not depend on who else is drawn."""
+    failing = Failing(seed=3, failure_probability=0.2, crash_probability=0.1)
+    fates = np.array([failing.fates(range(1000), round) for round in range(1, 21)])
+    error = 3 / np.sqrt(fates.size)
+    assert np.mean(fates == CRASHED) == pytest.approx(0.1, abs=error)
+    assert np.mean(fates == FAILED) == pytest.approx(0.9 * 0.2, abs=error)
+    assert np.mean(fates != ANSWERS) == pytest.approx(failing.share, abs=error)
+    assert failing.fates([7, 400, 3], 5) == fates[4, [7, 400, 3]].tolist()
+    assert Failing(seed=3).fates(range(5), 1) == [ANSWERS] * 5
+    more = Failing(seed=3, failure_probability=0.4, crash_probability=0.1).fates(range(1000), 1)
+    assert all(new != ANSWERS for new, old in zip(more, fates[0], strict=True) if old != ANSWERS)
+
+
+@pytest.mark.parametrize("probability", [-0.1, 1.1, math.nan])
+def test_no_probability_is_refused(probability: float) -> None:
+    with pytest.raises(ParameterError, match="crash_probability"):
+        Failing(seed=1, crash_probability=probability)
+    with pytest.raises(ParameterError, match="crash_probability"):
+        load_scenario("digits", {"clients.crash_probability": probability})
+
+
+@pytest.mark.parametrize("api", ["legacy", "message"])
+def test_a_failed_client_has_spent_time_and_energy_and_a_crashed_one_has_not(api: str) -> None:
+    scenario = _scenario(0.3, 0.4, api=api)
+    result = simulate(scenario, engine="vectorized")
+    world, failed, crashed = World(scenario), _rows(result, "lost"), _rows(result, "crashed")
+    assert len(failed) > 3
+    assert len(crashed) > 3
+    for row in failed:
+        delays = world.system.draw(int(row.client_id), row.round)
+        assert (row.compute_s, row.upload_s) == (delays.compute_s, delays.upload_s)
+        assert row.energy_j == world.system.energy_j(delays)
+    assert all(math.isnan(row.energy_j) and math.isnan(row.compute_s) for row in crashed)
+    for row in failed + crashed:
+        assert (row.completed, row.latency_s, row.latency_source) == (False, 5.0, "max_latency")
+        assert (math.isnan(row.train_loss), row.num_examples) == (True, 0)
+    expected = sum(row.energy_j for row in result.history.clients if not math.isnan(row.energy_j))
+    assert result.history.rounds[-1].total_energy_j == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("api", ["legacy", "message"])
+@pytest.mark.parametrize("probabilities", [(0.3, 0.2), (1.0, 0.0)])
+def test_both_engines_lose_the_same_answers(probabilities: tuple[float, float], api: str) -> None:
+    scenario = _scenario(*probabilities, api=api)
+    together = simulate(scenario, engine="vectorized")
+    alone = inprocess.play(scenario) if api == "legacy" else _on_a_grid(scenario)
+    assert [row.problem for row in alone.history.clients] == [row.problem for row in together.history.clients]
+    for one, other in zip(alone.history.clients, together.history.clients, strict=True):
+        assert (one.client_id, one.completed) == (other.client_id, other.completed)
+        np.testing.assert_array_equal([one.latency_s, one.energy_j], [other.latency_s, other.energy_j])
+    difference = max(np.abs(a - b).max() for a, b in zip(alone.arrays, together.arrays, strict=True))
+    assert difference <= 1e-4
+    assert len(_rows(alone, "lost")) > 3
+
+
+def _on_a_grid(scenario: Scenario) -> RunResult:
+    from fedsel_flwr.simulations.app import ScenarioApp
+    from fedsel_flwr.simulations.driving import drive
+    from fedsel_flwr.simulations.engine import _Constant
+
+    return drive(inprocess.AppGrid(ScenarioApp(_Constant(scenario)), scenario.num_clients), scenario)  # type: ignore[arg-type]
+
+
+def test_the_selector_learns_nothing_of_a_lost_answer() -> None:
+    class Energies(Random):
+        needs = frozenset({"energy", "energy_score"})
+
+        def _observe(self, report: Any) -> None:
+            seen.append((report.completed, report.energy, report.energy_score))
+
+    seen: list[Any] = []
+    simulate(_scenario(0.5, 0.0), engine="vectorized", selector=Energies(clients_per_round=6, seed=1))
+    completed, energy, score = (np.concatenate(column) for column in zip(*seen, strict=True))
+    assert 0 < completed.sum() < len(completed)
+    np.testing.assert_array_equal(np.isfinite(energy), completed)
+    np.testing.assert_array_equal(np.isfinite(score), completed)
+
+
+def test_regret_counts_with_the_failures() -> None:
+    """Whoever is chosen loses its whole reward in half of the rounds, so a bad choice costs half as much."""
+    sure, unsure = World(_scenario(0.0, 0.0)), World(_scenario(0.5, 0.0))
+    rows = simulate(sure.scenario, engine="vectorized").history.clients
+    np.testing.assert_allclose(2 * regret(unsure, rows, 6)["Theta"], regret(sure, rows, 6)["Theta"])
