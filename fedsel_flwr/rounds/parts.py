@@ -9,6 +9,7 @@ from fedsel_flwr.rounds.busy import Busy
 from fedsel_flwr.rounds.client_values import ClientValues
 from fedsel_flwr.rounds.cooldown import Cooldown
 from fedsel_flwr.rounds.enrolment import Enrolment
+from fedsel_flwr.rounds.first_times import FirstTimes
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.measuring import Measurer
 from fedsel_flwr.rounds.probing import Probing
@@ -31,6 +32,7 @@ class Parts(NamedTuple):
     busy: Busy
     cooldown: Cooldown
     trial: Trial
+    first_times: FirstTimes
     measurer: Measurer
     reporter: Reporter
     history: History
@@ -57,6 +59,7 @@ def make_parts(
         busy=Busy(settings.busy_timeout),
         cooldown=Cooldown(settings.cooldown),
         trial=Trial(roster),
+        first_times=FirstTimes(),
         measurer=measurer,
         reporter=Reporter(selector, roster, settings.max_latency),
         history=History(),
