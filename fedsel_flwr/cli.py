@@ -7,7 +7,9 @@ import importlib.util
 import json
 import os
 import shlex
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,17 +20,25 @@ from fedsel_flwr.errors import FedSelError, ParameterError, RunError
 
 if TYPE_CHECKING:
     from fedsel_flwr.simulations.comparison import Comparison
+    from fedsel_flwr.simulations.leaving import Leaving
     from fedsel_flwr.simulations.planning import Plan
 
 EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
+INTERRUPTED = "fedsel: interrupted"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status (0, 2 after an error, 130 after Ctrl-C)."""
     parser, of_commands = parser_of()
+    alone = argv is None and threading.current_thread() is threading.main_thread()
+    if alone:  # until leaving_at_once listens, SIGTERM is as Ctrl-C
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         status = _command(parse(parser, of_commands, argv))
         sys.stdout.flush()
+        if alone:  # everything is said: Python ends, which takes a while with all that was loaded
+            for each in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(each, signal.SIG_IGN)
         return status
     except BrokenPipeError:  # the reader has what it wants, as in | head
         from fedsel_flwr.report.pipes import fall_silent
@@ -38,8 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except FedSelError as error:
         print(f"fedsel: error: {error}", file=sys.stderr)
         return EXIT_ERROR
-    except KeyboardInterrupt:  # while loading; during the runs, see leaving_at_once
-        print("fedsel: interrupted", file=sys.stderr)
+    except KeyboardInterrupt:  # before leaving_at_once listens
+        print(INTERRUPTED, file=sys.stderr)
         return EXIT_INTERRUPTED
 
 
@@ -49,7 +59,13 @@ def _command(args: argparse.Namespace) -> int:
         return _list()
     _require("pydantic", "torch", "ray", "flwr_datasets")
     _set_environment()
-    return _report(args) if args.command == "report" else _compare(args)
+    if args.command == "report":
+        return _report(args)
+
+    from fedsel_flwr.simulations.leaving import leaving_at_once
+
+    with leaving_at_once(lambda: None, lambda: INTERRUPTED, EXIT_INTERRUPTED) as leaving:
+        return _compare(args, leaving)
 
 
 def _list() -> int:
@@ -69,7 +85,7 @@ def _list() -> int:
     return 0
 
 
-def _compare(args: argparse.Namespace) -> int:
+def _compare(args: argparse.Namespace, leaving: Leaving) -> int:
     """Run the runs, print table, verdict and folder; ``fedsel run`` is a comparison of one."""
     going_on = resumed_folder(args)
     plan = _plan(args) if going_on is None else _plan_of(Path(going_on), args)
@@ -78,7 +94,7 @@ def _compare(args: argparse.Namespace) -> int:
     from fedsel_flwr.report.run_folder import create_run_folder
     from fedsel_flwr.simulations.logs import in_one_line, logging_to
     from fedsel_flwr.simulations.plan_files import newest_like
-    from fedsel_flwr.simulations.processes import adopt_orphans, end_descendants, leaving_at_once
+    from fedsel_flwr.simulations.processes import adopt_orphans, end_descendants
     from fedsel_flwr.simulations.results import rounds_in
     from fedsel_flwr.simulations.world import world_of
 
@@ -98,8 +114,8 @@ def _compare(args: argparse.Namespace) -> int:
             logging_to(folder / "flower.log"),
             in_one_line(folder / "flower.log"),
             Progress(_console(args)) as progress,
-            leaving_at_once(progress.stop, lambda: f"fedsel: interrupted; {holds()}", EXIT_INTERRUPTED),
         ):
+            leaving.last, leaving.message, leaving.folder = progress.stop, lambda: f"{INTERRUPTED}; {holds()}", folder
             options = {"quiet": args.quiet, "on_wait": progress.on_wait}
             comparison = plan.run(
                 folder, progress.start_run, progress.update, resume=args.resume is not None, **options

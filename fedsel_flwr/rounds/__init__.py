@@ -25,6 +25,7 @@ the order in which a round goes through them:
 ``untrusted``       values that clients sent, and what they may have meant
 ``vectors``         vectors that clients report: of one length
 ``clocks``          how long a client took: its word, or the server's time
+``first_times``     the first time of each client, from which nothing is learnt
 ``arriving``        who answers in time: over-selection, the round's deadline
 ``replies``         which updates can be used, and which numbers can be believed
 ``models``          the models of a round, a list or a stack; which of them can be used

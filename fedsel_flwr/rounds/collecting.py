@@ -13,6 +13,7 @@ from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.arriving import in_time
 from fedsel_flwr.rounds.enrolment import Enrolment
 from fedsel_flwr.rounds.faults import log_faults
+from fedsel_flwr.rounds.first_times import FirstTimes
 from fedsel_flwr.rounds.identifying import Identifying
 from fedsel_flwr.rounds.measuring import Measurer
 from fedsel_flwr.rounds.models import Arrays, ModelList, Models, ModelStack
@@ -39,6 +40,7 @@ class Collector:
         enrolment: Keeps the numbers of examples.
         measurer: Measures models.
         identifying: Says whether a client's own word about its identity counts.
+        first_times: Replaces the first time of each client.
 
     Attributes:
         modelled: Whether a simulation draws the clients' times and failures, which are then no warnings one by one.
@@ -52,10 +54,11 @@ class Collector:
         enrolment: Enrolment,
         measurer: Measurer,
         identifying: Identifying,
+        first_times: FirstTimes,
     ) -> None:
         self._selector, self._settings, self._roster = selector, settings, roster
         self._enrolment, self._measurer, self._identifying = enrolment, measurer, identifying
-        self._wanted = selector.needs & FROM_REPLY
+        self._first_times, self._wanted = first_times, selector.needs & FROM_REPLY
         self.modelled = False
 
     def waits_for(self, chosen: int) -> int | None:
@@ -99,6 +102,7 @@ class Collector:
         }  # fmt: skip
         results = of_one_length(results, self._wanted)
         results, round_s = in_time(results, s, self.waits_for(len(results)))
+        results = self._first_times.replaced(round.rows, results)
         log_faults(
             f"round {round.number}",
             [

@@ -70,8 +70,9 @@ class SelectionCore:
         self.parts = make_parts(selector, settings, roster, client_values, roll_call_timeout)
         self.ending = Ending(selector, self.parts.history, budget, should_stop)
         self.numbering, self._identifying = Numbering(), Identifying(settings)
+        parts, identifying = self.parts, self._identifying
         self._collector = Collector(
-            selector, settings, roster, self.parts.enrolment, self.parts.measurer, self._identifying
+            selector, settings, roster, parts.enrolment, parts.measurer, identifying, parts.first_times
         )
         self._round: Round | None = None
 
@@ -234,6 +235,7 @@ class SelectionCore:
         parts.cooldown.note(round.rows, report.completed | spare, round.number)
         parts.trial.note(round.rows, completed | spare)
         parts.participation.note(round.available, round.rows)
+        parts.first_times.note(round.rows, outcome.results)
         probe_s, probe_j = parts.probing.settle()
         parts.history.append(
             round=round.number,

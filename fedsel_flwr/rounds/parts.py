@@ -9,6 +9,7 @@ from fedsel_flwr.rounds.busy import Busy
 from fedsel_flwr.rounds.client_values import ClientValues
 from fedsel_flwr.rounds.cooldown import Cooldown
 from fedsel_flwr.rounds.enrolment import Enrolment
+from fedsel_flwr.rounds.first_times import FirstTimes
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.measuring import Measurer
 from fedsel_flwr.rounds.participation import Participation
@@ -33,6 +34,7 @@ class Parts(NamedTuple):
     cooldown: Cooldown
     trial: Trial
     participation: Participation
+    first_times: FirstTimes
     measurer: Measurer
     reporter: Reporter
     history: History
@@ -60,6 +62,7 @@ def make_parts(
         cooldown=Cooldown(settings.cooldown),
         trial=Trial(roster),
         participation=Participation(settings.max_participation),
+        first_times=FirstTimes(),
         measurer=measurer,
         reporter=Reporter(selector, roster, settings.max_latency),
         history=History(),

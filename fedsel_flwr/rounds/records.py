@@ -18,7 +18,8 @@ class ClientRecord:
         kept: Whether the update was averaged: completed, and not dropped by FedCA's filter.
         problem: Empty, or what was wrong: a kind, a colon and details; several are joined by "; ".
         latency_s: Seconds the selector was told.
-        latency_source: Where they come from: "reported", "observed", "clipped" or "max_latency".
+        latency_source: Where they come from: "reported", "observed", "clipped", "first" or "max_latency". "first": the
+            server measured this client for the first time, and the selector was given what is known of other times.
         energy_j: Joules the client reported.
         energy_score: PCZFL's score in [0, 1] that the client reported.
         download_s: Reported seconds to receive the model.

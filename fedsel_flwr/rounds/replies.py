@@ -77,7 +77,8 @@ class ClientResult:
         faulty_keys: Our metric keys whose values could not be used.
         latency_s: Seconds for the selector, at most max_latency.
         latency_source: Where they come from: "reported", "observed" (by the server), "clipped" (a report that the
-            server's time bounds) or "max_latency" (failed, or nothing to go by).
+            server's time bounds), "first" (the first that the server measured of this client, replaced) or
+            "max_latency" (failed, or nothing to go by).
         values: energy, download, compute, upload, train_loss, energy_score; NaN where unknown.
         columns: What was reported of the columns that the selector needs; without those that cannot be used.
         num_examples: Examples behind the update, at most max_examples; 0 where unknown.
@@ -88,6 +89,9 @@ class ClientResult:
         spare_s: A spare's own latency, or if it has not answered the seconds that the server waited for it.
         timed_out: Whether no answer came for as long as the server waited.
         lost: Whether its answer never arrived in the simulation: ``values`` are for the history, not for the selector.
+        timed: Whether the server timed it, on the server's clock.
+        first: Whether its seconds stand in place of its first time
+            (:class:`~fedsel_flwr.rounds.first_times.FirstTimes`).
     """
 
     completed: bool
@@ -105,6 +109,8 @@ class ClientResult:
     spare_s: float = 0.0
     timed_out: bool = False
     lost: bool = False
+    timed: bool = False
+    first: bool = False
 
 
 def read_reply(
@@ -195,6 +201,7 @@ def read_reply(
         spare_s=min(reply.observed_s or 0.0, settings.max_latency) if reply.spare else 0.0,
         timed_out=reply.timed_out,
         lost=bool(lost),
+        timed=waited is not None,
     )
 
 

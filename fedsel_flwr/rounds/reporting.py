@@ -48,7 +48,8 @@ class Reporter:
         Returns:
             A row for each chosen client. One that lacks a column that the selector requires counts as failed, and is
             named in the log; another column that a client did not report is NaN in its row. A selector that reads
-            "spare" is told what is known of spares; for any other they have failed.
+            "spare" is told what is known of spares; for any other they have failed. One that reads "first" is told
+            whose latency stands in place of a first time.
         """
         results = list(outcome.results.values())
         completed = np.array([result.completed for result in results], dtype=np.bool_)
@@ -74,6 +75,8 @@ class Reporter:
             completed |= spare & np.array([result.answered for result in results], dtype=np.bool_)
             latency[spare] = [result.spare_s for result in results if result.spare]
             columns["spare"] = spare
+        if "first" in self._selector.needs:
+            columns["first"] = np.array([result.first for result in results], dtype=np.bool_)
         return RoundReport(
             clients=round.rows,
             completed=completed,

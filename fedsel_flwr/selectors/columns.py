@@ -84,6 +84,8 @@ _ROWS = (
            meaning="seconds from sending the model to holding the update"),
     Column(name="spare", source="clock", shape="flag",
            meaning="whether the client was asked as a spare (over-selection) and was not needed"),
+    Column(name="first", source="clock", shape="flag",
+           meaning="whether the latency stands in place of the first time that the server measured of the client"),
     Column(name="energy", source="reply", low=0.0, high=LARGEST, meaning="joules spent by the client"),
     Column(name="energy_score", source="reply", low=0.0, high=1.0, informed=True, meaning="PCZFL's energy score"),
     Column(name="num_examples", source="reply", low=0.0, high=MOST_EXAMPLES, informed=True,

@@ -15,11 +15,11 @@ from fedsel_flwr.selectors.columns import FLAGS, SCALARS, column_values
 class RoundReport:
     """One round's outcome: a row for each selected client, failed ones included.
 
-    Only ``clients``, ``completed``, ``latency`` and ``spare`` are always there; :attr:`Selector.needs` names the
-    optional columns a selector reads. Rows of failed clients hold NaN in what they lack. A completed client may lack a
-    column that clients report (source "reply" in :mod:`~fedsel_flwr.selectors.columns`): NaN, unless the selector names
-    the column in :attr:`Selector.requires`; then the client counts as failed. Clients' numbers lie in the table's
-    ranges. Arrays are copied and read-only.
+    Only ``clients``, ``completed``, ``latency``, ``spare`` and ``first`` are always there; :attr:`Selector.needs` names
+    the optional columns a selector reads. Rows of failed clients hold NaN in what they lack. A completed client may
+    lack a column that clients report (source "reply" in :mod:`~fedsel_flwr.selectors.columns`): NaN, unless the
+    selector names the column in :attr:`Selector.requires`; then the client counts as failed. Clients' numbers lie in
+    the table's ranges. Arrays are copied and read-only.
 
     With over-selection a round asks more clients than it needs. Those that it did not need are spares. Strategies tell
     a selector about spares only if its ``needs`` name "spare"; any other selector sees them as failed. A spare's row is
@@ -31,6 +31,8 @@ class RoundReport:
         completed: Whether the client's update arrived in time and could be used, shape (n,).
         latency: Seconds from sending the model to holding the update, shape (n,); ``max_latency`` where failed.
         spare: Whether the client was asked as a spare and was not needed, shape (n,); None: nobody was.
+        first: Whether ``latency`` stands in place of the first time that the server measured of the client, which
+            contains the start of its process, shape (n,); None: nowhere.
         energy: Joules spent by the client, shape (n,).
         energy_score: The client's energy score in [0, 1] (PCZFL), shape (n,).
         num_examples: Training examples behind the update, shape (n,).
@@ -55,6 +57,7 @@ class RoundReport:
     completed: BoolArray
     latency: FloatArray
     spare: BoolArray | None = None
+    first: BoolArray | None = None
     energy: FloatArray | None = None
     energy_score: FloatArray | None = None
     num_examples: FloatArray | None = None
@@ -82,7 +85,7 @@ class RoundReport:
             )
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name == "spare" and value is None:
+            if field.name in ("spare", "first") and value is None:
                 value = np.zeros(len(clients), dtype=np.bool_)
             if field.name == "clients" or value is None:
                 continue

@@ -39,6 +39,8 @@ class TiFL(Selector):
           of the interval are counted from its end, and so the first accuracies are asked for there.
         * A client that fails its profiling round stays untried, up to five attempts. After the fifth it is in no tier
           and comes last, when a round cannot be filled without; if it completes then, it has its profile.
+        * On the server's clock a client's first time contains the start of its process. It is no profile: the client is
+          profiled in one more round.
         * A spare is profiled as any other client if it answered. If it has not, its profile is at least the time that
           the server waited.
         * The tiers are parts of equal number, by latency; the paper cuts a histogram.
@@ -74,7 +76,7 @@ class TiFL(Selector):
     """
 
     name: ClassVar[str] = "tifl"
-    needs: ClassVar[frozenset[str]] = frozenset({"latency", "spare"})
+    needs: ClassVar[frozenset[str]] = frozenset({"latency", "spare", "first"})
     asks: ClassVar[frozenset[str]] = frozenset({"local_accuracy"})
     client_state: ClassVar[dict[str, float | int]] = {
         "_profile": -1.0, "_attempts": 0, "_accuracy": -1.0, "_before": -1.0,
@@ -135,7 +137,7 @@ class TiFL(Selector):
 
     def _observe(self, report: RoundReport) -> None:
         k = report.clients
-        new = report.completed & (self._profile[k] < 0)
+        new = report.completed & (self._profile[k] < 0) & ~np.asarray(report.first)
         self._profile[k[new]] = report.latency[new]  # RT_i, section 4.2
         waiting = np.asarray(report.spare) & ~report.completed
         self._profile[k[waiting]] = np.maximum(self._profile[k[waiting]], report.latency[waiting])

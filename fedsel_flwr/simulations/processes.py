@@ -1,17 +1,17 @@
-"""Leaving no process behind, at the end of a run and when it is broken off."""
+"""Leaving no process behind."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
-import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Sequence
 
 import psutil
 
 _PR_SET_CHILD_SUBREAPER = 36
+POLL_S = 0.05
 PILLARS = ("raylet", "gcs_server")
 """Ray's two processes that everything else of Ray hangs on; children of the process that started Ray."""
 
@@ -41,56 +41,32 @@ def end_descendants(grace_s: float = 5.0, but: Sequence[psutil.Process] = ()) ->
     for process in descendants:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
-    _, alive = psutil.wait_procs(descendants, timeout=grace_s)
+    alive = _still_running(descendants, grace_s)
     for process in alive:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(alive, timeout=grace_s)
+    _still_running(alive, grace_s)
     return len(descendants)
 
 
-@contextlib.contextmanager
-def leaving_at_once(last: Callable[[], None], message: Callable[[], str], status: int) -> Iterator[None]:
-    """After Ctrl-C or SIGTERM within the block: end the processes that this one started, then this one.
+def _still_running(processes: Sequence[psutil.Process], timeout_s: float) -> list[psutil.Process]:
+    """Wait for the end of processes; return those that still run after so many seconds.
 
-    In the signal's handler, for an exception would first have to pass Flower's orderly end, which on a busy machine
-    waits long for Ray's dead workers; and Flower's server thread cannot be asked to stop.
-
-    Ray's threads in this process end it with a status of their own as soon as the raylet is gone. So the raylet and the
-    GCS are frozen first, and end last, when everything is said and this process leaves.
-
-    Args:
-        last: Called first, in the handler; a second signal does not disturb it.
-        message: Says, when it is over, the last line on standard error.
-        status: The exit status.
+    A dead one whose parent is frozen stays a zombie, and is not waited for.
     """
-    signals = (signal.SIGINT, signal.SIGTERM)
+    deadline, alive = time.monotonic() + timeout_s, list(processes)
+    while (alive := [process for process in alive if _runs(process)]) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    return alive
 
-    def leave(*_: object) -> None:
-        for each in signals:
-            signal.signal(each, signal.SIG_IGN)
-        pillars = [child for child in psutil.Process().children() if name_of(child) in PILLARS]
-        for pillar in pillars:
-            with contextlib.suppress(psutil.Error):
-                pillar.suspend()
-        with contextlib.suppress(Exception):  # nothing keeps this process; a display that breaks does not either
-            last()
-        with contextlib.suppress(RuntimeError, OSError):  # the signal came while it was being written to
-            sys.stdout.flush()
-        end_descendants(grace_s=2.0, but=pillars)
-        with contextlib.suppress(OSError):  # nobody listens
-            os.write(2, f"{message()}\n".encode())
-        for pillar in pillars:
-            with contextlib.suppress(psutil.Error):
-                pillar.kill()
-        os._exit(status)
 
-    previous = {each: signal.signal(each, leave) for each in signals}
+def _runs(process: psutil.Process) -> bool:
     try:
-        yield
-    finally:
-        for each, handler in previous.items():
-            signal.signal(each, handler)
+        process.wait(0)  # a child's status is taken, so that it is gone
+    except psutil.TimeoutExpired:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return bool(process.status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 def name_of(process: psutil.Process) -> str:

@@ -13,6 +13,7 @@ from fedsel_flwr.errors import RunError
 from fedsel_flwr.flower import end_once
 from fedsel_flwr.report.waiting import Waiting
 from fedsel_flwr.simulations.cluster import start
+from fedsel_flwr.simulations.leaving import own_handlers
 from fedsel_flwr.simulations.ray_watch import Watch
 from fedsel_flwr.simulations.where import Where
 
@@ -135,10 +136,11 @@ def _start(ray: Any, where: Where, address: str | None) -> None:
             options |= {"address": "local", "num_cpus": where.cpus, "include_dashboard": False}
             if where.num_gpus is not None or where.client_gpus:
                 options["num_gpus"] = where.gpus()
-            with _environment("PYTHONPATH", path):
+            with _environment("PYTHONPATH", path), own_handlers():
                 ray.init(**options)
         else:
-            ray.init(address=address, runtime_env={"env_vars": {"PYTHONPATH": path}}, **options)
+            with own_handlers():
+                ray.init(address=address, runtime_env={"env_vars": {"PYTHONPATH": path}}, **options)
     except Exception as error:  # Ray has many
         said = " ".join(str(error).split())
         if address is None:

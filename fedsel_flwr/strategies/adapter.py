@@ -42,7 +42,8 @@ class Adapter(BetweenRounds):
         wait_timeout: Seconds after which waiting for clients ends in an error.
         channels: Clients that transmit at the same time (Xia's N); a larger cohort goes in waves. None takes
             as many as are asked.
-        clock: "virtual" believes the reported latency (simulation); "server" times each client itself.
+        clock: "virtual" believes the reported latency (simulation); "server" times each client itself. The first time
+            of each client, which contains the start of its process, is not learnt (``latency_source`` "first").
         clock_slack: On the server's clock, seconds by which a report may undercut the observed time; None allows a
             tenth of the observed time.
         identity: By what a client is known, and found again when it reconnects: "name", the name that its SuperNode is

@@ -93,7 +93,7 @@ def report_for(
     made: dict[str, Any] = {}
     optional = may_lack(selector)
     wanted = {*(selector.needs if columns is None else columns)} - {"latency"}
-    for name in sorted(wanted - {"spare"}):
+    for name in sorted(wanted - {"spare", "first"}):
         if name in SCALARS:
             made[name] = float(world.uniform())
         elif name in FLAGS:

@@ -34,7 +34,7 @@ def test_the_sets_are_what_the_design_says() -> None:
     assert {"batch_loss"} == INFORMED - REPORTED
     assert {"gradient", "sketch", "update"} == columns.VECTORS
     assert {"global_accuracy", "global_loss"} == columns.SCALARS
-    assert {"kept", "spare"} == columns.FLAGS
+    assert {"kept", "spare", "first"} == columns.FLAGS
     assert {"kept", "accuracy", "global_accuracy", "global_loss"} == columns.ON_VALIDATION
     assert {"projection", "update", "accuracy", "kept"} == columns.PER_UPDATE
     assert {"accuracy", "projection", "update"} == columns.MEASURED

@@ -112,7 +112,9 @@ def ratio(strategy: Any) -> float:
     """How often client 4 was asked against the mean other one."""
     plays = np.bincount([int(row.client_id) for row in strategy.history.clients], minlength=CLIENTS)
     assert plays.sum() == 2 * ROUNDS
-    assert {row.latency_source for row in strategy.history.clients} == {"observed"}
+    sources = [row.latency_source for row in strategy.history.clients]
+    assert sources.count("first") == CLIENTS
+    assert set(sources) == {"first", "observed"}
     return float(plays[-1] / plays[:-1].mean())
 
 

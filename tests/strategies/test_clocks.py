@@ -51,15 +51,15 @@ def test_on_the_servers_clock_reports_are_clipped_into_the_observed_window() -> 
         FakeProxy("text", "text", number=4, fault="latency-text", delay=delay),
         FakeProxy("minus", "minus", number=5, fault="latency-negative", delay=delay),
     ]
-    federation = Federation(strategy, proxies, max_workers=6).play(1)
-    rows = {row.client_id: row for row in strategy.history.clients}
+    federation = Federation(strategy, proxies, max_workers=6).play(2)
+    rows = {row.client_id: row for row in strategy.history.clients if row.round == 2}  # each had its first time before
     assert all(row.completed for row in rows.values())  # each replacement counted, the update kept
     assert delay - slack <= rows["boaster"].latency_s < delay
     for name in ("moaner", "absent", "text", "minus"):
         assert delay <= rows[name].latency_s < delay + 1.0, name
     assert rows["honest"].latency_s == delay
     assert rows["honest"].problem == ""
-    assert strategy.history.problem_counts() == {"latency": 4}  # that the server times a client is no problem
+    assert strategy.history.problem_counts() == {"latency": 8}  # that the server times a client is no problem
     assert {name: row.latency_source for name, row in rows.items()} == {
         "boaster": "clipped", "moaner": "observed", "absent": "observed", "honest": "reported", "text": "observed",
         "minus": "observed",
@@ -89,12 +89,12 @@ def test_that_the_server_times_a_client_is_no_problem(caplog: pytest.LogCaptureF
     strategy = CSUCB(clients_per_round=2, max_latency=5.0, seed=0, base=fedavg(), clock="server")
     proxies = [FakeProxy("a", "a", fault="latency-missing"), FakeProxy("b", "b", fault="nan")]
     with caplog.at_level(logging.WARNING, logger="fedsel_flwr"):
-        Federation(strategy, proxies).play(3)
+        Federation(strategy, proxies).play(4)
     said = [record.getMessage() for record in caplog.records]
     assert not [text for text in said if "client a" in text]
-    assert sum("client b: arrays: not finite" in text for text in said) == 3
+    assert sum("client b: arrays: not finite" in text for text in said) == 4
     rows = [(row.problem, row.latency_source) for row in strategy.history.clients if row.client_id == "a"]
-    assert rows == [("", "observed")] * 3
+    assert rows == [("", "first"), *[("", "observed")] * 3]
 
 
 @pytest.mark.parametrize("claim", [-1.0, -1e300, float("-inf"), float("nan"), 1e9])
@@ -143,12 +143,13 @@ def test_computing_and_transfer_are_told_apart(api: str) -> None:
         strategy: Any = CSUCB(base=fedavg(), **options)
         for proxy in proxies:
             proxy.delay = delay
-        Federation(strategy, proxies, max_workers=4).play(1)
+        Federation(strategy, proxies, max_workers=4).play(2)
     else:
         strategy = message.CSUCB(base=messages.fedavg(), **options)
         nodes = {number: messages.FakeNode(proxy, ready=delay) for number, proxy in enumerate(proxies, start=1)}
-        messages.play(strategy, messages.FakeGrid(nodes), 1)
-    rows = {row.client_id: row for row in strategy.history.clients}
+        messages.play(strategy, messages.FakeGrid(nodes), 2)
+    assert all(math.isnan(row.transfer_s) for row in strategy.history.clients if row.latency_source == "first")
+    rows = {row.client_id: row for row in strategy.history.clients if row.round == 2}  # each had its first time before
     assert all(row.completed for row in rows.values())
     apart = rows["apart"]
     assert (apart.latency_source, apart.compute_s) == ("observed", 0.125)
@@ -157,7 +158,7 @@ def test_computing_and_transfer_are_told_apart(api: str) -> None:
         assert math.isnan(rows[name].transfer_s), name
     assert math.isnan(rows["liar"].compute_s)
     assert rows["liar"].problem == (f"compute: 300 s cannot be used, the server waited {rows['liar'].latency_s:.6g} s")
-    assert strategy.history.problem_counts()["compute"] == 1
+    assert strategy.history.problem_counts()["compute"] == 2
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,190 @@
+"""The first time that the server measures of a client: the play counts, and the selector does not learn from it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsel_flwr.errors import StateError
+from fedsel_flwr.rounds.core import SelectionCore
+from fedsel_flwr.rounds.first_times import FirstTimes
+from fedsel_flwr.rounds.packing import packed, unpacked
+from fedsel_flwr.rounds.replies import Reply
+from fedsel_flwr.rounds.roster import Roster
+from fedsel_flwr.selectors import create
+from tests.rounds.written import Written, core_of, facts
+from tests.strategies.scripted import Spy
+
+MODEL = [np.zeros((2, 2))]
+START, USUAL = 13.0, 0.25
+NODES = [f"n{k}" for k in range(6)]
+Took = Callable[[str, int], float]
+
+
+def server(selector: Any, **options: Any) -> SelectionCore:
+    return core_of(selector, clock="server", identity="claim", **options)
+
+
+def play(core: SelectionCore, rounds: int, seconds: Took, nodes: list[str] = NODES, **metrics: Any) -> SelectionCore:
+    """Rounds in which a client's n-th training, counted from 1 over all calls, takes ``seconds(client, n)``."""
+    asked = Counter(row.client_id for row in core.parts.history.clients)
+    for _ in range(rounds):
+        replies = {}
+        for node in core.choose(nodes, MODEL, Written(facts(*nodes))):
+            who = core.parts.roster.name(node)
+            asked[who] += 1
+            took = seconds(who, asked[who])
+            replies[node] = Reply(arrays=MODEL, num_examples=10, metrics=dict(metrics), observed_s=took)
+        core.collect(replies)
+        core.finish(MODEL)
+    return core
+
+
+def starting(client: str, number: int) -> float:
+    """The first training of a client starts its process."""
+    return (START if number == 1 else USUAL) + 0.01 * int(client[1:])
+
+
+def sources(core: SelectionCore, client: str) -> list[str]:
+    return [row.latency_source for row in core.parts.history.clients if row.client_id == client]
+
+
+@pytest.mark.parametrize("name", ["cs-ucb", "bsfl"])
+def test_a_client_that_had_to_start_is_asked_again_soon(name: str) -> None:
+    """Ten clients, two a round; only n0 has to start, whom the selectors left out for a dozen rounds after that."""
+
+    def seconds(client: str, number: int) -> float:
+        return (starting if client == "n0" else lambda who, _: USUAL + 0.01 * int(who[1:]))(client, number)
+
+    nodes = [f"n{k}" for k in range(10)]
+    scale: dict[str, Any] = {"max_latency": "auto"} if name == "cs-ucb" else {"min_latency": "auto", "alpha": 0.0}
+    core = play(server(create(name, clients_per_round=2, seed=0, **scale)), 16, seconds, nodes, compute_s=0.2)
+    rounds = [row.round for row in core.parts.history.clients if row.client_id == "n0"]
+    assert rounds[1] - rounds[0] <= 6
+    assert len(core.parts.history.clients) == 2 * 16  # nobody trained twice in a round
+
+
+def test_the_play_counts_and_there_is_one_first_time_a_row() -> None:
+    core = play(server(create("cs-ucb", clients_per_round=6, max_latency=60.0, seed=0)), 3, starting)
+    assert core.parts.selector.state_dict()["plays"].tolist() == [3] * 6
+    assert all(sources(core, node) == ["first", "observed", "observed"] for node in NODES)
+    assert [record.round_s for record in core.parts.history.rounds] == pytest.approx([13.05, 0.3, 0.3])
+
+
+def test_all_first_times_of_a_round_count_the_same() -> None:
+    """Of 13.00 ... 13.05 s no client is the faster one; those that report what they computed count as their median."""
+    for metrics, expected in (({}, 13.0), ({"compute_s": 0.2}, 0.2), ({"compute_s": 1e-9}, 0.13)):
+        core = play(server(Spy()), 1, starting, **metrics)
+        (report,) = core.parts.selector.reports  # type: ignore[attr-defined]
+        assert report.latency.tolist() == pytest.approx([expected] * 6)
+        assert [row.latency_s for row in core.parts.history.clients] == report.latency.tolist()
+
+
+def test_one_liar_does_not_set_the_seconds_of_the_others() -> None:
+    core = server(Spy())
+    chosen = core.choose(NODES, MODEL, Written(facts(*NODES)))
+    said = dict.fromkeys(chosen, 0.2) | {chosen[0]: 1e-12}
+    replies = {
+        node: Reply(arrays=MODEL, num_examples=1, metrics={"compute_s": s}, observed_s=13.0) for node, s in said.items()
+    }
+    outcome = core.collect(replies)
+    assert {result.latency_s for result in outcome.results.values()} == {0.2}
+
+
+def test_known_times_stand_for_a_newcomers_first_time() -> None:
+    """The median of the last times of n0 ... n4 is .27 s; no client counts more than it took."""
+    core = play(server(Spy()), 2, starting, NODES[:5])
+    play(core, 1, starting)
+    (last,) = [row for row in core.parts.history.clients if row.client_id == "n5"]
+    assert (last.latency_s, last.latency_source) == (pytest.approx(0.27), "first")
+    quick = play(play(server(Spy()), 2, starting, NODES[:5]), 1, lambda *_: 0.1)
+    assert quick.parts.history.clients[-1].latency_s == 0.1
+
+
+def test_a_reconnection_is_no_first_time() -> None:
+    """The clients come back under other connections, and take long once more: that is learnt."""
+    core = play(server(create("cs-ucb", clients_per_round=6, max_latency=60.0, seed=0)), 2, starting)
+    again = {f"other-{node}": node for node in NODES}
+    said = Written({connection: {"client_id": node} for connection, node in again.items()})
+    chosen = core.choose(list(again), MODEL, said)
+    core.collect({node: Reply(arrays=MODEL, num_examples=1, observed_s=14.0) for node in chosen})
+    core.finish(MODEL)
+    last = core.parts.history.clients[-6:]
+    assert {(row.latency_s, row.latency_source) for row in last} == {(14.0, "observed")}
+
+
+def test_a_failure_counts_and_the_first_time_is_still_to_come() -> None:
+    core = server(create("cs-ucb", clients_per_round=2, max_latency=60.0, seed=0))
+    for replies in ({}, {"n0": 13.0}, {"n0": 0.25}):
+        chosen = core.choose(NODES[:2], MODEL, Written(facts(*NODES[:2])))
+        core.collect({
+            node: Reply(arrays=MODEL, num_examples=1, metrics={"compute_s": 0.2}, observed_s=replies[node])
+            for node in chosen
+            if node in replies
+        })  # fmt: skip
+        core.finish(MODEL)
+    assert sources(core, "n0") == ["max_latency", "first", "observed"]
+    assert sources(core, "n1") == ["max_latency"] * 3
+    state = core.parts.selector.state_dict()
+    assert state["plays"].tolist() == [3, 3]
+    assert state["mean"].tolist() == pytest.approx([(0 + 1 - 0.2 / 60 + 1 - 0.25 / 60) / 3, 0.0])
+
+
+def test_a_report_that_agrees_with_the_server_is_believed_at_once() -> None:
+    core = play(server(Spy()), 1, lambda *_: 1.0, latency_s=0.95)
+    assert {(row.latency_s, row.latency_source) for row in core.parts.history.clients} == {(0.95, "reported")}
+    play(core, 1, lambda *_: 1.0)
+    assert {row.latency_source for row in core.parts.history.clients[-6:]} == {"observed"}
+
+
+@pytest.mark.parametrize(("clock", "observed"), [("virtual", 2.0), ("server", None)])
+def test_without_the_servers_time_there_is_no_first_time(clock: Any, observed: float | None) -> None:
+    core = core_of(Spy(), clock=clock, identity="claim")
+    core.choose(["n0"], MODEL, Written(facts("n0")))
+    core.collect({"n0": Reply(arrays=MODEL, num_examples=1, metrics={"latency_s": 1.5}, observed_s=observed)})
+    core.finish(MODEL)
+    assert [(row.latency_s, row.latency_source) for row in core.parts.history.clients] == [(1.5, "reported")]
+    assert core.parts.first_times.state_dict()["timed"].tolist() == []
+
+
+def test_tifl_profiles_a_client_by_a_later_time() -> None:
+    core = play(server(create("tifl", clients_per_round=6, tiers=2, seed=0)), 1, starting)
+    assert core.parts.selector.state_dict()["profile"].tolist() == [-1.0] * 6
+    play(core, 1, starting)
+    assert core.parts.selector.state_dict()["profile"].tolist() == pytest.approx([USUAL + 0.01 * k for k in range(6)])
+
+
+def test_whose_first_time_has_passed_outlives_the_process() -> None:
+    core = play(server(create("cs-ucb", clients_per_round=6, max_latency=60.0, seed=0)), 2, starting)
+    other = server(create("cs-ucb", clients_per_round=6, max_latency=60.0, seed=0))
+    said, arrays = packed(core.state_dict(), "state")
+    other.load_state_dict(unpacked(json.loads(json.dumps(said)), arrays))
+    play(other, 1, starting)
+    assert {row.latency_source for row in other.parts.history.clients[-6:]} == {"observed"}
+
+
+def test_who_takes_a_row_over_has_the_first_time_before_it() -> None:
+    roster = Roster(max_clients=2, evict_after=1)
+    core = play(server(Spy(), roster=roster), 2, starting, ["n0", "n1"])
+    play(core, 3, starting, ["n0"])
+    play(core, 2, starting, ["n0", "n2"])
+    assert roster.ids == ["n0", "n2"]
+    assert sources(core, "n2") == ["first", "observed"]
+    assert sources(core, "n0").count("first") == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"timed": np.zeros(2)}, {"last": np.zeros(3)}, {"last": np.array([-1.0])}, {"last": np.array([np.inf])}, {"x": 1}],
+)
+def test_a_state_that_does_not_fit_is_refused(change: dict[str, Any]) -> None:
+    times = FirstTimes()
+    times.load_state_dict(good := {"timed": np.array([True]), "last": np.array([0.5])})
+    with pytest.raises(StateError):
+        times.load_state_dict(good | change)
+    assert times.state_dict()["last"].tolist() == [0.5]

@@ -1,0 +1,216 @@
+"""SIGINT and SIGTERM at random moments: one line, exit status 130, nothing left, and the same figures when resumed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from fedsel_flwr.simulations.leaving import UNFINISHED, remove_unfinished
+from tests.processes import ROOT, Command
+from tests.simulations.cut_off_runs import content
+
+MOMENTS = int(os.environ.get("FEDSEL_TEST_MOMENTS", "10"))
+"""Signals for each command, engine and signal."""
+LONGEST_S = 10.0
+"""So long may the command take to end after a signal."""
+EARLY_S = 0.3
+"""Before that Python itself is still starting."""
+
+# One whose main thread is in a library for minutes, or waits without a timeout, while another one gets SIGTERM.
+DEAF = """
+import hashlib, signal, sys, threading, time
+from pathlib import Path
+from fedsel_flwr.simulations.leaving import leaving_at_once
+
+def send():
+    time.sleep(0.5)
+    print(time.time(), flush=True)
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+    time.sleep(60)
+
+with leaving_at_once(lambda: None, lambda: "left", 7) as leaving:
+    leaving.folder = Path(sys.argv[2])
+    threading.Thread(target=send, daemon=True).start()
+    if sys.argv[1] == "library":
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
+    else:
+        threading.Event().wait()
+"""
+
+# What Ray does when it starts, within and without a handler of the caller's.
+RAY = """
+import signal, sys
+from types import SimpleNamespace
+from ray._private import utils
+from fedsel_flwr.simulations import ray_session
+from fedsel_flwr.simulations.where import Where
+
+def init(**options):
+    utils.set_sigterm_handler(lambda *_: sys.exit(15))
+    during.append(signal.getsignal(signal.SIGTERM))
+
+during, ours = [], lambda *_: None
+for handler in (ours, signal.SIG_DFL):
+    signal.signal(signal.SIGTERM, handler)
+    ray_session._start(SimpleNamespace(init=init), Where(num_cpus=1), None)
+    print(during[-1] is handler, signal.getsignal(signal.SIGTERM) is handler)
+"""
+
+
+@pytest.mark.parametrize("busy", ["library", "wait"])
+def test_a_signal_that_another_thread_gets_is_acted_on(busy: str, tmp_path: Path) -> None:
+    (tmp_path / ".plan.json-ab12cd3_").mkdir()
+    (tmp_path / ".plan.json-ab12cd3_" / "plan.json").write_text("{")
+    done = subprocess.run(
+        [sys.executable, "-c", DEAF, busy, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (7, "left\n")
+    assert time.time() - float(done.stdout) < 8.0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ray_leaves_the_callers_handler_as_it_is() -> None:
+    done = subprocess.run([sys.executable, "-c", RAY], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.stdout.splitlines() == ["True True", "False False"], done.stderr
+
+
+def test_unfinished_files_are_removed_and_no_others(tmp_path: Path) -> None:
+    kept = [tmp_path / name for name in ("plan.json", "a/.hidden", "a/round-000001.json", "a/.git/HEAD")]
+    gone = [tmp_path / name for name in (".comparison.png-x1y2z3a_/comparison.png", "a/round-000002.json.tmp")]
+    for path in (*kept, *gone):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
+    remove_unfinished(tmp_path)
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(kept)
+
+
+# ---- the commands --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def busy_loops() -> Iterator[None]:
+    """Two programs that take what they get of the processor."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    yield
+    for loop in loops:
+        loop.kill()
+        loop.wait()
+
+
+def begun(place: Path, *argv: str) -> Command:
+    """A command in a folder; it listens to signals."""
+    command = Command(sys.executable, "-m", "fedsel_flwr.cli", *argv, folder=place / "said", cwd=place)
+    deadline = time.monotonic() + 100
+    while not _catches(command.pid, signal.SIGTERM):
+        assert command.poll() is None, command.stderr
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return command
+
+
+def _catches(pid: int, which: int) -> bool:
+    said = re.search(r"^SigCgt:\s*([0-9a-f]+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return bool(said and int(said[1], 16) >> (which - 1) & 1)
+
+
+def finished(place: Path, *argv: str) -> tuple[Path, float]:
+    """A command's folder, and how long it took."""
+    command = begun(place, *argv)
+    try:
+        assert command.wait(500) == 0, command.stdout[-3000:] + command.stderr[-3000:]
+        return Path(command.stdout.splitlines()[-1]), command.seconds
+    finally:
+        command.kill()
+
+
+def signalled(command: Command, which: int, seconds: float) -> str | None:
+    """Send a signal after a while; the line that the command says then, None if it had ended before."""
+    try:
+        time.sleep(seconds)
+        if command.poll() is not None:
+            assert command.wait(1) == 0, command.stderr
+            return None
+        os.kill(command.pid, which)
+        sent = time.monotonic()
+        status = command.wait(60)
+        took = time.monotonic() - sent
+        if status == 0:  # everything was said already
+            return None
+        assert status == 130, (status, command.stdout[-2000:], command.stderr[-3000:])
+        assert took < LONGEST_S, (took, command.stderr)
+        assert command.left() == []
+        said = [
+            line for line in command.stderr.splitlines() if not re.match(r"Starting Ray \.\.\.|Ray started in", line)
+        ]
+        assert len(said) == 1, command.stderr
+        assert said[0].startswith("fedsel: interrupted")
+        return said[0]
+    finally:
+        command.kill()
+
+
+COMMANDS = {
+    ("run", "vectorized"): ("run", "smoke", "--rounds", "60", "--engine", "vectorized"),
+    ("run", "ray"): ("run", "smoke", "--rounds", "25", "--num-cpus", "2"),
+    ("compare", "vectorized"): (
+        "compare", "smoke", "--selectors", "bsfl,random", "--seeds", "2", "--rounds", "40", "--engine", "vectorized",
+    ),
+    ("compare", "ray"): ("compare", "smoke", "--selectors", "bsfl,random", "--seeds", "1", "--num-cpus", "2"),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.usefixtures("busy_loops")
+@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(("name", "engine"), COMMANDS, ids=["-".join(key) for key in COMMANDS])
+def test_a_signal_at_a_random_moment(name: str, engine: str, which: signal.Signals, tmp_path: Path) -> None:
+    """Each command that is cut off is resumed by the next one, which the next signal cuts off."""
+    argv, generator = COMMANDS[name, engine], np.random.default_rng([len(name), len(engine), which])
+    for folder in ("straight", "cut"):
+        (tmp_path / folder).mkdir()
+    straight, longest = finished(tmp_path / "straight", *argv)
+    place, now, sent, told = tmp_path / "cut", argv, 0, list[str]()
+    for _ in range(5 * MOMENTS):
+        said = signalled(begun(place, *now), which, float(generator.uniform(EARLY_S, longest)))
+        for folder in place.glob("runs/*"):
+            assert [path for path in folder.rglob(".*") if UNFINISHED.fullmatch(path.name)] == []
+            assert list(folder.rglob("*.tmp")) == []
+        if said is None:
+            (there,) = place.glob("runs/*")
+            assert content(there) == content(straight)
+            there.rename(tmp_path / f"finished-{len(told)}")
+            now = argv
+        else:
+            told.append(said)
+            there = next(place.glob("runs/*"), None)
+            resumable = there is not None and f"--resume {there} goes on" in said
+            now = (name, "--resume", str(there)) if resumable else argv
+            for folder in [] if resumable else place.glob("runs/*"):
+                folder.rename(tmp_path / f"empty-{len(told)}")
+        sent += said is not None
+        if sent == MOMENTS:
+            break
+    assert sent == MOMENTS
+    there, _ = finished(place, *now)
+    assert content(there) == content(straight)
+    assert [process for process in psutil.process_iter() if str(tmp_path) in " ".join(_arguments(process))] == []
+    print(f"\n{name} {engine} {which.name}: " + "\n".join(told))
+
+
+def _arguments(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
