@@ -6,7 +6,6 @@ import argparse
 import importlib.util
 import json
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -90,7 +89,7 @@ def _compare(args: argparse.Namespace) -> int:
 
     def holds() -> str:
         there = rounds_in(folder)
-        further = f"; fedsel {args.command} --resume {shlex.quote(str(folder))} goes on"
+        further = f"; fedsel {args.command} {plan.resumed_by(folder)} goes on"
         return f"{folder} holds {there or 'no round yet'}{further if there and not args.no_checkpoints else ''}"
 
     try:
@@ -158,6 +157,7 @@ def _plan_of(folder: Path, args: argparse.Namespace) -> Plan:
     elsewhere: dict[str, Any] = {"where": Where(**given)} if (given := where_of(args)) else {}
     named = ("device", "processes", "jobs")
     elsewhere |= {key: value for key in named if (value := getattr(args, key, None)) is not None}
+    elsewhere |= {"trust": args.trust, "checkpoint_dir": getattr(args, "checkpoint_dir", None), "command": args.typed}
     return Plan.load(folder, {"rounds": args.rounds, "data.data_dir": args.data_dir}, **elsewhere)
 
 

@@ -120,7 +120,10 @@ FAULTS: list[tuple[list[str], list[str]]] = [
     (["run", "--resume", "nothing"], ["'nothing' holds nothing to go on with", "plan.json", "run.json"]),
     (["run", "--resume", ""], ["--resume must not be empty"]),
     (["run", "--resume", "plan"], ["'plan/plan.json' is no plan: it lacks scenario, seeds, selectors"]),
-    (["run", "--resume", "moved"], ["'/nowhere/mine.py:Fastest'", "there is no file"]),
+    (["run", "--resume", "moved"], ["'/nowhere/mine.py:Fastest'", "give fedsel run --resume moved --trust"]),
+    (["run", "--resume", "moved", "--trust"], ["'/nowhere/mine.py:Fastest'", "there is no file"]),
+    ([*RUN, "--trust"], ["--trust is for code that a folder names", "--resume FOLDER"]),
+    ([*RUN, "--selector", "os:abort"], ["selector 'os:abort' is of Python's standard library", "./file.py:name"]),
     (["compare", "--resume", "python"], ["'Mine' in 'python' was given in Python", "compare(..., resume=True)"]),
     (
         ["run", "smoke", "--resume", "begun"],
