@@ -13,6 +13,7 @@ from fedsel_flwr.report.files import replacing
 from fedsel_flwr.simulations.begun import has_begun
 from fedsel_flwr.simulations.keeping import CHECKPOINTS
 from fedsel_flwr.simulations.results import RUN, read_label
+from fedsel_flwr.simulations.strangers import check_links
 
 PLAN = "plan.json"
 """What is run in a folder, and where."""
@@ -33,11 +34,12 @@ def read_plan(folder: Path) -> dict[str, Any]:
     """Read what is run in a folder of a comparison, or in that of a single run.
 
     Raises:
-        ParameterError: There is nothing that could go on; says what was expected.
+        ParameterError: There is nothing that could go on, or a link; says what was expected.
     """
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
         raise ParameterError(f"{str(folder)!r} {what}: give the folder of the run, or of the comparison, to go on with")
+    check_links(folder)
     if not (folder / PLAN).is_file():
         if not has_begun(folder):
             raise ParameterError(

@@ -27,7 +27,7 @@ from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import merged
 from fedsel_flwr.simulations.side_by_side import Job, check_jobs, side_by_side
 from fedsel_flwr.simulations.staffing import Staff, check_processes
-from fedsel_flwr.simulations.strangers import check_checkpoints, check_trusted, code_in, outside
+from fedsel_flwr.simulations.strangers import check_checkpoints, check_links, check_trusted, code_in, outside
 from fedsel_flwr.simulations.telling import StartRun, Update, tell_last, telling
 from fedsel_flwr.simulations.where import Where
 
@@ -190,6 +190,7 @@ class Plan:
         brought = Own(options.get("model"), options.get("data"), options.get("objective"))
         if folder:
             names = {run_name(one.label, seed) for one in self.them for seed in self.seeds}
+            check_links(folder)
             check_folder(folder, names, single=single, resume=resume)
             for one in self.them:  # before anything is written: what was given may not make a selector
                 one.selector(one.scenario(self.scenario, self.seeds[0]))

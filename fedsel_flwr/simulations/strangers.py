@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -79,6 +81,43 @@ def check_checkpoints(folder: Path, said: Mapping[str, Any], confirmed: str | No
             f"{str(folder)!r} keeps its checkpoints elsewhere, in {place!r}. Check that the folder is yours, and name "
             f"it: {command} --checkpoint-dir {shlex.quote(place)}"
         )
+
+
+def check_links(folder: Path) -> None:
+    """Refuse links, pipes and devices anywhere inside a folder that is to be read or written.
+
+    The folder itself and those above it may be links: whoever names it has chosen them.
+
+    Args:
+        folder: Of a comparison or of a run; nothing needs to be there.
+
+    Raises:
+        ParameterError: Names the first one.
+    """
+    for place, folders, files in os.walk(folder):
+        for name in sorted(folders + files):
+            _check_plain(Path(place) / name)
+
+
+def check_entries(folder: Path) -> None:
+    """Refuse links, pipes and devices directly in a folder, as :func:`check_links` does."""
+    if folder.is_dir():
+        for path in sorted(folder.iterdir()):
+            _check_plain(path)
+
+
+def _check_plain(path: Path) -> None:
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:  # another process has just removed it
+        return
+    if stat.S_ISLNK(mode):
+        raise ParameterError(
+            f"{str(path)!r} is a link, and leads out of its folder: a run is neither read nor written through links. "
+            "Delete it, or put what it leads to in its place"
+        )
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise ParameterError(f"{str(path)!r} is neither a file nor a folder: delete it")
 
 
 def outside(folder: Path, said: Mapping[str, Any]) -> str | None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +17,7 @@ import pytest
 from fedsel_flwr.cli import main
 from fedsel_flwr.errors import FedSelError, ParameterError
 from fedsel_flwr.references import load_reference
-from fedsel_flwr.simulations import Comparison, compare, keeping, load_scenario
+from fedsel_flwr.simulations import Comparison, compare, keeping, load_scenario, simulate
 from tests.simulations.cut_off_runs import content
 
 MINE = """
@@ -208,3 +210,86 @@ def test_a_run_resumes_from_checkpoints_that_its_reader_names(here: Path, capsys
 def test_a_run_that_knows_its_checkpoints_is_given_no_others(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan(here / "theirs")
     assert "leave out --checkpoint-dir" in refused(["run", "--resume", "theirs", "--checkpoint-dir", "x"], capsys)
+
+
+# ---- links ---------------------------------------------------------------------------------------------------------
+
+LINKED = ["journal.jsonl", "flower.log", "checkpoints", "plan.json", "comparison.png", "random-seed1",
+          "random-seed1/journal.jsonl", "random-seed1/checkpoints", "random-seed1/checkpoints/round-000001.json.tmp",
+          "random-seed1/run.json", "random-seed2/scenario.toml"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a comparison of two runs."""
+    folder = tmp_path_factory.mktemp("two_runs") / "theirs"
+    compare(load_scenario("smoke", {"rounds": 2}), "random", seeds=[1, 2], folder=folder)
+    return folder
+
+
+@pytest.fixture
+def theirs(two_runs: Path, here: Path) -> Path:
+    """A copy of that folder in the working directory."""
+    return shutil.copytree(two_runs, here / "theirs")
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_links_in_a_folder_are_refused_by_name(
+    name: str, theirs: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By every command and function that reads or writes a folder; what they lead to stays as it is."""
+    link, victim = theirs / name, here / "victim"
+    victim.mkdir() if link.suffix == "" else victim.write_text("precious")
+    if link.is_dir():
+        shutil.rmtree(link)
+    link.unlink(missing_ok=True)
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(victim)
+    capsys.readouterr()
+    before = {path: path.lstat().st_mtime_ns for path in here.rglob("*")}
+    assert f"'theirs/{name}' is a link" in refused(["compare", "--resume", "theirs"], capsys)
+    scenario = load_scenario("smoke", {"rounds": 2})
+    for resume in (False, True):
+        with pytest.raises(ParameterError, match=f"theirs/{name}' is a link"):
+            compare(scenario, "random", seeds=[1, 2], folder="theirs", resume=resume)
+    run = theirs / "random-seed1"
+    if run in (link, *link.parents) and link != run:
+        with pytest.raises(ParameterError, match=f"{name}' is a link"):
+            simulate(load_scenario("smoke", {"rounds": 2, "engine": "vectorized"}), folder=run)
+    assert f"'theirs/{name}' is a link" in refused(["report", "theirs"], capsys)
+    assert {path: path.lstat().st_mtime_ns for path in here.rglob("*")} == before
+
+
+def test_a_pipe_in_a_folder_is_refused(theirs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Reading it would wait for ever."""
+    os.mkfifo(theirs / "random-seed2" / "journal.jsonl")
+    capsys.readouterr()
+    for argv in (["compare", "--resume", "theirs"], ["report", "theirs"]):
+        assert "'theirs/random-seed2/journal.jsonl' is neither a file nor a folder" in refused(argv, capsys)
+
+
+def test_a_saved_comparison_is_not_written_through_links(here: Path) -> None:
+    comparison = compare(load_scenario("smoke", {"rounds": 2}), "random", seeds=[1])
+    (here / "saved").mkdir()
+    (here / "victim").mkdir()
+    (here / "saved" / "random-seed1").symlink_to(here / "victim")
+    with pytest.raises(ParameterError, match="saved/random-seed1' is a link"):
+        comparison.save("saved")
+    assert not any((here / "victim").iterdir())
+
+
+def test_the_folder_given_and_those_above_it_may_be_links(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("disk", "disk/runs"):
+        (here / name).mkdir()
+    (here / "runs").symlink_to(here / "disk" / "runs")
+    (here / "home").symlink_to(here / "disk")
+    line = ["compare", "smoke", "--rounds", "2", "--selectors", "random", "--seeds", "2", "--quiet"]
+    assert main([*line, "--runs-dir", "home/runs"]) == 0
+    assert main([*line, "--resume"]) == 0
+    (folder,) = (here / "disk" / "runs").iterdir()
+    (here / "newest").symlink_to(folder)
+    assert main(["compare", "--resume", "newest", "--quiet"]) == 0
+    assert main(["report", "newest"]) == 0
+    assert (
+        len(compare(load_scenario("smoke", {"rounds": 2}), "random", seeds=2, folder="newest", resume=True).runs) == 2
+    )
