@@ -37,6 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except FedSelError as error:
         print(f"fedsel: error: {error}", file=sys.stderr)
         return EXIT_ERROR
+    except MemoryError as error:  # numbers of the scenario, or of a plan that somebody else made
+        print(f"fedsel: error: there is not enough memory for this: {error}", file=sys.stderr)
+        return EXIT_ERROR
     except KeyboardInterrupt:  # while loading; during the runs, see leaving_at_once
         print("fedsel: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -82,7 +85,7 @@ def _compare(args: argparse.Namespace) -> int:
     from fedsel_flwr.simulations.world import world_of
 
     if going_on is None and args.resume and getattr(args, "checkpoint_dir", None) is None:
-        going_on = str(newest_like(plan.said(), Path(args.runs_dir)))
+        going_on = str(newest_like(plan.said(), Path(args.runs_dir), _say))
     world_of(plan.them[0].scenario(plan.scenario, plan.seeds[0]))  # faults in the data come before anything is written
     folder = (Path(going_on) if going_on else create_run_folder(plan.scenario.name, args.runs_dir)).resolve()
     adopt_orphans()
@@ -198,6 +201,10 @@ def _show(comparison: Comparison, as_json: bool) -> None:
         print(comparison.agreement.sentence)
     if said := comparison.verdict:
         print(said.sentence)
+
+
+def _say(line: str) -> None:
+    print(f"fedsel: {line}", file=sys.stderr)
 
 
 def _require(*packages: str) -> None:

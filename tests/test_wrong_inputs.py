@@ -88,6 +88,13 @@ FAULTS: list[tuple[list[str], list[str]]] = [
     (_set("learning_rate="), ["--set learning_rate= lacks a value"]),
     (_set("training.learning_rat=1"), ["did you mean 'training.learning_rate'?"]),
     (_set("training.learning_rate=fast"), ["training.learning_rate = 'fast'", "valid number"]),
+    (_set("num_clients=100000000"), ["num_clients = 100000000", "less than or equal to 10000000"]),
+    (
+        _set(
+            "data.dataset=synthetic-regression", "data.synthetic_examples=1000000000", "data.synthetic_features=1000000"
+        ),
+        ["there is not enough memory for this: Unable to allocate"],
+    ),
     (_set("training=1"), ["training = 1: expected a table"]),
     (_set("rounds.x=1"), ["'rounds' is a value, not a table"]),
     (_set("aggregation.warmup_rounds=10"), ["warmup_rounds = 10 leaves nothing to choose in rounds = 3"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import stat
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from typing import Any
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.references import is_reference
+from fedsel_flwr.rounds.untrusted import shown
 from fedsel_flwr.simulations.scenario_files import REFERRING
 
 
@@ -81,6 +83,28 @@ def check_checkpoints(folder: Path, said: Mapping[str, Any], confirmed: str | No
             f"{str(folder)!r} keeps its checkpoints elsewhere, in {place!r}. Check that the folder is yours, and name "
             f"it: {command} --checkpoint-dir {shlex.quote(place)}"
         )
+
+
+def check_label(label: str) -> str:
+    """Return the label of a selector; checked when it is written and when it is read.
+
+    It stands in tables and LaTeX, on the terminal, and in the name of a folder.
+
+    Args:
+        label: What the selector is to be called.
+
+    Raises:
+        ParameterError: It cannot be part of a folder's name, or a terminal would act on it.
+
+    >>> check_label("bsfl, alpha = 2")
+    'bsfl, alpha = 2'
+    """
+    if not re.fullmatch(r"[^/\\]{1,100}", label) or not label.isprintable() or label.strip(". ") != label:
+        raise ParameterError(
+            f"label {shown(label)} names a folder: use up to 100 printable characters, no slash, no dot or space at "
+            "the ends"
+        )
+    return label
 
 
 def check_links(folder: Path) -> None:

@@ -212,6 +212,32 @@ def test_a_run_that_knows_its_checkpoints_is_given_no_others(here: Path, capsys:
     assert "leave out --checkpoint-dir" in refused(["run", "--resume", "theirs", "--checkpoint-dir", "x"], capsys)
 
 
+# ---- other plans in the folder of all runs -------------------------------------------------------------------------
+
+
+def test_plans_that_cannot_be_read_are_skipped_and_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They stop nobody's ``--resume``, which names no folder."""
+    line = ["compare", "smoke", "--rounds", "2", "--selectors", "random", "--quiet"]
+    assert main(line) == 0
+    (mine,) = (here / "runs").iterdir()
+    for name in ("garbled", "linked", "older"):
+        (here / "runs" / name).mkdir()
+    (here / "runs" / "garbled" / "plan.json").write_text('{"scenario": "[31m"}')
+    (here / "runs" / "linked" / "plan.json").symlink_to(mine / "plan.json")
+    (here / "runs" / "older" / "plan.json").write_text("[]")
+    os.utime(here / "runs" / "older" / "plan.json", (0, 0))
+    (here / "runs" / "folder" / "plan.json").mkdir(parents=True)
+    capsys.readouterr()
+    assert main([*line, "--resume"]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines()[-1] == str(mine)
+    assert sorted(err.splitlines(), reverse=True) == [
+        "fedsel: a folder is skipped: 'runs/linked/plan.json' is a link, and leads out of its folder: a run is neither "
+        "read nor written through links. Delete it, or put what it leads to in its place",
+        "fedsel: a folder is skipped: 'runs/garbled/plan.json' is no plan: it lacks seeds, selectors",
+    ]
+
+
 # ---- links ---------------------------------------------------------------------------------------------------------
 
 LINKED = ["journal.jsonl", "flower.log", "checkpoints", "plan.json", "comparison.png", "random-seed1",
