@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import shlex
+import sys
 import tomllib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from fedsel_flwr.errors import ParameterError
@@ -32,10 +35,10 @@ def parse(
         argv: Without the program's name; None takes that of the process.
 
     Returns:
-        What was read.
+        What was read; ``typed`` is the line itself.
 
     Raises:
-        ParameterError: An option has an empty value.
+        ParameterError: An option has an empty value, or ``--trust`` stands without ``--resume``.
         SystemExit: With status 2, after a message, where the line cannot be read.
     """
     args, unknown = parser.parse_known_args(argv)
@@ -47,6 +50,9 @@ def parse(
         if any(isinstance(one, str) and not one.strip() for one in values):
             option = name if name == "scenario" else f"--{name.replace('_', '-')}"
             raise ParameterError(f"{option} must not be empty: give a value, or leave it out")
+    if getattr(args, "trust", False) and args.resume is None:
+        raise ParameterError("--trust is for code that a folder names: give it with --resume FOLDER, or leave it out")
+    args.typed = shlex.join(["fedsel", *(sys.argv[1:] if argv is None else argv)])
     return args
 
 
@@ -115,7 +121,8 @@ def resumed_folder(args: argparse.Namespace) -> str | None:
     """
     if not isinstance(args.resume, str):
         return None
-    if getattr(args, "checkpoint_dir", None) is not None:
+    begun = (Path(args.resume) / "plan.json").is_file()
+    if getattr(args, "checkpoint_dir", None) is not None and not begun:
         raise ParameterError(
             f"--resume {args.resume} names the folder of a run, which knows its checkpoints: leave out "
             "--checkpoint-dir, or begin with the scenario and end with --resume"

@@ -6,7 +6,6 @@ import argparse
 import importlib.util
 import json
 import os
-import shlex
 import signal
 import sys
 import threading
@@ -47,6 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except FedSelError as error:
         print(f"fedsel: error: {error}", file=sys.stderr)
+        return EXIT_ERROR
+    except MemoryError as error:  # numbers of the scenario, or of a plan that somebody else made
+        print(f"fedsel: error: there is not enough memory for this: {error}", file=sys.stderr)
         return EXIT_ERROR
     except KeyboardInterrupt:  # before leaving_at_once listens
         print(INTERRUPTED, file=sys.stderr)
@@ -99,14 +101,14 @@ def _compare(args: argparse.Namespace, leaving: Leaving) -> int:
     from fedsel_flwr.simulations.world import world_of
 
     if going_on is None and args.resume and getattr(args, "checkpoint_dir", None) is None:
-        going_on = str(newest_like(plan.said(), Path(args.runs_dir)))
+        going_on = str(newest_like(plan.said(), Path(args.runs_dir), _say))
     world_of(plan.them[0].scenario(plan.scenario, plan.seeds[0]))  # faults in the data come before anything is written
     folder = (Path(going_on) if going_on else create_run_folder(plan.scenario.name, args.runs_dir)).resolve()
     adopt_orphans()
 
     def holds() -> str:
         there = rounds_in(folder)
-        further = f"; fedsel {args.command} --resume {shlex.quote(str(folder))} goes on"
+        further = f"; fedsel {args.command} {plan.resumed_by(folder)} goes on"
         return f"{folder} holds {there or 'no round yet'}{further if there and not args.no_checkpoints else ''}"
 
     try:
@@ -174,6 +176,7 @@ def _plan_of(folder: Path, args: argparse.Namespace) -> Plan:
     elsewhere: dict[str, Any] = {"where": Where(**given)} if (given := where_of(args)) else {}
     named = ("device", "processes", "jobs")
     elsewhere |= {key: value for key in named if (value := getattr(args, key, None)) is not None}
+    elsewhere |= {"trust": args.trust, "checkpoint_dir": getattr(args, "checkpoint_dir", None), "command": args.typed}
     return Plan.load(folder, {"rounds": args.rounds, "data.data_dir": args.data_dir}, **elsewhere)
 
 
@@ -217,6 +220,10 @@ def _show(comparison: Comparison, as_json: bool) -> None:
         print(comparison.agreement.sentence)
     if said := comparison.verdict:
         print(said.sentence)
+
+
+def _say(line: str) -> None:
+    print(f"fedsel: {line}", file=sys.stderr)
 
 
 def _require(*packages: str) -> None:

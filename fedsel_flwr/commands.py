@@ -68,6 +68,11 @@ def parser_of() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argument
         "newest one that was begun with the same arguments",
     )  # fmt: skip
     common.add_argument(
+        "--trust", action="store_true",
+        help="with --resume FOLDER: load the code that its plan names, such as ./file.py:Class, which runs with your "
+        "rights",
+    )  # fmt: skip
+    common.add_argument(
         "--no-checkpoints", action="store_true",
         help="write no checkpoints: a run that is cut off cannot go on, only begin anew",
     )  # fmt: skip

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -49,11 +51,14 @@ def load_reference(text: str, what: str) -> Any:
         The object.
 
     Raises:
-        ParameterError: The module or file cannot be imported, or has no such name.
+        ParameterError: The module or file cannot be imported or has no such name, or the standard library is meant.
     """
     place, _, name = text.rpartition(":")
     if not place or not name:
         raise ParameterError(f"{what} {text!r} must read package.module:name or ./file.py:name")
+    # before it is imported: that alone opens a browser (antigravity)
+    if not place.endswith(".py") and _is_of_python(place):
+        raise _of_python(text, what)
     try:
         module = _load_file(Path(place).expanduser().resolve()) if place.endswith(".py") else _import(place)
     except ParameterError as error:
@@ -65,7 +70,29 @@ def load_reference(text: str, what: str) -> Any:
         if not hasattr(found, part):
             raise ParameterError(f"{what} {text!r}: {place} has no {name!r}; it has {_own_names(module) or 'nothing'}")
         found = getattr(found, part)
+    if callable(found) and _is_of_python(_home(found)):
+        raise _of_python(text, what)
     return found
+
+
+def _is_of_python(module: str) -> bool:
+    return module.partition(".")[0] in sys.stdlib_module_names
+
+
+def _of_python(text: str, what: str) -> ParameterError:
+    return ParameterError(
+        f"{what} {text!r} is of Python's standard library, which is never called: name a class or function of your "
+        "own, in a package or as ./file.py:name"
+    )
+
+
+def _home(found: Any) -> str:
+    """The module in which a class or function was made; of a partial one, that of the function inside."""
+    while isinstance(found, functools.partial):
+        found = found.func
+    if not (inspect.isclass(found) or inspect.isroutine(found)):
+        return ""  # an object that somebody made, whatever its class
+    return str(getattr(found, "__module__", None) or type(getattr(found, "__self__", None)).__module__)
 
 
 def _own_names(module: ModuleType) -> str:

@@ -88,6 +88,13 @@ FAULTS: list[tuple[list[str], list[str]]] = [
     (_set("learning_rate="), ["--set learning_rate= lacks a value"]),
     (_set("training.learning_rat=1"), ["did you mean 'training.learning_rate'?"]),
     (_set("training.learning_rate=fast"), ["training.learning_rate = 'fast'", "valid number"]),
+    (_set("num_clients=100000000"), ["num_clients = 100000000", "less than or equal to 10000000"]),
+    (
+        _set(
+            "data.dataset=synthetic-regression", "data.synthetic_examples=1000000000", "data.synthetic_features=1000000"
+        ),
+        ["there is not enough memory for this: Unable to allocate"],
+    ),
     (_set("training=1"), ["training = 1: expected a table"]),
     (_set("rounds.x=1"), ["'rounds' is a value, not a table"]),
     (_set("aggregation.warmup_rounds=10"), ["warmup_rounds = 10 leaves nothing to choose in rounds = 3"]),
@@ -120,7 +127,10 @@ FAULTS: list[tuple[list[str], list[str]]] = [
     (["run", "--resume", "nothing"], ["'nothing' holds nothing to go on with", "plan.json", "run.json"]),
     (["run", "--resume", ""], ["--resume must not be empty"]),
     (["run", "--resume", "plan"], ["'plan/plan.json' is no plan: it lacks scenario, seeds, selectors"]),
-    (["run", "--resume", "moved"], ["'/nowhere/mine.py:Fastest'", "there is no file"]),
+    (["run", "--resume", "moved"], ["'/nowhere/mine.py:Fastest'", "give fedsel run --resume moved --trust"]),
+    (["run", "--resume", "moved", "--trust"], ["'/nowhere/mine.py:Fastest'", "there is no file"]),
+    ([*RUN, "--trust"], ["--trust is for code that a folder names", "--resume FOLDER"]),
+    ([*RUN, "--selector", "os:abort"], ["selector 'os:abort' is of Python's standard library", "./file.py:name"]),
     (["compare", "--resume", "python"], ["'Mine' in 'python' was given in Python", "compare(..., resume=True)"]),
     (
         ["run", "smoke", "--resume", "begun"],

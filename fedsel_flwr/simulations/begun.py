@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedsel_flwr.errors import RunError
+from fedsel_flwr.references import is_reference
 from fedsel_flwr.report import run_folder
 from fedsel_flwr.simulations.keeping import in_words
 from fedsel_flwr.simulations.results import RUN, RunResult, read_label, read_run
@@ -65,6 +66,9 @@ def check_same(folder: Path, mine: Scenario, theirs: Scenario) -> None:
     Raises:
         RunError: Says by which keys.
     """
+    if theirs.selector != mine.selector and is_reference(theirs.selector):
+        # what another selector is called is known only once its code has run
+        raise _another(folder, f"selector is {theirs.selector!r} there and {mine.selector!r} here")
     here, there = in_words(mine), in_words(theirs)
     differing = [key for key in {**there, **here} if here.get(key) != there.get(key)]
     if differing:

@@ -79,7 +79,8 @@ def compare(
         objective: Loss and quality of your own, likewise.
         resume: True reads finished runs of the ``folder`` back, goes on with the one that was cut off, and runs the
             rest; selectors and seeds may be added. Nothing there: it begins anew, which "must" refuses. False refuses
-            to overwrite what was cut off.
+            to overwrite what was cut off. Code that the folder names is never loaded: selectors, model and data are
+            those of this call.
         checkpoint_every: A checkpoint after every so many rounds, as in
             :func:`~fedsel_flwr.simulations.engine.simulate`; 0: none.
 

@@ -21,6 +21,7 @@ from fedsel_flwr.rounds.history import History
 from fedsel_flwr.simulations.on_flower import Agreement
 from fedsel_flwr.simulations.results import RunResult, read_run, write_run
 from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.simulations.strangers import check_entries, check_links
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -163,8 +164,12 @@ class Comparison:
 
         Returns:
             The folder.
+
+        Raises:
+            ParameterError: There is a link in it.
         """
         target = Path(folder)
+        check_entries(target)
         for run in self.runs:
             write_run(target / run_name(run.selector, run.scenario.seed), run.scenario, run.result, run.selector)
         self.report(target)
@@ -218,8 +223,8 @@ class Comparison:
             The comparison.
 
         Raises:
-            ParameterError: A folder holds no run, the runs are of different scenarios, or two are of the same selector
-                and seed; says which.
+            ParameterError: A folder holds no run or a link, the runs are of different scenarios, or two are of the
+                same selector and seed; says which.
         """
         found = [place for folder in folders for place in _run_folders(Path(folder))]
         if not found:
@@ -254,7 +259,9 @@ def reference_of(given: str | None, labels: Sequence[str]) -> str | None:
 
 def _run_folders(folder: Path) -> list[Path]:
     if (folder / "scenario.toml").is_file():
+        check_links(folder)
         return [folder]
+    check_entries(folder)
     inside = sorted(
         path.parent for path in folder.glob("*/scenario.toml") if not path.parent.name.endswith("-on-flower")
     )
@@ -263,6 +270,8 @@ def _run_folders(folder: Path) -> list[Path]:
         raise ParameterError(f"{str(folder)!r} {what}: give the folder of a run, or of a comparison")
     if not inside:
         raise ParameterError(f"{str(folder)!r} holds no run: give a folder with scenario.toml, or one of such folders")
+    for place in inside:
+        check_links(place)
     return inside
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,11 @@ from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report.files import replacing
 from fedsel_flwr.simulations.begun import has_begun
 from fedsel_flwr.simulations.keeping import CHECKPOINTS
+from fedsel_flwr.simulations.plan_tables import parse_plan
 from fedsel_flwr.simulations.results import RUN, read_label
+from fedsel_flwr.simulations.strangers import check_links
 
+logger = logging.getLogger("fedsel_flwr")
 PLAN = "plan.json"
 """What is run in a folder, and where."""
 ELSEWHERE = ("where", "device", "processes", "jobs", "checkpoints")
@@ -33,11 +37,12 @@ def read_plan(folder: Path) -> dict[str, Any]:
     """Read what is run in a folder of a comparison, or in that of a single run.
 
     Raises:
-        ParameterError: There is nothing that could go on; says what was expected.
+        ParameterError: There is nothing that could go on, or a link; says what was expected.
     """
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
         raise ParameterError(f"{str(folder)!r} {what}: give the folder of the run, or of the comparison, to go on with")
+    check_links(folder)
     if not (folder / PLAN).is_file():
         if not has_begun(folder):
             raise ParameterError(
@@ -47,29 +52,29 @@ def read_plan(folder: Path) -> dict[str, Any]:
         label, scenario = read_label(folder)
         one = {"label": label, "name": scenario.selector}
         return {"scenario": scenario.model_dump(), "selectors": [one], "seeds": [scenario.seed]}
-    try:
-        said = dict(json.loads((folder / PLAN).read_text("utf-8")))
-        missing = sorted({"scenario", "selectors", "seeds"} - said.keys())
-    except (OSError, ValueError, TypeError) as error:
-        raise ParameterError(f"{str(folder / PLAN)!r} cannot be read: {error}") from error
-    if missing:
-        raise ParameterError(f"{str(folder / PLAN)!r} is no plan: it lacks {', '.join(missing)}")
-    return said
+    return parse_plan(folder / PLAN)
 
 
-def newest_like(said: Mapping[str, Any], root: Path) -> Path:
+def newest_like(said: Mapping[str, Any], root: Path, skipped: Callable[[str], None] = logger.warning) -> Path:
     """The newest folder in which the same was begun.
 
     Args:
         said: A plan.
         root: The folder of all runs.
+        skipped: Told why, of each newer folder whose plan cannot be read.
 
     Raises:
         ParameterError: There is none.
     """
     wanted = _what(json.loads(json.dumps(said)))
-    for place in sorted(root.glob(f"*/{PLAN}"), key=lambda path: path.stat().st_mtime, reverse=True):
-        if _what(read_plan(place.parent)) == wanted:
+    found = [place for place in root.glob(f"*/{PLAN}") if place.is_file() or place.is_symlink()]
+    for place in sorted(found, key=lambda path: path.lstat().st_mtime, reverse=True):
+        try:
+            there = read_plan(place.parent)
+        except ParameterError as error:
+            skipped(f"a folder is skipped: {error}")
+            continue
+        if _what(there) == wanted:
             return place.parent
     raise ParameterError(
         f"no run in {str(root)!r} was begun with these arguments: give its folder, as in --resume runs/NAME, or leave "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import shlex
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import merged
 from fedsel_flwr.simulations.side_by_side import Job, check_jobs, side_by_side
 from fedsel_flwr.simulations.staffing import Staff, check_processes
+from fedsel_flwr.simulations.strangers import check_checkpoints, check_links, check_trusted, code_in, outside
 from fedsel_flwr.simulations.telling import StartRun, Update, tell_last, telling
 from fedsel_flwr.simulations.where import Where
 from fedsel_flwr.simulations.world import world_of
@@ -103,16 +105,29 @@ class Plan:
         )  # fmt: skip
 
     @classmethod
-    def load(cls, folder: Path, scenario: Mapping[str, Any] | None = None, **where: Any) -> Plan:
-        """Make the plan anew that is run in a folder.
+    def load(
+        cls,
+        folder: Path,
+        scenario: Mapping[str, Any] | None = None,
+        *,
+        trust: bool = False,
+        checkpoint_dir: str | None = None,
+        command: str = "fedsel compare --resume FOLDER",
+        **where: Any,
+    ) -> Plan:
+        """Read the plan that is run in a folder.
 
         Args:
             folder: Of a comparison, or of a run.
             scenario: Keys of the scenario that are to be changed, dotted.
+            trust: Whether code that the plan names may be loaded.
+            checkpoint_dir: The folder of its checkpoints, if that lies outside: the reader names it himself.
+            command: What was typed, for errors.
             **where: ``where``, ``device``, ``processes`` and ``jobs`` in place of those of the plan.
 
         Raises:
-            ParameterError: There is none, or it needs something that only Python code can give.
+            ParameterError: There is none, it needs something that only Python code can give, it names code and is not
+                trusted, or its checkpoints are elsewhere.
         """
         said = read_plan(folder)
         nameless = [one["label"] for one in said["selectors"] if one["name"] is None]
@@ -121,6 +136,8 @@ class Plan:
                 f"selector {nameless[0]!r} in {str(folder)!r} was given in Python: go on there, with compare(..., "
                 "resume=True) and the same selectors"
             )
+        check_trusted(folder, said | ({"where": {}} if "where" in where else {}), trust, f"{command} --trust")
+        check_checkpoints(folder, said, checkpoint_dir, command)
         changed = merged(said["scenario"], scenario or {})
         return cls.of(
             changed,
@@ -132,6 +149,13 @@ class Plan:
             | {"where": Where(**said.get("where", {}))}
             | where,
         )
+
+    def resumed_by(self, folder: Path) -> str:
+        """The options that resume the plan in its folder: what it would be refused without is among them."""
+        said = self.said()
+        place = outside(folder, said)
+        named = "" if place is None else f" --checkpoint-dir {shlex.quote(place)}"
+        return f"--resume {shlex.quote(str(folder))}{named}{' --trust' if code_in(said) else ''}"
 
     def said(self) -> dict[str, Any]:
         """The plan as its folder keeps it."""
@@ -167,6 +191,7 @@ class Plan:
         brought = Own(options.get("model"), options.get("data"), options.get("objective"))
         if folder:
             names = {run_name(one.label, seed) for one in self.them for seed in self.seeds}
+            check_links(folder)
             check_folder(folder, names, single=single, resume=resume)
         places = [self._place(folder, one, seed, single)["folder"] for one in self.them for seed in self.seeds]
         if not resume or not all(place is not None and has_finished(place) for place in places):

@@ -23,6 +23,7 @@ from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.ledger import Ledger
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.simulations.strangers import check_links
 
 if TYPE_CHECKING:
     from fedsel_flwr.strategies.last_model import LastModel
@@ -56,6 +57,7 @@ class RunFolder:
         label: What the selector is called; None: as in the scenario.
 
     Raises:
+        ParameterError: There is a link in the folder.
         RunError: The folder cannot be written to, or pyarrow is not installed.
     """
 
@@ -63,6 +65,7 @@ class RunFolder:
         load_optional("pyarrow.parquet")  # before a long run, not behind it
         self.path, self._scenario, self._label = Path(folder), scenario, label or scenario.selector
         self._ledger: Ledger | None = None
+        check_links(self.path)
         with self._told("begun"):
             self.path.mkdir(parents=True, exist_ok=True)
 

@@ -88,7 +88,7 @@ class Scenario(Table):
     description: str = ""
     seed: Annotated[int, Field(ge=0, lt=2**63, strict=True)] = 1
     rounds: Count = 10
-    num_clients: Count = 10
+    num_clients: Annotated[int, Field(ge=1, le=10**7, strict=True)] = 10
     clients_per_round: Count = 3
     target_accuracy: Annotated[float, Field(gt=0, le=1, strict=True)] = 0.8
     selector: str = "random"

@@ -22,8 +22,8 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
 Finite = Annotated[float, Field(allow_inf_nan=False, strict=True)]
 Probability = Annotated[float, Field(ge=0, le=1, strict=True)]
 Fraction = Annotated[float, Field(gt=0, lt=1, strict=True)]
-Count = Annotated[int, Field(ge=1, strict=True)]
-CountOrZero = Annotated[int, Field(ge=0, strict=True)]
+Count = Annotated[int, Field(ge=1, le=10**9, strict=True)]
+CountOrZero = Annotated[int, Field(ge=0, le=2**53, strict=True)]
 
 
 def _whole(values: Any) -> Any:

@@ -38,6 +38,8 @@ class Where:
             whole("num_cpus", self.num_cpus, 1)
         if self.num_gpus is not None:
             whole("num_gpus", self.num_gpus, 0)
+        if not isinstance(self.ray_address, str | None):
+            raise ParameterError(f"ray_address must be HOST:PORT, auto or local, got {self.ray_address!r:.80}")
         real("client_cpus", self.client_cpus, above=0.0)
         share = 0.0 if self.client_gpus is None else real("client_gpus", self.client_gpus, at_least=0.0)
         if share > 1 and share % 1:

@@ -118,12 +118,12 @@ def test_a_run_goes_on_in_its_folder(zygote: Zygote, folder: Path) -> None:
     straight = begun(zygote, folder / "straight", None, *argv)
     cut_off = begun(zygote, folder / "cut", larger(folder / "cut", "runs/*/journal.jsonl", 20_000), *argv)
     assert any((cut_off / "checkpoints").glob("round-*.json"))
-    status, out, err = zygote.call(command, ["run", "--resume", str(cut_off)], folder)
+    status, out, err = zygote.call(command, ["run", "--resume", str(cut_off), "--trust"], folder)
     assert (status, err) == (0, "")
     assert out.splitlines()[-1] == str(cut_off)
     assert "round  1/60" not in out  # it went on
     assert content(cut_off) == content(straight)
-    again, told, _ = zygote.call(command, ["run", "--resume", str(cut_off)], folder)
+    again, told, _ = zygote.call(command, ["run", "--resume", str(cut_off), "--trust"], folder)
     assert again == 0
     assert told.splitlines()[-6:] == out.splitlines()[-6:]  # the table and the folder
     assert content(cut_off) == content(straight)

@@ -1,0 +1,321 @@
+"""A folder that somebody else made: what it names is not run unless its reader says so, and nothing leads out of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsel_flwr.cli import main
+from fedsel_flwr.errors import FedSelError, ParameterError
+from fedsel_flwr.references import load_reference
+from fedsel_flwr.simulations import Comparison, compare, keeping, load_scenario, simulate
+from tests.simulations.cut_off_runs import content
+
+MINE = """
+from pathlib import Path
+from fedsel_flwr.selectors import Random
+
+class Mine(Random):
+    name = "mine"
+    def _select(self, available):
+        if self._round == 4 and Path("unplugged").exists():
+            raise OSError("unplugged")
+        return super()._select(available)
+"""
+MARKING = """
+from pathlib import Path
+Path("was_run").touch()
+"""
+"""Code that leaves something behind as soon as it is imported."""
+
+Change = Callable[[dict[str, Any]], object]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working directory with code in it; pictures are empty files, checkpoints come after every round."""
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "marking.py").write_text(MARKING)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(keeping, "SHARE", 1.0)
+    for name in ("plot", "plot_rounds"):
+        monkeypatch.setattr(Comparison, name, lambda self, path, *rest: Path(path).touch())
+    for name in ("FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):
+        monkeypatch.setenv(name, "0")
+    yield tmp_path
+    for name in [name for name in sys.modules if name.startswith(("fedsel_own_", "marking"))]:
+        del sys.modules[name]
+
+
+def plan(folder: Path, change: Change = lambda said: None) -> Path:
+    """A plan of two runs of random in a folder, changed as wanted."""
+    said: dict[str, Any] = {
+        "scenario": load_scenario("smoke", {"engine": "vectorized", "rounds": 2}).model_dump(),
+        "selectors": [{"label": "random", "name": "random"}],
+        "seeds": [1, 2],
+    }
+    change(said)
+    folder.mkdir()
+    (folder / "plan.json").write_text(json.dumps(said))
+    return folder
+
+
+def refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line with which a command is refused."""
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("fedsel: error: ")
+    return err.strip()
+
+
+# ---- code ----------------------------------------------------------------------------------------------------------
+
+
+def name_selector(text: str) -> Change:
+    return lambda said: said["selectors"][0].update(name=text)
+
+
+def name_in(table: str, key: str, text: str) -> Change:
+    return lambda said: said["scenario"][table].update({key: text})
+
+
+CODE: dict[str, tuple[Change, str]] = {
+    "a selector in the folder": (name_selector("theirs/evil.py:X"), "selectors[0].name = 'theirs/evil.py:X'"),
+    "a selector on the path": (name_selector("marking:X"), "selectors[0].name = 'marking:X'"),
+    "a selector of Python's": (name_selector("os:abort"), "selectors[0].name = 'os:abort'"),
+    "the scenario's selector": (
+        lambda said: said["scenario"].update(selector="marking:X"),
+        "scenario.selector = 'marking:X'",
+    ),
+    "a model": (name_in("model", "name", "marking:net"), "scenario.model.name = 'marking:net'"),
+    "data": (name_in("data", "dataset", "theirs/evil.py:data"), "scenario.data.dataset = 'theirs/evil.py:data'"),
+    "a cluster": (
+        lambda said: (said["scenario"].update(engine="ray"), said.update(where={"ray_address": "10.0.0.9:6379"})),
+        "where.ray_address = '10.0.0.9:6379'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "named"), CODE.values(), ids=CODE)
+def test_code_that_a_plan_names_is_not_run(
+    change: Change, named: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    theirs = plan(here / "theirs", change)
+    (theirs / "evil.py").write_text(MARKING)
+    before = {*here.rglob("*")}
+    said = refused(["compare", "--resume", "theirs", "--quiet"], capsys)
+    assert named in said
+    assert said.endswith("give fedsel compare --resume theirs --quiet --trust")
+    assert {*here.rglob("*")} == before
+
+
+def test_code_that_a_single_run_names_is_not_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "theirs").mkdir()
+    (here / "theirs" / "run.json").write_text('{"scenario": "smoke", "selector": "evil"}')
+    (here / "theirs" / "scenario.toml").write_text('selector = "marking:X"\nengine = "vectorized"\nrounds = 2\n')
+    assert "selectors[0].name = 'marking:X'" in refused(["run", "--resume", "theirs"], capsys)
+    assert not (here / "was_run").exists()
+
+
+def test_the_selector_that_a_run_in_the_folder_names_is_not_loaded(here: Path) -> None:
+    """Neither by the command nor by ``compare``, whose caller gives the selectors himself."""
+    smoke = load_scenario("smoke", {"rounds": 2})
+    theirs = here / "theirs" / "random-seed1"
+    theirs.mkdir(parents=True)
+    (theirs / "run.json").write_text('{"scenario": "smoke", "selector": "random"}')
+    (theirs / "scenario.toml").write_text('selector = "marking:X"\nengine = "vectorized"\nrounds = 2\n')
+    with pytest.raises(FedSelError, match="selector is 'marking:X' there and 'random' here"):
+        compare(smoke, "random", seeds=[1, 2], folder=here / "theirs", resume=True)
+    assert not (here / "was_run").exists()
+
+
+def test_trusted_code_is_loaded(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan(here / "theirs", name_selector("marking:X"))
+    assert "marking has no 'X'" in refused(["compare", "--resume", "theirs", "--trust"], capsys)
+    assert (here / "was_run").exists()
+
+
+@pytest.mark.parametrize(
+    "reference", ["os:abort", "subprocess:run", "builtins:exec", "mine.py:Path.unlink", "torch:os.abort", "this:s"]
+)
+def test_the_standard_library_is_never_called(reference: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Trusted or not, and wherever a reference comes from."""
+    sys.modules.pop("this", None)
+    plan(here / "theirs", name_in("model", "name", reference))
+    said = refused(["compare", "--resume", "theirs", "--trust"], capsys)
+    assert f"model {reference!r} is of Python's standard library" in said
+    with pytest.raises(ParameterError, match="standard library"):
+        load_reference(reference, "selector")
+    assert "this" not in sys.modules
+
+
+def test_a_partial_function_of_ones_own_is_loaded(here: Path) -> None:
+    (here / "partly.py").write_text("from functools import partial\ndef net(width): ...\nsmall = partial(net, 3)\n")
+    assert load_reference("./partly.py:small", "model").args == (3,)
+
+
+def test_a_comparison_of_ones_own_code_is_cut_off_and_resumed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The line that is printed, typed as it stands, leaves what an uninterrupted comparison leaves."""
+    line = ["compare", "smoke", "--rounds", "6", "--selectors", "./mine.py:Mine,random", "--quiet"]
+    assert main([*line, "--runs-dir", "straight"]) == 0
+    capsys.readouterr()
+    (here / "unplugged").touch()
+    said = refused([*line, "--runs-dir", "runs 2"], capsys)
+    (here / "unplugged").unlink()
+    told = re.search(r"mine-seed1: 3 rounds; (fedsel compare --resume .+) goes on$", said)
+    assert told, said
+    command = shlex.split(told[1])[1:]
+    assert command[-1] == "--trust"
+    again = refused(command[:-1], capsys)
+    assert f"selectors[0].name = '{here}/mine.py:Mine'" in again
+    assert again.endswith(f"give {told[1]}")
+    assert main([*command, "--quiet"]) == 0
+    (straight,), (resumed,) = (here / "straight").iterdir(), (here / "runs 2").iterdir()
+    assert content(resumed) == content(straight)
+
+
+# ---- checkpoints elsewhere -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trust", [[], ["--trust"]], ids=["strange", "trusted"])
+def test_checkpoints_elsewhere_are_refused(trust: list[str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan(here / "theirs", lambda said: said.update(checkpoints={"checkpoint_dir": str(here / "away")}))
+    said = refused(["run", "--resume", "theirs", *trust], capsys)
+    assert said.endswith(f"name it: fedsel run --resume theirs{' --trust' * len(trust)} --checkpoint-dir {here}/away")
+    assert not (here / "away").exists()
+
+
+def test_a_run_resumes_from_checkpoints_that_its_reader_names(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["run", "smoke", "--engine", "vectorized", "--quiet", "--rounds", "3", "--checkpoint-dir", "kept"]
+    assert main(line) == 0
+    capsys.readouterr()
+    (folder,) = (here / "runs").iterdir()
+    again = ["run", "--resume", str(folder), "--quiet"]
+    for wrong in ([], ["--checkpoint-dir", "other"]):
+        assert "keeps its checkpoints elsewhere" in refused([*again, *wrong], capsys)
+    assert main([*again, "--checkpoint-dir", "kept"]) == 0
+
+
+def test_a_run_that_knows_its_checkpoints_is_given_no_others(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan(here / "theirs")
+    assert "leave out --checkpoint-dir" in refused(["run", "--resume", "theirs", "--checkpoint-dir", "x"], capsys)
+
+
+# ---- other plans in the folder of all runs -------------------------------------------------------------------------
+
+
+def test_plans_that_cannot_be_read_are_skipped_and_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They stop nobody's ``--resume``, which names no folder."""
+    line = ["compare", "smoke", "--rounds", "2", "--selectors", "random", "--quiet"]
+    assert main(line) == 0
+    (mine,) = (here / "runs").iterdir()
+    for name in ("garbled", "linked", "older"):
+        (here / "runs" / name).mkdir()
+    (here / "runs" / "garbled" / "plan.json").write_text('{"scenario": "[31m"}')
+    (here / "runs" / "linked" / "plan.json").symlink_to(mine / "plan.json")
+    (here / "runs" / "older" / "plan.json").write_text("[]")
+    os.utime(here / "runs" / "older" / "plan.json", (0, 0))
+    (here / "runs" / "folder" / "plan.json").mkdir(parents=True)
+    capsys.readouterr()
+    assert main([*line, "--resume"]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines()[-1] == str(mine)
+    assert sorted(err.splitlines(), reverse=True) == [
+        "fedsel: a folder is skipped: 'runs/linked/plan.json' is a link, and leads out of its folder: a run is neither "
+        "read nor written through links. Delete it, or put what it leads to in its place",
+        "fedsel: a folder is skipped: 'runs/garbled/plan.json' is no plan: it lacks seeds, selectors",
+    ]
+
+
+# ---- links ---------------------------------------------------------------------------------------------------------
+
+LINKED = ["journal.jsonl", "flower.log", "checkpoints", "plan.json", "comparison.png", "random-seed1",
+          "random-seed1/journal.jsonl", "random-seed1/checkpoints", "random-seed1/checkpoints/round-000001.json.tmp",
+          "random-seed1/run.json", "random-seed2/scenario.toml"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a comparison of two runs."""
+    folder = tmp_path_factory.mktemp("two_runs") / "theirs"
+    compare(load_scenario("smoke", {"rounds": 2}), "random", seeds=[1, 2], folder=folder)
+    return folder
+
+
+@pytest.fixture
+def theirs(two_runs: Path, here: Path) -> Path:
+    """A copy of that folder in the working directory."""
+    return shutil.copytree(two_runs, here / "theirs")
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_links_in_a_folder_are_refused_by_name(
+    name: str, theirs: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By every command and function that reads or writes a folder; what they lead to stays as it is."""
+    link, victim = theirs / name, here / "victim"
+    victim.mkdir() if link.suffix == "" else victim.write_text("precious")
+    if link.is_dir():
+        shutil.rmtree(link)
+    link.unlink(missing_ok=True)
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(victim)
+    capsys.readouterr()
+    before = {path: path.lstat().st_mtime_ns for path in here.rglob("*")}
+    assert f"'theirs/{name}' is a link" in refused(["compare", "--resume", "theirs"], capsys)
+    scenario = load_scenario("smoke", {"rounds": 2})
+    for resume in (False, True):
+        with pytest.raises(ParameterError, match=f"theirs/{name}' is a link"):
+            compare(scenario, "random", seeds=[1, 2], folder="theirs", resume=resume)
+    run = theirs / "random-seed1"
+    if run in (link, *link.parents) and link != run:
+        with pytest.raises(ParameterError, match=f"{name}' is a link"):
+            simulate(load_scenario("smoke", {"rounds": 2, "engine": "vectorized"}), folder=run)
+    assert f"'theirs/{name}' is a link" in refused(["report", "theirs"], capsys)
+    assert {path: path.lstat().st_mtime_ns for path in here.rglob("*")} == before
+
+
+def test_a_pipe_in_a_folder_is_refused(theirs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Reading it would wait for ever."""
+    os.mkfifo(theirs / "random-seed2" / "journal.jsonl")
+    capsys.readouterr()
+    for argv in (["compare", "--resume", "theirs"], ["report", "theirs"]):
+        assert "'theirs/random-seed2/journal.jsonl' is neither a file nor a folder" in refused(argv, capsys)
+
+
+def test_a_saved_comparison_is_not_written_through_links(here: Path) -> None:
+    comparison = compare(load_scenario("smoke", {"rounds": 2}), "random", seeds=[1])
+    (here / "saved").mkdir()
+    (here / "victim").mkdir()
+    (here / "saved" / "random-seed1").symlink_to(here / "victim")
+    with pytest.raises(ParameterError, match="saved/random-seed1' is a link"):
+        comparison.save("saved")
+    assert not any((here / "victim").iterdir())
+
+
+def test_the_folder_given_and_those_above_it_may_be_links(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("disk", "disk/runs"):
+        (here / name).mkdir()
+    (here / "runs").symlink_to(here / "disk" / "runs")
+    (here / "home").symlink_to(here / "disk")
+    line = ["compare", "smoke", "--rounds", "2", "--selectors", "random", "--seeds", "2", "--quiet"]
+    assert main([*line, "--runs-dir", "home/runs"]) == 0
+    assert main([*line, "--resume"]) == 0
+    (folder,) = (here / "disk" / "runs").iterdir()
+    (here / "newest").symlink_to(folder)
+    assert main(["compare", "--resume", "newest", "--quiet"]) == 0
+    assert main(["report", "newest"]) == 0
+    assert (
+        len(compare(load_scenario("smoke", {"rounds": 2}), "random", seeds=2, folder="newest", resume=True).runs) == 2
+    )
