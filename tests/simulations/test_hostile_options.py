@@ -80,7 +80,7 @@ def test_claims_above_the_automatic_limit_are_counted(way: str) -> None:
 
 @WAYS
 def test_a_client_is_asked_in_no_larger_share_than_the_cap(way: str) -> None:
-    """FedCS asks whoever meets its deadline: without the cap the same ones in every round."""
+    """CS-UCB without exploration takes the quickest: without the cap the same ones in every round."""
     fleet = {"num_clients": 8, "clients_per_round": 2, "selector": "cs-ucb", "selectors.cs-ucb.exploration": 0.0}
     shares = {}
     for cap in (0.0, 0.5):

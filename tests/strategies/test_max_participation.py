@@ -42,13 +42,13 @@ def asked(core: Any, rounds: int, connected: str = "abcd") -> list[list[str]]:
 
 @APIS
 def test_no_client_is_asked_above_the_cap(api: str) -> None:
-    """By hand, cap .5: a in rounds 1 to 5, then 5/5 > .5; b in 6 to 10 (5/10 in round 10, 5/9 before); and so on."""
+    """By hand, cap .5: 0 in rounds 1 to 5, then 5/5 > .5; 1 in 6 to 10 (0: 5/10); 0 in 11 (6/11); 1 in 12."""
     selector = First()
     strategy, _ = play_scripted(
         api, selector, lambda k, t, w: w, 60, start=[1.0], clients=4, max_participation=0.5
     )  # fmt: skip
     rows = np.array([row.client for row in strategy.history.clients])
-    assert rows[:6].tolist() == [0, 0, 0, 0, 0, 1]
+    assert rows[:12].tolist() == [0] * 5 + [1] * 5 + [0, 1]
     assert np.bincount(rows[20:], minlength=4).max() <= 0.55 * 40
     free, _ = play_scripted(api, First(), lambda k, t, w: w, 10, start=[1.0], clients=4)
     assert {row.client for row in free.history.clients} == {0}
