@@ -35,6 +35,8 @@ class Clients(Table):
 
     ``energy_score_low`` below 1 draws each client's PCZFL score from U[low, 1], once. In each round a chosen client
     crashes before training with ``crash_probability``; one that trained does not answer with ``failure_probability``.
+    With ``reference_multiplications`` above 0 seconds and joules of computing follow the model: the devices' speed is
+    that for a model of so many multiplications an example, and another model takes proportionally longer or shorter.
     """
 
     energy_score_low: Annotated[float, Field(ge=0, le=1, strict=True)] = 1.0
@@ -42,6 +44,7 @@ class Clients(Table):
     delay: Literal["virtual", "sleep"] = "virtual"
     failure_probability: Probability = 0.0
     crash_probability: Probability = 0.0
+    reference_multiplications: NotNegative = 0.0
 
 
 class Aggregation(Table):
@@ -138,19 +141,25 @@ class Scenario(Table):
             )
         return self
 
-    def system_model(self, sizes: IntArray | None = None, model_bytes: int = 0) -> delays.System:
+    def system_model(
+        self, sizes: IntArray | None = None, model_bytes: int = 0, multiplications: int = 0
+    ) -> delays.System:
         """Delays and energy of the clients.
 
         Args:
             sizes: Training examples of each client, shape (num_clients,); phones need them, Xia's cell does not.
             model_bytes: Size of the model as it is sent, bytes; for phones without ``payload_bytes`` of their own.
+            multiplications: Of the model, an example, for ``clients.reference_multiplications``; 0: those themselves.
 
         Raises:
             ParameterError: Phones without sizes or payload.
         """
+        reference = self.clients.reference_multiplications
+        factor = multiplications / reference if multiplications and reference else 1.0
         if self.system.kind == "cell":
-            return self._cell()
+            return self._cell(factor)
         keys = self.system.model_dump(exclude={"kind", "payload_bytes"})
+        keys["seconds_per_example"] *= factor
         payload = self.system.payload_bytes or model_bytes
         if sizes is None or not payload:
             raise ParameterError(
@@ -166,8 +175,9 @@ class Scenario(Table):
             **keys,
         )
 
-    def _cell(self) -> SystemModel:
-        w = self.wireless
+    def _cell(self, factor: float) -> SystemModel:
+        w, device = self.wireless, self.device.model_dump()
+        device["samples_per_round"] *= factor  # as many of the reference model's
         return SystemModel(
             num_clients=self.num_clients,
             seed=self.seed,
@@ -177,5 +187,5 @@ class Scenario(Table):
             payload_down_bits=w.payload_down_bits,
             payload_up_bits=w.payload_up_bits,
             max_latency_s=w.max_latency_s,
-            **self.device.model_dump(),
+            **device,
         )

@@ -16,6 +16,7 @@ from fedsel_flwr.clients.answering import Examples
 from fedsel_flwr.clients.batched.predicting import stack_predict
 from fedsel_flwr.clients.delays import System
 from fedsel_flwr.clients.failing import Failing
+from fedsel_flwr.clients.multiplying import multiplications
 from fedsel_flwr.clients.objectives import Objective
 from fedsel_flwr.clients.parameters import get_arrays, set_arrays
 from fedsel_flwr.clients.predicting import torch_predict
@@ -64,7 +65,15 @@ class World:
             crash_probability=scenario.clients.crash_probability,
         )
         _check_batches(scenario, self.model, self.dataset.train, self.sizes)
-        self.system: System = scenario.system_model(self.sizes, sum(array.nbytes for array in self._initial))
+        counted = 0
+        if scenario.clients.reference_multiplications:
+            if scenario.clients.latency_mode != "model":
+                raise ParameterError(
+                    "clients.reference_multiplications is of modelled times, but clients.latency_mode = 'measured' "
+                    "times the training itself: leave one of them out"
+                )
+            counted = multiplications(self.model, self.dataset.train.inputs[0])
+        self.system: System = scenario.system_model(self.sizes, sum(array.nbytes for array in self._initial), counted)
 
     def initial_arrays(self) -> Arrays:
         """The first global model."""

@@ -94,7 +94,7 @@ def test_an_exception_of_the_client_stays_one() -> None:
     assert reason_in(KeyError("Message Unavailable"), 0.5, 1.0) == "exception: KeyError: 'Message Unavailable'"
 
 
-RAYS = """<class 'ray.exceptions.RayTaskError(ClientAppException)'>:<'\x1b[36mray::ClientAppActor.run()\x1b[39m (pid=26,\
+RAYS = """<class 'ray.exceptions.RayTaskError(ClientAppException)'>:<'\x1b[36mray::ClientAppActor.run()\x1b[39m (p=2,\
  ip=192.0.2.2, actor_id=8f)
                   ^^^^^^^^^^^^^
   File "/home/me/site-packages/torch/nn/modules/module.py", line 1789, in _call_impl
