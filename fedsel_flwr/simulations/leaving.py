@@ -55,7 +55,7 @@ class Leaving:
         self.last, self.message = last, message
         self.folder: Path | None = None
         self._status, self._turn, self._begun = status, threading.Lock(), threading.Event()
-        self._over = False
+        self._over = self._seen = False
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[Leaving]:
@@ -83,7 +83,10 @@ class Leaving:
             os.close(write)  # the thread closes the other end
 
     def _handle(self, *_: object) -> None:
-        """In the main thread."""
+        """In the main thread; a further signal comes in the midst of it."""
+        if self._seen:
+            return
+        self._seen = True
         self._leave()
         while True:  # another thread leaves
             time.sleep(1.0)
