@@ -127,6 +127,9 @@ def finished(figure: Figure, named: Axes, title: str, path: str | os.PathLike[st
     figure.legend(handles, labels, loc="outside lower center", ncols=min(6, len(labels)), frameon=False, fontsize=10)
     if title:
         figure.suptitle(title, fontsize=13)
+    # a dollar sign in a label is no formula, and a wrong formula would end the report
+    for text in figure.findobj(load_optional("matplotlib.text").Text):
+        text.set_parse_math(False)
     with replacing(path) as temporary:
         figure.savefig(temporary, format="png", dpi=dpi)
     return Path(path)

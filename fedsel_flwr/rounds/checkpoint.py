@@ -105,7 +105,13 @@ def read_checkpoint(path: Path) -> Checkpoint:
         return _read(path)
     except StateError:
         raise
-    except (KeyError, TypeError, AttributeError, ValueError) as error:  # a file that somebody made by hand
+    except (
+        KeyError,
+        TypeError,
+        AttributeError,
+        ValueError,
+        RecursionError,
+    ) as error:  # a file that somebody made by hand
         raise StateError(f"it is no checkpoint: {type(error).__name__}: {error}") from error
 
 

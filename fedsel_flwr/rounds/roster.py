@@ -17,7 +17,8 @@ import numpy as np
 from fedsel_flwr.checks import BoolArray, IntArray
 from fedsel_flwr.errors import StateError
 from fedsel_flwr.rounds import saving
-from fedsel_flwr.rounds.identity import id_order
+from fedsel_flwr.rounds.identity import MAX_ID_LENGTH, canonical_id, id_order
+from fedsel_flwr.rounds.untrusted import shown
 
 
 @dataclass(frozen=True)
@@ -192,6 +193,13 @@ class Roster:
         holders = saving.texts("holders", state["holders"])
         last_seen = saving.array("last_seen", state["last_seen"], np.int64, rows=len(ids))
         bound, waits = (saving.whole_numbers(key, state[key]) for key in ("bound", "waits_for"))
+        for client_id in ids:
+            if canonical_id(client_id) != client_id:
+                raise StateError(
+                    f"ids must be printable texts of 1 to {MAX_ID_LENGTH} characters, got {shown(client_id)}"
+                )
+        if wrong := [holder for holder in holders if not holder.isprintable()]:
+            raise StateError(f"holders must be printable texts, got {shown(wrong[0])}")
         if len(holders) != len(ids):
             raise StateError(f"holders must be one for each of {len(ids)} ids, got {len(holders)}")
         if len(set(ids)) < len(ids) or not all(0 <= row < len(ids) for row in bound.values()):

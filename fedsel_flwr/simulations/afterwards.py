@@ -11,8 +11,10 @@ import numpy.typing as npt
 from fedsel_flwr.clients.means import mean_latencies
 from fedsel_flwr.clients.parameters import set_arrays
 from fedsel_flwr.clients.predicting import outputs
+from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.history import ClientRecord, History
 from fedsel_flwr.rounds.models import Arrays
+from fedsel_flwr.rounds.untrusted import shown
 from fedsel_flwr.simulations.world import World
 from fedsel_flwr.theory import fair_regret, xia_genie
 
@@ -48,6 +50,9 @@ def regret(world: World, clients: Sequence[ClientRecord], rounds: int) -> Column
         clients: Who was chosen.
         rounds: How many rounds there were.
 
+    Raises:
+        RunError: A client or a round is none of the scenario's.
+
     Returns:
         ``round``; ``Theta``, the seconds lost since the start, tau_max times the regret; ``theta`` = Theta / round.
     """
@@ -55,8 +60,15 @@ def regret(world: World, clients: Sequence[ClientRecord], rounds: int) -> Column
     answers = 1.0 - world.failing.share  # who does not answer has reward 0
     mean_reward = answers * (1.0 - mean_latencies(world.system) / longest)  # of Xia (5); capped, hence never below 0
     chosen = np.zeros((rounds, scenario.num_clients), dtype=np.bool_)
+    known = {str(client): client for client in range(scenario.num_clients)}
     for row in clients:
-        chosen[row.round - 1, int(row.client_id)] = True
+        if row.client_id not in known or not 1 <= row.round <= rounds:
+            raise RunError(
+                f"the history holds client {shown(row.client_id)} in round {row.round}, but the scenario has clients 0 "
+                f"to {scenario.num_clients - 1} and {rounds} rounds. The checkpoints that the run was resumed from are "
+                "of another run: begin a new one"
+            )
+        chosen[row.round - 1, known[row.client_id]] = True
     _, best = xia_genie(mean_reward, scenario.clients_per_round)
     number = np.arange(1, rounds + 1)
     lost = longest * fair_regret(mean_reward, chosen, best)  # Theta, section V of Xia

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 from collections.abc import Sequence
@@ -154,7 +155,7 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         said = self.verdict
-        return str(self.summary.to_html(index=False)) + (f"<p>{said.sentence}</p>" if said else "")
+        return str(self.summary.to_html(index=False)) + (f"<p>{html.escape(said.sentence)}</p>" if said else "")
 
     def save(self, folder: str | Path) -> Path:
         """Write every run and what is made of them; :meth:`load` reads it back.

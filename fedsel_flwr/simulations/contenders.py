@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors.registry import label_of, selector_class
 from fedsel_flwr.simulations.building import common_params
 from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.simulations.strangers import check_label
 
 Given = str | type[Selector] | Callable[..., Selector]
 
@@ -92,10 +92,7 @@ def contenders(selectors: Given | Sequence[Given] | Mapping[str, Given]) -> list
                 f"two selectors are called {one.label!r}: give each a label of its own, as in "
                 "{'label': selector, 'other label': selector}"
             )
-        if not re.fullmatch(r"[^/\\\x00-\x1f]{1,100}", one.label) or one.label.strip(". ") != one.label:
-            raise ParameterError(
-                f"label {one.label!r} names a folder: use up to 100 characters, no slash, no dot or space at the ends"
-            )
+        check_label(one.label)
     return read
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tomli_w
-from pydantic import ValidationError
 
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError
 from fedsel_flwr.report import run_folder
@@ -22,8 +21,9 @@ from fedsel_flwr.report.journal import JOURNAL
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.ledger import Ledger
 from fedsel_flwr.rounds.models import Arrays
+from fedsel_flwr.simulations.plan_tables import check_tree, faults_of
 from fedsel_flwr.simulations.scenario import Scenario
-from fedsel_flwr.simulations.strangers import check_links
+from fedsel_flwr.simulations.strangers import check_label, check_links
 
 if TYPE_CHECKING:
     from fedsel_flwr.strategies.last_model import LastModel
@@ -220,14 +220,15 @@ def read_label(folder: Path) -> tuple[str, Scenario]:
     try:
         said = json.loads((folder / RUN).read_text("utf-8"))
         tables = tomllib.loads((folder / run_folder.SCENARIO).read_text("utf-8"))
-        label, name = str(said["selector"]), str(said["scenario"])
-        return label, Scenario.model_validate({"name": name} | tables)
+        check_tree(said)
+        check_tree(tables)
+        return check_label(str(said["selector"])), Scenario.model_validate({"name": str(said["scenario"])} | tables)
     except FileNotFoundError as error:
         raise ParameterError(
             f"{str(folder)!r} is no run: it has no {Path(str(error.filename)).name}, which fedsel run and compare write"
         ) from error
-    except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:  # JSON's and TOML's are ValueErrors
-        raise ParameterError(f"{str(folder)!r} is no run: {error}") from error
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:  # JSON's and TOML's are ValueErrors
+        raise ParameterError(f"{str(folder)!r} is no run: {faults_of(error)}") from error
 
 
 def read_run(folder: Path) -> tuple[str, Scenario, RunResult]:

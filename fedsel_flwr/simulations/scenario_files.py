@@ -71,7 +71,7 @@ def load_scenario(
     name, text = _read(source)
     try:
         tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ParameterError(f"scenario {source!r} is not valid TOML: {error}") from error
     if not tables:
         raise ParameterError(f"scenario file {source!r} is empty: give at least one key, such as rounds = 10")

@@ -148,3 +148,13 @@ def test_the_curve_is_the_mean_of_five_rounds_with_one_standard_deviation(make_h
     band = axes.collections[0].get_paths()[0].vertices[:, 1]
     assert np.isclose(band, means.mean() + means.std(ddof=1)).any()
     assert np.isclose(band, means.mean() - means.std(ddof=1)).any()
+
+
+def test_a_label_is_no_formula(make_history, tmp_path: Path) -> None:
+    """Matplotlib would read what stands between dollar signs, and refuse what it cannot read."""
+    names = ["$^^$", "$}$"]
+    path = plot_comparison(
+        runs_of(make_history, names, 3), tmp_path / "c.png", num_clients=10, target_accuracy=0.5, title="$^^$",
+        differences=[difference("$}$", -8.0, -6.0)],
+    )  # fmt: skip
+    assert path.read_bytes().startswith(b"\x89PNG")

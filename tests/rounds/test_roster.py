@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.errors import ParameterError, StateError
 from fedsel_flwr.rounds.client_values import ClientValues
 from fedsel_flwr.rounds.identity import canonical_id, id_order
 from fedsel_flwr.rounds.roster import Roster
@@ -147,3 +147,17 @@ def test_values_by_row_follow_the_ids() -> None:
 def test_values_that_do_not_name_each_client_once(given_: Any) -> None:
     with pytest.raises(ParameterError, match="data_weights"):
         ClientValues("data_weights", given_, Roster())
+
+
+@pytest.mark.parametrize(
+    ("part", "text"),
+    [("ids", "\x00"), ("ids", ""), ("ids", "a\nb"), ("ids", "\ud800"), ("ids", "x" * 257), ("holders", "\x1b[31m")],
+)
+def test_a_state_with_texts_that_no_client_can_have_is_refused(part: str, text: str) -> None:
+    """As in a checkpoint that was written by hand; they would reach the log and the tables."""
+    roster = Roster()
+    roster.enroll({"n1": "a", "n2": "b"}, 1)
+    state = roster.state_dict()
+    state[part] = [text, "c"]
+    with pytest.raises(StateError, match=f"{part} must be printable texts"):
+        Roster().load_state_dict(state)

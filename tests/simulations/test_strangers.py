@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -319,3 +321,88 @@ def test_the_folder_given_and_those_above_it_may_be_links(here: Path, capsys: py
     assert (
         len(compare(load_scenario("smoke", {"rounds": 2}), "random", seeds=2, folder="newest", resume=True).runs) == 2
     )
+
+
+# ---- labels --------------------------------------------------------------------------------------------------------
+
+NASTY = {
+    "a colour": "\x1b[31mrandom", "a colour in one byte": "\x9b31mrandom", "backwards": "\u202emodnar",
+    "a line": "random\nfedsel: error", "half a character": "\ud800", "a path": "../random", "a macro": r"\input{x}",
+    "nothing": "", "long": "a" * 101,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("label", NASTY.values(), ids=NASTY)
+def test_labels_are_checked_when_they_are_read(
+    label: str, theirs: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As when they are written: they reach the terminal, LaTeX, and names of folders."""
+    path = theirs / "random-seed1" / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"selector": label}))
+    for argv in (["report", "theirs"], ["run", "--resume", "theirs/random-seed1"]):
+        assert "is no run" in refused(argv, capsys)
+    if label:
+        with pytest.raises(ParameterError, match="label"):
+            compare(load_scenario("smoke"), {label: "random"}, seeds=1)
+    change(theirs / "plan.json", lambda said: said["selectors"][0].update(label=label))
+    assert "is no plan" in refused(["compare", "--resume", "theirs"], capsys)
+
+
+def change(path: Path, how: Change) -> None:
+    """Change a JSON file."""
+    said = json.loads(path.read_text())
+    how(said)
+    path.write_text(json.dumps(said))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("run.json", "[" * 200_000, "recursion"),
+        ("run.json", '{"scenario": "a\\u001b[31mb", "selector": "random"}', "holds control characters"),
+        ("run.json", "3", "subscriptable"),
+        ("scenario.toml", "rounds = 0\nseed = -1\nnum_clients = 0\njoules = -1\n", "rounds = 0: "),
+        ("scenario.toml", f"x = {'[' * 5000}", "recursion"),
+        ("scenario.toml", 'description = "\\u001b[31m"\n', "holds control characters"),
+    ],
+)
+def test_a_run_that_was_changed_by_hand_is_refused_in_one_line(
+    name: str, text: str, words: str, theirs: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (theirs / "random-seed1" / name).write_text(text)
+    for argv in (["report", "theirs"], ["compare", "--resume", "theirs"], ["run", "--resume", "theirs/random-seed1"]):
+        assert words in refused(argv, capsys)
+
+
+def test_a_label_is_no_html(theirs: Path) -> None:
+    comparison = Comparison.load(theirs)
+    comparison.runs += [replace(run, selector="<b>bold") for run in comparison.runs]
+    comparison.reference = "random"
+    assert comparison.verdict
+    assert "<b>" in comparison.verdict.sentence
+    assert "<b>" not in comparison._repr_html_()
+
+
+# ---- checkpoints ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "words"),
+    [
+        ("\x00", r"none of the checkpoints in 'kept' can be used: .*ids must be printable texts .*, got '\\x000'"),
+        ("phone", "the history holds client 'phone[0-9]' in round 3, but the scenario has clients 0 to 9"),
+        ("9", "the history holds client '9[0-9]' in round 3, but the scenario has clients 0 to 9"),
+    ],
+)
+def test_a_checkpoint_with_ids_of_nobody(before: str, words: str, here: Path) -> None:
+    options: dict[str, Any] = {"checkpoint_dir": "kept", "engine": "vectorized"}
+    simulate(load_scenario("smoke", {"rounds": 2}), **options)
+    for path in Path("kept").glob("round-*.json"):
+        said = json.loads(path.read_text())["checkpoint"]
+        roster = said["state"]["roster"]
+        roster["ids"] = [before + client_id for client_id in roster["ids"]]
+        text = json.dumps(said).encode()
+        digest = hashlib.sha256(text).hexdigest().encode()
+        path.write_bytes(b'{"sha256": "%s", "checkpoint": %s}\n' % (digest, text))
+    with pytest.raises(FedSelError, match=words):
+        simulate(load_scenario("smoke", {"rounds": 4}), folder="run", resume=True, **options)
