@@ -77,7 +77,7 @@ def _compare(args: argparse.Namespace) -> int:
     from fedsel_flwr.report.progress import Progress
     from fedsel_flwr.report.run_folder import create_run_folder
     from fedsel_flwr.simulations.logs import in_one_line, logging_to
-    from fedsel_flwr.simulations.plan_files import newest_like
+    from fedsel_flwr.simulations.plan_files import held_folder, newest_like
     from fedsel_flwr.simulations.processes import adopt_orphans, end_descendants, leaving_at_once
     from fedsel_flwr.simulations.results import rounds_in
     from fedsel_flwr.simulations.world import world_of
@@ -86,6 +86,7 @@ def _compare(args: argparse.Namespace) -> int:
         going_on = str(newest_like(plan.said(), Path(args.runs_dir)))
     world_of(plan.them[0].scenario(plan.scenario, plan.seeds[0]))  # faults in the data come before anything is written
     folder = (Path(going_on) if going_on else create_run_folder(plan.scenario.name, args.runs_dir)).resolve()
+    held = held_folder(folder)  # before the log is opened: the refusal must not name rounds of another process
     adopt_orphans()
 
     def holds() -> str:
@@ -108,6 +109,7 @@ def _compare(args: argparse.Namespace) -> int:
         raise RunError(f"{error}; {holds()}") from error
     finally:
         end_descendants()
+        del held
     _show(comparison, args.json)
     if not args.json:
         print(f"{folder}")

@@ -10,6 +10,7 @@ from typing import Any
 from fedsel_flwr.checks import whole
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report.files import replacing
+from fedsel_flwr.rounds.locking import WRITES, FolderLock, hold
 from fedsel_flwr.simulations.begun import has_begun
 from fedsel_flwr.simulations.keeping import CHECKPOINTS
 from fedsel_flwr.simulations.results import RUN, read_label
@@ -102,6 +103,22 @@ def check_folder(folder: Path, own: Collection[str], *, single: bool, resume: bo
             f"folder {str(folder)!r} holds what was cut off ({', '.join(cut_off[:3])}): go on with resume=True, give a "
             "new folder, or delete it"
         )
+
+
+def held_folder(folder: Path) -> FolderLock | None:
+    """Make the folder of a comparison, if needed, and hold it for this process.
+
+    Returns:
+        To be kept for as long as runs are written there; None if folders cannot be locked.
+
+    Raises:
+        RunError: It cannot be made, or another process writes there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{str(folder)!r} cannot be begun: {error.strerror or error}") from error
+    return hold(folder, WRITES)
 
 
 def seeds_from(seeds: int | Sequence[int], first: int) -> list[int]:

@@ -20,7 +20,7 @@ from fedsel_flwr.simulations.contenders import Contender, Given, contenders
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.ingredients import Own
 from fedsel_flwr.simulations.on_flower import agreement, run_on_flower
-from fedsel_flwr.simulations.plan_files import check_folder, read_plan, seeds_from, write_plan
+from fedsel_flwr.simulations.plan_files import check_folder, held_folder, read_plan, seeds_from, write_plan
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import merged
@@ -164,7 +164,9 @@ class Plan:
         single = len(self.them) * len(self.seeds) == 1
         comparison = Comparison(self.scenario, reference=self.reference, left_out=dict(self.left_out))
         brought = Own(options.get("model"), options.get("data"), options.get("objective"))
+        held = None
         if folder:
+            held = held_folder(folder)
             names = {run_name(one.label, seed) for one in self.them for seed in self.seeds}
             check_folder(folder, names, single=single, resume=resume)
             for one in self.them:  # before anything is written: what was given may not make a selector
@@ -191,6 +193,7 @@ class Plan:
                 comparison.runs.append(run)
         if folder:
             comparison.report(folder)
+        del held  # from here on other processes may write there
         return comparison
 
     def _place(self, folder: Path | None, one: Contender, seed: int, single: bool) -> dict[str, Any]:

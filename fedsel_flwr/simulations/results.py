@@ -21,6 +21,7 @@ from fedsel_flwr.report.files import load_optional, replacing
 from fedsel_flwr.report.journal import JOURNAL
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.ledger import Ledger
+from fedsel_flwr.rounds.locking import WRITES, hold
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.simulations.scenario import Scenario
 
@@ -54,7 +55,7 @@ class RunFolder:
         label: What the selector is called; None: as in the scenario.
 
     Raises:
-        RunError: The folder cannot be written to, or pyarrow is not installed.
+        RunError: The folder cannot be written to, another process writes there, or pyarrow is not installed.
     """
 
     def __init__(self, folder: str | Path, scenario: Scenario, label: str | None = None) -> None:
@@ -63,6 +64,7 @@ class RunFolder:
         self._ledger: Ledger | None = None
         with self._told("begun"):
             self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = hold(self.path, WRITES)
 
     def begin(self) -> None:
         """Write what is run, and begin the journal.
@@ -133,9 +135,10 @@ class RunFolder:
         return None
 
     def close(self) -> None:
-        """Leave the journal as it is."""
+        """Leave the journal as it is, and let other processes write to the folder."""
         if self._ledger is not None:
             self._ledger.close()
+        self._lock = None
 
     def _forget_rescued(self) -> None:
         """Remove the model of an attempt that an error ended."""
@@ -165,6 +168,7 @@ def write_run(folder: Path, scenario: Scenario, result: RunResult, label: str | 
     written = RunFolder(folder, scenario, label)
     written.begin()
     written.finish(result)
+    written.close()
 
 
 def write_cut_off(folder: Path, scenario: Scenario, history: History, last: LastModel | None) -> Path | None:
@@ -185,7 +189,9 @@ def write_cut_off(folder: Path, scenario: Scenario, history: History, last: Last
     written = RunFolder(folder, scenario)
     written.begin()
     run_folder.write_history(folder, history)
-    return written.rescue(last)
+    rescued = written.rescue(last)
+    written.close()
+    return rescued
 
 
 def rounds_in(folder: Path) -> str:
