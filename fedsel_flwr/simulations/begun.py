@@ -7,7 +7,8 @@ from pathlib import Path
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.report import run_folder
 from fedsel_flwr.simulations.keeping import in_words
-from fedsel_flwr.simulations.results import RUN, RunResult, read_label, read_run
+from fedsel_flwr.simulations.results import RunResult, read_label, read_run
+from fedsel_flwr.simulations.run_record import RUN, has_digests, read_record
 from fedsel_flwr.simulations.scenario import Scenario
 
 ENDS = ("rounds", "simulated_s", "joules")
@@ -48,6 +49,11 @@ def finished_run(folder: str | Path, scenario: Scenario, label: str | None = Non
         raise _another(place, f"selector is called {named!r} there, and {label or scenario.selector!r} here")
     if not has_finished(place):
         return None
+    if not has_digests(read_record(place)):
+        raise RunError(
+            f"the run in {str(place)!r} is of an older version, which wrote no digest of each file, so that damage to "
+            "them would not show: begin a new run in another folder; fedsel report still reads this one"
+        )
     _, _, result = read_run(place)
     done = len(result.history.rounds)
     for key in ENDS:

@@ -13,7 +13,8 @@ from fedsel_flwr.report.files import replacing
 from fedsel_flwr.rounds.locking import WRITES, FolderLock, hold
 from fedsel_flwr.simulations.begun import has_begun
 from fedsel_flwr.simulations.keeping import CHECKPOINTS
-from fedsel_flwr.simulations.results import RUN, read_label
+from fedsel_flwr.simulations.results import read_label
+from fedsel_flwr.simulations.run_record import RUN
 
 PLAN = "plan.json"
 """What is run in a folder, and where."""

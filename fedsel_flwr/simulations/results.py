@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import json
 import platform
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -17,12 +16,20 @@ from pydantic import ValidationError
 
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError
 from fedsel_flwr.report import run_folder
-from fedsel_flwr.report.files import load_optional, replacing
+from fedsel_flwr.report.files import load_optional
 from fedsel_flwr.report.journal import JOURNAL
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.ledger import Ledger
 from fedsel_flwr.rounds.locking import WRITES, hold
 from fedsel_flwr.rounds.models import Arrays
+from fedsel_flwr.simulations.run_record import (
+    FILES,
+    check_digests,
+    digest_of,
+    digest_of_file,
+    read_record,
+    write_record,
+)
 from fedsel_flwr.simulations.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -40,10 +47,6 @@ class RunResult:
 
     history: History
     arrays: Arrays
-
-
-RUN = "run.json"
-"""What a run is called, and the versions that made it."""
 
 
 class RunFolder:
@@ -81,9 +84,9 @@ class RunFolder:
             for name in (run_folder.MODEL, run_folder.ROUNDS, run_folder.CLIENTS):  # of a run that was here before
                 (self.path / name).unlink(missing_ok=True)
             self._forget_rescued()
-            with replacing(self.path / RUN) as temporary:
-                temporary.write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
-            run_folder.write_scenario(self.path, tomli_w.dumps(scenario.model_dump(exclude={"name"})))
+            text = tomli_w.dumps(scenario.model_dump(exclude={"name"}))
+            write_record(self.path, said | {FILES: {run_folder.SCENARIO: digest_of(text.encode())}})
+            run_folder.write_scenario(self.path, text)
         if self._ledger is not None:
             self._ledger.begin()
 
@@ -112,10 +115,19 @@ class RunFolder:
             RunError: That cannot be done.
         """
         with self._told("finished; the journal in it holds every round"):
-            run_folder.write_history(self.path, result.history)
+            written = [*run_folder.write_history(self.path, result.history)]
             for name, columns in (tables or {}).items():
-                run_folder.write_table(self.path / f"{name}.parquet", columns)
-            run_folder.write_model(self.path, list(result.arrays))
+                written.append(self.path / f"{name}.parquet")
+                run_folder.write_table(written[-1], columns)
+            digests = {path.name: digest_of_file(path) for path in written}
+
+            def note(model: bytes) -> None:
+                """Record the digests before the model is there, which says that the run has finished."""
+                record = read_record(self.path)
+                files = record.get(FILES, {}) | digests | {run_folder.MODEL: digest_of(model)}
+                write_record(self.path, record | {FILES: files})
+
+            run_folder.write_model(self.path, list(result.arrays), before=note)
         journal, ledger = self.path / JOURNAL, result.history.ledger
         if ledger is not None and ledger.path.resolve() == journal.resolve():
             ledger.remove()
@@ -219,7 +231,7 @@ def read_label(folder: Path) -> tuple[str, Scenario]:
         ParameterError: A file is missing or damaged.
     """
     try:
-        said = json.loads((folder / RUN).read_text("utf-8"))
+        said = read_record(folder)
         tables = tomllib.loads((folder / run_folder.SCENARIO).read_text("utf-8"))
         label, name = str(said["selector"]), str(said["scenario"])
         return label, Scenario.model_validate({"name": name} | tables)
@@ -232,7 +244,7 @@ def read_label(folder: Path) -> tuple[str, Scenario]:
 
 
 def read_run(folder: Path) -> tuple[str, Scenario, RunResult]:
-    """Read back what :func:`write_run` wrote; the selector itself is not needed.
+    """Read back what :func:`write_run` wrote, if every file is as it was; the selector itself is not needed.
 
     Args:
         folder: The folder of one run.
@@ -245,5 +257,6 @@ def read_run(folder: Path) -> tuple[str, Scenario, RunResult]:
     """
     label, scenario = read_label(folder)
     finished = (folder / run_folder.MODEL).exists()
+    check_digests(folder, finished=finished)
     arrays = run_folder.read_model(folder) if finished else []
     return label, scenario, RunResult(run_folder.read_history(folder), arrays)
