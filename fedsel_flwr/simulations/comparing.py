@@ -12,7 +12,7 @@ from fedsel_flwr.rounds.checkpoints import Resume
 from fedsel_flwr.simulations.comparison import Comparison
 from fedsel_flwr.simulations.contenders import Given
 from fedsel_flwr.simulations.everyone import ALL, every_selector
-from fedsel_flwr.simulations.ingredients import MakeModel, Own, as_own_data
+from fedsel_flwr.simulations.ingredients import MakeModel, Own, as_data
 from fedsel_flwr.simulations.plan_files import read_plan
 from fedsel_flwr.simulations.planning import Plan
 from fedsel_flwr.simulations.scenario import Scenario
@@ -97,7 +97,7 @@ def compare(
     """
     options: dict[str, Any] = {"quiet": quiet, "model": model, "objective": objective}
     if data is not None:
-        options["data"] = as_own_data(data)  # once: it is read once for each seed
+        options["data"] = as_data(data)  # once: it is read once for each seed
     left_out: dict[str, str] = {}
     if isinstance(selectors, str) and selectors == ALL:
         selectors, left_out = every_selector(scenario, Own(model, options.get("data"), objective))

@@ -18,6 +18,7 @@ from fedsel_flwr.report.run_folder import read_table
 from fedsel_flwr.report.summary import RunSummary, summarize
 from fedsel_flwr.report.verdict import Verdict, verdict
 from fedsel_flwr.rounds.history import History
+from fedsel_flwr.simulations.fingerprints import shared
 from fedsel_flwr.simulations.on_flower import Agreement
 from fedsel_flwr.simulations.results import RunResult, read_run, write_run
 from fedsel_flwr.simulations.scenario import Scenario
@@ -110,7 +111,8 @@ class Comparison:
         """One sentence on time and energy to the target; None without a reference that ran, or with one selector."""
         if self.reference not in self.selectors or len(self.selectors) < 2:
             return None
-        return verdict(self.summaries, self.reference, self.scenario.target_accuracy)
+        alike = shared({run.scenario.seed: run.result.fingerprints for run in self.runs})
+        return verdict(self.summaries, self.reference, self.scenario.target_accuracy, alike)
 
     def plot(self, path: str | Path) -> Path:
         """Draw the picture (:func:`~fedsel_flwr.report.plots.plot_comparison`) into a PNG file; returns its path."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,8 @@ from fedsel_flwr.simulations.building import given_or_made, make_strategy
 from fedsel_flwr.simulations.checking import ENGINES, check_engine, check_kinds
 from fedsel_flwr.simulations.client_app import ScenarioApp
 from fedsel_flwr.simulations.driving import count_nodes, run_rounds
-from fedsel_flwr.simulations.ingredients import MakeModel, Own, as_own_data
+from fedsel_flwr.simulations.fingerprints import fingerprints
+from fedsel_flwr.simulations.ingredients import MakeModel, Own, as_data
 from fedsel_flwr.simulations.keeping import Keeping, Pace
 from fedsel_flwr.simulations.logs import silent
 from fedsel_flwr.simulations.ray_session import Session
@@ -100,7 +101,8 @@ def simulate(
         model: Makes a torch module of your own, in place of ``model.name``
             (:class:`~fedsel_flwr.simulations.ingredients.Own`).
         data: Examples of your own, in place of ``data.dataset``: ``OwnData``, or (train, test), each a pair of arrays
-            or a torch ``Dataset`` (:class:`~fedsel_flwr.simulations.own_data.OwnData`).
+            or a torch ``Dataset`` (:class:`~fedsel_flwr.simulations.own_data.OwnData`); or a function of the seed that
+            returns one of them.
         objective: Loss and quality of your own (:class:`~fedsel_flwr.clients.objectives.Objective`).
         folder: Where the run is written (:class:`~fedsel_flwr.simulations.results.RunFolder`), each round as it ends;
             of a run that an error ends also the last model, ``model-after-round-N.safetensors``. None: nowhere.
@@ -151,19 +153,20 @@ def simulate(
                 )
                 raise ParameterError(f"{name} cannot be given together with a strategy of your own: {instead}")
     keeping = Keeping.of(scenario, folder, checkpoint_dir, checkpoint_every, keep_checkpoints, resume)
-    brought = Own(model, None if data is None else as_own_data(data), objective)
+    brought = Own(model, None if data is None else as_data(data), objective)
     scenario = brought.named_in(scenario)
     label = label or (selector.name if selector else None)
     if resume and folder is not None and (finished := finished_run(folder, scenario, label)):
         keeping.finished()  # it may have been cut off before they were removed
         return finished
     world = world_of(scenario, brought)  # in this thread, so that faults in data and parameters come before Ray starts
+    prints = fingerprints(world, brought)
     session = Session(where, Waiting("Starting Ray", "Ray started", tell=on_wait, quiet=quiet))
     run = partial(_run, world, device=device, session=session, quiet=quiet, processes=processes, keeping=keeping)
     if folder is None:
         made = given_or_made(world, strategy, on_round, selector, keeping.options(scenario, selector), should_stop)
         keeping.begin(made, world)
-        result = run(made)
+        result = replace(run(made), fingerprints=prints)
         rows = made.history.clients
         if strategy is not None and rows and not any(row.completed for row in rows):
             raise RunError(
@@ -171,13 +174,13 @@ def simulate(
                 "to try a selector of your own, give simulate selector= in place of strategy="
             )
         return result
-    kept = RunFolder(folder, scenario, label)
+    kept = RunFolder(folder, scenario, label, prints)
     made = make_strategy(world, on_round, selector, keeping.options(scenario, selector), should_stop)
     kept.follow(made.history, elsewhere=checkpoint_dir is not None)
     keeping.begin(made, world)
     try:
         kept.begin()
-        result = run(made)
+        result = replace(run(made), fingerprints=prints)
         kept.finish(result, worked_out(world, result.history, result.arrays))
         keeping.finished()
     except BaseException as error:

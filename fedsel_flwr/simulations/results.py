@@ -7,7 +7,7 @@ import importlib.metadata
 import platform
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +22,14 @@ from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.ledger import Ledger
 from fedsel_flwr.rounds.locking import WRITES, hold
 from fedsel_flwr.rounds.models import Arrays
+from fedsel_flwr.simulations.fingerprints import Fingerprints
 from fedsel_flwr.simulations.run_record import (
     FILES,
+    FINGERPRINTS,
     check_digests,
     digest_of,
     digest_of_file,
+    read_fingerprints,
     read_record,
     write_record,
 )
@@ -43,10 +46,12 @@ class RunResult:
     Attributes:
         history: Round by round and client by client.
         arrays: The final global model.
+        fingerprints: What the run was made of (:mod:`fedsel_flwr.simulations.fingerprints`); empty if not known.
     """
 
     history: History
     arrays: Arrays
+    fingerprints: Fingerprints = field(default_factory=dict)
 
 
 class RunFolder:
@@ -56,14 +61,22 @@ class RunFolder:
         folder: Where; made if needed.
         scenario: What is run.
         label: What the selector is called; None: as in the scenario.
+        fingerprints: What the run is made of.
 
     Raises:
         RunError: The folder cannot be written to, another process writes there, or pyarrow is not installed.
     """
 
-    def __init__(self, folder: str | Path, scenario: Scenario, label: str | None = None) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        scenario: Scenario,
+        label: str | None = None,
+        fingerprints: Fingerprints | None = None,
+    ) -> None:
         load_optional("pyarrow.parquet")  # before a long run, not behind it
         self.path, self._scenario, self._label = Path(folder), scenario, label or scenario.selector
+        self._fingerprints = dict(fingerprints or {})
         self._ledger: Ledger | None = None
         with self._told("begun"):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -79,7 +92,12 @@ class RunFolder:
             package: importlib.metadata.version(package) for package in ("fedsel-flwr", "flwr", "torch", "numpy")
         }
         scenario = self._scenario
-        said = {"scenario": scenario.name, "selector": self._label, "versions": made_by}
+        said = {
+            "scenario": scenario.name,
+            "selector": self._label,
+            "versions": made_by,
+            FINGERPRINTS: self._fingerprints,
+        }
         with self._told("begun"):
             for name in (run_folder.MODEL, run_folder.ROUNDS, run_folder.CLIENTS):  # of a run that was here before
                 (self.path / name).unlink(missing_ok=True)
@@ -177,7 +195,7 @@ def write_run(folder: Path, scenario: Scenario, result: RunResult, label: str | 
     Raises:
         RunError: The folder cannot be written to.
     """
-    written = RunFolder(folder, scenario, label)
+    written = RunFolder(folder, scenario, label, result.fingerprints)
     written.begin()
     written.finish(result)
     written.close()
@@ -259,4 +277,4 @@ def read_run(folder: Path) -> tuple[str, Scenario, RunResult]:
     finished = (folder / run_folder.MODEL).exists()
     check_digests(folder, finished=finished)
     arrays = run_folder.read_model(folder) if finished else []
-    return label, scenario, RunResult(run_folder.read_history(folder), arrays)
+    return label, scenario, RunResult(run_folder.read_history(folder), arrays, read_fingerprints(folder))

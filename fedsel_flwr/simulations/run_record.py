@@ -20,8 +20,8 @@ from fedsel_flwr.report.files import replacing
 
 RUN = "run.json"
 """The file."""
-FILES, DIGEST = "files", "digest"
-"""The keys of the digests of the files, and of the record's own."""
+FILES, DIGEST, FINGERPRINTS = "files", "digest", "fingerprints"
+"""The keys of the digests of the files, of the record's own, and of what the run is made of."""
 NEEDED = (run_folder.SCENARIO, run_folder.ROUNDS, run_folder.CLIENTS, run_folder.MODEL)
 """Files that every finished run has."""
 CURE = "play the run again with --resume and --replay (replay=True), or restore the folder from a copy"
@@ -68,6 +68,21 @@ def read_record(folder: Path) -> dict[str, Any]:
     if not isinstance(said, dict):
         raise TypeError(f"{RUN} must hold an object, got {type(said).__name__}")
     return said
+
+
+def read_fingerprints(folder: Path) -> dict[str, str]:
+    """What the run in a folder is made of; empty if its record does not say, as those of older versions.
+
+    Raises:
+        ParameterError: The record cannot be read, or holds something else there.
+    """
+    try:
+        found = read_record(folder).get(FINGERPRINTS, {})
+    except (OSError, ValueError, TypeError) as error:
+        raise ParameterError(f"{str(folder / RUN)!r} cannot be read: {error}") from error
+    if not isinstance(found, dict) or not all(isinstance(one, str) for one in found.values()):
+        raise ParameterError(f"{str(folder / RUN)!r} is damaged: {FINGERPRINTS} must hold texts")
+    return found
 
 
 def has_digests(record: Mapping[str, Any]) -> bool:
