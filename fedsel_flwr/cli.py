@@ -72,6 +72,8 @@ def _list() -> int:
 def _compare(args: argparse.Namespace) -> int:
     """Run the runs, print table, verdict and folder; ``fedsel run`` is a comparison of one."""
     going_on = resumed_folder(args)
+    if args.replay and args.resume is None:
+        raise ParameterError("--replay needs --resume: it plays runs of a folder again that do not fit")
     plan = _plan(args) if going_on is None else _plan_of(Path(going_on), args)
 
     from fedsel_flwr.report.progress import Progress
@@ -101,9 +103,13 @@ def _compare(args: argparse.Namespace) -> int:
             Progress(_console(args)) as progress,
             leaving_at_once(progress.stop, lambda: f"fedsel: interrupted; {holds()}", EXIT_INTERRUPTED),
         ):
-            options = {"quiet": args.quiet, "on_wait": progress.on_wait}
+            options = {"replay": args.replay, "quiet": args.quiet, "on_wait": progress.on_wait}
             comparison = plan.run(
-                folder, progress.start_run, progress.update, resume=args.resume is not None, **options
+                folder,
+                progress.start_run,
+                progress.update,
+                resume=args.resume is not None,
+                **options,
             )
     except RunError as error:
         raise RunError(f"{error}; {holds()}") from error

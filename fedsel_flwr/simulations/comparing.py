@@ -44,6 +44,7 @@ def compare(
     data: Any = None,
     objective: Objective | None = None,
     resume: Resume = False,
+    replay: bool = False,
     checkpoint_every: int | None = None,
 ) -> Comparison:
     """Run a scenario with several selectors on the same seeds; or go on with a comparison that was cut off.
@@ -79,7 +80,9 @@ def compare(
         objective: Loss and quality of your own, likewise.
         resume: True reads finished runs of the ``folder`` back, goes on with the one that was cut off, and runs the
             rest; selectors and seeds may be added. Nothing there: it begins anew, which "must" refuses. False refuses
-            to overwrite what was cut off.
+            to overwrite what was cut off. A run is refused by name if the code of its selector, model or objective, its
+            data, partition or scenario is not the same as now.
+        replay: With ``resume``: play the runs again that do not fit or are damaged, in place of refusing them.
         checkpoint_every: A checkpoint after every so many rounds, as in
             :func:`~fedsel_flwr.simulations.engine.simulate`; 0: none.
 
@@ -118,6 +121,8 @@ def compare(
     target = None if folder is None else Path(folder)
     if resume and target is None:
         raise ParameterError(f"resume = {resume!r} needs the folder of the comparison")
+    if replay and not resume:
+        raise ParameterError("replay = True needs resume = True: it plays runs of the folder again that do not fit")
     if resume == "must" and target is not None:
         read_plan(target)
-    return plan.run(target, start_run, update, resume=bool(resume), **options)
+    return plan.run(target, start_run, update, resume=bool(resume), replay=replay, **options)

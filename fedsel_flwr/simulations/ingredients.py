@@ -74,16 +74,6 @@ def given_data(scenario: Scenario, own: Own) -> OwnData | SeededData | None:
     return _referred(name) if own.data is None and is_reference(name) else own.data
 
 
-def of_the_user(scenario: Scenario, own: Own) -> bool:
-    """Whether the data are the user's."""
-    return given_data(scenario, own) is not None
-
-
-def made_by_seed(scenario: Scenario, own: Own) -> bool:
-    """Whether a function makes the data for each seed."""
-    return isinstance(given_data(scenario, own), SeededData)
-
-
 def data_of(scenario: Scenario, own: Own) -> tuple[Dataset, Partitions]:
     """The examples and who holds which; read and drawn once for scenarios that differ in nothing that they depend on.
 
@@ -249,14 +239,11 @@ def _referred(name: str) -> OwnData | SeededData:
 
 
 def _takes_seed(make: Callable[..., Any]) -> bool:
-    """Whether a function has a parameter ``seed`` that it can be called with, or another one that it must be given."""
+    """Whether the first parameter of a function is the seed."""
     try:
-        accepted = list(inspect.signature(make).parameters.values())
+        return next(iter(inspect.signature(make).parameters), None) == "seed"
     except ValueError:  # some functions written in C have no signature
         return False
-    first = accepted[0] if accepted else None
-    by_place = first is not None and first.kind in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD)
-    return first is not None and by_place and (first.name == "seed" or first.default is first.empty)
 
 
 @lru_cache(maxsize=2)

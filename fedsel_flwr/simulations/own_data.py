@@ -172,8 +172,8 @@ def as_own_data(given: Any, what: str = "data") -> OwnData:
     if isinstance(given, tuple | list) and len(given) == 2:
         return OwnData(train=given[0], test=given[1])
     raise ParameterError(
-        f"{what} must be fedsel_flwr.simulations.OwnData, a pair (train, test), or a function of the seed that returns "
-        f"one of them, got {type(given).__name__}"
+        f"{what} must be fedsel_flwr.simulations.OwnData, or a pair (train, test), got {type(given).__name__}; a "
+        "function of the seed may return either"
     )
 
 

@@ -11,15 +11,18 @@ from fedsel_flwr.checks import whole
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report.files import replacing
 from fedsel_flwr.rounds.locking import WRITES, FolderLock, hold
-from fedsel_flwr.simulations.begun import has_begun
+from fedsel_flwr.simulations.begun import AGAIN, has_begun
+from fedsel_flwr.simulations.fingerprints import differing_plans
 from fedsel_flwr.simulations.keeping import CHECKPOINTS
 from fedsel_flwr.simulations.results import read_label
 from fedsel_flwr.simulations.run_record import RUN
 
 PLAN = "plan.json"
 """What is run in a folder, and where."""
-ELSEWHERE = ("where", "device", "processes", "jobs", "checkpoints")
-"""Parts of a plan that say where it runs, not what."""
+FINGERPRINTS = "fingerprints"
+"""The part of a plan that says what selectors, model and data were when it was begun."""
+ELSEWHERE = ("where", "device", "processes", "jobs", "checkpoints", FINGERPRINTS)
+"""Parts of a plan that do not say what it runs, but where, or with which code."""
 
 
 def write_plan(folder: Path, said: Mapping[str, Any]) -> None:
@@ -57,6 +60,23 @@ def read_plan(folder: Path) -> dict[str, Any]:
     if missing:
         raise ParameterError(f"{str(folder / PLAN)!r} is no plan: it lacks {', '.join(missing)}")
     return said
+
+
+def check_plan(folder: Path, here: Mapping[str, Any]) -> None:
+    """Refuse to go on with a comparison whose selectors, model, data or scenario are not what they were.
+
+    Args:
+        folder: Of the comparison; without a plan, or with one that has no fingerprints, its runs are asked instead.
+        here: The fingerprints of what there is now (:func:`~fedsel_flwr.simulations.fingerprints.of_plan`).
+
+    Raises:
+        RunError: Names what is not the same.
+    """
+    there = read_plan(folder).get(FINGERPRINTS) if (folder / PLAN).is_file() else None
+    if isinstance(there, Mapping) and (names := differing_plans(there, here)):
+        raise RunError(
+            f"{str(folder)!r} was begun with other code or data than there is now: {', '.join(names)}. {AGAIN}"
+        )
 
 
 def newest_like(said: Mapping[str, Any], root: Path) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,18 @@ from fedsel_flwr.simulations.checking import ENGINES, check_engine
 from fedsel_flwr.simulations.comparison import Comparison, Run, reference_of, run_name
 from fedsel_flwr.simulations.contenders import Contender, Given, contenders
 from fedsel_flwr.simulations.engine import simulate
+from fedsel_flwr.simulations.fingerprints import code_of, of_plan
 from fedsel_flwr.simulations.ingredients import Own
 from fedsel_flwr.simulations.on_flower import agreement, run_on_flower
-from fedsel_flwr.simulations.plan_files import check_folder, held_folder, read_plan, seeds_from, write_plan
+from fedsel_flwr.simulations.plan_files import (
+    FINGERPRINTS,
+    check_folder,
+    check_plan,
+    held_folder,
+    read_plan,
+    seeds_from,
+    write_plan,
+)
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import merged
@@ -28,6 +37,7 @@ from fedsel_flwr.simulations.side_by_side import Job, check_jobs, side_by_side
 from fedsel_flwr.simulations.staffing import Staff, check_processes
 from fedsel_flwr.simulations.telling import StartRun, Update, tell_last, telling
 from fedsel_flwr.simulations.where import Where
+from fedsel_flwr.simulations.world import world_of
 
 
 @dataclass(frozen=True)
@@ -154,6 +164,7 @@ class Plan:
         start_run: StartRun | None = None,
         update: Update | None = None,
         resume: bool = False,
+        replay: bool = False,
         **options: Any,
     ) -> Comparison:
         """Run everything; arguments, result and errors are those of ``compare``, options go to ``simulate``.
@@ -166,13 +177,15 @@ class Plan:
         brought = Own(options.get("model"), options.get("data"), options.get("objective"))
         held = None
         if folder:
+            made_of = self._made_of(brought)  # before anything is written: what was given may not make a selector
             held = held_folder(folder)
             names = {run_name(one.label, seed) for one in self.them for seed in self.seeds}
             check_folder(folder, names, single=single, resume=resume)
-            for one in self.them:  # before anything is written: what was given may not make a selector
-                one.selector(one.scenario(self.scenario, self.seeds[0]))
-            write_plan(folder, self.said() | {"scenario": brought.named_in(self.scenario).model_dump()})
-            options = {"resume": resume, **self.checkpoints, **options}
+            if resume and not replay:
+                check_plan(folder, made_of)
+            named = {"scenario": brought.named_in(self.scenario).model_dump()}
+            write_plan(folder, self.said() | named | {FINGERPRINTS: made_of})
+            options = {"resume": resume, "replay": replay, **self.checkpoints, **options}
         on_flower: History | None = None
         on_ray = options | {name: getattr(self.where, name) for name in self.where.asked}
         runs = [
@@ -184,6 +197,11 @@ class Plan:
             told = telling(f"{label}, with Flower on Ray", self.rounds_on_flower, start_run, update)
             on_flower = self._on_flower(first.contender, first.scenario, folder, told, on_ray)
         play = self._in_turn if self.jobs == 1 or single else self._side_by_side
+        if play == self._side_by_side:  # only this process is sure to have the source
+            runs = [
+                replace(job, place={**job.place, "code": self._code(job.contender, job.scenario.seed, brought)})
+                for job in runs
+            ]
         here = on_ray if self.scenario.engine == "ray" else options | {"device": self.device}
         with contextlib.closing(play(runs, here, start_run, update)) as results:
             for job, result in zip(runs, results, strict=True):
@@ -195,6 +213,17 @@ class Plan:
             comparison.report(folder)
         del held  # from here on other processes may write there
         return comparison
+
+    def _code(self, one: Contender, seed: int, brought: Own) -> dict[str, str]:
+        """The fingerprints of a run's code, taken in this process, which has the source."""
+        own = one.scenario(self.scenario, seed)
+        return code_of(own, one.selector(own), brought)
+
+    def _made_of(self, brought: Own) -> dict[str, Any]:
+        """The fingerprints that the folder keeps of the plan."""
+        codes = {one.label: self._code(one, self.seeds[0], brought) for one in self.them}
+        own = brought.named_in(self.them[0].scenario(self.scenario, self.seeds[0]))
+        return of_plan(codes, world_of(own, brought), brought)
 
     def _place(self, folder: Path | None, one: Contender, seed: int, single: bool) -> dict[str, Any]:
         """What a run is called, and where it is written."""

@@ -108,7 +108,7 @@ def test_a_function_that_fails_is_named_with_the_seed() -> None:
     with pytest.raises(ParameterError, match=r"the partition of data 'own' cannot be made for seed 1: KeyError: 1"):
         compare(SMOKE, ["round-robin"], data=OwnData(examples(1), examples(0), partition=broken))
     with pytest.raises(
-        ParameterError, match=r"data 'nothing' must be fedsel_flwr.simulations.OwnData, a pair .* NoneTy"
+        ParameterError, match=r"data 'nothing' must be fedsel_flwr.simulations.OwnData, or a pair .* got NoneT"
     ):
         compare(SMOKE, ["round-robin"], data=nothing)
 
