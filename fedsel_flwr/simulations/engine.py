@@ -24,7 +24,7 @@ from fedsel_flwr.rounds.checkpoints import Resume
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.simulations.afterwards import worked_out
-from fedsel_flwr.simulations.begun import check_fingerprints, finished_run, forget, has_begun
+from fedsel_flwr.simulations.begun import AGAIN, check_fingerprints, finished_run, forget, has_begun
 from fedsel_flwr.simulations.building import given_or_made, make_strategy
 from fedsel_flwr.simulations.checking import ENGINES, check_engine, check_kinds
 from fedsel_flwr.simulations.client_app import ScenarioApp
@@ -175,7 +175,8 @@ def simulate(
         again = True
     world = world_of(scenario, brought)  # in this thread, so that faults in data and parameters come before Ray starts
     prints = fingerprints(world, brought, code)
-    if resume and folder is not None and not again and has_begun(Path(folder)):
+    # what was cut off is compared with its checkpoint, which says more
+    if resume and folder is not None and not again and has_begun(Path(folder)) and (finished is not None or replay):
         try:
             check_fingerprints(Path(folder), label or scenario.selector, prints)
         except RunError:
@@ -204,7 +205,10 @@ def simulate(
         keeping = replace(keeping, resume=False)
     made = make_strategy(world, on_round, selector, keeping.options(scenario, selector), should_stop)
     kept.follow(made.history, elsewhere=checkpoint_dir is not None)
-    keeping.begin(made, world, prints)
+    try:
+        keeping.begin(made, world, prints)
+    except RunError as error:
+        raise RunError(f"{error}. {AGAIN}") if keeping.own else error from None
     try:
         kept.begin()
         result = replace(run(made), fingerprints=prints)

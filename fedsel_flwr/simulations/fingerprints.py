@@ -117,12 +117,15 @@ def of_plan(codes: Mapping[str, Fingerprints], world: World, own: Own) -> dict[s
 
 
 def differing_plans(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """What is not the same in two plans' fingerprints, by name; selectors may be added, and other seeds come first."""
+    """What is not the same in two plans' fingerprints, by name; selectors may be added, and other seeds come first.
+
+    Of scenarios each run says by which key they differ.
+    """
     before, now = there.get("selectors"), here["selectors"]
     known = before if isinstance(before, Mapping) else {}
     told = [f"selector {label!r}" for label in now if label in known and known[label] != now[label]]
-    of_a_seed = () if there.get("seed") == here["seed"] else ("data", "partition")
-    return told + [key for key in NAMES[1:] if key not in of_a_seed and there.get(key) != here.get(key)]
+    left_out = ("scenario",) if there.get("seed") == here["seed"] else ("scenario", "data", "partition")
+    return told + [key for key in NAMES[1:] if key not in left_out and there.get(key) != here.get(key)]
 
 
 def differing(there: Fingerprints, here: Fingerprints) -> list[str]:

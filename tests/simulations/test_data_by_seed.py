@@ -50,6 +50,13 @@ def dealt(seed: int) -> list[Any]:
 BLOCKS = [range(10 * k, 10 * k + 10) for k in range(5)]
 
 
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures take longer than these runs."""
+    for name in ("plot", "plot_rounds"):
+        monkeypatch.setattr(Comparison, name, lambda self, path, *rest: Path(path).touch())
+
+
 def sentence(data: Any, folder: Path | None = None) -> str:
     comparison = compare(SMOKE, ["round-robin", "random"], seeds=2, data=data, folder=folder)
     assert comparison.verdict is not None

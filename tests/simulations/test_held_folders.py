@@ -16,7 +16,7 @@ from fedsel_flwr.errors import RunError
 from fedsel_flwr.report.journal import JOURNAL
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.rounds.ledger import Ledger
-from fedsel_flwr.simulations import compare, load_scenario, simulate
+from fedsel_flwr.simulations import Comparison, compare, load_scenario, simulate
 from tests.processes import ROOT
 
 OTHER = """
@@ -27,6 +27,13 @@ sys.stdin.read()
 """
 HELD = r"another process writes to '.*': a run or comparison that is still running\? Nothing there was changed"
 SMOKE = load_scenario("smoke", {"rounds": 4, "engine": "vectorized"})
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures take longer than these runs."""
+    for name in ("plot", "plot_rounds"):
+        monkeypatch.setattr(Comparison, name, lambda self, path, *rest: Path(path).touch())
 
 
 class Stop(Exception):
