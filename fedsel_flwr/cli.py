@@ -90,12 +90,14 @@ def _list() -> int:
 def _compare(args: argparse.Namespace, leaving: Leaving) -> int:
     """Run the runs, print table, verdict and folder; ``fedsel run`` is a comparison of one."""
     going_on = resumed_folder(args)
+    if args.replay and args.resume is None:
+        raise ParameterError("--replay needs --resume: it plays runs of a folder again that do not fit")
     plan = _plan(args) if going_on is None else _plan_of(Path(going_on), args)
 
     from fedsel_flwr.report.progress import Progress
     from fedsel_flwr.report.run_folder import create_run_folder
     from fedsel_flwr.simulations.logs import in_one_line, logging_to
-    from fedsel_flwr.simulations.plan_files import newest_like
+    from fedsel_flwr.simulations.plan_files import held_folder, newest_like
     from fedsel_flwr.simulations.processes import adopt_orphans, end_descendants
     from fedsel_flwr.simulations.results import rounds_in
     from fedsel_flwr.simulations.world import world_of
@@ -104,6 +106,7 @@ def _compare(args: argparse.Namespace, leaving: Leaving) -> int:
         going_on = str(newest_like(plan.said(), Path(args.runs_dir), _say))
     world_of(plan.them[0].scenario(plan.scenario, plan.seeds[0]))  # faults in the data come before anything is written
     folder = (Path(going_on) if going_on else create_run_folder(plan.scenario.name, args.runs_dir)).resolve()
+    held = held_folder(folder)  # before the log is opened: the refusal must not name rounds of another process
     adopt_orphans()
 
     def holds() -> str:
@@ -118,14 +121,19 @@ def _compare(args: argparse.Namespace, leaving: Leaving) -> int:
             Progress(_console(args)) as progress,
         ):
             leaving.last, leaving.message, leaving.folder = progress.stop, lambda: f"{INTERRUPTED}; {holds()}", folder
-            options = {"quiet": args.quiet, "on_wait": progress.on_wait}
+            options = {"replay": args.replay, "quiet": args.quiet, "on_wait": progress.on_wait}
             comparison = plan.run(
-                folder, progress.start_run, progress.update, resume=args.resume is not None, **options
+                folder,
+                progress.start_run,
+                progress.update,
+                resume=args.resume is not None,
+                **options,
             )
     except RunError as error:
         raise RunError(f"{error}; {holds()}") from error
     finally:
         end_descendants()
+        del held
     _show(comparison, args.json)
     if not args.json:
         print(f"{folder}")

@@ -73,6 +73,11 @@ def parser_of() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argument
         "rights",
     )  # fmt: skip
     common.add_argument(
+        "--replay", action="store_true",
+        help="with --resume: play runs again that are damaged, or whose selector, model, data or scenario was changed "
+        "since; without it they are refused",
+    )  # fmt: skip
+    common.add_argument(
         "--no-checkpoints", action="store_true",
         help="write no checkpoints: a run that is cut off cannot go on, only begin anew",
     )  # fmt: skip

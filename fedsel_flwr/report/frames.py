@@ -64,11 +64,15 @@ def latex(summaries: Sequence[RunSummary], reference: str | None, target_accurac
     """
     target = rf"{100 * target_accuracy:g}\,\%"
     heads = ["selector", r"accuracy (\%)", f"time to {target} (s)", f"energy to {target} (J)", "Jain index"]
+    rows = aggregate(summaries)
+    asked = any(row.asked_per_round.count for row in rows)
+    if asked:
+        heads.append("clients a round")
     differences = _differences(summaries, reference)
     if differences:
         heads.append(f"time against {_escaped(str(reference))} (s)")
     lines = [rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}", r"\toprule", " & ".join(heads) + r" \\", r"\midrule"]
-    for row in aggregate(summaries):
+    for row in rows:
         cells = [
             _escaped(row.selector),
             _math(cell(row.accuracy, scale=100, decimals=1)),
@@ -76,6 +80,8 @@ def latex(summaries: Sequence[RunSummary], reference: str | None, target_accurac
             _math(cell(row.energy_to_target_j, none="never")),
             _math(cell(row.jain, decimals=3)),
         ]
+        if asked:
+            cells.append(_math(cell(row.asked_per_round, decimals=1)))
         if differences:
             cells.append(_against(differences.get((row.selector, "time_to_target_s"))))
         lines.append(" & ".join(cells) + r" \\")

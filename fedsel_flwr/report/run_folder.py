@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, fields
 from datetime import datetime
 from itertools import islice
@@ -138,13 +138,19 @@ def read_history(folder: str | os.PathLike[str]) -> History:
     return History.of(rounds, _read_records(Path(folder) / CLIENTS, ClientRecord))
 
 
-def write_model(folder: str | os.PathLike[str], arrays: Sequence[NDArray[Any]], name: str = MODEL) -> Path:
+def write_model(
+    folder: str | os.PathLike[str],
+    arrays: Sequence[NDArray[Any]],
+    name: str = MODEL,
+    before: Callable[[bytes], None] | None = None,
+) -> Path:
     """Write a model's arrays under the names "00", "01", …, which keep their order.
 
     Args:
         folder: The run folder.
         arrays: Parameters in the model's order, any shapes.
         name: Of the file.
+        before: Called with the file's content before the file is there.
 
     Returns:
         The file.
@@ -157,14 +163,17 @@ def write_model(folder: str | os.PathLike[str], arrays: Sequence[NDArray[Any]], 
     path = Path(folder) / name
     digits = max(2, len(str(len(arrays) - 1)))
     tensors = {f"{i:0{digits}d}": np.asarray(array, order="C") for i, array in enumerate(arrays)}
-    for name, tensor in tensors.items():
+    for key, tensor in tensors.items():
         if tensor.dtype.kind not in "fiub" or not tensor.dtype.isnative:
             raise ParameterError(
-                f"A model file holds arrays of numbers in the machine's byte order; array {name} is of type "
+                f"A model file holds arrays of numbers in the machine's byte order; array {key} is of type "
                 f"{tensor.dtype!s}. Convert it with astype."
             )
     with replacing(path) as temporary:
-        temporary.write_bytes(save(tensors))
+        content = save(tensors)
+        temporary.write_bytes(content)
+        if before is not None:
+            before(content)
     return path
 
 

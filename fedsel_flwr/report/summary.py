@@ -43,6 +43,7 @@ class RunSummary:
         rounds_to_all: Rounds until every client had been selected (GPFL's Fig. 4); infinity if some never were.
         score_energy: PCZFL's dimensionless energy, the sum of 1 - score over the selected clients that reported
             one; NaN if none did.
+        asked_per_round: Mean number of clients that a round asked to train; NaN if there was no round.
     """
 
     selector: str
@@ -62,6 +63,7 @@ class RunSummary:
     rounds_to_target: float = math.inf
     rounds_to_all: float = math.inf
     score_energy: float = math.nan
+    asked_per_round: float = math.nan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +108,7 @@ class SelectorRow:
     rounds_to_target: Spread = UNKNOWN
     rounds_to_all: Spread = UNKNOWN
     score_energy: Spread = UNKNOWN
+    asked_per_round: Spread = UNKNOWN
 
 
 FIGURES = tuple(field.name for field in fields(SelectorRow) if field.name not in ("selector", "seeds"))
@@ -216,6 +219,7 @@ def summarize(history: History, *, selector: str, seed: int, num_clients: int, t
         rounds_to_target=reached.round if reached else math.inf,
         rounds_to_all=_rounds_to_all(history, num_clients),
         score_energy=float(np.nansum(1 - scores)) if np.isfinite(scores).any() else math.nan,
+        asked_per_round=float(np.mean([r.num_selected for r in history.rounds])) if last else math.nan,
     )
 
 

@@ -82,6 +82,7 @@ def _build(rows: Sequence[SelectorRow], target_accuracy: float, plus_minus: str,
     caption = _caption(rows, plus_minus)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), caption=caption, caption_justify="left")
     table.add_column("selector", overflow="fold")
+    asked = any(row.asked_per_round.count for row in rows)
     target = f"to {100 * target_accuracy:g} %"
     for header in (
         "accuracy\n%",
@@ -89,6 +90,7 @@ def _build(rows: Sequence[SelectorRow], target_accuracy: float, plus_minus: str,
         f"energy\n{target}, J",
         "Jain\nindex",
         "failed\nclients",
+        *(["asked\na round"] if asked else []),
     ):
         table.add_column(header, justify="right", overflow="fold")
     for row in rows:
@@ -99,9 +101,20 @@ def _build(rows: Sequence[SelectorRow], target_accuracy: float, plus_minus: str,
             cell(row.jain, decimals=3),
             cell(row.failed_clients, decimals=0 if row.seeds == 1 else 1),
         )
-        ready = (cell.replace("±", plus_minus).replace(" (", f"{before_count}(") for cell in cells)
-        table.add_row(Text(row.selector), *map(Text, ready))
+        ready = [cell.replace(" (", f"{before_count}(") for cell in cells]
+        if asked:
+            # where room is short, the spreads of two narrow columns stand below their means
+            ready[-2:] = [cell.replace(" ±", f"{before_count}±") for cell in ready[-2:]]
+            ready.append(_asked(row.asked_per_round))
+        table.add_row(Text(row.selector), *(Text(cell.replace("±", plus_minus)) for cell in ready))
     return table
+
+
+def _asked(spread: Spread) -> str:
+    """The mean number of clients that a round asked; a whole number without decimals."""
+    if not spread.count:
+        return "-"
+    return f"{spread.mean:.0f}" if spread.mean == round(spread.mean) else f"{spread.mean:.1f}"
 
 
 def _caption(rows: Sequence[SelectorRow], plus_minus: str) -> Text:

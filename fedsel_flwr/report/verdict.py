@@ -28,7 +28,9 @@ class Verdict:
     energies: list[PairedDifference]
 
 
-def verdict(summaries: Sequence[RunSummary], reference: str, target_accuracy: float) -> Verdict:
+def verdict(
+    summaries: Sequence[RunSummary], reference: str, target_accuracy: float, shared: str = " and partitions"
+) -> Verdict:
     """Compare every selector with the reference, on the seeds that both ran.
 
     What cannot be told from chance, with Holm's correction over the selectors, is told as "no difference"; the
@@ -38,6 +40,7 @@ def verdict(summaries: Sequence[RunSummary], reference: str, target_accuracy: fl
         summaries: Runs of at least two selectors, one of them the reference.
         reference: Name of the selector to compare with.
         target_accuracy: The target that the summaries refer to, a fraction in (0, 1].
+        shared: What the runs on the same seeds share besides them, in words, as the sentence continues.
 
     Returns:
         The sentence and its figures.
@@ -56,7 +59,7 @@ def verdict(summaries: Sequence[RunSummary], reference: str, target_accuracy: fl
     else:
         opening = f"{reference} reaches {goal} on {own.time_to_target_s.count} of {seeds} seeds"
     clauses = [_clause(time, energy) for time, energy in zip(times, energies, strict=True)]
-    same = f"on the same {seeds} seeds and partitions"
+    same = f"on the same {seeds} seeds{shared}"
     if seeds == 1:
         same = "on the same seed and partition (one seed gives no interval)"
     elif any(math.isfinite(time.low) for time in times):

@@ -12,6 +12,10 @@ HELD = 2**24
 """Bytes up to which :meth:`GrowingFile.remove` keeps the content in memory."""
 
 
+class CutError(OSError):
+    """The file is shorter than what was written to it."""
+
+
 class GrowingFile:
     """Bytes on disk at places that the owner knows.
 
@@ -31,7 +35,7 @@ class GrowingFile:
         descriptor = self._open(write=True)
         found = os.fstat(descriptor).st_size
         if found < size:
-            raise OSError(0, f"another program has cut it from {size} to {found} bytes")
+            raise CutError(0, f"another program has cut it from {size} to {found} bytes")
         if found > size:
             os.ftruncate(descriptor, size)
 

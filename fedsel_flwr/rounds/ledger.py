@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedsel_flwr.errors import RunError, StateError
-from fedsel_flwr.rounds.growing_file import GrowingFile
+from fedsel_flwr.rounds.growing_file import CutError, GrowingFile
 from fedsel_flwr.rounds.lines import DAMAGED, Entry, Lines, entry_of, line_of, round_of
 from fedsel_flwr.rounds.records import ClientRecord, RoundRecord
 
@@ -110,9 +110,9 @@ class Ledger:
         try:
             self._file.write(line, self.offset)
         except OSError as error:
+            before = "rounds before it are lost" if isinstance(error, CutError) else "the rounds before it are there"
             raise self._failed(
-                f"round {record.round} cannot be written to {str(self.path)!r}: {error.strerror}; the rounds before it "
-                "are there"
+                f"round {record.round} cannot be written to {str(self.path)!r}: {error.strerror}; {before}"
             ) from error
         self.lines.add(line, len(clients))
 

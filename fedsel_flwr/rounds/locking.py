@@ -43,11 +43,24 @@ class FolderLock:
 _held: weakref.WeakValueDictionary[tuple[int, int], FolderLock] = weakref.WeakValueDictionary()
 
 
-def hold(folder: Path) -> FolderLock | None:
+KEEPS = (
+    "another process keeps its checkpoints in {!r}: a server that is still running? End it first, or give this run a "
+    "checkpoint_dir of its own"
+)
+"""Of a folder of checkpoints that is held."""
+WRITES = (
+    "another process writes to {!r}: a run or comparison that is still running? Nothing there was changed. Wait for "
+    "it or end it first, or give this run another folder"
+)
+"""Of the folder of a run or comparison that is held."""
+
+
+def hold(folder: Path, refusal: str = KEEPS) -> FolderLock | None:
     """Hold a folder for this process; None where folders cannot be locked.
 
     Args:
         folder: A folder that exists.
+        refusal: What is said if another process holds it, with a place for the folder.
 
     Returns:
         To be kept for as long as the process writes there.
@@ -64,9 +77,6 @@ def hold(folder: Path) -> FolderLock | None:
             lock = _held[which] = FolderLock(folder)
         return lock
     except BlockingIOError as error:
-        raise RunError(
-            f"another process keeps its checkpoints in {str(folder)!r}: a server that is still running? End it first, "
-            "or give this run a checkpoint_dir of its own"
-        ) from error
+        raise RunError(refusal.format(str(folder))) from error
     except OSError:
         return None

@@ -26,16 +26,17 @@ def check_report(name: str, report: RoundReport, needs: frozenset[str], requires
             raise ParameterError(f"report column {wanted!r} must be finite for completed clients, got {value}")
 
 
-def checked_choice(owner: str, chosen: Any, available: IntArray) -> IntArray:
+def checked_choice(owner: str, chosen: Any, available: IntArray, most: int | None = None) -> IntArray:
     """Return what ``_select`` returned as ascending indices.
 
     Args:
         owner: The selector's class.
         chosen: An array, list or tuple.
         available: Who could be chosen, ascending, shape (n,), n at least 1.
+        most: How many may be chosen; None sets no limit.
 
     Raises:
-        RunError: It is something else, or names somebody who is not available, or twice.
+        RunError: It is something else, or names somebody who is not available, or twice, or too many.
     """
     method = f"{owner}._select"
     if chosen is None:
@@ -57,6 +58,11 @@ def checked_choice(owner: str, chosen: Any, available: IntArray) -> IntArray:
         raise RunError(
             f"{method} must return different clients of those available, as an array of "
             f"indices, got {(array if ordered is None else ordered).tolist()}{_why(ordered, array, available)}"
+        )
+    if most is not None and ordered.size > most:
+        raise RunError(
+            f"{method} chose {ordered.size} clients, but may choose {most} at most, as clients_per_round says; return "
+            f"that many, or declare may_exceed_clients_per_round = True in {owner} if its algorithm needs more"
         )
     return ordered.astype(np.int64)
 

@@ -16,7 +16,7 @@ from fedsel_flwr.selectors.saving import RESERVED, state_key
 
 DECLARED = (
     "needs", "requires", "by_client", "client_state", "scalar_state", "free_state", "paper_options",
-    "asks_failed_for_ever",
+    "asks_failed_for_ever", "may_exceed_clients_per_round",
 )  # fmt: skip
 """What a selector's class declares."""
 

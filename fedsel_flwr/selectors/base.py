@@ -44,6 +44,9 @@ class Selector(SavedState, ABC):
         by_client: Parameters that hold a number per client, by index.
         asks_failed_for_ever: Whether a client that never answers may be chosen in every round. Strategies then leave
             failing clients out for a while, unless told otherwise (``cooldown="auto"``).
+        may_exceed_clients_per_round: Whether a choice may hold more clients than ``clients_per_round``, in some round
+            at least, or that number may be None. Any other class is refused when it chooses more: compared with
+            selectors that keep to the number, it would win by the number alone.
         paper_options: Options of the strategy whose default the paper sets, such as ``{"averaging": "mean"}``.
         over_selection: The share by which a round asks more clients than it keeps; the strategy sets it.
         common_warmup: The first rounds in which everybody available is asked in place of the selector's choice, the
@@ -63,11 +66,13 @@ class Selector(SavedState, ABC):
     asks: ClassVar[frozenset[str]] = frozenset()
     by_client: ClassVar[frozenset[str]] = frozenset()
     asks_failed_for_ever: ClassVar[bool] = False
+    may_exceed_clients_per_round: ClassVar[bool] = False
     paper_options: ClassVar[Mapping[str, str]] = {}
     over_selection: float = 0.0
     common_warmup: int = 0
 
-    clients_per_round: Any  # an int; None where the algorithm itself decides how many
+    # an int; None if the algorithm itself decides how many
+    clients_per_round: Any
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -77,6 +82,11 @@ class Selector(SavedState, ABC):
 
     def __init__(self, *, clients_per_round: int | None, seed: int | None = None) -> None:
         super().__init__(seed=seed)
+        if clients_per_round is None and not self.may_exceed_clients_per_round:
+            raise ParameterError(
+                f"clients_per_round must be a whole number of at least 1, got None. A class that decides itself how "
+                f"many it chooses declares it: may_exceed_clients_per_round = True in {type(self).__name__}"
+            )
         self.clients_per_round = None if clients_per_round is None else whole("clients_per_round", clients_per_round, 1)
 
     def __repr__(self) -> str:
@@ -175,7 +185,8 @@ class Selector(SavedState, ABC):
 
         Raises:
             ParameterError: ``available`` is not an array of unique indices.
-            RunError: The algorithm chose somebody who is not available, or twice, or uses state it does not declare.
+            RunError: The algorithm chose somebody who is not available, or twice, or more clients than
+                ``asked_per_round`` without :attr:`may_exceed_clients_per_round`, or uses state it does not declare.
         """
         check_needs(type(self).__name__, self.needs, self.requires)  # an object may have its own
         available = ascending("available", available)
@@ -191,7 +202,8 @@ class Selector(SavedState, ABC):
             return available
         with explained(self, "_select"):
             chosen = self._select(available)
-        return checked_choice(type(self).__name__, chosen, available)
+        most = None if self.may_exceed_clients_per_round else self.asked_per_round
+        return checked_choice(type(self).__name__, chosen, available, most)
 
     def observe(self, report: RoundReport) -> None:
         """Learn from a round.

@@ -72,6 +72,8 @@ class FedCS(Selector):
 
     name: ClassVar[str] = "fedcs"
     needs: ClassVar[frozenset[str]] = frozenset({"latency", "spare"})
+    # the deadline alone says how many
+    may_exceed_clients_per_round: ClassVar[bool] = True
     client_state: ClassVar[dict[str, float | int]] = {
         "_latency": 0.0, "_measurements": 0, "_measured_in": 0, "_failures": 0,
     }  # fmt: skip

@@ -79,6 +79,8 @@ class GPFL(Selector):
 
     name: ClassVar[str] = "gpfl"
     needs: ClassVar[frozenset[str]] = frozenset({"projection", "global_accuracy", "global_loss"})
+    # round 1 asks everybody
+    may_exceed_clients_per_round: ClassVar[bool] = True
     paper_options: ClassVar[dict[str, str]] = {"averaging": "mean"}  # section II: the unweighted mean
     client_state: ClassVar[dict[str, float | int | bool]] = {
         "_plays": 0, "_projection": 0.0, "_observed": False, "_reward_sum": 0.0,

@@ -79,6 +79,8 @@ class PCZFL(Selector):
     needs: ClassVar[frozenset[str]] = frozenset({"accuracy", "energy_score"})
     requires: ClassVar[frozenset[str]] = frozenset({"energy_score"})
     asks_failed_for_ever: ClassVar[bool] = True
+    # the warm-up asks everybody, then as many as the front holds
+    may_exceed_clients_per_round: ClassVar[bool] = True
     client_state: ClassVar[dict[str, float]] = {"_accuracy": 0.0, "_energy_score": 0.0}
     free_state: ClassVar[dict[str, tuple[type, tuple[int, ...]]]] = {
         "_centre": (float, (2,)), "_radius": (float, ()), "_ball_plays": (int, ()), "_ball_mean": (float, (2,)),

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.references import is_reference
 from fedsel_flwr.report import run_folder
-from fedsel_flwr.simulations.keeping import in_words
-from fedsel_flwr.simulations.results import RUN, RunResult, read_label, read_run
+from fedsel_flwr.simulations.fingerprints import Fingerprints, differing
+from fedsel_flwr.simulations.keeping import CHECKPOINTS, in_words
+from fedsel_flwr.simulations.results import RunResult, read_label, read_run
+from fedsel_flwr.simulations.run_record import RUN, has_digests, read_fingerprints, read_record
 from fedsel_flwr.simulations.scenario import Scenario
 
+AGAIN = "Play it again with --replay (replay=True), or begin a new run in another folder"
+"""What helps if a run does not fit."""
 ENDS = ("rounds", "simulated_s", "joules")
 """Keys that say where a run ends."""
 
@@ -49,6 +54,11 @@ def finished_run(folder: str | Path, scenario: Scenario, label: str | None = Non
         raise _another(place, f"selector is called {named!r} there, and {label or scenario.selector!r} here")
     if not has_finished(place):
         return None
+    if not has_digests(read_record(place)):
+        raise RunError(
+            f"the run in {str(place)!r} is of an older version, which wrote no digest of each file, so that damage to "
+            f"them would not show. {AGAIN}; fedsel report still reads this one"
+        )
     _, _, result = read_run(place)
     done = len(result.history.rounds)
     for key in ENDS:
@@ -58,6 +68,36 @@ def finished_run(folder: str | Path, scenario: Scenario, label: str | None = Non
                 f"are gone: begin a new run with {key} = {mine}"
             )
     return result
+
+
+def check_fingerprints(folder: Path, label: str, here: Fingerprints) -> None:
+    """Refuse to go on with a run whose code, data or scenario is not what there is now.
+
+    Args:
+        folder: Of a run that has begun.
+        label: What the selector is called.
+        here: The fingerprints of what there is now.
+
+    Raises:
+        RunError: Names what is not the same, or says that the run is of an older version.
+    """
+    there = read_fingerprints(folder)
+    if not there:
+        raise RunError(
+            f"the run in {str(folder)!r} is of an older version, which kept no fingerprint of selector, model and "
+            f"data: nobody can tell whether they are the same. {AGAIN}"
+        )
+    if names := differing(there, here):
+        told = ", ".join(f"selector {label!r}" if name == "selector" else name for name in names)
+        raise RunError(
+            f"the run in {str(folder)!r} was made with other code or data than there is now: {told}. {AGAIN}"
+        )
+
+
+def forget(folder: Path) -> None:
+    """Remove what a run would go on from, so that it is played again."""
+    shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+    (folder / run_folder.MODEL).unlink(missing_ok=True)
 
 
 def check_same(folder: Path, mine: Scenario, theirs: Scenario) -> None:

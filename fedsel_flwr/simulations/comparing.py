@@ -12,7 +12,7 @@ from fedsel_flwr.rounds.checkpoints import Resume
 from fedsel_flwr.simulations.comparison import Comparison
 from fedsel_flwr.simulations.contenders import Given
 from fedsel_flwr.simulations.everyone import ALL, every_selector
-from fedsel_flwr.simulations.ingredients import MakeModel, Own, as_own_data
+from fedsel_flwr.simulations.ingredients import MakeModel, Own, as_data
 from fedsel_flwr.simulations.plan_files import read_plan
 from fedsel_flwr.simulations.planning import Plan
 from fedsel_flwr.simulations.scenario import Scenario
@@ -44,6 +44,7 @@ def compare(
     data: Any = None,
     objective: Objective | None = None,
     resume: Resume = False,
+    replay: bool = False,
     checkpoint_every: int | None = None,
 ) -> Comparison:
     """Run a scenario with several selectors on the same seeds; or go on with a comparison that was cut off.
@@ -80,7 +81,9 @@ def compare(
         resume: True reads finished runs of the ``folder`` back, goes on with the one that was cut off, and runs the
             rest; selectors and seeds may be added. Nothing there: it begins anew, which "must" refuses. False refuses
             to overwrite what was cut off. Code that the folder names is never loaded: selectors, model and data are
-            those of this call.
+            those of this call. A run is refused by name if the code of its selector, model or objective, its data,
+            partition or scenario is not the same as now.
+        replay: With ``resume``: play the runs again that do not fit or are damaged, in place of refusing them.
         checkpoint_every: A checkpoint after every so many rounds, as in
             :func:`~fedsel_flwr.simulations.engine.simulate`; 0: none.
 
@@ -98,7 +101,7 @@ def compare(
     """
     options: dict[str, Any] = {"quiet": quiet, "model": model, "objective": objective}
     if data is not None:
-        options["data"] = as_own_data(data)  # once: it is read once for each seed
+        options["data"] = as_data(data)  # once: it is read once for each seed
     left_out: dict[str, str] = {}
     if isinstance(selectors, str) and selectors == ALL:
         selectors, left_out = every_selector(scenario, Own(model, options.get("data"), objective))
@@ -119,6 +122,8 @@ def compare(
     target = None if folder is None else Path(folder)
     if resume and target is None:
         raise ParameterError(f"resume = {resume!r} needs the folder of the comparison")
+    if replay and not resume:
+        raise ParameterError("replay = True needs resume = True: it plays runs of the folder again that do not fit")
     if resume == "must" and target is not None:
         read_plan(target)
-    return plan.run(target, start_run, update, resume=bool(resume), **options)
+    return plan.run(target, start_run, update, resume=bool(resume), replay=replay, **options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -19,6 +20,7 @@ from fedsel_flwr.report.run_folder import read_table
 from fedsel_flwr.report.summary import RunSummary, summarize
 from fedsel_flwr.report.verdict import Verdict, verdict
 from fedsel_flwr.rounds.history import History
+from fedsel_flwr.simulations.fingerprints import check_alike, shared
 from fedsel_flwr.simulations.on_flower import Agreement
 from fedsel_flwr.simulations.results import RunResult, read_run, write_run
 from fedsel_flwr.simulations.scenario import Scenario
@@ -27,6 +29,7 @@ from fedsel_flwr.simulations.strangers import check_entries, check_links
 if TYPE_CHECKING:
     import pandas as pd
 
+logger = logging.getLogger("fedsel_flwr")
 REGRET = "regret.parquet"
 """Of a run: what its choices lost against knowing the clients' means."""
 VARIED = frozenset({"name", "description", "selector", "seed", "selectors", "engine"})
@@ -112,7 +115,8 @@ class Comparison:
         """One sentence on time and energy to the target; None without a reference that ran, or with one selector."""
         if self.reference not in self.selectors or len(self.selectors) < 2:
             return None
-        return verdict(self.summaries, self.reference, self.scenario.target_accuracy)
+        alike = shared({run.scenario.seed: run.result.fingerprints for run in self.runs})
+        return verdict(self.summaries, self.reference, self.scenario.target_accuracy, alike)
 
     def plot(self, path: str | Path) -> Path:
         """Draw the picture (:func:`~fedsel_flwr.report.plots.plot_comparison`) into a PNG file; returns its path."""
@@ -224,14 +228,16 @@ class Comparison:
             The comparison.
 
         Raises:
-            ParameterError: A folder holds no run or a link, the runs are of different scenarios, or two are of the
-                same selector and seed; says which.
+            ParameterError: A folder holds no run, a damaged one or a link, the runs are of different scenarios, two are
+                of the same selector and seed, or a selector, the model, or the data or partition of a seed are not
+                the same in all of them; says which.
         """
         found = [place for folder in folders for place in _run_folders(Path(folder))]
         if not found:
             raise ParameterError("give at least one folder of runs to load")
         loaded = [Run(*read_run(place)) for place in found]
         _check_one_scenario(loaded, found)
+        _check_fingerprints(loaded, found)
         runs = [run for run in loaded if run.result.arrays]
         cut_off = [run for run in loaded if not run.result.arrays]
         comparison = cls(loaded[0].scenario, runs, cut_off=cut_off)
@@ -294,6 +300,22 @@ def _check_one_scenario(runs: Sequence[Run], places: Sequence[Path]) -> None:
                 "one of them out"
             )
         seen[name] = place
+
+
+def _check_fingerprints(runs: Sequence[Run], places: Sequence[Path]) -> None:
+    """Refuse to pool what was made of different code or data; what is not known is said."""
+    for run, place in zip(runs, places, strict=True):
+        if not run.result.fingerprints:
+            logger.warning(
+                "%s holds a run of an older version, without fingerprints: nobody can tell whether its selector, data "
+                "and partition are those of the others", place,
+            )  # fmt: skip
+    check_alike(
+        [
+            (run.selector, run.scenario.seed, run.result.fingerprints, str(place))
+            for run, place in zip(runs, places, strict=True)
+        ]
+    )
 
 
 def _fixed(scenario: Scenario) -> dict[str, Any]:

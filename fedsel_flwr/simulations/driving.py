@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.simulations.apis import APIS
 from fedsel_flwr.simulations.building import make_strategy
 from fedsel_flwr.simulations.diverging import trouble
+from fedsel_flwr.simulations.fingerprints import code_of, fingerprints
+from fedsel_flwr.simulations.ingredients import Own
 from fedsel_flwr.simulations.keeping import Keeping
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
@@ -59,9 +62,10 @@ def drive(
     count_nodes(grid, scenario)
     world = world_of(scenario)
     strategy = make_strategy(world, on_round, keeping=keeping.options(scenario))
-    keeping.begin(strategy, world)
+    prints = fingerprints(world, Own(), code_of(scenario, None, Own()))
+    keeping.begin(strategy, world, prints)
     try:
-        return run_rounds(grid, world, strategy)
+        return replace(run_rounds(grid, world, strategy), fingerprints=prints)
     except BaseException:
         if on_error is not None:
             on_error(strategy)

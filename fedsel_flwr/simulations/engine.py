@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,13 @@ from fedsel_flwr.rounds.checkpoints import Resume
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.simulations.afterwards import worked_out
-from fedsel_flwr.simulations.begun import finished_run
+from fedsel_flwr.simulations.begun import AGAIN, check_fingerprints, finished_run, forget, has_begun
 from fedsel_flwr.simulations.building import given_or_made, make_strategy
 from fedsel_flwr.simulations.checking import ENGINES, check_engine, check_kinds
 from fedsel_flwr.simulations.client_app import ScenarioApp
 from fedsel_flwr.simulations.driving import count_nodes, run_rounds
-from fedsel_flwr.simulations.ingredients import MakeModel, Own, as_own_data
+from fedsel_flwr.simulations.fingerprints import Fingerprints, code_of, fingerprints
+from fedsel_flwr.simulations.ingredients import MakeModel, Own, as_data
 from fedsel_flwr.simulations.keeping import Keeping, Pace
 from fedsel_flwr.simulations.logs import silent
 from fedsel_flwr.simulations.ray_session import Session
@@ -67,6 +68,8 @@ def simulate(
     checkpoint_every: int | None = None,
     keep_checkpoints: int = 3,
     resume: Resume = False,
+    replay: bool = False,
+    code: Fingerprints | None = None,
 ) -> RunResult:
     """Run a scenario and wait for its end; or go on with a run that was cut off, as if it had never been.
 
@@ -100,7 +103,8 @@ def simulate(
         model: Makes a torch module of your own, in place of ``model.name``
             (:class:`~fedsel_flwr.simulations.ingredients.Own`).
         data: Examples of your own, in place of ``data.dataset``: ``OwnData``, or (train, test), each a pair of arrays
-            or a torch ``Dataset`` (:class:`~fedsel_flwr.simulations.own_data.OwnData`).
+            or a torch ``Dataset`` (:class:`~fedsel_flwr.simulations.own_data.OwnData`); or a function of the seed that
+            returns one of them.
         objective: Loss and quality of your own (:class:`~fedsel_flwr.clients.objectives.Objective`).
         folder: Where the run is written (:class:`~fedsel_flwr.simulations.results.RunFolder`), each round as it ends;
             of a run that an error ends also the last model, ``model-after-round-N.safetensors``. None: nowhere.
@@ -114,7 +118,11 @@ def simulate(
             be used, and begins anew where there is none; "must" refuses to begin anew. Of a run that had finished the
             result is returned. What the run was made of must be the same, a selector, model or data of your own given
             again; ``rounds`` and the budgets may be larger. The last round that was trained is evaluated, and
-            ``on_round`` told of it, again.
+            ``on_round`` told of it, again. A run in the ``folder`` is refused by name if the code of selector, model or
+            objective, its data, partition or scenario is not the same as now.
+        replay: With ``resume``: play a run again that does not fit or is damaged, in place of refusing it.
+        code: Fingerprints of the code (:func:`~fedsel_flwr.simulations.fingerprints.code_of`), taken in another process
+            that has its source; None: they are taken here.
 
     Returns:
         History and final model.
@@ -151,19 +159,39 @@ def simulate(
                 )
                 raise ParameterError(f"{name} cannot be given together with a strategy of your own: {instead}")
     keeping = Keeping.of(scenario, folder, checkpoint_dir, checkpoint_every, keep_checkpoints, resume)
-    brought = Own(model, None if data is None else as_own_data(data), objective)
+    brought = Own(model, None if data is None else as_data(data), objective)
     scenario = brought.named_in(scenario)
     label = label or (selector.name if selector else None)
-    if resume and folder is not None and (finished := finished_run(folder, scenario, label)):
+    if replay and not (resume and folder is not None and checkpoint_dir is None):
+        raise ParameterError("replay = True needs resume = True and the folder of the run, and takes no checkpoint_dir")
+    code = code_of(scenario, selector, brought) if code is None else code
+    finished, again = None, False
+    try:
+        if resume and folder is not None:
+            finished = finished_run(folder, scenario, label)
+    except (RunError, ParameterError):  # damaged, of an older version, or another scenario
+        if not replay:
+            raise
+        again = True
+    world = world_of(scenario, brought)  # in this thread, so that faults in data and parameters come before Ray starts
+    prints = fingerprints(world, brought, code)
+    # what was cut off is compared with its checkpoint, which says more
+    if resume and folder is not None and not again and has_begun(Path(folder)) and (finished is not None or replay):
+        try:
+            check_fingerprints(Path(folder), label or scenario.selector, prints)
+        except RunError:
+            if not replay:
+                raise
+            again = True
+    if finished is not None and not again:
         keeping.finished()  # it may have been cut off before they were removed
         return finished
-    world = world_of(scenario, brought)  # in this thread, so that faults in data and parameters come before Ray starts
     session = Session(where, Waiting("Starting Ray", "Ray started", tell=on_wait, quiet=quiet))
     run = partial(_run, world, device=device, session=session, quiet=quiet, processes=processes, keeping=keeping)
     if folder is None:
         made = given_or_made(world, strategy, on_round, selector, keeping.options(scenario, selector), should_stop)
-        keeping.begin(made, world)
-        result = run(made)
+        keeping.begin(made, world, prints)
+        result = replace(run(made), fingerprints=prints)
         rows = made.history.clients
         if strategy is not None and rows and not any(row.completed for row in rows):
             raise RunError(
@@ -171,13 +199,19 @@ def simulate(
                 "to try a selector of your own, give simulate selector= in place of strategy="
             )
         return result
-    kept = RunFolder(folder, scenario, label)
+    kept = RunFolder(folder, scenario, label, prints)
+    if again:
+        forget(Path(folder))
+        keeping = replace(keeping, resume=False)
     made = make_strategy(world, on_round, selector, keeping.options(scenario, selector), should_stop)
     kept.follow(made.history, elsewhere=checkpoint_dir is not None)
-    keeping.begin(made, world)
+    try:
+        keeping.begin(made, world, prints)
+    except RunError as error:
+        raise RunError(f"{error}. {AGAIN}") if keeping.own else error from None
     try:
         kept.begin()
-        result = run(made)
+        result = replace(run(made), fingerprints=prints)
         kept.finish(result, worked_out(world, result.history, result.arrays))
         keeping.finished()
     except BaseException as error:

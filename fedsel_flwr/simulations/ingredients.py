@@ -19,7 +19,7 @@ from fedsel_flwr.errors import FedSelError, ParameterError, described
 from fedsel_flwr.references import is_reference, load_reference
 from fedsel_flwr.simulations.data import Dataset, cached_dataset
 from fedsel_flwr.simulations.models import MODELS, REGRESSORS, build_model, seeded
-from fedsel_flwr.simulations.own_data import OwnData
+from fedsel_flwr.simulations.own_data import OwnData, SeededData, as_own_data
 from fedsel_flwr.simulations.partitions import partition_indices
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.tables import GIVEN
@@ -36,12 +36,12 @@ class Own:
         model: Makes a torch module from inputs of shape (n, …) to logits of shape (n, C), for numbers to predict of
             shape (n, 1); called with ``input_shape`` and ``num_classes``, as far as it takes them, and with torch's
             random state seeded by the scenario.
-        data: The examples.
+        data: The examples, or what makes them for each seed.
         objective: Loss and quality, in place of cross-entropy and the fraction correct.
     """
 
     model: MakeModel | None = None
-    data: OwnData | None = None
+    data: OwnData | SeededData | None = None
     objective: Objective | None = None
 
     def __bool__(self) -> bool:
@@ -60,6 +60,20 @@ class Own:
         return scenario.model_copy(update=tables)
 
 
+def given_data(scenario: Scenario, own: Own) -> OwnData | SeededData | None:
+    """The data of the user, brought or named by reference; None for those that the scenario knows by name.
+
+    Raises:
+        ParameterError: They were given in Python before and are lacking now, or cannot be made.
+    """
+    name = scenario.data.dataset
+    if own.data is None and name.startswith(GIVEN):
+        raise ParameterError(
+            f"data.dataset = {name!r} was given in Python: give it again (data=), or name it package.module:function"
+        )
+    return _referred(name) if own.data is None and is_reference(name) else own.data
+
+
 def data_of(scenario: Scenario, own: Own) -> tuple[Dataset, Partitions]:
     """The examples and who holds which; read and drawn once for scenarios that differ in nothing that they depend on.
 
@@ -73,16 +87,10 @@ def data_of(scenario: Scenario, own: Own) -> tuple[Dataset, Partitions]:
     Raises:
         ParameterError: The data cannot be found, are no examples, or cannot be spread as the scenario says.
     """
-    name = scenario.data.dataset
-    given = own.data
-    if given is None and name.startswith(GIVEN):
-        raise ParameterError(
-            f"data.dataset = {name!r} was given in Python: give it again (data=), or name it package.module:function"
-        )
-    if given is None and is_reference(name):
-        given = _referred(name)
+    given = given_data(scenario, own)
     if given is None:
         return dataset_of(scenario), _partitions(scenario.model_dump_json(include=_DECIDING))
+    given = _of_seed(given, scenario.seed)
     dataset = _read(given, scenario.seed, scenario.data.validation_fraction)
     if given.partition is None:
         return dataset, _drawn(scenario, dataset)
@@ -208,26 +216,40 @@ def _check_named(scenario: Scenario, dataset: Dataset) -> None:
         )
 
 
-def as_own_data(given: Any) -> OwnData:
-    """Read what a caller gives as data: ``OwnData``, or (train, test) of the forms that it reads."""
-    if isinstance(given, OwnData):
+def as_data(given: Any) -> OwnData | SeededData:
+    """Read what a caller gives as data: examples, or a function of the seed that returns them."""
+    if isinstance(given, SeededData):
         return given
-    if isinstance(given, tuple | list) and len(given) == 2:
-        return OwnData(train=given[0], test=given[1])
-    raise ParameterError(
-        f"data must be fedsel_flwr.simulations.OwnData, or a pair (train, test), got {type(given).__name__}"
-    )
+    return SeededData.by(given) if callable(given) and not isinstance(given, OwnData) else as_own_data(given)
 
 
 @lru_cache(maxsize=2)
-def _referred(name: str) -> OwnData:
+def _referred(name: str) -> OwnData | SeededData:
     found = load_reference(name, "data set")
+    if not callable(found):
+        return as_own_data(found)
+    if _takes_seed(found):
+        return SeededData(found, name)
     try:
-        return as_own_data(found() if callable(found) else found)
+        return as_own_data(found())
     except FedSelError:
         raise
     except Exception as error:  # whatever the user's own code raises
         raise ParameterError(f"data set {name!r} cannot be made: {described(error)}") from error
+
+
+def _takes_seed(make: Callable[..., Any]) -> bool:
+    """Whether the first parameter of a function is the seed."""
+    try:
+        return next(iter(inspect.signature(make).parameters), None) == "seed"
+    except ValueError:  # some functions written in C have no signature
+        return False
+
+
+@lru_cache(maxsize=2)
+def _of_seed(given: OwnData | SeededData, seed: int) -> OwnData:
+    """The data of a seed, made once for the selectors that share it."""
+    return given.of(seed)
 
 
 @lru_cache(maxsize=2)

@@ -103,8 +103,13 @@ class Keeping:
             "resume": self.resume, "total_rounds": total,
         }  # fmt: skip
 
-    def begin(self, strategy: Any, world: World) -> None:
+    def begin(self, strategy: Any, world: World, fingerprints: Mapping[str, str]) -> None:
         """Tell a strategy what its run is made of, and have it go on from its checkpoint, if there is one.
+
+        Args:
+            strategy: Made with :meth:`options`.
+            world: The scenario's.
+            fingerprints: Of code and data, which must be the same in the checkpoint.
 
         Raises:
             RunError: No checkpoint can be used, or more rounds were done than are to be run.
@@ -112,6 +117,7 @@ class Keeping:
         if self.folder is None:
             return
         strategy.made_for.update(made_for(world, strategy.selector))
+        strategy.made_for.update({f"fingerprint of {key}": found for key, found in fingerprints.items()})
         resumed: Checkpoint | None = strategy.resumed
         if resumed is not None and resumed.round > world.scenario.rounds:
             raise RunError(

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedsel_flwr.errors import ParameterError, described
+from fedsel_flwr.errors import FedSelError, ParameterError, described
 from fedsel_flwr.simulations.dataset import Dataset, Split
 
 IntArray = npt.NDArray[np.int64]
@@ -29,7 +29,8 @@ class OwnData:
         validation: The server's own examples, for selectors and filters that measure models. None: drawn from
             ``train`` by the scenario's ``data.validation_fraction``; where ``partition`` is given, the examples that
             nobody holds, if there are any.
-        partition: Client -> rows of ``train``, for each client at least one. None: as the scenario says.
+        partition: Client -> rows of ``train``, for each client at least one; the same on every seed. Or a function
+            that returns this for a seed. None: as the scenario says.
         name: For messages and files.
 
     Example:
@@ -41,8 +42,14 @@ class OwnData:
     train: Part
     test: Part
     validation: Part | None = None
-    partition: Mapping[int, Sequence[int]] | Sequence[Sequence[int]] | None = None
+    partition: Mapping[int, Sequence[int]] | Sequence[Sequence[int]] | Callable[[int], Any] | None = None
     name: str = "own"
+
+    def of(self, seed: int) -> OwnData:
+        """The same with the partition of a seed."""
+        if not callable(self.partition):
+            return self
+        return replace(self, partition=_called(self.partition, seed, f"the partition of data {self.name!r}"))
 
     def dataset(self, seed: int, validation_fraction: float) -> Dataset:
         """Read and check the examples.
@@ -57,6 +64,8 @@ class OwnData:
         Raises:
             ParameterError: Something is no examples, or the parts do not belong together.
         """
+        if callable(self.partition):
+            return self.of(seed).dataset(seed, validation_fraction)
         train, test = split_of(self.train, "train"), split_of(self.test, "test")
         rows = np.arange(len(train))
         if self.validation is not None:
@@ -134,6 +143,55 @@ class OwnData:
                 )
             found.append(rows)
         return tuple(found)
+
+
+@dataclass(frozen=True, eq=False)
+class SeededData:
+    """Examples that a function makes for each seed.
+
+    Args:
+        make: Called with the seed; returns ``OwnData``, or a pair (train, test).
+        name: For messages and files.
+    """
+
+    make: Callable[[int], Any]
+    name: str = "own"
+
+    @classmethod
+    def by(cls, make: Callable[..., Any]) -> SeededData:
+        """Name the data by the function that makes them."""
+        name = str(getattr(getattr(make, "func", make), "__name__", "own"))
+        return cls(make, name if name.isidentifier() else "own")
+
+    def of(self, seed: int) -> OwnData:
+        """The examples of a seed.
+
+        Raises:
+            ParameterError: The function raises, or returns something else.
+        """
+        what = f"data {self.name!r}"
+        return as_own_data(_called(self.make, seed, what), what).of(seed)
+
+
+def as_own_data(given: Any, what: str = "data") -> OwnData:
+    """Read what a caller gives as data: ``OwnData``, or (train, test) of the forms that it reads."""
+    if isinstance(given, OwnData):
+        return given
+    if isinstance(given, tuple | list) and len(given) == 2:
+        return OwnData(train=given[0], test=given[1])
+    raise ParameterError(
+        f"{what} must be fedsel_flwr.simulations.OwnData, or a pair (train, test), got {type(given).__name__}; a "
+        "function of the seed may return either"
+    )
+
+
+def _called(make: Callable[[int], Any], seed: int, what: str) -> Any:
+    try:
+        return make(seed)
+    except FedSelError:
+        raise
+    except Exception as error:  # whatever the user's own code raises
+        raise ParameterError(f"{what} cannot be made for seed {seed}: {described(error)}") from error
 
 
 def split_of(part: Part, name: str) -> Split:

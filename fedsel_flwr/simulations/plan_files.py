@@ -11,17 +11,22 @@ from typing import Any
 from fedsel_flwr.checks import whole
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report.files import replacing
-from fedsel_flwr.simulations.begun import has_begun
+from fedsel_flwr.rounds.locking import WRITES, FolderLock, hold
+from fedsel_flwr.simulations.begun import AGAIN, has_begun
+from fedsel_flwr.simulations.fingerprints import differing_plans
 from fedsel_flwr.simulations.keeping import CHECKPOINTS
 from fedsel_flwr.simulations.plan_tables import parse_plan
-from fedsel_flwr.simulations.results import RUN, read_label
+from fedsel_flwr.simulations.results import read_label
+from fedsel_flwr.simulations.run_record import RUN
 from fedsel_flwr.simulations.strangers import check_links
 
 logger = logging.getLogger("fedsel_flwr")
 PLAN = "plan.json"
 """What is run in a folder, and where."""
-ELSEWHERE = ("where", "device", "processes", "jobs", "checkpoints")
-"""Parts of a plan that say where it runs, not what."""
+FINGERPRINTS = "fingerprints"
+"""The part of a plan that says what selectors, model and data were when it was begun."""
+ELSEWHERE = ("where", "device", "processes", "jobs", "checkpoints", FINGERPRINTS)
+"""Parts of a plan that do not say what it runs, but where, or with which code."""
 
 
 def write_plan(folder: Path, said: Mapping[str, Any]) -> None:
@@ -53,6 +58,23 @@ def read_plan(folder: Path) -> dict[str, Any]:
         one = {"label": label, "name": scenario.selector}
         return {"scenario": scenario.model_dump(), "selectors": [one], "seeds": [scenario.seed]}
     return parse_plan(folder / PLAN)
+
+
+def check_plan(folder: Path, here: Mapping[str, Any]) -> None:
+    """Refuse to go on with a comparison whose selectors, model, data or scenario are not what they were.
+
+    Args:
+        folder: Of the comparison; without a plan, or with one that has no fingerprints, its runs are asked instead.
+        here: The fingerprints of what there is now (:func:`~fedsel_flwr.simulations.fingerprints.of_plan`).
+
+    Raises:
+        RunError: Names what is not the same.
+    """
+    there = read_plan(folder).get(FINGERPRINTS) if (folder / PLAN).is_file() else None
+    if isinstance(there, Mapping) and (names := differing_plans(there, here)):
+        raise RunError(
+            f"{str(folder)!r} was begun with other code or data than there is now: {', '.join(names)}. {AGAIN}"
+        )
 
 
 def newest_like(said: Mapping[str, Any], root: Path, skipped: Callable[[str], None] = logger.warning) -> Path:
@@ -107,6 +129,22 @@ def check_folder(folder: Path, own: Collection[str], *, single: bool, resume: bo
             f"folder {str(folder)!r} holds what was cut off ({', '.join(cut_off[:3])}): go on with resume=True, give a "
             "new folder, or delete it"
         )
+
+
+def held_folder(folder: Path) -> FolderLock | None:
+    """Make the folder of a comparison, if needed, and hold it for this process.
+
+    Returns:
+        To be kept for as long as runs are written there; None if folders cannot be locked.
+
+    Raises:
+        RunError: It cannot be made, or another process writes there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{str(folder)!r} cannot be begun: {error.strerror or error}") from error
+    return hold(folder, WRITES)
 
 
 def seeds_from(seeds: int | Sequence[int], first: int) -> list[int]:

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import shlex
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,18 @@ from fedsel_flwr.simulations.checking import ENGINES, check_engine
 from fedsel_flwr.simulations.comparison import Comparison, Run, reference_of, run_name
 from fedsel_flwr.simulations.contenders import Contender, Given, contenders
 from fedsel_flwr.simulations.engine import simulate
+from fedsel_flwr.simulations.fingerprints import code_of, of_plan
 from fedsel_flwr.simulations.ingredients import Own
 from fedsel_flwr.simulations.on_flower import agreement, run_on_flower
-from fedsel_flwr.simulations.plan_files import check_folder, read_plan, seeds_from, write_plan
+from fedsel_flwr.simulations.plan_files import (
+    FINGERPRINTS,
+    check_folder,
+    check_plan,
+    held_folder,
+    read_plan,
+    seeds_from,
+    write_plan,
+)
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import merged
@@ -179,6 +188,7 @@ class Plan:
         start_run: StartRun | None = None,
         update: Update | None = None,
         resume: bool = False,
+        replay: bool = False,
         **options: Any,
     ) -> Comparison:
         """Run everything; arguments, result and errors are those of ``compare``, options go to ``simulate``.
@@ -189,6 +199,7 @@ class Plan:
         single = len(self.them) * len(self.seeds) == 1
         comparison = Comparison(self.scenario, reference=self.reference, left_out=dict(self.left_out))
         brought = Own(options.get("model"), options.get("data"), options.get("objective"))
+        held = None
         if folder:
             names = {run_name(one.label, seed) for one in self.them for seed in self.seeds}
             check_links(folder)
@@ -197,8 +208,13 @@ class Plan:
         if not resume or not all(place is not None and has_finished(place) for place in places):
             self._check(brought)
         if folder:
-            write_plan(folder, self.said() | {"scenario": brought.named_in(self.scenario).model_dump()})
-            options = {"resume": resume, **self.checkpoints, **options}
+            made_of = self._made_of(brought)  # before anything is written: what was given may not make a selector
+            held = held_folder(folder)
+            if resume and not replay:
+                check_plan(folder, made_of)
+            named = {"scenario": brought.named_in(self.scenario).model_dump()}
+            write_plan(folder, self.said() | named | {FINGERPRINTS: made_of})
+            options = {"resume": resume, "replay": replay, **self.checkpoints, **options}
         on_flower: History | None = None
         on_ray = options | {name: getattr(self.where, name) for name in self.where.asked}
         runs = [
@@ -210,6 +226,11 @@ class Plan:
             told = telling(f"{label}, with Flower on Ray", self.rounds_on_flower, start_run, update)
             on_flower = self._on_flower(first.contender, first.scenario, folder, told, on_ray)
         play = self._in_turn if self.jobs == 1 or single else self._side_by_side
+        if play == self._side_by_side:  # only this process is sure to have the source
+            runs = [
+                replace(job, place={**job.place, "code": self._code(job.contender, job.scenario.seed, brought)})
+                for job in runs
+            ]
         here = on_ray if self.scenario.engine == "ray" else options | {"device": self.device}
         with contextlib.closing(play(runs, here, start_run, update)) as results:
             for job, result in zip(runs, results, strict=True):
@@ -219,6 +240,7 @@ class Plan:
                 comparison.runs.append(run)
         if folder:
             comparison.report(folder)
+        del held  # from here on other processes may write there
         return comparison
 
     def _check(self, brought: Own) -> None:
@@ -230,6 +252,17 @@ class Plan:
         world = world_of(scenarios[0], brought)
         for one, scenario in zip(self.them, scenarios, strict=True):
             make_strategy(world.under(scenario), selector=one.selector(scenario))
+
+    def _code(self, one: Contender, seed: int, brought: Own) -> dict[str, str]:
+        """The fingerprints of a run's code, taken in this process, which has the source."""
+        own = one.scenario(self.scenario, seed)
+        return code_of(own, one.selector(own), brought)
+
+    def _made_of(self, brought: Own) -> dict[str, Any]:
+        """The fingerprints that the folder keeps of the plan."""
+        codes = {one.label: self._code(one, self.seeds[0], brought) for one in self.them}
+        own = brought.named_in(self.them[0].scenario(self.scenario, self.seeds[0]))
+        return of_plan(codes, world_of(own, brought), brought)
 
     def _place(self, folder: Path | None, one: Contender, seed: int, single: bool) -> dict[str, Any]:
         """What a run is called, and where it is written."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import json
 import platform
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +15,24 @@ import tomli_w
 
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError
 from fedsel_flwr.report import run_folder
-from fedsel_flwr.report.files import load_optional, replacing
+from fedsel_flwr.report.files import load_optional
 from fedsel_flwr.report.journal import JOURNAL
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.ledger import Ledger
+from fedsel_flwr.rounds.locking import WRITES, hold
 from fedsel_flwr.rounds.models import Arrays
+from fedsel_flwr.simulations.fingerprints import Fingerprints
 from fedsel_flwr.simulations.plan_tables import check_tree, faults_of
+from fedsel_flwr.simulations.run_record import (
+    FILES,
+    FINGERPRINTS,
+    check_digests,
+    digest_of,
+    digest_of_file,
+    read_fingerprints,
+    read_record,
+    write_record,
+)
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.strangers import check_label, check_links
 
@@ -37,15 +48,13 @@ class RunResult:
         history: Round by round and client by client.
         arrays: The final global model.
         trouble: One sentence if the run diverged, or no update could be used; empty if not, or of a run read back.
+        fingerprints: What the run was made of (:mod:`fedsel_flwr.simulations.fingerprints`); empty if not known.
     """
 
     history: History
     arrays: Arrays
     trouble: str = ""
-
-
-RUN = "run.json"
-"""What a run is called, and the versions that made it."""
+    fingerprints: Fingerprints = field(default_factory=dict)
 
 
 class RunFolder:
@@ -55,19 +64,28 @@ class RunFolder:
         folder: Where; made if needed.
         scenario: What is run.
         label: What the selector is called; None: as in the scenario.
+        fingerprints: What the run is made of.
 
     Raises:
         ParameterError: There is a link in the folder.
-        RunError: The folder cannot be written to, or pyarrow is not installed.
+        RunError: The folder cannot be written to, another process writes there, or pyarrow is not installed.
     """
 
-    def __init__(self, folder: str | Path, scenario: Scenario, label: str | None = None) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        scenario: Scenario,
+        label: str | None = None,
+        fingerprints: Fingerprints | None = None,
+    ) -> None:
         load_optional("pyarrow.parquet")  # before a long run, not behind it
         self.path, self._scenario, self._label = Path(folder), scenario, label or scenario.selector
+        self._fingerprints = dict(fingerprints or {})
         self._ledger: Ledger | None = None
         check_links(self.path)
         with self._told("begun"):
             self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = hold(self.path, WRITES)
 
     def begin(self) -> None:
         """Write what is run, and begin the journal.
@@ -79,14 +97,19 @@ class RunFolder:
             package: importlib.metadata.version(package) for package in ("fedsel-flwr", "flwr", "torch", "numpy")
         }
         scenario = self._scenario
-        said = {"scenario": scenario.name, "selector": self._label, "versions": made_by}
+        said = {
+            "scenario": scenario.name,
+            "selector": self._label,
+            "versions": made_by,
+            FINGERPRINTS: self._fingerprints,
+        }
         with self._told("begun"):
             for name in (run_folder.MODEL, run_folder.ROUNDS, run_folder.CLIENTS):  # of a run that was here before
                 (self.path / name).unlink(missing_ok=True)
             self._forget_rescued()
-            with replacing(self.path / RUN) as temporary:
-                temporary.write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
-            run_folder.write_scenario(self.path, tomli_w.dumps(scenario.model_dump(exclude={"name"})))
+            text = tomli_w.dumps(scenario.model_dump(exclude={"name"}))
+            write_record(self.path, said | {FILES: {run_folder.SCENARIO: digest_of(text.encode())}})
+            run_folder.write_scenario(self.path, text)
         if self._ledger is not None:
             self._ledger.begin()
 
@@ -115,10 +138,19 @@ class RunFolder:
             RunError: That cannot be done.
         """
         with self._told("finished; the journal in it holds every round"):
-            run_folder.write_history(self.path, result.history)
+            written = [*run_folder.write_history(self.path, result.history)]
             for name, columns in (tables or {}).items():
-                run_folder.write_table(self.path / f"{name}.parquet", columns)
-            run_folder.write_model(self.path, list(result.arrays))
+                written.append(self.path / f"{name}.parquet")
+                run_folder.write_table(written[-1], columns)
+            digests = {path.name: digest_of_file(path) for path in written}
+
+            def note(model: bytes) -> None:
+                """Record the digests before the model is there, which says that the run has finished."""
+                record = read_record(self.path)
+                files = record.get(FILES, {}) | digests | {run_folder.MODEL: digest_of(model)}
+                write_record(self.path, record | {FILES: files})
+
+            run_folder.write_model(self.path, list(result.arrays), before=note)
         journal, ledger = self.path / JOURNAL, result.history.ledger
         if ledger is not None and ledger.path.resolve() == journal.resolve():
             ledger.remove()
@@ -138,9 +170,10 @@ class RunFolder:
         return None
 
     def close(self) -> None:
-        """Leave the journal as it is."""
+        """Leave the journal as it is, and let other processes write to the folder."""
         if self._ledger is not None:
             self._ledger.close()
+        self._lock = None
 
     def _forget_rescued(self) -> None:
         """Remove the model of an attempt that an error ended."""
@@ -167,9 +200,10 @@ def write_run(folder: Path, scenario: Scenario, result: RunResult, label: str | 
     Raises:
         RunError: The folder cannot be written to.
     """
-    written = RunFolder(folder, scenario, label)
+    written = RunFolder(folder, scenario, label, result.fingerprints)
     written.begin()
     written.finish(result)
+    written.close()
 
 
 def write_cut_off(folder: Path, scenario: Scenario, history: History, last: LastModel | None) -> Path | None:
@@ -190,7 +224,9 @@ def write_cut_off(folder: Path, scenario: Scenario, history: History, last: Last
     written = RunFolder(folder, scenario)
     written.begin()
     run_folder.write_history(folder, history)
-    return written.rescue(last)
+    rescued = written.rescue(last)
+    written.close()
+    return rescued
 
 
 def rounds_in(folder: Path) -> str:
@@ -218,7 +254,7 @@ def read_label(folder: Path) -> tuple[str, Scenario]:
         ParameterError: A file is missing or damaged.
     """
     try:
-        said = json.loads((folder / RUN).read_text("utf-8"))
+        said = read_record(folder)
         tables = tomllib.loads((folder / run_folder.SCENARIO).read_text("utf-8"))
         check_tree(said)
         check_tree(tables)
@@ -232,7 +268,7 @@ def read_label(folder: Path) -> tuple[str, Scenario]:
 
 
 def read_run(folder: Path) -> tuple[str, Scenario, RunResult]:
-    """Read back what :func:`write_run` wrote; the selector itself is not needed.
+    """Read back what :func:`write_run` wrote, if every file is as it was; the selector itself is not needed.
 
     Args:
         folder: The folder of one run.
@@ -245,5 +281,6 @@ def read_run(folder: Path) -> tuple[str, Scenario, RunResult]:
     """
     label, scenario = read_label(folder)
     finished = (folder / run_folder.MODEL).exists()
+    check_digests(folder, finished=finished)
     arrays = run_folder.read_model(folder) if finished else []
-    return label, scenario, RunResult(run_folder.read_history(folder), arrays)
+    return label, scenario, RunResult(run_folder.read_history(folder), arrays, fingerprints=read_fingerprints(folder))

@@ -79,6 +79,7 @@ def test_summarize_by_hand(make_history) -> None:
         rounds_to_target=2,
         rounds_to_all=math.inf,  # client 3 never was
         score_energy=run.score_energy,
+        asked_per_round=2.0,
     )
     assert math.isnan(run.score_energy)
 

@@ -1,0 +1,137 @@
+"""The record of a run, ``run.json``: what is run, by which versions, and a digest of each file of a finished run.
+
+A bit that flips in a file of numbers gives other numbers, which nothing else would show. The record has a digest of
+itself too. Digests find damage; they are no protection against somebody who writes new ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.report import run_folder
+from fedsel_flwr.report.files import replacing
+
+RUN = "run.json"
+"""The file."""
+FILES, DIGEST, FINGERPRINTS = "files", "digest", "fingerprints"
+"""The keys of the digests of the files, of the record's own, and of what the run is made of."""
+NEEDED = (run_folder.SCENARIO, run_folder.ROUNDS, run_folder.CLIENTS, run_folder.MODEL)
+"""Files that every finished run has."""
+CURE = "play the run again with --resume and --replay (replay=True), or restore the folder from a copy"
+"""What helps against damage."""
+
+logger = logging.getLogger("fedsel_flwr")
+
+
+def digest_of(data: bytes) -> str:
+    """The digest of some bytes.
+
+    >>> digest_of(b"abc")[:20]
+    'sha256:ba7816bf8f01c'
+    """
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def digest_of_file(path: Path) -> str:
+    """The digest of a file, which is never in memory as a whole."""
+    with path.open("rb") as file:
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+
+
+def write_record(folder: Path, said: Mapping[str, Any]) -> None:
+    """Write the record of a run with its own digest.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    rest = {key: value for key, value in said.items() if key != DIGEST}
+    with replacing(folder / RUN) as temporary:
+        temporary.write_text(json.dumps(rest | {DIGEST: _own(rest)}, indent=2) + "\n", encoding="utf-8")
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """Read the record of a run as it is.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is no JSON.
+        TypeError: It is no object.
+    """
+    said = json.loads((folder / RUN).read_text("utf-8"))
+    if not isinstance(said, dict):
+        raise TypeError(f"{RUN} must hold an object, got {type(said).__name__}")
+    return said
+
+
+def read_fingerprints(folder: Path) -> dict[str, str]:
+    """What the run in a folder is made of; empty if its record does not say, as those of older versions.
+
+    Raises:
+        ParameterError: The record cannot be read, or holds something else there.
+    """
+    try:
+        found = read_record(folder).get(FINGERPRINTS, {})
+    except (OSError, ValueError, TypeError) as error:
+        raise ParameterError(f"{str(folder / RUN)!r} cannot be read: {error}") from error
+    if not isinstance(found, dict) or not all(isinstance(one, str) for one in found.values()):
+        raise ParameterError(f"{str(folder / RUN)!r} is damaged: {FINGERPRINTS} must hold texts")
+    return found
+
+
+def has_digests(record: Mapping[str, Any]) -> bool:
+    """Whether a finished run's record has a digest of each file that every finished run has."""
+    files = record.get(FILES)
+    return isinstance(files, Mapping) and set(NEEDED) <= set(files)
+
+
+def check_digests(folder: Path, *, finished: bool) -> None:
+    """Refuse a run with a file that is not as it was written; of an older version, say that damage would not show.
+
+    Args:
+        folder: Of the run.
+        finished: Whether it has finished.
+
+    Raises:
+        ParameterError: Names the file.
+    """
+    try:
+        record = read_record(folder)
+    except (OSError, ValueError, TypeError) as error:
+        raise ParameterError(f"{str(folder / RUN)!r} cannot be read: {error}") from error
+    if (DIGEST in record or FILES in record) and record.get(DIGEST) != _own(
+        {key: one for key, one in record.items() if key != DIGEST}
+    ):
+        raise ParameterError(f"{str(folder / RUN)!r} is damaged: it has another digest than it says. Cure: {CURE}")
+    if finished and not has_digests(record):
+        logger.warning(
+            "%s holds a run of an older version, without a digest of each file: damage to them would not show", folder
+        )
+        return
+    files = record.get(FILES)
+    kept: dict[str, Any] = dict(files) if isinstance(files, Mapping) else {}
+    for name, expected in kept.items():
+        if not re.fullmatch(r"[\w-][\w.-]*", name):
+            raise ParameterError(f"{str(folder / RUN)!r} is damaged: {name!r} is no file of a run")
+        if not finished and name != run_folder.SCENARIO:
+            continue
+        try:
+            found = digest_of_file(folder / name)
+        except OSError as error:
+            raise ParameterError(
+                f"{str(folder / name)!r} cannot be compared with its digest: {error.strerror or error}. Cure: {CURE}"
+            ) from error
+        if found != expected:
+            raise ParameterError(
+                f"{str(folder / name)!r} is damaged: its content has another digest than {RUN} says. Cure: {CURE}"
+            )
+
+
+def _own(rest: Mapping[str, Any]) -> str:
+    return digest_of(json.dumps(rest, sort_keys=True).encode())

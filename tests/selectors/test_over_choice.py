@@ -1,0 +1,102 @@
+"""A selector that chooses more clients than its clients_per_round is refused, unless its class declares it."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from fedsel_flwr.checks import IntArray
+from fedsel_flwr.errors import ParameterError, RunError
+from fedsel_flwr.report import aggregate
+from fedsel_flwr.report.frames import latex
+from fedsel_flwr.report.table import render_table
+from fedsel_flwr.selectors import Selector, create
+from fedsel_flwr.simulations import compare, load_scenario
+from fedsel_flwr.testing import check_selector
+
+
+class Greedy(Selector):
+    """Asks everybody, whatever the number says."""
+
+    def _select(self, available: IntArray) -> IntArray:
+        return available
+
+
+class Declared(Greedy):
+    name: ClassVar[str] = "declared"
+    may_exceed_clients_per_round: ClassVar[bool] = True
+
+
+def test_too_many_are_refused_with_what_to_declare() -> None:
+    selector = Greedy(clients_per_round=5, seed=0)
+    assert selector.select(np.arange(5)).size == 5
+    with pytest.raises(
+        RunError,
+        match=r"Greedy\._select chose 6 clients, but may choose 5 at most, as clients_per_round says; return that "
+        r"many, or declare may_exceed_clients_per_round = True in Greedy",
+    ):
+        selector.select(np.arange(6))
+    assert Declared(clients_per_round=5, seed=0).select(np.arange(6)).size == 6
+
+
+def test_over_selection_is_no_over_choice() -> None:
+    selector = Greedy(clients_per_round=5, seed=0)
+    selector.over_selection = 0.2
+    assert selector.select(np.arange(6)).size == 6
+    with pytest.raises(RunError, match="chose 7 clients, but may choose 6 at most"):
+        selector.select(np.arange(7))
+
+
+def test_a_class_without_a_number_declares_that_it_decides_itself() -> None:
+    with pytest.raises(ParameterError, match="may_exceed_clients_per_round = True in Greedy"):
+        Greedy(clients_per_round=None)
+    assert Declared(clients_per_round=None, seed=0).select(np.arange(9)).size == 9
+
+
+def test_the_selectors_that_declare_it() -> None:
+    from fedsel_flwr.selectors.registry import names, selector_class
+
+    declaring = {name for name in names() if selector_class(name).may_exceed_clients_per_round}
+    assert declaring == {"pczfl", "gpfl", "fedcs"}
+    assert create("gpfl", clients_per_round=2, total_rounds=9, seed=0).select(np.arange(7)).size == 7
+    assert create("pczfl", clients_per_round=2, warmup_rounds=1, seed=0).select(np.arange(7)).size == 7
+
+
+def test_the_conformance_suite_names_the_promise() -> None:
+    with pytest.raises(AssertionError, match="no more clients are chosen than clients_per_round says: Greedy"):
+        check_selector(lambda seed: Greedy(clients_per_round=2, seed=seed))
+
+
+def test_a_comparison_shows_how_many_a_round_asked() -> None:
+    scenario = load_scenario("smoke", {"rounds": 3})
+    comparison = compare(scenario, ["random", Declared], seeds=1)
+    asked = comparison.table().set_index("selector")["asked_per_round"]
+    assert asked.to_dict() == {"random": float(scenario.clients_per_round), "declared": float(scenario.num_clients)}
+    assert comparison.summary["asked_per_round"].tolist() == asked.tolist()
+    out = io.StringIO()
+    render_table(aggregate(comparison.summaries), 0.5, Console(file=out, width=80))
+    lines = out.getvalue().splitlines()
+    assert lines[0].split()[-1] == "asked"
+    assert lines[1].split()[-2:] == ["a", "round"]
+    assert [line.split()[-1] for line in lines[3:5]] == [str(scenario.clients_per_round), str(scenario.num_clients)]
+    assert "clients a round" in latex(comparison.summaries, None, 0.5).splitlines()[2]
+
+
+def test_the_table_with_the_column_has_room_at_80_columns() -> None:
+    (summary,) = compare(load_scenario("smoke", {"rounds": 1}), "random", seeds=1).summaries
+    rows = aggregate(
+        dataclasses.replace(summary, selector="power-of-choice", seed=seed, failed_clients=120 + seed, accuracy=acc,
+                            time_to_target_s=12.5 + seed, energy_to_target_j=1234.0 + seed, asked_per_round=18.25)
+        for seed, acc in enumerate((0.8, 0.9, 1.0))
+    )  # fmt: skip
+    out = io.StringIO()
+    render_table(rows, 0.8, Console(file=out, width=80))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[3].split()[-1] == "18.2"
+    assert lines[4].split() == ["±0.000", "±1.0"]
