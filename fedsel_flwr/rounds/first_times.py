@@ -22,8 +22,8 @@ class FirstTimes:
 
     On the server's clock a first time contains the start of the client's process, which can take fifty times as long
     as the training. A selector that learnt it would not ask the client again for many rounds. So the selector is given
-    other seconds, which the history has too, with "first" as their ``latency_source``; the round's seconds stay those
-    that the server waited. The play counts, and nobody trains twice.
+    other seconds, which the history has too, with "first" as their ``latency_source``. Its ``first_s`` is the time
+    itself, and the round's seconds stay those that the server waited. The play counts, and nobody trains twice.
 
     Every client of a round that has its first time gets the same seconds, so that they say nothing on who is faster:
 
@@ -145,5 +145,5 @@ def _seconds(result: ClientResult) -> float:
 
 def _given(result: ClientResult, seconds: float) -> ClientResult:
     if result.completed:
-        return replace(result, latency_s=seconds, latency_source="first", first=True)
+        return replace(result, latency_s=seconds, latency_source="first", first=True, first_s=result.latency_s)
     return replace(result, spare_s=seconds, first=True)

@@ -20,6 +20,7 @@ class ClientRecord:
         latency_s: Seconds the selector was told.
         latency_source: Where they come from: "reported", "observed", "clipped", "first" or "max_latency". "first": the
             server measured this client for the first time, and the selector was given what is known of other times.
+        first_s: The first time itself, seconds; NaN unless ``latency_source`` is "first".
         energy_j: Joules the client reported.
         energy_score: PCZFL's score in [0, 1] that the client reported.
         download_s: Reported seconds to receive the model.
@@ -46,15 +47,17 @@ class ClientRecord:
     latency_source: str = "reported"
     energy_score: float = float("nan")
     timed_out: bool = False
+    first_s: float = math.nan
 
     @property
     def transfer_s(self) -> float:
         """Seconds of the round trip that were not computing: sending, waiting, starting the client's process.
 
-        NaN unless the server timed the client (``latency_source`` "observed") and the client reported ``compute_s``. Of
-        a latency that was cut at max_latency it is the least that it can have been.
+        NaN unless the server timed the client (``latency_source`` "observed" or "first") and the client reported
+        ``compute_s``. Of a latency that was cut at max_latency it is the least that it can have been.
         """
-        return max(self.latency_s - self.compute_s, 0.0) if self.latency_source == "observed" else math.nan
+        took = {"observed": self.latency_s, "first": self.first_s}.get(self.latency_source, math.nan)
+        return max(took - self.compute_s, 0.0) if not math.isnan(took - self.compute_s) else math.nan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ is kept. Metrics of other strategies are not looked at.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -92,6 +93,7 @@ class ClientResult:
         timed: Whether the server timed it, on the server's clock.
         first: Whether its seconds stand in place of its first time
             (:class:`~fedsel_flwr.rounds.first_times.FirstTimes`).
+        first_s: That first time itself, seconds; NaN if there is none.
     """
 
     completed: bool
@@ -111,6 +113,7 @@ class ClientResult:
     lost: bool = False
     timed: bool = False
     first: bool = False
+    first_s: float = math.nan
 
 
 def read_reply(

@@ -106,6 +106,7 @@ class Reporter:
                 train_loss=result.values["train_loss"],
                 num_examples=result.num_examples,
                 timed_out=result.timed_out,
+                first_s=result.first_s,
             )
             for row, node in round.chosen.items()
         ]

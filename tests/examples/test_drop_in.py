@@ -126,8 +126,11 @@ def test_both_apps_learn(
         return
     rows = made[0].history.clients
     assert len(rows) == 2 * ROUNDS
-    assert all(row.completed and row.latency_source == "observed" for row in rows)
-    assert all((row.compute_s + row.transfer_s == pytest.approx(row.latency_s)) == (client == "after") for row in rows)
+    assert all(row.completed and row.latency_source in ("first", "observed") for row in rows)
+    assert sum(row.latency_source == "first" for row in rows) == len({row.client_id for row in rows})
+    took = [row.latency_s if row.latency_source == "observed" else row.first_s for row in rows]
+    sums = [row.compute_s + row.transfer_s for row in rows]
+    assert all((s == pytest.approx(t)) == (client == "after") for s, t in zip(sums, took, strict=True))
     printed = re.findall(r"client \d+: (\S+) s computing, (\S+) s transfer", capsys.readouterr().out)
     assert len(printed) == 4
     assert all(math.isnan(float(number)) == (client == "before") for pair in printed for number in pair)
@@ -147,7 +150,7 @@ def test_the_selector_learns_with_and_without_the_mod(mods: list[Any]) -> None:
     strategy.start(grid=grid_of(app, slow=0.2), initial_arrays=arrays_of(), num_rounds=60, timeout=5.0)
     asked = Counter(row.client_id for row in strategy.history.clients)
     assert asked.total() == 60
-    assert 1 <= asked["1"] <= 3, asked  # by chance it would be 6
+    assert 2 <= asked["1"] <= 4, asked  # by chance it would be 6; once because nothing is learnt from its first time
     assert all(math.isnan(row.transfer_s) == (not mods) for row in strategy.history.clients)
 
 

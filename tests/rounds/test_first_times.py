@@ -74,6 +74,10 @@ def test_the_play_counts_and_there_is_one_first_time_a_row() -> None:
     assert core.parts.selector.state_dict()["plays"].tolist() == [3] * 6
     assert all(sources(core, node) == ["first", "observed", "observed"] for node in NODES)
     assert [record.round_s for record in core.parts.history.rounds] == pytest.approx([13.05, 0.3, 0.3])
+    assert [row.first_s for row in core.parts.history.clients[:6]] == pytest.approx(
+        [START + 0.01 * k for k in range(6)]
+    )
+    assert all(np.isnan(row.first_s) for row in core.parts.history.clients[6:])
 
 
 def test_all_first_times_of_a_round_count_the_same() -> None:

@@ -168,7 +168,9 @@ COMMANDS = {
     ("compare", "vectorized"): (
         "compare", "smoke", "--selectors", "bsfl,random", "--seeds", "2", "--rounds", "40", "--engine", "vectorized",
     ),
-    ("compare", "ray"): ("compare", "smoke", "--selectors", "bsfl,random", "--seeds", "1", "--num-cpus", "2"),
+    ("compare", "ray"): (
+        "compare", "smoke", "--selectors", "bsfl,random", "--seeds", "1", "--engine", "ray", "--num-cpus", "2",
+    ),
 }  # fmt: skip
 
 
@@ -198,10 +200,11 @@ def test_a_signal_at_a_random_moment(name: str, engine: str, which: signal.Signa
         else:
             told.append(said)
             there = next(place.glob("runs/*"), None)
-            resumable = there is not None and f"--resume {there} goes on" in said
-            now = (name, "--resume", str(there)) if resumable else argv
-            for folder in [] if resumable else place.glob("runs/*"):
-                folder.rename(tmp_path / f"empty-{len(told)}")
+            if there is not None and f"--resume {there} goes on" in said:
+                now = (name, "--resume", str(there))
+            elif "--resume" not in now:
+                for folder in place.glob("runs/*"):
+                    folder.rename(tmp_path / f"empty-{len(told)}")
         sent += said is not None
         if sent == MOMENTS:
             break

@@ -148,7 +148,9 @@ def test_computing_and_transfer_are_told_apart(api: str) -> None:
         strategy = message.CSUCB(base=messages.fedavg(), **options)
         nodes = {number: messages.FakeNode(proxy, ready=delay) for number, proxy in enumerate(proxies, start=1)}
         messages.play(strategy, messages.FakeGrid(nodes), 2)
-    assert all(math.isnan(row.transfer_s) for row in strategy.history.clients if row.latency_source == "first")
+    (first,) = [row for row in strategy.history.clients if row.client_id == "apart" and row.round == 1]
+    assert (first.latency_source, first.transfer_s) == ("first", first.first_s - 0.125)
+    assert first.latency_s <= delay < first.first_s
     rows = {row.client_id: row for row in strategy.history.clients if row.round == 2}  # each had its first time before
     assert all(row.completed for row in rows.values())
     apart = rows["apart"]
