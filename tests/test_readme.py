@@ -39,6 +39,7 @@ NOT_RUN = {
     ("docs/beyond-one-machine.md", "export RAY_ADDRESS"): "cluster",
     ("docs/beyond-one-machine.md", "# on the SuperLink's machine"): "several machines",
     ("docs/command-line.md", "fedsel run --resume"): "a folder of yours",
+    ("docs/command-line.md", "fedsel compare --resume"): "a folder of yours",
     ("docs/comparing.md", "fedsel compare phones"): "over a minute",
     ("docs/observing.md", "from fedsel_flwr.callbacks import"): "does not install",
     ("docs/own-data.md", "from flwr_datasets import"): "downloads",
@@ -57,7 +58,8 @@ SAYS = {
     "patient.py": r"^\[\d \d\]$",
     "watch.py": r'(\{"round": \d, "available": 10, "selected": 3, .*"failures": ""\}\n){3}Counter\(\)',
     "alone.py": r"^\[[\d \n]+\]$",
-    "prices.py": r"on the same 3 seeds and partitions",
+    "prices.py": r"on the same 3 seeds and one partition for all of them",
+    "these.py": r"^\['2', '5', '7'\]$",
     "going_on.py": r"^5 0\.\d{3}$",
     "quiet.py": r"(\d 0\.\d+ [\d.]+ s [\d.]+ J\n){5}\[\(10, 64\), \(10,\)\]",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import sys
 from functools import partial
@@ -161,7 +162,7 @@ def test_a_comparison_shows_itself() -> None:
     assert latex.count(r"\\") == 3
     assert latex.count("{tabular}") == 2
     assert comparison.to_csv().splitlines()[0].startswith("selector,seed,accuracy,")
-    assert comparison.verdict.sentence in comparison._repr_html_()
+    assert html.escape(comparison.verdict.sentence, quote=False) in comparison._repr_html_()
     assert "<table" in comparison._repr_html_()
     row = comparison.summary.iloc[0]
     difference = comparison.verdict.times[0]

@@ -69,7 +69,7 @@ def test_a_changed_selector_is_refused_by_name_or_played_again(
     argv = ["--selectors", f"{tmp_path}/mine.py:Mine,random", "--rounds", "6", "--runs-dir", f"{tmp_path}/runs"]
     assert main(["compare", "smoke", "--quiet", *argv]) == 0
     (folder,) = (tmp_path / "runs").iterdir()
-    resume = ["compare", "--resume", str(folder), "--quiet"]
+    resume = ["compare", "--resume", str(folder), "--quiet", "--trust"]
     before = choices(folder / "Mine-seed1"), (folder / "random-seed1" / "run.json").stat().st_mtime_ns
     rewritten(tmp_path / "mine.py", SELECTOR.replace("SIGN = +1", "SIGN = -1"))
     capsys.readouterr()

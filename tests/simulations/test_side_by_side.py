@@ -101,7 +101,7 @@ def test_what_was_broken_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "goes on" in said
     (folder,) = (tmp_path / "runs").iterdir()
     (tmp_path / "broken").unlink()
-    assert cli.main(["compare", "--resume", str(folder), "--jobs", "1", "--json"]) == 0
+    assert cli.main(["compare", "--resume", str(folder), "--jobs", "1", "--json", "--trust"]) == 0
     whole = Comparison.load(folder)
     alone = compare(scenario(**{"training.learning_rate": 0.05}), ["bsfl", f"{tmp_path / 'mine.py'}:Mine"], seeds=1)
     rounds = {run.selector: repr(run.history.rounds) for run in whole.runs}

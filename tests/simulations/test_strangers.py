@@ -360,7 +360,7 @@ def change(path: Path, how: Change) -> None:
     [
         ("run.json", "[" * 200_000, "recursion"),
         ("run.json", '{"scenario": "a\\u001b[31mb", "selector": "random"}', "holds control characters"),
-        ("run.json", "3", "subscriptable"),
+        ("run.json", "3", "must hold an object"),
         ("scenario.toml", "rounds = 0\nseed = -1\nnum_clients = 0\njoules = -1\n", "rounds = 0: "),
         ("scenario.toml", f"x = {'[' * 5000}", "recursion"),
         ("scenario.toml", 'description = "\\u001b[31m"\n', "holds control characters"),

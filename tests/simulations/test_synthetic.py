@@ -123,10 +123,10 @@ def test_the_message_api_runs_on_numbers(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"selector": "gpfl"}, r"the selector \(global_accuracy, global_loss\) measures classifiers"),
-        ({"selector": "pczfl"}, r"the selector \(accuracy\) measures classifiers"),
+        ({"selector": "gpfl"}, r"gpfl \(global_accuracy, global_loss\) measures classifiers"),
+        ({"selector": "pczfl"}, r"pczfl \(accuracy\) measures classifiers"),
         ({"aggregation.filter": "loss"}, r"FedCA's filter \(aggregation.filter\) measures classifiers"),
-        ({"selector": "fedcm-ts"}, r"the selector \(kept\) measures classifiers"),
+        ({"selector": "fedcm-ts"}, r"fedcm-ts \(kept\) measures classifiers"),
         ({"model.name": "mlp"}, "model.name = 'mlp' does not fit .*'synthetic-regression', which has numbers to"),
         ({"partition.kind": "dirichlet"}, "'dirichlet' spreads classes, but .* use iid, sizes, sampled"),
         ({"data.dataset": "digits"}, "model.name = 'linear' does not fit data.dataset = 'digits', which has classes"),

@@ -38,7 +38,7 @@ SELECTORS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "bsfl": ({"min_latency": 0.1}, ("plays", "mean")),
     "oort": ({}, ("rms_loss", "duration", "last_round")),
     "fedcs": ({"deadline": 1e6}, ("latency", "measurements", "measured_in")),
-    "tifl": ({"tiers": 2, "interval": 2}, ("profile", "tried")),
+    "tifl": ({"tiers": 2, "interval": 2}, ("profile", "attempts")),
     "active-fl": ({}, ("loss",)),
     "rpow-d": ({}, ("loss", "failures")),
     "lsh": ({}, ("plays", "reward_sum")),

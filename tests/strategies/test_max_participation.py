@@ -20,6 +20,8 @@ from tests.strategies.scripted import APIS, play_scripted, two_examples
 class First(Selector):
     """Chooses the first clients there are, or all of them in its opening, and keeps whom it was offered."""
 
+    may_exceed_clients_per_round = True
+
     def __init__(self, clients_per_round: int | None = 1, opening: int = 0) -> None:
         super().__init__(clients_per_round=clients_per_round, seed=0)
         self.opening = opening
