@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -33,16 +34,25 @@ def check_kept(rounds: Rounds, before: Rounds) -> None:
     assert written[1][: len(before)] == written[0]
 
 
-def check_statistics(rounds: Rounds, min_latency: float) -> None:
+def check_statistics(rounds: Rounds) -> None:
     """What BSFL has learned is what the history says, client by client, over the whole run.
 
-    With ``min_latency="auto"`` it keeps the mean of 1 / latency: 1.0 stands for that here, where nobody needs less.
+    With ``min_latency="auto"`` it keeps the mean of 1 / latency. A play counts as at least the tau_min after its round:
+    the lower tenth percentile of the clients' mean latencies, over the plays that completed.
     """
     assert [one["round"] for one in rounds] == list(range(1, len(rounds) + 1))
+    completed: dict[int, list[float]] = {}
+    counted: dict[int, list[float]] = {}
+    for one in rounds:
+        for c in one["clients"]:
+            completed.setdefault(c["client"], []).extend([c["latency_s"]] * c["completed"])
+        means = sorted(np.mean(each) for each in completed.values() if each)
+        shortest = means[math.floor(0.1 * (len(means) - 1))] if means else 0.0
+        for c in one["clients"]:
+            counted.setdefault(c["client"], []).append(max(c["latency_s"], shortest))
     last = rounds[-1]
     for row in range(len(last["ids"])):
-        seen = [c["latency_s"] for one in rounds for c in one["clients"] if c["client"] == row]
+        seen = counted.get(row, [])
         assert last["selector"]["plays"][row] == len(seen)
         if seen:
-            speed = np.mean(min_latency / np.maximum(seen, min_latency))
-            np.testing.assert_allclose(last["selector"]["mean"][row], speed, rtol=1e-9)
+            np.testing.assert_allclose(last["selector"]["mean"][row], np.mean(1.0 / np.array(seen)), rtol=1e-9)
