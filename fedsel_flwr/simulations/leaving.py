@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import shutil
@@ -19,6 +20,10 @@ from fedsel_flwr.rounds.disk import TEMPORARY
 from fedsel_flwr.simulations.processes import PILLARS, end_descendants, name_of
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+ACTION_BYTES = 1024
+"""More than any system's ``struct sigaction`` has."""
+KEEPING_S = 0.005
+"""Seconds after which the action on SIGTERM is put back."""
 PATIENCE_S = 1.5
 """So long may the main thread take to see a signal; then another thread leaves."""
 LONGEST_S = 7.0
@@ -184,6 +189,35 @@ def own_handlers() -> Iterator[None]:
         if theirs is not None:
             utils.set_sigterm_handler = theirs
         signal.signal(signal.SIGTERM, handler)
+
+
+@contextlib.contextmanager
+def keeping_sigterm() -> Iterator[None]:
+    """Keep the process's action on SIGTERM within the block, in which Ray ends.
+
+    Ray's C++ resets it to the default without Python's knowledge, and then needs a second or more to end. A signal that
+    came meanwhile would end the process in silence. So another thread puts the action back every few milliseconds.
+    """
+    if os.name == "nt":
+        yield
+        return
+    sigaction = ctypes.CDLL(None).sigaction
+    action = ctypes.create_string_buffer(ACTION_BYTES)
+    sigaction(int(signal.SIGTERM), None, action)
+    over = threading.Event()
+
+    def keep() -> None:
+        while not over.wait(KEEPING_S):
+            sigaction(int(signal.SIGTERM), action, None)
+
+    keeper = threading.Thread(target=keep, name="keeping", daemon=True)
+    keeper.start()
+    try:
+        yield
+    finally:
+        over.set()
+        keeper.join()
+        sigaction(int(signal.SIGTERM), action, None)
 
 
 def remove_unfinished(folder: Path) -> None:

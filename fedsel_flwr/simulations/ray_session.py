@@ -13,7 +13,7 @@ from fedsel_flwr.errors import RunError
 from fedsel_flwr.flower import end_once
 from fedsel_flwr.report.waiting import Waiting
 from fedsel_flwr.simulations.cluster import start
-from fedsel_flwr.simulations.leaving import own_handlers
+from fedsel_flwr.simulations.leaving import keeping_sigterm, own_handlers
 from fedsel_flwr.simulations.ray_watch import Watch
 from fedsel_flwr.simulations.where import Where
 
@@ -58,7 +58,8 @@ class Session:
             finally:
                 with contextlib.suppress(Exception):  # of a Ray that is dead
                     if ray.is_initialized():
-                        ray.shutdown()
+                        with keeping_sigterm():
+                            ray.shutdown()
 
     @property
     def client_resources(self) -> dict[str, float]:

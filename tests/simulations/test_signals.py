@@ -70,6 +70,22 @@ for handler in (ours, signal.SIG_DFL):
 """
 
 
+TAKEN = """
+import ctypes, os, signal, time
+from fedsel_flwr.simulations.leaving import keeping_sigterm
+
+signal.signal(signal.SIGTERM, lambda *_: print("heard", flush=True))
+with keeping_sigterm():
+    ctypes.CDLL(None).signal(int(signal.SIGTERM), None)
+    time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.2)
+    ctypes.CDLL(None).signal(int(signal.SIGTERM), None)
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(0.2)
+"""
+
+
 @pytest.mark.parametrize("busy", ["library", "wait", "twice"])
 def test_a_signal_that_another_thread_gets_is_acted_on(busy: str, tmp_path: Path) -> None:
     (tmp_path / ".plan.json-ab12cd3_").mkdir()
@@ -85,6 +101,12 @@ def test_a_signal_that_another_thread_gets_is_acted_on(busy: str, tmp_path: Path
 def test_ray_leaves_the_callers_handler_as_it_is() -> None:
     done = subprocess.run([sys.executable, "-c", RAY], cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert done.stdout.splitlines() == ["True True", "False False"], done.stderr
+
+
+def test_the_action_on_sigterm_outlives_what_takes_it_away() -> None:
+    """Ray's C++ sets the default while Ray ends: the signal would end this process with -15."""
+    done = subprocess.run([sys.executable, "-c", TAKEN], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "heard\nheard\n"), done.stderr
 
 
 def test_unfinished_files_are_removed_and_no_others(tmp_path: Path) -> None:
