@@ -193,12 +193,13 @@ def own_handlers() -> Iterator[None]:
 
 @contextlib.contextmanager
 def keeping_sigterm() -> Iterator[None]:
-    """Keep the process's action on SIGTERM within the block, in which Ray ends.
+    """Keep the caller's handler of SIGTERM in force within the block, in which Ray ends.
 
     Ray's C++ resets it to the default without Python's knowledge, and then needs a second or more to end. A signal that
-    came meanwhile would end the process in silence. So another thread puts the action back every few milliseconds.
+    came meanwhile would end the process in silence. So another thread puts it back every few milliseconds, as long as
+    the caller has a handler.
     """
-    if os.name == "nt":
+    if os.name == "nt" or not callable(signal.getsignal(signal.SIGTERM)):
         yield
         return
     sigaction = ctypes.CDLL(None).sigaction
@@ -206,9 +207,13 @@ def keeping_sigterm() -> Iterator[None]:
     sigaction(int(signal.SIGTERM), None, action)
     over = threading.Event()
 
+    def put_back() -> None:
+        if callable(signal.getsignal(signal.SIGTERM)):
+            sigaction(int(signal.SIGTERM), action, None)
+
     def keep() -> None:
         while not over.wait(KEEPING_S):
-            sigaction(int(signal.SIGTERM), action, None)
+            put_back()
 
     keeper = threading.Thread(target=keep, name="keeping", daemon=True)
     keeper.start()
@@ -217,7 +222,7 @@ def keeping_sigterm() -> Iterator[None]:
     finally:
         over.set()
         keeper.join()
-        sigaction(int(signal.SIGTERM), action, None)
+        put_back()
 
 
 def remove_unfinished(folder: Path) -> None:

@@ -44,7 +44,7 @@ class Session:
         if ray.is_initialized():
             yield
             return
-        with self._waiting:
+        with self._waiting, keeping_sigterm():  # Flower ends Ray itself
             address = self._where.address
             _start(ray, self._where, address)
             try:
@@ -58,8 +58,7 @@ class Session:
             finally:
                 with contextlib.suppress(Exception):  # of a Ray that is dead
                     if ray.is_initialized():
-                        with keeping_sigterm():
-                            ray.shutdown()
+                        ray.shutdown()
 
     @property
     def client_resources(self) -> dict[str, float]:
