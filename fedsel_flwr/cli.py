@@ -94,6 +94,7 @@ def _compare(args: argparse.Namespace, leaving: Leaving) -> int:
         raise ParameterError("--replay needs --resume: it plays runs of a folder again that do not fit")
     plan = _plan(args) if going_on is None else _plan_of(Path(going_on), args)
 
+    from fedsel_flwr.report.files import load_optional
     from fedsel_flwr.report.progress import Progress
     from fedsel_flwr.report.run_folder import create_run_folder
     from fedsel_flwr.simulations.logs import in_one_line, logging_to
@@ -108,6 +109,8 @@ def _compare(args: argparse.Namespace, leaving: Leaving) -> int:
     folder = (Path(going_on) if going_on else create_run_folder(plan.scenario.name, args.runs_dir)).resolve()
     held = held_folder(folder)  # before the log is opened: the refusal must not name rounds of another process
     adopt_orphans()
+    # A signal in the midst of this import, at the first run's end, would find half a module to read the rounds with.
+    load_optional("pyarrow.parquet")
 
     def holds() -> str:
         there = rounds_in(folder)

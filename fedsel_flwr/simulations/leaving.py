@@ -135,7 +135,7 @@ class Leaving:
         try:
             return self.message()
         except Exception as error:  # a file that is being written
-            return f"interrupted ({type(error).__name__})"
+            return f"fedsel: interrupted ({type(error).__name__})"
 
     def _end(self, said: str, pillars: list[psutil.Process]) -> None:
         with contextlib.suppress(OSError):  # nobody listens

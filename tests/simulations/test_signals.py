@@ -23,6 +23,8 @@ MOMENTS = int(os.environ.get("FEDSEL_TEST_MOMENTS", "10"))
 """Signals for each command, engine and signal."""
 LONGEST_S = 10.0
 """So long may the command take to end after a signal."""
+OF_RAY = re.compile(r"Starting Ray \.\.\.|Ray started in|\*\*\* SIGTERM received|PC: @ |    @ |\[.* logging\.cc:")
+"""Lines of Ray's start. Its C++ handler prints a stack, if the signal comes within milliseconds of its installation."""
 EARLY_S = 0.3
 """Before that Python itself is still starting."""
 
@@ -85,6 +87,21 @@ os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(0.2)
 """
 
+# SIGTERM in the midst of an import that reading the rounds needs too.
+HALF_IMPORTED = """
+import signal, sys
+from importlib.abc import MetaPathFinder
+from fedsel_flwr.cli import main
+
+class Interrupting(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "pyarrow.parquet.core":
+            signal.raise_signal(signal.SIGTERM)
+
+sys.meta_path.insert(0, Interrupting())
+main(["run", "smoke", "--engine", "vectorized", "--quiet"])
+"""
+
 
 @pytest.mark.parametrize("busy", ["library", "wait", "twice"])
 def test_a_signal_that_another_thread_gets_is_acted_on(busy: str, tmp_path: Path) -> None:
@@ -96,6 +113,14 @@ def test_a_signal_that_another_thread_gets_is_acted_on(busy: str, tmp_path: Path
     assert (done.returncode, done.stderr) == (7, "left\n")
     assert time.time() - float(done.stdout) < 7.0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_signal_during_an_import_is_acted_on(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HALF_IMPORTED], cwd=tmp_path, capture_output=True, text=True, timeout=100,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr.splitlines()[-1].split(" (")[0]) == (130, "fedsel: interrupted"), done.stderr
 
 
 def test_ray_leaves_the_callers_handler_as_it_is() -> None:
@@ -174,9 +199,7 @@ def signalled(command: Command, which: int, seconds: float) -> str | None:
         assert status == 130, (status, command.stdout[-2000:], command.stderr[-3000:])
         assert took < LONGEST_S, (took, command.stderr)
         assert command.left() == []
-        said = [
-            line for line in command.stderr.splitlines() if not re.match(r"Starting Ray \.\.\.|Ray started in", line)
-        ]
+        said = [line for line in command.stderr.splitlines() if not OF_RAY.match(line)]
         assert len(said) == 1, command.stderr
         assert said[0].startswith("fedsel: interrupted")
         return said[0]
@@ -209,7 +232,7 @@ def test_a_signal_at_a_random_moment(name: str, engine: str, which: signal.Signa
         (tmp_path / folder).mkdir()
     straight, longest = finished(tmp_path / "straight", *argv)
     place, now, sent, told = tmp_path / "cut", argv, 0, list[str]()
-    for _ in range(5 * MOMENTS):
+    for attempt in range(5 * MOMENTS):
         said = signalled(begun(place, *now), which, float(generator.uniform(EARLY_S, longest)))
         for folder in place.glob("runs/*"):
             assert [path for path in folder.rglob(".*") if UNFINISHED.fullmatch(path.name)] == []
@@ -217,7 +240,7 @@ def test_a_signal_at_a_random_moment(name: str, engine: str, which: signal.Signa
         if said is None:
             (there,) = place.glob("runs/*")
             assert content(there) == content(straight)
-            there.rename(tmp_path / f"finished-{len(told)}")
+            there.rename(tmp_path / f"finished-{attempt}")
             now = argv
         else:
             told.append(said)
@@ -226,7 +249,7 @@ def test_a_signal_at_a_random_moment(name: str, engine: str, which: signal.Signa
                 now = (name, "--resume", str(there))
             elif "--resume" not in now:
                 for folder in place.glob("runs/*"):
-                    folder.rename(tmp_path / f"empty-{len(told)}")
+                    folder.rename(tmp_path / f"empty-{attempt}-{folder.name}")
         sent += said is not None
         if sent == MOMENTS:
             break
