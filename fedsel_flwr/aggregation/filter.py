@@ -8,8 +8,7 @@ from typing import cast
 
 import numpy as np
 
-from fedsel_flwr.aggregation import best_subset
-from fedsel_flwr.aggregation.subsets import Score
+from fedsel_flwr.aggregation.subsets import Score, best_subset
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray
 from fedsel_flwr.errors import ParameterError
 

@@ -14,7 +14,7 @@ from rich.table import Column
 
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.report.consoles import PipedConsole
-from fedsel_flwr.report.table import decimals_of
+from fedsel_flwr.report.summary import decimals_of
 
 if TYPE_CHECKING:
     from fedsel_flwr.rounds.history import RoundRecord

@@ -289,3 +289,20 @@ def _spread(values: Sequence[float]) -> Spread:
         count=int(finite.size),
         total=len(values),
     )
+
+
+def decimals_of(value: float) -> int:
+    """Return the decimals that leave three significant digits, and at least one decimal below 1,000.
+
+    Args:
+        value: A finite number.
+
+    Returns:
+        The number of decimals.
+
+    Examples:
+        >>> [decimals_of(x) for x in (1234.5, 123.4, 12.3, 1.23, 0.0123)]
+        [0, 1, 1, 2, 4]
+    """
+    exponent = math.floor(math.log10(abs(value))) if value else 0
+    return 1 if exponent == 2 else max(0, 2 - exponent)

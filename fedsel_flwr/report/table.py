@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedsel_flwr.report.consoles import PipedConsole
-from fedsel_flwr.report.summary import SelectorRow, Spread, check_target
+from fedsel_flwr.report.summary import SelectorRow, Spread, check_target, decimals_of
 
 
 def render_table(rows: Sequence[SelectorRow], target_accuracy: float, console: Console | None = None) -> None:
@@ -40,23 +40,6 @@ def render_table(rows: Sequence[SelectorRow], target_accuracy: float, console: C
         else:
             table = _build(rows, target_accuracy, plus_minus=_plus_minus(out.encoding), before_count="\n")
     out.print(table)
-
-
-def decimals_of(value: float) -> int:
-    """Return the decimals that leave three significant digits, and at least one decimal below 1,000.
-
-    Args:
-        value: A finite number.
-
-    Returns:
-        The number of decimals.
-
-    Examples:
-        >>> [decimals_of(x) for x in (1234.5, 123.4, 12.3, 1.23, 0.0123)]
-        [0, 1, 1, 2, 4]
-    """
-    exponent = math.floor(math.log10(abs(value))) if value else 0
-    return 1 if exponent == 2 else max(0, 2 - exponent)
 
 
 def cell(spread: Spread, *, scale: float = 1, decimals: int | None = None, none: str = "-") -> str:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedsel_flwr.report.paired import PairedDifference, paired_differences
-from fedsel_flwr.report.summary import RunSummary, Spread, aggregate
-from fedsel_flwr.report.table import decimals_of
+from fedsel_flwr.report.summary import RunSummary, Spread, aggregate, decimals_of
 
 CONFIDENCE = 0.95
 

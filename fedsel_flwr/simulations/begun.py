@@ -9,10 +9,10 @@ from fedsel_flwr.errors import RunError
 from fedsel_flwr.references import is_reference
 from fedsel_flwr.report import run_folder
 from fedsel_flwr.simulations.fingerprints import Fingerprints, differing
-from fedsel_flwr.simulations.keeping import CHECKPOINTS, in_words
+from fedsel_flwr.simulations.keeping import CHECKPOINTS
 from fedsel_flwr.simulations.results import RunResult, read_label, read_run
 from fedsel_flwr.simulations.run_record import RUN, has_digests, read_fingerprints, read_record
-from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.simulations.scenario import Scenario, in_words
 
 AGAIN = "Play it again with --replay (replay=True), or begin a new run in another folder"
 """What helps if a run does not fit."""

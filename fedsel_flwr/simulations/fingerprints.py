@@ -21,9 +21,8 @@ from fedsel_flwr.selectors.registry import label_of, selector_class
 from fedsel_flwr.simulations.dataset import Dataset, Split
 from fedsel_flwr.simulations.given_partitions import SampledPartition
 from fedsel_flwr.simulations.ingredients import Own, given_data
-from fedsel_flwr.simulations.keeping import in_words
 from fedsel_flwr.simulations.own_data import OwnData, SeededData
-from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.simulations.scenario import Scenario, in_words
 from fedsel_flwr.simulations.sources import LENGTH, fingerprint
 from fedsel_flwr.simulations.world import World
 

@@ -18,21 +18,13 @@ from fedsel_flwr.checks import whole
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.rounds.checkpoints import Checkpoint, Resume
 from fedsel_flwr.selectors import Selector
-from fedsel_flwr.selectors.registry import label_of
-from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.simulations.scenario import Scenario, in_words, shortened
 from fedsel_flwr.simulations.world import World
 
 CHECKPOINTS = "checkpoints"
 """The folder of the checkpoints in that of a run."""
 SHARE = 0.02
 """Longest part of a vectorized run's time that goes into checkpoints of its own folder."""
-FREE = frozenset({
-    "name", "description", "rounds", "simulated_s", "joules", "target_accuracy", "per_class_accuracy", "selectors",
-    "data.data_dir", "aggregation.round_timeout_s", "aggregation.wait_timeout_s",
-})  # fmt: skip
-"""Keys in which a run that goes on may differ: where it ends, where its data lie, patience, what is only reported."""
-SHOWN = 60
-"""Longest value that is kept in words; of a longer one there is the digest."""
 
 
 @dataclass(frozen=True)
@@ -167,21 +159,4 @@ def made_for(world: World, selector: Selector) -> dict[str, str]:
     examples.update(np.asarray(world.dataset.train.labels).tobytes())
     said["data"] = f"{len(world.dataset.train)} examples, SHA-256 {examples.hexdigest()[:16]}"
     shapes = [tuple(array.shape) for array in world.initial_arrays()]
-    return {**said, "model": _short(f"arrays of the shapes {shapes}")}
-
-
-def in_words(scenario: Scenario) -> dict[str, str]:
-    """Dotted key -> value, of the keys of a scenario on which the course of its run depends."""
-    flat: dict[str, Any] = {}
-    for key, value in scenario.model_dump().items():
-        flat |= {f"{key}.{inner}": one for inner, one in value.items()} if isinstance(value, Mapping) else {key: value}
-    kept = {key: value for key, value in flat.items() if key not in FREE and not key.startswith("selectors.")}
-    label = label_of(scenario.selector)
-    kept |= {f"selectors.{label}.{key}": value for key, value in scenario.selectors.get(label, {}).items()}
-    return {key: _short(repr(value)) for key, value in kept.items()}
-
-
-def _short(text: str) -> str:
-    if len(text) <= SHOWN:
-        return text
-    return f"{text[: SHOWN // 2]}..., SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    return {**said, "model": shortened(f"arrays of the shapes {shapes}")}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -12,6 +14,7 @@ from fedsel_flwr.clients.phones import PhoneModel
 from fedsel_flwr.clients.settings import examples_per_round
 from fedsel_flwr.clients.system import SystemModel
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.selectors.registry import label_of
 from fedsel_flwr.simulations.tables import (
     Availability,
     Count,
@@ -28,6 +31,14 @@ from fedsel_flwr.simulations.tables import (
     Training,
     Wireless,
 )
+
+FREE = frozenset({
+    "name", "description", "rounds", "simulated_s", "joules", "target_accuracy", "per_class_accuracy", "selectors",
+    "data.data_dir", "aggregation.round_timeout_s", "aggregation.wait_timeout_s",
+})  # fmt: skip
+"""Keys in which a run that goes on may differ: where it ends, where its data lie, patience, what is only reported."""
+SHOWN = 60
+"""Longest value that is kept in words; of a longer one there is the digest."""
 
 
 class Clients(Table):
@@ -189,3 +200,21 @@ class Scenario(Table):
             max_latency_s=w.max_latency_s,
             **device,
         )
+
+
+def in_words(scenario: Scenario) -> dict[str, str]:
+    """Dotted key -> value, of the keys of a scenario on which the course of its run depends."""
+    flat: dict[str, Any] = {}
+    for key, value in scenario.model_dump().items():
+        flat |= {f"{key}.{inner}": one for inner, one in value.items()} if isinstance(value, Mapping) else {key: value}
+    kept = {key: value for key, value in flat.items() if key not in FREE and not key.startswith("selectors.")}
+    label = label_of(scenario.selector)
+    kept |= {f"selectors.{label}.{key}": value for key, value in scenario.selectors.get(label, {}).items()}
+    return {key: shortened(repr(value)) for key, value in kept.items()}
+
+
+def shortened(text: str) -> str:
+    """A text, or of a longer one than 60 characters its beginning and its digest."""
+    if len(text) <= SHOWN:
+        return text
+    return f"{text[: SHOWN // 2]}..., SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:16]}"

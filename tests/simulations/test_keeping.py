@@ -14,9 +14,10 @@ from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report.run_folder import read_history
 from fedsel_flwr.selectors import CSUCB, Random
 from fedsel_flwr.simulations import Comparison, OwnData, Scenario, compare, engine, keeping, load_scenario, simulate
-from fedsel_flwr.simulations.keeping import FREE, Pace, in_words
+from fedsel_flwr.simulations.keeping import Pace
 from fedsel_flwr.simulations.on_flower import Agreement
 from fedsel_flwr.simulations.results import RunResult
+from fedsel_flwr.simulations.scenario import FREE, in_words
 from fedsel_flwr.simulations.scenario_files import override_keys
 from tests.simulations.cut_off_runs import content, parts
 from tests.simulations.inprocess import in_process
