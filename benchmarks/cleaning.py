@@ -31,11 +31,11 @@ from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.settings import settled
 from fedsel_flwr.selectors import create
 from fedsel_flwr.simulations.aggregating import Named, stack_mean
-from fedsel_flwr.strategies.legacy.cohort import TimedProxy
-from fedsel_flwr.strategies.legacy.replies import cleaned
-from fedsel_flwr.strategies.legacy.replies import reply_of as legacy_reply
-from fedsel_flwr.strategies.message.cleaning import Cleaner
-from fedsel_flwr.strategies.message.records import reply_of as message_reply
+from fedsel_flwr.strategies.wrapping.client_manager import TimedProxy
+from fedsel_flwr.strategies.wrapping.legacy_results import cleaned
+from fedsel_flwr.strategies.wrapping.legacy_results import reply_of as legacy_reply
+from fedsel_flwr.strategies.wrapping.message_records import Cleaner
+from fedsel_flwr.strategies.wrapping.message_records import reply_of as message_reply
 
 SHAPES = ((64, 784), (64,), (30, 64), (30,), (10, 30), (10,))
 NAMES = tuple(f"layer{i}" for i in range(len(SHAPES)))

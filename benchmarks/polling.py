@@ -26,7 +26,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedsel_flwr.strategies.message.grids import TimedGrid
+from fedsel_flwr.strategies.wrapping.grids import TimedGrid
 
 APP = """\
 [project]

@@ -37,7 +37,7 @@ class Checkpoint:
         round: The absolute round that was finished.
         model: The global model's arrays after it.
         names: Their names.
-        state: What :meth:`fedsel_flwr.strategies.adapter.Adapter.state_dict` returned.
+        state: What :meth:`fedsel_flwr.strategies.wrapping.adapter.Adapter.state_dict` returned.
         base: The base strategy's own state.
         made_for: What the run was made of, which must be the same when it goes on: what -> how, in words.
     """

@@ -12,7 +12,7 @@ from fedsel_flwr.errors import RunError
 from fedsel_flwr.flower import ClientProxy
 from fedsel_flwr.rounds.models import Arrays, ModelStack
 from fedsel_flwr.rounds.round import Outcome
-from fedsel_flwr.strategies import bases
+from fedsel_flwr.strategies.wrapping import bases
 
 AVERAGES = ("FedAvg", "FedProx")
 """Base strategies of Flower whose model is the mean of the clients', weighted by numbers of examples."""

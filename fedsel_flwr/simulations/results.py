@@ -37,7 +37,7 @@ from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.strangers import check_label, check_links
 
 if TYPE_CHECKING:
-    from fedsel_flwr.strategies.last_model import LastModel
+    from fedsel_flwr.strategies.wrapping.round_end import LastModel
 
 
 @dataclass(frozen=True)

@@ -26,14 +26,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from fedsel_flwr.strategies.paper import PAPERS, in_api
+from fedsel_flwr.strategies.wrapping.paper import PAPERS, in_api
 
 if TYPE_CHECKING:
     from fedsel_flwr.aggregation.filter import Filter
     from fedsel_flwr.rounds.history import ClientRecord, History, RoundRecord
     from fedsel_flwr.rounds.settings import MetricKeys
     from fedsel_flwr.rounds.validation import Validation
-    from fedsel_flwr.strategies.legacy import SelectionStrategy
+    from fedsel_flwr.strategies.selection_strategy import SelectionStrategy
 
 _HOMES = {
     "ClientRecord": "rounds.history",
@@ -41,7 +41,7 @@ _HOMES = {
     "History": "rounds.history",
     "MetricKeys": "rounds.settings",
     "RoundRecord": "rounds.history",
-    "SelectionStrategy": "strategies.legacy",
+    "SelectionStrategy": "strategies.selection_strategy",
     "Validation": "rounds.validation",
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from fedsel_flwr import selectors
-from fedsel_flwr.strategies.paper import PaperStrategy
+from fedsel_flwr.strategies.wrapping.paper import PaperStrategy
 
 
 class BSFL(PaperStrategy):

@@ -8,7 +8,7 @@ from fedsel_flwr.aggregation.filter import Filter
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.validation import Validation
 from fedsel_flwr.selectors import Random, Selector
-from fedsel_flwr.strategies.adapter import Adapter
+from fedsel_flwr.strategies.wrapping.adapter import Adapter
 
 
 class FedCA(Adapter):
@@ -30,7 +30,7 @@ class FedCA(Adapter):
         seed: Seed of the uniform draws, where no selector is given.
         score: "loss" or "accuracy" (the paper's Dirac delta), of the averaged logits.
         averaging: The averaging scheme of the kept models, (5): "fedpdp" normalized, or "fedpdp-exact" as printed.
-        **options: Those of :class:`fedsel_flwr.strategies.adapter.Adapter`.
+        **options: Those of :class:`fedsel_flwr.strategies.wrapping.adapter.Adapter`.
 
     Raises:
         ParameterError: There is no validation set, neither or both of ``selector`` and ``clients_per_round`` are

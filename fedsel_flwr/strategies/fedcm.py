@@ -8,7 +8,7 @@ from fedsel_flwr.aggregation.filter import Filter
 from fedsel_flwr.checks import one_of
 from fedsel_flwr.rounds.validation import Validation
 from fedsel_flwr.selectors import FedCMTS, FedCMUCB
-from fedsel_flwr.strategies.adapter import Adapter
+from fedsel_flwr.strategies.wrapping.adapter import Adapter
 
 
 class FedCM(Adapter):
@@ -25,7 +25,7 @@ class FedCM(Adapter):
         seed: Seed of the selector.
         score: "loss" or "accuracy", of the averaged logits.
         averaging: The averaging scheme of the kept models.
-        **options: Those of :class:`fedsel_flwr.strategies.adapter.Adapter`.
+        **options: Those of :class:`fedsel_flwr.strategies.wrapping.adapter.Adapter`.
 
     Raises:
         ParameterError: There is no validation set, or a value is out of range.

@@ -16,7 +16,7 @@ from fedsel_flwr.rounds.replies import Reply, read_reply
 from fedsel_flwr.rounds.settings import Settings
 from fedsel_flwr.rounds.untrusted import MAX_METRICS, MAX_SKETCH, longest, one_line, several_lines, shown, within
 from fedsel_flwr.selectors.columns import COLUMNS, LARGEST
-from fedsel_flwr.strategies.silence import reason_in, reason_of
+from fedsel_flwr.strategies.wrapping.failure_reasons import reason_in, reason_of
 
 REFERENCE = [np.zeros((2, 3), dtype=np.float32)]
 MB = 2**20

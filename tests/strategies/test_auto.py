@@ -119,18 +119,18 @@ def ratio(strategy: Any) -> float:
 
 
 def play_legacy(make: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    from fedsel_flwr.strategies.legacy import cohort
+    from fedsel_flwr.strategies.wrapping import client_manager
 
     clock = Clock()
     monkeypatch.setattr(helpers, "time", clock)
-    monkeypatch.setattr(cohort.TimedProxy.__init__, "__defaults__", (clock.monotonic,))
+    monkeypatch.setattr(client_manager.TimedProxy.__init__, "__defaults__", (clock.monotonic,))
     strategy = make(strategies, fedavg())
     Federation(strategy, [Deployed(str(k), k, number=k) for k in range(CLIENTS)]).play(ROUNDS)
     return strategy
 
 
 def play_message(make: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    from fedsel_flwr.strategies.message import grids
+    from fedsel_flwr.strategies.wrapping import grids
 
     clock = Clock()
     monkeypatch.setattr(grids, "time", clock)

@@ -12,9 +12,9 @@ import pytest
 from flwr.app import ArrayRecord, Message
 from flwr.superlink import grid as superlink
 
-from fedsel_flwr.strategies.congestion import FIRST, WINDOW, crowds
-from fedsel_flwr.strategies.legacy import asking as legacy
-from fedsel_flwr.strategies.message.asking import Asking
+from fedsel_flwr.strategies.wrapping import legacy_transport as legacy
+from fedsel_flwr.strategies.wrapping.message_transport import Asking
+from fedsel_flwr.strategies.wrapping.waiting import FIRST, WINDOW, crowds
 from tests.strategies.helpers import FakeProxy
 from tests.strategies.message.helpers import FakeGrid, FakeNode, crowd
 

@@ -59,15 +59,15 @@ def played(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> t
     """A strategy after its rounds, and its clients."""
     clock, extra = Clock(), {"compute_s": 0.2}
     if request.param == "legacy":
-        from fedsel_flwr.strategies.legacy import cohort
+        from fedsel_flwr.strategies.wrapping import client_manager
 
         monkeypatch.setattr(helpers, "time", clock)
-        monkeypatch.setattr(cohort.TimedProxy.__init__, "__defaults__", (clock.monotonic,))
+        monkeypatch.setattr(client_manager.TimedProxy.__init__, "__defaults__", (clock.monotonic,))
         proxies: list[FakeProxy] = [Starting(str(k), k, number=k, extra=extra) for k in range(CLIENTS)]
         strategy: Any = strategies.CSUCB(base=fedavg(), **OPTIONS)
         Federation(strategy, proxies).play(ROUNDS)
         return strategy, proxies
-    from fedsel_flwr.strategies.message import grids
+    from fedsel_flwr.strategies.wrapping import grids
 
     monkeypatch.setattr(grids, "time", clock)
     monkeypatch.setattr(message_helpers, "time", clock)

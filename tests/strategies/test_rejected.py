@@ -13,11 +13,10 @@ from flwr.server.compat.grid_client_proxy import GridClientProxy
 from fedsel_flwr.rounds.busy import Busy
 from fedsel_flwr.selectors import Random
 from fedsel_flwr.strategies import SelectionStrategy as LegacyStrategy
-from fedsel_flwr.strategies.late import LateAnswers
-from fedsel_flwr.strategies.legacy.asking import ask_all, introduce
-from fedsel_flwr.strategies.legacy.patience import patient
 from fedsel_flwr.strategies.message import SelectionStrategy, TimedGrid
-from fedsel_flwr.strategies.message.turns import send_in_turn
+from fedsel_flwr.strategies.wrapping.legacy_transport import ask_all, introduce, patient
+from fedsel_flwr.strategies.wrapping.message_transport import send_in_turn
+from fedsel_flwr.strategies.wrapping.waiting import LateAnswers
 from tests.strategies.helpers import FakeProxy, Federation
 from tests.strategies.helpers import fedavg as legacy_fedavg
 from tests.strategies.message.helpers import FakeGrid, FakeNode, crowd, fedavg, play

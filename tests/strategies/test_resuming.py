@@ -21,8 +21,8 @@ from fedsel_flwr.errors import ParameterError, RunError, StateError
 from fedsel_flwr.rounds.checkpoint import Checkpoint, read_checkpoint
 from fedsel_flwr.selectors import create
 from fedsel_flwr.strategies import GPFL, SelectionStrategy
-from fedsel_flwr.strategies.base_state import load_base, save_base
-from fedsel_flwr.strategies.legacy.saving import parameters_of, saved_model
+from fedsel_flwr.strategies.wrapping.base_state import load_base, save_base
+from fedsel_flwr.strategies.wrapping.legacy_results import parameters_of, saved_model
 from tests.strategies import numpy_world as world
 from tests.strategies.flower_world import legacy_base
 from tests.strategies.resumed_runs import APIS, Run, Seen

@@ -20,7 +20,7 @@ from flwr.server.superlink.linkstate.utils import (
 from fedsel_flwr.selectors import Random
 from fedsel_flwr.strategies import SelectionStrategy as LegacyStrategy
 from fedsel_flwr.strategies.message import SelectionStrategy as MessageStrategy
-from fedsel_flwr.strategies.silence import reason_in, reason_of
+from fedsel_flwr.strategies.wrapping.failure_reasons import reason_in, reason_of
 from tests.strategies.helpers import FakeProxy, Federation, fedavg
 from tests.strategies.message import helpers as message
 from tests.strategies.message.helpers import FakeGrid, FakeNode, node_id
@@ -219,7 +219,7 @@ def test_under_secure_aggregation_the_selector_learns_the_reported_latencies() -
 def test_what_is_recommended_under_secure_aggregation_works() -> None:
     """The message names selectors of latencies, and says that these must be reported then."""
     from fedsel_flwr.errors import RunError
-    from fedsel_flwr.strategies import bases
+    from fedsel_flwr.strategies.wrapping import bases
 
     shared = SimpleNamespace()
     with pytest.raises(RunError, match="such as cs-ucb or bsfl, and have the clients report their latency"):

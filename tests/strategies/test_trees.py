@@ -17,8 +17,8 @@ from fedsel_flwr.errors import RunError
 from fedsel_flwr.selectors import Random
 from fedsel_flwr.selectors.base import Selector
 from fedsel_flwr.strategies import SelectionStrategy as LegacyStrategy
-from fedsel_flwr.strategies import bases
 from fedsel_flwr.strategies.message import SelectionStrategy as MessageStrategy
+from fedsel_flwr.strategies.wrapping import bases
 from tests.strategies.both_ways import Course, play_legacy, play_messages
 from tests.strategies.helpers import OK, FakeProxy
 from tests.strategies.message.helpers import FakeNode, node_id

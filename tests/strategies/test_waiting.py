@@ -15,7 +15,8 @@ from flwr.server.strategy import DifferentialPrivacyServerSideFixedClipping, Fed
 
 from fedsel_flwr.errors import FedSelError, RunError
 from fedsel_flwr.selectors import Random
-from fedsel_flwr.strategies import BSFL, CSUCB, SelectionStrategy, waiting
+from fedsel_flwr.strategies import BSFL, CSUCB, SelectionStrategy
+from fedsel_flwr.strategies.wrapping import waiting
 from tests.strategies.helpers import FakeProxy, Federation, chosen, fedavg, fleet, initial, model, run_rounds
 
 pytestmark = pytest.mark.timeout(20)

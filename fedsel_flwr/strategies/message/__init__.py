@@ -8,9 +8,9 @@ from fedsel_flwr.aggregation.filter import Filter
 from fedsel_flwr.rounds.history import ClientRecord, History, RoundRecord
 from fedsel_flwr.rounds.settings import MetricKeys
 from fedsel_flwr.rounds.validation import Validation
-from fedsel_flwr.strategies.message.grids import TimedGrid
-from fedsel_flwr.strategies.message.strategy import SelectionStrategy
-from fedsel_flwr.strategies.paper import PAPERS, in_api
+from fedsel_flwr.strategies.message.selection_strategy import SelectionStrategy
+from fedsel_flwr.strategies.wrapping.grids import TimedGrid
+from fedsel_flwr.strategies.wrapping.paper import PAPERS, in_api
 
 __all__ = [
     "BSFL",

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fedsel_flwr.selectors import Random
 from fedsel_flwr.strategies import MetricKeys
 from fedsel_flwr.strategies.message import SelectionStrategy
-from fedsel_flwr.strategies.message.agreement import agreed, made_alike
+from fedsel_flwr.strategies.wrapping.message_records import agreed, made_alike
 from tests.strategies.helpers import FakeProxy, model, update
 from tests.strategies.message.helpers import FakeGrid, FakeNode, RecordingBase, node_id, play
 

@@ -11,9 +11,10 @@ from flwr.app import ConfigRecord, Error, Message, MessageType, MetricRecord, Re
 from flwr.serverapp import Grid
 
 from fedsel_flwr.errors import RunError
-from fedsel_flwr.strategies.message import BSFL, CSUCB, TimedGrid, grids
-from fedsel_flwr.strategies.message.dispatch import addressed
-from fedsel_flwr.strategies.message.grids import ShownGrid, wait_for_nodes
+from fedsel_flwr.strategies.message import BSFL, CSUCB, TimedGrid
+from fedsel_flwr.strategies.wrapping import grids
+from fedsel_flwr.strategies.wrapping.grids import ShownGrid, wait_for_nodes
+from fedsel_flwr.strategies.wrapping.message_transport import addressed
 from tests.strategies.helpers import FakeProxy
 from tests.strategies.message.helpers import FakeGrid, FakeNode, crowd, fedavg, play
 from tests.strategies.message.models import arrays_of

@@ -26,14 +26,21 @@ from fedsel_flwr.errors import RunError
 from fedsel_flwr.flower import ClientProxy
 from fedsel_flwr.rounds.identity import id_order
 from fedsel_flwr.selectors.columns import VECTORS
-from fedsel_flwr.strategies import bases
-from fedsel_flwr.strategies.adapter import Adapter
-from fedsel_flwr.strategies.last_model import rescued
-from fedsel_flwr.strategies.legacy.asking import Asking
-from fedsel_flwr.strategies.legacy.cohort import BoundedManager, ChosenCohort, TimedProxy, wait_for_clients
-from fedsel_flwr.strategies.legacy.patience import grid_of
-from fedsel_flwr.strategies.legacy.replies import cleaned, decode, evaluations, original, reply_of
-from fedsel_flwr.strategies.legacy.saving import named, parameters_of, saved_model
+from fedsel_flwr.strategies.wrapping import bases
+from fedsel_flwr.strategies.wrapping.adapter import Adapter
+from fedsel_flwr.strategies.wrapping.client_manager import BoundedManager, ChosenCohort, TimedProxy, wait_for_clients
+from fedsel_flwr.strategies.wrapping.legacy_results import (
+    cleaned,
+    decode,
+    evaluations,
+    named,
+    original,
+    parameters_of,
+    reply_of,
+    saved_model,
+)
+from fedsel_flwr.strategies.wrapping.legacy_transport import Asking, grid_of
+from fedsel_flwr.strategies.wrapping.round_end import rescued
 
 logger = logging.getLogger("fedsel_flwr")
 FitFailure = tuple[ClientProxy, FitRes] | BaseException
@@ -46,7 +53,8 @@ class SelectionStrategy(Adapter, Strategy):
     It is the outermost wrapper (differential-privacy wrappers go inside). Each round it waits a bounded time for
     clients, asks new ones who they are (``get_properties``), dispatches what ``base`` configures to exactly the
     chosen clients, drops updates that cannot be used, lets ``base`` aggregate the rest in a fixed order, and tells
-    the selector what came back. Options and attributes are those of :class:`fedsel_flwr.strategies.adapter.Adapter`.
+    the selector what came back. Options and attributes are those of
+    :class:`fedsel_flwr.strategies.wrapping.adapter.Adapter`.
 
     References:
         Flower 1.22 to 1.43, ``flwr.server.strategy.Strategy``.

@@ -18,7 +18,7 @@ from fedsel_flwr.rounds.client_values import ClientValues
 from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors._auto import AUTO
-from fedsel_flwr.strategies.adapter import Adapter
+from fedsel_flwr.strategies.wrapping.adapter import Adapter
 
 PAPERS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -59,9 +59,9 @@ class PaperStrategy(Adapter):
 
     Args:
         base: Any Flower strategy of the same API; FedAvg without federated evaluation if None.
-        **params: Parameters of the selector's class and of :class:`fedsel_flwr.strategies.adapter.Adapter`. Where the
-            selector has ``max_latency``, also ``longest_wait``: longest wait for a client, seconds; None takes
-            ``max_latency``, and 60 where that is "auto".
+        **params: Parameters of the selector's class and of
+            :class:`fedsel_flwr.strategies.wrapping.adapter.Adapter`. If the selector has ``max_latency``, also
+            ``longest_wait``: longest wait for a client, seconds; None takes ``max_latency``, or 60 if that is "auto".
 
     Raises:
         ParameterError: An unknown or missing parameter, or a value out of range.

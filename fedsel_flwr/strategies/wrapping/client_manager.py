@@ -23,9 +23,8 @@ from flwr.server import ClientManager
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.flower import ClientProxy, Criterion
 from fedsel_flwr.rounds.identity import id_order
-from fedsel_flwr.strategies.late import LateAnswers
-from fedsel_flwr.strategies.legacy.patience import patient
-from fedsel_flwr.strategies.waiting import wait_for
+from fedsel_flwr.strategies.wrapping.legacy_transport import patient
+from fedsel_flwr.strategies.wrapping.waiting import LateAnswers, wait_for
 
 POLL_S = 0.1
 

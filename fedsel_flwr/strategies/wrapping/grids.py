@@ -13,9 +13,8 @@ from flwr.serverapp import Grid
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.identity import id_order
 from fedsel_flwr.rounds.replies import Reply
-from fedsel_flwr.strategies.late import LateAnswers
-from fedsel_flwr.strategies.silence import accepted, rejected
-from fedsel_flwr.strategies.waiting import wait_for
+from fedsel_flwr.strategies.wrapping.failure_reasons import accepted, rejected
+from fedsel_flwr.strategies.wrapping.waiting import LateAnswers, wait_for
 
 POLL_S, LONGEST_POLL_S = 0.25, 3.0
 """Seconds between two looks; the longest is that of Flower's own grid."""

@@ -18,14 +18,19 @@ from fedsel_flwr.rounds.budget import check_signal
 from fedsel_flwr.rounds.identity import id_order
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.replies import Reply
-from fedsel_flwr.strategies import bases
-from fedsel_flwr.strategies.adapter import Adapter
-from fedsel_flwr.strategies.message.asking import Asking
-from fedsel_flwr.strategies.message.cleaning import Cleaner, metrics_of
-from fedsel_flwr.strategies.message.dispatch import addressed, as_error, by_node, configured, harmless
-from fedsel_flwr.strategies.message.grids import ShownGrid, TimedGrid, Until, wait_for_nodes
-from fedsel_flwr.strategies.message.records import in_absolute_rounds, in_plain_types, reference_of, reply_of
-from fedsel_flwr.strategies.silence import NOT_REACHED, no_answer
+from fedsel_flwr.strategies.wrapping import bases
+from fedsel_flwr.strategies.wrapping.adapter import Adapter
+from fedsel_flwr.strategies.wrapping.failure_reasons import NOT_REACHED, no_answer
+from fedsel_flwr.strategies.wrapping.grids import ShownGrid, TimedGrid, Until, wait_for_nodes
+from fedsel_flwr.strategies.wrapping.message_records import (
+    Cleaner,
+    in_absolute_rounds,
+    in_plain_types,
+    metrics_of,
+    reference_of,
+    reply_of,
+)
+from fedsel_flwr.strategies.wrapping.message_transport import Asking, addressed, as_error, by_node, configured, harmless
 
 logger = logging.getLogger("fedsel_flwr")
 
@@ -37,7 +42,7 @@ class SelectionStrategy(Adapter, Strategy):
     consists of see exactly these messages.
     New nodes are asked who they are by a QUERY message, probes are EVALUATE messages. Replies are cleaned before
     ``base`` sees them, so that one odd reply cannot end the run. Options and attributes are those of
-    :class:`fedsel_flwr.strategies.adapter.Adapter`.
+    :class:`fedsel_flwr.strategies.wrapping.adapter.Adapter`.
 
     References:
         Flower 1.22 to 1.43, ``flwr.serverapp.strategy.Strategy``.

@@ -17,7 +17,7 @@ from flwr.common import Parameters
 
 from fedsel_flwr.errors import ParameterError, StateError
 from fedsel_flwr.rounds import saving
-from fedsel_flwr.strategies.bases import layers
+from fedsel_flwr.strategies.wrapping.bases import layers
 
 ATTRIBUTES: Final = (
     "m_t", "v_t", "current_weights", "momentum_vector", "initial_parameters", "clipping_norm", "clip_norm",

@@ -20,13 +20,12 @@ from fedsel_flwr.rounds.saving import State
 from fedsel_flwr.rounds.settings import Cooling, Identity, MaxExamples, MetricKeys, settled
 from fedsel_flwr.rounds.validation import Validation
 from fedsel_flwr.selectors import Selector
-from fedsel_flwr.strategies import bases
-from fedsel_flwr.strategies.between_rounds import BetweenRounds
-from fedsel_flwr.strategies.last_model import Keeper
-from fedsel_flwr.strategies.late import Connected, LateAnswers
-from fedsel_flwr.strategies.ray_actors import DeadActors
-from fedsel_flwr.strategies.resuming import Resuming
-from fedsel_flwr.strategies.resuming import total_rounds as last_round
+from fedsel_flwr.strategies.wrapping import bases
+from fedsel_flwr.strategies.wrapping.failure_reasons import DeadActors
+from fedsel_flwr.strategies.wrapping.resuming import Resuming
+from fedsel_flwr.strategies.wrapping.resuming import total_rounds as last_round
+from fedsel_flwr.strategies.wrapping.round_end import BetweenRounds, Keeper
+from fedsel_flwr.strategies.wrapping.waiting import Clients, LateAnswers
 
 
 class Adapter(BetweenRounds):
@@ -268,7 +267,7 @@ class Adapter(BetweenRounds):
         """End the run where the texts of the round's failures say that Flower's simulation cannot go on."""
         self._dead_actors.check(errors, self.core.round, self._resuming.way_back)
 
-    def _wait_for_free(self, connected: Callable[[], Connected]) -> Connected:
+    def _wait_for_free(self, connected: Callable[[], Clients]) -> Clients:
         """Take in late answers, and wait a bounded time where too few clients are free; return who is connected."""
         patience = min(self.wait_timeout, self._timeout or self._question_timeout)
         return self._late.settle(connected, self.core.settings.min_completed, patience)
