@@ -26,7 +26,8 @@ from flwr.common import ndarrays_to_parameters
 from flwr.server.strategy import FedAdam, FedAvg
 from part_times import timed
 
-from fedsel_flwr.rounds import checkpoint, checkpoints
+from fedsel_flwr.rounds import checkpoints
+from fedsel_flwr.rounds import checkpoints as checkpoint
 from fedsel_flwr.rounds.core import SelectionCore
 from fedsel_flwr.rounds.models import Arrays, ModelStack
 from fedsel_flwr.rounds.replies import Reply

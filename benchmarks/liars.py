@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedsel_flwr.checks import FloatArray, IntArray
-from fedsel_flwr.rounds.enrolment import MULTIPLE
-from fedsel_flwr.rounds.participation import Participation
+from fedsel_flwr.rounds.eligibility import Participation
+from fedsel_flwr.rounds.registration import MULTIPLE
 from fedsel_flwr.selectors import Oort, RoundReport, Selector, create, names
 
 K, M, ROUNDS, LIAR, CAP = 20, 5, 200, 7, 0.5

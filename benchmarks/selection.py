@@ -25,11 +25,11 @@ import numpy as np
 
 from fedsel_flwr.aggregation.filter import Filter
 from fedsel_flwr.rounds.core import SelectionCore
+from fedsel_flwr.rounds.measuring import Validation
 from fedsel_flwr.rounds.models import ModelStack
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.rounds.settings import settled
-from fedsel_flwr.rounds.validation import Validation
 from fedsel_flwr.selectors import RoundReport, Selector, create, names
 
 FLEETS = (1_000, 10_000, 100_000, 1_000_000)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fedsel_flwr.rounds.history import History
 
 JOURNAL = "journal.jsonl"
-"""What the ledger of a run is called in its folder (:class:`~fedsel_flwr.rounds.ledger.Ledger`)."""
+"""What the ledger of a run is called in its folder (:class:`~fedsel_flwr.rounds.history_storage.Ledger`)."""
 
 
 def read_journal(folder: Path) -> History:
@@ -31,7 +31,7 @@ def read_journal(folder: Path) -> History:
         ParameterError: There is no journal, or a line before the last is damaged.
     """
     from fedsel_flwr.rounds.history import History
-    from fedsel_flwr.rounds.ledger import Ledger
+    from fedsel_flwr.rounds.history_storage import Ledger
 
     ledger = Ledger(folder / JOURNAL)
     if not ledger.path.exists():

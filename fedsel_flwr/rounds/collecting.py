@@ -1,7 +1,11 @@
-"""What came back in a round: every reply read, the usable models, what is measured on them, how they are averaged."""
+"""What came back in a round: every reply read, the usable models, what is measured on them, how they are averaged.
+
+Who answers in time: over-selection keeps the first answers, a deadline ends the round.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -10,22 +14,71 @@ import numpy as np
 from fedsel_flwr.aggregation import averaging
 from fedsel_flwr.checks import IntArray
 from fedsel_flwr.errors import RunError
-from fedsel_flwr.rounds.arriving import in_time
-from fedsel_flwr.rounds.enrolment import Enrolment
-from fedsel_flwr.rounds.faults import log_faults
 from fedsel_flwr.rounds.first_times import FirstTimes
-from fedsel_flwr.rounds.identifying import Identifying
 from fedsel_flwr.rounds.measuring import Measurer
-from fedsel_flwr.rounds.models import Arrays, ModelList, Models, ModelStack
-from fedsel_flwr.rounds.norms import fault_in_norm
-from fedsel_flwr.rounds.replies import Reply, read_reply
-from fedsel_flwr.rounds.reporting import FROM_REPLY
+from fedsel_flwr.rounds.models import Arrays, ModelList, Models, ModelStack, fault_in_norm
+from fedsel_flwr.rounds.registration import Enrolment, Identifying
+from fedsel_flwr.rounds.replies import ClientResult, Reply, of_one_length, read_reply
 from fedsel_flwr.rounds.roster import Roster
-from fedsel_flwr.rounds.round import Outcome, Round
+from fedsel_flwr.rounds.round import FROM_REPLY, Outcome, Round
 from fedsel_flwr.rounds.settings import Settings
-from fedsel_flwr.rounds.untrusted import usable_count
-from fedsel_flwr.rounds.vectors import of_one_length
+from fedsel_flwr.rounds.untrusted import log_faults, usable_count
 from fedsel_flwr.selectors import Selector
+from fedsel_flwr.wireless import finish_times, round_time
+
+
+def in_time(
+    results: Mapping[str, ClientResult], settings: Settings, wanted: int | None
+) -> tuple[dict[str, ClientResult], float]:
+    """Decide who is late for the round, and how long it takes.
+
+    A client is done after its latency; in a cohort larger than the channels, after that and the waves before its own.
+
+    Args:
+        results: Connection -> its reply after reading, by ascending row.
+        settings: The channels and the round's deadline.
+        wanted: The round ends when this many usable answers are here; among clients done at the same time the lower
+            rows count as earlier. None waits for all.
+
+    Returns:
+        The results, where late ones are not completed and hold max_latency, and the seconds the round takes: until the
+        last answer that is waited for, at most until the deadline.
+    """
+    latency = np.array([result.latency_s for result in results.values()], dtype=np.float64)
+    channels, deadline = settings.channels or max(1, len(latency)), settings.round_deadline_s or math.inf
+    if wanted is None and deadline == math.inf:
+        return dict(results), round_time(latency, channels)
+    done = finish_times(latency, channels)
+    completed = np.array([result.completed for result in results.values()], dtype=np.bool_)
+    early = np.flatnonzero(completed & (done <= deadline))
+    waited = ~np.array([result.spare for result in results.values()], dtype=np.bool_)
+    end = min(deadline, float(done[waited].max(initial=0.0)))
+    if wanted is not None and len(early) >= wanted:
+        early = early[np.argsort(done[early], kind="stable")[:wanted]]
+        end = float(done[early[-1]])
+    here = set(early.tolist())
+    return {
+        node: result
+        if i in here or not result.completed
+        else _late(result, float(done[i]), end, settings, spare=len(here) == wanted)
+        for i, (node, result) in enumerate(results.items())
+    }, end
+
+
+def _late(result: ClientResult, done: float, end: float, settings: Settings, spare: bool) -> ClientResult:
+    """A result that came after the end of the round."""
+    why = "enough others were there" if spare else f"round_deadline_s = {settings.round_deadline_s:g} s"
+    return replace(
+        result,
+        completed=False,
+        problems=(*result.problems, f"late: done after {done:.6g} s, the round ended after {end:.6g} s ({why})"),
+        latency_s=settings.max_latency,
+        latency_source="max_latency",
+        spare=spare,
+        answered=spare,
+        spare_s=result.latency_s if spare else 0.0,
+    )
+
 
 NOTHING = Reply(error="no answer", timed_out=True)
 

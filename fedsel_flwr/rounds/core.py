@@ -2,33 +2,83 @@
 
 An adapter is a transport: it introduces connections, puts probes to them, carries the model out and the replies back,
 and has the kept updates averaged. Everything else happens here, in plain types.
+
+Who owns what outlives a round.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
+from fedsel_flwr.aggregation.schemes import COUNT_EVERYBODY
 from fedsel_flwr.errors import RunError
-from fedsel_flwr.rounds import saving
-from fedsel_flwr.rounds.budget import Budget, Ending, ShouldStop
-from fedsel_flwr.rounds.client_values import ClientValues
+from fedsel_flwr.rounds import state_dicts
 from fedsel_flwr.rounds.collecting import Collector
-from fedsel_flwr.rounds.enrolment import Introduction
-from fedsel_flwr.rounds.identifying import Identifying, Known
+from fedsel_flwr.rounds.eligibility import Availability, Busy, Cooldown, Participation, Trial, available
+from fedsel_flwr.rounds.first_times import FirstTimes
+from fedsel_flwr.rounds.history import History
+from fedsel_flwr.rounds.measuring import Measurer
 from fedsel_flwr.rounds.models import Arrays, ModelStack
-from fedsel_flwr.rounds.numbering import Numbering
-from fedsel_flwr.rounds.parts import make_parts
-from fedsel_flwr.rounds.presence import Availability, available
+from fedsel_flwr.rounds.probing import Probing
+from fedsel_flwr.rounds.registration import Enrolment, Identifying, Introduction, Known
 from fedsel_flwr.rounds.replies import Reply
-from fedsel_flwr.rounds.rollcall import CANNOT_SAY, Facts
-from fedsel_flwr.rounds.roster import Present, Roster
-from fedsel_flwr.rounds.round import Outcome, Round
+from fedsel_flwr.rounds.roll_call import CANNOT_SAY, Facts, RollCall, Transport
+from fedsel_flwr.rounds.roster import ClientValues, Present, Roster
+from fedsel_flwr.rounds.round import Outcome, Reporter, Round
+from fedsel_flwr.rounds.run_length import Budget, Ending, Numbering, ShouldStop
 from fedsel_flwr.rounds.settings import Settings
-from fedsel_flwr.rounds.transport import Transport
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors.columns import ASKED
+
+
+class Parts(NamedTuple):
+    """The owners of what outlives a round."""
+
+    selector: Selector
+    roster: Roster
+    rollcall: RollCall
+    enrolment: Enrolment
+    probing: Probing
+    busy: Busy
+    cooldown: Cooldown
+    trial: Trial
+    participation: Participation
+    first_times: FirstTimes
+    measurer: Measurer
+    reporter: Reporter
+    history: History
+
+
+def make_parts(
+    selector: Selector,
+    settings: Settings,
+    roster: Roster,
+    client_values: tuple[ClientValues, ...],
+    roll_call_timeout: float,
+) -> Parts:
+    """The owners of a new run."""
+    s = settings
+    measurer = Measurer(selector, s.validation, s.filter, s.learning_rate, s.momentum)
+    return Parts(
+        selector=selector,
+        roster=roster,
+        rollcall=RollCall(roll_call_timeout),
+        enrolment=Enrolment(
+            selector, roster, measurer, client_values, s.max_examples, counts_everybody=s.averaging in COUNT_EVERYBODY
+        ),
+        probing=Probing(selector, roster, settings),
+        busy=Busy(settings.busy_timeout),
+        cooldown=Cooldown(settings.cooldown),
+        trial=Trial(roster),
+        participation=Participation(settings.max_participation),
+        first_times=FirstTimes(),
+        measurer=measurer,
+        reporter=Reporter(selector, roster, settings.max_latency),
+        history=History(),
+    )
 
 
 class SelectionCore:
@@ -249,9 +299,9 @@ class SelectionCore:
         parts.history.complain_of_useless_rounds()
         return after
 
-    def state_dict(self) -> saving.State:
+    def state_dict(self) -> state_dicts.State:
         """Everything that outlives a round, part by part; call it between rounds."""
-        return saving.save_parts(self.parts._asdict())
+        return state_dicts.save_parts(self.parts._asdict())
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Continue from a state of :meth:`state_dict`; the server may count its rounds on or from 1.
@@ -259,7 +309,7 @@ class SelectionCore:
         Raises:
             StateError: A part is missing or does not fit; nothing has changed then.
         """
-        saving.load_parts(self.parts._asdict(), state)
+        state_dicts.load_parts(self.parts._asdict(), state)
         self._round = None
         self.begin_run()
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray
 from fedsel_flwr.errors import StateError
-from fedsel_flwr.rounds import saving
+from fedsel_flwr.rounds import state_dicts
 from fedsel_flwr.rounds.replies import ClientResult
 
 LEAST_SHARE = 0.01
@@ -100,15 +100,15 @@ class FirstTimes:
         self._last[rows[later]] = [_seconds(result) for result, it in zip(read, later, strict=True) if it]
         self._timed[rows[timed]] = True
 
-    def state_dict(self) -> saving.State:
+    def state_dict(self) -> state_dicts.State:
         """Whose first time has passed, and the last time of each that was not the first."""
         return {"timed": self._timed.copy(), "last": self._last.copy()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state; nothing changes if it does not fit."""
-        saving.expect_keys(state, self.state_dict())
-        timed = saving.array("timed", state["timed"], np.bool_)
-        last = saving.array("last", state["last"], np.float64, rows=len(timed))
+        state_dicts.expect_keys(state, self.state_dict())
+        timed = state_dicts.array("timed", state["timed"], np.bool_)
+        last = state_dicts.array("last", state["last"], np.float64, rows=len(timed))
         if (last < 0).any() or np.isinf(last).any():
             raise StateError(f"last must be seconds of at least 0, NaN where unknown, got {last!r:.80}")
         self._timed, self._last = timed, last
@@ -134,8 +134,8 @@ class FirstTimes:
 
     def _grow(self, rows: IntArray) -> None:
         length = int(rows.max(initial=-1)) + 1
-        self._timed = saving.long_enough(self._timed, length, False)
-        self._last = saving.long_enough(self._last, length, np.nan)
+        self._timed = state_dicts.long_enough(self._timed, length, False)
+        self._last = state_dicts.long_enough(self._last, length, np.nan)
 
 
 def _seconds(result: ClientResult) -> float:

@@ -1,7 +1,11 @@
-"""The models of a round: a list of models, or a stack with a layer an array; and which of them can be used."""
+"""The models of a round: a list of models, or a stack with a layer an array; and which of them can be used.
+
+How far clients' models are from the global one.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -183,3 +187,27 @@ def _faults_in_rows(layer: npt.NDArray[Any], dtype: np.dtype[Any], position: int
             elif (largest := np.abs(numbers).max()) > limit:
                 faults[row] = f"arrays: {largest:.3g} at {position}, beyond {limit:g}"
     return faults
+
+
+def update_norm(arrays: Arrays, reference: Arrays) -> float:
+    """The L2 norm of a client's update over all its arrays, computed in float64.
+
+    Args:
+        arrays: The client's model, finite and in the form of the global one.
+        reference: The global model it received.
+
+    >>> update_norm([np.ones((2, 2)), np.array([3.0])], [np.zeros((2, 2)), np.zeros(1)])  # sqrt(4 + 9)
+    3.605551275463989
+    """
+    squares = 0.0
+    for array, own in zip(arrays, reference, strict=True):
+        difference = np.subtract(array, own, dtype=np.float64).ravel()
+        squares += float(np.dot(difference, difference))
+    return math.sqrt(squares)
+
+
+def fault_in_norm(arrays: Arrays, reference: Arrays, limit: float | None) -> str:
+    """Why an update is too large; empty if it is not, or there is no limit."""
+    if limit is None or (norm := update_norm(arrays, reference)) <= limit:
+        return ""
+    return f"update norm: {norm:.6g} is above max_update_norm = {limit:g}"

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 
 from fedsel_flwr.checks import FloatArray, IntArray
-from fedsel_flwr.rounds import saving
-from fedsel_flwr.rounds.faults import log_faults
+from fedsel_flwr.rounds import state_dicts
 from fedsel_flwr.rounds.models import Arrays
+from fedsel_flwr.rounds.replies import of_other_lengths, usual_length
 from fedsel_flwr.rounds.roster import Present, Roster
 from fedsel_flwr.rounds.settings import Settings
-from fedsel_flwr.rounds.untrusted import finite_number, longest, within
-from fedsel_flwr.rounds.vectors import of_other_lengths, usual_length
+from fedsel_flwr.rounds.untrusted import finite_number, log_faults, longest, within
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors.columns import COLUMNS, LARGEST, PROBED, check_columns
 from fedsel_flwr.wireless import round_time
@@ -112,14 +111,14 @@ class Probing:
         self._seconds = self._joules = 0.0
         return spent
 
-    def state_dict(self) -> saving.State:
+    def state_dict(self) -> state_dicts.State:
         """What was spent on questions since the last round that ended."""
         return {"seconds": self._seconds, "joules": self._joules}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state; nothing changes if it does not fit."""
-        saving.expect_keys(state, self.state_dict())
-        loaded = [saving.plain_number(key, state[key]) or 0.0 for key in ("seconds", "joules")]
+        state_dicts.expect_keys(state, self.state_dict())
+        loaded = [state_dicts.plain_number(key, state[key]) or 0.0 for key in ("seconds", "joules")]
         self._seconds, self._joules = loaded
 
     def forget(self, rows: IntArray) -> None:

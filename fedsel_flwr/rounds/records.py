@@ -1,9 +1,29 @@
-"""The history's rows: a round, and a client in a round."""
+"""The history's rows: a round, and a client in a round.
+
+A round as a line of JSON, and back; and where a file's lines stand.
+
+How often each client was selected and each kind of problem met, kept as rounds go by.
+
+The history's records as columns, and back: how a state holds them.
+"""
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import dataclass
+import zlib
+from array import array
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from fedsel_flwr.checks import IntArray
+from fedsel_flwr.errors import StateError
+from fedsel_flwr.rounds import state_dicts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,3 +115,168 @@ class RoundRecord:
     probe_j: float = 0.0
     num_kept: int = 0
     num_timeouts: int = 0
+
+
+HEAD = '{"round": '
+"""How a line begins; the round's own record follows."""
+DAMAGED = (ValueError, KeyError, TypeError, RecursionError)
+"""What a line that is no round raises."""
+_decoder = json.JSONDecoder()
+
+
+class Entry(NamedTuple):
+    """A round and its clients."""
+
+    round: RoundRecord
+    clients: Sequence[ClientRecord]
+
+
+def line_of(entry: Entry) -> bytes:
+    """A round as one line; NaN and infinities are written as JavaScript has them, floats in full.
+
+    >>> from fedsel_flwr.rounds.records import RoundRecord
+    >>> record = RoundRecord(round=1, num_available=2, num_selected=0, num_completed=0, round_s=0.1, simulated_s=0.1,
+    ...                      energy_j=0.0, total_energy_j=0.0)
+    >>> entry_of(line_of(Entry(record, []))).round.round_s
+    0.1
+    """
+    said = {"round": vars(entry.round), "clients": [vars(row) for row in entry.clients]}
+    return json.dumps(said, default=_plain).encode() + b"\n"
+
+
+def entry_of(line: bytes) -> Entry:
+    """Read a line; raises one of :data:`DAMAGED` if it is no round."""
+    said = json.loads(line)
+    return Entry(RoundRecord(**said["round"]), [ClientRecord(**row) for row in said["clients"]])
+
+
+def round_of(line: bytes) -> RoundRecord:
+    """Read the round of a line, of which the beginning is enough; clients are passed over."""
+    text = line.decode("ascii")
+    if not text.startswith(HEAD):
+        return entry_of(line).round
+    said, _ = _decoder.raw_decode(text, len(HEAD))
+    return RoundRecord(**said)
+
+
+class Lines:
+    """Where each line ends, how many clients there are up to it, and the checksum (CRC-32) of everything up to it.
+
+    24 bytes a line, whatever it holds.
+    """
+
+    def __init__(self) -> None:
+        self._ends, self._clients, self._sums = array("q"), array("q"), array("q")
+
+    def __len__(self) -> int:
+        """How many lines there are."""
+        return len(self._ends)
+
+    def add(self, line: bytes, num_clients: int) -> None:
+        """A line was added."""
+        count = len(self)
+        checksum = zlib.crc32(line, self.checksum(count))
+        self._ends.append(self.start(count) + len(line))
+        self._clients.append(self.num_clients(count) + num_clients)
+        self._sums.append(checksum)
+
+    def cut(self, count: int) -> None:
+        """Forget all but the first ``count`` lines."""
+        for column in (self._ends, self._clients, self._sums):
+            del column[count:]
+
+    def start(self, line: int) -> int:
+        """Where a line begins, bytes; lines count from 0. That after the last one begins at the end."""
+        return self._ends[line - 1] if line else 0
+
+    def num_clients(self, count: int) -> int:
+        """Clients in the first ``count`` lines."""
+        return self._clients[count - 1] if count else 0
+
+    def checksum(self, count: int) -> int:
+        """CRC-32 of the first ``count`` lines."""
+        return self._sums[count - 1] if count else 0
+
+    def with_client(self, index: int) -> int:
+        """The line that holds a client's record; both count from 0."""
+        return bisect_left(self._clients, index + 1)
+
+    def ending_at(self, offset: int) -> int | None:
+        """How many lines end at a byte; None where that is in the middle of one."""
+        count = bisect_left(self._ends, offset) + 1 if offset else 0
+        return count if count <= len(self) and self.start(count) == offset else None
+
+
+def _plain(value: Any) -> Any:
+    """A NumPy scalar as Python's own."""
+    return value.item()
+
+
+class Tally:
+    """Counts over clients' records.
+
+    Attributes:
+        rounds: How many rounds are in it, as its owner counts them.
+        problems: Kind -> how often it was met.
+    """
+
+    def __init__(self) -> None:
+        self.rounds = 0
+        self.problems: Counter[str] = Counter()
+        self._selections = np.zeros(0, dtype=np.int64)  # by row
+
+    def add(self, clients: Sequence[ClientRecord]) -> None:
+        """Count some records."""
+        self.problems.update(problem.split(":")[0] for row in clients for problem in row.problem.split("; ") if problem)
+        more = np.bincount([row.client for row in clients], minlength=self._selections.size).astype(np.int64)
+        more[: self._selections.size] += self._selections
+        self._selections = more
+
+    def selections(self, num_clients: int) -> IntArray:
+        """How often each client was selected, by row, shape (num_clients,) or longer where there are more rows."""
+        counts = np.zeros(max(num_clients, self._selections.size), dtype=np.int64)
+        counts[: self._selections.size] = self._selections
+        return counts
+
+
+Record = TypeVar("Record", ClientRecord, RoundRecord)
+TYPES: dict[str, type[np.generic]] = {"int": np.int64, "float": np.float64, "bool": np.bool_}
+
+
+def in_columns(rounds: Sequence[RoundRecord], clients: Sequence[ClientRecord]) -> state_dicts.State:
+    """Rounds and clients, a column a field."""
+    return {"rounds": _columns(RoundRecord, rounds), "clients": _columns(ClientRecord, clients)}
+
+
+def of_columns(state: Any) -> tuple[list[RoundRecord], list[ClientRecord]]:
+    """The records in a state of :func:`in_columns`; raises :class:`StateError` if it is none."""
+    state_dicts.expect_keys(state, ("rounds", "clients"))
+    rounds = _records("rounds", RoundRecord, state["rounds"])
+    return rounds, _records("clients", ClientRecord, state["clients"])
+
+
+def _columns(kind: type[Record], records: Sequence[Record]) -> state_dicts.State:
+    columns: state_dicts.State = {}
+    for one in fields(kind):
+        values = [getattr(record, one.name) for record in records]
+        columns[one.name] = values if one.type == "str" else np.array(values, dtype=TYPES[str(one.type)])
+    return columns
+
+
+def _records(name: str, kind: type[Record], columns: Any) -> list[Record]:
+    newer = {one.name for one in fields(kind) if one.default is not MISSING}  # an older version's records lack some
+    if isinstance(columns, Mapping):
+        newer -= set(columns)
+    known = [one for one in fields(kind) if one.name not in newer]
+    state_dicts.expect_keys(columns, [one.name for one in known])
+    loaded: dict[str, list[Any]] = {}
+    for one in known:
+        value, where = columns[one.name], f"{name}.{one.name}"
+        if one.type == "str":
+            loaded[one.name] = state_dicts.texts(where, value)
+        else:
+            loaded[one.name] = state_dicts.array(where, value, TYPES[str(one.type)]).tolist()
+    lengths = {len(values) for values in loaded.values()}
+    if len(lengths) > 1:
+        raise StateError(f"the columns of {name} must be of one length, got {sorted(lengths)}")
+    return [kind(**dict(zip(loaded, row, strict=True))) for row in zip(*loaded.values(), strict=True)]

@@ -2,31 +2,88 @@
 
 A fault in the arrays makes the client a failed one. A fault in our own metrics is replaced and named, and the update
 is kept. Metrics of other strategies are not looked at.
+
+Vectors that clients report: of one column, all must have one length.
+
+How long a client took: what it reports, or what the server saw.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from fedsel_flwr.checks import FloatArray
-from fedsel_flwr.rounds.clocks import read_latency
-from fedsel_flwr.rounds.identity import canonical_id
-from fedsel_flwr.rounds.models import Arrays, fault_in_arrays, in_types_of
-from fedsel_flwr.rounds.norms import fault_in_norm
+from fedsel_flwr.rounds.models import Arrays, fault_in_arrays, fault_in_norm, in_types_of
+from fedsel_flwr.rounds.roster import canonical_id
 from fedsel_flwr.rounds.settings import Settings
 from fedsel_flwr.rounds.untrusted import (
     MAX_EXAMPLES,
     MAX_METRICS,
     finite_number,
     longest,
+    number,
     one_line,
     shown,
     usable_count,
     within,
 )
-from fedsel_flwr.selectors.columns import COLUMNS, LARGEST
+from fedsel_flwr.selectors.columns import COLUMNS, LARGEST, VECTORS
+
+SLACK = 0.1
+"""Share of the observed time by which a report may undercut it, where the settings name no seconds."""
+Reading = tuple[float, str, str, bool]
+"""Seconds, where they come from, what was wrong, and whether the client came too late."""
+
+
+def read_latency(reported: object, observed_s: float | None, settings: Settings) -> Reading:
+    """The latency of a client that answered, on the clock of the settings.
+
+    On the server's clock a client whom nothing timed (under secure aggregation nobody is timed) is believed, as on the
+    virtual clock.
+
+    Args:
+        reported: What the client says it took, seconds; None if it says nothing.
+        observed_s: Seconds the server waited for it; None if it was not timed.
+        settings: The clock, its slack, and the longest wait.
+
+    Returns:
+        Seconds (not capped), their source, a problem or an empty text, and whether the client is late.
+    """
+    if settings.clock == "server" and observed_s is not None:
+        return _observed(observed_s, reported, settings.clock_slack)
+    return _reported(reported, settings.max_latency)
+
+
+def _reported(reported: object, max_latency: float) -> Reading:
+    """On the clock that the clients keep."""
+    seconds = number(reported)
+    if reported is None:
+        return max_latency, "max_latency", "latency: not reported, max_latency taken", False
+    if seconds is None or math.isnan(seconds) or seconds < 0:
+        return max_latency, "max_latency", f"latency: {shown(reported)} cannot be used, max_latency taken", False
+    if seconds >= max_latency:
+        return max_latency, "max_latency", f"late: {seconds:.6g} s reach max_latency = {max_latency:g} s", True
+    return seconds, "reported", "", False
+
+
+def _observed(observed: float, reported: object, slack: float | None) -> Reading:
+    """On the server's clock: a report within [0, observed] counts, but for no less than observed - slack."""
+    if reported is None:
+        return observed, "observed", "", False
+    seconds = number(reported)
+    if seconds is None or not 0.0 <= seconds <= observed:
+        problem = f"latency: {shown(reported)} cannot be used, the server's {observed:.6g} s taken"
+        return observed, "observed", problem, False
+    low = max(0.0, observed - (SLACK * observed if slack is None else slack))
+    if seconds >= low:
+        return seconds, "reported", "", False
+    return low, "clipped", f"latency: {seconds:.6g} s clipped to [{low:.6g}, {observed:.6g}] s", False
+
 
 NaN = float("nan")
 NUMBERS = ("energy", "download", "compute", "upload", "train_loss", "energy_score")
@@ -222,3 +279,44 @@ def _fault_in_count(num_examples: object) -> str:
     if usable_count(num_examples):
         return ""
     return f"num_examples: expected an integer from 1 to {MAX_EXAMPLES} (2^53), got {shown(num_examples)}"
+
+
+def usual_length(values: Iterable[object]) -> int:
+    """The length that most vectors have, of equally many the longest; 0 where there is none.
+
+    >>> usual_length([np.ones(2), None, np.ones(3), np.zeros(2)])
+    2
+    """
+    lengths = Counter(len(value) for value in values if isinstance(value, np.ndarray))
+    return max(lengths, key=lambda n: (lengths[n], n), default=0)
+
+
+def of_other_lengths(values: Sequence[object]) -> dict[int, str]:
+    """Which vectors have another length than most, and what is wrong with each.
+
+    >>> of_other_lengths([np.ones(2), None, np.ones(3), np.zeros(2)])
+    {2: 'expected 2 numbers, as most have, got 3'}
+    """
+    usual = usual_length(values)
+    return {
+        i: f"expected {usual} numbers, as most have, got {len(value)}"
+        for i, value in enumerate(values)
+        if isinstance(value, np.ndarray) and len(value) != usual
+    }
+
+
+def of_one_length(results: dict[str, ClientResult], wanted: frozenset[str]) -> dict[str, ClientResult]:
+    """The results of a round without the vectors that are of another length than most, each named as a problem.
+
+    Args:
+        results: Connection -> its reply after reading.
+        wanted: Columns that clients report and the selector needs.
+    """
+    for name in sorted(wanted & VECTORS):
+        nodes = list(results)
+        for i, fault in of_other_lengths([results[node].columns.get(name) for node in nodes]).items():
+            old = results[nodes[i]]
+            columns = {key: value for key, value in old.columns.items() if key != name}
+            new = replace(old, columns=columns, problems=(*old.problems, f"{name}: {fault}"))
+            results = {**results, nodes[i]: new}
+    return results

@@ -3,22 +3,58 @@
 A connection (Flower's node id) is bound to a row once. The id a client reports names that row, but a claim never
 moves an observation: a second connection that claims the id of a connected client is refused. Where the server knows
 who a connection is, its row is never given to another, be it connected or not.
+
+Which texts can be client ids, and their order.
+
+Selector parameters that users give by client id and selectors read by row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from numbers import Integral
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fedsel_flwr.checks import BoolArray, IntArray
-from fedsel_flwr.errors import StateError
-from fedsel_flwr.rounds import saving
-from fedsel_flwr.rounds.identity import MAX_ID_LENGTH, canonical_id, id_order
+from fedsel_flwr.errors import ParameterError, StateError
+from fedsel_flwr.rounds import state_dicts
 from fedsel_flwr.rounds.untrusted import shown
+
+MAX_ID_LENGTH = 256
+MAX_ID_DIGITS = 40
+
+
+def canonical_id(claim: object) -> str | None:
+    """Return a reported identity as a string; None if it cannot serve as one.
+
+    >>> canonical_id(7), canonical_id(" phone-7 "), canonical_id(None), canonical_id(float("nan"))
+    ('7', 'phone-7', None, None)
+    """
+    if type(claim) is not int:  # the common case goes by: fleets are large
+        if isinstance(claim, bool | np.bool_):
+            return None
+        if isinstance(claim, Integral) or (isinstance(claim, float | np.floating) and float(claim).is_integer()):
+            claim = int(claim)
+    if isinstance(claim, int):
+        return str(claim) if abs(claim) < 10**MAX_ID_DIGITS else None
+    if isinstance(claim, str) and 0 < len(claim.strip()) <= MAX_ID_LENGTH and claim.strip().isprintable():
+        return claim.strip()
+    return None
+
+
+def id_order(client_id: str) -> tuple[int, int, str]:
+    """Sort key of ids: all-digit ids first, as integers, then the others as text.
+
+    >>> sorted(["b", "10", "9"], key=id_order)
+    ['9', '10', 'b']
+    """
+    digits = client_id.isascii() and client_id.isdigit()
+    return (0, int(client_id), client_id) if digits else (1, 0, client_id)
 
 
 @dataclass(frozen=True)
@@ -160,7 +196,7 @@ class Roster:
             self._row_of_node[node] = row
             self.holders[row] = holder or self.holders[row]
             taken.add(row)
-        self._last_seen = saving.long_enough(self._last_seen, len(self.ids), 0)
+        self._last_seen = state_dicts.long_enough(self._last_seen, len(self.ids), 0)
         return new, np.array(evicted, dtype=np.int64)
 
     def present(self, connected: Collection[str]) -> Present:
@@ -175,7 +211,7 @@ class Roster:
         """Remember that the clients in ``rows`` were connected before ``round``."""
         self._last_seen[rows] = round
 
-    def state_dict(self) -> saving.State:
+    def state_dict(self) -> state_dicts.State:
         """Who is who, who is bound, and who was refused why."""
         return {
             "ids": list(self.ids),
@@ -188,11 +224,11 @@ class Roster:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state; nothing changes if it does not fit."""
-        saving.expect_keys(state, self.state_dict())
-        ids = saving.texts("ids", state["ids"])
-        holders = saving.texts("holders", state["holders"])
-        last_seen = saving.array("last_seen", state["last_seen"], np.int64, rows=len(ids))
-        bound, waits = (saving.whole_numbers(key, state[key]) for key in ("bound", "waits_for"))
+        state_dicts.expect_keys(state, self.state_dict())
+        ids = state_dicts.texts("ids", state["ids"])
+        holders = state_dicts.texts("holders", state["holders"])
+        last_seen = state_dicts.array("last_seen", state["last_seen"], np.int64, rows=len(ids))
+        bound, waits = (state_dicts.whole_numbers(key, state[key]) for key in ("bound", "waits_for"))
         for client_id in ids:
             if canonical_id(client_id) != client_id:
                 raise StateError(
@@ -236,3 +272,59 @@ class Roster:
                 return
             if row not in taken:
                 yield row
+
+
+class ClientValues(Mapping[int, float]):
+    """A number for each enrolled client, given by client id, read by row through the roster.
+
+    As a mapping it holds the rows of the clients that are enrolled and have a number; it grows with the roster.
+
+    Args:
+        name: The parameter's name, for messages.
+        values: An array (accepted only if the client ids are 0..K-1) or a mapping from client id.
+        roster: Where rows find their ids.
+
+    Attributes:
+        given: Every number by client id, of clients not enrolled yet too.
+
+    Raises:
+        ParameterError: ``values`` is neither, or two keys mean the same client.
+
+    >>> roster = Roster()
+    >>> values = ClientValues("fairness", {"a": 0.1, "b": 0.2}, roster)
+    >>> _ = roster.enroll({"node-1": "b"}, 1)
+    >>> dict(values), values.given
+    ({0: 0.2}, {'a': 0.1, 'b': 0.2})
+    """
+
+    def __init__(self, name: str, values: npt.ArrayLike | Mapping[object, float], roster: Roster) -> None:
+        if isinstance(values, Mapping):
+            items = [(canonical_id(key), value) for key, value in values.items()]
+        else:
+            array = np.asarray(values, dtype=np.float64)
+            if array.ndim != 1:
+                raise ParameterError(f"{name} must have one number per client, got shape {array.shape}")
+            items = [(str(k), float(value)) for k, value in enumerate(array)]
+        self.name = name
+        self.given: dict[str, float] = {key: value for key, value in items if key is not None}
+        if len(self.given) != len(items):
+            raise ParameterError(f"{name} must name each client once by its id (an integer or a string)")
+        self._roster = roster
+
+    def covers(self, client_id: str) -> bool:
+        """Whether there is a number for ``client_id``."""
+        return client_id in self.given
+
+    def __getitem__(self, row: int) -> float:
+        """The number of the client in ``row``."""
+        if not 0 <= row < len(self._roster.ids) or self._roster.ids[row] not in self.given:
+            raise KeyError(row)
+        return self.given[self._roster.ids[row]]
+
+    def __iter__(self) -> Iterator[int]:
+        """The rows that have a number."""
+        return (row for row, client_id in enumerate(self._roster.ids) if client_id in self.given)
+
+    def __len__(self) -> int:
+        """How many enrolled clients have a number."""
+        return sum(client_id in self.given for client_id in self._roster.ids)

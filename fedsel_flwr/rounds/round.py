@@ -1,17 +1,29 @@
-"""One round: what lives from the choice to the end, made once and never saved."""
+"""One round: what lives from the choice to the end, made once and never saved.
+
+What a round's results become: the selector's report and the history's records.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from fedsel_flwr.aggregation import Averaging
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray
 from fedsel_flwr.errors import RunError
+from fedsel_flwr.rounds import state_dicts
 from fedsel_flwr.rounds.models import Arrays, ModelList, Models
-from fedsel_flwr.rounds.replies import ClientResult
+from fedsel_flwr.rounds.probing import in_rows
+from fedsel_flwr.rounds.records import ClientRecord
+from fedsel_flwr.rounds.replies import NUMBERS, ClientResult
+from fedsel_flwr.rounds.roster import Roster
+from fedsel_flwr.rounds.untrusted import some
+from fedsel_flwr.selectors import RoundReport, Selector
+from fedsel_flwr.selectors.columns import MEASURED, VECTORS, columns_where
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,3 +118,154 @@ class Round:
             raise RunError(
                 f"round {self.number} has its replies already: call choose, collect and finish once each, in this order"
             )
+
+
+logger = logging.getLogger("fedsel_flwr")
+FROM_REPLY = columns_where(lambda column: column.source == "reply")
+"""What clients report."""
+
+
+class Reporter:
+    """Writes reports and records.
+
+    Args:
+        selector: Its ``needs`` say which columns a report has, its ``requires`` which of them no client may lack.
+        roster: Where rows find their ids.
+        max_latency: Seconds reported for clients that failed.
+    """
+
+    def __init__(self, selector: Selector, roster: Roster, max_latency: float) -> None:
+        self._selector, self._roster, self._max_latency = selector, roster, max_latency
+        self._energy_max = 0.0
+
+    def report(self, round: Round, outcome: Outcome, scalars: Mapping[str, float]) -> RoundReport:
+        """The selector's report of a round.
+
+        Args:
+            round: Who was chosen.
+            outcome: What came back.
+            scalars: What was measured on the new global model.
+
+        Returns:
+            A row for each chosen client. One that lacks a column that the selector requires counts as failed, and is
+            named in the log; another column that a client did not report is NaN in its row. A selector that reads
+            "spare" is told what is known of spares; for any other they have failed. One that reads "first" is told
+            whose latency stands in place of a first time.
+        """
+        results = list(outcome.results.values())
+        completed = np.array([result.completed for result in results], dtype=np.bool_)
+        columns: dict[str, Any] = self._reported(results) | self._measured(round, outcome)
+        for name in sorted((self._selector.requires & columns.keys()) | (MEASURED & columns.keys())):
+            value = columns[name]
+            lacking = completed & ~np.isfinite(value).all(axis=tuple(range(1, value.ndim)))
+            if lacking.any():
+                ids = [self._roster.ids[row] for row in round.rows[lacking]]
+                remedy = "have them report it" + (", or their joules" if name == "energy_score" else "")
+                logger.warning(
+                    "round %d: clients %s lack %s and count as failed for the selector: %s",
+                    round.number, some(ids), name, remedy,
+                )  # fmt: skip
+                completed &= ~lacking
+        if "kept" in self._selector.needs:
+            kept = set(outcome.kept)
+            columns["kept"] = np.array([node in kept for node in outcome.results], dtype=np.bool_) & completed
+        latency = np.array([result.latency_s for result in results], dtype=np.float64)
+        latency = np.where(completed, latency, self._max_latency)
+        if "spare" in self._selector.needs:
+            spare = np.array([result.spare for result in results], dtype=np.bool_)
+            completed |= spare & np.array([result.answered for result in results], dtype=np.bool_)
+            latency[spare] = [result.spare_s for result in results if result.spare]
+            columns["spare"] = spare
+        if "first" in self._selector.needs:
+            columns["first"] = np.array([result.first for result in results], dtype=np.bool_)
+        return RoundReport(
+            clients=round.rows,
+            completed=completed,
+            latency=latency,
+            **columns,
+            **dict[str, Any](scalars),
+        )
+
+    def records(self, round: Round, outcome: Outcome) -> list[ClientRecord]:
+        """The history's records of the chosen clients."""
+        kept = set(outcome.kept)
+        return [
+            ClientRecord(
+                round=round.number,
+                client_id=self._roster.ids[row],
+                client=row,
+                completed=(result := outcome.results[node]).completed,
+                kept=node in kept,
+                problem="; ".join([problem.replace(";", ",") for problem in result.problems]),
+                latency_s=result.latency_s,
+                latency_source=result.latency_source,
+                energy_j=result.values["energy"],
+                energy_score=result.values["energy_score"],
+                download_s=result.values["download"],
+                compute_s=result.values["compute"],
+                upload_s=result.values["upload"],
+                train_loss=result.values["train_loss"],
+                num_examples=result.num_examples,
+                timed_out=result.timed_out,
+                first_s=result.first_s,
+            )
+            for row, node in round.chosen.items()
+        ]
+
+    def state_dict(self) -> state_dicts.State:
+        """The largest energy, of which the scores are shares."""
+        return {"energy_max": self._energy_max}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state; nothing changes if it does not fit."""
+        state_dicts.expect_keys(state, self.state_dict())
+        self._energy_max = state_dicts.plain_number("energy_max", state["energy_max"]) or 0.0
+
+    def forget(self, rows: IntArray) -> None:
+        """Nothing is known by row."""
+
+    def _reported(self, results: list[ClientResult]) -> dict[str, FloatArray]:
+        """What clients reported of the columns that the selector needs, NaN where they did not."""
+        told: dict[str, FloatArray] = {}
+        scores = self._energy_scores(results)
+        for name in self._selector.needs & FROM_REPLY:
+            if name == "energy_score":
+                told[name] = scores
+            elif name == "num_examples":
+                told[name] = np.array([result.num_examples or np.nan for result in results], dtype=np.float64)
+            elif name in NUMBERS:
+                told[name] = _arrived(results, name)
+            else:
+                column = in_rows(name, [result.columns.get(name) for result in results])
+                told[name] = np.full((len(results), 1), np.nan) if column is None else column
+        return told
+
+    def _measured(self, round: Round, outcome: Outcome) -> dict[str, FloatArray]:
+        """Measured columns with a row for each chosen client, NaN where nothing was measured."""
+        spread: dict[str, FloatArray] = {}
+        place = {node: i for i, node in enumerate(outcome.results)}
+        for name in self._selector.needs & MEASURED:
+            measured = outcome.columns.get(name)
+            shape = np.shape(measured)[1:] if measured is not None else (0,) * (name in VECTORS)
+            spread[name] = np.full((len(place), *shape), np.nan)
+            if measured is not None:
+                spread[name][[place[node] for node in outcome.usable]] = measured
+        return spread
+
+    def _energy_scores(self, results: list[ClientResult]) -> FloatArray:
+        """The reported energy scores; where there is none, 1 - E / E_max of the reported joules.
+
+        E_max is the largest energy seen up to the end of the selector's warm-up, at least until there was one.
+        """
+        joules = _arrived(results, "energy")
+        warmup = max(self._selector.common_warmup, getattr(self._selector, "warmup_rounds", 0))
+        if not self._energy_max or self._selector.round <= warmup:
+            self._energy_max = max([self._energy_max, *joules[np.isfinite(joules)]])
+        scores = _arrived(results, "energy_score")
+        derived = np.clip(1.0 - joules / (self._energy_max or 1.0), 0.0, 1.0)  # energy score, ours; NaN without joules
+        return np.where(np.isfinite(scores), scores, derived)
+
+
+def _arrived(results: list[ClientResult], name: str) -> FloatArray:
+    """One of :data:`~fedsel_flwr.rounds.replies.NUMBERS` of each client, NaN if its answer was lost."""
+    return np.array([np.nan if result.lost else result.values[name] for result in results], dtype=np.float64)

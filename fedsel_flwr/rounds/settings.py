@@ -11,8 +11,8 @@ from fedsel_flwr.aggregation import SCHEMES
 from fedsel_flwr.aggregation.filter import Filter
 from fedsel_flwr.checks import one_of, real, whole
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.rounds.measuring import Validation
 from fedsel_flwr.rounds.untrusted import number
-from fedsel_flwr.rounds.validation import Validation
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors.base import over_selected
 

@@ -10,11 +10,10 @@ from typing import Any
 
 from fedsel_flwr.aggregation.filter import Filter
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.rounds.budget import Budget, ShouldStop
-from fedsel_flwr.rounds.client_values import ClientValues
+from fedsel_flwr.rounds.eligibility import Availability
 from fedsel_flwr.rounds.history import History, RoundRecord
-from fedsel_flwr.rounds.presence import Availability
-from fedsel_flwr.rounds.roster import Roster
+from fedsel_flwr.rounds.roster import ClientValues, Roster
+from fedsel_flwr.rounds.run_length import Budget, ShouldStop
 from fedsel_flwr.selectors import Selector, create
 from fedsel_flwr.selectors._auto import AUTO
 from fedsel_flwr.selectors.base import over_selected

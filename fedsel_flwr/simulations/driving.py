@@ -13,8 +13,8 @@ from flwr.serverapp import Grid
 
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.checkpoints import Resume
-from fedsel_flwr.rounds.faults import log_modelled
 from fedsel_flwr.rounds.history import RoundRecord
+from fedsel_flwr.rounds.untrusted import log_modelled
 from fedsel_flwr.simulations.apis import APIS
 from fedsel_flwr.simulations.building import make_strategy
 from fedsel_flwr.simulations.diverging import trouble

@@ -19,9 +19,9 @@ from fedsel_flwr.checks import one_of
 from fedsel_flwr.clients.objectives import Objective
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report.waiting import Waiting
-from fedsel_flwr.rounds.budget import ShouldStop, check_signal
 from fedsel_flwr.rounds.checkpoints import Resume
 from fedsel_flwr.rounds.history import RoundRecord
+from fedsel_flwr.rounds.run_length import ShouldStop, check_signal
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.simulations.afterwards import worked_out
 from fedsel_flwr.simulations.begun import AGAIN, check_fingerprints, finished_run, forget, has_begun

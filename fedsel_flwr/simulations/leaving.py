@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from fedsel_flwr.rounds.disk import TEMPORARY
+from fedsel_flwr.rounds.storage import TEMPORARY
 from fedsel_flwr.simulations.processes import PILLARS, end_descendants, name_of
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)

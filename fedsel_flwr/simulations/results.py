@@ -18,9 +18,9 @@ from fedsel_flwr.report import run_folder
 from fedsel_flwr.report.files import load_optional
 from fedsel_flwr.report.journal import JOURNAL
 from fedsel_flwr.rounds.history import History
-from fedsel_flwr.rounds.ledger import Ledger
-from fedsel_flwr.rounds.locking import WRITES, hold
+from fedsel_flwr.rounds.history_storage import Ledger
 from fedsel_flwr.rounds.models import Arrays
+from fedsel_flwr.rounds.storage import WRITES, hold
 from fedsel_flwr.simulations.fingerprints import Fingerprints
 from fedsel_flwr.simulations.plan_tables import check_tree, faults_of
 from fedsel_flwr.simulations.run_record import (

@@ -24,9 +24,9 @@ from fedsel_flwr.clients.metrics import fit_metrics, lost_metrics
 from fedsel_flwr.clients.parameters import set_arrays
 from fedsel_flwr.clients.streams import streams
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.rounds.faults import log_modelled
 from fedsel_flwr.rounds.models import Arrays, ModelStack
 from fedsel_flwr.rounds.replies import CRASHED, Reply
+from fedsel_flwr.rounds.untrusted import log_modelled
 from fedsel_flwr.simulations.aggregating import aggregated
 from fedsel_flwr.simulations.diverging import trouble
 from fedsel_flwr.simulations.keeping import Pace

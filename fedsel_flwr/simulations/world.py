@@ -24,8 +24,8 @@ from fedsel_flwr.clients.streams import streams
 from fedsel_flwr.clients.torch_client import TorchClient
 from fedsel_flwr.clients.training import evaluate
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.rounds.measuring import Validation
 from fedsel_flwr.rounds.models import Arrays
-from fedsel_flwr.rounds.validation import Validation
 from fedsel_flwr.selectors.columns import ON_VALIDATION
 from fedsel_flwr.simulations.dataset import Split
 from fedsel_flwr.simulations.ingredients import Own, data_of, model_of, objective_of

@@ -31,8 +31,8 @@ from fedsel_flwr.strategies.wrapping.paper import PAPERS, in_api
 if TYPE_CHECKING:
     from fedsel_flwr.aggregation.filter import Filter
     from fedsel_flwr.rounds.history import ClientRecord, History, RoundRecord
+    from fedsel_flwr.rounds.measuring import Validation
     from fedsel_flwr.rounds.settings import MetricKeys
-    from fedsel_flwr.rounds.validation import Validation
     from fedsel_flwr.strategies.selection_strategy import SelectionStrategy
 
 _HOMES = {
@@ -42,7 +42,7 @@ _HOMES = {
     "MetricKeys": "rounds.settings",
     "RoundRecord": "rounds.history",
     "SelectionStrategy": "strategies.selection_strategy",
-    "Validation": "rounds.validation",
+    "Validation": "rounds.measuring",
 }
 
 __all__ = [

@@ -6,7 +6,7 @@ from typing import Any
 
 from fedsel_flwr.aggregation.filter import Filter
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.rounds.validation import Validation
+from fedsel_flwr.rounds.measuring import Validation
 from fedsel_flwr.selectors import Random, Selector
 from fedsel_flwr.strategies.wrapping.adapter import Adapter
 

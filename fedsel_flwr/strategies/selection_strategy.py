@@ -24,7 +24,7 @@ from flwr.server.strategy import FedAvg, Strategy
 
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.flower import ClientProxy
-from fedsel_flwr.rounds.identity import id_order
+from fedsel_flwr.rounds.roster import id_order
 from fedsel_flwr.selectors.columns import VECTORS
 from fedsel_flwr.strategies.wrapping import bases
 from fedsel_flwr.strategies.wrapping.adapter import Adapter

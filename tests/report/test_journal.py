@@ -13,7 +13,7 @@ from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report.journal import JOURNAL, read_journal
 from fedsel_flwr.report.run_folder import read_history, write_history
 from fedsel_flwr.rounds.history import History
-from fedsel_flwr.rounds.ledger import Ledger
+from fedsel_flwr.rounds.history_storage import Ledger
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_a_line_that_was_cut_off_is_passed_over(history: History, tmp_path: Path
 
 def test_each_round_is_on_disk_when_the_process_dies(history: History, tmp_path: Path) -> None:
     code = (
-        "import os, sys; from fedsel_flwr.rounds.ledger import Ledger;"
+        "import os, sys; from fedsel_flwr.rounds.history_storage import Ledger;"
         "from fedsel_flwr.rounds.records import RoundRecord; journal = Ledger(sys.argv[1] + '/journal.jsonl');"
         "new = lambda r: RoundRecord(round=r, num_available=1, num_selected=0, num_completed=0, round_s=0.0,"
         " simulated_s=0.0, energy_j=0.0, total_energy_j=0.0);"

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.rounds.arriving import in_time
+from fedsel_flwr.rounds.collecting import in_time
 from fedsel_flwr.rounds.replies import Reply, read_reply
 from fedsel_flwr.rounds.settings import Settings
 from fedsel_flwr.selectors import CSUCB, PCZFL, Random, names

@@ -23,10 +23,9 @@ from hypothesis.extra import numpy as arrays_of
 from safetensors.numpy import load, save
 
 from fedsel_flwr.errors import ParameterError, RunError, StateError
-from fedsel_flwr.rounds.checkpoint import Checkpoint, json_path, read_checkpoint, write_checkpoint
-from fedsel_flwr.rounds.checkpoints import Checkpoints
-from fedsel_flwr.rounds.disk import write_whole
-from fedsel_flwr.rounds.packing import packed, unpacked
+from fedsel_flwr.rounds.checkpoints import Checkpoint, Checkpoints, json_path, read_checkpoint, write_checkpoint
+from fedsel_flwr.rounds.state_dicts import packed, unpacked
+from fedsel_flwr.rounds.storage import write_whole
 
 
 def checkpoint(number: int = 3, **changes: Any) -> Checkpoint:

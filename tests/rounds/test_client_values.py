@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.rounds.client_values import ClientValues
-from fedsel_flwr.rounds.roster import Roster
+from fedsel_flwr.rounds.roster import ClientValues, Roster
 from fedsel_flwr.strategies import BSFL, CSUCBQ, SelectionStrategy
 from tests.strategies.helpers import FakeProxy, Federation, fedavg, fleet
 

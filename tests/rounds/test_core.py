@@ -14,9 +14,9 @@ import pytest
 import fedsel_flwr.rounds
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.rounds.core import SelectionCore
-from fedsel_flwr.rounds.numbering import Numbering
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roster import Roster
+from fedsel_flwr.rounds.run_length import Numbering
 from fedsel_flwr.rounds.settings import Settings, settled
 from fedsel_flwr.selectors import PCZFL, create
 from tests.processes import ROOT, Command

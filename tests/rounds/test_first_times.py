@@ -13,9 +13,9 @@ import pytest
 from fedsel_flwr.errors import StateError
 from fedsel_flwr.rounds.core import SelectionCore
 from fedsel_flwr.rounds.first_times import FirstTimes
-from fedsel_flwr.rounds.packing import packed, unpacked
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roster import Roster
+from fedsel_flwr.rounds.state_dicts import packed, unpacked
 from fedsel_flwr.selectors import create
 from tests.rounds.written import Written, core_of, facts
 from tests.strategies.scripted import Spy

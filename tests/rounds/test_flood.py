@@ -11,10 +11,10 @@ import pytest
 
 from fedsel_flwr.aggregation.filter import Filter
 from fedsel_flwr.errors import StateError
+from fedsel_flwr.rounds.eligibility import Trial
+from fedsel_flwr.rounds.measuring import Validation
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roster import Roster
-from fedsel_flwr.rounds.trial import Trial
-from fedsel_flwr.rounds.validation import Validation
 from fedsel_flwr.selectors import create
 from tests.rounds.written import Written, core_of
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from fedsel_flwr.errors import RunError, StateError
-from fedsel_flwr.rounds import growing_file, keeping
+from fedsel_flwr.rounds import append_file, history_storage
 from fedsel_flwr.rounds.history import ClientRecord, History
-from fedsel_flwr.rounds.ledger import Ledger
+from fedsel_flwr.rounds.history_storage import Ledger
 
 NaN = float("nan")
 
@@ -56,7 +56,7 @@ def both(path: Path, rounds: int) -> tuple[History, History]:
 @pytest.fixture(params=[0, 12, 10_000])
 def ring(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """How many records stay in memory: hardly any, a few rounds, all."""
-    monkeypatch.setattr(keeping, "MOST", request.param)
+    monkeypatch.setattr(history_storage, "MOST", request.param)
     return request.param
 
 
@@ -90,7 +90,7 @@ def test_on_disk_and_in_memory_it_is_the_same(ring: int, tmp_path: Path) -> None
 
 
 def test_counts_go_on_without_reading_the_past_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "MOST", 0)
+    monkeypatch.setattr(history_storage, "MOST", 0)
     history = History(Ledger(tmp_path / "j"))
     read: list[int] = []
     entry = Ledger.entry
@@ -103,7 +103,7 @@ def test_counts_go_on_without_reading_the_past_again(tmp_path: Path, monkeypatch
 
 
 def test_memory_holds_the_last_rounds_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "MOST", 20)
+    monkeypatch.setattr(history_storage, "MOST", 20)
     history = play(History(Ledger(tmp_path / "j")), range(1, 201))
     gc.collect()
     alive = [one for one in gc.get_objects() if isinstance(one, ClientRecord)]
@@ -233,8 +233,8 @@ def test_a_copy_is_in_memory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("held", [0, 2**24])
 def test_what_was_removed_can_still_be_read(held: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growing_file, "HELD", held)
-    monkeypatch.setattr(keeping, "MOST", 0)
+    monkeypatch.setattr(append_file, "HELD", held)
+    monkeypatch.setattr(history_storage, "MOST", 0)
     memory, disk = both(tmp_path / "j", 30)
     disk.close_round()
     assert disk.ledger is not None

@@ -16,7 +16,7 @@ from tests.processes import ROOT
 OTHER = """
 import sys
 from pathlib import Path
-from fedsel_flwr.rounds.locking import hold
+from fedsel_flwr.rounds.storage import hold
 lock = hold(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.errors import ParameterError, RunError
-from fedsel_flwr.rounds.models import ModelStack
-from fedsel_flwr.rounds.norms import update_norm
+from fedsel_flwr.rounds.models import ModelStack, update_norm
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.selectors import Random
 from tests.rounds.written import Written, core_of, facts

@@ -10,9 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsel_flwr.errors import ParameterError, StateError
-from fedsel_flwr.rounds.client_values import ClientValues
-from fedsel_flwr.rounds.identity import canonical_id, id_order
-from fedsel_flwr.rounds.roster import Roster
+from fedsel_flwr.rounds.roster import ClientValues, Roster, canonical_id, id_order
 
 
 @pytest.mark.parametrize(

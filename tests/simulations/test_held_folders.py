@@ -15,7 +15,7 @@ from fedsel_flwr.cli import main
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.report.journal import JOURNAL
 from fedsel_flwr.rounds.history import RoundRecord
-from fedsel_flwr.rounds.ledger import Ledger
+from fedsel_flwr.rounds.history_storage import Ledger
 from fedsel_flwr.simulations import Comparison, compare, load_scenario, simulate
 from tests.processes import ROOT
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.errors import FedSelError
-from fedsel_flwr.rounds.norms import update_norm
+from fedsel_flwr.rounds.models import update_norm
 from fedsel_flwr.simulations import engine
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.scenario_files import load_scenario

@@ -15,7 +15,7 @@ import pytest
 from fedsel_flwr.cli import main
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report.run_folder import read_history
-from fedsel_flwr.rounds import growing_file, keeping
+from fedsel_flwr.rounds import append_file, history_storage
 from fedsel_flwr.simulations import Comparison, compare, load_scenario, simulate
 from fedsel_flwr.simulations.results import rounds_in
 
@@ -85,8 +85,8 @@ def test_a_history_that_is_not_in_memory_is_that_of_a_run_without_a_folder(
     held: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = simulate(smoke()).history
-    monkeypatch.setattr(keeping, "MOST", 0)
-    monkeypatch.setattr(growing_file, "HELD", held)
+    monkeypatch.setattr(history_storage, "MOST", 0)
+    monkeypatch.setattr(append_file, "HELD", held)
     told: list[Any] = []
     kept = simulate(smoke(), folder=tmp_path / "run", on_round=told.append).history
     (tmp_path / "run").rename(tmp_path / "elsewhere")

@@ -30,8 +30,8 @@ from flwr.server.client_proxy import ClientProxy
 from flwr.serverapp import strategy as message_bases
 from hypothesis import strategies as st
 
+from fedsel_flwr.rounds.measuring import Validation
 from fedsel_flwr.rounds.settings import MetricKeys
-from fedsel_flwr.rounds.validation import Validation
 from fedsel_flwr.strategies import SelectionStrategy as LegacyStrategy
 from fedsel_flwr.strategies.message import SelectionStrategy as MessageStrategy
 from tests.strategies.message.helpers import FakeGrid

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fedsel_flwr.errors import ParameterError, StateError
-from fedsel_flwr.rounds.busy import Busy
-from fedsel_flwr.rounds.checkpoint import read_checkpoint, write_checkpoint
+from fedsel_flwr.rounds.checkpoints import read_checkpoint, write_checkpoint
+from fedsel_flwr.rounds.eligibility import Busy
 from fedsel_flwr.selectors import PowerOfChoice, Random
 from fedsel_flwr.strategies import SelectionStrategy
 from tests.strategies.superlink import Fleet, SuperLink

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fedsel_flwr import selectors
-from fedsel_flwr.rounds.identity import canonical_id, id_order
 from fedsel_flwr.rounds.replies import ClientResult, Reply, read_reply
+from fedsel_flwr.rounds.roster import canonical_id, id_order
 from fedsel_flwr.rounds.settings import MetricKeys, Settings
 from tests.rounds.written import Written, core_of
 

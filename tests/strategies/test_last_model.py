@@ -12,7 +12,7 @@ from flwr.server.strategy import FedAdam as LegacyAdam
 from flwr.serverapp.strategy import FedAdam as MessageAdam
 
 from fedsel_flwr.errors import RunError
-from fedsel_flwr.rounds.checkpoint import read_checkpoint
+from fedsel_flwr.rounds.checkpoints import read_checkpoint
 from fedsel_flwr.selectors import CSUCB
 from fedsel_flwr.strategies import SelectionStrategy as LegacyStrategy
 from fedsel_flwr.strategies.message import SelectionStrategy as MessageStrategy

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.rounds.participation import FIRST, WINDOW, Participation
+from fedsel_flwr.rounds.eligibility import FIRST, WINDOW, Participation
 from fedsel_flwr.selectors import CSUCBQ, GPFL, Random, Selector
 from fedsel_flwr.strategies import CSUCBQ as CSUCBQStrategy
 from fedsel_flwr.strategies import SelectionStrategy

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedsel_flwr.rounds.rollcall import CANNOT_SAY, RollCall
+from fedsel_flwr.rounds.roll_call import CANNOT_SAY, RollCall
 from fedsel_flwr.selectors import CSUCBQ, Random
 from tests.strategies.deployed import APIS, Deployment, InMemoryGrid, Node, lines
 

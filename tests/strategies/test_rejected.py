@@ -10,7 +10,7 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.server.compat.grid_client_proxy import GridClientProxy
 
-from fedsel_flwr.rounds.busy import Busy
+from fedsel_flwr.rounds.eligibility import Busy
 from fedsel_flwr.selectors import Random
 from fedsel_flwr.strategies import SelectionStrategy as LegacyStrategy
 from fedsel_flwr.strategies.message import SelectionStrategy, TimedGrid

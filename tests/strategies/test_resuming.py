@@ -18,7 +18,7 @@ from flwr.serverapp import strategy as message_bases
 
 from fedsel_flwr.aggregation.filter import Filter
 from fedsel_flwr.errors import ParameterError, RunError, StateError
-from fedsel_flwr.rounds.checkpoint import Checkpoint, read_checkpoint
+from fedsel_flwr.rounds.checkpoints import Checkpoint, read_checkpoint
 from fedsel_flwr.selectors import create
 from fedsel_flwr.strategies import GPFL, SelectionStrategy
 from fedsel_flwr.strategies.wrapping.base_state import load_base, save_base

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsel_flwr.rounds.lines import Entry, line_of
+from fedsel_flwr.rounds.records import Entry, line_of
 from tests.strategies.failpoints import Failpoints
 from tests.strategies.resumed_runs import APIS, ROUNDS, Run, Seen
 from tests.strategies.zygote import Zygote, in_memory

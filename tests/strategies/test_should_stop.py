@@ -14,8 +14,8 @@ from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.rounds.budget import Budget
 from fedsel_flwr.rounds.history import History
+from fedsel_flwr.rounds.run_length import Budget
 from fedsel_flwr.selectors import Random
 from fedsel_flwr.strategies import SelectionStrategy as LegacyStrategy
 from fedsel_flwr.strategies.message import SelectionStrategy

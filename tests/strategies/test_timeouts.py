@@ -14,7 +14,7 @@ from fedsel_flwr.errors import ParameterError, StateError
 from fedsel_flwr.report.files import load_optional
 from fedsel_flwr.report.run_folder import CLIENTS, ROUNDS, read_history, write_history
 from fedsel_flwr.rounds.history import History
-from fedsel_flwr.rounds.ledger import Ledger
+from fedsel_flwr.rounds.history_storage import Ledger
 from fedsel_flwr.selectors import Random
 from fedsel_flwr.strategies import SelectionStrategy as LegacyStrategy
 from fedsel_flwr.strategies.message import SelectionStrategy as MessageStrategy

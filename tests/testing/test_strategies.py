@@ -14,7 +14,7 @@ import pytest
 
 from fedsel_flwr import strategies as legacy
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.rounds.budget import Budget
+from fedsel_flwr.rounds.run_length import Budget
 from fedsel_flwr.selectors import Random, names
 from fedsel_flwr.strategies.wrapping.paper import PAPERS as PAPER_NAMES
 from fedsel_flwr.testing import STRATEGY_CHECKS, check_strategy

@@ -6,8 +6,8 @@ from typing import Any
 
 from fedsel_flwr.aggregation.filter import Filter
 from fedsel_flwr.rounds.history import ClientRecord, History, RoundRecord
+from fedsel_flwr.rounds.measuring import Validation
 from fedsel_flwr.rounds.settings import MetricKeys
-from fedsel_flwr.rounds.validation import Validation
 from fedsel_flwr.strategies.message.selection_strategy import SelectionStrategy
 from fedsel_flwr.strategies.wrapping.grids import TimedGrid
 from fedsel_flwr.strategies.wrapping.paper import PAPERS, in_api

@@ -9,16 +9,15 @@ from typing import Any, ClassVar, Literal
 from fedsel_flwr.aggregation.filter import Filter
 from fedsel_flwr.checks import real, whole
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.rounds.budget import Budget, ShouldStop
 from fedsel_flwr.rounds.checkpoints import Checkpoints, Resume
-from fedsel_flwr.rounds.client_values import ClientValues
 from fedsel_flwr.rounds.core import SelectionCore
+from fedsel_flwr.rounds.eligibility import Availability, as_availability
 from fedsel_flwr.rounds.history import RoundRecord
-from fedsel_flwr.rounds.presence import Availability, as_availability
-from fedsel_flwr.rounds.roster import Roster
-from fedsel_flwr.rounds.saving import State
+from fedsel_flwr.rounds.measuring import Validation
+from fedsel_flwr.rounds.roster import ClientValues, Roster
+from fedsel_flwr.rounds.run_length import Budget, ShouldStop
 from fedsel_flwr.rounds.settings import Cooling, Identity, MaxExamples, MetricKeys, settled
-from fedsel_flwr.rounds.validation import Validation
+from fedsel_flwr.rounds.state_dicts import State
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.strategies.wrapping import bases
 from fedsel_flwr.strategies.wrapping.failure_reasons import DeadActors

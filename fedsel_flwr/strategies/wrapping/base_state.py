@@ -16,7 +16,7 @@ from flwr.app import Array, ArrayRecord
 from flwr.common import Parameters
 
 from fedsel_flwr.errors import ParameterError, StateError
-from fedsel_flwr.rounds import saving
+from fedsel_flwr.rounds import state_dicts
 from fedsel_flwr.strategies.wrapping.bases import layers
 
 ATTRIBUTES: Final = (
@@ -41,7 +41,7 @@ def check_base(base: object) -> None:
         _check(layer)
 
 
-def save_base(base: object) -> saving.State:
+def save_base(base: object) -> state_dicts.State:
     """A base's own state.
 
     Returns:
@@ -119,9 +119,9 @@ def _kept(layer: object) -> list[str]:
     return [name for name in [*wanted, *(["current_arrays"] if "FedAvgM" in names else [])] if name in vars(layer)]
 
 
-def _saved(layer: object) -> saving.State:
+def _saved(layer: object) -> state_dicts.State:
     _check(layer)
-    part: saving.State = {"class": _class(layer), "known": {}, "own": None}
+    part: state_dicts.State = {"class": _class(layer), "known": {}, "own": None}
     if any(map(_is_flowers, type(layer).__mro__)):
         part["known"] = {name: _plain(getattr(layer, name)) for name in _kept(layer)}
     if _has_own(layer):

@@ -22,7 +22,7 @@ from flwr.server import ClientManager
 
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.flower import ClientProxy, Criterion
-from fedsel_flwr.rounds.identity import id_order
+from fedsel_flwr.rounds.roster import id_order
 from fedsel_flwr.strategies.wrapping.legacy_transport import patient
 from fedsel_flwr.strategies.wrapping.waiting import LateAnswers, wait_for
 

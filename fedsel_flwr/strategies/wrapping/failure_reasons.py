@@ -16,7 +16,7 @@ from flwr.app import Error, Message
 
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.flower import ErrorCode
-from fedsel_flwr.rounds.transport import Registration
+from fedsel_flwr.rounds.roll_call import Registration
 from fedsel_flwr.rounds.untrusted import both_ends
 
 EXPIRED = "message unavailable: it expired, or its SuperNode was removed"

@@ -11,8 +11,8 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedsel_flwr.errors import RunError
-from fedsel_flwr.rounds.identity import id_order
 from fedsel_flwr.rounds.replies import Reply
+from fedsel_flwr.rounds.roster import id_order
 from fedsel_flwr.strategies.wrapping.failure_reasons import accepted, rejected
 from fedsel_flwr.strategies.wrapping.waiting import LateAnswers, wait_for
 

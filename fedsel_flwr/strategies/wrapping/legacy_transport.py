@@ -18,8 +18,8 @@ from flwr.app import Message
 from flwr.common import DEFAULT_TTL, Code, EvaluateIns, GetPropertiesIns, Parameters, Scalar
 
 from fedsel_flwr.flower import ClientProxy
-from fedsel_flwr.rounds.busy import Busy
-from fedsel_flwr.rounds.transport import Registration
+from fedsel_flwr.rounds.eligibility import Busy
+from fedsel_flwr.rounds.roll_call import Registration
 from fedsel_flwr.rounds.untrusted import shown
 from fedsel_flwr.strategies.wrapping.failure_reasons import NotReached, accepted, check_answered, registrations
 from fedsel_flwr.strategies.wrapping.waiting import FIRST, WINDOW, LateAnswers, crowds

@@ -20,9 +20,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedsel_flwr.errors import RunError
-from fedsel_flwr.rounds.busy import Busy
-from fedsel_flwr.rounds.rollcall import CANNOT_SAY
-from fedsel_flwr.rounds.transport import Registration
+from fedsel_flwr.rounds.eligibility import Busy
+from fedsel_flwr.rounds.roll_call import CANNOT_SAY, Registration
 from fedsel_flwr.rounds.untrusted import several_lines
 from fedsel_flwr.strategies.wrapping import bases
 from fedsel_flwr.strategies.wrapping.failure_reasons import accepted, has_no_query, registrations

@@ -14,8 +14,7 @@ from typing import Any, ClassVar, Final
 
 from fedsel_flwr.checks import real
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.rounds.client_values import ClientValues
-from fedsel_flwr.rounds.roster import Roster
+from fedsel_flwr.rounds.roster import ClientValues, Roster
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors._auto import AUTO
 from fedsel_flwr.strategies.wrapping.adapter import Adapter

@@ -19,14 +19,13 @@ from typing import Any
 import numpy as np
 
 from fedsel_flwr.errors import ParameterError, RunError, StateError
-from fedsel_flwr.rounds.busy import Busy
-from fedsel_flwr.rounds.checkpoint import json_path
-from fedsel_flwr.rounds.checkpoints import JOURNAL, Checkpoint, Checkpoints
-from fedsel_flwr.rounds.client_values import ClientValues
+from fedsel_flwr.rounds.checkpoints import JOURNAL, Checkpoint, Checkpoints, json_path
 from fedsel_flwr.rounds.core import SelectionCore
-from fedsel_flwr.rounds.ledger import Ledger
+from fedsel_flwr.rounds.eligibility import Busy
+from fedsel_flwr.rounds.history_storage import Ledger
 from fedsel_flwr.rounds.models import Arrays
-from fedsel_flwr.rounds.saving import State
+from fedsel_flwr.rounds.roster import ClientValues
+from fedsel_flwr.rounds.state_dicts import State
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.strategies.wrapping.bases import layers
 

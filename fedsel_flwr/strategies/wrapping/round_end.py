@@ -15,11 +15,11 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from fedsel_flwr.rounds.budget import ShouldStop
 from fedsel_flwr.rounds.checkpoints import Checkpoint
 from fedsel_flwr.rounds.core import SelectionCore
 from fedsel_flwr.rounds.history import History, RoundRecord
 from fedsel_flwr.rounds.models import Arrays
+from fedsel_flwr.rounds.run_length import ShouldStop
 from fedsel_flwr.rounds.untrusted import number
 from fedsel_flwr.strategies.wrapping.resuming import Resuming
 

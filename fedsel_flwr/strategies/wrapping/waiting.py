@@ -19,7 +19,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedsel_flwr.errors import RunError, described
-from fedsel_flwr.rounds.busy import Busy
+from fedsel_flwr.rounds.eligibility import Busy
 
 if TYPE_CHECKING:
     from flwr.app import Message

@@ -1,14 +1,19 @@
-"""Who is asked who it is, when, and what it said."""
+"""Who is asked who it is, when, and what it said.
+
+How connections are reached before a round, and who the server says they are.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Protocol, runtime_checkable
 
 from fedsel_flwr.checks import IntArray
-from fedsel_flwr.rounds import saving
+from fedsel_flwr.rounds import state_dicts
+from fedsel_flwr.rounds.probing import Answers
 from fedsel_flwr.rounds.untrusted import few
 
 logger = logging.getLogger("fedsel_flwr")
@@ -108,15 +113,57 @@ class RollCall:
             for name in sorted(self._not_before, key=self._not_before.__getitem__)[:surplus]:
                 del self._not_before[name], self._in_vain[name]
 
-    def state_dict(self) -> saving.State:
+    def state_dict(self) -> state_dicts.State:
         """Who did not answer how often, and when each is asked again."""
         return {"in_vain": dict(self._in_vain), "not_before": dict(self._not_before)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state; nothing changes if it does not fit."""
-        saving.expect_keys(state, self.state_dict())
-        loaded = [saving.whole_numbers(key, state[key]) for key in ("in_vain", "not_before")]
+        state_dicts.expect_keys(state, self.state_dict())
+        loaded = [state_dicts.whole_numbers(key, state[key]) for key in ("in_vain", "not_before")]
         self._in_vain, self._not_before = loaded
 
     def forget(self, rows: IntArray) -> None:
         """Nothing is known by row."""
+
+
+class Transport(Protocol):
+    """How an adapter reaches connections before a round."""
+
+    def introduce(self, nodes: list[str]) -> tuple[Mapping[str, Facts | None], list[str]]:
+        """Ask connections who they are: connection -> facts, None for an error; and those that did not answer.
+
+        :data:`~fedsel_flwr.rounds.roll_call.CANNOT_SAY` stands for a client whose app has no answer to that question.
+        """
+
+    def probe(self, nodes: list[str], config: Mapping[str, str | int]) -> Answers:
+        """Have connections measure the current global model: connection -> metrics, of those that answered."""
+
+
+@dataclass(frozen=True)
+class Registration:
+    """What the server knows of a connection, whatever the client says.
+
+    Args:
+        name: The name that an operator registered it under; empty without one.
+        public_key: The key with which it signs; empty where unknown.
+    """
+
+    name: str = ""
+    public_key: bytes = b""
+
+
+@runtime_checkable
+class Registry(Protocol):
+    """A transport that also knows what its server says of connections."""
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the connections are clients of a simulation, which are the server's own."""
+
+    @property
+    def one_first(self) -> bool:
+        """Whether a question is better put to one client first: those that cannot answer do so at length."""
+
+    def registrations(self) -> Mapping[str, Registration] | None:
+        """Everybody connected, in one call; None where the server tells ids alone."""
