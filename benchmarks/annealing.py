@@ -17,8 +17,8 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from fedsel_flwr.selectors.annealing import anneal
 from fedsel_flwr.selectors.bsfl import maximize
+from fedsel_flwr.selectors.bsfl_solvers import anneal
 
 KINDS = ("alsa", "annealing")
 

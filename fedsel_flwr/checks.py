@@ -1,4 +1,7 @@
-"""Checks of arguments, shared by the whole package: each says what was expected, what came and what to do."""
+"""Checks of arguments, shared by the whole package: each says what was expected, what came and what to do.
+
+Seconds that a selector takes from what it has seen: a parameter's value "auto".
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -146,3 +149,28 @@ def lookup(name: str, values: Mapping[int, float], clients: IntArray, *, at_leas
     if missing:
         raise ParameterError(f"{name} covers {len(values)} clients, but not {missing}: give one number per client")
     return np.array([real(f"every one of {name}", values[int(k)], at_least=at_least) for k in clients])
+
+
+AUTO: Final = "auto"
+Seconds = float | Literal["auto"]
+
+
+def seconds(name: str, value: object) -> Seconds:
+    """Return ``value`` as a number of seconds above 0, or "auto".
+
+    Args:
+        name: The parameter, for the message.
+        value: What was given.
+
+    Raises:
+        ParameterError: It is neither.
+
+    >>> seconds("min_latency", 2), seconds("min_latency", "auto")
+    (2.0, 'auto')
+    """
+    if isinstance(value, str) and value == AUTO:
+        return AUTO
+    try:
+        return real(name, value, above=0.0)
+    except ParameterError as error:
+        raise ParameterError(f'{error}; "auto" takes it from the observed times') from None

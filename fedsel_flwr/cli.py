@@ -71,8 +71,7 @@ def _command(args: argparse.Namespace) -> int:
 
 
 def _list() -> int:
-    from fedsel_flwr.selectors.describing import described
-    from fedsel_flwr.selectors.registry import names
+    from fedsel_flwr.selectors.registry import description, names
     from fedsel_flwr.simulations.scenario_files import load_scenario, scenario_names
 
     print("scenarios")
@@ -80,7 +79,7 @@ def _list() -> int:
         print(f"  {name:<16}{load_scenario(name).description}")
     print("selectors")
     for name in names():
-        first, *more = described(name)
+        first, *more = description(name)
         print(f"  {name:<16}{first}")
         for line in more:
             print(f"      {line}")

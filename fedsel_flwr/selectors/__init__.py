@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from fedsel_flwr.selectors.active_fl import ActiveFL
 from fedsel_flwr.selectors.base import Probe, Selector
+from fedsel_flwr.selectors.baselines import LocalAccuracy, Random, RandomBySize, RoundRobin
 from fedsel_flwr.selectors.bsfl import BSFL
-from fedsel_flwr.selectors.by_size import RandomBySize
 from fedsel_flwr.selectors.cs_ucb import CSUCB
 from fedsel_flwr.selectors.cs_ucb_q import CSUCBQ
 from fedsel_flwr.selectors.divfl import DivFL
@@ -24,7 +24,6 @@ from fedsel_flwr.selectors.fedcm import FedCMTS, FedCMUCB
 from fedsel_flwr.selectors.fedcor import FedCor
 from fedsel_flwr.selectors.fedcs import FedCS
 from fedsel_flwr.selectors.gpfl import GPFL
-from fedsel_flwr.selectors.local_accuracy import LocalAccuracy
 from fedsel_flwr.selectors.lsh import LSH
 from fedsel_flwr.selectors.nccb import NCCB
 from fedsel_flwr.selectors.oort import Oort
@@ -32,9 +31,7 @@ from fedsel_flwr.selectors.pczfl import PCZFL
 from fedsel_flwr.selectors.power_of_choice import CPowD, PowerOfChoice, RPowD
 from fedsel_flwr.selectors.registry import create, names
 from fedsel_flwr.selectors.report import RoundReport
-from fedsel_flwr.selectors.round_robin import RoundRobin
 from fedsel_flwr.selectors.tifl import TiFL
-from fedsel_flwr.selectors.uniform import Random
 
 __all__ = [
     "BSFL",

@@ -8,12 +8,9 @@ from typing import ClassVar
 import numpy as np
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, fraction, real
-from fedsel_flwr.selectors._drawing import draw, whole_part
-from fedsel_flwr.selectors._failures import failed_again
-from fedsel_flwr.selectors._sizes import filled_sizes, take_sizes
-from fedsel_flwr.selectors._top import top
+from fedsel_flwr.selectors._draws import draw, filled_sizes, take_sizes, top, whole_part
 from fedsel_flwr.selectors.base import Probe, Selector
-from fedsel_flwr.selectors.report import RoundReport
+from fedsel_flwr.selectors.report import RoundReport, failed_again
 
 
 class ActiveFL(Selector):

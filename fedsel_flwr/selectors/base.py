@@ -1,4 +1,7 @@
-"""The ask/tell interface that every selector shares."""
+"""The ask/tell interface that every selector shares.
+
+A largest number of clients, for methods whose cost grows faster than the fleet.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedsel_flwr.checks import FloatArray, IntArray, ascending, indices, whole
+from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, ascending, indices, whole
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors._calls import check_report, checked_choice, explained
-from fedsel_flwr.selectors._declared import check_class, check_needs
-from fedsel_flwr.selectors._top import top
+from fedsel_flwr.selectors._contract import check_class, check_needs, check_report, checked_choice, explained
+from fedsel_flwr.selectors._draws import top
 from fedsel_flwr.selectors.columns import INFORMED, column_values
-from fedsel_flwr.selectors.probe import Probe
-from fedsel_flwr.selectors.report import RoundReport
+from fedsel_flwr.selectors.report import Probe, RoundReport
 from fedsel_flwr.selectors.saving import SavedState
 
 __all__ = ["Probe", "Selector"]
@@ -309,3 +310,34 @@ def over_selected(clients_per_round: int, over_selection: float) -> int:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"<{type(value).__name__} of {np.size(value)}>"
+
+
+def registered_with(registered: BoolArray, clients: IntArray) -> int:
+    """How many clients are registered once ``clients`` are.
+
+    Args:
+        registered: Which rows are registered, shape (K,).
+        clients: Rows that are about to be, shape (n,), unique.
+
+    >>> import numpy as np
+    >>> registered_with(np.array([True, False]), np.array([0, 1, 5]))
+    3
+    """
+    old = clients[clients < registered.size]
+    return int(registered.sum()) + clients.size - int(registered[old].sum())
+
+
+def refuse_more(name: str, limit: int, count: int, advice: str) -> None:
+    """Raise if there would be more than ``limit`` clients.
+
+    Args:
+        name: The selector's name.
+        limit: Its ``max_clients``.
+        count: How many there would be.
+        advice: What to do instead.
+
+    Raises:
+        ParameterError: There would be more.
+    """
+    if count > limit:
+        raise ParameterError(f"{name} takes at most max_clients = {limit} clients, got {count}; {advice}")

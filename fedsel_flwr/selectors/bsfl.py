@@ -7,13 +7,23 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, by_client, lookup, one_of, real, whole
+from fedsel_flwr.checks import (
+    AUTO,
+    BoolArray,
+    FloatArray,
+    IntArray,
+    Seconds,
+    by_client,
+    lookup,
+    one_of,
+    real,
+    seconds,
+    whole,
+)
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors._auto import AUTO, Seconds, seconds
-from fedsel_flwr.selectors.annealing import anneal
 from fedsel_flwr.selectors.base import Selector
+from fedsel_flwr.selectors.bsfl_solvers import anneal, maximize
 from fedsel_flwr.selectors.report import RoundReport
-from fedsel_flwr.selectors.sweep import maximize
 
 __all__ = ["BSFL", "maximize"]
 
@@ -40,9 +50,9 @@ class BSFL(Selector):
     ===============  =====================  ==========================================================
 
     Deviations:
-        * (13) is called exponential and annealed in the paper; :func:`~fedsel_flwr.selectors.sweep.maximize` solves it
-          exactly in O(K log K), and is the default. The paper's two solvers stand in
-          :mod:`~fedsel_flwr.selectors.annealing`.
+        * (13) is called exponential and annealed in the paper. The default,
+          :func:`~fedsel_flwr.selectors.bsfl_solvers.maximize`, solves it exactly in O(K log K); the paper's two
+          solvers are in the same file.
         * Selected clients that fail count as a play at the speed of their reported latency, tau_max.
         * Speeds are cut at 1, as measured latencies may undercut ``min_latency``.
         * ``min_latency="auto"`` takes for tau_min the lower tenth percentile of the clients' mean latencies, over the

@@ -8,11 +8,10 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, by_client, lookup, real
+from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, Seconds, by_client, lookup, real
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors._auto import Seconds
-from fedsel_flwr.selectors._reward import LatencyRewards
-from fedsel_flwr.selectors._sizes import filled_sizes, take_sizes
+from fedsel_flwr.selectors._draws import filled_sizes, take_sizes
+from fedsel_flwr.selectors.cs_ucb import LatencyRewards
 from fedsel_flwr.selectors.report import RoundReport
 
 BELOW_ONE = float(np.nextafter(1.0, 0.0))

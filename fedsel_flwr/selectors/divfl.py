@@ -11,10 +11,8 @@ import numpy.typing as npt
 
 from fedsel_flwr.checks import FloatArray, IntArray, real, whole
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors._limit import refuse_more, registered_with
-from fedsel_flwr.selectors._projection import projected
-from fedsel_flwr.selectors._vectors import VectorSelector
-from fedsel_flwr.selectors.base import Probe
+from fedsel_flwr.selectors._vectors import VectorSelector, projected
+from fedsel_flwr.selectors.base import Probe, refuse_more, registered_with
 from fedsel_flwr.selectors.report import RoundReport
 
 CHUNK = 256
@@ -51,7 +49,7 @@ class DivFL(VectorSelector):
 
     With ``sketch_size`` s the server keeps s numbers of each gradient. Among n clients the squares of all distances are
     within (1 - e, 1 + e) of the true ones with probability 0.95, where n (n - 1) exp(-s (e^2 / 4 - e^3 / 6)) = 0.05;
-    :func:`~fedsel_flwr.selectors._projection.distance_error` solves it: .24 for 100 clients and s = 1,024.
+    :func:`~fedsel_flwr.selectors._vectors.distance_error` solves it: .24 for 100 clients and s = 1,024.
 
     Deviations:
         * Gradients are those of the whole local data at the received model, in place of the updates' differences.

@@ -7,9 +7,8 @@ from typing import ClassVar
 import numpy as np
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, real, whole
-from fedsel_flwr.selectors._failures import failed_again
 from fedsel_flwr.selectors.base import Selector
-from fedsel_flwr.selectors.report import RoundReport
+from fedsel_flwr.selectors.report import RoundReport, failed_again
 
 ROUNDING = 1e-9
 """Seconds by which a sum of latencies may pass the deadline."""

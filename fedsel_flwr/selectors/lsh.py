@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedsel_flwr.checks import IntArray, whole
-from fedsel_flwr.selectors._groups import GroupBandit
+from fedsel_flwr.selectors._clusters import GroupBandit
 
 
 class LSH(GroupBandit):

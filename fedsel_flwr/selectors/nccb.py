@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from fedsel_flwr.checks import FloatArray, IntArray, whole
 from fedsel_flwr.errors import StateError
-from fedsel_flwr.selectors._groups import GroupBandit
-from fedsel_flwr.selectors._hamming import cluster
+from fedsel_flwr.selectors._clusters import GroupBandit, cluster
 
 
 class NCCB(GroupBandit):

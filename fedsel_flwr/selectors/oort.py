@@ -9,11 +9,9 @@ import numpy as np
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, fraction, one_of, real, whole
 from fedsel_flwr.errors import StateError
-from fedsel_flwr.selectors._drawing import draw, whole_part
-from fedsel_flwr.selectors._failures import failed_again
-from fedsel_flwr.selectors._sizes import filled_sizes, take_sizes
+from fedsel_flwr.selectors._draws import draw, filled_sizes, take_sizes, whole_part
 from fedsel_flwr.selectors.base import Selector
-from fedsel_flwr.selectors.report import RoundReport
+from fedsel_flwr.selectors.report import RoundReport, failed_again
 
 FLAT, SHARP = 0.1, 5.0
 """The pacer lets the threshold rise where the utility changed by no more than this share, and fall where by more."""

@@ -10,11 +10,9 @@ import numpy.typing as npt
 
 from fedsel_flwr.checks import FloatArray, IntArray, whole
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors._drawing import draw
-from fedsel_flwr.selectors._failures import failed_again
-from fedsel_flwr.selectors._sizes import filled_sizes, take_sizes
+from fedsel_flwr.selectors._draws import draw, filled_sizes, take_sizes
 from fedsel_flwr.selectors.base import Probe, Selector
-from fedsel_flwr.selectors.report import RoundReport
+from fedsel_flwr.selectors.report import RoundReport, failed_again
 
 
 class Candidates(Selector):

@@ -1,4 +1,7 @@
-"""Selectors by name, for scenario files and the command line."""
+"""Selectors by name, for scenario files and the command line.
+
+What a selector is, in a few lines: for the command line.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ from fedsel_flwr.errors import FedSelError, ParameterError, described
 from fedsel_flwr.references import is_reference, load_reference
 from fedsel_flwr.selectors.active_fl import ActiveFL
 from fedsel_flwr.selectors.base import Selector
+from fedsel_flwr.selectors.baselines import LocalAccuracy, Random, RandomBySize, RoundRobin
 from fedsel_flwr.selectors.bsfl import BSFL
-from fedsel_flwr.selectors.by_size import RandomBySize
 from fedsel_flwr.selectors.cs_ucb import CSUCB
 from fedsel_flwr.selectors.cs_ucb_q import CSUCBQ
 from fedsel_flwr.selectors.divfl import DivFL
@@ -20,15 +23,12 @@ from fedsel_flwr.selectors.fedcm import FedCMTS, FedCMUCB
 from fedsel_flwr.selectors.fedcor import FedCor
 from fedsel_flwr.selectors.fedcs import FedCS
 from fedsel_flwr.selectors.gpfl import GPFL
-from fedsel_flwr.selectors.local_accuracy import LocalAccuracy
 from fedsel_flwr.selectors.lsh import LSH
 from fedsel_flwr.selectors.nccb import NCCB
 from fedsel_flwr.selectors.oort import Oort
 from fedsel_flwr.selectors.pczfl import PCZFL
 from fedsel_flwr.selectors.power_of_choice import CPowD, PowerOfChoice, RPowD
-from fedsel_flwr.selectors.round_robin import RoundRobin
 from fedsel_flwr.selectors.tifl import TiFL
-from fedsel_flwr.selectors.uniform import Random
 
 _ALL: tuple[type[Selector], ...] = (
     BSFL, CSUCB, CSUCBQ, FedCMTS, FedCMUCB, GPFL, LocalAccuracy, PCZFL, Random, RandomBySize, RoundRobin,
@@ -132,3 +132,48 @@ def create(name: str, **params: Any) -> Selector:
         raise
     except Exception as error:  # of the user's own class
         raise ParameterError(f"selector {name!r} cannot be made: {described(error)}") from error
+
+
+def description(name: str) -> list[str]:
+    """Say what a selector does, its paper, what it reads and its parameters.
+
+    Args:
+        name: As :func:`~fedsel_flwr.selectors.registry.selector_class` reads it.
+
+    Returns:
+        A line each; of an installed selector that is broken one line, which says why.
+
+    >>> for line in described("local-accuracy"):
+    ...     print(line)
+    Asks every available client for the current model's accuracy on its test data and takes the lowest m.
+    paper: Xia et al., Multi-armed bandit-based client scheduling for federated learning, IEEE TWC 2020, section V-B, \
+"local accuracy based scheduling".
+    reads: local_accuracy (by a probe)
+    parameters: clients_per_round, seed=None
+    """
+    try:
+        cls = selector_class(name)
+    except ParameterError as error:
+        return [f"cannot be loaded: {error}"]
+    text = inspect.cleandoc(cls.__doc__ or "-")
+    return [
+        text.splitlines()[0],
+        f"paper: {_references(text)}",
+        f"reads: {_columns(cls)}",
+        f"parameters: {', '.join(map(_parameter, inspect.signature(cls).parameters.values()))}",
+    ]
+
+
+def _references(text: str) -> str:
+    """The section References of a docstring, on one line."""
+    _, heading, after = text.partition("\nReferences:\n")
+    return " ".join(after.split("\n\n")[0].split()) if heading else "-"
+
+
+def _columns(cls: type[Selector]) -> str:
+    needs = [] if isinstance(cls.needs, property) else sorted(cls.needs)
+    return ", ".join([*needs, *(f"{name} (by a probe)" for name in sorted(cls.asks))]) or "nothing"
+
+
+def _parameter(parameter: inspect.Parameter) -> str:
+    return parameter.name if parameter.default is parameter.empty else f"{parameter.name}={parameter.default!r}"

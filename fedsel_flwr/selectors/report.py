@@ -1,4 +1,9 @@
-"""What a selector learns after a round."""
+"""What a selector learns after a round.
+
+A question to clients before a choice.
+
+When a failure counts: a client that fails once may only have been unlucky.
+"""
 
 from __future__ import annotations
 
@@ -122,3 +127,43 @@ def _flags(name: str, value: object, num_rows: int) -> BoolArray:
             f"{name} must be {num_rows} booleans, one per client, got {array.dtype} of shape {array.shape}"
         )
     return array
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """A question to clients before the choice; the answers come by :meth:`Selector.inform`.
+
+    Args:
+        clients: Whom to ask, shape (n,).
+        columns: What to ask for, at the current global model: columns of :meth:`Selector.inform`.
+    """
+
+    clients: IntArray
+    columns: tuple[str, ...]
+
+
+COUNTS_FROM = 2
+"""The failure in a row from which on a selector takes it as a property of the client."""
+
+
+def failed_again(in_a_row: IntArray, report: RoundReport) -> BoolArray:
+    """Count failures in a row and say whose failure counts.
+
+    Args:
+        in_a_row: Failures in a row by client index, shape (K,); updated in place. An answer sets it to 0, and a spare
+            that has not answered leaves it.
+        report: A round's report.
+
+    Returns:
+        Shape (n,): the rows of clients that failed for at least the second time in a row.
+
+    >>> import numpy as np
+    >>> in_a_row = np.zeros(2, dtype=np.int64)
+    >>> report = RoundReport(clients=[0, 1], completed=[True, False], latency=[1.0, 9.0])
+    >>> [failed_again(in_a_row, report).tolist() for _ in range(2)]
+    [[False, False], [False, True]]
+    """
+    k = report.clients
+    in_a_row[k] += report.failed
+    in_a_row[k[report.completed]] = 0
+    return report.failed & (in_a_row[k] >= COUNTS_FROM)

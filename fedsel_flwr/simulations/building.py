@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fedsel_flwr.aggregation.filter import Filter
+from fedsel_flwr.checks import AUTO
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.eligibility import Availability
 from fedsel_flwr.rounds.history import History, RoundRecord
 from fedsel_flwr.rounds.roster import ClientValues, Roster
 from fedsel_flwr.rounds.run_length import Budget, ShouldStop
 from fedsel_flwr.selectors import Selector, create
-from fedsel_flwr.selectors._auto import AUTO
 from fedsel_flwr.selectors.base import over_selected
 from fedsel_flwr.selectors.registry import label_of, selector_class
 from fedsel_flwr.simulations.apis import APIS

@@ -14,11 +14,11 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from fedsel_flwr.checks import AUTO
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.references import is_reference, located
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors import names as selector_names
-from fedsel_flwr.selectors._auto import AUTO
 from fedsel_flwr.selectors.registry import label_of, selector_class
 from fedsel_flwr.simulations.scenario import Scenario
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.selectors import BSFL, RoundReport, create
-from fedsel_flwr.selectors.annealing import anneal, neighbours
 from fedsel_flwr.selectors.bsfl import maximize
+from fedsel_flwr.selectors.bsfl_solvers import anneal, neighbours
 from fedsel_flwr.testing import CHECKS
 from fedsel_flwr.theory import bsfl_genie
 from tests.selectors.oracles import objective

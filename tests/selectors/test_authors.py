@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.selectors import ActiveFL, DivFL, FedCor, Oort, PowerOfChoice, RoundReport, active_fl, oort
-from fedsel_flwr.selectors._top import top
+from fedsel_flwr.selectors._draws import top
 from tests.golden.authors.recipe import (
     ACTIVE_FL_CHOSEN,
     DIVFL,

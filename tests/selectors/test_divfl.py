@@ -14,7 +14,7 @@ import pytest
 
 from fedsel_flwr.errors import FedSelError, ParameterError
 from fedsel_flwr.selectors import RoundReport, create
-from fedsel_flwr.selectors._projection import distance_error, projected
+from fedsel_flwr.selectors._vectors import distance_error, projected
 from tests.selectors.oracle_divfl import apart, best, greedy, plain_greedy, uncovered
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import create
-from fedsel_flwr.selectors._low_rank import Evidence, Posterior, adam, closed_form, likeliest
+from fedsel_flwr.selectors.fedcor import Evidence, Posterior, adam, closed_form, likeliest
 from tests.selectors import oracle_fedcor as dense
 
 

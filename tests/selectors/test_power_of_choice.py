@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors._drawing import draw
+from fedsel_flwr.selectors._draws import draw
 from fedsel_flwr.selectors.power_of_choice import PowerOfChoice
 from tests.selectors.oracle_draws import drawn_one_by_one, frequencies, p_value
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.checks import FloatArray, IntArray
-from fedsel_flwr.selectors import sweep
+from fedsel_flwr.selectors import bsfl_solvers
 
 
 def plain(ucb: FloatArray, g: FloatArray, m: int, alpha: float) -> IntArray:
@@ -37,28 +37,28 @@ def instance(kind: str, num_clients: int, rng: np.random.Generator) -> tuple[Flo
 @pytest.mark.parametrize("kind", ["independent", "tied", "opposed"])
 @pytest.mark.parametrize("alpha", [0.0, 0.1, 1.0, 1e6])
 def test_as_the_plain_sweep(kind: str, alpha: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "SLICE", 2)
+    monkeypatch.setattr(bsfl_solvers, "SLICE", 2)
     for seed in range(60):
         rng = np.random.default_rng(seed)
         num_clients = int(rng.integers(2, 120))
         m = int(rng.integers(1, num_clients))
         ucb, g = instance(kind, num_clients, rng)
-        assert sweep.maximize(ucb, g, m, alpha).tolist() == plain(ucb, g, m, alpha).tolist()
+        assert bsfl_solvers.maximize(ucb, g, m, alpha).tolist() == plain(ucb, g, m, alpha).tolist()
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1000.0])
 def test_as_the_plain_sweep_over_several_slices(alpha: float) -> None:
-    ucb, g = instance("independent", 3 * sweep.SLICE + 17, np.random.default_rng(1))
-    assert sweep.maximize(ucb, g, 40, alpha).tolist() == plain(ucb, g, 40, alpha).tolist()
+    ucb, g = instance("independent", 3 * bsfl_solvers.SLICE + 17, np.random.default_rng(1))
+    assert bsfl_solvers.maximize(ucb, g, 40, alpha).tolist() == plain(ucb, g, 40, alpha).tolist()
 
 
 def test_it_ends_where_no_slower_client_can_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 100,000 clients the slow ones cannot make up for their speed: only the first slices are looked at."""
     looked = []
-    on = sweep._Sweep.on
+    on = bsfl_solvers._Sweep.on
     monkeypatch.setattr(
-        sweep._Sweep, "on", lambda self, order, start, end: looked.append(end) or on(self, order, start, end)
+        bsfl_solvers._Sweep, "on", lambda self, order, start, end: looked.append(end) or on(self, order, start, end)
     )
     ucb, g = instance("independent", 100_000, np.random.default_rng(2))
-    sweep.maximize(ucb, g, 100, 0.01)
-    assert max(looked, default=0) <= 2 * sweep.SLICE
+    bsfl_solvers.maximize(ucb, g, 100, 0.01)
+    assert max(looked, default=0) <= 2 * bsfl_solvers.SLICE

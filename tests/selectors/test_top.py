@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsel_flwr.selectors._top import top
+from fedsel_flwr.selectors._draws import top
 
 SCORES = st.one_of(
     st.sampled_from([0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan]), st.floats(min_value=-3.0, max_value=3.0)

@@ -12,11 +12,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
-from fedsel_flwr.checks import real
+from fedsel_flwr.checks import AUTO, real
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.roster import ClientValues, Roster
 from fedsel_flwr.selectors import Selector
-from fedsel_flwr.selectors._auto import AUTO
 from fedsel_flwr.strategies.wrapping.adapter import Adapter
 
 PAPERS: Final[Mapping[str, str]] = MappingProxyType(

@@ -1,0 +1,96 @@
+"""Weighted draws without replacement, and whole parts of products of decimals.
+
+The largest of many scores, without sorting the others.
+
+Numbers of examples by client, as selectors keep them: -1 where unknown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from fedsel_flwr.checks import BoolArray, FloatArray, IntArray
+
+
+def top(score: FloatArray, count: int | None) -> IntArray:
+    """Return the positions of the ``count`` largest scores, largest first, equal ones in their order.
+
+    The answer is ``np.argsort(-score, kind="stable")[:count]``, in O(K + count log count).
+
+    Args:
+        score: Scores, shape (K,); NaN ranks last.
+        count: How many, at least 1; None, or K and more, for all.
+
+    Returns:
+        Positions, shape (min(count, K),).
+
+    >>> top(np.array([0.5, 2.0, 0.5, 1.0]), 3)
+    array([1, 3, 0])
+    """
+    rank = -score
+    if count is None or count >= rank.size:
+        return np.argsort(rank, kind="stable")
+    best = np.flatnonzero(rank == rank.min())
+    if best.size >= count:  # as where most clients have an infinite bound
+        return best[:count]
+    last = np.partition(rank, count - 1)[count - 1]
+    if np.isnan(last):  # NaN equals nothing
+        return np.argsort(rank, kind="stable")[:count]
+    above = np.flatnonzero(rank < last)
+    equal = np.flatnonzero(rank == last)[: count - above.size]
+    return np.concatenate([above[np.argsort(rank[above], kind="stable")], equal])
+
+
+def draw(generator: np.random.Generator, clients: IntArray, log_weight: FloatArray, count: int) -> IntArray:
+    """Draw clients one after the other without replacement, each in proportion to its weight among those left.
+
+    These are the largest of ln(weight) + Gumbel noise (W. Kool et al., Stochastic beams and where to find them, ICML
+    2019). Clients of weight 0 come after all others, in random order.
+
+    Args:
+        generator: Draws.
+        clients: Whom to draw from, shape (n,).
+        log_weight: Logarithm of each one's weight, any scale, -inf for weight 0, shape (n,).
+        count: How many to draw, at least 0; n and more draw everybody.
+
+    Returns:
+        Clients, shape (min(count, n),), in the order drawn.
+
+    >>> import numpy as np
+    >>> generator = np.random.default_rng(0)
+    >>> first = [int(draw(generator, np.array([4, 7]), np.log([1.0, 9.0]), 1)[0]) for _ in range(2000)]
+    >>> round(first.count(7) / 2000, 1)
+    0.9
+    """
+    if count < 1 or not clients.size:
+        return clients[:0]
+    order = generator.permutation(clients.size)
+    noise = generator.gumbel(size=clients.size)
+    return clients[order[top(log_weight[order] + noise, count)]]
+
+
+def whole_part(number: float) -> int:
+    """Return floor(number); what lies below a whole number by rounding counts as that number.
+
+    >>> whole_part(10 * (1 - 0.9)), whole_part(0.75 * 7)
+    (1, 5)
+    """
+    return math.floor(number + 1e-9)
+
+
+def take_sizes(size: FloatArray, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
+    """Enter the finite numbers of ``num_examples`` into ``size``, in place; the others leave what was known."""
+    if "num_examples" in columns:
+        told = columns["num_examples"]
+        known = np.isfinite(told)
+        size[clients[known]] = told[known]
+
+
+def filled_sizes(size: FloatArray, registered: BoolArray) -> FloatArray:
+    """Return ``size`` with the unknown entries (-1) at the mean of the registered clients' known ones, or at 1."""
+    known = registered & (size >= 0)
+    mean = float(size[known].mean()) if known.any() else 1.0
+    return np.where(size >= 0, size, mean)

@@ -1,0 +1,198 @@
+"""Uniformly random selection, the baseline of every paper.
+
+Random selection in proportion to data sizes, a baseline of Ben Ami et al. and FedProx's sampling.
+
+Round-robin selection, a baseline of Xia et al.
+
+Clients on whose data the model does worst, a baseline of Xia et al.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+
+from fedsel_flwr.checks import FloatArray, IntArray
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.selectors._draws import filled_sizes, take_sizes
+from fedsel_flwr.selectors.base import Probe, Selector
+
+
+class Random(Selector):
+    """Chooses uniformly at random without replacement, as FedAvg does.
+
+    Deviations: none.
+
+    Args:
+        clients_per_round: How many clients to choose each round (m).
+        seed: Seed of the selector's generator.
+
+    References:
+        McMahan et al., Communication-efficient learning of deep networks from decentralized data, AISTATS 2017,
+        Algorithm 1.
+
+    >>> import numpy as np
+    >>> Random(clients_per_round=2, seed=3).select(np.arange(5)).size
+    2
+    """
+
+    name: ClassVar[str] = "random"
+
+    def _select(self, available: IntArray) -> IntArray:
+        return self._generator.permutation(available)[: self.asked_per_round]
+
+
+class RandomBySize(Selector):
+    """Draws clients one after the other, each in proportion to its number of examples, p_k.
+
+    Without replacement the draws are the m largest of ln(p_k) + Gumbel noise, which has the same distribution. With
+    replacement a client may be drawn c times: it is asked once, and :meth:`draws` tells c, its weight in the plain mean
+    over the multiset (averaging scheme ``"mean"``). Together they are FedProx in Table 1 of Kim et al.; fewer than m
+    different clients may be chosen. FedCA's filter averages and searches the c copies.
+
+    Deviations: none. Sizes come by ``inform(clients, num_examples=...)``; a client of unknown (or NaN)
+    size counts as one of average size. Among the available clients the p_k are made to sum to 1.
+
+    Args:
+        clients_per_round: How many clients to draw each round (m).
+        replacement: Whether a client may be drawn again.
+        seed: Seed of the selector's generator.
+
+    Raises:
+        ParameterError: ``clients_per_round`` < 1, or ``replacement`` is not a boolean.
+
+    References:
+        Ben Ami et al., section VI (non-i.i.d. baseline, without replacement); W. Kool et al., Stochastic beams and
+        where to find them, ICML 2019 (Gumbel top-k); T. Li et al., Federated optimization in heterogeneous networks,
+        MLSys 2020, Algorithm 2 (with replacement).
+
+    >>> import numpy as np
+    >>> selector = RandomBySize(clients_per_round=1, seed=0)
+    >>> selector.inform(np.arange(2), num_examples=np.array([1.0, 9.0]))
+    >>> float(np.mean([selector.select(np.arange(2))[0] for _ in range(1000)]).round(2))
+    0.89
+    """
+
+    name: ClassVar[str] = "random-by-size"
+    client_state: ClassVar[dict[str, float | int]] = {"_size": -1.0, "_draws": 0}  # size -1 for unknown
+
+    _size: FloatArray
+    _draws: IntArray
+
+    def __init__(self, *, clients_per_round: int, replacement: bool = False, seed: int | None = None) -> None:
+        super().__init__(clients_per_round=clients_per_round, seed=seed)
+        if not isinstance(replacement, bool):
+            raise ParameterError(f"replacement must be True or False, got {replacement!r}")
+        self.replacement = replacement
+
+    def expected_count(self, num_available: int) -> int | None:
+        """How many clients are chosen; only the draws know where they are with replacement."""
+        warmup = self.round < self.common_warmup
+        return None if self.replacement and num_available and not warmup else super().expected_count(num_available)
+
+    def draws(self, clients: IntArray) -> IntArray:
+        """How often each of ``clients`` was drawn in the round chosen last."""
+        return self._draws[clients]
+
+    def _advance(self) -> None:
+        self._draws[:] = 0
+
+    def _join(self, available: IntArray) -> None:
+        self._draws[available] = 1
+
+    def _select(self, available: IntArray) -> IntArray:
+        size = filled_sizes(self._size, self._registered)
+        if self.replacement:
+            weight = size[available] if size[available].any() else np.ones(available.size)
+            drawn = self._generator.choice(available, size=self.asked_per_round, p=weight / weight.sum())
+            chosen, times = np.unique(drawn, return_counts=True)
+            self._draws[chosen] = times
+            return chosen
+        with np.errstate(divide="ignore"):
+            score = np.log(size)
+        noise = np.full(score.shape, -np.inf)
+        noise[available] = self._generator.gumbel(size=available.size)
+        chosen = self._largest(score + noise, available)
+        self._draws[chosen] = 1
+        return chosen
+
+    def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
+        take_sizes(self._size, clients, columns)
+
+
+class RoundRobin(Selector):
+    """Takes the clients in turn, by index; a client that is away when its turn comes waits for the next cycle.
+
+    Deviations: the paper's groups of N are taken here by index; where m does not divide K, as in its Fig. 6 (K = 10,
+    N = 4), of which it says nothing, a round runs on into the next cycle; a client that is away is skipped. The first
+    cycle begins after a common warm-up.
+
+    Args:
+        clients_per_round: How many clients to choose each round (m).
+        seed: Accepted for uniformity; nothing is drawn.
+
+    References:
+        Xia et al., Multi-armed bandit-based client scheduling for federated learning, IEEE TWC 2020, section V-B.
+
+    >>> import numpy as np
+    >>> selector = RoundRobin(clients_per_round=2)
+    >>> [selector.select(np.arange(3)).tolist() for _ in range(3)]
+    [[0, 1], [0, 2], [1, 2]]
+    """
+
+    name: ClassVar[str] = "round-robin"
+    scalar_state: ClassVar[tuple[str, ...]] = ("_next",)
+
+    def __init__(self, *, clients_per_round: int, seed: int | None = None) -> None:
+        super().__init__(clients_per_round=clients_per_round, seed=seed)
+        self._next = 0  # the index whose turn it is
+
+    def _select(self, available: IntArray) -> IntArray:
+        turn = np.roll(available, -int(np.searchsorted(available, self._next)))
+        chosen = turn[: self.asked_per_round]
+        self._next = int(chosen[-1]) + 1
+        return chosen
+
+
+class LocalAccuracy(Selector):
+    """Asks every available client for the current model's accuracy on its test data and takes the lowest m.
+
+    Deviations: the paper does not say how the server learns the accuracies. Here they are a probe before each round,
+    whose time and energy are charged; clients whose answer is NaN come last; one that is not informed about keeps its
+    former answer. In a common warm-up of all selectors nobody is asked.
+
+    Args:
+        clients_per_round: How many clients to choose each round (m).
+        seed: Seed of the generator that breaks ties.
+
+    References:
+        Xia et al., Multi-armed bandit-based client scheduling for federated learning, IEEE TWC 2020, section V-B,
+        "local accuracy based scheduling".
+
+    >>> import numpy as np
+    >>> selector = LocalAccuracy(clients_per_round=1)
+    >>> selector.probe(np.arange(3)).columns
+    ('local_accuracy',)
+    >>> selector.inform(np.arange(3), local_accuracy=np.array([0.9, 0.4, 0.7]))
+    >>> selector.select(np.arange(3))
+    array([1])
+    """
+
+    name: ClassVar[str] = "local-accuracy"
+    asks: ClassVar[frozenset[str]] = frozenset({"local_accuracy"})
+    client_state: ClassVar[dict[str, float | int]] = {"_accuracy": 2.0}  # 2, above every accuracy, where unknown
+
+    _accuracy: FloatArray
+
+    def _probe(self, available: IntArray) -> Probe:
+        return Probe(clients=available, columns=("local_accuracy",))
+
+    def _select(self, available: IntArray) -> IntArray:
+        return self._largest(-self._accuracy, available)
+
+    def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
+        if "local_accuracy" in columns:
+            answers = columns["local_accuracy"]
+            self._accuracy[clients] = np.where(np.isfinite(answers), answers, 2.0)
