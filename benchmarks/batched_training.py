@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from fedsel_flwr.clients.batched import BatchedTrainer, Examples
-from fedsel_flwr.clients.parameters import get_arrays
+from fedsel_flwr.clients.objectives import get_arrays
 from fedsel_flwr.clients.training import TrainingSettings
 from fedsel_flwr.simulations.models import build_model
 

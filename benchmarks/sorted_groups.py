@@ -19,8 +19,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from fedsel_flwr.checks import FloatArray, IntArray
-from fedsel_flwr.clients.delays import System
-from fedsel_flwr.clients.means import mean_latencies
+from fedsel_flwr.clients.device import System, mean_latencies
 from fedsel_flwr.report import jain_index
 from fedsel_flwr.selectors import RoundReport, create
 from fedsel_flwr.simulations import load_scenario

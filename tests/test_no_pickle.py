@@ -32,9 +32,8 @@ CARRIERS = {"loky", "multiprocessing"}
 """Modules that pickle what they carry."""
 CALLS = {("torch", "load"), ("torch", "save"), ("pd", "read_pickle"), ("pandas", "read_pickle")}
 EXCEPTIONS = {
-    "clients/batched/helper.py": "a helper process hears the one that started it, over a pair of sockets of their own",
-    "clients/batched/remote.py": "the other end of these",
-    "clients/batched/sending.py": "the model that helpers train is code and its state",
+    "clients/batched/worker.py": "a helper process hears the one that started it, over a pair of sockets of their own",
+    "clients/batched/worker_connection.py": "the other end of these; the model to train is code and its state",
     "simulations/sharing.py": "Ray carries the data to its actors; only the name of pickle's error is used here",
     "simulations/side_by_side.py": "runs of a comparison go to processes that this one starts",
     "testing/spawning.py": "a selector's factory goes to a process that this one starts",

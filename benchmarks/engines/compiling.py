@@ -12,7 +12,7 @@ import time
 import numpy as np
 from torch import nn
 from fedsel_flwr.clients.batched import BatchedTrainer, Examples
-from fedsel_flwr.clients.parameters import get_arrays
+from fedsel_flwr.clients.objectives import get_arrays
 from fedsel_flwr.clients.training import TrainingSettings
 
 model = nn.Sequential(nn.Linear(4, 2))

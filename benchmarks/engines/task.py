@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from networks import SmallResNet
 
-from fedsel_flwr.clients.parameters import set_arrays
+from fedsel_flwr.clients.objectives import set_arrays
 from fedsel_flwr.clients.training import evaluate
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.world import World, world_of

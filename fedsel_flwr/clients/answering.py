@@ -10,7 +10,7 @@ between them. A client answers those it can, each under the column's name, and p
 | ``rms_loss`` | root mean square of the losses of the single training examples (Oort) |
 | ``local_accuracy`` | fraction of the client's test examples that are classified correctly |
 | ``gradient`` | gradient of the mean loss on all training examples, parameter by parameter, flattened |
-| ``sketch`` | hash of the client's training data, see :mod:`fedsel_flwr.clients.sketching` |
+| ``sketch`` | hash of the client's training data, see :mod:`fedsel_flwr.clients.answering` |
 
 Where the objective is a regression, the loss is the squared one, and ``local_accuracy`` is R², 0 where it is negative.
 
@@ -25,6 +25,12 @@ three, which bring the losses along; ``sketch`` is another pass over the example
 that the mini-batch is of the examples, and nothing if the losses of all are computed anyway. Numbers travel with the
 update at no cost, and so does a sketch, which is as large as one; a gradient is as large as an update, and takes as
 long to send.
+
+SimHash of a client's data, computed on the client: only the hash leaves it (LSH, NCCB).
+
+Each bit says on which side of a random plane through the origin the mean of the client's examples lies. The planes are
+drawn from the seed of the run, so all clients take the same. Two clients differ in a share theta / pi of the bits, in
+expectation, where theta is the angle between their means (Charikar, STOC 2002).
 """
 
 from __future__ import annotations
@@ -38,11 +44,40 @@ import torch
 from torch import nn
 
 from fedsel_flwr.checks import FloatArray, IntArray
-from fedsel_flwr.clients.delays import RoundDelays
+from fedsel_flwr.clients.device import RoundDelays
 from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective
-from fedsel_flwr.clients.sketching import sketch
 from fedsel_flwr.clients.streams import stream
 from fedsel_flwr.clients.training import Targets, check_examples, device_of, evaluate
+from fedsel_flwr.errors import ParameterError
+
+SKETCH_BITS = 64
+"""Bits of a hash."""
+
+
+def sketch(inputs: npt.NDArray[np.float32], seed: int) -> npt.NDArray[np.float32]:
+    """Return the hash of some examples.
+
+    Args:
+        inputs: The examples, shape (n, ...), n at least 1.
+        seed: Seed of the run.
+
+    Returns:
+        Shape (64,), each 0 or 1.
+
+    Raises:
+        ParameterError: There are no examples.
+
+    Example:
+        >>> one, other = np.ones((3, 5), np.float32), -np.ones((2, 5), np.float32)
+        >>> int((sketch(one, 7) == sketch(3 * one[:1], 7)).sum()), int((sketch(one, 7) == sketch(other, 7)).sum())
+        (64, 0)
+    """
+    if not len(inputs):
+        raise ParameterError("a sketch needs at least one training example, got none; give the client examples")
+    mean = inputs.reshape(len(inputs), -1).mean(axis=0, dtype=np.float64)
+    planes = stream(seed, "sketch", 0).standard_normal((SKETCH_BITS, mean.size))
+    return np.asarray((planes * mean).sum(axis=1) > 0, dtype=np.float32)
+
 
 ANSWERED = frozenset({"loss", "batch_loss", "rms_loss", "local_accuracy", "gradient", "sketch"})
 """The columns that a simulated client can answer."""

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsel_flwr.checks import FloatArray, real, whole
-from fedsel_flwr.clients.delays import PROBE_BITS, RoundDelays
+from fedsel_flwr.clients.device import PROBE_BITS, RoundDelays
 from fedsel_flwr.clients.streams import streams
 from fedsel_flwr.errors import ParameterError
 
@@ -57,7 +57,7 @@ class PhoneModel:
         num_clients: Number of clients, with partition ids 0 … num_clients - 1.
         seed: Seed of the run, at least 0.
         examples: Examples that each client works through in a round, shape (num_clients,), see
-            :func:`~fedsel_flwr.clients.settings.examples_per_round`.
+            :func:`~fedsel_flwr.clients.training_settings.examples_per_round`.
         payload_bits: Size of the model, as sent and as returned, bit.
         seconds_per_example: Median over the phones of the time to train on an example, s.
         compute_log_sd: Standard deviation of its logarithm between phones.
@@ -163,7 +163,7 @@ class PhoneModel:
         """Return each phone's mean latency over the rounds, capped at the deadline, s.
 
         Args:
-            points: Evenly spread over the unit cube, shape (n, 3); see :func:`fedsel_flwr.clients.means.cube`.
+            points: Evenly spread over the unit cube, shape (n, 3); see :func:`fedsel_flwr.clients.device.cube`.
 
         Returns:
             Shape (num_clients,).

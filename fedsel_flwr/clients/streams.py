@@ -2,19 +2,111 @@
 
 A draw is named by (seed, purpose, partition, round). The order in which clients register, the engine that runs them,
 and a restart in the middle therefore change no draw.
+
+The seeds of many random streams at once: NumPy's SeedSequence, computed for all partitions together.
+
+NumPy promises that the numbers of a :class:`numpy.random.SeedSequence` never change; this is its algorithm, word for
+word, on arrays in place of numbers. Words of 32 bits stand in 64, so that products can be cut by a mask.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import pairwise
 from operator import index
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
+from numpy.random.bit_generator import ISeedSequence
 
-from fedsel_flwr.clients.seeding import Given, states
+from fedsel_flwr.checks import IntArray
 from fedsel_flwr.errors import ParameterError
+
+POOL, MASK = 4, 0xFFFFFFFF
+"""Words of 32 bits that a seed sequence keeps, and the bits of one."""
+
+
+def _constants(first: int, factor: int, count: int) -> list[int]:
+    """The constants of NumPy's hashmix: the n-th call takes the n-th and the one after."""
+    return [first * pow(factor, n, 1 << 32) & MASK for n in range(count + 1)]
+
+
+MIXING = _constants(0x43B0D7E5, 0x931E8875, POOL + POOL * (POOL - 1) + 3 * POOL)
+WRITING = _constants(0x8B51F9DD, 0x58F38DED, 2 * POOL)
+LEFT, RIGHT, SHIFT = 0xCA01F9DD, 0x4973F715, 16
+
+
+class Given(ISeedSequence):
+    """A seed sequence whose state is known already.
+
+    Args:
+        state: The words that it generates, uint64, shape (4,).
+    """
+
+    def __init__(self, state: npt.NDArray[np.uint64]) -> None:
+        self._state = state
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> npt.NDArray[np.uint64]:
+        """The words, whatever is asked: PCG64 asks for four of uint64."""
+        return self._state
+
+
+def states(seed: int, purpose: int, partition_ids: IntArray, round: int) -> npt.NDArray[np.uint64]:
+    """Return what ``SeedSequence(seed, spawn_key=(purpose, k, round))`` generates for each partition k.
+
+    Args:
+        seed: In [0, 2**128).
+        purpose: In [0, 2**32).
+        partition_ids: The k, in [0, 2**32), shape (n,).
+        round: In [0, 2**32).
+
+    Returns:
+        ``generate_state(4, numpy.uint64)`` of each, shape (n, 4).
+
+    Example:
+        >>> int(states(1, 2, np.array([5]), 3)[0, 0])
+        14838326704995131547
+        >>> int(np.random.SeedSequence(1, spawn_key=(2, 5, 3)).generate_state(4, np.uint64)[0])
+        14838326704995131547
+    """
+    pool = _column(_pool(seed, purpose))
+    last = MIXING[-2 * POOL - 1 :]
+    pool = _mixed(pool, _hashed(partition_ids.astype(np.uint64), _column(last[:POOL]), _column(last[1 : POOL + 1])))
+    pool = _mixed(pool, _hashed(np.uint64(round), _column(last[POOL:-1]), _column(last[POOL + 1 :])))
+    words = _hashed(np.vstack([pool, pool]), _column(WRITING[:-1]), _column(WRITING[1:]))
+    return np.ascontiguousarray((words[0::2] | words[1::2] << np.uint64(32)).T)
+
+
+@lru_cache(maxsize=64)
+def _pool(seed: int, purpose: int) -> tuple[int, ...]:
+    """The pool after the words that all partitions have in common: the seed's four, and the purpose."""
+    calls = pairwise(MIXING)
+    pool = [_hashed(seed >> 32 * i & MASK, *next(calls)) for i in range(POOL)]
+    for source in range(POOL):
+        for target in range(POOL):
+            if source != target:
+                pool[target] = _mixed(pool[target], _hashed(pool[source], *next(calls)))
+    return tuple(_mixed(word, _hashed(purpose, *next(calls))) for word in pool)
+
+
+def _hashed(value: Any, before: Any, after: Any) -> Any:
+    """NumPy's hashmix."""
+    value = (value ^ before) * after & MASK
+    return value ^ value >> SHIFT
+
+
+def _mixed(left: Any, right: Any) -> Any:
+    """NumPy's mix."""
+    value = LEFT * left - RIGHT * right & MASK
+    return value ^ value >> SHIFT
+
+
+def _column(words: Sequence[int]) -> npt.NDArray[np.uint64]:
+    return np.array(words, dtype=np.uint64)[:, np.newaxis]
+
 
 PURPOSES: Final[Mapping[str, int]] = MappingProxyType(
     {  # part of every recorded result: add at the end, never renumber or reuse

@@ -22,8 +22,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from fedsel_flwr.checks import FloatArray, real, whole
-from fedsel_flwr.clients.delays import PROBE_BITS, RoundDelays
-from fedsel_flwr.clients.device import COMPUTING_STEP, computing_rate_bounds, cpu_energy
+from fedsel_flwr.clients.device import COMPUTING_STEP, PROBE_BITS, RoundDelays, computing_rate_bounds, cpu_energy
 from fedsel_flwr.clients.streams import streams
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.wireless import OFDMAChannel, rayleigh_power, uniform_disc
@@ -178,7 +177,7 @@ class SystemModel:
         """Return each client's mean latency over the rounds, capped at the deadline, s.
 
         Args:
-            points: Evenly spread over the unit cube, shape (n, 3); see :func:`fedsel_flwr.clients.means.cube`.
+            points: Evenly spread over the unit cube, shape (n, 3); see :func:`fedsel_flwr.clients.device.cube`.
 
         Returns:
             Shape (num_clients,).

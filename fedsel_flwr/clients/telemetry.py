@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from fedsel_flwr.clients.meter import EnergyMeter
+from fedsel_flwr.clients.metrics import EnergyMeter
 from fedsel_flwr.errors import RunError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def telemetry(message: Message, context: Context, call_next: Callable[[Message, 
 
     ``compute_s`` is the time from the message's arrival in the mod to the reply of the app, seconds by the clock on the
     wall: reading the data, training, and the mods that follow in the list. The start of the process and the transfer of
-    the models are not in it. ``energy_j`` is what :class:`~fedsel_flwr.clients.meter.EnergyMeter` measured meanwhile,
+    the models are not in it. ``energy_j`` is what :class:`~fedsel_flwr.clients.metrics.EnergyMeter` measured meanwhile,
     joules; it is absent without zeus or without a readable meter.
 
     Both stand in the reply's one ``MetricRecord``, in the legacy API among the metrics that ``fit`` returned. What the

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedsel_flwr.clients.means import mean_latencies
-from fedsel_flwr.clients.parameters import set_arrays
-from fedsel_flwr.clients.predicting import outputs
+from fedsel_flwr.clients.device import mean_latencies
+from fedsel_flwr.clients.objectives import set_arrays
+from fedsel_flwr.clients.training import outputs
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.history import ClientRecord, History
 from fedsel_flwr.rounds.models import Arrays

@@ -10,8 +10,7 @@ from flwr.client import ClientApp
 from flwr.common import Context
 from flwr.serverapp import Grid, strategy
 
-from fedsel_flwr.clients.message_client import make_message_app
-from fedsel_flwr.clients.torch_client import TorchClient
+from fedsel_flwr.clients.torch_client import TorchClient, make_message_app
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.simulations.base_strategies import CLASSES, own_parameters
 from fedsel_flwr.simulations.world import World

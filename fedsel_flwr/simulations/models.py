@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedsel_flwr.checks import one_of, whole
-from fedsel_flwr.clients.parameters import get_arrays, set_arrays
+from fedsel_flwr.clients.objectives import get_arrays, set_arrays
 from fedsel_flwr.errors import ParameterError
 
 __all__ = ["MODELS", "build_model", "get_arrays", "set_arrays"]

@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from fedsel_flwr.checks import IntArray
-from fedsel_flwr.clients import delays
+from fedsel_flwr.clients.device import System as AnySystem
 from fedsel_flwr.clients.phones import PhoneModel
-from fedsel_flwr.clients.settings import examples_per_round
 from fedsel_flwr.clients.system import SystemModel
+from fedsel_flwr.clients.training_settings import examples_per_round
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors.registry import label_of
 from fedsel_flwr.simulations.tables import (
@@ -152,9 +152,7 @@ class Scenario(Table):
             )
         return self
 
-    def system_model(
-        self, sizes: IntArray | None = None, model_bytes: int = 0, multiplications: int = 0
-    ) -> delays.System:
+    def system_model(self, sizes: IntArray | None = None, model_bytes: int = 0, multiplications: int = 0) -> AnySystem:
         """Delays and energy of the clients.
 
         Args:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsel_flwr.checks import whole
-from fedsel_flwr.clients.batched.sending import packed, unpacked
+from fedsel_flwr.clients.batched.worker_connection import packed, unpacked
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError, described
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.simulations.contenders import Contender

@@ -10,9 +10,9 @@ from torch import nn
 
 from fedsel_flwr.checks import one_of, whole
 from fedsel_flwr.clients.batched import BatchedTrainer, Examples, Helpers, SharedTrainer
-from fedsel_flwr.clients.batched.choosing import WAYS, Way, compiled
-from fedsel_flwr.clients.batched.refusal import Refused
-from fedsel_flwr.clients.settings import examples_per_round
+from fedsel_flwr.clients.batched.steps import Refused
+from fedsel_flwr.clients.batched.trainer import WAYS, Way, compiled
+from fedsel_flwr.clients.training_settings import examples_per_round
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.world import World

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from fedsel_flwr.clients.phones import PhoneModel
-from fedsel_flwr.clients.settings import Augmentation, TrainingSettings
 from fedsel_flwr.clients.system import SystemModel
+from fedsel_flwr.clients.training_settings import Augmentation, TrainingSettings
 from fedsel_flwr.references import is_reference
 from fedsel_flwr.simulations.synthetic import Synthetic
 from fedsel_flwr.wireless import OFDMAChannel

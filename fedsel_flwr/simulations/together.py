@@ -8,12 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsel_flwr.checks import FloatArray
-from fedsel_flwr.clients.answering import asked_columns, local_accuracy, mini_batch
+from fedsel_flwr.clients.answering import asked_columns, local_accuracy, mini_batch, sketch
 from fedsel_flwr.clients.metrics import probe_costs
-from fedsel_flwr.clients.parameters import set_arrays
-from fedsel_flwr.clients.predicting import outputs
-from fedsel_flwr.clients.sketching import sketch
-from fedsel_flwr.clients.training import held
+from fedsel_flwr.clients.objectives import set_arrays
+from fedsel_flwr.clients.training import held, outputs
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.simulations.world import World
 

@@ -19,9 +19,9 @@ from fedsel_flwr.checks import FloatArray
 from fedsel_flwr.clients.answering import answer, asked_columns, with_answers
 from fedsel_flwr.clients.batched import Examples
 from fedsel_flwr.clients.batched.threads import using_threads
-from fedsel_flwr.clients.failing import ANSWERS
+from fedsel_flwr.clients.dropout import ANSWERS
 from fedsel_flwr.clients.metrics import fit_metrics, lost_metrics
-from fedsel_flwr.clients.parameters import set_arrays
+from fedsel_flwr.clients.objectives import set_arrays
 from fedsel_flwr.clients.streams import streams
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.models import Arrays, ModelStack

@@ -13,16 +13,14 @@ import torch
 from torch import nn
 
 from fedsel_flwr.clients.answering import Examples
-from fedsel_flwr.clients.batched.predicting import stack_predict
-from fedsel_flwr.clients.delays import System
-from fedsel_flwr.clients.failing import Failing
+from fedsel_flwr.clients.batched.evaluation import stack_predict
+from fedsel_flwr.clients.device import System
+from fedsel_flwr.clients.dropout import Failing
 from fedsel_flwr.clients.multiplying import multiplications
-from fedsel_flwr.clients.objectives import Objective
-from fedsel_flwr.clients.parameters import get_arrays, set_arrays
-from fedsel_flwr.clients.predicting import torch_predict
+from fedsel_flwr.clients.objectives import Objective, get_arrays, set_arrays
 from fedsel_flwr.clients.streams import streams
 from fedsel_flwr.clients.torch_client import TorchClient
-from fedsel_flwr.clients.training import evaluate
+from fedsel_flwr.clients.training import evaluate, torch_predict
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.measuring import Validation
 from fedsel_flwr.rounds.models import Arrays

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.clients.means import mean_latencies
+from fedsel_flwr.clients.device import mean_latencies
 from fedsel_flwr.clients.phones import PhoneModel
 from fedsel_flwr.theory import sorted_groups
 from tests.benchmarks.scripts import load

@@ -22,11 +22,10 @@ from fedsel_flwr.clients.answering import (
     losses_and_gradient,
     mini_batch,
 )
-from fedsel_flwr.clients.message_client import make_message_app
-from fedsel_flwr.clients.parameters import get_arrays, set_arrays
+from fedsel_flwr.clients.objectives import get_arrays, set_arrays
 from fedsel_flwr.clients.streams import stream
 from fedsel_flwr.clients.system import SystemModel
-from fedsel_flwr.clients.torch_client import TorchClient
+from fedsel_flwr.clients.torch_client import TorchClient, make_message_app
 from fedsel_flwr.clients.training import TrainingSettings
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors.columns import ASKED

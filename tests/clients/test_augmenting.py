@@ -11,10 +11,18 @@ import torch
 from torch import nn
 
 from fedsel_flwr.clients.answering import answer
-from fedsel_flwr.clients.augmenting import PADDING, SHIFTS, VIEWS, crop_flip, draw_views
 from fedsel_flwr.clients.batched import BatchedTrainer, Examples
-from fedsel_flwr.clients.parameters import get_arrays, set_arrays
-from fedsel_flwr.clients.training import TrainingSettings, evaluate, train
+from fedsel_flwr.clients.objectives import get_arrays, set_arrays
+from fedsel_flwr.clients.training import (
+    PADDING,
+    SHIFTS,
+    VIEWS,
+    TrainingSettings,
+    crop_flip,
+    draw_views,
+    evaluate,
+    train,
+)
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.world import World

@@ -9,8 +9,8 @@ import pytest
 
 from fedsel_flwr.clients.batched import Examples, Helpers, SharedTrainer
 from fedsel_flwr.clients.batched.trainer import BatchedTrainer
-from fedsel_flwr.clients.parameters import get_arrays
-from fedsel_flwr.clients.settings import TrainingSettings
+from fedsel_flwr.clients.objectives import get_arrays
+from fedsel_flwr.clients.training_settings import TrainingSettings
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.models import build_model

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.clients.means import cube, mean_latencies
+from fedsel_flwr.clients.device import cube, mean_latencies
 from fedsel_flwr.clients.phones import PhoneModel
 from fedsel_flwr.clients.system import SystemModel
 

@@ -13,10 +13,17 @@ from torch import nn
 from torch.nn import functional
 
 from fedsel_flwr.clients.answering import answer, losses_and_gradient
-from fedsel_flwr.clients.objectives import CLASSIFICATION, OBJECTIVES, REGRESSION, r_squared, squared_loss
-from fedsel_flwr.clients.parameters import get_arrays, set_arrays
-from fedsel_flwr.clients.settings import TrainingSettings
+from fedsel_flwr.clients.objectives import (
+    CLASSIFICATION,
+    OBJECTIVES,
+    REGRESSION,
+    get_arrays,
+    r_squared,
+    set_arrays,
+    squared_loss,
+)
 from fedsel_flwr.clients.training import evaluate, train
+from fedsel_flwr.clients.training_settings import TrainingSettings
 from fedsel_flwr.simulations.models import build_model
 
 RNG = np.random.default_rng(3)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsel_flwr.clients.parameters import get_arrays, set_arrays
+from fedsel_flwr.clients.objectives import get_arrays, set_arrays
 from fedsel_flwr.errors import ParameterError
 
 

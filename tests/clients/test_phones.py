@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.clients.delays import RoundDelays, System
+from fedsel_flwr.clients.device import RoundDelays, System
 from fedsel_flwr.clients.phones import PhoneModel
-from fedsel_flwr.clients.settings import TrainingSettings, examples_per_round
 from fedsel_flwr.clients.streams import stream
 from fedsel_flwr.clients.training import train
+from fedsel_flwr.clients.training_settings import TrainingSettings, examples_per_round
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.models import build_model
 from tests.processes import environment

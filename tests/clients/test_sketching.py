@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from fedsel_flwr.clients.sketching import SKETCH_BITS, sketch
+from fedsel_flwr.clients.answering import SKETCH_BITS, sketch
 from fedsel_flwr.clients.streams import stream
 from fedsel_flwr.errors import ParameterError
 

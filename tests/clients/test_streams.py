@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.clients.seeding import states
-from fedsel_flwr.clients.streams import PURPOSES, stream, streams
+from fedsel_flwr.clients.streams import PURPOSES, states, stream, streams
 from fedsel_flwr.errors import ParameterError
 
 

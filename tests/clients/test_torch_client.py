@@ -16,7 +16,7 @@ from flwr.common import Code, FitIns, GetPropertiesIns, ndarrays_to_parameters
 from torch import nn
 
 from fedsel_flwr.clients import torch_client
-from fedsel_flwr.clients.parameters import get_arrays
+from fedsel_flwr.clients.objectives import get_arrays
 from fedsel_flwr.clients.system import SystemModel
 from fedsel_flwr.clients.torch_client import TorchClient
 from fedsel_flwr.clients.training import TrainingSettings

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.clients.sketching import SKETCH_BITS, sketch
+from fedsel_flwr.clients.answering import SKETCH_BITS, sketch
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import NCCB, RoundReport, create
 from fedsel_flwr.selectors._clusters import cluster, distances, majority

@@ -10,7 +10,7 @@ import pytest
 
 from fedsel_flwr.checks import IntArray
 from fedsel_flwr.clients.answering import answer
-from fedsel_flwr.clients.parameters import set_arrays
+from fedsel_flwr.clients.objectives import set_arrays
 from fedsel_flwr.selectors import Probe, RoundReport, Selector
 from fedsel_flwr.simulations import engine
 from fedsel_flwr.simulations.engine import simulate

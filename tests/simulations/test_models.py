@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedsel_flwr.clients.settings import TrainingSettings
 from fedsel_flwr.clients.training import evaluate, train
+from fedsel_flwr.clients.training_settings import TrainingSettings
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.models import MODELS, REGRESSORS, build_model, get_arrays, set_arrays, vgg11
 

@@ -10,7 +10,7 @@ from multiprocessing import get_context
 import numpy as np
 import pytest
 
-from fedsel_flwr.clients.parameters import get_arrays
+from fedsel_flwr.clients.objectives import get_arrays
 from fedsel_flwr.simulations.data import Dataset, load_dataset
 from fedsel_flwr.simulations.models import build_model
 from fedsel_flwr.simulations.partitions import partition_indices

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from fedsel_flwr.cli import main
-from fedsel_flwr.clients.batched import BatchedTrainer, loops
+from fedsel_flwr.clients.batched import BatchedTrainer, numba_kernels
 from fedsel_flwr.clients.batched.threads import using_threads
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.history import RoundRecord
@@ -145,7 +145,7 @@ def test_small_products_take_one_thread(keys: dict[str, Any], threads: int) -> N
         assert torch.get_num_threads() == 2
 
 
-@pytest.mark.skipif(bool(loops.MISSING), reason="Numba is not installed (the extra 'fast')")
+@pytest.mark.skipif(bool(numba_kernels.MISSING), reason="Numba is not installed (the extra 'fast')")
 def test_the_compiled_way_by_kind_and_length_alone() -> None:
     # 100 clients of some 10 examples, batches of 10: two steps a round at most
     assert way_for(world(3000, 25, wide), "cpu") == "compiled"
@@ -154,7 +154,7 @@ def test_the_compiled_way_by_kind_and_length_alone() -> None:
     assert way_for(world(3000, 25, convolving), "cpu") == "auto"
 
 
-@pytest.mark.skipif(bool(loops.MISSING), reason="Numba is not installed (the extra 'fast')")
+@pytest.mark.skipif(bool(numba_kernels.MISSING), reason="Numba is not installed (the extra 'fast')")
 def test_a_run_the_compiled_way_makes_the_same_choices(monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = load_scenario("smoke", SMOKE | {"selector": "bsfl"})
     alone = simulate(scenario)

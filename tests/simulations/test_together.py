@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.clients.answering import answer
-from fedsel_flwr.clients.parameters import set_arrays
+from fedsel_flwr.clients.objectives import set_arrays
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.together import Answers, probed
 from fedsel_flwr.simulations.world import World

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedsel_flwr.cli import main
-from fedsel_flwr.clients.parameters import get_arrays
+from fedsel_flwr.clients.objectives import get_arrays
 from fedsel_flwr.clients.training import TrainingSettings, evaluate, train
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations import compare, load_scenario, simulate, where

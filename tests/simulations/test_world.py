@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from fedsel_flwr.clients import torch_client
-from fedsel_flwr.clients.delays import RoundDelays
+from fedsel_flwr.clients.device import RoundDelays
 from fedsel_flwr.clients.phones import PhoneModel
 from fedsel_flwr.clients.training import evaluate
 from fedsel_flwr.errors import ParameterError

@@ -9,7 +9,7 @@ import torch
 from turns import Task, Turns
 
 from fedsel_flwr.clients.batched import BatchedTrainer, SharedTrainer
-from fedsel_flwr.clients.parameters import get_arrays
+from fedsel_flwr.clients.objectives import get_arrays
 from fedsel_flwr.simulations.building import make_strategy
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.scenario import Scenario

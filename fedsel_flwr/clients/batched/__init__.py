@@ -6,10 +6,9 @@ devices, where examples given as tensors stay. :class:`SharedTrainer` does the s
 processes are.
 """
 
+from fedsel_flwr.clients.batched.evaluation import logits_batched
 from fedsel_flwr.clients.batched.examples import Examples
-from fedsel_flwr.clients.batched.helpers import Helpers
-from fedsel_flwr.clients.batched.predicting import logits_batched
-from fedsel_flwr.clients.batched.shared import SharedTrainer
 from fedsel_flwr.clients.batched.trainer import BatchedTrainer, train_batched
+from fedsel_flwr.clients.batched.worker_processes import Helpers, SharedTrainer
 
 __all__ = ["BatchedTrainer", "Examples", "Helpers", "SharedTrainer", "logits_batched", "train_batched"]

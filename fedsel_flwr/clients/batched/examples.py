@@ -1,7 +1,11 @@
-"""The examples of all clients, held once; a client is a list of their rows."""
+"""The examples of all clients, held once; a client is a list of their rows.
+
+Which examples each client sees in which step: the draws of :func:`fedsel_flwr.clients.training.train`, as tables.
+"""
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedsel_flwr.checks import IntArray
-from fedsel_flwr.clients.training import check_examples
+from fedsel_flwr.checks import FloatArray, IntArray
+from fedsel_flwr.clients.training import check_examples, draw_views
+from fedsel_flwr.clients.training_settings import TrainingSettings
 from fedsel_flwr.errors import ParameterError
 
 Held = npt.NDArray[Any] | torch.Tensor
@@ -109,3 +114,125 @@ def _tensor(held: Held, device: torch.device) -> torch.Tensor:
     with warnings.catch_warnings():  # of arrays that may not be written to: nothing here writes to them
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.as_tensor(held, device=device)
+
+
+def num_steps(size: int, settings: TrainingSettings) -> int:
+    """Return how many steps a client with ``size`` examples takes."""
+    return settings.local_steps or settings.local_epochs * math.ceil(size / settings.batch_size)
+
+
+def longest_first(sizes: Sequence[int], settings: TrainingSettings) -> IntArray:
+    """Return the order of the clients by steps and then by size, largest first; equal ones stay in their order.
+
+    In this order the clients that still train are a prefix at every step, and neighbours need little padding.
+    """
+    return np.array(
+        sorted(range(len(sizes)), key=lambda i: (-num_steps(sizes[i], settings), -sizes[i])), dtype=np.int64
+    )
+
+
+def order_of_examples(rows: IntArray, settings: TrainingSettings, generator: np.random.Generator) -> IntArray:
+    """Return which examples one client sees, pass by pass; the last pass may be longer than its steps.
+
+    Args:
+        rows: Its rows of the data set, shape (its count,).
+        settings: How to train, without augmentation.
+        generator: Draws as for a `Schedule`.
+    """
+    generator.integers(2**63)  # the seed of the dropout, of which there is none
+    per_pass = math.ceil(len(rows) / settings.batch_size)
+    passes = math.ceil(num_steps(len(rows), settings) / per_pass)
+    own = np.asarray(rows, dtype=np.int64)
+    return np.concatenate([own[generator.permutation(len(own))] for _ in range(passes)])
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the clients that take it; batches are padded to the longest.
+
+    Args:
+        rows: Of the data set, shape (n_active, width); beyond a batch's end its own first row again.
+        lengths: Examples in each batch, shape (n_active,).
+        weights: One over the batch's length, zero in the padding, shape (n_active, width).
+        views: How each image is seen, shape (n_active, width); None where images are seen as they are.
+    """
+
+    rows: IntArray
+    lengths: IntArray
+    weights: FloatArray
+    views: IntArray | None = None
+
+
+class Schedule:
+    """The batches of some clients, in the order of :func:`longest_first`.
+
+    Args:
+        rows: For each client its rows of the data set, shape (its count,).
+        settings: How to train.
+        generators: For each client: draws first the seed of the dropout, then for each pass a new order of the data
+            and, where images are augmented, how each of them is seen.
+
+    Attributes:
+        seeds: Of the dropout, a client each.
+        steps: How many steps each client takes, never increasing.
+    """
+
+    def __init__(
+        self, rows: Sequence[IntArray], settings: TrainingSettings, generators: Sequence[np.random.Generator]
+    ) -> None:
+        sizes = [len(own) for own in rows]
+        width = min(settings.batch_size, max(sizes))
+        self.seeds: list[int] = []
+        self.steps = np.array([num_steps(size, settings) for size in sizes], dtype=np.int64)
+        self._rows = np.zeros((int(self.steps.max()), len(rows), width), dtype=np.int64)
+        self._lengths = np.zeros(self._rows.shape[:2], dtype=np.int64)
+        self._views = None if settings.augmentation == "none" else np.zeros_like(self._rows)
+        for i, (own, generator) in enumerate(zip(rows, generators, strict=True)):
+            self.seeds.append(int(generator.integers(2**63)))
+            per_pass = math.ceil(sizes[i] / width)
+            last = (per_pass - 1) * width  # where the last batch of a pass starts
+            batches = np.empty((math.ceil(int(self.steps[i]) / per_pass), per_pass * width), dtype=np.int64)
+            views = np.zeros_like(batches)
+            for order, seen in zip(batches, views, strict=True):
+                order[: sizes[i]] = np.asarray(own)[generator.permutation(sizes[i])]
+                order[sizes[i] :] = order[last]
+                if self._views is not None:
+                    seen[: sizes[i]] = draw_views(generator, sizes[i])
+            self._rows[: self.steps[i], i] = batches.reshape(-1, width)[: self.steps[i]]
+            if self._views is not None:
+                self._views[: self.steps[i], i] = views.reshape(-1, width)[: self.steps[i]]
+            lengths = np.full(per_pass, width)
+            lengths[-1] = sizes[i] - last
+            self._lengths[: self.steps[i], i] = np.tile(lengths, len(batches))[: self.steps[i]]
+        self._active = (self._lengths > 0).sum(1).tolist()
+        self._widths = self._lengths.max(1).tolist()
+        inside = np.arange(width) < self._lengths[..., None]
+        self._weights = np.where(inside, 1 / np.maximum(self._lengths, 1)[..., None], 0)
+
+    def __len__(self) -> int:
+        """How many steps the longest training has."""
+        return len(self._rows)
+
+    def extent(self, step: int) -> tuple[int, int]:
+        """How many clients take a step, and the length of the longest batch in it."""
+        return self._active[step], self._widths[step]
+
+    def tables(self) -> tuple[IntArray, FloatArray, IntArray]:
+        """Rows, weights and views of all steps, shape (n_steps, n_clients, width), padded beyond a step's extent.
+
+        Where images are seen as they are, the views are the rows, which stand for nothing.
+        """
+        return self._rows, self._weights, self._rows if self._views is None else self._views
+
+    @property
+    def augments(self) -> bool:
+        """Whether images are seen in views."""
+        return self._views is not None
+
+    def __getitem__(self, step: int) -> Step:
+        """What is seen in a step."""
+        active, width = self._active[step], self._widths[step]
+        views = None if self._views is None else self._views[step, :active, :width]
+        return Step(
+            self._rows[step, :active, :width], self._lengths[step, :active], self._weights[step, :active, :width], views
+        )

@@ -1,10 +1,15 @@
-"""The local training of a round's clients as one computation over stacked parameters."""
+"""The local training of a round's clients as one computation over stacked parameters.
+
+Which way a model's clients are trained: the fastest that can.
+
+How many clients to train at once: as many as their activations and parameters fit into the processor's cache.
+"""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -12,21 +17,113 @@ import torch
 from torch import nn
 
 from fedsel_flwr.checks import FloatArray, one_of, whole
-from fedsel_flwr.clients.augmenting import check_images
-from fedsel_flwr.clients.batched.choosing import WAYS, Way, choose
-from fedsel_flwr.clients.batched.chunks import default_chunk
-from fedsel_flwr.clients.batched.compiled import CompiledKernel
-from fedsel_flwr.clients.batched.descent import Descent
-from fedsel_flwr.clients.batched.examples import Examples, with_generators
-from fedsel_flwr.clients.batched.kernel import Kernel, descend, mean_loss
-from fedsel_flwr.clients.batched.looped import train_in_turn
-from fedsel_flwr.clients.batched.schedule import Schedule, longest_first
-from fedsel_flwr.clients.batched.stacks import Stacks
+from fedsel_flwr.clients.batched.examples import Examples, Schedule, longest_first, with_generators
+from fedsel_flwr.clients.batched.manual_backprop import WrittenKernel, plan
+from fedsel_flwr.clients.batched.numba_mlp import CompiledKernel, perceptron
+from fedsel_flwr.clients.batched.steps import Descent, Kernel, Refused, Stacks, descend, mean_loss
 from fedsel_flwr.clients.batched.threads import one_thread_each
-from fedsel_flwr.clients.batched.written import WrittenKernel
-from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective
-from fedsel_flwr.clients.parameters import set_arrays
-from fedsel_flwr.clients.settings import TrainingSettings
+from fedsel_flwr.clients.batched.vmap import GeneralKernel, train_in_turn
+from fedsel_flwr.clients.objectives import CLASSIFICATION, Loss, Objective, set_arrays
+from fedsel_flwr.clients.training import check_images
+from fedsel_flwr.clients.training_settings import TrainingSettings
+from fedsel_flwr.errors import ParameterError
+
+Way = Literal["auto", "compiled", "written", "general", "loop"]
+WAYS: tuple[str, ...] = get_args(Way)
+
+
+def choose(
+    way: Way,
+    model: nn.Module,
+    loss: Loss,
+    inputs: torch.Tensor,
+    labels: torch.Tensor,
+    settings: TrainingSettings,
+) -> tuple[Kernel | CompiledKernel | None, Way, dict[str, str]]:
+    """Choose the way of training.
+
+    Args:
+        way: The way that is asked for; "auto": the first that can, but for the compiled one, which loads slowly.
+        model: The model on the CPU, left as it is.
+        loss: From outputs and labels to the loss of each example.
+        inputs: At least one example on the device, shape (n, …).
+        labels: Of the examples.
+        settings: How to train.
+
+    Returns:
+        The kernel, None for the loop; the way; and by way why the ways before it were not taken.
+
+    Raises:
+        ParameterError: If the way that is asked for cannot train the model.
+    """
+    ways: dict[Way, Callable[[], Kernel | CompiledKernel]] = {
+        "compiled": lambda: compiled(model, loss, inputs, labels, settings),
+        "written": lambda: WrittenKernel(plan(model, inputs[:1].cpu()), loss),
+        "general": lambda: GeneralKernel(copy.deepcopy(model).to(inputs.device), loss, inputs, labels),
+    }
+    reasons: dict[str, str] = {}
+    for name, build in ways.items():
+        if way != name and (way != "auto" or name == "compiled"):
+            continue
+        try:
+            return build(), name, reasons
+        except Refused as refusal:
+            reasons[name] = str(refusal)
+            if way == name:
+                raise ParameterError(f"the model cannot be trained the {name} way: {refusal}; use 'auto'") from refusal
+    return None, "loop", reasons
+
+
+def compiled(
+    model: nn.Module, loss: Loss, inputs: torch.Tensor, labels: torch.Tensor, settings: TrainingSettings
+) -> CompiledKernel:
+    """The compiled way; arguments as in :func:`choose`.
+
+    Raises:
+        Refused: It cannot train the model.
+    """
+    return CompiledKernel(perceptron(model, loss, inputs, labels, settings))
+
+
+CACHED_BYTES = 12 * 2**20
+"""About what caches hold. More clients at once wait for memory, fewer for Python; the optimum is flat."""
+DEVICE_BYTES = 2 * 2**30
+"""What the activations of a chunk may take of an accelerator's memory."""
+
+
+def default_chunk(model: nn.Module, inputs: torch.Tensor, batch_size: int, device: torch.device) -> int:
+    """Return how many clients to train at once.
+
+    The choice follows from sizes alone. One by timing would vary between runs, and with it the last bits of the sums.
+
+    Args:
+        model: The model, in any mode; left as it is.
+        inputs: At least one example, where the model is, shape (n, …).
+        batch_size: Examples in a step.
+        device: Where to train.
+
+    Returns:
+        At least 1.
+    """
+    seen = [0]
+
+    def count(module: nn.Module, args: object, output: object) -> None:
+        if isinstance(output, torch.Tensor) and not list(module.children()):
+            seen[0] += output.numel() * output.element_size()
+
+    hooks = [module.register_forward_hook(count) for module in model.modules()]
+    was_training = model.training
+    try:
+        with torch.no_grad():
+            model.eval()(inputs[:1])
+    finally:
+        model.train(was_training)
+        for hook in hooks:
+            hook.remove()
+    parameters = sum(p.numel() * p.element_size() for p in model.parameters())
+    budget = CACHED_BYTES if device.type == "cpu" else DEVICE_BYTES
+    return max(1, budget // max(1, seen[0] * batch_size + parameters))
+
 
 Arrays = Sequence[npt.NDArray[Any]]
 Pairs = Sequence[tuple[npt.NDArray[Any], npt.NDArray[Any]]]

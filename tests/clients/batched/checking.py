@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from fedsel_flwr.clients.batched import BatchedTrainer, Examples
-from fedsel_flwr.clients.objectives import Objective
-from fedsel_flwr.clients.parameters import get_arrays, set_arrays
+from fedsel_flwr.clients.objectives import Objective, get_arrays, set_arrays
 from fedsel_flwr.clients.training import TrainingSettings, train
 
 SETTINGS = TrainingSettings(

@@ -18,9 +18,8 @@ import torch
 from torch import nn
 
 from fedsel_flwr.clients.batched import BatchedTrainer, Examples, train_batched
-from fedsel_flwr.clients.batched.choosing import Way
-from fedsel_flwr.clients.objectives import CLASSIFICATION, REGRESSION, Objective
-from fedsel_flwr.clients.parameters import get_arrays, set_arrays
+from fedsel_flwr.clients.batched.trainer import Way
+from fedsel_flwr.clients.objectives import CLASSIFICATION, REGRESSION, Objective, get_arrays, set_arrays
 from fedsel_flwr.clients.training import TrainingSettings, train
 from fedsel_flwr.simulations.models import build_model
 

@@ -12,19 +12,17 @@ import numpy as np
 import pytest
 from torch import nn
 
-from fedsel_flwr.clients.batched import BatchedTrainer, Examples, loops
-from fedsel_flwr.clients.batched.compiled import CompiledKernel
-from fedsel_flwr.clients.batched.perceptron import Dense
-from fedsel_flwr.clients.batched.refusal import Refused
-from fedsel_flwr.clients.objectives import CLASSIFICATION, REGRESSION
-from fedsel_flwr.clients.parameters import get_arrays
+from fedsel_flwr.clients.batched import BatchedTrainer, Examples, numba_kernels
+from fedsel_flwr.clients.batched.numba_mlp import CompiledKernel, Dense
+from fedsel_flwr.clients.batched.steps import Refused
+from fedsel_flwr.clients.objectives import CLASSIFICATION, REGRESSION, get_arrays
 from fedsel_flwr.clients.training import TrainingSettings
 from fedsel_flwr.errors import ParameterError
 from tests.clients.batched.checking import SETTINGS, check_against_loop, seeded, world
 from tests.clients.batched.test_against_loop import MODELS, three_rounds
 from tests.clients.batched.test_against_loop import SETTINGS as ALL_SETTINGS
 
-compiles = pytest.mark.skipif(bool(loops.MISSING), reason="Numba is not installed (the extra 'fast')")
+compiles = pytest.mark.skipif(bool(numba_kernels.MISSING), reason="Numba is not installed (the extra 'fast')")
 KNOWN = [name for name in ALL_SETTINGS if name != "full batch" and "augmented" not in name]
 
 
@@ -78,14 +76,14 @@ def trained(model: nn.Module, clients: Examples, threads: int) -> list[Any]:
 def test_neither_threads_nor_the_others_change_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
     model, clients = many()
     seen: set[int] = set()
-    train_one = loops.train_one
+    train_one = numba_kernels.train_one
 
     def watched(*arguments: Any) -> None:
         seen.add(threading.get_ident())
         train_one(*arguments)
 
     alone = trained(model, clients, 1)
-    monkeypatch.setattr(loops, "train_one", watched)
+    monkeypatch.setattr(numba_kernels, "train_one", watched)
     together = trained(model, clients, 3)
     assert 1 < len(seen) <= 3
     for one, other in zip(alone, together, strict=True):
@@ -151,7 +149,7 @@ def test_what_they_do_not_know(build: Any, changed: dict[str, Any], objective: A
 
 
 def test_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loops, "MISSING", "No module named 'numba'")
+    monkeypatch.setattr(numba_kernels, "MISSING", "No module named 'numba'")
     with pytest.raises(Refused, match=r"it needs Numba, .*fedsel-flwr\[fast\].*: No module named 'numba'"):
         CompiledKernel([Dense(0, 1, 4, 2)])
 

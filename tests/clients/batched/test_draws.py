@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedsel_flwr.clients.batched.masks import Draw, MaskStreams
-from fedsel_flwr.clients.batched.schedule import Schedule, longest_first
+from fedsel_flwr.clients.batched.examples import Schedule, longest_first
+from fedsel_flwr.clients.batched.steps import Draw, MaskStreams
 from fedsel_flwr.clients.training import TrainingSettings, train
 
 ROWS = [np.array([3, 9, 4, 7, 1]), np.array([8, 2, 6]), np.array([5])]

@@ -18,10 +18,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedsel_flwr.clients.batched import BatchedTrainer, Examples, Helpers, SharedTrainer, shared
-from fedsel_flwr.clients.batched.parts import shares
-from fedsel_flwr.clients.objectives import Objective, Reduction, cross_entropy, fraction_correct
-from fedsel_flwr.clients.parameters import get_arrays
+from fedsel_flwr.clients.batched import BatchedTrainer, Examples, Helpers, SharedTrainer, worker_processes
+from fedsel_flwr.clients.batched.worker_processes import shares
+from fedsel_flwr.clients.objectives import Objective, Reduction, cross_entropy, fraction_correct, get_arrays
 from fedsel_flwr.clients.training import TrainingSettings
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.references import load_reference
@@ -232,8 +231,8 @@ def test_helpers_that_are_killed_are_replaced_by_this_process(three: Helpers, ca
 def test_a_helper_that_hangs_is_not_waited_for_for_ever(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared, "PATIENCE_S", 0.5)
-    monkeypatch.setattr(shared, "SLOWER", 0.0)
+    monkeypatch.setattr(worker_processes, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(worker_processes, "SLOWER", 0.0)
     model = network()
     with Helpers(2) as helpers:
         trainer = SharedTrainer(BatchedTrainer(model, SETTINGS), helpers)
@@ -278,7 +277,7 @@ from torch import nn
 from torch.nn import functional
 from fedsel_flwr.clients.batched import BatchedTrainer, Examples, Helpers, SharedTrainer
 from fedsel_flwr.clients.objectives import Objective, fraction_correct
-from fedsel_flwr.clients.parameters import get_arrays
+from fedsel_flwr.clients.objectives import get_arrays
 from fedsel_flwr.clients.training import TrainingSettings
 
 def mine(outputs, targets, *, reduction="mean"):

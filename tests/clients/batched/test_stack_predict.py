@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedsel_flwr.clients.batched import predicting
-from fedsel_flwr.clients.parameters import get_arrays
-from fedsel_flwr.clients.predicting import torch_predict
+from fedsel_flwr.clients.batched import evaluation
+from fedsel_flwr.clients.objectives import get_arrays
+from fedsel_flwr.clients.training import torch_predict
 from fedsel_flwr.simulations.models import build_model
 
 
 @pytest.mark.parametrize("name", ["mlp", "logistic", "cnn5"])
 def test_as_one_model_after_the_other(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three models in two parts, on examples that nobody may write to."""
-    monkeypatch.setattr(predicting, "MODELS", 2)
+    monkeypatch.setattr(evaluation, "MODELS", 2)
     model, rng = build_model(name, (1, 8, 8), 10, 1), np.random.default_rng(2)
     inputs = rng.normal(size=(70, 1, 8, 8)).astype(np.float32)
     inputs.flags.writeable = False
@@ -22,4 +22,4 @@ def test_as_one_model_after_the_other(name: str, monkeypatch: pytest.MonkeyPatch
     layers = [layer.astype(np.float32) for layer in layers]
     alone = torch_predict(model)
     expected = [alone([layer[i] for layer in layers], inputs) for i in range(3)]
-    np.testing.assert_allclose(predicting.stack_predict(model)(layers, inputs), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(evaluation.stack_predict(model)(layers, inputs), expected, rtol=1e-5, atol=1e-6)

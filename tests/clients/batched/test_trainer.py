@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from fedsel_flwr.clients.batched import BatchedTrainer, Examples, train_batched
-from fedsel_flwr.clients.batched.chunks import default_chunk
-from fedsel_flwr.clients.batched.predicting import logits_batched
-from fedsel_flwr.clients.parameters import get_arrays
+from fedsel_flwr.clients.batched.evaluation import logits_batched
+from fedsel_flwr.clients.batched.trainer import default_chunk
+from fedsel_flwr.clients.objectives import get_arrays
 from fedsel_flwr.clients.training import TrainingSettings
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.models import build_model

@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from fedsel_flwr.clients.batched import BatchedTrainer, Examples
-from fedsel_flwr.clients.batched.predicting import logits_batched
-from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective, Reduction, fraction_correct
-from fedsel_flwr.clients.parameters import get_arrays
-from fedsel_flwr.clients.predicting import torch_predict
+from fedsel_flwr.clients.batched.evaluation import logits_batched
+from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective, Reduction, fraction_correct, get_arrays
+from fedsel_flwr.clients.training import torch_predict
 from tests.clients.batched.checking import SETTINGS, check_against_loop, seeded, world
 from tests.clients.batched.kinds import (
     Branching,

@@ -9,8 +9,7 @@ import pytest
 from torch import nn
 
 from fedsel_flwr.clients.batched import BatchedTrainer
-from fedsel_flwr.clients.objectives import CLASSIFICATION
-from fedsel_flwr.clients.parameters import get_arrays
+from fedsel_flwr.clients.objectives import CLASSIFICATION, get_arrays
 from fedsel_flwr.errors import ParameterError
 from tests.clients.batched.checking import SETTINGS, check_against_loop, seeded, world
 from tests.clients.batched.kinds import Branching, Centred, Chance, Counting, Residual, normalized, shared

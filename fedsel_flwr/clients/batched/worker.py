@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from fedsel_flwr.clients.batched.examples import Examples
-from fedsel_flwr.clients.batched.memory import Block, Form
-from fedsel_flwr.clients.batched.sending import unpacked
+from fedsel_flwr.clients.batched.shared_memory import Block, Form
 from fedsel_flwr.clients.batched.trainer import BatchedTrainer
+from fedsel_flwr.clients.batched.worker_connection import unpacked
 from fedsel_flwr.errors import RunError
 
 

@@ -1,19 +1,139 @@
-"""Training of any model that torch.func can batch: vmap over the clients of the gradient of the loss."""
+"""Training of any model that torch.func can batch: vmap over the clients of the gradient of the loss.
+
+One client after the other: the way for models that cannot be batched.
+
+Dropout layers that take their masks as inputs, so that a model with dropout is a function without chance.
+"""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from fedsel_flwr.clients.batched.descent import Descent
-from fedsel_flwr.clients.batched.kernel import Batch
-from fedsel_flwr.clients.batched.refusal import Refused
-from fedsel_flwr.clients.batched.tape import with_taped_dropout
-from fedsel_flwr.clients.objectives import Loss
-from fedsel_flwr.clients.settings import TrainingSettings
+from fedsel_flwr.checks import FloatArray
+from fedsel_flwr.clients.batched.examples import Examples
+from fedsel_flwr.clients.batched.steps import Batch, Descent, Draw, Refused
+from fedsel_flwr.clients.objectives import Loss, Objective, get_arrays, set_arrays
+from fedsel_flwr.clients.training import train
+from fedsel_flwr.clients.training_settings import TrainingSettings
+
+
+def train_in_turn(
+    model: nn.Module,
+    start: Sequence[npt.NDArray[Any]],
+    examples: Examples,
+    settings: TrainingSettings,
+    generators: Sequence[np.random.Generator],
+    objective: Objective,
+    into: Sequence[npt.NDArray[Any]],
+) -> FloatArray:
+    """Train each client by :func:`fedsel_flwr.clients.training.train`, on the CPU.
+
+    Args:
+        model: Scratch model on the CPU; its parameters are overwritten.
+        start: The received model, in the order of the model's state dictionary.
+        examples: Who has what.
+        settings: How to train.
+        generators: One a client.
+        objective: What the steps minimise.
+        into: Filled with the trained models as stacks, shape (n_clients, …) each.
+
+    Returns:
+        The mean loss of each client, shape (n_clients,).
+    """
+    losses = np.empty(len(generators))
+    for client, generator in enumerate(generators):
+        set_arrays(model, start)
+        losses[client] = train(model, *examples.own(client), settings, generator, objective)
+        for stack, array in zip(into, get_arrays(model), strict=True):
+            stack[client] = array
+    return losses
+
+
+FEATURE_WISE = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+
+
+class Tape:
+    """The masks of one forward pass, in the order in which the layers ask; without masks it records who asks.
+
+    Attributes:
+        draws: What was recorded.
+    """
+
+    def __init__(self) -> None:
+        self.draws: list[Draw] = []
+        self._masks: list[torch.Tensor] | None = None
+
+    def load(self, masks: Sequence[torch.Tensor] | None) -> None:
+        """Give the masks of the next forward pass; None: record it instead, and drop nothing."""
+        self._masks = None if masks is None else list(masks)
+        if masks is None:
+            self.draws = []
+
+    def apply(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        """What a dropout layer does."""
+        if self._masks is not None:
+            return x * self._masks.pop(0)
+        channels_last = x.ndim == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+        if not (x.is_contiguous() or channels_last):
+            raise Refused("a dropout layer's input is laid out in an order of its own")
+        feature_wise = isinstance(layer, FEATURE_WISE)
+        self.draws.append(
+            Draw(
+                float(layer.p),  # type: ignore[arg-type]
+                tuple(x.shape[1:2]) + (1,) * (x.ndim - 2) if feature_wise else tuple(x.shape[1:]),
+                torch.channels_last if channels_last and not feature_wise else torch.contiguous_format,
+            )
+        )
+        return x.clone()
+
+
+class TapedDropout(nn.Module):
+    """Stands in a model where a dropout layer was.
+
+    Args:
+        layer: The dropout layer.
+        tape: Where its masks come from.
+    """
+
+    def __init__(self, layer: nn.Module, tape: Tape) -> None:
+        super().__init__()
+        self._tape, self._layer = tape, [layer]  # in a list: not a submodule
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """As the tape has it."""
+        return self._tape.apply(self._layer[0], x)
+
+
+def with_taped_dropout(model: nn.Module) -> tuple[nn.Module, Tape]:
+    """Put taped dropout into a model, in place.
+
+    Raises:
+        Refused: For kinds of dropout whose masks are not drawn here.
+    """
+    tape = Tape()
+    taped: dict[nn.Module, TapedDropout] = {}
+
+    def stand_in(module: nn.Module) -> TapedDropout:
+        return taped.setdefault(module, TapedDropout(module, tape))
+
+    if type(model) in (nn.Dropout, *FEATURE_WISE):
+        return stand_in(model), tape
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):
+            if child is not None and type(child) in (nn.Dropout, *FEATURE_WISE):
+                parent._modules[name] = stand_in(child)
+            elif isinstance(child, nn.AlphaDropout | nn.FeatureAlphaDropout):
+                raise Refused(f"the masks of {type(child).__name__} are not drawn for each client")
+    return model, tape
+
 
 MIXING = (nn.modules.batchnorm._BatchNorm,)
 

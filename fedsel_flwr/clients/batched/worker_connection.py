@@ -1,11 +1,18 @@
-"""One helper process, from the side of the one that started it."""
+"""One helper process, from the side of the one that started it.
+
+What has to be trained, as bytes for another process, with the modules of one's own that are read from files.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import importlib.util
+import io
 import json
 import logging
 import os
+import pickle
 import socket
 import struct
 import subprocess
@@ -15,12 +22,13 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import send_handle
 from typing import Any
 
-from fedsel_flwr.clients.batched.memory import Block, Form
+from fedsel_flwr.clients.batched.shared_memory import Block, Form
+from fedsel_flwr.references import OWN_FILES, load_reference
 
 logger = logging.getLogger("fedsel_flwr")
 START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
-    "from fedsel_flwr.clients.batched.helper import main; main(int(sys.argv[1]))"
+    "from fedsel_flwr.clients.batched.worker import main; main(int(sys.argv[1]))"
 )
 """What a helper runs: a program of its own, so that scripts need no guard, and notebooks have helpers too."""
 GONE = (EOFError, OSError)
@@ -160,3 +168,47 @@ class _There(Exception):
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
+
+
+def packed(what: Any) -> bytes:
+    """An object as bytes.
+
+    What was defined in the script or notebook itself is sent along where cloudpickle is installed; everything else is
+    imported at the other end, files of one's own (``./mine.py:function``) from where they are.
+
+    Raises:
+        Exception: It cannot be sent; pickle raises many kinds.
+    """
+    by_value = importlib.util.find_spec("cloudpickle")
+    pickler = importlib.import_module("cloudpickle") if by_value else pickle
+    files = {name: module.__file__ for name, module in list(sys.modules.items()) if name.startswith(OWN_FILES)}
+    return pickle.dumps((files, pickler.dumps(what)))
+
+
+def unpacked(data: bytes) -> Any:
+    """The object again.
+
+    Raises:
+        Exception: Something that it needs cannot be imported here; pickle raises many kinds.
+    """
+    files, inner = pickle.loads(data)
+    return _Unpickler(inner, files).load()
+
+
+class _Unpickler(pickle.Unpickler):
+    """Finds modules that were read from files.
+
+    Args:
+        data: The pickled object.
+        files: By the name of the module.
+    """
+
+    def __init__(self, data: bytes, files: dict[str, str]) -> None:
+        super().__init__(io.BytesIO(data))
+        self._files = files
+
+    def find_class(self, module: str, name: str) -> Any:
+        """What a name in a module stands for."""
+        if module in self._files and module not in sys.modules:
+            return load_reference(f"{self._files[module]}:{name}", "model")
+        return super().find_class(module, name)

@@ -1,22 +1,82 @@
-"""Training of perceptrons by compiled loops: each client from its first step to its last, several at a time."""
+"""Training of perceptrons by compiled loops: each client from its first step to its last, several at a time.
+
+Which models and trainings the compiled loops know: perceptrons in small batches.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
 
 from fedsel_flwr.checks import FloatArray, IntArray
-from fedsel_flwr.clients.batched.kernel import mean_loss
-from fedsel_flwr.clients.batched.perceptron import Dense
-from fedsel_flwr.clients.batched.refusal import Refused
-from fedsel_flwr.clients.batched.schedule import num_steps, order_of_examples
-from fedsel_flwr.clients.settings import TrainingSettings
+from fedsel_flwr.clients.batched.examples import num_steps, order_of_examples
+from fedsel_flwr.clients.batched.layers import Flatten, Linear, ReLU
+from fedsel_flwr.clients.batched.manual_backprop import plan
+from fedsel_flwr.clients.batched.steps import Refused, mean_loss
+from fedsel_flwr.clients.objectives import Loss, cross_entropy
+from fedsel_flwr.clients.training_settings import TrainingSettings
 from fedsel_flwr.errors import ParameterError
+
+MOST_EXAMPLES = 32
+"""In a step. Of larger batches the products of matrices are as fast in torch, or faster."""
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A layer: where its parameters stand in the model's state, its sizes, and whether a rectifier follows."""
+
+    weight: int
+    bias: int | None
+    inputs: int
+    units: int
+    rectified: bool = False
+
+
+def perceptron(
+    model: nn.Module, loss: Loss, inputs: torch.Tensor, labels: torch.Tensor, settings: TrainingSettings
+) -> list[Dense]:
+    """Return the layers of a perceptron.
+
+    Args:
+        model: The model on the CPU, left as it is.
+        loss: From outputs and labels to the loss of each example.
+        inputs: At least one example, shape (n, …).
+        labels: Of the examples.
+        settings: How to train.
+
+    Raises:
+        Refused: The model is something else, or is trained in another way.
+    """
+    if inputs.device.type != "cpu" or not inputs.is_contiguous() or inputs.dtype not in (torch.float32, torch.float64):
+        raise Refused("it reads float32 or float64 in one piece on the CPU")
+    if loss is not cross_entropy or labels.dtype != torch.int64 or labels.ndim != 1:
+        raise Refused("it knows the cross-entropy of classes only")
+    if settings.augmentation != "none":
+        raise Refused("it knows no augmentation")
+    if settings.batch_size > MOST_EXAMPLES:
+        raise Refused(f"it is slower from {MOST_EXAMPLES + 1} examples in a step on")
+    own = plan(model, inputs[:1])
+    shapes = [tensor.shape for tensor in model.state_dict().values()]
+    layers: list[Dense] = []
+    for layer in own.layers:
+        if isinstance(layer, Linear):
+            units, width = shapes[layer.weight]
+            layers.append(Dense(layer.weight, layer.bias, width, units))
+        elif isinstance(layer, ReLU) and layers:
+            layers[-1] = replace(layers[-1], rectified=True)
+        elif not isinstance(layer, Flatten):
+            raise Refused("it knows dense layers and the rectifiers behind them only")
+    if layers[-1].rectified:
+        raise Refused("its last layer must have no rectifier behind it")
+    return layers
+
 
 THREAD_OPERATIONS = 20e6
 """Less arithmetic is done before a thread has started (about half a millisecond)."""
@@ -35,18 +95,18 @@ class CompiledKernel:
     """
 
     def __init__(self, dense: Sequence[Dense]) -> None:
-        from fedsel_flwr.clients.batched import loops  # and Numba with it
+        from fedsel_flwr.clients.batched import numba_kernels  # and Numba with it
 
-        if loops.MISSING:
-            raise Refused(f"it needs Numba, as pip installs it with 'fedsel-flwr[fast]': {loops.MISSING}")
-        self._loops, self._classes = loops, dense[-1].units
+        if numba_kernels.MISSING:
+            raise Refused(f"it needs Numba, as pip installs it with 'fedsel-flwr[fast]': {numba_kernels.MISSING}")
+        self._loops, self._classes = numba_kernels, dense[-1].units
         width = dense[0].inputs
         layers: list[tuple[int, int, bool, bool]] = []
         # of each parameter: which, where it begins in the vector, its padded shape there, its own
         self._places: list[tuple[int, int, tuple[int, int], tuple[int, int]]] = []
         self._size = 0
         for layer in dense:
-            units = -(-layer.units // loops.UNITS) * loops.UNITS
+            units = -(-layer.units // numba_kernels.UNITS) * numba_kernels.UNITS
             layers.append((width, units, layer.bias is not None, layer.rectified))
             self._place(layer.weight, (units, width), (layer.units, layer.inputs))
             self._place(layer.bias, (1, units), (1, layer.units))
