@@ -78,7 +78,7 @@ def measure(args: argparse.Namespace) -> None:
     from flwr.server import ServerApp
     from flwr.serverapp import Grid
 
-    from fedsel_flwr.report.waiting import Waiting
+    from fedsel_flwr.report.progress import Waiting
     from fedsel_flwr.simulations import apis, engine
     from fedsel_flwr.simulations.building import make_strategy
     from fedsel_flwr.simulations.client_app import ScenarioApp

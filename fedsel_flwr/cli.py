@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 signal.signal(each, signal.SIG_IGN)
         return status
     except BrokenPipeError:  # the reader has what it wants, as in | head
-        from fedsel_flwr.report.pipes import fall_silent
+        from fedsel_flwr.report.progress import fall_silent
 
         fall_silent()
         return 0
@@ -93,9 +93,8 @@ def _compare(args: argparse.Namespace, leaving: Leaving) -> int:
         raise ParameterError("--replay needs --resume: it plays runs of a folder again that do not fit")
     plan = _plan(args) if going_on is None else _plan_of(Path(going_on), args)
 
-    from fedsel_flwr.report.files import load_optional
     from fedsel_flwr.report.progress import Progress
-    from fedsel_flwr.report.run_folder import create_run_folder
+    from fedsel_flwr.report.run_folder import create_run_folder, load_optional
     from fedsel_flwr.simulations.logs import in_one_line, logging_to
     from fedsel_flwr.simulations.plan_files import held_folder, newest_like
     from fedsel_flwr.simulations.processes import adopt_orphans, end_descendants
@@ -213,7 +212,7 @@ def _console(args: argparse.Namespace) -> Any:
 
 def _show(comparison: Comparison, as_json: bool) -> None:
     from fedsel_flwr.report.summary import aggregate
-    from fedsel_flwr.report.table import render_table
+    from fedsel_flwr.report.tables import render_table
 
     if as_json:
         print(json.dumps(comparison.figures(), indent=2, allow_nan=False))

@@ -12,7 +12,7 @@ import pytest
 from fedsel_flwr import cli
 from fedsel_flwr.commands import parser_of
 from fedsel_flwr.report import run_folder
-from fedsel_flwr.report.journal import JOURNAL
+from fedsel_flwr.report.run_folder import JOURNAL
 from fedsel_flwr.rounds.history import ClientRecord, RoundRecord
 from fedsel_flwr.simulations.plan_files import PLAN
 from fedsel_flwr.simulations.run_record import RUN

@@ -13,8 +13,8 @@ import numpy as np
 from cells import Cell
 from references import CHANCE, GENIE, GROUPS
 
-from fedsel_flwr.report.paired import PairedDifference, paired_differences
 from fedsel_flwr.report.summary import RunSummary, smoothed, summarize
+from fedsel_flwr.report.verdict import PairedDifference, paired_differences
 from fedsel_flwr.rounds.history import History
 
 REFERENCE = "random"

@@ -1,8 +1,19 @@
-"""The progress of runs: a live display on a terminal, single plain lines elsewhere."""
+"""The progress of runs: a live display on a terminal, single plain lines elsewhere.
+
+Printing with rich to a reader that may go, as ``| head`` does.
+
+A reader of standard output that has gone, as ``| head`` does.
+
+Saying what is waited for, with the seconds: only where it takes time.
+"""
 
 from __future__ import annotations
 
 import math
+import os
+import sys
+import threading
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -13,11 +24,27 @@ from rich.progress import Progress as LiveProgress
 from rich.table import Column
 
 from fedsel_flwr.errors import RunError
-from fedsel_flwr.report.consoles import PipedConsole
 from fedsel_flwr.report.summary import decimals_of
 
 if TYPE_CHECKING:
     from fedsel_flwr.rounds.history import RoundRecord
+
+
+def fall_silent() -> None:
+    """Send standard output to nowhere, so that flushing it at the end raises nothing."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+class PipedConsole(Console):
+    """rich's console, which ends the program where its reader has gone; this one falls silent, and the run goes on."""
+
+    def on_broken_pipe(self) -> None:
+        """Say nothing more."""
+        self.quiet = True
+        fall_silent()
+
 
 LINES_PER_RUN = 10
 
@@ -137,3 +164,87 @@ class Progress:
 
 def _number(value: float, unit: str) -> str:
     return f"{value:.{decimals_of(value)}f} {unit}" if math.isfinite(value) else f"- {unit}"
+
+
+AFTER_S = 1.0
+"""What takes less is not told."""
+
+
+class Waiting:
+    """Tell that something starts, and how long it took.
+
+    On a terminal the seconds run in one line. Elsewhere there are two lines, one at the start and one at the end.
+
+    Args:
+        what: What is waited for, for example "Starting Ray".
+        there: What is said at the end, before the seconds.
+        tell: Takes the running text in place of standard error, once a second ("Starting Ray, 3 s"), and nothing at
+            the end.
+        quiet: Say nothing.
+
+    Example::
+
+        with Waiting("Starting Ray", "Ray started"):
+            ray.init()
+    """
+
+    def __init__(
+        self, what: str, there: str, *, tell: Callable[[str], None] | None = None, quiet: bool = False
+    ) -> None:
+        self._what, self._there, self._tell, self._quiet = what, there, tell, quiet
+        self._over, self._turn = threading.Event(), threading.Lock()
+        self._told, self._began = False, 0.0
+
+    def __enter__(self) -> Waiting:
+        """Begin."""
+        self._began = time.monotonic()
+        if not self._quiet:
+            threading.Thread(target=self._run, name="waiting", daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """End, if :meth:`done` has not; after an error only the line is closed."""
+        self._end("" if kind else self._there)
+
+    def done(self) -> None:
+        """It is there."""
+        self._end(self._there)
+
+    def _run(self) -> None:
+        while not self._over.wait(AFTER_S):
+            with self._turn:
+                if not self._over.is_set():
+                    self._say(int(time.monotonic() - self._began))
+
+    def _say(self, seconds: int) -> None:
+        if self._tell:
+            self._tell(f"{self._what}, {seconds} s")
+        elif _terminal():
+            self._write(f"\r{self._what} ... {seconds} s")
+        elif not self._told:
+            self._write(f"{self._what} ...\n")
+        self._told = True
+
+    def _end(self, there: str) -> None:
+        with self._turn:
+            if self._over.is_set():
+                return
+            self._over.set()
+            if not self._told or self._tell:
+                return
+            begin = "\r\x1b[K" if _terminal() else ""
+            said = f"{there} in {time.monotonic() - self._began:.1f} s\n" if there else ""
+            self._write(begin + said)
+
+    def _write(self, text: str) -> None:
+        try:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+        except (OSError, ValueError):  # nobody reads it
+            return
+
+
+def _terminal() -> bool:
+    return bool(sys.stderr and sys.stderr.isatty())

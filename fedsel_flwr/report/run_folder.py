@@ -1,26 +1,112 @@
-"""The folder of a run: resolved scenario, history as Parquet, model as safetensors. Every write is atomic."""
+"""The folder of a run: resolved scenario, history as Parquet, model as safetensors. Every write is atomic.
+
+Whole files or none, and packages that only reports need.
+
+The journal of a run: each finished round as one line of JSON, written as it ends.
+
+A run that is cut off leaves its journal; one that ends well has Parquet files in its place. A line that was being
+written when the process died is passed over: the rounds before it are whole.
+"""
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
+from tempfile import mkdtemp
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 import numpy as np
 
-from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.report.files import load_optional, replacing
-from fedsel_flwr.report.journal import JOURNAL, read_journal
+from fedsel_flwr.errors import ParameterError, RunError, StateError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fedsel_flwr.rounds.history import History
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Write a file completely or not at all.
+
+    Args:
+        path: The file to make or replace; its folder is made if needed.
+
+    Yields:
+        A path in the same folder to write to. It takes the place of ``path`` when the block ends, and is removed if
+        the block raises.
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    temporary = folder / target.name
+    try:
+        yield temporary
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+        folder.rmdir()
+
+
+def load_optional(module: str) -> ModuleType:
+    """Import a module that a bare installation lacks.
+
+    Args:
+        module: Its full name.
+
+    Returns:
+        The module.
+
+    Raises:
+        RunError: If it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise RunError(
+            f"This report needs {package}, which is not installed. Install it with: pip install 'fedsel-flwr[sim]'"
+        ) from error
+
+
+JOURNAL = "journal.jsonl"
+"""What the ledger of a run is called in its folder (:class:`~fedsel_flwr.rounds.history_storage.Ledger`)."""
+
+
+def read_journal(folder: Path) -> History:
+    """Read the rounds that were finished.
+
+    Args:
+        folder: The run's folder.
+
+    Returns:
+        The history, in memory, without a line that was cut off at the end.
+
+    Raises:
+        ParameterError: There is no journal, or a line before the last is damaged.
+    """
+    from fedsel_flwr.rounds.history import History
+    from fedsel_flwr.rounds.history_storage import Ledger
+
+    ledger = Ledger(folder / JOURNAL)
+    if not ledger.path.exists():
+        raise ParameterError(f"{str(folder)!r} holds no journal: there is no {JOURNAL} in it")
+    try:
+        ledger.load()
+    except StateError as error:
+        raise ParameterError(str(error)) from error
+    entries = [ledger.entry(line) for line in range(len(ledger))]
+    ledger.close()
+    return History.of([one.round for one in entries], [row for one in entries for row in one.clients])
+
 
 ROUNDS = "rounds.parquet"
 CLIENTS = "clients.parquet"

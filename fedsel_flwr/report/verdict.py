@@ -1,13 +1,203 @@
-"""The verdict on a comparison: one sentence on time and energy to the target, against a reference."""
+"""The verdict on a comparison: one sentence on time and energy to the target, against a reference.
+
+Differences between selectors, paired by seed: the same seed is the same data, phones and channels.
+
+Between two seeds the time to a target differs more than between two selectors, so the means of two selectors say
+little. Their difference on one seed does: with d_1 … d_n the differences to the reference, the interval is
+
+    mean(d) ± t_{n-1, (1 + confidence) / 2} · sd(d) / √n,
+
+Student's, which holds for differences that are about normal. Where a run never reached the target, a difference is not
+known and leaving it out would favour whoever failed: there is no interval then, only the counts.
+
+Of several selectors compared with one reference, some look different by chance. Holm's correction keeps the probability
+that any of them does so wrongly below 1 - confidence: the p-values in ascending order are multiplied by n, n - 1, … 1,
+each at least as large as the one before. A selector differs if its corrected p-value is at most 1 - confidence. The
+intervals stand each for itself.
+
+References: Student, "The Probable Error of a Mean", Biometrika 6, 1908. S. Holm, "A Simple Sequentially Rejective
+Multiple Test Procedure", Scandinavian Journal of Statistics 6, 1979.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from fedsel_flwr.report.paired import PairedDifference, paired_differences
+import numpy as np
+
+from fedsel_flwr.checks import FloatArray
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.report.run_folder import load_optional
 from fedsel_flwr.report.summary import RunSummary, Spread, aggregate, decimals_of
+
+Figure = Literal[
+    "accuracy", "time_to_target_s", "energy_to_target_j", "energy_j", "jain", "failed_clients", "simulated_s"
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairedDifference:
+    """One figure of one selector against the reference, over the seeds that both ran.
+
+    Attributes:
+        selector: Name of the selector.
+        reference: Name of the selector that it is compared with.
+        figure: What is compared, a field of ``RunSummary``.
+        mean: Mean of selector minus reference; NaN where a pair lacks a value.
+        low: Lower end of the interval; NaN where a pair lacks a value, or with fewer than two pairs.
+        high: Upper end.
+        confidence: Of the interval.
+        p: Of the paired t-test that there is no difference, after Holm's correction over the selectors compared at the
+            same time; NaN without an interval.
+        pairs: Seeds that both ran.
+        reached: Of these, the seeds on which the selector has a finite value.
+        reference_reached: Of these, the seeds on which the reference has one.
+        reference_mean: Mean of the reference over the pairs; NaN where one lacks a value.
+        differences: Selector minus reference, a pair each; NaN where one of the two has no finite value.
+    """
+
+    selector: str
+    reference: str
+    figure: Figure
+    mean: float
+    low: float
+    high: float
+    confidence: float
+    p: float
+    pairs: int
+    reached: int
+    reference_reached: int
+    reference_mean: float
+    differences: tuple[float, ...]
+
+    @property
+    def differs(self) -> bool:
+        """Whether there is a difference, as far as such runs can show one."""
+        return self.p <= 1 - self.confidence
+
+
+def paired_differences(
+    summaries: Iterable[RunSummary], reference: str, figure: Figure, confidence: float = 0.95
+) -> list[PairedDifference]:
+    """Compare every selector with a reference.
+
+    Args:
+        summaries: Runs in any order, one for each selector and seed.
+        reference: Name of the selector to compare with.
+        figure: What to compare.
+        confidence: Of the interval, in (0, 1).
+
+    Returns:
+        One difference for each other selector, in the order in which the selectors first appear.
+
+    Raises:
+        ParameterError: The reference has no run, a selector ran twice on a seed or shares none with the reference.
+        RunError: scipy is not installed.
+    """
+    values: dict[str, dict[int, float]] = {}
+    for summary in summaries:
+        own = values.setdefault(summary.selector, {})
+        if summary.seed in own:
+            raise ParameterError(f"Runs are paired by seed, but {summary.selector!r} has two of seed {summary.seed}.")
+        own[summary.seed] = float(getattr(summary, figure))
+    if reference not in values:
+        raise ParameterError(f"The reference {reference!r} has no run; there are {', '.join(values) or 'none at all'}.")
+    found = [
+        _difference(selector, own, reference, values[reference], figure, confidence)
+        for selector, own in values.items()
+        if selector != reference
+    ]
+    corrected = holm([difference.p for difference in found])
+    return [replace(difference, p=p) for difference, p in zip(found, corrected, strict=True)]
+
+
+def student_interval(differences: FloatArray, confidence: float = 0.95) -> tuple[float, float]:
+    """Return Student's interval of the mean of normal differences.
+
+    Args:
+        differences: Shape (n,), n at least 2.
+        confidence: Of the interval, in (0, 1).
+
+    Returns:
+        The ends.
+
+    Example:
+        >>> [round(end, 3) for end in student_interval(np.array([1.0, 2.0, 3.0]))]  # 2 ± 4.303 · 1 / √3
+        [-0.484, 4.484]
+    """
+    mean, n = float(differences.mean()), len(differences)
+    quantile = float(load_optional("scipy.stats").t.ppf((1 + confidence) / 2, n - 1))
+    half = quantile * float(differences.std(ddof=1)) / math.sqrt(n)
+    return mean - half, mean + half
+
+
+def student_p(differences: FloatArray) -> float:
+    """Return the two-sided p-value of the paired t-test; differences that are all alike are told apart from 0 only.
+
+    Args:
+        differences: Shape (n,), n at least 2.
+
+    Example:
+        >>> round(student_p(np.array([1.0, 2.0, 3.0])), 4)
+        0.0742
+    """
+    error = float(differences.std(ddof=1)) / math.sqrt(len(differences))
+    if error == 0:
+        return float(differences[0] == 0)
+    return 2 * float(load_optional("scipy.stats").t.sf(abs(float(differences.mean())) / error, len(differences) - 1))
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Correct p-values for how many there are, in their order; NaN ones are passed over.
+
+    >>> [round(value, 3) for value in holm([0.01, 0.04, 0.03, 0.005])]
+    [0.03, 0.06, 0.06, 0.02]
+    """
+    corrected = list(p)
+    order = sorted((i for i in range(len(p)) if not math.isnan(p[i])), key=lambda i: p[i])
+    least = 0.0
+    for place, i in enumerate(order):
+        least = max(least, min(1.0, (len(order) - place) * p[i]))
+        corrected[i] = least
+    return corrected
+
+
+def _difference(
+    selector: str,
+    own: dict[int, float],
+    reference: str,
+    others: dict[int, float],
+    figure: Figure,
+    confidence: float,
+) -> PairedDifference:
+    seeds = sorted(own.keys() & others.keys())
+    if not seeds:
+        raise ParameterError(f"Runs are paired by seed, but {selector!r} and {reference!r} have no seed in common.")
+    mine, theirs = np.array([own[seed] for seed in seeds]), np.array([others[seed] for seed in seeds])
+    both = np.isfinite(mine) & np.isfinite(theirs)
+    differences = np.where(both, mine, math.nan) - theirs
+    low = high = p = math.nan
+    if both.all() and len(seeds) > 1:
+        (low, high), p = student_interval(differences, confidence), student_p(differences)
+    return PairedDifference(
+        selector=selector,
+        reference=reference,
+        figure=figure,
+        mean=float(differences.mean()),
+        low=low,
+        high=high,
+        confidence=confidence,
+        p=p,
+        pairs=len(seeds),
+        reached=int(np.isfinite(mine).sum()),
+        reference_reached=int(np.isfinite(theirs).sum()),
+        reference_mean=float(theirs.mean()) if both.all() else math.nan,
+        differences=tuple(differences.tolist()),
+    )
+
 
 CONFIDENCE = 0.95
 
@@ -46,7 +236,7 @@ def verdict(
 
     Raises:
         ParameterError: There is nothing to compare, or as
-            :func:`~fedsel_flwr.report.paired.paired_differences` says.
+            :func:`~fedsel_flwr.report.verdict.paired_differences` says.
     """
     times = paired_differences(summaries, reference, "time_to_target_s", CONFIDENCE)
     energies = paired_differences(summaries, reference, "energy_to_target_j", CONFIDENCE)

@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsel_flwr.errors import ParameterError, RunError
-from fedsel_flwr.report.files import replacing
-from fedsel_flwr.report.frames import latex, runs_frame, summary_frame
-from fedsel_flwr.report.plots import plot_comparison
-from fedsel_flwr.report.rounds_plot import plot_rounds
-from fedsel_flwr.report.run_folder import read_table
+from fedsel_flwr.report.plots import plot_comparison, plot_rounds
+from fedsel_flwr.report.run_folder import read_table, replacing
 from fedsel_flwr.report.summary import RunSummary, summarize
+from fedsel_flwr.report.tables import latex, runs_frame, summary_frame
 from fedsel_flwr.report.verdict import Verdict, verdict
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.simulations.fingerprints import check_alike, shared
@@ -124,7 +122,7 @@ class Comparison:
         return plot_comparison(self.histories, path, differences=said.times if said else (), **self._of_pictures)
 
     def plot_rounds(self, path: str | Path, folder: str | Path | None = None) -> Path:
-        """Draw what happened by rounds (:func:`~fedsel_flwr.report.rounds_plot.plot_rounds`); returns its path.
+        """Draw what happened by rounds (:func:`~fedsel_flwr.report.plots.plot_rounds`); returns its path.
 
         With the comparison's ``folder`` also what was lost against knowing the means, where every run has that.
         """

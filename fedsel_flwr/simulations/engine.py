@@ -18,7 +18,7 @@ from fedsel_flwr import flower
 from fedsel_flwr.checks import one_of
 from fedsel_flwr.clients.objectives import Objective
 from fedsel_flwr.errors import ParameterError, RunError
-from fedsel_flwr.report.waiting import Waiting
+from fedsel_flwr.report.progress import Waiting
 from fedsel_flwr.rounds.checkpoints import Resume
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.rounds.run_length import ShouldStop, check_signal

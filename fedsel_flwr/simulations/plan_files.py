@@ -10,7 +10,7 @@ from typing import Any
 
 from fedsel_flwr.checks import whole
 from fedsel_flwr.errors import ParameterError, RunError
-from fedsel_flwr.report.files import replacing
+from fedsel_flwr.report.run_folder import replacing
 from fedsel_flwr.rounds.storage import WRITES, FolderLock, hold
 from fedsel_flwr.simulations.begun import AGAIN, has_begun
 from fedsel_flwr.simulations.fingerprints import differing_plans

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.flower import end_once
-from fedsel_flwr.report.waiting import Waiting
+from fedsel_flwr.report.progress import Waiting
 from fedsel_flwr.simulations.cluster import start
 from fedsel_flwr.simulations.leaving import keeping_sigterm, own_handlers
 from fedsel_flwr.simulations.ray_watch import Watch

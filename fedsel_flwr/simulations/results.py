@@ -15,8 +15,7 @@ import tomli_w
 
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError
 from fedsel_flwr.report import run_folder
-from fedsel_flwr.report.files import load_optional
-from fedsel_flwr.report.journal import JOURNAL
+from fedsel_flwr.report.run_folder import JOURNAL, load_optional
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.history_storage import Ledger
 from fedsel_flwr.rounds.models import Arrays

@@ -16,7 +16,7 @@ from typing import Any
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report import run_folder
-from fedsel_flwr.report.files import replacing
+from fedsel_flwr.report.run_folder import replacing
 
 RUN = "run.json"
 """The file."""

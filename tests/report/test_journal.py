@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedsel_flwr.errors import ParameterError, RunError
-from fedsel_flwr.report.journal import JOURNAL, read_journal
-from fedsel_flwr.report.run_folder import read_history, write_history
+from fedsel_flwr.report.run_folder import JOURNAL, read_history, read_journal, write_history
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.history_storage import Ledger
 

@@ -10,8 +10,7 @@ import pytest
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report import RunSummary
-from fedsel_flwr.report.paired import holm, paired_differences, student_interval, student_p
-from fedsel_flwr.report.verdict import verdict
+from fedsel_flwr.report.verdict import holm, paired_differences, student_interval, student_p, verdict
 
 # Student 1908, table of the additional hours of sleep of ten patients: second drug minus first.
 SLEEP = np.array([1.2, 2.4, 1.3, 1.3, 0.0, 1.0, 1.8, 0.8, 4.6, 1.4])

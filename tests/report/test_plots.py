@@ -11,10 +11,9 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.report.files import load_optional
-from fedsel_flwr.report.paired import PairedDifference
-from fedsel_flwr.report.panels import COLOURS, carry_forward, draw_accuracy, draw_differences, look_of
-from fedsel_flwr.report.plots import plot_comparison
+from fedsel_flwr.report.plots import COLOURS, carry_forward, draw_accuracy, draw_differences, look_of, plot_comparison
+from fedsel_flwr.report.run_folder import load_optional
+from fedsel_flwr.report.verdict import PairedDifference
 
 
 def test_carry_forward_by_hand() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.report.rounds_plot import _accuracy, plot_rounds, selection_fractions
+from fedsel_flwr.report.plots import _accuracy, plot_rounds, selection_fractions
 
 
 def test_selection_fractions_by_hand(make_history) -> None:

@@ -11,11 +11,12 @@ import pyarrow.parquet
 import pytest
 
 from fedsel_flwr.errors import ParameterError, RunError
-from fedsel_flwr.report.files import load_optional, replacing
 from fedsel_flwr.report.run_folder import (
     create_run_folder,
+    load_optional,
     read_history,
     read_model,
+    replacing,
     write_history,
     write_model,
     write_scenario,

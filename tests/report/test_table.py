@@ -13,7 +13,7 @@ from rich.console import Console
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report import RunSummary, SelectorRow, aggregate
-from fedsel_flwr.report.table import render_table
+from fedsel_flwr.report.tables import render_table
 
 RUN = RunSummary(
     selector="bsfl",
@@ -97,7 +97,7 @@ def test_the_caption_says_when_selectors_have_different_numbers_of_seeds() -> No
 def test_in_a_pipe_the_text_is_plain_and_nothing_is_folded(encoding: str) -> None:
     code = (
         "from fedsel_flwr.report import RunSummary, aggregate;"
-        "from fedsel_flwr.report.table import render_table;"
+        "from fedsel_flwr.report.tables import render_table;"
         "name = 'a-selector-with-a-name-that-is-far-too-long-for-any-table-of-eighty-columns';"
         "runs = [RunSummary(selector=name, seed=s, accuracy=.5 + s / 10, time_to_target_s=3.,"
         " energy_to_target_j=1., energy_j=1., jain=1.,"

@@ -7,13 +7,13 @@ import time
 
 import pytest
 
-from fedsel_flwr.report import waiting
-from fedsel_flwr.report.waiting import Waiting
+from fedsel_flwr.report import progress
+from fedsel_flwr.report.progress import Waiting
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "AFTER_S", 0.05)
+    monkeypatch.setattr(progress, "AFTER_S", 0.05)
 
 
 def test_elsewhere_than_on_a_terminal_there_are_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,7 +38,7 @@ def test_what_is_there_is_told_once_and_before_the_end(capsys: pytest.CaptureFix
 def test_a_terminal_shows_running_seconds_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(waiting, "_terminal", lambda: True)
+    monkeypatch.setattr(progress, "_terminal", lambda: True)
     with Waiting("Starting Ray", "Ray started"):
         time.sleep(1.3)
     err = capsys.readouterr().err

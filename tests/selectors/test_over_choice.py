@@ -13,8 +13,7 @@ from rich.console import Console
 from fedsel_flwr.checks import IntArray
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report import aggregate
-from fedsel_flwr.report.frames import latex
-from fedsel_flwr.report.table import render_table
+from fedsel_flwr.report.tables import latex, render_table
 from fedsel_flwr.selectors import Selector, create
 from fedsel_flwr.simulations import compare, load_scenario
 from fedsel_flwr.testing import check_selector

@@ -19,7 +19,7 @@ from flwr.server import ServerApp
 from flwr.server.strategy import FedAvg
 from flwr.serverapp import Grid
 
-from fedsel_flwr.report.waiting import Waiting
+from fedsel_flwr.report.progress import Waiting
 from fedsel_flwr.selectors import create
 from fedsel_flwr.simulations import engine
 from fedsel_flwr.simulations.building import make_strategy

@@ -13,7 +13,7 @@ import pytest
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report import run_folder
-from fedsel_flwr.report.rounds_plot import selection_fractions
+from fedsel_flwr.report.plots import selection_fractions
 from fedsel_flwr.selectors import create
 from fedsel_flwr.simulations import compare, comparison
 from fedsel_flwr.simulations.comparison import Comparison

@@ -15,7 +15,7 @@ import pytest
 
 from fedsel_flwr import cli
 from fedsel_flwr.errors import ParameterError, RunError
-from fedsel_flwr.report.waiting import Waiting
+from fedsel_flwr.report.progress import Waiting
 from fedsel_flwr.simulations import cluster, ray_session
 from fedsel_flwr.simulations.cluster import cluster_address
 from fedsel_flwr.simulations.engine import simulate

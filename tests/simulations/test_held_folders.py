@@ -13,7 +13,7 @@ import pytest
 
 from fedsel_flwr.cli import main
 from fedsel_flwr.errors import RunError
-from fedsel_flwr.report.journal import JOURNAL
+from fedsel_flwr.report.run_folder import JOURNAL
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.rounds.history_storage import Ledger
 from fedsel_flwr.simulations import Comparison, compare, load_scenario, simulate

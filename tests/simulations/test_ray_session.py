@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from fedsel_flwr.errors import RunError
+from fedsel_flwr.report.progress import Waiting
 from fedsel_flwr.report.run_folder import read_history
-from fedsel_flwr.report.waiting import Waiting
 from fedsel_flwr.simulations import load_scenario, simulate
 from fedsel_flwr.simulations.ray_session import Session
 from fedsel_flwr.simulations.ray_watch import Watch

@@ -157,7 +157,7 @@ def test_pulls_are_forwarded_in_the_form_of_either_flower() -> None:
 
 
 def test_a_grid_that_a_session_of_ray_attends_takes_either_form() -> None:
-    from fedsel_flwr.report.waiting import Waiting
+    from fedsel_flwr.report.progress import Waiting
     from fedsel_flwr.simulations.ray_session import Session
     from fedsel_flwr.simulations.where import Where
 

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from fedsel_flwr.errors import ParameterError, StateError
-from fedsel_flwr.report.files import load_optional
-from fedsel_flwr.report.run_folder import CLIENTS, ROUNDS, read_history, write_history
+from fedsel_flwr.report.run_folder import CLIENTS, ROUNDS, load_optional, read_history, write_history
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.history_storage import Ledger
 from fedsel_flwr.selectors import Random
