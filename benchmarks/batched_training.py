@@ -19,7 +19,7 @@ from torch import nn
 from fedsel_flwr.clients.batched import BatchedTrainer, Examples
 from fedsel_flwr.clients.objectives import get_arrays
 from fedsel_flwr.clients.training import TrainingSettings
-from fedsel_flwr.simulations.models import build_model
+from fedsel_flwr.simulations.worlds.architectures import build_model
 
 
 def cnn5() -> nn.Module:

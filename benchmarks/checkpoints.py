@@ -31,7 +31,7 @@ from fedsel_flwr.rounds import checkpoints as checkpoint
 from fedsel_flwr.rounds.core import SelectionCore
 from fedsel_flwr.rounds.models import Arrays, ModelStack
 from fedsel_flwr.rounds.replies import Reply
-from fedsel_flwr.simulations.aggregating import aggregated
+from fedsel_flwr.simulations.vectorized import aggregated
 from fedsel_flwr.strategies import BSFL
 
 SHAPES = ((64, 784), (64,), (30, 64), (30,), (10, 30), (10,))

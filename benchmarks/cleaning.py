@@ -30,7 +30,7 @@ from fedsel_flwr.rounds.models import ModelStack
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.settings import settled
 from fedsel_flwr.selectors import create
-from fedsel_flwr.simulations.aggregating import Named, stack_mean
+from fedsel_flwr.simulations.vectorized import Named, stack_mean
 from fedsel_flwr.strategies.wrapping.client_manager import TimedProxy
 from fedsel_flwr.strategies.wrapping.legacy_results import cleaned
 from fedsel_flwr.strategies.wrapping.legacy_results import reply_of as legacy_reply

@@ -79,15 +79,16 @@ def measure(args: argparse.Namespace) -> None:
     from flwr.serverapp import Grid
 
     from fedsel_flwr.report.progress import Waiting
-    from fedsel_flwr.simulations import apis, engine
-    from fedsel_flwr.simulations.building import make_strategy
-    from fedsel_flwr.simulations.client_app import ScenarioApp
-    from fedsel_flwr.simulations.driving import count_nodes
-    from fedsel_flwr.simulations.processes import adopt_orphans, end_descendants
-    from fedsel_flwr.simulations.ray_session import Session
+    from fedsel_flwr.simulations import engine
+    from fedsel_flwr.simulations.on_flower import flower_apis
+    from fedsel_flwr.simulations.on_flower.app import ScenarioApp
+    from fedsel_flwr.simulations.on_flower.building import make_strategy
+    from fedsel_flwr.simulations.on_flower.driving import count_nodes
+    from fedsel_flwr.simulations.on_flower.ray_resources import Where
+    from fedsel_flwr.simulations.on_flower.ray_session import Session
     from fedsel_flwr.simulations.scenario_files import load_scenario
-    from fedsel_flwr.simulations.where import Where
-    from fedsel_flwr.simulations.world import World, world_of
+    from fedsel_flwr.simulations.shutdown import adopt_orphans, end_descendants
+    from fedsel_flwr.simulations.worlds.world import World, world_of
 
     api = args.apis[0]
     overrides = {"api": api, "data.data_dir": args.data_dir, "num_clients": args.clients, "rounds": 2}
@@ -96,7 +97,7 @@ def measure(args: argparse.Namespace) -> None:
 
     def flower(world: World) -> Any:
         """Flower's own FedAvg, as many clients a round as the scenario has."""
-        base, cohort = apis.APIS[api].make_base(world), scenario.clients_per_round
+        base, cohort = flower_apis.APIS[api].make_base(world), scenario.clients_per_round
         names = ("fraction_fit", "min_fit_clients") if api == "legacy" else ("fraction_train", "min_train_nodes")
         for name, value in zip(names, (cohort / scenario.num_clients, cohort), strict=True):
             setattr(base, name, value)
@@ -115,7 +116,7 @@ def measure(args: argparse.Namespace) -> None:
         events["loop"] = time.time()
         if args.side == "ours":
             count_nodes(grid, scenario)
-        apis.APIS[api].run(grid, world, strategy)
+        flower_apis.APIS[api].run(grid, world, strategy)
 
     adopt_orphans()
     try:

@@ -19,8 +19,8 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 
 from fedsel_flwr.simulations.engine import simulate
-from fedsel_flwr.simulations.processes import end_descendants
 from fedsel_flwr.simulations.scenario_files import load_scenario
+from fedsel_flwr.simulations.shutdown import end_descendants
 from fedsel_flwr.strategies import History
 
 LAST = 10

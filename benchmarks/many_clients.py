@@ -26,7 +26,7 @@ from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.simulations import vectorized
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.scenario_files import load_scenario
-from fedsel_flwr.simulations.world import World, world_of
+from fedsel_flwr.simulations.worlds.world import World, world_of
 
 PARTS = {
     "selection and roll call": (SelectionCore, "choose"), "training": (BatchedTrainer, "train"),

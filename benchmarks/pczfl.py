@@ -24,12 +24,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle
 
-from fedsel_flwr.simulations.building import make_strategy
 from fedsel_flwr.simulations.engine import simulate
-from fedsel_flwr.simulations.processes import end_descendants
+from fedsel_flwr.simulations.on_flower.building import make_strategy
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
-from fedsel_flwr.simulations.world import world_of
+from fedsel_flwr.simulations.shutdown import end_descendants
+from fedsel_flwr.simulations.worlds.world import world_of
 from fedsel_flwr.strategies import RoundRecord
 
 PAPER = {"fashion": (286.71, 0.919), "cifar": (208.15, 0.5389)}

@@ -23,7 +23,7 @@ from fedsel_flwr.clients.device import System, mean_latencies
 from fedsel_flwr.report import jain_index
 from fedsel_flwr.selectors import RoundReport, create
 from fedsel_flwr.simulations import load_scenario
-from fedsel_flwr.simulations.world import World
+from fedsel_flwr.simulations.worlds.world import World
 from fedsel_flwr.theory import sorted_groups
 
 MIN_LATENCY_S = 4.0

@@ -18,9 +18,9 @@ from fedsel_flwr.commands import DEFAULT_SCENARIO, DEFAULT_SELECTORS, parser_of
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError
 
 if TYPE_CHECKING:
-    from fedsel_flwr.simulations.comparison import Comparison
-    from fedsel_flwr.simulations.leaving import Leaving
-    from fedsel_flwr.simulations.planning import Plan
+    from fedsel_flwr.simulations.comparisons.comparison import Comparison
+    from fedsel_flwr.simulations.comparisons.plan import Plan
+    from fedsel_flwr.simulations.shutdown import Leaving
 
 EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
 INTERRUPTED = "fedsel: interrupted"
@@ -64,7 +64,7 @@ def _command(args: argparse.Namespace) -> int:
     if args.command == "report":
         return _report(args)
 
-    from fedsel_flwr.simulations.leaving import leaving_at_once
+    from fedsel_flwr.simulations.shutdown import leaving_at_once
 
     with leaving_at_once(lambda: None, lambda: INTERRUPTED, EXIT_INTERRUPTED) as leaving:
         return _compare(args, leaving)
@@ -95,11 +95,11 @@ def _compare(args: argparse.Namespace, leaving: Leaving) -> int:
 
     from fedsel_flwr.report.progress import Progress
     from fedsel_flwr.report.run_folder import create_run_folder, load_optional
+    from fedsel_flwr.simulations.comparisons.plan_files import held_folder, newest_like
     from fedsel_flwr.simulations.logs import in_one_line, logging_to
-    from fedsel_flwr.simulations.plan_files import held_folder, newest_like
-    from fedsel_flwr.simulations.processes import adopt_orphans, end_descendants
     from fedsel_flwr.simulations.results import rounds_in
-    from fedsel_flwr.simulations.world import world_of
+    from fedsel_flwr.simulations.shutdown import adopt_orphans, end_descendants
+    from fedsel_flwr.simulations.worlds.world import world_of
 
     if going_on is None and args.resume and getattr(args, "checkpoint_dir", None) is None:
         going_on = str(newest_like(plan.said(), Path(args.runs_dir), _say))
@@ -162,9 +162,9 @@ def _plan(args: argparse.Namespace) -> Plan:
             raise ParameterError("--checkpoint-dir and --no-checkpoints contradict each other: leave out one of them")
         checkpoints = {"checkpoint_dir": str(Path(args.checkpoint_dir).expanduser().resolve())}
 
-    from fedsel_flwr.simulations.everyone import every_selector
-    from fedsel_flwr.simulations.planning import Plan
-    from fedsel_flwr.simulations.where import Where
+    from fedsel_flwr.simulations.comparisons.contenders import every_selector
+    from fedsel_flwr.simulations.comparisons.plan import Plan
+    from fedsel_flwr.simulations.on_flower.ray_resources import Where
 
     left_out: dict[str, str] = {}
     if everybody:
@@ -179,8 +179,8 @@ def _plan(args: argparse.Namespace) -> Plan:
 
 def _plan_of(folder: Path, args: argparse.Namespace) -> Plan:
     """What was begun in a folder, to be run where the command line says."""
-    from fedsel_flwr.simulations.planning import Plan
-    from fedsel_flwr.simulations.where import Where
+    from fedsel_flwr.simulations.comparisons.plan import Plan
+    from fedsel_flwr.simulations.on_flower.ray_resources import Where
 
     elsewhere: dict[str, Any] = {"where": Where(**given)} if (given := where_of(args)) else {}
     named = ("device", "processes", "jobs")
@@ -191,7 +191,7 @@ def _plan_of(folder: Path, args: argparse.Namespace) -> Plan:
 
 def _report(args: argparse.Namespace) -> int:
     """Pool runs that are there: table and verdict; into a folder, picture and files too."""
-    from fedsel_flwr.simulations.comparison import Comparison
+    from fedsel_flwr.simulations.comparisons.comparison import Comparison
 
     comparison = Comparison.load(*args.folders, reference=args.reference)
     target = args.out or (args.folders[0] if len(args.folders) == 1 else None)

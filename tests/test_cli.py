@@ -19,10 +19,10 @@ from fedsel_flwr.cli import DEFAULT_SELECTORS, main
 from fedsel_flwr.report.run_folder import read_history, read_model
 from fedsel_flwr.selectors import names
 from fedsel_flwr.selectors.registry import selector_class
-from fedsel_flwr.simulations import planning
+from fedsel_flwr.simulations.comparisons import plan
 from fedsel_flwr.simulations.results import write_run
 from fedsel_flwr.simulations.scenario_files import load_scenario, scenario_names
-from fedsel_flwr.simulations.world import World
+from fedsel_flwr.simulations.worlds.world import World
 from tests.processes import ROOT, Command
 from tests.simulations.inprocess import play
 
@@ -254,7 +254,7 @@ def test_compare_runs_every_selector_on_every_seed(
         write_run(folder, scenario, result, label)
         return result
 
-    monkeypatch.setattr(planning, "simulate", simulate)
+    monkeypatch.setattr(plan, "simulate", simulate)
     argv = ["compare", "smoke", "--selectors", "cs-ucb, random", "--seeds", "2", "--rounds", "4", "--set", "seed=5"]
     assert main(argv) == 0
     out, err = capsys.readouterr()

@@ -14,7 +14,7 @@ from fedsel_flwr.commands import parser_of
 from fedsel_flwr.report import run_folder
 from fedsel_flwr.report.run_folder import JOURNAL
 from fedsel_flwr.rounds.history import ClientRecord, RoundRecord
-from fedsel_flwr.simulations.plan_files import PLAN
+from fedsel_flwr.simulations.comparisons.plan_files import PLAN
 from fedsel_flwr.simulations.run_record import RUN
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "command-line.md"

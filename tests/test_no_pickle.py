@@ -34,8 +34,8 @@ CALLS = {("torch", "load"), ("torch", "save"), ("pd", "read_pickle"), ("pandas",
 EXCEPTIONS = {
     "clients/batched/worker.py": "a helper process hears the one that started it, over a pair of sockets of their own",
     "clients/batched/worker_connection.py": "the other end of these; the model to train is code and its state",
-    "simulations/sharing.py": "Ray carries the data to its actors; only the name of pickle's error is used here",
-    "simulations/side_by_side.py": "runs of a comparison go to processes that this one starts",
+    "simulations/on_flower/ray_session.py": "Ray carries the data to its actors; of pickle only an error's name",
+    "simulations/comparisons/parallel_runs.py": "runs of a comparison go to processes that this one starts",
     "testing/spawning.py": "a selector's factory goes to a process that this one starts",
 }
 """Files that pickle, or use what pickles, and what for; docs/security.md names them too."""

@@ -14,8 +14,8 @@ from torch import nn
 from fedsel_flwr.errors import FedSelError
 from fedsel_flwr.selectors import Random, create
 from fedsel_flwr.simulations import Comparison, OwnData, compare, load_scenario, simulate
-from fedsel_flwr.simulations.building import make_strategy
-from fedsel_flwr.simulations.world import world_of
+from fedsel_flwr.simulations.on_flower.building import make_strategy
+from fedsel_flwr.simulations.worlds.world import world_of
 
 SMOKE = load_scenario("smoke", {"engine": "vectorized", "rounds": 2})
 X, Y = np.random.default_rng(0).normal(size=(100, 4)), np.arange(100) % 2

@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_S = 200
-PRELOADED = ("matplotlib.pyplot", "sklearn.datasets", "fedsel_flwr.cli", "fedsel_flwr.simulations.planning",
+PRELOADED = ("matplotlib.pyplot", "sklearn.datasets", "fedsel_flwr.cli", "fedsel_flwr.simulations.comparisons.plan",
              "fedsel_flwr.testing")  # fmt: skip
 
 

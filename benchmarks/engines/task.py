@@ -14,7 +14,7 @@ from networks import SmallResNet
 from fedsel_flwr.clients.objectives import set_arrays
 from fedsel_flwr.clients.training import evaluate
 from fedsel_flwr.simulations.scenario_files import load_scenario
-from fedsel_flwr.simulations.world import World, world_of
+from fedsel_flwr.simulations.worlds.world import World, world_of
 
 MODELS = {"mlp": "MLP 784-64-30-10", "cnn5": "CNN 16-32, 5x5", "resnet": "small ResNet"}
 """The models of the comparison, by the name on the command line."""

@@ -29,8 +29,8 @@ from playing import play
 from fedsel_flwr.errors import FedSelError
 from fedsel_flwr.selectors import names
 from fedsel_flwr.simulations import Scenario, load_scenario
-from fedsel_flwr.simulations.availability import find_trace
-from fedsel_flwr.simulations.everyone import every_selector
+from fedsel_flwr.simulations.comparisons.contenders import every_selector
+from fedsel_flwr.simulations.worlds.availability import find_trace
 
 HERE = Path(__file__).resolve().parent
 WORLDS = ("shards", "cell", "trace")

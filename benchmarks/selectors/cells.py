@@ -20,10 +20,10 @@ from fedsel_flwr.report.run_folder import read_history
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.simulations import Scenario, simulate
-from fedsel_flwr.simulations.availability import find_trace
-from fedsel_flwr.simulations.building import common_params, make_strategy
+from fedsel_flwr.simulations.on_flower.building import common_params, make_strategy
 from fedsel_flwr.simulations.results import write_run
-from fedsel_flwr.simulations.world import world_of
+from fedsel_flwr.simulations.worlds.availability import find_trace
+from fedsel_flwr.simulations.worlds.world import world_of
 
 COST = "cost.json"
 

@@ -14,7 +14,7 @@ import numpy as np
 from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.clients.device import mean_latencies
 from fedsel_flwr.selectors import Random, Selector
-from fedsel_flwr.simulations.world import World
+from fedsel_flwr.simulations.worlds.world import World
 from fedsel_flwr.theory import sorted_groups
 
 GENIE, GROUPS, CHANCE = "genie", "sorted-groups", "random-again"

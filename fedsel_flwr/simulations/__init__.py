@@ -15,20 +15,20 @@ from typing import TYPE_CHECKING, Any
 from fedsel_flwr.errors import RunError
 
 if TYPE_CHECKING:
-    from fedsel_flwr.simulations.comparing import compare
-    from fedsel_flwr.simulations.comparison import Comparison
+    from fedsel_flwr.simulations.comparisons.comparing import compare
+    from fedsel_flwr.simulations.comparisons.comparison import Comparison
     from fedsel_flwr.simulations.engine import simulate
-    from fedsel_flwr.simulations.own_data import OwnData
     from fedsel_flwr.simulations.scenario import Scenario
     from fedsel_flwr.simulations.scenario_files import load_scenario
+    from fedsel_flwr.simulations.worlds.own_data import OwnData
 
 __all__ = ["Comparison", "OwnData", "Scenario", "compare", "load_scenario", "simulate"]
 
 _HOMES = {
-    "Comparison": "comparison",
-    "OwnData": "own_data",
+    "Comparison": "comparisons.comparison",
+    "OwnData": "worlds.own_data",
     "Scenario": "scenario",
-    "compare": "comparing",
+    "compare": "comparisons.comparing",
     "load_scenario": "scenario_files",
     "simulate": "engine",
 }

@@ -1,4 +1,7 @@
-"""Running a scenario: with Flower on Ray, on hundreds of virtual clients, or vectorized in this process."""
+"""Running a scenario: with Flower on Ray, on hundreds of virtual clients, or vectorized in this process.
+
+What is refused before a scenario runs: what its engine cannot do, and arguments of another kind.
+"""
 
 from __future__ import annotations
 
@@ -23,23 +26,87 @@ from fedsel_flwr.rounds.checkpoints import Resume
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.rounds.run_length import ShouldStop, check_signal
 from fedsel_flwr.selectors import Selector
-from fedsel_flwr.simulations.afterwards import worked_out
-from fedsel_flwr.simulations.begun import AGAIN, check_fingerprints, finished_run, forget, has_begun
-from fedsel_flwr.simulations.building import given_or_made, make_strategy
-from fedsel_flwr.simulations.checking import ENGINES, check_engine, check_kinds
-from fedsel_flwr.simulations.client_app import ScenarioApp
-from fedsel_flwr.simulations.driving import count_nodes, run_rounds
+from fedsel_flwr.simulations.existing_runs import (
+    AGAIN,
+    Keeping,
+    Pace,
+    check_fingerprints,
+    finished_run,
+    forget,
+    has_begun,
+)
 from fedsel_flwr.simulations.fingerprints import Fingerprints, code_of, fingerprints
-from fedsel_flwr.simulations.ingredients import MakeModel, Own, as_data
-from fedsel_flwr.simulations.keeping import Keeping, Pace
 from fedsel_flwr.simulations.logs import silent
-from fedsel_flwr.simulations.ray_session import Session
-from fedsel_flwr.simulations.results import RunFolder, RunResult
+from fedsel_flwr.simulations.on_flower.app import ScenarioApp
+from fedsel_flwr.simulations.on_flower.building import given_or_made, make_strategy
+from fedsel_flwr.simulations.on_flower.driving import count_nodes, run_rounds
+from fedsel_flwr.simulations.on_flower.ray_resources import Where, check_device
+from fedsel_flwr.simulations.on_flower.ray_session import Session
+from fedsel_flwr.simulations.parallelism import Staff, check_processes
+from fedsel_flwr.simulations.results import RunFolder, RunResult, worked_out
 from fedsel_flwr.simulations.scenario import Scenario
-from fedsel_flwr.simulations.staffing import Staff, check_processes
-from fedsel_flwr.simulations.vectorized import run_vectorized
-from fedsel_flwr.simulations.where import Where
-from fedsel_flwr.simulations.world import World, world_of
+from fedsel_flwr.simulations.vectorized import check_vectorized, run_vectorized
+from fedsel_flwr.simulations.worlds.ingredients import MakeModel, Own, as_data
+from fedsel_flwr.simulations.worlds.world import World, world_of
+
+ENGINES = ("ray", "vectorized")
+"""What can run a scenario."""
+
+
+def check_engine(scenario: Scenario, where: Where, device: str = "cpu", rounds_on_flower: int = 0) -> None:
+    """Refuse a scenario that its engine cannot run, or where.
+
+    Args:
+        scenario: The scenario, with its engine.
+        where: What Ray is given.
+        device: Where the vectorized engine trains.
+        rounds_on_flower: Rounds on Ray beside the vectorized engine's.
+
+    Raises:
+        FedSelError: Says what to change.
+    """
+    if scenario.engine == "vectorized":
+        check_vectorized(scenario)
+        check_device(device)
+        if rounds_on_flower == 0:
+            if where.asked:
+                raise ParameterError(
+                    f"{where.asked[0]} is for Ray, but the vectorized engine runs in one process: choose the engine "
+                    "'ray', or leave it out"
+                )
+            return
+    elif device != "cpu":
+        raise ParameterError(
+            f"device = {device!r} is where the vectorized engine trains; on Ray give each client a share of a GPU: "
+            "client_gpus"
+        )
+    where.check()
+
+
+def check_kinds(selector: Any, objective: Any, on_round: Any) -> None:
+    """Refuse what is of another kind than :func:`~fedsel_flwr.simulations.engine.simulate` takes.
+
+    Args:
+        selector: Of one's own, or None.
+        objective: Likewise.
+        on_round: Told each round, or None.
+
+    Raises:
+        ParameterError: Says what was expected.
+    """
+    if selector is not None and not isinstance(selector, Selector):
+        got = selector.__name__ if isinstance(selector, type) else repr(selector)
+        raise ParameterError(
+            f"selector must be a fedsel_flwr.selectors.Selector, such as Random(clients_per_round=3), got {got}; a "
+            "name belongs into the scenario"
+        )
+    if objective is not None and not isinstance(objective, Objective):
+        raise ParameterError(
+            "objective must be a fedsel_flwr.clients.objectives.Objective(loss=..., quality=...), got "
+            f"{type(objective).__name__}"
+        )
+    if on_round is not None and not callable(on_round):
+        raise ParameterError(f"on_round must be a function of a RoundRecord, got {type(on_round).__name__}")
 
 
 def simulate(
@@ -94,17 +161,17 @@ def simulate(
         on_wait: Told once a second what is waited for ("Starting Ray, 3 s"), in place of standard error.
         strategy: A selection strategy of your own, of the scenario's API; the scenario's latencies, channels and
             availability are then what you give it, and its base sends ``round`` in the config (legacy API). None makes
-            the scenario's (:func:`~fedsel_flwr.simulations.building.make_strategy`).
+            the scenario's (:func:`~fedsel_flwr.simulations.on_flower.building.make_strategy`).
         selector: A selector of your own, in place of the scenario's; everything else is the scenario's.
         device: Where the vectorized engine trains: "cpu", "cuda" and so on.
         processes: How many processes train in the vectorized engine, this one included, on the CPU; None: by the sizes
-            of model and round (:func:`~fedsel_flwr.simulations.staffing.processes_for`). A
-            :class:`~fedsel_flwr.simulations.staffing.Staff` keeps them over several runs.
+            of model and round (:func:`~fedsel_flwr.simulations.parallelism.processes_for`). A
+            :class:`~fedsel_flwr.simulations.parallelism.Staff` keeps them over several runs.
         model: Makes a torch module of your own, in place of ``model.name``
-            (:class:`~fedsel_flwr.simulations.ingredients.Own`).
+            (:class:`~fedsel_flwr.simulations.worlds.ingredients.Own`).
         data: Examples of your own, in place of ``data.dataset``: ``OwnData``, or (train, test), each a pair of arrays
-            or a torch ``Dataset`` (:class:`~fedsel_flwr.simulations.own_data.OwnData`); or a function of the seed that
-            returns one of them.
+            or a torch ``Dataset`` (:class:`~fedsel_flwr.simulations.worlds.own_data.OwnData`); or a function of the
+            seed that returns one of them.
         objective: Loss and quality of your own (:class:`~fedsel_flwr.clients.objectives.Objective`).
         folder: Where the run is written (:class:`~fedsel_flwr.simulations.results.RunFolder`), each round as it ends;
             of a run that an error ends also the last model, ``model-after-round-N.safetensors``. None: nowhere.

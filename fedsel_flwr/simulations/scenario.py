@@ -15,7 +15,7 @@ from fedsel_flwr.clients.system import SystemModel
 from fedsel_flwr.clients.training_settings import examples_per_round
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors.registry import label_of
-from fedsel_flwr.simulations.tables import (
+from fedsel_flwr.simulations.scenario_tables import (
     Availability,
     Count,
     CountOrZero,
@@ -173,7 +173,7 @@ class Scenario(Table):
         if sizes is None or not payload:
             raise ParameterError(
                 "system.kind = 'phones' takes its times from the clients' examples and the model's size: give sizes "
-                "and model_bytes, or take the attribute system of fedsel_flwr.simulations.world.World"
+                "and model_bytes, or take the attribute system of fedsel_flwr.simulations.worlds.world.World"
             )
         return PhoneModel(
             num_clients=self.num_clients,

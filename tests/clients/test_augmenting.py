@@ -25,7 +25,7 @@ from fedsel_flwr.clients.training import (
 )
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.scenario_files import load_scenario
-from fedsel_flwr.simulations.world import World
+from fedsel_flwr.simulations.worlds.world import World
 
 IMAGES = np.random.default_rng(0).normal(size=(11, 3, 5, 6)).astype(np.float32)
 LABELS = np.arange(11) % 4

@@ -13,12 +13,11 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.history import ClientRecord
 from fedsel_flwr.rounds.replies import CRASHED, FAILED
 from fedsel_flwr.selectors import Random
-from fedsel_flwr.simulations.afterwards import regret
 from fedsel_flwr.simulations.engine import simulate
-from fedsel_flwr.simulations.results import RunResult
+from fedsel_flwr.simulations.results import RunResult, regret
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
-from fedsel_flwr.simulations.world import World
+from fedsel_flwr.simulations.worlds.world import World
 from tests.simulations import inprocess
 
 
@@ -89,9 +88,9 @@ def test_both_engines_lose_the_same_answers(probabilities: tuple[float, float], 
 
 
 def _on_a_grid(scenario: Scenario) -> RunResult:
-    from fedsel_flwr.simulations.app import ScenarioApp
-    from fedsel_flwr.simulations.driving import drive
     from fedsel_flwr.simulations.engine import _Constant
+    from fedsel_flwr.simulations.on_flower.app import ScenarioApp
+    from fedsel_flwr.simulations.on_flower.driving import drive
 
     return drive(inprocess.AppGrid(ScenarioApp(_Constant(scenario)), scenario.num_clients), scenario)  # type: ignore[arg-type]
 

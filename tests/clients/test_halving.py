@@ -13,8 +13,8 @@ from fedsel_flwr.clients.objectives import get_arrays
 from fedsel_flwr.clients.training_settings import TrainingSettings
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.engine import simulate
-from fedsel_flwr.simulations.models import build_model
 from fedsel_flwr.simulations.scenario_files import load_scenario
+from fedsel_flwr.simulations.worlds.architectures import build_model
 from tests.simulations import inprocess
 
 SETTINGS = TrainingSettings(learning_rate=0.4, batch_size=2, halved_at=(3, 5))

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from fedsel_flwr.clients.multiplying import multiplications
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.scenario_files import load_scenario, scenario_names
-from fedsel_flwr.simulations.world import World
+from fedsel_flwr.simulations.worlds.architectures import multiplications
+from fedsel_flwr.simulations.worlds.world import World
 from tests.simulations import inprocess
 
 KEYS = {"num_clients": 10, "clients_per_round": 4, "rounds": 3, "selector": "cs-ucb"}

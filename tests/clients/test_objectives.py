@@ -24,7 +24,7 @@ from fedsel_flwr.clients.objectives import (
 )
 from fedsel_flwr.clients.training import evaluate, train
 from fedsel_flwr.clients.training_settings import TrainingSettings
-from fedsel_flwr.simulations.models import build_model
+from fedsel_flwr.simulations.worlds.architectures import build_model
 
 RNG = np.random.default_rng(3)
 INPUTS = RNG.standard_normal((600, 3)).astype(np.float32)

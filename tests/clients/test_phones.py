@@ -18,7 +18,7 @@ from fedsel_flwr.clients.streams import stream
 from fedsel_flwr.clients.training import train
 from fedsel_flwr.clients.training_settings import TrainingSettings, examples_per_round
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.simulations.models import build_model
+from fedsel_flwr.simulations.worlds.architectures import build_model
 from tests.processes import environment
 
 CLIENTS = 10_000

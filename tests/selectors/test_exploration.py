@@ -13,9 +13,9 @@ import pytest
 from fedsel_flwr import strategies
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import RoundReport, create
-from fedsel_flwr.simulations.building import make_strategy
+from fedsel_flwr.simulations.on_flower.building import make_strategy
 from fedsel_flwr.simulations.scenario_files import load_scenario
-from fedsel_flwr.simulations.world import World
+from fedsel_flwr.simulations.worlds.world import World
 from fedsel_flwr.strategies import message
 from fedsel_flwr.testing import play as play_world
 from tests.golden.make_traces import FOLDER, PARAMETERS, ROUNDS

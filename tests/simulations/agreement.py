@@ -15,11 +15,11 @@ import numpy as np
 
 from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.rounds.models import Arrays
-from fedsel_flwr.simulations.building import make_strategy
-from fedsel_flwr.simulations.dataset import Split
+from fedsel_flwr.simulations.on_flower.building import make_strategy
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.vectorized import run_vectorized
-from fedsel_flwr.simulations.world import World
+from fedsel_flwr.simulations.worlds.data import Split
+from fedsel_flwr.simulations.worlds.world import World
 from tests.simulations import inprocess
 
 CUT = 1e-6

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from fedsel_flwr.cli import main
-from fedsel_flwr.simulations import Comparison, keeping, load_scenario, simulate
+from fedsel_flwr.simulations import Comparison, existing_runs, load_scenario, simulate
 from fedsel_flwr.simulations.results import RunResult
 from tests.strategies.zygote import Zygote
 
@@ -65,7 +65,7 @@ def command(argv: list[str], folder: Path) -> tuple[int, str, str]:
     A checkpoint is written after every round, whatever that costs; the pictures are empty files.
     """
     os.chdir(folder)
-    keeping.SHARE = 1.0
+    existing_runs.SHARE = 1.0
     for name in ("plot", "plot_rounds"):
         setattr(Comparison, name, lambda self, path, *rest: Path(path).touch())
     out, err = io.StringIO(), io.StringIO()

@@ -29,11 +29,11 @@ from flwr.common import (
 from flwr.server.client_proxy import ClientProxy
 
 from fedsel_flwr.selectors import Selector
-from fedsel_flwr.simulations.building import make_strategy
-from fedsel_flwr.simulations.legacy_api import make_server, server_arrays
+from fedsel_flwr.simulations.on_flower.building import make_strategy
+from fedsel_flwr.simulations.on_flower.flower_apis import make_server, server_arrays
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
-from fedsel_flwr.simulations.world import World
+from fedsel_flwr.simulations.worlds.world import World
 from tests.strategies.message.helpers import FakeGrid, FakeNode, ProbeProxy, node_id
 
 

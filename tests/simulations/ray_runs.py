@@ -22,15 +22,15 @@ from flwr.serverapp import Grid
 from fedsel_flwr.report.progress import Waiting
 from fedsel_flwr.selectors import create
 from fedsel_flwr.simulations import engine
-from fedsel_flwr.simulations.building import make_strategy
-from fedsel_flwr.simulations.driving import count_nodes, run_rounds
 from fedsel_flwr.simulations.engine import simulate
-from fedsel_flwr.simulations.ray_session import Session
+from fedsel_flwr.simulations.on_flower.building import make_strategy
+from fedsel_flwr.simulations.on_flower.driving import count_nodes, run_rounds
+from fedsel_flwr.simulations.on_flower.ray_resources import Where
+from fedsel_flwr.simulations.on_flower.ray_session import Session
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
-from fedsel_flwr.simulations.where import Where
-from fedsel_flwr.simulations.world import world_of
+from fedsel_flwr.simulations.worlds.world import world_of
 from fedsel_flwr.strategies import RoundRecord, SelectionStrategy
 from tests.simulations.agreement import Course, recorded
 

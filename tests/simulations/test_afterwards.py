@@ -15,12 +15,13 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report import run_folder
 from fedsel_flwr.report.plots import selection_fractions
 from fedsel_flwr.selectors import create
-from fedsel_flwr.simulations import compare, comparison
-from fedsel_flwr.simulations.comparison import Comparison
+from fedsel_flwr.simulations import compare
+from fedsel_flwr.simulations.comparisons import comparison
+from fedsel_flwr.simulations.comparisons.comparison import Comparison
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.run_record import read_record, write_record
 from fedsel_flwr.simulations.scenario_files import load_scenario
-from fedsel_flwr.simulations.world import World
+from fedsel_flwr.simulations.worlds.world import World
 
 KEYS: dict[str, Any] = {
     "num_clients": 8, "clients_per_round": 2, "rounds": 40, "partition.kind": "dirichlet", "partition.alpha": 0.3,

@@ -26,10 +26,10 @@ import pytest
 
 from fedsel_flwr.clients.streams import streams
 from fedsel_flwr.clients.system import SystemModel
-from fedsel_flwr.simulations import aggregating, vectorized
+from fedsel_flwr.simulations import vectorized
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
-from fedsel_flwr.simulations.world import World
+from fedsel_flwr.simulations.worlds.world import World
 from tests.processes import ROOT, Command
 from tests.simulations.agreement import CUT, Course, differences, in_double, one_by_one, partings, together
 
@@ -48,8 +48,8 @@ def _another_order(patch: pytest.MonkeyPatch) -> None:
 
 
 def _equal_weights(patch: pytest.MonkeyPatch) -> None:
-    mean = aggregating.stack_mean
-    patch.setattr(aggregating, "stack_mean", lambda stack, weights: mean(stack, np.ones_like(weights)))
+    mean = vectorized.stack_mean
+    patch.setattr(vectorized, "stack_mean", lambda stack, weights: mean(stack, np.ones_like(weights)))
 
 
 def _other_delays(patch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from fedsel_flwr.selectors import Probe, RoundReport, Selector
 from fedsel_flwr.simulations import engine
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.scenario_files import load_scenario
-from fedsel_flwr.simulations.world import World
+from fedsel_flwr.simulations.worlds.world import World
 from tests.simulations.inprocess import in_process
 
 OVERRIDES = {"data.local_test_fraction": 0.25, "partition.kind": "dirichlet", "rounds": 2, "wireless.channels": 1}

@@ -16,8 +16,8 @@ from flwr.common import Context, RecordDict
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report.run_folder import read_history, read_model
-from fedsel_flwr.simulations import app
-from fedsel_flwr.simulations.app import scenario_of
+from fedsel_flwr.simulations.on_flower import app
+from fedsel_flwr.simulations.on_flower.app import scenario_of
 from fedsel_flwr.simulations.scenario_files import load_scenario, override_keys
 from tests.flwr_command import ANSI, Flwr, LocalSuperLink
 from tests.processes import ROOT, Command

@@ -14,7 +14,7 @@ import pytest
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import create
-from fedsel_flwr.simulations.availability import BernoulliAvailability, TraceAvailability, find_trace
+from fedsel_flwr.simulations.worlds.availability import BernoulliAvailability, TraceAvailability, find_trace
 from fedsel_flwr.strategies import SelectionStrategy as LegacyStrategy
 from fedsel_flwr.strategies.message import SelectionStrategy as MessageStrategy
 from tests.strategies import helpers as legacy

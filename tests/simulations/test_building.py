@@ -13,13 +13,18 @@ from flwr.server.strategy import FedAdam, FedAvg, FedAvgM, FedProx, FedYogi
 from fedsel_flwr.errors import FedSelError, ParameterError
 from fedsel_flwr.selectors import create
 from fedsel_flwr.simulations import engine
-from fedsel_flwr.simulations.availability import TraceAvailability
-from fedsel_flwr.simulations.building import check_selectors, make_availability, make_strategy, selector_params
 from fedsel_flwr.simulations.engine import simulate
+from fedsel_flwr.simulations.on_flower.building import (
+    check_selectors,
+    make_availability,
+    make_strategy,
+    selector_params,
+)
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
-from fedsel_flwr.simulations.world import World, world_of
+from fedsel_flwr.simulations.worlds.availability import TraceAvailability
+from fedsel_flwr.simulations.worlds.world import World, world_of
 from fedsel_flwr.strategies import BSFL, CSUCB, RoundRecord, SelectionStrategy
 from tests.simulations.inprocess import in_process, play
 

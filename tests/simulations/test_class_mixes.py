@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.simulations.class_mixes import by_least_norm, by_mixtures, least_norm_sizes
+from fedsel_flwr.simulations.worlds.partitions import by_least_norm, by_mixtures, least_norm_sizes
 
 LABELS = np.arange(6000) % 6
 

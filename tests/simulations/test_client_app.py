@@ -6,9 +6,9 @@ import pytest
 from flwr.common import Context, RecordDict
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.simulations.client_app import client_of
+from fedsel_flwr.simulations.on_flower.app import client_of
 from fedsel_flwr.simulations.scenario_files import load_scenario
-from fedsel_flwr.simulations.world import world_of
+from fedsel_flwr.simulations.worlds.world import world_of
 
 SMOKE = load_scenario("smoke")
 

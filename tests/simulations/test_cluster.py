@@ -16,12 +16,11 @@ import pytest
 from fedsel_flwr import cli
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report.progress import Waiting
-from fedsel_flwr.simulations import cluster, ray_session
-from fedsel_flwr.simulations.cluster import cluster_address
 from fedsel_flwr.simulations.engine import simulate
-from fedsel_flwr.simulations.ray_session import Session
+from fedsel_flwr.simulations.on_flower import ray_resources, ray_session
+from fedsel_flwr.simulations.on_flower.ray_resources import Where, cluster_address
+from fedsel_flwr.simulations.on_flower.ray_session import Session
 from fedsel_flwr.simulations.scenario_files import load_scenario
-from fedsel_flwr.simulations.where import Where
 
 SMOKE = load_scenario("smoke")
 
@@ -64,7 +63,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     fake = FakeRay()
     monkeypatch.setattr(ray_session, "_ray", lambda: fake)
-    monkeypatch.setattr(cluster, "_not_ray", lambda address: "")
+    monkeypatch.setattr(ray_resources, "_not_ray", lambda address: "")
     return fake
 
 
@@ -186,7 +185,7 @@ def test_the_address_is_read_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatc
 @pytest.fixture(params=["silent", "closes", "grpc"])
 def no_ray(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, str]]:
     """A port with something else, and what is said of it."""
-    monkeypatch.setattr(cluster, "ANSWER_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(ray_resources, "ANSWER_TIMEOUT_S", 1.0)
     if request.param == "grpc":
         server = grpc.server(ThreadPoolExecutor(1))
         port = server.add_insecure_port("127.0.0.1:0")

@@ -16,7 +16,7 @@ from fedsel_flwr import cli
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import BSFL, PCZFL, Random, Selector, names
 from fedsel_flwr.simulations import Comparison, Scenario, compare, load_scenario
-from fedsel_flwr.simulations.contenders import contenders
+from fedsel_flwr.simulations.comparisons.contenders import contenders
 
 OWN = '''
 import numpy as np

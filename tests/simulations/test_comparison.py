@@ -16,7 +16,7 @@ import pytest
 from fedsel_flwr import cli
 from fedsel_flwr.rounds.history import ClientRecord, History
 from fedsel_flwr.simulations import engine
-from fedsel_flwr.simulations.on_flower import Agreement, agreement
+from fedsel_flwr.simulations.comparisons.flower_agreement import Agreement, agreement
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from tests.simulations.inprocess import in_process
 

@@ -14,8 +14,8 @@ from sklearn.datasets import load_digits
 from torchvision import datasets as torchvision_datasets
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.simulations import image_files
-from fedsel_flwr.simulations.data import DATASETS, Split, cached_dataset, load_dataset
+from fedsel_flwr.simulations.worlds import image_files
+from fedsel_flwr.simulations.worlds.data import DATASETS, Split, cached_dataset, load_dataset
 
 DATA_DIR = os.environ.get("FEDSEL_DATA")  # before a test removes it
 

@@ -11,8 +11,8 @@ import pytest
 from fedsel_flwr.cli import main
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations import Comparison, OwnData, compare, load_scenario
-from fedsel_flwr.simulations.ingredients import Own
-from fedsel_flwr.simulations.world import World
+from fedsel_flwr.simulations.worlds.ingredients import Own
+from fedsel_flwr.simulations.worlds.world import World
 
 KEYS = {"rounds": 2, "num_clients": 5, "clients_per_round": 2, "engine": "vectorized", "target_accuracy": 0.01}
 SMOKE = load_scenario("smoke", KEYS)

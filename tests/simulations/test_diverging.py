@@ -11,9 +11,9 @@ from fedsel_flwr.cli import main
 from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.simulations import engine, load_scenario, simulate
-from fedsel_flwr.simulations.diverging import chance, trouble
-from fedsel_flwr.simulations.ingredients import Own
-from fedsel_flwr.simulations.world import World
+from fedsel_flwr.simulations.divergence import chance, trouble
+from fedsel_flwr.simulations.worlds.ingredients import Own
+from fedsel_flwr.simulations.worlds.world import World
 from tests.simulations.inprocess import in_process
 
 SMOKE = {"engine": "vectorized", "rounds": 6, "selector": "random"}

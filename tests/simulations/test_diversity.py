@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from flwr.app import Context
 
-from fedsel_flwr.simulations.client_app import ScenarioApp
-from fedsel_flwr.simulations.driving import drive
 from fedsel_flwr.simulations.engine import simulate
+from fedsel_flwr.simulations.on_flower.app import ScenarioApp
+from fedsel_flwr.simulations.on_flower.driving import drive
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
-from fedsel_flwr.simulations.world import World
+from fedsel_flwr.simulations.worlds.world import World
 from tests.processes import ROOT, Command
 from tests.simulations import inprocess
 

@@ -12,14 +12,14 @@ from flwr.common import Context
 from flwr.server import SimpleClientManager
 
 from fedsel_flwr.errors import RunError
-from fedsel_flwr.simulations import driving, legacy_api
-from fedsel_flwr.simulations.building import make_strategy
-from fedsel_flwr.simulations.client_app import ScenarioApp
-from fedsel_flwr.simulations.driving import drive
-from fedsel_flwr.simulations.legacy_api import make_server, server_arrays
+from fedsel_flwr.simulations.on_flower import driving, flower_apis
+from fedsel_flwr.simulations.on_flower.app import ScenarioApp
+from fedsel_flwr.simulations.on_flower.building import make_strategy
+from fedsel_flwr.simulations.on_flower.driving import drive
+from fedsel_flwr.simulations.on_flower.flower_apis import make_server, server_arrays
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
-from fedsel_flwr.simulations.world import world_of
+from fedsel_flwr.simulations.worlds.world import world_of
 from fedsel_flwr.strategies import RoundRecord
 from tests.simulations.inprocess import AppGrid
 
@@ -53,8 +53,8 @@ def test_drive_makes_the_strategy_and_tells_each_round(api: str) -> None:
 def test_server_has_a_thread_for_each_client_that_may_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a client waits for another, and its round trip holds the wait; GPFL asks everybody in round 1."""
     servers: list[Any] = []
-    monkeypatch.setattr(legacy_api, "start_grid", lambda server, **kwargs: servers.append(server))
-    monkeypatch.setattr(legacy_api, "server_arrays", lambda server: [])
+    monkeypatch.setattr(flower_apis, "start_grid", lambda server, **kwargs: servers.append(server))
+    monkeypatch.setattr(flower_apis, "server_arrays", lambda server: [])
     drive(grid_of(SMOKE), SMOKE)
     assert servers[0].max_workers == 10
 

@@ -17,11 +17,12 @@ from fedsel_flwr import strategies as legacy_api
 from fedsel_flwr.checks import IntArray
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.selectors import Selector, create
-from fedsel_flwr.simulations import building, driving, engine
-from fedsel_flwr.simulations.apis import APIS
+from fedsel_flwr.simulations import engine
 from fedsel_flwr.simulations.engine import simulate
+from fedsel_flwr.simulations.on_flower import building, driving
+from fedsel_flwr.simulations.on_flower.flower_apis import APIS
 from fedsel_flwr.simulations.scenario_files import load_scenario
-from fedsel_flwr.simulations.world import World, world_of
+from fedsel_flwr.simulations.worlds.world import World, world_of
 from fedsel_flwr.strategies import RoundRecord
 from fedsel_flwr.strategies import message as message_api
 from tests.processes import ROOT, Command

@@ -7,7 +7,7 @@ import pytest
 from fedsel_flwr import cli
 from fedsel_flwr.selectors import names
 from fedsel_flwr.simulations import compare, load_scenario
-from fedsel_flwr.simulations.everyone import every_selector
+from fedsel_flwr.simulations.comparisons.contenders import every_selector
 
 
 def test_all_but_those_that_cannot() -> None:

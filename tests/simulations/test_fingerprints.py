@@ -22,7 +22,7 @@ from fedsel_flwr.report.run_folder import read_history
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.selectors import BSFL, Random
 from fedsel_flwr.simulations import Comparison, OwnData, compare, load_scenario, simulate
-from fedsel_flwr.simulations.sources import fingerprint
+from fedsel_flwr.simulations.fingerprints import fingerprint
 from tests.processes import ROOT
 
 SELECTOR = """
@@ -244,7 +244,7 @@ def test_replay_needs_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 PROGRAM = """
 import functools
 from fedsel_flwr.selectors import BSFL, Random
-from fedsel_flwr.simulations.sources import fingerprint
+from fedsel_flwr.simulations.fingerprints import fingerprint
 from mine import Mine
 
 def help(x):
@@ -282,13 +282,13 @@ def test_fingerprints_are_equal_in_every_process_and_place(tmp_path: Path) -> No
 
 
 def test_the_fingerprint_of_ours_is_its_source_and_that_of_its_bases(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedsel_flwr.simulations import sources
+    from fedsel_flwr.simulations import fingerprints
 
     before = fingerprint(BSFL)
-    read = sources.module_source
+    read = fingerprints.module_source
     for module in ("fedsel_flwr.selectors.bsfl", "fedsel_flwr.selectors.base"):
         with monkeypatch.context() as patch:
-            patch.setattr(sources, "module_source", lambda name, m=module: (read(name) or "") + "#" * (name == m))
+            patch.setattr(fingerprints, "module_source", lambda name, m=module: (read(name) or "") + "#" * (name == m))
             assert fingerprint(BSFL) != before, module
     assert fingerprint(BSFL) == before
 

@@ -12,10 +12,10 @@ import pytest
 
 from fedsel_flwr.clients.streams import stream
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.simulations.given_partitions import SampledPartition
-from fedsel_flwr.simulations.partitions import PARTITIONS, partition_indices, partition_sizes
 from fedsel_flwr.simulations.scenario_files import load_scenario
-from fedsel_flwr.simulations.world import World
+from fedsel_flwr.simulations.worlds.given_partitions import SampledPartition
+from fedsel_flwr.simulations.worlds.partitions import PARTITIONS, partition_indices, partition_sizes
+from fedsel_flwr.simulations.worlds.world import World
 from tests.simulations.inprocess import play
 
 LABELS = np.arange(6000) % 10

@@ -12,7 +12,7 @@ from fedsel_flwr.rounds.models import update_norm
 from fedsel_flwr.simulations import engine
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.scenario_files import load_scenario
-from fedsel_flwr.simulations.world import World
+from fedsel_flwr.simulations.worlds.world import World
 from tests.simulations.inprocess import in_process
 
 WAYS = pytest.mark.parametrize("way", ["legacy", "message", "vectorized"])

@@ -15,7 +15,7 @@ from PIL import Image as Pillow
 
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.simulations import compare, load_scenario, simulate
-from fedsel_flwr.simulations.hugging_face import from_federated
+from fedsel_flwr.simulations.worlds.own_data import from_federated
 
 CLIENTS, TRAIN, TEST = 6, 120, 30
 

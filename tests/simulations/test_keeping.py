@@ -13,9 +13,18 @@ from fedsel_flwr import cli
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report.run_folder import read_history
 from fedsel_flwr.selectors import CSUCB, Random
-from fedsel_flwr.simulations import Comparison, OwnData, Scenario, compare, engine, keeping, load_scenario, simulate
-from fedsel_flwr.simulations.keeping import Pace
-from fedsel_flwr.simulations.on_flower import Agreement
+from fedsel_flwr.simulations import (
+    Comparison,
+    OwnData,
+    Scenario,
+    compare,
+    engine,
+    existing_runs,
+    load_scenario,
+    simulate,
+)
+from fedsel_flwr.simulations.comparisons.flower_agreement import Agreement
+from fedsel_flwr.simulations.existing_runs import Pace
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import FREE, in_words
 from fedsel_flwr.simulations.scenario_files import override_keys
@@ -180,7 +189,7 @@ def test_every_key_of_a_scenario_is_compared_or_free() -> None:
 def test_checkpoints_take_no_more_than_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of 2 ms after every 0.1 s, where they may take 2 %."""
     now = [0.0]
-    monkeypatch.setattr(keeping.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(existing_runs.time, "monotonic", lambda: now[0])
 
     def write() -> None:
         now[0] += 0.002

@@ -10,8 +10,8 @@ from flwr.common import Context, RecordDict
 from flwr.common.logger import log
 
 from fedsel_flwr.errors import ParameterError, RunError
-from fedsel_flwr.simulations import app
-from fedsel_flwr.simulations.last_words import message_alone
+from fedsel_flwr.simulations.on_flower import app
+from fedsel_flwr.simulations.on_flower.app import message_alone
 
 
 class Lines(logging.Handler):

@@ -10,7 +10,8 @@ import pytest
 from flwr.common import Context, RecordDict
 
 from fedsel_flwr.report.run_folder import read_history, read_model
-from fedsel_flwr.simulations import app, engine, load_scenario, simulate
+from fedsel_flwr.simulations import engine, load_scenario, simulate
+from fedsel_flwr.simulations.on_flower import app
 from tests.simulations.inprocess import in_process
 from tests.simulations.test_driving import SMOKE, grid_of
 

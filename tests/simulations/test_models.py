@@ -11,7 +11,7 @@ from torch import nn
 from fedsel_flwr.clients.training import evaluate, train
 from fedsel_flwr.clients.training_settings import TrainingSettings
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.simulations.models import MODELS, REGRESSORS, build_model, get_arrays, set_arrays, vgg11
+from fedsel_flwr.simulations.worlds.architectures import MODELS, REGRESSORS, build_model, get_arrays, set_arrays, vgg11
 
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32)]
 SMALL = tuple(name for name in MODELS if name not in ("vgg11", "cnn3"))

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.simulations.own_data import OwnData, split_of
+from fedsel_flwr.simulations.worlds.own_data import OwnData, split_of
 
 INPUTS = np.random.default_rng(0).normal(size=(60, 4))
 LABELS = np.arange(60) % 3

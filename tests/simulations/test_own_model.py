@@ -15,9 +15,9 @@ from torch import nn
 from fedsel_flwr.clients.objectives import Objective, cross_entropy
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations import OwnData, compare, engine, load_scenario, simulate
-from fedsel_flwr.simulations.everyone import every_selector
-from fedsel_flwr.simulations.ingredients import Own
-from fedsel_flwr.simulations.world import world_of
+from fedsel_flwr.simulations.comparisons.contenders import every_selector
+from fedsel_flwr.simulations.worlds.ingredients import Own
+from fedsel_flwr.simulations.worlds.world import world_of
 from tests.simulations.inprocess import in_process
 
 FILE = '''

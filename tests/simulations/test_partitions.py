@@ -13,8 +13,8 @@ from flwr_datasets.common import telemetry
 from flwr_datasets.partitioner import IidPartitioner
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.simulations import partitions
-from fedsel_flwr.simulations.partitions import partition_indices
+from fedsel_flwr.simulations.worlds import partitions
+from fedsel_flwr.simulations.worlds.partitions import partition_indices
 
 IntArray = npt.NDArray[np.int64]
 LABELS = np.arange(2000) % 10

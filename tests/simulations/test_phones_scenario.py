@@ -8,7 +8,7 @@ import pytest
 from fedsel_flwr.clients.phones import PhoneModel
 from fedsel_flwr.simulations import engine
 from fedsel_flwr.simulations.scenario_files import load_scenario
-from fedsel_flwr.simulations.world import World
+from fedsel_flwr.simulations.worlds.world import World
 from tests.simulations.inprocess import in_process, play
 
 

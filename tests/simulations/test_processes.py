@@ -14,7 +14,7 @@ from tests.processes import ROOT
 # A child that ignores SIGTERM; and one that starts a grandchild in a session of its own, and ends.
 SCRIPT = """
 import subprocess, sys, time
-from fedsel_flwr.simulations.processes import adopt_orphans, end_descendants
+from fedsel_flwr.simulations.shutdown import adopt_orphans, end_descendants
 
 adopt_orphans()
 deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
@@ -34,7 +34,7 @@ print(end_descendants(grace_s=0.5), end_descendants(grace_s=0.5), flush=True)
 # One that says what it does when it is told to leave; its child is the sign that it may be told.
 LEAVING = """
 import os, signal, subprocess, sys, time
-from fedsel_flwr.simulations.leaving import leaving_at_once
+from fedsel_flwr.simulations.shutdown import leaving_at_once
 
 before = signal.getsignal(signal.SIGTERM)
 with leaving_at_once(lambda: print("last", flush=True), lambda: "left", 7):

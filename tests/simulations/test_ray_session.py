@@ -18,9 +18,8 @@ from fedsel_flwr.errors import RunError
 from fedsel_flwr.report.progress import Waiting
 from fedsel_flwr.report.run_folder import read_history
 from fedsel_flwr.simulations import load_scenario, simulate
-from fedsel_flwr.simulations.ray_session import Session
-from fedsel_flwr.simulations.ray_watch import Watch
-from fedsel_flwr.simulations.where import Where
+from fedsel_flwr.simulations.on_flower.ray_resources import Where
+from fedsel_flwr.simulations.on_flower.ray_session import Session, Watch
 from tests.processes import ROOT, Command
 
 

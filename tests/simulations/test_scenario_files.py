@@ -22,8 +22,8 @@ from fedsel_flwr.clients.system import SystemModel
 from fedsel_flwr.clients.training import TrainingSettings
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.settings import Settings
-from fedsel_flwr.simulations.building import selector_params
 from fedsel_flwr.simulations.engine import simulate
+from fedsel_flwr.simulations.on_flower.building import selector_params
 from fedsel_flwr.simulations.scenario import Device, Scenario, Wireless
 from fedsel_flwr.simulations.scenario_files import load_scenario, override_keys, scenario_names
 from tests.processes import environment

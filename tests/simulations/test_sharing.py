@@ -13,13 +13,14 @@ import pytest
 from flwr.common import Context, RecordDict
 from ray import cloudpickle
 
-from fedsel_flwr.simulations import sharing, world
-from fedsel_flwr.simulations.client_app import ScenarioApp, client_of
 from fedsel_flwr.simulations.engine import _Constant
+from fedsel_flwr.simulations.on_flower import ray_session
+from fedsel_flwr.simulations.on_flower.app import ScenarioApp, client_of
+from fedsel_flwr.simulations.on_flower.ray_session import Offer, accept, offered
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
-from fedsel_flwr.simulations.sharing import Offer, accept, offered
-from fedsel_flwr.simulations.world import Kept, World, world_of
+from fedsel_flwr.simulations.worlds import world
+from fedsel_flwr.simulations.worlds.world import Kept, World, world_of
 
 SMOKE = load_scenario("smoke", {"data.local_test_fraction": 0.2, "clients.energy_score_low": 0.5})
 PHONES = load_scenario("smoke", {"system.kind": "phones"})
@@ -53,8 +54,8 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     """A connection to Ray, and a process that has not built anything."""
     fake, kept = FakeRay(), Kept()
     monkeypatch.setitem(sys.modules, "ray", fake)
-    monkeypatch.setattr(sharing, "_COUNTER", type(sharing._COUNTER)())
-    for module in (sharing, world):
+    monkeypatch.setattr(ray_session, "_COUNTER", type(ray_session._COUNTER)())
+    for module in (ray_session, world):
         monkeypatch.setattr(module, "KEPT", kept)
     return fake
 
@@ -62,7 +63,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
 def in_another_process(monkeypatch: pytest.MonkeyPatch) -> Kept:
     """From here on nothing is built yet, and nothing can be."""
     kept = Kept()
-    for module in (sharing, world):
+    for module in (ray_session, world):
         monkeypatch.setattr(module, "KEPT", kept)
     monkeypatch.setattr(World, "__init__", lambda *_: pytest.fail("the actor built a world of its own"))
     return kept

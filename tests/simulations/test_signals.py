@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 
-from fedsel_flwr.simulations.leaving import UNFINISHED, remove_unfinished
+from fedsel_flwr.simulations.shutdown import UNFINISHED, remove_unfinished
 from tests.processes import ROOT, Command
 from tests.simulations.cut_off_runs import content
 
@@ -32,7 +32,7 @@ EARLY_S = 0.3
 DEAF = """
 import hashlib, signal, sys, threading, time
 from pathlib import Path
-from fedsel_flwr.simulations.leaving import leaving_at_once
+from fedsel_flwr.simulations.shutdown import leaving_at_once
 
 def send():
     time.sleep(0.5)
@@ -58,7 +58,7 @@ import signal, sys
 from types import SimpleNamespace
 from ray._private import utils
 from fedsel_flwr.simulations import ray_session
-from fedsel_flwr.simulations.where import Where
+from fedsel_flwr.simulations.on_flower.ray_resources import Where
 
 def init(**options):
     utils.set_sigterm_handler(lambda *_: sys.exit(15))
@@ -74,7 +74,7 @@ for handler in (ours, signal.SIG_DFL):
 
 TAKEN = """
 import ctypes, os, signal, time
-from fedsel_flwr.simulations.leaving import keeping_sigterm
+from fedsel_flwr.simulations.shutdown import keeping_sigterm
 
 signal.signal(signal.SIGTERM, lambda *_: print("heard", flush=True))
 with keeping_sigterm():

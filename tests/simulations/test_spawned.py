@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.clients.objectives import get_arrays
-from fedsel_flwr.simulations.data import Dataset, load_dataset
-from fedsel_flwr.simulations.models import build_model
-from fedsel_flwr.simulations.partitions import partition_indices
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
-from fedsel_flwr.simulations.world import World
+from fedsel_flwr.simulations.worlds.architectures import build_model
+from fedsel_flwr.simulations.worlds.data import Dataset, load_dataset
+from fedsel_flwr.simulations.worlds.partitions import partition_indices
+from fedsel_flwr.simulations.worlds.world import World
 
 pytestmark = pytest.mark.timeout(150)
 LABELS = np.arange(2000) % 10

@@ -19,8 +19,8 @@ from fedsel_flwr.clients.batched.threads import using_threads
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.simulations import compare, load_scenario, simulate
-from fedsel_flwr.simulations.staffing import Staff, processes_for, threads_for, way_for
-from fedsel_flwr.simulations.world import World
+from fedsel_flwr.simulations.parallelism import Staff, processes_for, threads_for, way_for
+from fedsel_flwr.simulations.worlds.world import World
 
 SMOKE = {"engine": "vectorized", "rounds": 4}
 
@@ -103,7 +103,7 @@ def test_the_command_says_it_too(
 
 
 def world(rounds: int, cohort: int, model: Any) -> World:
-    from fedsel_flwr.simulations.ingredients import Own
+    from fedsel_flwr.simulations.worlds.ingredients import Own
 
     keys = {"rounds": rounds, "clients_per_round": cohort, "num_clients": 100, "training.batch_size": 10}
     keys |= {"partition.kind": "iid", "training.local_epochs": 1}

@@ -19,7 +19,7 @@ import pytest
 from fedsel_flwr.cli import main
 from fedsel_flwr.errors import FedSelError, ParameterError
 from fedsel_flwr.references import load_reference
-from fedsel_flwr.simulations import Comparison, compare, keeping, load_scenario, simulate
+from fedsel_flwr.simulations import Comparison, compare, existing_runs, load_scenario, simulate
 from tests.simulations.cut_off_runs import content
 
 MINE = """
@@ -49,7 +49,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "marking.py").write_text(MARKING)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(keeping, "SHARE", 1.0)
+    monkeypatch.setattr(existing_runs, "SHARE", 1.0)
     for name in ("plot", "plot_rounds"):
         monkeypatch.setattr(Comparison, name, lambda self, path, *rest: Path(path).touch())
     for name in ("FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):

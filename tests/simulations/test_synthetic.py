@@ -9,10 +9,10 @@ import pytest
 
 from fedsel_flwr.clients.objectives import REGRESSION
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.simulations.data import load_dataset
 from fedsel_flwr.simulations.scenario_files import load_scenario
-from fedsel_flwr.simulations.synthetic import Synthetic
-from fedsel_flwr.simulations.world import World
+from fedsel_flwr.simulations.scenario_tables import Synthetic
+from fedsel_flwr.simulations.worlds.data import load_dataset
+from fedsel_flwr.simulations.worlds.world import World
 from tests.simulations.inprocess import in_process, play
 
 LARGE = Synthetic(num_examples=20_000, num_features=5, noise=0.5)

@@ -10,8 +10,8 @@ import pytest
 from fedsel_flwr.clients.answering import answer
 from fedsel_flwr.clients.objectives import set_arrays
 from fedsel_flwr.simulations.scenario_files import load_scenario
-from fedsel_flwr.simulations.together import Answers, probed
-from fedsel_flwr.simulations.world import World
+from fedsel_flwr.simulations.vectorized import Answers, probed
+from fedsel_flwr.simulations.worlds.world import World
 
 WORLDS: dict[str, dict[str, Any]] = {
     "digits": {"data.local_test_fraction": 0.25},

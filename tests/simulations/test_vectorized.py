@@ -13,12 +13,12 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.models import ModelStack
 from fedsel_flwr.rounds.round import Outcome
 from fedsel_flwr.selectors import Random, names
-from fedsel_flwr.simulations.aggregating import Named, aggregated, stack_mean
-from fedsel_flwr.simulations.client_app import ScenarioApp
-from fedsel_flwr.simulations.driving import drive
 from fedsel_flwr.simulations.engine import simulate
+from fedsel_flwr.simulations.on_flower.app import ScenarioApp
+from fedsel_flwr.simulations.on_flower.driving import drive
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
+from fedsel_flwr.simulations.vectorized import Named, aggregated, stack_mean
 from tests.simulations import inprocess
 
 pytestmark = pytest.mark.timeout(120)

@@ -14,9 +14,10 @@ from fedsel_flwr.cli import main
 from fedsel_flwr.clients.objectives import get_arrays
 from fedsel_flwr.clients.training import TrainingSettings, evaluate, train
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.simulations import compare, load_scenario, simulate, where
-from fedsel_flwr.simulations.client_app import own_device
-from fedsel_flwr.simulations.where import Where, clients_that_fit, flowers_count
+from fedsel_flwr.simulations import compare, load_scenario, simulate
+from fedsel_flwr.simulations.on_flower import ray_resources
+from fedsel_flwr.simulations.on_flower.app import own_device
+from fedsel_flwr.simulations.on_flower.ray_resources import Where, clients_that_fit, flowers_count
 
 SMOKE = load_scenario("smoke")
 
@@ -27,7 +28,7 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    monkeypatch.setattr(where, "gpus_here", lambda: count)
+    monkeypatch.setattr(ray_resources, "gpus_here", lambda: count)
 
 
 @pytest.mark.parametrize("cpus", [1, 2, 3, 6, 7, 16])

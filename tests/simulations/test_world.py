@@ -14,11 +14,11 @@ from fedsel_flwr.clients.device import RoundDelays
 from fedsel_flwr.clients.phones import PhoneModel
 from fedsel_flwr.clients.training import evaluate
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.simulations.data import Split
-from fedsel_flwr.simulations.models import build_model
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
-from fedsel_flwr.simulations.world import World, world_of
+from fedsel_flwr.simulations.worlds.architectures import build_model
+from fedsel_flwr.simulations.worlds.data import Split
+from fedsel_flwr.simulations.worlds.world import World, world_of
 from tests.simulations.inprocess import play
 
 SMOKE = load_scenario("smoke")

@@ -9,9 +9,9 @@ import pytest
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import Selector, names
 from fedsel_flwr.simulations import load_scenario, simulate
-from fedsel_flwr.simulations.building import make_strategy
+from fedsel_flwr.simulations.on_flower.building import make_strategy
 from fedsel_flwr.simulations.scenario_files import scenario_names
-from fedsel_flwr.simulations.world import world_of
+from fedsel_flwr.simulations.worlds.world import world_of
 from fedsel_flwr.strategies import PCZFL, SelectionStrategy, Validation, message
 from tests.golden.make_traces import selector_under_trace
 from tests.strategies.helpers import FakeProxy, Federation, fedavg

@@ -18,12 +18,12 @@ from flwr.serverapp import strategy as message_bases
 from fedsel_flwr import strategies as legacy_api
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import create
-from fedsel_flwr.simulations.availability import BernoulliAvailability
-from fedsel_flwr.simulations.client_app import ScenarioApp
-from fedsel_flwr.simulations.driving import drive
+from fedsel_flwr.simulations.on_flower.app import ScenarioApp
+from fedsel_flwr.simulations.on_flower.driving import drive
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
-from fedsel_flwr.simulations.world import World
+from fedsel_flwr.simulations.worlds.availability import BernoulliAvailability
+from fedsel_flwr.simulations.worlds.world import World
 from fedsel_flwr.strategies import History
 from fedsel_flwr.strategies import message as message_api
 from tests.processes import ROOT, Command

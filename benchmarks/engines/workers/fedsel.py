@@ -10,11 +10,11 @@ from turns import Task, Turns
 
 from fedsel_flwr.clients.batched import BatchedTrainer, SharedTrainer
 from fedsel_flwr.clients.objectives import get_arrays
-from fedsel_flwr.simulations.building import make_strategy
 from fedsel_flwr.simulations.engine import simulate
+from fedsel_flwr.simulations.on_flower.building import make_strategy
+from fedsel_flwr.simulations.parallelism import Staff
 from fedsel_flwr.simulations.scenario import Scenario
-from fedsel_flwr.simulations.staffing import Staff
-from fedsel_flwr.simulations.world import world_of
+from fedsel_flwr.simulations.worlds.world import world_of
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from fedsel_flwr.clients.batched import BatchedTrainer, Examples, train_batched
 from fedsel_flwr.clients.batched.trainer import Way
 from fedsel_flwr.clients.objectives import CLASSIFICATION, REGRESSION, Objective, get_arrays, set_arrays
 from fedsel_flwr.clients.training import TrainingSettings, train
-from fedsel_flwr.simulations.models import build_model
+from fedsel_flwr.simulations.worlds.architectures import build_model
 
 Arrays = list[npt.NDArray[Any]]
 SIZES = (7, 30, 1, 24, 12, 10, 5)  # with batches of 8: one to four steps a pass, last batches of 1 to 8

@@ -8,7 +8,7 @@ import pytest
 from fedsel_flwr.clients.batched import evaluation
 from fedsel_flwr.clients.objectives import get_arrays
 from fedsel_flwr.clients.training import torch_predict
-from fedsel_flwr.simulations.models import build_model
+from fedsel_flwr.simulations.worlds.architectures import build_model
 
 
 @pytest.mark.parametrize("name", ["mlp", "logistic", "cnn5"])

@@ -16,7 +16,7 @@ from fedsel_flwr.clients.batched.trainer import default_chunk
 from fedsel_flwr.clients.objectives import get_arrays
 from fedsel_flwr.clients.training import TrainingSettings
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.simulations.models import build_model
+from fedsel_flwr.simulations.worlds.architectures import build_model
 
 SETTINGS = TrainingSettings(learning_rate=0.1, batch_size=2)
 INPUTS = np.random.default_rng(0).normal(size=(9, 3)).astype(np.float32)

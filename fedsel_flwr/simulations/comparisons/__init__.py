@@ -1,0 +1,1 @@
+"""Several selectors on the same seeds: plan, runs, result."""

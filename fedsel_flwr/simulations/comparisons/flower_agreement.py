@@ -1,0 +1,88 @@
+"""The check that a comparison stands for Flower: its first rounds again on Ray, with the same choices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fedsel_flwr.rounds.history import History, RoundRecord
+from fedsel_flwr.selectors import Selector, create
+from fedsel_flwr.simulations.engine import simulate
+from fedsel_flwr.simulations.on_flower.building import selector_params
+from fedsel_flwr.simulations.results import RunResult
+from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.simulations.worlds.ingredients import Own
+from fedsel_flwr.simulations.worlds.world import world_of
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Whether two runs chose the same clients in the rounds that both have.
+
+    Attributes:
+        rounds: How many rounds both have.
+        parted: The first round with another choice; 0 if there is none.
+    """
+
+    rounds: int
+    parted: int
+
+    @property
+    def sentence(self) -> str:
+        """In words."""
+        if self.parted:
+            return f"Flower on Ray and the vectorized engine chose other clients from round {self.parted} on."
+        return f"Flower on Ray and the vectorized engine chose the same clients in all {self.rounds} rounds of both."
+
+
+def run_on_flower(
+    scenario: Scenario,
+    rounds: int,
+    selector: Selector | None = None,
+    on_round: Callable[[RoundRecord], None] | None = None,
+    **options: Any,
+) -> RunResult:
+    """Run a scenario's first rounds with Flower on Ray.
+
+    Args:
+        scenario: The scenario.
+        rounds: How many, at least 1; the selector still plans for the scenario's.
+        selector: Chooses in place of the scenario's selector, new; None makes that one.
+        on_round: Called with each finished round.
+        **options: Of :func:`~fedsel_flwr.simulations.engine.simulate`.
+
+    Returns:
+        History and model after these rounds.
+
+    Raises:
+        ParameterError: As :func:`~fedsel_flwr.simulations.engine.simulate` says.
+        RunError: Likewise.
+    """
+    if selector is None:
+        brought = Own(*(options.get(key) for key in ("model", "data", "objective")))
+        sizes = world_of(brought.named_in(scenario), brought).num_examples()
+        selector = create(scenario.selector, **selector_params(scenario, sizes))
+    short = scenario.model_copy(update={"rounds": min(rounds, scenario.rounds), "engine": "ray"})
+    return simulate(short, selector=selector, on_round=on_round, **options)
+
+
+def agreement(one: History, other: History) -> Agreement:
+    """Compare the choices of two runs.
+
+    Args:
+        one: A history.
+        other: Another one.
+
+    Returns:
+        How many rounds they share, and where they part; the order within a round does not count.
+    """
+    shared = min(len(one.rounds), len(other.rounds))
+    for record in one.rounds[:shared]:
+        if _chosen(one, record.round) != _chosen(other, record.round):
+            return Agreement(shared, record.round)
+    return Agreement(shared, 0)
+
+
+def _chosen(history: History, round: int) -> set[str]:
+    return {row.client_id for row in history.clients if row.round == round}

@@ -1,0 +1,98 @@
+"""What is wrong with a run that is over: it has diverged, or nobody delivered an update.
+
+A run has diverged if its loss is not finite, or its clients send no model of finite size, or it only guesses.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections import Counter
+
+import numpy as np
+
+from fedsel_flwr.clients.objectives import OBJECTIVES
+from fedsel_flwr.rounds.history import History
+from fedsel_flwr.simulations.worlds.world import World
+
+logger = logging.getLogger("fedsel_flwr")
+LAST = 5
+"""So many rounds in a row must say so."""
+CURE = "lower training.learning_rate"
+
+
+def trouble(world: World, history: History) -> str:
+    """Say what is wrong with a run that is over, in the log too.
+
+    Args:
+        world: The scenario's world; its test set says what guessing achieves.
+        history: The run's.
+
+    Returns:
+        One sentence; empty if nothing is, or there are too few measured rounds to tell.
+    """
+    diverged = _not_finite(history) or _no_finite_models(history)
+    said = diverged or _nothing_delivered(history) or _guessing(world, history)
+    if said:
+        logger.warning("%s", said)
+    return said
+
+
+def chance(world: World) -> float:
+    """The quality that guessing achieves, two standard errors included; NaN if nobody knows.
+
+    Args:
+        world: Its test set.
+
+    Returns:
+        For classes the share of the most frequent one; 0, R² of the mean, for numbers to predict. NaN for a quality of
+        the caller's own.
+    """
+    if world.objective is not OBJECTIVES[world.dataset.task]:
+        return math.nan
+    if world.dataset.task == "regression":
+        return 0.0
+    labels = world.dataset.test.labels.astype(np.int64, copy=False)
+    share = float(np.bincount(labels).max() / len(labels))
+    return math.nan if share == 1 else share + 2 * math.sqrt(share * (1 - share) / len(labels))
+
+
+def _not_finite(history: History) -> str:
+    measured = [record for record in history.rounds if not math.isnan(record.accuracy)]
+    if not measured or math.isfinite(measured[-1].loss):
+        return ""
+    return f"the run diverged: the loss of round {measured[-1].round} is {measured[-1].loss}; {CURE}"
+
+
+def _no_finite_models(history: History) -> str:
+    last = [record for record in history.rounds if record.num_selected][-LAST:]
+    if len(last) < LAST or any(record.num_completed for record in last):
+        return ""
+    rows = history.clients[-sum(record.num_selected for record in last) :]
+    if not any(re.search("arrays: (not finite|.*beyond)", row.problem) for row in rows):
+        return ""
+    return (
+        f"the run diverged: in rounds {last[0].round} to {last[-1].round} no client sent a model of finite size, and "
+        f"the model stays as it was; {CURE}"
+    )
+
+
+def _nothing_delivered(history: History) -> str:
+    asked = sum(record.num_selected for record in history.rounds)
+    if not asked or any(record.num_completed for record in history.rounds):
+        return ""
+    # the rows of the last rounds stand for all: a long history is on the disk
+    reasons = Counter(row.problem for row in history.clients[-min(asked, 1000) :])
+    return f"no update could be used in {len(history.rounds)} rounds; most often: {reasons.most_common(1)[0][0]}"
+
+
+def _guessing(world: World, history: History) -> str:
+    last = [record for record in history.rounds if not math.isnan(record.accuracy)][-LAST:]
+    if len(last) < LAST or not max(record.accuracy for record in last) <= chance(world):
+        return ""
+    best = max(record.accuracy for record in last)
+    return (
+        f"the run diverged or has learned nothing: in its last {LAST} measured rounds the model is no better than "
+        f"guessing (at most {best:.3g}); {CURE}, or give it more rounds"
+    )

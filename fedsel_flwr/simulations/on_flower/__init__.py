@@ -1,0 +1,1 @@
+"""The run on Flower and Ray: apps, strategies, driving, resources."""

@@ -1,0 +1,241 @@
+"""From a scenario to its selection strategy: base, selector with its parameters, measuring, availability."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fedsel_flwr.aggregation.filter import Filter
+from fedsel_flwr.checks import AUTO
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.rounds.eligibility import Availability
+from fedsel_flwr.rounds.history import History, RoundRecord
+from fedsel_flwr.rounds.roster import ClientValues, Roster
+from fedsel_flwr.rounds.run_length import Budget, ShouldStop
+from fedsel_flwr.selectors import Selector, create
+from fedsel_flwr.selectors.base import over_selected
+from fedsel_flwr.selectors.registry import label_of, selector_class
+from fedsel_flwr.simulations.on_flower.flower_apis import APIS
+from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.simulations.scenario_files import decides_itself
+from fedsel_flwr.simulations.worlds.availability import BernoulliAvailability, TraceAvailability, find_trace
+from fedsel_flwr.simulations.worlds.world import World
+
+
+def make_strategy(
+    world: World,
+    on_round: Callable[[RoundRecord], None] | None = None,
+    selector: Selector | None = None,
+    keeping: Mapping[str, Any] | None = None,
+    should_stop: ShouldStop | None = None,
+) -> Any:
+    """Build the scenario's selection strategy around its base strategy, in the API that the scenario names.
+
+    Args:
+        world: The scenario's world.
+        on_round: Called with each finished round.
+        selector: Chooses in place of the scenario's selector; None makes that one.
+        keeping: Options of the strategy's checkpoints.
+        should_stop: Ends the run with the round that it returns True for.
+
+    Returns:
+        The strategy, a ``SelectionStrategy`` of either API.
+
+    Raises:
+        ParameterError: A selector parameter is missing or out of range, or the availability trace cannot be used.
+    """
+    scenario = world.scenario
+    chooses = selector_class(scenario.selector) if selector is None else selector
+    world.check_measured(chooses.needs, label_of(scenario.selector) if selector is None else selector.name)
+    api, wait = APIS[scenario.api], scenario.aggregation
+    options: dict[str, Any] = {
+        "base": api.make_base(world),
+        "max_latency": scenario.wireless.max_latency_s,
+        "min_completed": scenario.aggregation.min_completed,
+        "min_available": scenario.num_clients,
+        "wait_timeout": scenario.aggregation.wait_timeout_s,
+        "roll_call_timeout": scenario.aggregation.round_timeout_s,  # a busy machine must not change who is known
+        "channels": scenario.wireless.channels or over_selected(scenario.clients_per_round, wait.over_selection),
+        "over_selection": wait.over_selection,
+        "round_deadline_s": wait.round_deadline_s or None,
+        "cooldown": wait.cooldown,
+        "max_update_norm": wait.max_update_norm or None,
+        "max_examples": wait.max_examples or None,
+        "max_participation": wait.max_participation or None,
+        "warmup_rounds": wait.warmup_rounds,
+        "availability": make_availability(scenario),
+        "budget": Budget(simulated_s=scenario.simulated_s or math.inf, joules=scenario.joules or math.inf),
+        "evaluate_in": lambda number: number % scenario.evaluation_every == 0 or number >= scenario.rounds,
+        "on_round": on_round,
+        "should_stop": should_stop,
+        **_measuring(world),
+        **(keeping or {}),
+    }
+    package = importlib.import_module(api.package)
+    if selector is not None:
+        return package.SelectionStrategy(selector, **options)
+    params = selector_params(scenario, world.num_examples())
+    for name in package.__all__:
+        paper = getattr(package, name)
+        if getattr(getattr(paper, "selector_class", None), "name", None) == scenario.selector:
+            if params.get("max_latency") == AUTO:
+                options["longest_wait"] = options.pop("max_latency")
+            own = params.get("warmup_rounds", 0)  # PCZFL's, which is the same; where both are given, the longer holds
+            return paper(**params | options | {"warmup_rounds": max(own, wait.warmup_rounds)})
+    return package.SelectionStrategy(create(scenario.selector, **params), **options)
+
+
+def given_or_made(
+    world: World,
+    strategy: Any = None,
+    on_round: Callable[[RoundRecord], None] | None = None,
+    selector: Selector | None = None,
+    keeping: Mapping[str, Any] | None = None,
+    should_stop: ShouldStop | None = None,
+) -> Any:
+    """The strategy that the caller gave, if it fits the scenario, else the scenario's own.
+
+    Args:
+        world: The scenario's world.
+        strategy: The caller's; None makes the scenario's (:func:`make_strategy`).
+        on_round: Called with each finished round of the scenario's strategy; a strategy of the caller's has its own.
+        selector: Chooses in place of the scenario's selector; None makes that one.
+        keeping: Options of the checkpoints of the scenario's strategy.
+        should_stop: Ends the run with the round that it returns True for; a strategy of the caller's has its own.
+
+    Returns:
+        The strategy.
+
+    Raises:
+        ParameterError: A strategy together with ``on_round``, ``selector`` or ``should_stop``, a strategy that is no
+            selection strategy of the scenario's API, or a fault that :func:`make_strategy` finds.
+    """
+    if strategy is None:
+        return make_strategy(world, on_round, selector, keeping, should_stop)
+    for name, value in (("on_round", on_round), ("selector", selector), ("should_stop", should_stop)):
+        if value is not None:
+            raise ParameterError(
+                f"strategy and {name} cannot be given together: give {name} to the strategy when you make it"
+            )
+    name, api = world.scenario.api, APIS[world.scenario.api]
+    if not isinstance(strategy, api.strategy_type) or not isinstance(getattr(strategy, "history", None), History):
+        raise ParameterError(
+            f"strategy must be a selection strategy of the API {name!r}, such as "
+            f"{api.package}.SelectionStrategy(selector, base), "
+            f"got {type(strategy).__module__}.{type(strategy).__qualname__}"
+        )
+    return strategy
+
+
+def _measuring(world: World) -> dict[str, Any]:
+    """What the server measures with, and what the scenario itself says of filter and averaging."""
+    chosen = world.scenario.aggregation
+    options: dict[str, Any] = {
+        "validation": world.validation(),
+        "learning_rate": world.scenario.training.learning_rate,
+        "momentum": chosen.direction_momentum,
+    }
+    if chosen.filter:
+        options["filter"] = Filter(score=chosen.filter)
+    if chosen.averaging:
+        options["averaging"] = chosen.averaging
+    return options
+
+
+def make_availability(scenario: Scenario) -> Availability | None:
+    """Who is there in a round.
+
+    Args:
+        scenario: The scenario; its table ``availability`` says.
+
+    Returns:
+        Called with client id, round and simulated seconds; None where everybody is always there.
+
+    Raises:
+        ParameterError: The trace cannot be read, or one of its rows is wrong.
+    """
+    table = scenario.availability
+    if table.kind == "bernoulli":
+        return BernoulliAvailability(table.probability, scenario.seed)
+    if table.kind == "always":
+        return None
+    path = find_trace(table.trace, scenario.data.data_dir or None)
+    return TraceAvailability(path, seconds_per_round=table.seconds_per_round or None)
+
+
+def check_selectors(scenario: Scenario, names: Sequence[str]) -> None:
+    """Find faults in the parameters of several selectors before anything starts.
+
+    Args:
+        scenario: The scenario.
+        names: Names of selectors, each to run in place of the scenario's.
+
+    Raises:
+        ParameterError: A selector is unknown, lacks a parameter, or has one out of range or not for every client.
+    """
+    sizes = dict.fromkeys(range(scenario.num_clients), 1)
+    for name in names:
+        params = selector_params(scenario.model_copy(update={"selector": name}), sizes)
+        create(name, **params)
+        for key in selector_class(name).by_client & {key for key, value in params.items() if value is not None}:
+            values = ClientValues(key, params[key], Roster())
+            lacking = [k for k in range(scenario.num_clients) if not values.covers(str(k))]
+            if lacking:
+                raise ParameterError(
+                    f"selectors.{name}.{key} has {len(values.given)} entries but none for client {lacking[0]}: give "
+                    f"one for each of the {scenario.num_clients} clients"
+                )
+
+
+def selector_params(scenario: Scenario, num_examples: Mapping[int, int]) -> dict[str, Any]:
+    """The parameters with which the scenario's selector is made.
+
+    Args:
+        scenario: The scenario.
+        num_examples: Client -> its number of training examples; "sizes" in a per-client parameter stands for it.
+
+    Returns:
+        Keyword arguments of the selector's class; whether they are in range, the class says.
+
+    Raises:
+        ParameterError: The selector is unknown.
+    """
+    cls = selector_class(scenario.selector)
+    params = common_params(scenario, cls) | scenario.selectors.get(label_of(scenario.selector), {})
+    for key in cls.by_client:
+        if params.get(key) == "sizes":
+            params[key] = dict(num_examples)
+    return params
+
+
+def common_params(scenario: Scenario, make: Callable[..., Selector]) -> dict[str, Any]:
+    """What a scenario itself says of the parameters of a selector.
+
+    Args:
+        scenario: The scenario.
+        make: A selector's class, or a callable that makes one.
+
+    Returns:
+        ``seed``, ``clients_per_round``, ``max_latency``, ``total_rounds``, ``channels`` and ``trained_examples`` (local
+        steps times batch size; None for whole passes): those of them that ``make`` takes and that are not fixed in it
+        already (``functools.partial``). ``clients_per_round`` is left out where its default is None, which says that
+        the algorithm decides.
+    """
+    steps = scenario.training.local_steps
+    own = {
+        "clients_per_round": scenario.clients_per_round,
+        "seed": scenario.seed,
+        "max_latency": scenario.wireless.max_latency_s,
+        "total_rounds": scenario.rounds,
+        "channels": scenario.wireless.channels or scenario.clients_per_round,
+        "trained_examples": steps * scenario.training.batch_size if steps else None,
+    }
+    accepted = inspect.signature(make).parameters
+    fixed = getattr(make, "keywords", {})
+    taken = {key: value for key, value in own.items() if key in accepted and key not in fixed}
+    if decides_itself(accepted):
+        taken.pop("clients_per_round", None)
+    return taken

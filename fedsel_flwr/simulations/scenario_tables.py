@@ -1,0 +1,270 @@
+"""The tables of a scenario that describe its world: data, model, training, who is there, how long things take.
+
+Defaults of the channel, the devices and the training are those of the classes that they are handed to.
+
+Synthetic data for linear regression, drawn by the seed: no file, no network.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from fedsel_flwr.checks import real, whole
+from fedsel_flwr.clients.phones import PhoneModel
+from fedsel_flwr.clients.streams import stream
+from fedsel_flwr.clients.system import SystemModel
+from fedsel_flwr.clients.training_settings import Augmentation, TrainingSettings
+from fedsel_flwr.references import is_reference
+from fedsel_flwr.wireless import OFDMAChannel
+
+Numbers = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Synthetic:
+    """A linear model with noise: y = w·x + b + noise, x of independent standard normal features.
+
+    w is normal with variance 1 / num_features, so that w·x has a variance of about 1, and b is standard normal. The
+    best R² is about 1 / (1 + noise²).
+
+    Deviations: Ben Ami et al. give neither the number of examples, nor that of features, nor a law of anything; all of
+    them are ours. Their non-i.i.d. scenario differs from the i.i.d. one in how much data each client has (section V-A):
+    that is the partition's part, for example ``partition.kind = "sizes"``.
+
+    Args:
+        num_examples: How many examples, at least 1.
+        num_features: How many features, at least 1.
+        noise: Standard deviation of the noise, at least 0.
+
+    Raises:
+        ParameterError: If a value is out of its range.
+
+    References:
+        D. Ben Ami, K. Cohen and Q. Zhao, "Client selection for generalization in accelerated federated learning: a
+        multi-armed bandit approach", section V, Figs. 5 and 8: "synthetic data for linear regression".
+    """
+
+    num_examples: int = 6000
+    num_features: int = 20
+    noise: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Check every value."""
+        whole("synthetic_examples", self.num_examples, 1)
+        whole("synthetic_features", self.num_features, 1)
+        real("synthetic_noise", self.noise, at_least=0.0)
+
+    def draw(self, seed: int) -> Numbers:
+        """Draw the examples.
+
+        Args:
+            seed: Seed of the run.
+
+        Returns:
+            Inputs, float32 of shape (num_examples, num_features), and numbers to predict, float32 of shape
+            (num_examples,).
+
+        Example:
+            >>> inputs, numbers = Synthetic(num_examples=3, num_features=2).draw(seed=1)
+            >>> inputs.shape, numbers.shape
+            ((3, 2), (3,))
+        """
+        generator = stream(seed, "synthetic", 0)
+        weights = generator.standard_normal(self.num_features) / np.sqrt(self.num_features)
+        bias = generator.standard_normal()
+        inputs = generator.standard_normal((self.num_examples, self.num_features))
+        noise = self.noise * generator.standard_normal(self.num_examples)
+        numbers = inputs @ weights + bias + noise
+        return inputs.astype(np.float32), numbers.astype(np.float32)
+
+
+# strict: a number given as text or as a boolean is a mistake
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
+Finite = Annotated[float, Field(allow_inf_nan=False, strict=True)]
+Probability = Annotated[float, Field(ge=0, le=1, strict=True)]
+Fraction = Annotated[float, Field(gt=0, lt=1, strict=True)]
+Count = Annotated[int, Field(ge=1, le=10**9, strict=True)]
+CountOrZero = Annotated[int, Field(ge=0, le=2**53, strict=True)]
+
+
+def _whole(values: Any) -> Any:
+    """Numbers of a list that came as text are floats: whole ones as integers, anything else as it is."""
+    if not isinstance(values, list | tuple):
+        return values
+    return tuple(int(v) if isinstance(v, float) and v.is_integer() else v for v in values)
+
+
+Counts = Annotated[tuple[Count, ...], BeforeValidator(_whole)]
+
+
+GIVEN = "python "
+"""How the name of something begins that was given in Python, and that no file can name."""
+
+
+def named(*names: str) -> AfterValidator:
+    """One of some names, or a reference to the user's own (:mod:`fedsel_flwr.references`)."""
+
+    def check(value: str) -> str:
+        if value not in names and not is_reference(value) and not value.startswith(GIVEN):
+            known = ", ".join(map(repr, names))
+            raise ValueError(f"expected one of {known}, or package.module:function or ./file.py:function")
+        return value
+
+    return AfterValidator(check)
+
+
+class Table(BaseModel):
+    """A table of a scenario: unknown keys are refused, and nothing changes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Data(Table):
+    """The examples; ``data_dir`` is needed by torchvision's data sets only, ``synthetic_...`` by synthetic data only.
+
+    ``local_test_fraction`` of each client's examples are its own test set; with 0 it tests on what it trains on.
+    """
+
+    dataset: Annotated[str, named("digits", "mnist", "fashion-mnist", "emnist", "cifar-10", "synthetic-regression")] = (
+        "digits"
+    )
+    data_dir: str = ""
+    validation_fraction: Fraction = 0.1
+    test_fraction: Fraction = 0.2
+    local_test_fraction: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.0
+    synthetic_examples: Count = Synthetic.num_examples
+    synthetic_features: Count = Synthetic.num_features
+    synthetic_noise: NotNegative = Synthetic.noise
+
+    def synthetic(self) -> Synthetic:
+        """Size and noise of synthetic data."""
+        return Synthetic(
+            num_examples=self.synthetic_examples, num_features=self.synthetic_features, noise=self.synthetic_noise
+        )
+
+
+class Availability(Table):
+    """Who is there: everybody, each with a probability, or as the CSV file ``trace`` says.
+
+    ``trace`` is a path from the working directory or from the data folder. ``seconds_per_round`` above 0 maps rounds
+    onto the trace's seconds, in place of the simulated clock.
+    """
+
+    kind: Literal["always", "bernoulli", "trace"] = "always"
+    probability: Annotated[float, Field(gt=0, le=1, strict=True)] = 0.9
+    trace: str = ""
+    seconds_per_round: NotNegative = 0.0
+
+
+class Partition(Table):
+    """How the training examples are spread over the clients.
+
+    ``sizes`` (kind "sizes") and ``classes_per_client`` (kind "classes") hold a number for each client;
+    ``examples_per_client`` belongs to kind "sampled", in which clients may share examples. "dirichlet" is Kim's client
+    heterogeneity, "dirichlet-classes" his class heterogeneity, "dirichlet-sizes" GPFL's quadratic program.
+    """
+
+    kind: Literal[
+        "iid", "dirichlet", "dirichlet-classes", "dirichlet-sizes", "shards", "sizes", "classes", "sampled"
+    ] = "iid"
+    alpha: Positive = 0.5
+    shards_per_client: Count = 2
+    sizes: Counts = ()
+    classes_per_client: Counts = ()
+    examples_per_client: Count = 120
+
+
+class Model(Table):
+    """The model that is trained."""
+
+    name: Annotated[str, named("logistic", "mlp", "cnn", "cnn5", "cnn3", "vgg11", "linear")] = "mlp"
+
+
+class Training(Table):
+    """Local stochastic gradient descent; ``local_steps`` above 0 replaces ``local_epochs``.
+
+    ``augmentation`` = "crop-flip" shows images cropped at random after padding by four pixels, half of them mirrored.
+    ``halved_at`` holds rounds from each of which on the learning rate is halved.
+    """
+
+    learning_rate: Positive = 0.1
+    batch_size: Count = 16
+    local_epochs: Count = TrainingSettings.local_epochs
+    local_steps: CountOrZero = 0
+    momentum: Annotated[float, Field(ge=0, lt=1, strict=True)] = TrainingSettings.momentum
+    weight_decay: NotNegative = TrainingSettings.weight_decay
+    proximal_mu: NotNegative = TrainingSettings.proximal_mu
+    augmentation: Augmentation = TrainingSettings.augmentation
+    halved_at: Counts = ()
+
+    def settings(self) -> TrainingSettings:
+        """The settings of a client."""
+        return TrainingSettings(**self.model_dump() | {"local_steps": self.local_steps or None})
+
+
+class System(Table):
+    """Where the clients' delays come from: Xia's cell (tables ``wireless`` and ``device``), or phones on Wi-Fi.
+
+    The other keys are those of phones; ``payload_bytes`` = 0 means the size of the model. Of ``wireless``, phones use
+    ``max_latency_s`` and ``channels``.
+    """
+
+    kind: Literal["cell", "phones"] = "cell"
+    payload_bytes: NotNegative = 0.0
+    seconds_per_example: Positive = PhoneModel.seconds_per_example
+    compute_log_sd: NotNegative = PhoneModel.compute_log_sd
+    compute_round_cv: NotNegative = PhoneModel.compute_round_cv
+    download_bytes_per_s: Positive = PhoneModel.download_bytes_per_s
+    download_log_sd: NotNegative = PhoneModel.download_log_sd
+    upload_bytes_per_s: Positive = PhoneModel.upload_bytes_per_s
+    upload_log_sd: NotNegative = PhoneModel.upload_log_sd
+    network_round_cv: NotNegative = PhoneModel.network_round_cv
+    compute_power_w: NotNegative = PhoneModel.compute_power_w
+    radio_power_w: NotNegative = PhoneModel.radio_power_w
+
+
+class Wireless(Table):
+    """Xia et al., section V; ``channels`` = 0 means as many as clients per round.
+
+    A client that takes ``max_latency_s`` or longer has failed. The default is Xia's 5 s in the cell. It is
+    60 s for phones, as in the strategies.
+    """
+
+    radius_km: Positive = SystemModel.radius_km
+    min_distance_km: Positive = OFDMAChannel.min_distance_km
+    bandwidth_hz: Positive = OFDMAChannel.bandwidth_hz
+    access_point_power_dbm: Finite = OFDMAChannel.transmit_power_dbm
+    client_power_dbm: Finite = OFDMAChannel.transmit_power_dbm
+    noise_power_dbm: Finite = OFDMAChannel.noise_power_dbm
+    path_loss_at_1km_db: Finite = OFDMAChannel.path_loss_at_1km_db
+    path_loss_slope_db: Positive = OFDMAChannel.path_loss_slope_db
+    payload_down_bits: Positive = SystemModel.payload_down_bits
+    payload_up_bits: Positive = SystemModel.payload_up_bits
+    max_latency_s: Positive = SystemModel.max_latency_s
+    channels: CountOrZero = 0
+
+    def channel(self, transmit_power_dbm: float) -> OFDMAChannel:
+        """The channel of a sender with this power."""
+        return OFDMAChannel(
+            bandwidth_hz=self.bandwidth_hz,
+            transmit_power_dbm=transmit_power_dbm,
+            noise_power_dbm=self.noise_power_dbm,
+            path_loss_at_1km_db=self.path_loss_at_1km_db,
+            path_loss_slope_db=self.path_loss_slope_db,
+            min_distance_km=self.min_distance_km,
+        )
+
+
+class Device(Table):
+    """Processors of the clients; ``samples_per_round`` is Xia's rho, whatever the model trains on."""
+
+    samples_per_round: Positive = SystemModel.samples_per_round
+    computing_step: Positive = SystemModel.computing_step
+    cycles_per_sample: NotNegative = SystemModel.cycles_per_sample
+    effective_capacitance: NotNegative = SystemModel.effective_capacitance

@@ -1,0 +1,1 @@
+"""What a simulated federation is made of: data, partitions, model, availability."""
