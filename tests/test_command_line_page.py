@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedsel_flwr import cli
-from fedsel_flwr.commands import parser_of
+from fedsel_flwr.cli import parser_of
 from fedsel_flwr.report import run_folder
 from fedsel_flwr.report.run_folder import JOURNAL
 from fedsel_flwr.rounds.history import ClientRecord, RoundRecord

@@ -36,7 +36,7 @@ EXCEPTIONS = {
     "clients/batched/worker_connection.py": "the other end of these; the model to train is code and its state",
     "simulations/on_flower/ray_session.py": "Ray carries the data to its actors; of pickle only an error's name",
     "simulations/comparisons/parallel_runs.py": "runs of a comparison go to processes that this one starts",
-    "testing/spawning.py": "a selector's factory goes to a process that this one starts",
+    "testing/state_conformance.py": "a selector's factory goes to a process that this one starts",
 }
 """Files that pickle, or use what pickles, and what for; docs/security.md names them too."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
+from fedsel_flwr.aggregation.filter import best_subset
 from fedsel_flwr.aggregation.schemes import SCHEMES, Averaging, averaging
-from fedsel_flwr.aggregation.subsets import best_subset
 
 __all__ = ["SCHEMES", "Averaging", "averaging", "best_subset"]

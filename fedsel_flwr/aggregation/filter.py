@@ -1,16 +1,176 @@
-"""FedCA's combinatorial filter on the models of a round (Kim et al., (4))."""
+"""FedCA's combinatorial filter on the models of a round (Kim et al., (4)).
+
+FedCA's model filter: the subset of a round's models whose averaged logits score best (Kim et al.).
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, Literal, cast
 
 import numpy as np
 
-from fedsel_flwr.aggregation.subsets import Score, best_subset
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray
 from fedsel_flwr.errors import ParameterError
+
+Score = Literal["loss", "accuracy"]
+Found = tuple[tuple[int, ...], float]  # members, ascending, and their score
+
+MAX_EXACT = 20
+"""Up to this many models every subset is searched."""
+TIE = 1e-12
+"""Scores no further apart than this, or this share of a score above 1 in size, are equal."""
+
+
+def best_subset(logits: FloatArray, labels: IntArray, score: Score = "loss") -> tuple[BoolArray, float]:
+    """Find the non-empty subset of models whose averaged logits score best on the validation set.
+
+    Up to 20 models all 2^n - 1 subsets are searched: each model's logits come in once, and walking the subsets depth
+    first costs one addition of logits for each. Above that the search is greedy: from the best single model, the model
+    whose addition scores best is added while that does not lower the score.
+
+    Ties: the larger subset, then the lowest indices.
+
+    Args:
+        logits: Outputs of the models, shape (n_models, n_examples, n_classes).
+        labels: Right classes, shape (n_examples,).
+        score: "loss" for minus the cross-entropy of the averaged logits, "accuracy" for the fraction correct.
+
+    Returns:
+        Which models are kept, shape (n_models,), and their score: minus the mean cross-entropy in nats, or the
+        fraction correct.
+
+    Raises:
+        ParameterError: A shape, a label or the score's name is wrong, or a logit is not finite.
+
+    References:
+        T. Kim et al., equation (4); the scores below it. The paper calls the accuracy "Dirac delta function".
+
+    >>> logits = np.array([[[2.0, 0.0], [0.0, 1.0]], [[0.0, 3.0], [0.0, 2.0]]])  # model 1 is wrong on example 0
+    >>> kept, value = best_subset(logits, np.array([0, 1]))
+    >>> kept.tolist(), round(value, 4)
+    ([True, False], -0.2201)
+    """
+    stack, right = _checked(logits, labels, score)
+    scorer = _Loss(stack, right) if score == "loss" else _Accuracy(stack, right)
+    with np.errstate(all="ignore"):  # sums of huge logits overflow
+        members, value = _exact(stack, scorer) if len(stack) <= MAX_EXACT else _greedy(stack, scorer)
+    kept = np.zeros(len(stack), dtype=np.bool_)
+    kept[list(members)] = True  # S_opt (4)
+    return kept, value
+
+
+class _Loss:
+    """Minus the mean cross-entropy of summed logits / size; classes come first, examples last."""
+
+    def __init__(self, stack: FloatArray, right: IntArray) -> None:
+        self._right = right
+        self._columns = np.arange(right.size)
+
+    def __call__(self, total: FloatArray, size: int) -> float:
+        mean = total * (1.0 / size)  # g-tilde (4)
+        chosen = mean[self._right, self._columns]
+        top = mean.max(axis=0)
+        mean -= top
+        np.exp(mean, out=mean)
+        return float((chosen - top - np.log(mean.sum(axis=0))).mean())  # classification loss, below (4)
+
+
+class _Accuracy:
+    """Fraction of examples whose first largest logit is the right class."""
+
+    def __init__(self, stack: FloatArray, right: IntArray) -> None:
+        self._right = right
+
+    def __call__(self, total: FloatArray, size: int) -> float:
+        return float((total.argmax(axis=0) == self._right).mean())  # Dirac delta, below (4)
+
+
+def _exact(stack: FloatArray, scorer: Any) -> Found:
+    """Every subset: one walk for each choice among the first three models, a thread for each processor."""
+    n = len(stack)
+    fixed = min(n - 1, 3)
+    parts = [tuple(k for k in range(fixed) if prefix >> k & 1) for prefix in range(1 << fixed)]
+
+    def walk(part: tuple[int, ...]) -> Found:
+        with np.errstate(all="ignore"):  # a thread has its own
+            return _walk(stack, scorer, part, range(fixed, n))
+
+    with ThreadPoolExecutor(min(len(parts), os.cpu_count() or 1)) as pool:
+        return _best(list(pool.map(walk, parts)))
+
+
+def _walk(stack: FloatArray, scorer: Any, fixed: tuple[int, ...], free: range) -> Found:
+    """The best non-empty subset that holds ``fixed`` and any of ``free``, depth first.
+
+    Nothing is ever subtracted from a sum: a model with huge logits would leave its rounding behind.
+    """
+    sums = np.empty((len(free) + 1, *stack.shape[1:]))  # one for each depth
+    sums[0] = stack[list(fixed)].sum(axis=0)
+    best = _candidate(fixed, scorer(sums[0], len(fixed))) if fixed else ((), -np.inf)
+
+    def grow(members: tuple[int, ...], start: int, depth: int) -> None:
+        nonlocal best
+        for k in range(start, free.stop):
+            total = np.add(sums[depth], stack[k], out=sums[depth + 1])
+            larger = (*members, k)
+            best = _best([best, _candidate(larger, scorer(total, len(larger)))])
+            grow(larger, k + 1, depth + 1)
+
+    grow(fixed, free.start, 0)
+    return best
+
+
+def _greedy(stack: FloatArray, scorer: Any) -> Found:
+    """The best single model, then, one at a time, the best addition while it does not lower the score."""
+    best = _best([_candidate((k,), scorer(stack[k], 1)) for k in range(len(stack))])
+    while len(best[0]) < len(stack):
+        total, members = stack[list(best[0])].sum(axis=0), best[0]
+        others = [k for k in range(len(stack)) if k not in members]
+        grown = _best(
+            [_candidate(tuple(sorted((*members, k))), scorer(total + stack[k], len(members) + 1)) for k in others]
+        )
+        if not _reaches(grown[1], best[1]):
+            break
+        best = grown
+    return best
+
+
+def _candidate(members: tuple[int, ...], value: float) -> Found:
+    """A set and its score; a score that is no number, of sums that overflowed, is the worst."""
+    return members, -np.inf if np.isnan(value) else value
+
+
+def _reaches(value: float, top: float) -> bool:
+    """Whether a score is at least ``top``, or equal but for rounding."""
+    return bool(value >= top - TIE * max(1.0, abs(top)))
+
+
+def _best(found: list[Found]) -> Found:
+    """The best score; among equals the larger subset, then the lowest indices."""
+    top = max(value for _, value in found)
+    return min((one for one in found if _reaches(one[1], top)), key=lambda one: (-len(one[0]), one[0]))
+
+
+def _checked(logits: FloatArray, labels: IntArray, score: str) -> tuple[FloatArray, IntArray]:
+    """The logits with classes before examples, and the labels; both checked."""
+    if score not in ("loss", "accuracy"):
+        raise ParameterError(f"score must be 'loss' or 'accuracy', got {score!r}")
+    stack, right = np.asarray(logits, dtype=np.float64), np.asarray(labels)
+    if stack.ndim != 3 or min(stack.shape) < 1:
+        raise ParameterError(f"logits must have shape (n_models, n_examples, n_classes), got {stack.shape}")
+    if right.shape != stack.shape[1:2] or right.dtype.kind not in "iu":
+        raise ParameterError(
+            f"labels must be {stack.shape[1]} integers, one per example, got {right.dtype} of shape {right.shape}"
+        )
+    if right.min() < 0 or right.max() >= stack.shape[2]:
+        raise ParameterError(f"labels must lie in 0..{stack.shape[2] - 1}, got {right.min()}..{right.max()}")
+    if not np.isfinite(stack).all():
+        raise ParameterError("logits must be finite; drop the models that give NaN or infinities first")
+    return np.ascontiguousarray(stack.transpose(0, 2, 1)), right.astype(np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,8 @@ once.
 from __future__ import annotations
 
 from fedsel_flwr.callbacks.mlflow import MLflow
-from fedsel_flwr.callbacks.recorder import Recorder, figures
+from fedsel_flwr.callbacks.recorder import Recorder, figures, together
 from fedsel_flwr.callbacks.tensorboard import TensorBoard
-from fedsel_flwr.callbacks.together import together
 from fedsel_flwr.callbacks.wandb import WandB
 
 __all__ = ["MLflow", "Recorder", "TensorBoard", "WandB", "figures", "together"]

@@ -1,4 +1,7 @@
-"""What the callbacks of all libraries have in common: which figures, and what happens when the library fails."""
+"""What the callbacks of all libraries have in common: which figures, and what happens when the library fails.
+
+Several callbacks in place of one.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import importlib
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType, TracebackType
 from typing import Self
 
@@ -103,3 +106,22 @@ def load(module: str, package: str) -> ModuleType:
         raise RunError(
             f"this callback needs {package}, which is not installed ({error}): pip install {package}"
         ) from error
+
+
+OnRound = Callable[[RoundRecord], None]
+
+
+def together(*callbacks: OnRound) -> OnRound:
+    """A callback that calls others, in the order given.
+
+    >>> seen = []
+    >>> together(seen.append, lambda record: seen.append(2 * record))(1)
+    >>> seen
+    [1, 2]
+    """
+
+    def on_round(record: RoundRecord) -> None:
+        for callback in callbacks:
+            callback(record)
+
+    return on_round

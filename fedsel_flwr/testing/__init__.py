@@ -9,10 +9,10 @@ Authors of new ones run them too; :func:`check_strategy` needs Flower and loads 
 
 from __future__ import annotations
 
-from fedsel_flwr.testing.arguments import StrategyFactory
 from fedsel_flwr.testing.conformance import CHECKS, check_selector
 from fedsel_flwr.testing.stateful import check_stateful
-from fedsel_flwr.testing.strategies import STRATEGY_CHECKS, check_strategy
+from fedsel_flwr.testing.strategy_conformance import STRATEGY_CHECKS, check_strategy
+from fedsel_flwr.testing.trial import StrategyFactory
 from fedsel_flwr.testing.worlds import SelectorFactory, play, report_for
 
 __all__ = [

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedsel_flwr.selectors.report import RoundReport
-from fedsel_flwr.testing.faults import Answer, Fault, Model
-from fedsel_flwr.testing.fleet import Fleet
+from fedsel_flwr.testing.fleet import Answer, Fault, Fleet, Model
 
 
 @dataclass

@@ -1,4 +1,7 @@
-"""A strategy under test: what is played of it, in which of Flower's APIs."""
+"""A strategy under test: what is played of it, in which of Flower's APIs.
+
+What :func:`fedsel_flwr.testing.check_strategy` is given, looked at before anything is played.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,67 @@ import contextlib
 import copy
 import logging
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.testing.arguments import StrategyFactory, checked, is_legacy, layers, made_strategy
 from fedsel_flwr.testing.course import Course
-from fedsel_flwr.testing.fleet import Fleet, Plan
+from fedsel_flwr.testing.fleet import Fleet, Model, Plan
+
+StrategyFactory = Callable[[], Any]
+"""Builds the strategy under test, a new one at each call."""
+PARTS = ("selector", "base", "history", "roster", "core", "state_dict", "load_state_dict")
+"""What a strategy must have to be looked at."""
+
+
+def made_strategy(make: StrategyFactory) -> Any:
+    """Return ``make()``; raise :class:`ParameterError` if it cannot be called so, or returns something else."""
+    try:
+        strategy = make()
+    except TypeError as error:
+        raise ParameterError(f"make_strategy() must build a strategy without arguments, but: {error}") from error
+    is_legacy(strategy)
+    if missing := [name for name in PARTS if not hasattr(strategy, name)]:
+        raise ParameterError(
+            f"make_strategy must return a SelectionStrategy, one of the papers' or a class on them; "
+            f"{type(strategy).__name__} has no {', '.join(missing)}: wrap it, SelectionStrategy(selector, base)"
+        )
+    return strategy
+
+
+def is_legacy(strategy: Any) -> bool:
+    """Whether a strategy is one of Flower's legacy API; raises :class:`ParameterError` if it is of neither API."""
+    from flwr.server.strategy import Strategy as Legacy
+    from flwr.serverapp.strategy import Strategy
+
+    if not isinstance(strategy, Legacy | Strategy):
+        raise ParameterError(
+            "make_strategy must return a strategy of flwr.server.strategy or flwr.serverapp.strategy, got "
+            f"{type(strategy).__name__}"
+        )
+    return isinstance(strategy, Legacy)
+
+
+def checked(arrays: Sequence[Any]) -> Model:
+    """The initial model as a list of arrays; raises :class:`ParameterError` if it is none."""
+    model = [np.asarray(array) for array in arrays]
+    if not model or not all(array.dtype.kind in "fiu" and np.isfinite(array).all() for array in model):
+        raise ParameterError(
+            "arrays must be the initial model, a list of NumPy arrays of finite numbers, got "
+            f"{[f'{a.dtype}{list(a.shape)}' for a in model]}"
+        )
+    return model
+
+
+def layers(base: Any) -> Iterator[Any]:
+    """A base strategy and those it wraps."""
+    while base is not None:
+        yield base
+        base = getattr(base, "strategy", None)
+
 
 SPARE = 4
 """Clients more than the strategy waits for, so that some may be away."""
@@ -92,9 +146,9 @@ class Trial:
         course = Course(strategy, Fleet(self.plan), self.plan.arrays)
         course.watch_selector()
         if self.legacy:
-            from fedsel_flwr.testing.on_legacy import watch_legacy as watch
+            from fedsel_flwr.testing.legacy_fleet import watch_legacy as watch
         else:
-            from fedsel_flwr.testing.on_message import watch_messages as watch
+            from fedsel_flwr.testing.message_fleet import watch_messages as watch
         watch(course)
         return self._played(course, self.plan.num_rounds)
 
@@ -126,9 +180,9 @@ class Trial:
 
     def _played(self, course: Course, rounds: int) -> Course:
         if self.legacy:
-            from fedsel_flwr.testing.on_legacy import play_legacy as play
+            from fedsel_flwr.testing.legacy_fleet import play_legacy as play
         else:
-            from fedsel_flwr.testing.on_message import play_messages as play
+            from fedsel_flwr.testing.message_fleet import play_messages as play
         with _undisturbed():
             try:
                 play(course, rounds)

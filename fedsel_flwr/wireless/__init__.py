@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from fedsel_flwr.wireless.cell import rayleigh_power, uniform_disc
 from fedsel_flwr.wireless.channel import OFDMAChannel
-from fedsel_flwr.wireless.disc import uniform_disc
-from fedsel_flwr.wireless.fading import rayleigh_power
 from fedsel_flwr.wireless.waves import finish_times, round_time
 
 __all__ = ["OFDMAChannel", "finish_times", "rayleigh_power", "round_time", "uniform_disc"]

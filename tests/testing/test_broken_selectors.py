@@ -13,9 +13,8 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import Random, RoundReport
 from fedsel_flwr.selectors.base import Probe
 from fedsel_flwr.testing import CHECKS, check_selector, check_stateful
-from fedsel_flwr.testing.keeping import check_forget, check_save_and_load
-from fedsel_flwr.testing.reading import check_missing_values, check_needs
-from fedsel_flwr.testing.warming import check_warm_up
+from fedsel_flwr.testing.conformance import check_missing_values, check_needs
+from fedsel_flwr.testing.state_conformance import check_forget, check_save_and_load, check_warm_up
 
 
 class Greedy(Random):

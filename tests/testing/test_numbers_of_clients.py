@@ -12,8 +12,8 @@ from fedsel_flwr.checks import IntArray
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import Random, create
 from fedsel_flwr.testing import CHECKS, check_selector, check_stateful
-from fedsel_flwr.testing.choosing import check_dead_client, check_empty_and_short, check_many_clients
-from fedsel_flwr.testing.spawning import check_spawned_process
+from fedsel_flwr.testing.conformance import check_dead_client, check_empty_and_short, check_many_clients
+from fedsel_flwr.testing.state_conformance import check_spawned_process
 
 QUICK = [check for check in CHECKS if check not in (check_spawned_process, check_many_clients)]
 """The others take a second each whatever the number is, and play it in the suite's own tests."""

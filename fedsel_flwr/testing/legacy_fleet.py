@@ -28,7 +28,7 @@ from flwr.server import SimpleClientManager
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.flower import ClientProxy
 from fedsel_flwr.testing.course import Course, Given
-from fedsel_flwr.testing.faults import Model, Silence
+from fedsel_flwr.testing.fleet import Model, Silence
 
 OK = Status(Code.OK, "")
 NO_ANSWER = "Expected one Message but got: 0"
