@@ -28,6 +28,7 @@ __all__ = [
     "lookup",
     "one_of",
     "real",
+    "seconds",
     "whole",
 ]
 
