@@ -31,7 +31,7 @@ from fedsel_flwr.rounds import checkpoints as checkpoint
 from fedsel_flwr.rounds.core import SelectionCore
 from fedsel_flwr.rounds.models import Arrays, ModelStack
 from fedsel_flwr.rounds.replies import Reply
-from fedsel_flwr.simulations.vectorized import aggregated
+from fedsel_flwr.simulations.vectorized import aggregate
 from fedsel_flwr.strategies import BSFL
 
 SHAPES = ((64, 784), (64,), (30, 64), (30,), (10, 30), (10,))
@@ -84,7 +84,7 @@ def measured(base: str, clients: int, asked: int, rounds: int, disk: Path, parts
             for node in chosen
         }
         outcome = core.collect(replies, stack)
-        after = core.finish(aggregated(strategy.base, number, outcome))
+        after = core.finish(aggregate(strategy.base, number, outcome))
         model = model if after is None else list(after)
         trained = time.perf_counter()
         parts.clear()

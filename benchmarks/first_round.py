@@ -120,7 +120,7 @@ def measure(args: argparse.Namespace) -> None:
 
     adopt_orphans()
     try:
-        app = ScenarioApp(engine._Constant(scenario))
+        app = ScenarioApp(engine.SameScenario(scenario))
         session = Session(Where(), Waiting("Starting Ray", "Ray started", quiet=True))
         engine._run_on_flower(server_app, app, scenario.num_clients, session)
     finally:

@@ -23,7 +23,7 @@ from fedsel_flwr.errors import FedSelError, ParameterError, RunError
 if TYPE_CHECKING:
     from fedsel_flwr.simulations.comparisons.comparison import Comparison
     from fedsel_flwr.simulations.comparisons.plan import Plan
-    from fedsel_flwr.simulations.shutdown import Leaving
+    from fedsel_flwr.simulations.shutdown import SignalShutdown
 
 DEFAULT_SCENARIO = "digits"
 """What is run where nothing is named."""
@@ -149,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status (0, 2 after an error, 130 after Ctrl-C)."""
     parser, of_commands = parser_of()
     alone = argv is None and threading.current_thread() is threading.main_thread()
-    if alone:  # until leaving_at_once listens, SIGTERM is as Ctrl-C
+    if alone:  # until shutdown_on_signal listens, SIGTERM is as Ctrl-C
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         status = _command(parse(parser, of_commands, argv))
@@ -169,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MemoryError as error:  # numbers of the scenario, or of a plan that somebody else made
         print(f"fedsel: error: there is not enough memory for this: {error}", file=sys.stderr)
         return EXIT_ERROR
-    except KeyboardInterrupt:  # before leaving_at_once listens
+    except KeyboardInterrupt:  # before shutdown_on_signal listens
         print(INTERRUPTED, file=sys.stderr)
         return EXIT_INTERRUPTED
 
@@ -183,10 +183,10 @@ def _command(args: argparse.Namespace) -> int:
     if args.command == "report":
         return _report(args)
 
-    from fedsel_flwr.simulations.shutdown import leaving_at_once
+    from fedsel_flwr.simulations.shutdown import shutdown_on_signal
 
-    with leaving_at_once(lambda: None, lambda: INTERRUPTED, EXIT_INTERRUPTED) as leaving:
-        return _compare(args, leaving)
+    with shutdown_on_signal(lambda: None, lambda: INTERRUPTED, EXIT_INTERRUPTED) as shutdown:
+        return _compare(args, shutdown)
 
 
 def _list() -> int:
@@ -205,7 +205,7 @@ def _list() -> int:
     return 0
 
 
-def _compare(args: argparse.Namespace, leaving: Leaving) -> int:
+def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
     """Run the runs, print table, verdict and folder; ``fedsel run`` is a comparison of one."""
     going_on = resumed_folder(args)
     if args.replay and args.resume is None:
@@ -214,33 +214,34 @@ def _compare(args: argparse.Namespace, leaving: Leaving) -> int:
 
     from fedsel_flwr.report.progress import Progress
     from fedsel_flwr.report.run_folder import create_run_folder, load_optional
-    from fedsel_flwr.simulations.comparisons.plan_files import held_folder, newest_like
-    from fedsel_flwr.simulations.logs import in_one_line, logging_to
-    from fedsel_flwr.simulations.results import rounds_in
+    from fedsel_flwr.simulations.comparisons.plan_files import find_newest_run, lock_folder
+    from fedsel_flwr.simulations.logs import errors_in_one_line, logging_to
+    from fedsel_flwr.simulations.results import describe_runs
     from fedsel_flwr.simulations.shutdown import adopt_orphans, end_descendants
     from fedsel_flwr.simulations.worlds.world import world_of
 
     if going_on is None and args.resume and getattr(args, "checkpoint_dir", None) is None:
-        going_on = str(newest_like(plan.said(), Path(args.runs_dir), _say))
+        going_on = str(find_newest_run(plan.said(), Path(args.runs_dir), _say))
     world_of(plan.them[0].scenario(plan.scenario, plan.seeds[0]))  # faults in the data come before anything is written
     folder = (Path(going_on) if going_on else create_run_folder(plan.scenario.name, args.runs_dir)).resolve()
-    held = held_folder(folder)  # before the log is opened: the refusal must not name rounds of another process
+    held = lock_folder(folder)  # before the log is opened: the refusal must not name rounds of another process
     adopt_orphans()
     # A signal in the midst of this import, at the first run's end, would find half a module to read the rounds with.
     load_optional("pyarrow.parquet")
 
     def holds() -> str:
-        there = rounds_in(folder)
+        there = describe_runs(folder)
         further = f"; fedsel {args.command} {plan.resumed_by(folder)} goes on"
         return f"{folder} holds {there or 'no round yet'}{further if there and not args.no_checkpoints else ''}"
 
     try:
         with (
             logging_to(folder / "flower.log"),
-            in_one_line(folder / "flower.log"),
+            errors_in_one_line(folder / "flower.log"),
             Progress(_console(args)) as progress,
         ):
-            leaving.last, leaving.message, leaving.folder = progress.stop, lambda: f"{INTERRUPTED}; {holds()}", folder
+            shutdown.on_signal, shutdown.folder = progress.stop, folder
+            shutdown.message = lambda: f"{INTERRUPTED}; {holds()}"
             options = {"replay": args.replay, "quiet": args.quiet, "on_wait": progress.on_wait}
             comparison = plan.run(
                 folder,
@@ -281,13 +282,13 @@ def _plan(args: argparse.Namespace) -> Plan:
             raise ParameterError("--checkpoint-dir and --no-checkpoints contradict each other: leave out one of them")
         checkpoints = {"checkpoint_dir": str(Path(args.checkpoint_dir).expanduser().resolve())}
 
-    from fedsel_flwr.simulations.comparisons.contenders import every_selector
+    from fedsel_flwr.simulations.comparisons.contenders import runnable_selectors
     from fedsel_flwr.simulations.comparisons.plan import Plan
     from fedsel_flwr.simulations.on_flower.ray_resources import Where
 
     left_out: dict[str, str] = {}
     if everybody:
-        named, left_out = every_selector(scenario)
+        named, left_out = runnable_selectors(scenario)
     return Plan.of(
         scenario, named, seeds=seeds, engine=scenario.engine, reference=getattr(args, "reference", None),
         rounds_on_flower=getattr(args, "rounds_on_flower", 0), where=Where(**where_of(args)),
@@ -338,8 +339,8 @@ def _show(comparison: Comparison, as_json: bool) -> None:
         return
     render_table(aggregate(comparison.summaries), comparison.scenario.target_accuracy)
     for run in comparison.runs:
-        if run.result.trouble:
-            print(f"{run.selector}, seed {run.scenario.seed}: {run.result.trouble}")
+        if run.result.diagnosis:
+            print(f"{run.selector}, seed {run.scenario.seed}: {run.result.diagnosis}")
     for name, reason in comparison.left_out.items():
         print(f"left out: {name}: {reason}")
     for run in comparison.cut_off:

@@ -30,12 +30,12 @@ COMPILED_STEPS = 25_000
 forty microseconds a step)."""
 
 
-class Staff:
+class WorkerPool:
     """Gives the vectorized engine its trainers; helper processes start with the first that needs them and end with it.
 
     Keep one over several runs, and the helpers do not start again::
 
-        with Staff() as staff:
+        with WorkerPool() as staff:
             for seed in range(20):
                 simulate(scenario.model_copy(update={"seed": seed}), engine="vectorized", processes=staff)
 
@@ -53,7 +53,7 @@ class Staff:
         self.way = way if way is None else one_of("way", way, WAYS)
         self._helpers: Helpers | None = None
 
-    def __enter__(self) -> Staff:
+    def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

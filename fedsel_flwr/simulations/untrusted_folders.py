@@ -22,11 +22,11 @@ from fedsel_flwr.references import is_reference
 from fedsel_flwr.rounds.untrusted import one_line, shown
 from fedsel_flwr.simulations.on_flower.ray_resources import Where
 from fedsel_flwr.simulations.scenario import Scenario
-from fedsel_flwr.simulations.scenario_files import REFERRING
+from fedsel_flwr.simulations.scenario_files import REFERENCE_KEYS
 from fedsel_flwr.simulations.scenario_tables import Count, CountOrZero, Table
 
 
-def code_in(said: Mapping[str, Any]) -> dict[str, str]:
+def referenced_code(said: Mapping[str, Any]) -> dict[str, str]:
     """Find what a plan names that runs code: references, and a Ray cluster, which sends objects to unpickle.
 
     Args:
@@ -36,11 +36,11 @@ def code_in(said: Mapping[str, Any]) -> dict[str, str]:
         Key of the plan -> reference or address.
 
     >>> plan = {"selectors": [{"label": "mine", "name": "mine.py:Mine"}], "scenario": {"model": {"name": "mlp"}}}
-    >>> code_in(plan)
+    >>> referenced_code(plan)
     {'selectors[0].name': 'mine.py:Mine'}
     """
     named = {f"selectors[{number}].name": one["name"] for number, one in enumerate(said["selectors"])}
-    for key in REFERRING:
+    for key in REFERENCE_KEYS:
         value: Any = said["scenario"]
         for part in key.split("."):
             value = value.get(part, {})
@@ -61,7 +61,7 @@ def check_trusted(folder: Path, said: Mapping[str, Any], trust: bool, again: str
     Raises:
         ParameterError: Names each reference, and says what to type.
     """
-    if trust or not (found := code_in(said)):
+    if trust or not (found := referenced_code(said)):
         return
     named = ", ".join(f"{key} = {value!r}" for key, value in found.items())
     raise ParameterError(
@@ -200,7 +200,7 @@ Label = Annotated[str, AfterValidator(check_label)]
 Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
 
 
-class OneSelector(Table):
+class SelectorEntry(Table):
     """A selector of a plan; ``name`` is None for one that was given in Python."""
 
     label: Label
@@ -221,7 +221,7 @@ class PlanTable(Table):
     """
 
     scenario: Annotated[Scenario, AfterValidator(_writable)]
-    selectors: Annotated[list[OneSelector], Field(min_length=1), AfterValidator(_named_once)]
+    selectors: Annotated[list[SelectorEntry], Field(min_length=1), AfterValidator(_named_once)]
     seeds: Annotated[list[Seed], Field(min_length=1), AfterValidator(_named_once)]
     reference: Label | None = None
     rounds_on_flower: CountOrZero = 0
@@ -257,7 +257,7 @@ def parse_plan(path: Path) -> dict[str, Any]:
         check_tree(said)
         PlanTable.model_validate(said)
     except (ValidationError, ParameterError) as error:
-        raise ParameterError(f"{str(path)!r} is no plan: {faults_of(error)}") from None
+        raise ParameterError(f"{str(path)!r} is no plan: {describe_faults(error)}") from None
     return said
 
 
@@ -285,7 +285,7 @@ def check_tree(tree: Any) -> None:
         level = below
 
 
-def faults_of(error: Exception) -> str:
+def describe_faults(error: Exception) -> str:
     """The first faults in one line: key, value and what was expected; of other errors what they say."""
     if not isinstance(error, ValidationError):
         return one_line(str(error))

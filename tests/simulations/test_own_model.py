@@ -15,7 +15,7 @@ from torch import nn
 from fedsel_flwr.clients.objectives import Objective, cross_entropy
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations import OwnData, compare, engine, load_scenario, simulate
-from fedsel_flwr.simulations.comparisons.contenders import every_selector
+from fedsel_flwr.simulations.comparisons.contenders import runnable_selectors
 from fedsel_flwr.simulations.worlds.ingredients import Own
 from fedsel_flwr.simulations.worlds.world import world_of
 from tests.simulations.inprocess import in_process
@@ -113,7 +113,7 @@ def test_a_partition_of_every_row_leaves_no_validation_set(mine: Any) -> None:
         with pytest.raises(ParameterError, match="holds every row of train") as error:
             simulate(smoke(**keys), model=mine.Net, data=data)
         assert str(error.value).startswith(said)
-    left_out = every_selector(smoke(), Own(model=mine.Net, data=data))[1]
+    left_out = runnable_selectors(smoke(), Own(model=mine.Net, data=data))[1]
     refused = {name for name, why in left_out.items() if "holds every row of train" in why}
     assert refused == {"pczfl", "gpfl", "fedcm-ucb", "fedcm-ts", "lsh", "nccb"}
 

@@ -13,7 +13,7 @@ import pytest
 from flwr.common import Context, RecordDict
 from ray import cloudpickle
 
-from fedsel_flwr.simulations.engine import _Constant
+from fedsel_flwr.simulations.engine import SameScenario
 from fedsel_flwr.simulations.on_flower import ray_session
 from fedsel_flwr.simulations.on_flower.app import ScenarioApp, client_of
 from fedsel_flwr.simulations.on_flower.ray_session import Offer, accept, offered
@@ -85,7 +85,7 @@ def test_an_actor_takes_the_servers_world_and_its_clients_do_the_same(
     for client in (built.client(k) for k in (0, 7)):
         trained = client.fit(built.initial_arrays(), dict(config))
         expected.append((client.get_properties({}), trained, client.evaluate(built.initial_arrays(), {})))
-    sent = cloudpickle.dumps(ScenarioApp(_Constant(scenario)))
+    sent = cloudpickle.dumps(ScenarioApp(SameScenario(scenario)))
     in_another_process(monkeypatch)
     app = pickle.loads(sent)
     accept(app._offer)
@@ -100,7 +100,7 @@ def test_an_actor_takes_the_servers_world_and_its_clients_do_the_same(
 
 def test_the_app_takes_the_world_over_when_it_answers(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
     world_of(SMOKE)
-    sent = cloudpickle.dumps(ScenarioApp(_Constant(SMOKE)))
+    sent = cloudpickle.dumps(ScenarioApp(SameScenario(SMOKE)))
     kept = in_another_process(monkeypatch)
     app = pickle.loads(sent)
     app._apps = {"legacy": lambda message, context: (message, kept.held is not None)}
@@ -119,7 +119,7 @@ def test_a_world_is_put_away_once_a_connection_however_many_messages_there_are(r
 
 
 def test_an_app_that_was_offered_a_world_passes_the_same_offer_on(ray: FakeRay) -> None:
-    app = ScenarioApp(_Constant(SMOKE), Offer("a", 5))
+    app = ScenarioApp(SameScenario(SMOKE), Offer("a", 5))
     assert pickle.loads(cloudpickle.dumps(app))._offer == Offer("a", 5)
 
 
@@ -130,7 +130,7 @@ def test_without_ray_or_a_world_nothing_is_offered(ray: FakeRay, monkeypatch: py
     assert offered() is None
     monkeypatch.delitem(sys.modules, "ray")
     assert offered() is None
-    app = pickle.loads(cloudpickle.dumps(ScenarioApp(_Constant(SMOKE))))
+    app = pickle.loads(cloudpickle.dumps(ScenarioApp(SameScenario(SMOKE))))
     assert app._offer is None
     assert ray.objects == []
 

@@ -163,7 +163,7 @@ def test_what_a_run_raises_in_its_process_is_said_with_its_line() -> None:
 def test_faults_are_found_before_a_process_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The last of the selectors needs what the data do not have; the partition has a row twice."""
     started: list[Any] = []
-    monkeypatch.setattr("fedsel_flwr.simulations.comparisons.plan.side_by_side", lambda *args: started.append(args))
+    monkeypatch.setattr("fedsel_flwr.simulations.comparisons.plan.run_in_parallel", lambda *args: started.append(args))
     examples = np.random.default_rng(0).normal(size=(100, 4)), np.arange(100) % 2
     rows = [list(range(10 * k, 10 * k + 10)) for k in range(10)]
     everything = OwnData(train=examples, test=examples, partition=rows)

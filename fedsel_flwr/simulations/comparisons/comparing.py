@@ -10,7 +10,7 @@ from fedsel_flwr.clients.objectives import Objective
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.checkpoints import Resume
 from fedsel_flwr.simulations.comparisons.comparison import Comparison
-from fedsel_flwr.simulations.comparisons.contenders import ALL, Given, every_selector
+from fedsel_flwr.simulations.comparisons.contenders import ALL, Given, runnable_selectors
 from fedsel_flwr.simulations.comparisons.parallel_runs import StartRun, Update
 from fedsel_flwr.simulations.comparisons.plan import Plan
 from fedsel_flwr.simulations.comparisons.plan_files import read_plan
@@ -103,7 +103,7 @@ def compare(
         options["data"] = as_data(data)  # once: it is read once for each seed
     left_out: dict[str, str] = {}
     if isinstance(selectors, str) and selectors == ALL:
-        selectors, left_out = every_selector(scenario, Own(model, options.get("data"), objective))
+        selectors, left_out = runnable_selectors(scenario, Own(model, options.get("data"), objective))
     plan = Plan.of(
         scenario,
         selectors,

@@ -19,7 +19,7 @@ from fedsel_flwr.report.tables import latex, runs_frame, summary_frame
 from fedsel_flwr.report.verdict import Verdict, verdict
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.simulations.comparisons.flower_agreement import Agreement
-from fedsel_flwr.simulations.fingerprints import check_alike, shared
+from fedsel_flwr.simulations.fingerprints import check_poolable, describe_shared
 from fedsel_flwr.simulations.results import RunResult, read_run, write_run
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.untrusted_folders import check_entries, check_links
@@ -113,7 +113,7 @@ class Comparison:
         """One sentence on time and energy to the target; None without a reference that ran, or with one selector."""
         if self.reference not in self.selectors or len(self.selectors) < 2:
             return None
-        alike = shared({run.scenario.seed: run.result.fingerprints for run in self.runs})
+        alike = describe_shared({run.scenario.seed: run.result.fingerprints for run in self.runs})
         return verdict(self.summaries, self.reference, self.scenario.target_accuracy, alike)
 
     def plot(self, path: str | Path) -> Path:
@@ -240,7 +240,7 @@ class Comparison:
         cut_off = [run for run in loaded if not run.result.arrays]
         comparison = cls(loaded[0].scenario, runs, cut_off=cut_off)
         if runs:
-            comparison.reference = reference_of(reference, comparison.selectors)
+            comparison.reference = choose_reference(reference, comparison.selectors)
         return comparison
 
 
@@ -249,7 +249,7 @@ def run_name(label: str, seed: int) -> str:
     return f"{label}-seed{seed}"
 
 
-def reference_of(given: str | None, labels: Sequence[str]) -> str | None:
+def choose_reference(given: str | None, labels: Sequence[str]) -> str | None:
     """The selector that the others are compared with: the one given, else "random" where it runs beside others.
 
     Raises:
@@ -308,7 +308,7 @@ def _check_fingerprints(runs: Sequence[Run], places: Sequence[Path]) -> None:
                 "%s holds a run of an older version, without fingerprints: nobody can tell whether its selector, data "
                 "and partition are those of the others", place,
             )  # fmt: skip
-    check_alike(
+    check_poolable(
         [
             (run.selector, run.scenario.seed, run.result.fingerprints, str(place))
             for run, place in zip(runs, places, strict=True)

@@ -132,7 +132,7 @@ ALL = "all"
 """What stands for them on the command line, and in :func:`~fedsel_flwr.simulations.comparisons.comparing.compare`."""
 
 
-def every_selector(scenario: Scenario, own: Own = Own()) -> tuple[list[str], dict[str, str]]:  # noqa: B008 (frozen)
+def runnable_selectors(scenario: Scenario, own: Own = Own()) -> tuple[list[str], dict[str, str]]:  # noqa: B008 (frozen)
     """Find out who can run in a scenario.
 
     Args:

@@ -59,7 +59,7 @@ def check_jobs(scenario: Scenario, jobs: int, device: str) -> int:
     return number
 
 
-def side_by_side(jobs: Sequence[Job], options: Mapping[str, Any], at_a_time: int) -> Generator[RunResult]:
+def run_in_parallel(jobs: Sequence[Job], options: Mapping[str, Any], at_a_time: int) -> Generator[RunResult]:
     """Play runs in other processes, which share the cores equally and end when the generator does.
 
     Args:
@@ -136,7 +136,7 @@ Update = Callable[[RoundRecord, int], None]
 """Told a finished round, and how many clients have failed so far."""
 
 
-def telling(
+def report_progress(
     label: str, rounds: int, start_run: StartRun | None, update: Update | None
 ) -> Callable[[RoundRecord], None]:
     """Tell that a run starts; return what tells each of its rounds, together with the failed clients so far."""
@@ -153,7 +153,7 @@ def telling(
     return on_round
 
 
-def tell_last(history: History, update: Update) -> None:
+def report_last_round(history: History, update: Update) -> None:
     """Tell the last round of a run that was over before."""
     if history.rounds:
         update(history.rounds[-1], sum(record.num_selected - record.num_completed for record in history.rounds))

@@ -13,7 +13,7 @@ from typing import Any
 from fedsel_flwr.checks import whole
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.history import History, RoundRecord
-from fedsel_flwr.simulations.comparisons.comparison import Comparison, Run, reference_of, run_name
+from fedsel_flwr.simulations.comparisons.comparison import Comparison, Run, choose_reference, run_name
 from fedsel_flwr.simulations.comparisons.contenders import Contender, Given, contenders
 from fedsel_flwr.simulations.comparisons.flower_agreement import agreement, run_on_flower
 from fedsel_flwr.simulations.comparisons.parallel_runs import (
@@ -21,33 +21,39 @@ from fedsel_flwr.simulations.comparisons.parallel_runs import (
     StartRun,
     Update,
     check_jobs,
-    side_by_side,
-    tell_last,
-    telling,
+    report_last_round,
+    report_progress,
+    run_in_parallel,
 )
 from fedsel_flwr.simulations.comparisons.plan_files import (
     FINGERPRINTS,
     check_folder,
     check_plan,
-    held_folder,
+    lock_folder,
     read_plan,
-    seeds_from,
+    read_seeds,
     write_plan,
 )
 from fedsel_flwr.simulations.engine import ENGINES, check_engine, simulate
 from fedsel_flwr.simulations.existing_runs import has_finished
-from fedsel_flwr.simulations.fingerprints import code_of, of_plan
+from fedsel_flwr.simulations.fingerprints import code_fingerprints, plan_fingerprints
 from fedsel_flwr.simulations.on_flower.building import (
     check_selectors,
     make_availability,
     make_strategy,
 )
 from fedsel_flwr.simulations.on_flower.ray_resources import Where
-from fedsel_flwr.simulations.parallelism import Staff, check_processes
+from fedsel_flwr.simulations.parallelism import WorkerPool, check_processes
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
-from fedsel_flwr.simulations.scenario_files import merged
-from fedsel_flwr.simulations.untrusted_folders import check_checkpoints, check_links, check_trusted, code_in, outside
+from fedsel_flwr.simulations.scenario_files import replace_keys
+from fedsel_flwr.simulations.untrusted_folders import (
+    check_checkpoints,
+    check_links,
+    check_trusted,
+    outside,
+    referenced_code,
+)
 from fedsel_flwr.simulations.worlds.ingredients import Own
 from fedsel_flwr.simulations.worlds.world import world_of
 
@@ -117,9 +123,9 @@ class Plan:
         rounds = whole("rounds_on_flower", rounds_on_flower, 0)
         if rounds and engine == "ray":
             raise ParameterError("rounds_on_flower must be 0 where Ray is the engine of all runs")
-        told = reference_of(reference, [one.label for one in them])
+        told = choose_reference(reference, [one.label for one in them])
         return cls(
-            scenario, them, seeds_from(seeds, scenario.seed), told, rounds, processes, where, device, left_out or {},
+            scenario, them, read_seeds(seeds, scenario.seed), told, rounds, processes, where, device, left_out or {},
             checkpoints or {}, jobs,
         )  # fmt: skip
 
@@ -157,7 +163,7 @@ class Plan:
             )
         check_trusted(folder, said | ({"where": {}} if "where" in where else {}), trust, f"{command} --trust")
         check_checkpoints(folder, said, checkpoint_dir, command)
-        changed = merged(said["scenario"], scenario or {})
+        changed = replace_keys(said["scenario"], scenario or {})
         return cls.of(
             changed,
             {one["label"]: one["name"] for one in said["selectors"]},
@@ -174,7 +180,7 @@ class Plan:
         said = self.said()
         place = outside(folder, said)
         named = "" if place is None else f" --checkpoint-dir {shlex.quote(place)}"
-        return f"--resume {shlex.quote(str(folder))}{named}{' --trust' if code_in(said) else ''}"
+        return f"--resume {shlex.quote(str(folder))}{named}{' --trust' if referenced_code(said) else ''}"
 
     def said(self) -> dict[str, Any]:
         """The plan as its folder keeps it."""
@@ -219,7 +225,7 @@ class Plan:
             self._check(brought)
         if folder:
             made_of = self._made_of(brought)  # before anything is written: what was given may not make a selector
-            held = held_folder(folder)
+            held = lock_folder(folder)
             if resume and not replay:
                 check_plan(folder, made_of)
             named = {"scenario": brought.named_in(self.scenario).model_dump()}
@@ -233,7 +239,7 @@ class Plan:
         ]
         if self.rounds_on_flower:
             first, label = runs[0], self._told(runs[0])
-            told = telling(f"{label}, with Flower on Ray", self.rounds_on_flower, start_run, update)
+            told = report_progress(f"{label}, with Flower on Ray", self.rounds_on_flower, start_run, update)
             on_flower = self._on_flower(first.contender, first.scenario, folder, told, on_ray)
         play = self._in_turn if self.jobs == 1 or single else self._side_by_side
         if play == self._side_by_side:  # only this process is sure to have the source
@@ -266,13 +272,13 @@ class Plan:
     def _code(self, one: Contender, seed: int, brought: Own) -> dict[str, str]:
         """The fingerprints of a run's code, taken in this process, which has the source."""
         own = one.scenario(self.scenario, seed)
-        return code_of(own, one.selector(own), brought)
+        return code_fingerprints(own, one.selector(own), brought)
 
     def _made_of(self, brought: Own) -> dict[str, Any]:
         """The fingerprints that the folder keeps of the plan."""
         codes = {one.label: self._code(one, self.seeds[0], brought) for one in self.them}
         own = brought.named_in(self.them[0].scenario(self.scenario, self.seeds[0]))
-        return of_plan(codes, world_of(own, brought), brought)
+        return plan_fingerprints(codes, world_of(own, brought), brought)
 
     def _place(self, folder: Path | None, one: Contender, seed: int, single: bool) -> dict[str, Any]:
         """What a run is called, and where it is written."""
@@ -288,15 +294,15 @@ class Plan:
         self, runs: Sequence[Job], options: Mapping[str, Any], start_run: StartRun | None, update: Update | None
     ) -> Generator[RunResult]:
         """Play one run after the other, here."""
-        with Staff(self.processes) as staff:
+        with WorkerPool(self.processes) as staff:
             here = options if self.scenario.engine == "ray" else {**options, "processes": staff}
             for job in runs:
-                told = telling(self._told(job), job.scenario.rounds, start_run, update)
+                told = report_progress(self._told(job), job.scenario.rounds, start_run, update)
                 selector, place = job.contender.selector(job.scenario), job.place["folder"]
                 was_over = bool(options.get("resume")) and place is not None and has_finished(place)
                 result = simulate(job.scenario, selector=selector, on_round=told, **here, **job.place)
                 if was_over and update:
-                    tell_last(result.history, update)
+                    report_last_round(result.history, update)
                 yield result
 
     def _side_by_side(
@@ -304,12 +310,12 @@ class Plan:
     ) -> Generator[RunResult]:
         """Play several runs at a time, in other processes; each is told of when it and all before it have ended."""
         here = {**options, "processes": self.processes, "on_wait": None}
-        with contextlib.closing(side_by_side(runs, here, self.jobs)) as results:
+        with contextlib.closing(run_in_parallel(runs, here, self.jobs)) as results:
             for job in runs:
-                telling(self._told(job), job.scenario.rounds, start_run, update)
+                report_progress(self._told(job), job.scenario.rounds, start_run, update)
                 result = next(results)
                 if update:
-                    tell_last(result.history, update)
+                    report_last_round(result.history, update)
                 yield result
 
     def _on_flower(

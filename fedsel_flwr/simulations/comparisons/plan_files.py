@@ -12,8 +12,8 @@ from fedsel_flwr.checks import whole
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report.run_folder import replacing
 from fedsel_flwr.rounds.storage import WRITES, FolderLock, hold
-from fedsel_flwr.simulations.existing_runs import AGAIN, CHECKPOINTS, has_begun
-from fedsel_flwr.simulations.fingerprints import differing_plans
+from fedsel_flwr.simulations.existing_runs import CHECKPOINTS, REPLAY_CURE, has_begun
+from fedsel_flwr.simulations.fingerprints import changed_plan_parts
 from fedsel_flwr.simulations.results import read_label
 from fedsel_flwr.simulations.run_record import RUN
 from fedsel_flwr.simulations.untrusted_folders import check_links, parse_plan
@@ -69,13 +69,13 @@ def check_plan(folder: Path, here: Mapping[str, Any]) -> None:
         RunError: Names what is not the same.
     """
     there = read_plan(folder).get(FINGERPRINTS) if (folder / PLAN).is_file() else None
-    if isinstance(there, Mapping) and (names := differing_plans(there, here)):
+    if isinstance(there, Mapping) and (names := changed_plan_parts(there, here)):
         raise RunError(
-            f"{str(folder)!r} was begun with other code or data than there is now: {', '.join(names)}. {AGAIN}"
+            f"{str(folder)!r} was begun with other code or data than there is now: {', '.join(names)}. {REPLAY_CURE}"
         )
 
 
-def newest_like(said: Mapping[str, Any], root: Path, skipped: Callable[[str], None] = logger.warning) -> Path:
+def find_newest_run(said: Mapping[str, Any], root: Path, skipped: Callable[[str], None] = logger.warning) -> Path:
     """The newest folder in which the same was begun.
 
     Args:
@@ -129,7 +129,7 @@ def check_folder(folder: Path, own: Collection[str], *, single: bool, resume: bo
         )
 
 
-def held_folder(folder: Path) -> FolderLock | None:
+def lock_folder(folder: Path) -> FolderLock | None:
     """Make the folder of a comparison, if needed, and hold it for this process.
 
     Returns:
@@ -145,7 +145,7 @@ def held_folder(folder: Path) -> FolderLock | None:
     return hold(folder, WRITES)
 
 
-def seeds_from(seeds: int | Sequence[int], first: int) -> list[int]:
+def read_seeds(seeds: int | Sequence[int], first: int) -> list[int]:
     """Read the seeds of a comparison.
 
     Args:

@@ -33,7 +33,7 @@ from fedsel_flwr.rounds.history import History, RoundRecord
 from fedsel_flwr.simulations.on_flower.driving import drive
 from fedsel_flwr.simulations.on_flower.flower_apis import APIS
 from fedsel_flwr.simulations.on_flower.ray_session import Offer, accept, offered
-from fedsel_flwr.simulations.results import write_cut_off, write_run
+from fedsel_flwr.simulations.results import write_interrupted_run, write_run
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.worlds.world import world_of
@@ -206,7 +206,7 @@ def _leave(context: Context, scenario: Scenario, strategy: Any) -> None:
     if not strategy.history.rounds:
         return
     try:
-        path = write_cut_off(_folder(context, scenario), scenario, strategy.history, strategy.last_model)
+        path = write_interrupted_run(_folder(context, scenario), scenario, strategy.history, strategy.last_model)
     except (FedSelError, OSError) as failure:
         log(ERROR, "the rounds that were done cannot be written: %s", failure)
     else:

@@ -20,7 +20,7 @@ from fedsel_flwr.selectors.base import over_selected
 from fedsel_flwr.selectors.registry import label_of, selector_class
 from fedsel_flwr.simulations.on_flower.flower_apis import APIS
 from fedsel_flwr.simulations.scenario import Scenario
-from fedsel_flwr.simulations.scenario_files import decides_itself
+from fedsel_flwr.simulations.scenario_files import chooses_cohort_size
 from fedsel_flwr.simulations.worlds.availability import BernoulliAvailability, TraceAvailability, find_trace
 from fedsel_flwr.simulations.worlds.world import World
 
@@ -236,6 +236,6 @@ def common_params(scenario: Scenario, make: Callable[..., Selector]) -> dict[str
     accepted = inspect.signature(make).parameters
     fixed = getattr(make, "keywords", {})
     taken = {key: value for key, value in own.items() if key in accepted and key not in fixed}
-    if decides_itself(accepted):
+    if chooses_cohort_size(accepted):
         taken.pop("clients_per_round", None)
     return taken

@@ -15,9 +15,9 @@ from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.checkpoints import Resume
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.rounds.untrusted import log_modelled
-from fedsel_flwr.simulations.divergence import trouble
-from fedsel_flwr.simulations.existing_runs import Keeping
-from fedsel_flwr.simulations.fingerprints import code_of, fingerprints
+from fedsel_flwr.simulations.divergence import diagnose
+from fedsel_flwr.simulations.existing_runs import CheckpointPlan
+from fedsel_flwr.simulations.fingerprints import code_fingerprints, fingerprints
 from fedsel_flwr.simulations.on_flower.building import make_strategy
 from fedsel_flwr.simulations.on_flower.flower_apis import APIS
 from fedsel_flwr.simulations.results import RunResult
@@ -58,12 +58,12 @@ def drive(
             checkpoints that cannot be gone on from.
         ParameterError: The data or a parameter cannot be used.
     """
-    keeping = Keeping.of(scenario, None, checkpoint_dir, None, 3, resume)
+    keeping = CheckpointPlan.of(scenario, None, checkpoint_dir, None, 3, resume)
     count_nodes(grid, scenario)
     world = world_of(scenario)
     strategy = make_strategy(world, on_round, keeping=keeping.options(scenario))
-    prints = fingerprints(world, Own(), code_of(scenario, None, Own()))
-    keeping.begin(strategy, world, prints)
+    prints = fingerprints(world, Own(), code_fingerprints(scenario, None, Own()))
+    keeping.attach(strategy, world, prints)
     try:
         return replace(run_rounds(grid, world, strategy), fingerprints=prints)
     except BaseException:
@@ -86,7 +86,7 @@ def run_rounds(grid: Grid, world: World, strategy: Any) -> RunResult:
     strategy.core.in_simulation()
     arrays = APIS[world.scenario.api].run(grid, world, strategy)
     log_modelled(strategy.history, bool(world.scenario.aggregation.over_selection))
-    return RunResult(history=strategy.history, arrays=arrays, trouble=trouble(world, strategy.history))
+    return RunResult(history=strategy.history, arrays=arrays, diagnosis=diagnose(world, strategy.history))
 
 
 def command(num_clients: int) -> str:

@@ -27,7 +27,12 @@ from fedsel_flwr.errors import RunError
 from fedsel_flwr.flower import end_once
 from fedsel_flwr.report.progress import Waiting
 from fedsel_flwr.simulations.on_flower.ray_resources import Where, knock, start
-from fedsel_flwr.simulations.shutdown import PILLARS, keeping_sigterm, name_of, own_handlers
+from fedsel_flwr.simulations.shutdown import (
+    RAY_SERVERS,
+    keep_sigterm_while_ray_ends,
+    keep_sigterm_while_ray_starts,
+    process_name,
+)
 from fedsel_flwr.simulations.worlds.world import KEPT, World
 
 PERIOD_S = 0.3
@@ -52,7 +57,7 @@ class Watch:
         self._said = ""
         self._over, self._closed = threading.Event(), threading.Event()
         self._workers: set[psutil.Process] = set()
-        self._pillars = [] if address else [p for p in psutil.Process().children() if name_of(p) in PILLARS]
+        self._pillars = [] if address else [p for p in psutil.Process().children() if process_name(p) in RAY_SERVERS]
         self._thread = threading.Thread(target=self._look, name="ray-watch", daemon=True)
 
     def __enter__(self) -> Watch:
@@ -88,7 +93,7 @@ class Watch:
                 for raylet in self._pillars:
                     with contextlib.suppress(psutil.Error):
                         self._workers |= set(raylet.children(recursive=True))
-                dead = [name_of(process) or "a process of it" for process in self._pillars if not _alive(process)]
+                dead = [process_name(process) or "a process of it" for process in self._pillars if not _alive(process)]
                 if dead:
                     return self._end(f"Ray died ({' and '.join(dead)} ended; was it killed, or memory short?)")
             else:
@@ -157,7 +162,7 @@ class Session:
         if ray.is_initialized():
             yield
             return
-        with self._waiting, keeping_sigterm():  # Flower ends Ray itself
+        with self._waiting, keep_sigterm_while_ray_ends():  # Flower ends Ray itself
             address = self._where.address
             _start(ray, self._where, address)
             try:
@@ -249,10 +254,10 @@ def _start(ray: Any, where: Where, address: str | None) -> None:
             options |= {"address": "local", "num_cpus": where.cpus, "include_dashboard": False}
             if where.num_gpus is not None or where.client_gpus:
                 options["num_gpus"] = where.gpus()
-            with _environment("PYTHONPATH", path), own_handlers():
+            with _environment("PYTHONPATH", path), keep_sigterm_while_ray_starts():
                 ray.init(**options)
         else:
-            with own_handlers():
+            with keep_sigterm_while_ray_starts():
                 ray.init(address=address, runtime_env={"env_vars": {"PYTHONPATH": path}}, **options)
     except Exception as error:  # Ray has many
         said = " ".join(str(error).split())

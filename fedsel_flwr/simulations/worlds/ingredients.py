@@ -18,7 +18,7 @@ from fedsel_flwr.clients.objectives import OBJECTIVES, Objective
 from fedsel_flwr.errors import FedSelError, ParameterError, described
 from fedsel_flwr.references import is_reference, load_reference
 from fedsel_flwr.simulations.scenario import Scenario
-from fedsel_flwr.simulations.scenario_tables import GIVEN
+from fedsel_flwr.simulations.scenario_tables import PYTHON_PREFIX
 from fedsel_flwr.simulations.worlds.architectures import MODELS, REGRESSORS, build_model, seeded
 from fedsel_flwr.simulations.worlds.data import Dataset, cached_dataset
 from fedsel_flwr.simulations.worlds.own_data import OwnData, SeededData, as_own_data
@@ -53,10 +53,11 @@ class Own:
         tables: dict[str, Any] = {}
         if self.model is not None:
             made = getattr(self.model, "func", self.model)
-            name = f"{GIVEN}{getattr(made, '__module__', '')}.{getattr(made, '__qualname__', type(made).__qualname__)}"
+            qualname = getattr(made, "__qualname__", type(made).__qualname__)
+            name = f"{PYTHON_PREFIX}{getattr(made, '__module__', '')}.{qualname}"
             tables["model"] = scenario.model.model_copy(update={"name": name})
         if self.data is not None:
-            tables["data"] = scenario.data.model_copy(update={"dataset": f"{GIVEN}{self.data.name}"})
+            tables["data"] = scenario.data.model_copy(update={"dataset": f"{PYTHON_PREFIX}{self.data.name}"})
         return scenario.model_copy(update=tables)
 
 
@@ -67,7 +68,7 @@ def given_data(scenario: Scenario, own: Own) -> OwnData | SeededData | None:
         ParameterError: They were given in Python before and are lacking now, or cannot be made.
     """
     name = scenario.data.dataset
-    if own.data is None and name.startswith(GIVEN):
+    if own.data is None and name.startswith(PYTHON_PREFIX):
         raise ParameterError(
             f"data.dataset = {name!r} was given in Python: give it again (data=), or name it package.module:function"
         )
@@ -137,7 +138,7 @@ def model_of(scenario: Scenario, dataset: Dataset, own: Own) -> nn.Module:
     """
     name = scenario.model.name
     make = own.model
-    if make is None and name.startswith(GIVEN):
+    if make is None and name.startswith(PYTHON_PREFIX):
         raise ParameterError(
             f"model.name = {name!r} was given in Python: give it again (model=), or name it package.module:function"
         )
