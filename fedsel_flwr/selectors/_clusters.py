@@ -15,7 +15,7 @@ import numpy.typing as npt
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, fraction, real
 from fedsel_flwr.selectors._vectors import VectorSelector
 from fedsel_flwr.selectors.base import Probe
-from fedsel_flwr.selectors.report import RoundReport
+from fedsel_flwr.selectors.round_report import RoundReport
 
 
 class GroupBandit(VectorSelector):
@@ -53,7 +53,7 @@ class GroupBandit(VectorSelector):
         """The group of each client whose hash is known, counted from 0; shape (number of known clients,)."""
 
     def _probe(self, available: IntArray) -> Probe | None:
-        asked = self._to_ask(available)
+        asked = self._ask_unknown(available)
         return Probe(clients=asked, columns=("sketch",)) if asked.size else None
 
     def _select(self, available: IntArray) -> IntArray:
@@ -80,7 +80,7 @@ class GroupBandit(VectorSelector):
 
     def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
         if "sketch" in columns:
-            self._keep(clients, columns["sketch"])
+            self._store(clients, columns["sketch"])
 
 
 MOST_STEPS = 100

@@ -17,8 +17,8 @@ import numpy as np
 from fedsel_flwr.checks import IntArray
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError
 from fedsel_flwr.selectors.columns import COLUMNS, REPORTED, check_columns
-from fedsel_flwr.selectors.report import RoundReport
-from fedsel_flwr.selectors.saving import KINDS, RESERVED, state_key
+from fedsel_flwr.selectors.round_report import RoundReport
+from fedsel_flwr.selectors.selector_state import KINDS, RESERVED, state_key
 
 
 def check_report(name: str, report: RoundReport, needs: frozenset[str], requires: frozenset[str]) -> None:
@@ -61,10 +61,10 @@ def checked_choice(owner: str, chosen: Any, available: IntArray, most: int | Non
     if array.ndim == 1 and not array.size:
         return np.empty(0, dtype=np.int64)
     ordered = np.sort(array) if array.ndim == 1 and array.dtype.kind in "iu" else None
-    if ordered is None or (ordered[1:] == ordered[:-1]).any() or not _among(ordered, available):
+    if ordered is None or (ordered[1:] == ordered[:-1]).any() or not _all_in(ordered, available):
         raise RunError(
             f"{method} must return different clients of those available, as an array of "
-            f"indices, got {(array if ordered is None else ordered).tolist()}{_why(ordered, array, available)}"
+            f"indices, got {(array if ordered is None else ordered).tolist()}{_choice_fault(ordered, array, available)}"
         )
     if most is not None and ordered.size > most:
         raise RunError(
@@ -74,7 +74,7 @@ def checked_choice(owner: str, chosen: Any, available: IntArray, most: int | Non
     return ordered.astype(np.int64)
 
 
-def _why(ordered: IntArray | None, array: Any, available: IntArray) -> str:
+def _choice_fault(ordered: IntArray | None, array: Any, available: IntArray) -> str:
     """What is wrong with a choice, in a few words."""
     if ordered is None:
         return f": {array.dtype} of shape {array.shape}"
@@ -85,14 +85,14 @@ def _why(ordered: IntArray | None, array: Any, available: IntArray) -> str:
     return ": " + ", ".join(told[:6])
 
 
-def _among(chosen: IntArray, available: IntArray) -> bool:
+def _all_in(chosen: IntArray, available: IntArray) -> bool:
     """Whether all of ``chosen`` are in ``available``, which ascends."""
     places = np.minimum(np.searchsorted(available, chosen), available.size - 1)
     return bool((available[places] == chosen).all())
 
 
 @contextmanager
-def explained(selector: Any, method: str) -> Iterator[None]:
+def explaining_undeclared_state(selector: Any, method: str) -> Iterator[None]:
     """Name the class, the method and what to declare where an author's method trips over undeclared state.
 
     Raises:
@@ -143,7 +143,7 @@ DECLARED = (
 """What a selector's class declares."""
 
 
-def check_needs(owner: str, needs: object, requires: object) -> tuple[frozenset[str], frozenset[str]]:
+def checked_needs(owner: str, needs: object, requires: object) -> tuple[frozenset[str], frozenset[str]]:
     """Return both as sets of columns; raise :class:`ParameterError` where they are none."""
     checked = check_columns(owner, "needs", needs, REPORTED)
     required = check_columns(owner, "requires", requires, REPORTED)
@@ -157,7 +157,7 @@ def check_needs(owner: str, needs: object, requires: object) -> tuple[frozenset[
     return checked, required
 
 
-def check_class(cls: Any, base: type) -> None:
+def check_declarations(cls: Any, base: type) -> None:
     """Look through the declarations of a new selector class.
 
     Args:
@@ -177,7 +177,7 @@ def check_class(cls: Any, base: type) -> None:
                 f"{attribute!r} another name"
             )
     if not isinstance(cls.needs, property) and not isinstance(cls.requires, property):
-        cls.needs, cls.requires = check_needs(owner, cls.needs, cls.requires)
+        cls.needs, cls.requires = checked_needs(owner, cls.needs, cls.requires)
     if not isinstance(cls.scalar_state, tuple | list) or not all(isinstance(name, str) for name in cls.scalar_state):
         names = [cls.scalar_state] if isinstance(cls.scalar_state, str) else list(cls.scalar_state)
         raise ParameterError(

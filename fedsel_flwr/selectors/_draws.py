@@ -72,16 +72,16 @@ def draw(generator: np.random.Generator, clients: IntArray, log_weight: FloatArr
     return clients[order[top(log_weight[order] + noise, count)]]
 
 
-def whole_part(number: float) -> int:
+def tolerant_floor(number: float) -> int:
     """Return floor(number); what lies below a whole number by rounding counts as that number.
 
-    >>> whole_part(10 * (1 - 0.9)), whole_part(0.75 * 7)
+    >>> tolerant_floor(10 * (1 - 0.9)), tolerant_floor(0.75 * 7)
     (1, 5)
     """
     return math.floor(number + 1e-9)
 
 
-def take_sizes(size: FloatArray, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
+def update_sizes(size: FloatArray, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
     """Enter the finite numbers of ``num_examples`` into ``size``, in place; the others leave what was known."""
     if "num_examples" in columns:
         told = columns["num_examples"]
@@ -89,7 +89,7 @@ def take_sizes(size: FloatArray, clients: IntArray, columns: Mapping[str, FloatA
         size[clients[known]] = told[known]
 
 
-def filled_sizes(size: FloatArray, registered: BoolArray) -> FloatArray:
+def imputed_sizes(size: FloatArray, registered: BoolArray) -> FloatArray:
     """Return ``size`` with the unknown entries (-1) at the mean of the registered clients' known ones, or at 1."""
     known = registered & (size >= 0)
     mean = float(size[known].mean()) if known.any() else 1.0

@@ -41,7 +41,7 @@ class VectorSelector(Selector):
         """The vectors by client, shape (K, length), zeros where unknown; a view."""
         return self._numbers.reshape(len(self._known), self._length)
 
-    def _keep(self, clients: IntArray, given: FloatArray) -> IntArray:
+    def _store(self, clients: IntArray, given: FloatArray) -> IntArray:
         """Keep the usable rows of ``given``, shape (n, d); returns whose they are."""
         usable = np.isfinite(given).all(axis=1) & (given.shape[1] > 0)
         if not usable.any():
@@ -56,19 +56,19 @@ class VectorSelector(Selector):
         self._known[kept] = True
         return kept
 
-    def _to_ask(self, available: IntArray) -> IntArray:
+    def _ask_unknown(self, available: IntArray) -> IntArray:
         """Those whose vector is unknown, but for clients that were asked often enough; counts the question."""
         asked: IntArray = available[~self._known[available] & (self._asked[available] < ATTEMPTS)]
         self._asked[asked] += 1
         return asked
 
-    def _make_room(self, clients: IntArray) -> None:
-        super()._make_room(clients)
+    def _grow(self, clients: IntArray) -> None:
+        super()._grow(clients)
         if missing := len(self._known) * self._length - len(self._numbers):
             self._numbers = np.pad(self._numbers, (0, missing))
 
-    def _clear(self, clients: IntArray) -> None:
-        super()._clear(clients)
+    def _reset(self, clients: IntArray) -> None:
+        super()._reset(clients)
         self.vectors[clients] = 0.0
 
     def _check_loaded(self, loaded: Mapping[str, Any]) -> None:

@@ -15,11 +15,17 @@ import numpy as np
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, ascending, indices, whole
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors._contract import check_class, check_needs, check_report, checked_choice, explained
+from fedsel_flwr.selectors._contract import (
+    check_declarations,
+    check_report,
+    checked_choice,
+    checked_needs,
+    explaining_undeclared_state,
+)
 from fedsel_flwr.selectors._draws import top
 from fedsel_flwr.selectors.columns import INFORMED, column_values
-from fedsel_flwr.selectors.report import Probe, RoundReport
-from fedsel_flwr.selectors.saving import SavedState
+from fedsel_flwr.selectors.round_report import Probe, RoundReport
+from fedsel_flwr.selectors.selector_state import SavedState
 
 __all__ = ["Probe", "Selector"]
 
@@ -27,9 +33,10 @@ __all__ = ["Probe", "Selector"]
 class Selector(SavedState, ABC):
     """Chooses the clients of each round and learns from what they report.
 
-    A subclass names the report columns it reads in :attr:`needs` and its state in :attr:`client_state`,
-    :attr:`scalar_state` and :attr:`free_state` (:class:`~fedsel_flwr.selectors.saving.SavedState`), and implements
-    :meth:`_select` and :meth:`_observe`; checks, growth, the round number and saving come with this class.
+    A subclass implements :meth:`_select` and :meth:`_observe`. It names the report columns it reads in :attr:`needs`,
+    and its state in :attr:`client_state`, :attr:`scalar_state` and :attr:`free_state`
+    (:class:`~fedsel_flwr.selectors.selector_state.SavedState`). Checks, growth, round numbers and saving come with
+    this class.
     :func:`fedsel_flwr.testing.check_selector` tests a new one.
 
     What a completed client may lack: a column the server measures is there for every usable model. A column that
@@ -77,7 +84,7 @@ class Selector(SavedState, ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        check_class(cls, Selector)
+        check_declarations(cls, Selector)
         if not hasattr(cls, "name"):
             cls.name = cls.__name__
 
@@ -98,7 +105,7 @@ class Selector(SavedState, ABC):
         CSUCB(clients_per_round=2, max_latency=5.0, exploration=1.0)
         """
         names = inspect.signature(type(self)).parameters
-        shown = (f"{name}={_short(getattr(self, name))}" for name in names if hasattr(self, name))
+        shown = (f"{name}={_abbreviated(getattr(self, name))}" for name in names if hasattr(self, name))
         return f"{type(self).__name__}({', '.join(shown)})"
 
     @property
@@ -172,7 +179,7 @@ class Selector(SavedState, ABC):
         self._register(available)
         if not available.size or self._round < self.common_warmup:
             return None
-        with explained(self, "_probe"):
+        with explaining_undeclared_state(self, "_probe"):
             return self._probe(available)
 
     def select(self, available: IntArray) -> IntArray:
@@ -189,19 +196,19 @@ class Selector(SavedState, ABC):
             RunError: The algorithm chose somebody who is not available, or twice, or more clients than
                 ``asked_per_round`` without :attr:`may_exceed_clients_per_round`, or uses state it does not declare.
         """
-        check_needs(type(self).__name__, self.needs, self.requires)  # an object may have its own
+        checked_needs(type(self).__name__, self.needs, self.requires)  # an object may have its own
         available = ascending("available", available)
         self._register(available)
         self._round += 1
-        with explained(self, "_advance"):
+        with explaining_undeclared_state(self, "_advance"):
             self._advance()
         if available.size == 0:
             return available
         if self.warming_up:
-            with explained(self, "_join"):
+            with explaining_undeclared_state(self, "_join"):
                 self._join(available)
             return available
-        with explained(self, "_select"):
+        with explaining_undeclared_state(self, "_select"):
             chosen = self._select(available)
         most = None if self.may_exceed_clients_per_round else self.asked_per_round
         return checked_choice(type(self).__name__, chosen, available, most)
@@ -223,9 +230,9 @@ class Selector(SavedState, ABC):
             raise ParameterError(f"report names clients {unknown}, which were never available nor informed about")
         if not report.clients.size:
             return
-        needs, requires = check_needs(type(self).__name__, self.needs, self.requires)
+        needs, requires = checked_needs(type(self).__name__, self.needs, self.requires)
         check_report(self.name, report, needs, requires)
-        with explained(self, "_observe"):
+        with explaining_undeclared_state(self, "_observe"):
             self._observe(report)
 
     def inform(self, clients: IntArray, **columns: FloatArray) -> None:
@@ -245,7 +252,7 @@ class Selector(SavedState, ABC):
             raise ParameterError(f"inform got unknown columns {unknown}; known are {sorted(INFORMED)}")
         checked = {name: column_values(name, value, len(clients)) for name, value in columns.items()}
         self._register(clients)
-        with explained(self, "_inform"):
+        with explaining_undeclared_state(self, "_inform"):
             self._inform(clients, checked)
 
     def forget(self, clients: IntArray) -> None:
@@ -258,7 +265,7 @@ class Selector(SavedState, ABC):
             ParameterError: ``clients`` is not an array of unique indices.
         """
         clients = indices("clients", clients)
-        self._clear(clients[clients < self._registered.size])
+        self._reset(clients[clients < self._registered.size])
 
     def _probe(self, available: IntArray) -> Probe | None:
         """What to ask of ``available`` (ascending, not empty) before the next choice."""
@@ -285,10 +292,10 @@ class Selector(SavedState, ABC):
 
     def _register(self, clients: IntArray) -> None:
         """Make room for ``clients`` and mark them as registered."""
-        self._make_room(clients)
+        self._grow(clients)
         new = clients[~self._registered[clients]]
         if new.size:
-            with explained(self, "_admit"):
+            with explaining_undeclared_state(self, "_admit"):
                 self._admit(new)
             self._registered[new] = True
 
@@ -307,12 +314,12 @@ def over_selected(clients_per_round: int, over_selection: float) -> int:
     return clients_per_round + math.ceil(round(over_selection * clients_per_round, 9))
 
 
-def _short(value: Any) -> str:
+def _abbreviated(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"<{type(value).__name__} of {np.size(value)}>"
 
 
-def registered_with(registered: BoolArray, clients: IntArray) -> int:
+def num_registered_with(registered: BoolArray, clients: IntArray) -> int:
     """How many clients are registered once ``clients`` are.
 
     Args:
@@ -320,14 +327,14 @@ def registered_with(registered: BoolArray, clients: IntArray) -> int:
         clients: Rows that are about to be, shape (n,), unique.
 
     >>> import numpy as np
-    >>> registered_with(np.array([True, False]), np.array([0, 1, 5]))
+    >>> num_registered_with(np.array([True, False]), np.array([0, 1, 5]))
     3
     """
     old = clients[clients < registered.size]
     return int(registered.sum()) + clients.size - int(registered[old].sum())
 
 
-def refuse_more(name: str, limit: int, count: int, advice: str) -> None:
+def check_max_clients(name: str, limit: int, count: int, advice: str) -> None:
     """Raise if there would be more than ``limit`` clients.
 
     Args:

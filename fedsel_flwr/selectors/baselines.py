@@ -16,7 +16,7 @@ import numpy as np
 
 from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors._draws import filled_sizes, take_sizes
+from fedsel_flwr.selectors._draws import imputed_sizes, update_sizes
 from fedsel_flwr.selectors.base import Probe, Selector
 
 
@@ -103,7 +103,7 @@ class RandomBySize(Selector):
         self._draws[available] = 1
 
     def _select(self, available: IntArray) -> IntArray:
-        size = filled_sizes(self._size, self._registered)
+        size = imputed_sizes(self._size, self._registered)
         if self.replacement:
             weight = size[available] if size[available].any() else np.ones(available.size)
             drawn = self._generator.choice(available, size=self.asked_per_round, p=weight / weight.sum())
@@ -119,7 +119,7 @@ class RandomBySize(Selector):
         return chosen
 
     def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
-        take_sizes(self._size, clients, columns)
+        update_sizes(self._size, clients, columns)
 
 
 class RoundRobin(Selector):

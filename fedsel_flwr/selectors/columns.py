@@ -1,8 +1,9 @@
 """The one table of columns: what a selector may read, where it comes from, and what it may hold.
 
 A column is a word that selectors, reports, probes, strategies and clients share. To add one, add a row to
-:data:`COLUMNS` (and a field of the same name to :class:`~fedsel_flwr.selectors.report.RoundReport`, if reports carry
-it); a ``"reply"`` column then travels from the client's metrics, or from its answer to a probe, to the selector.
+:data:`COLUMNS`, and if reports carry it a field of the same name to
+:class:`~fedsel_flwr.selectors.round_report.RoundReport`. A ``"reply"`` column then travels from the client's metrics,
+or from its answer to a probe, to the selector.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Column:
         shape: What it holds for a client, or for the round.
         low: Least value.
         high: Largest value.
-        reported: Whether :class:`~fedsel_flwr.selectors.report.RoundReport` carries it after a round.
+        reported: Whether :class:`~fedsel_flwr.selectors.round_report.RoundReport` carries it after a round.
         informed: Whether ``Selector.inform`` takes it before a choice.
         probed: Whether a probe may ask clients for it at the current global model.
         validated: Whether the server needs a validation set to measure it.

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from fedsel_flwr.checks import FloatArray, IntArray, Seconds, real, seconds
 from fedsel_flwr.selectors.base import Selector
-from fedsel_flwr.selectors.report import RoundReport
+from fedsel_flwr.selectors.round_report import RoundReport
 
 
 def latency_reward(report: RoundReport, max_latency: float) -> FloatArray:

@@ -25,8 +25,8 @@ import numpy.typing as npt
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, one_of, real, whole
 from fedsel_flwr.errors import StateError
-from fedsel_flwr.selectors._draws import filled_sizes, take_sizes
-from fedsel_flwr.selectors.base import Probe, Selector, refuse_more, registered_with
+from fedsel_flwr.selectors._draws import imputed_sizes, update_sizes
+from fedsel_flwr.selectors.base import Probe, Selector, check_max_clients, num_registered_with
 
 FIRST, SECOND, TINY = 0.9, 0.999, 1e-8
 """Adam's constants."""
@@ -360,7 +360,7 @@ class FedCor(Selector):
 
     def _select(self, available: IntArray) -> IntArray:
         if self._is_sample(self.round - 1):
-            self._learn()
+            self._fit_embeddings()
         order = self._generator.permutation(available)  # the first of equals is a random one
         if self._is_sample(self.round):
             self._discount[:] = 1.0
@@ -369,7 +369,7 @@ class FedCor(Selector):
 
     def _greedy(self, candidates: IntArray) -> IntArray:
         """The m candidates of the largest expected reduction of the total loss, one after the other."""
-        share = np.where(self._registered, filled_sizes(self._size, self._registered), 0.0)
+        share = np.where(self._registered, imputed_sizes(self._size, self._registered), 0.0)
         share /= max(1e-300, float(share.sum()))  # p_i
         posterior = Posterior(self._embedding.T, NOISE, share, candidates)
         discount = self._discount[candidates]
@@ -385,7 +385,7 @@ class FedCor(Selector):
         self._discount[chosen] *= self.beta  # alpha_k
         return chosen
 
-    def _learn(self) -> None:
+    def _fit_embeddings(self) -> None:
         """Take the loss changes of the round before as a sample, and fit the embeddings to all that are kept."""
         told = (self._asked_for == self.round) & (self._asked_before == self.round - 1)
         if not told.any():
@@ -398,12 +398,12 @@ class FedCor(Selector):
         samples = self._changes[rows, KEPT - len(self._sampled) :].T
         weights: FloatArray = np.power(self.gamma, self.round - 1.0 - self._sampled)
         if self.fit == "adam":
-            self._climb(rows, samples, weights, first)
+            self._fit_by_adam(rows, samples, weights, first)
         else:
             self._embedding[:] = 0.0
             self._embedding[rows] = likeliest(samples, weights, NOISE, DIMENSION).T
 
-    def _climb(self, rows: IntArray, samples: FloatArray, weights: FloatArray, first: BoolArray) -> None:
+    def _fit_by_adam(self, rows: IntArray, samples: FloatArray, weights: FloatArray, first: BoolArray) -> None:
         """The authors' fit: steps of Adam from the embeddings of the fit before; ``first`` ones draw theirs."""
         self._embedding[first] = self._generator.normal(0.0, DIMENSION**-0.5, (int(first.sum()), DIMENSION))
         steps = WARMUP_STEPS if self.own_round - 1 <= self.warmup_rounds else STEPS
@@ -411,7 +411,7 @@ class FedCor(Selector):
         self._embedding[rows] = fitted.T
 
     def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
-        take_sizes(self._size, clients, columns)
+        update_sizes(self._size, clients, columns)
         if "loss" not in columns:
             return
         finite = np.isfinite(columns["loss"])
@@ -422,7 +422,7 @@ class FedCor(Selector):
 
     def _register(self, clients: IntArray) -> None:
         advice = "raise max_clients (a client takes 425 bytes), or choose among fewer"
-        refuse_more(self.name, self.max_clients, registered_with(self._registered, clients), advice)
+        check_max_clients(self.name, self.max_clients, num_registered_with(self._registered, clients), advice)
         super()._register(clients)
 
     def _check_loaded(self, loaded: Mapping[str, Any]) -> None:

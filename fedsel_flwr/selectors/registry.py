@@ -143,7 +143,7 @@ def description(name: str) -> list[str]:
     Returns:
         A line each; of an installed selector that is broken one line, which says why.
 
-    >>> for line in described("local-accuracy"):
+    >>> for line in description("local-accuracy"):
     ...     print(line)
     Asks every available client for the current model's accuracy on its test data and takes the lowest m.
     paper: Xia et al., Multi-armed bandit-based client scheduling for federated learning, IEEE TWC 2020, section V-B, \

@@ -149,7 +149,7 @@ def test_the_lazy_choices_are_those_of_the_plain_greedy(epsilon: float | None) -
             drawn = selector._generator.bit_generator.state
             lazy = selector._greedy(order).tolist()
             selector._generator.bit_generator.state = drawn
-            looked_at = partial(selector._looked_at, num_candidates=order.size)
+            looked_at = partial(selector._step_candidates, num_candidates=order.size)
             assert lazy == plain_greedy(distances, order, min(m, order.size), looked_at), seed
             chosen = np.sort(lazy)
             selector.observe(report(chosen, points[chosen] + 0.3 * rng.integers(0, 2, points[chosen].shape)))
@@ -191,8 +191,8 @@ def test_the_stochastic_steps_look_at_fewer_candidates_and_stay_good() -> None:
     left, steps = [], Counter[int]()
     for seed in range(60):
         selector = told(points, clients_per_round=3, epsilon=0.3, seed=seed)
-        original = selector._looked_at
-        selector._looked_at = lambda *args, ask=original: (steps.update([len(got := ask(*args))]), got)[1]
+        original = selector._step_candidates
+        selector._step_candidates = lambda *args, ask=original: (steps.update([len(got := ask(*args))]), got)[1]
         left.append(uncovered(gradients, selector.select(np.arange(12)).tolist()))
     reach = max(apart(a, b) for a in gradients.values() for b in gradients.values())
     assert steps == {5: 180}

@@ -142,11 +142,11 @@ class Probe:
     columns: tuple[str, ...]
 
 
-COUNTS_FROM = 2
+FAILURES_THAT_COUNT = 2
 """The failure in a row from which on a selector takes it as a property of the client."""
 
 
-def failed_again(in_a_row: IntArray, report: RoundReport) -> BoolArray:
+def repeated_failures(in_a_row: IntArray, report: RoundReport) -> BoolArray:
     """Count failures in a row and say whose failure counts.
 
     Args:
@@ -160,10 +160,10 @@ def failed_again(in_a_row: IntArray, report: RoundReport) -> BoolArray:
     >>> import numpy as np
     >>> in_a_row = np.zeros(2, dtype=np.int64)
     >>> report = RoundReport(clients=[0, 1], completed=[True, False], latency=[1.0, 9.0])
-    >>> [failed_again(in_a_row, report).tolist() for _ in range(2)]
+    >>> [repeated_failures(in_a_row, report).tolist() for _ in range(2)]
     [[False, False], [False, True]]
     """
     k = report.clients
     in_a_row[k] += report.failed
     in_a_row[k[report.completed]] = 0
-    return report.failed & (in_a_row[k] >= COUNTS_FROM)
+    return report.failed & (in_a_row[k] >= FAILURES_THAT_COUNT)

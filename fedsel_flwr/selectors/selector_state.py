@@ -21,7 +21,7 @@ KINDS = "biuf"
 LOW = (1 << 64) - 1
 
 
-def exactly(
+def exact_array(
     key: str, value: Any, dtype: np.dtype[Any], shape: tuple[int | None, ...], *, finite: bool = True
 ) -> npt.NDArray[Any]:
     """Return the state ``value`` as a new array of ``dtype`` and ``shape``, without changing a number.
@@ -36,7 +36,7 @@ def exactly(
     Raises:
         StateError: It does not fit.
 
-    >>> exactly("plays", [1, 2], np.dtype(np.uint64), (None,)).dtype
+    >>> exact_array("plays", [1, 2], np.dtype(np.uint64), (None,)).dtype
     dtype('uint64')
     """
     try:
@@ -95,7 +95,7 @@ def pack_generator(generator: np.random.Generator) -> npt.NDArray[np.uint64]:
 
 def unpack_generator(key: str, value: Any) -> dict[str, Any]:
     """Return what ``bit_generator.state`` of a PCG64 generator takes; raise :class:`StateError` if it is none."""
-    words = [int(part) for part in exactly(key, value, np.dtype(np.uint64), (6,))]
+    words = [int(part) for part in exact_array(key, value, np.dtype(np.uint64), (6,))]
     if words[4] > 1 or words[5] >= 1 << 32:
         raise StateError(f"state {key!r} must be the state of a PCG64 generator, got {words}")
     return {
@@ -142,7 +142,7 @@ class SavedState:
         self._round = 0
         self._registered: BoolArray = np.zeros(0, dtype=np.bool_)
         for attribute, value in self.client_state.items():
-            setattr(self, attribute, _rows(value, 0))
+            setattr(self, attribute, _newcomer_rows(value, 0))
         for attribute, (dtype, row) in self.free_state.items():
             setattr(self, attribute, np.zeros((0, *row), dtype))
 
@@ -173,20 +173,20 @@ class SavedState:
                 f"missing {sorted(own - state.keys())}, unexpected {sorted(state.keys() - own)}"
             )
         loaded: dict[str, Any] = {
-            "_registered": exactly("registered", state["registered"], np.dtype(np.bool_), (None,)),
-            "_round": int(exactly("round", state["round"], np.dtype(np.int64), ())),
+            "_registered": exact_array("registered", state["registered"], np.dtype(np.bool_), (None,)),
+            "_round": int(exact_array("round", state["round"], np.dtype(np.int64), ())),
         }
         count = loaded["_registered"].size
         for attribute, value in self.client_state.items():
             new, key = np.asarray(value), state_key(attribute)
             finite = bool(np.isfinite(new).all())
-            loaded[attribute] = exactly(key, state[key], new.dtype, (count, *new.shape), finite=finite)
+            loaded[attribute] = exact_array(key, state[key], new.dtype, (count, *new.shape), finite=finite)
         for attribute, (dtype, row) in self.free_state.items():
             key = state_key(attribute)
-            loaded[attribute] = exactly(key, state[key], np.dtype(dtype), (None, *row))
+            loaded[attribute] = exact_array(key, state[key], np.dtype(dtype), (None, *row))
         for attribute in self.scalar_state:
             key, mine = state_key(attribute), getattr(self, attribute)
-            loaded[attribute] = type(mine)(exactly(key, state[key], np.asarray(mine).dtype, ()))
+            loaded[attribute] = type(mine)(exact_array(key, state[key], np.asarray(mine).dtype, ()))
         if loaded["_round"] < 0:
             raise StateError(f"state 'round' must be at least 0, got {loaded['_round']}")
         self._check_loaded(loaded)
@@ -198,22 +198,22 @@ class SavedState:
     def _check_loaded(self, loaded: Mapping[str, Any]) -> None:
         """Raise :class:`StateError` where attributes that each fit (attribute -> value) do not fit together."""
 
-    def _make_room(self, clients: IntArray) -> None:
+    def _grow(self, clients: IntArray) -> None:
         """Lengthen the rows so that ``clients`` have theirs."""
         missing = int(clients.max(initial=-1)) + 1 - self._registered.size
         if missing > 0:
             self._registered = np.pad(self._registered, (0, missing))
             for attribute, value in self.client_state.items():
-                setattr(self, attribute, np.concatenate([getattr(self, attribute), _rows(value, missing)]))
+                setattr(self, attribute, np.concatenate([getattr(self, attribute), _newcomer_rows(value, missing)]))
 
-    def _clear(self, clients: IntArray) -> None:
+    def _reset(self, clients: IntArray) -> None:
         """Give the rows of ``clients`` what a newcomer has."""
         self._registered[clients] = False
         for attribute, value in self.client_state.items():
             getattr(self, attribute)[clients] = value
 
 
-def _rows(value: npt.ArrayLike, count: int) -> npt.NDArray[Any]:
+def _newcomer_rows(value: npt.ArrayLike, count: int) -> npt.NDArray[Any]:
     """``count`` rows of a newcomer's value."""
     array = np.asarray(value)
     return np.full((count, *array.shape), array)
