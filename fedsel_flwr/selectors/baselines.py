@@ -1,10 +1,7 @@
-"""Uniformly random selection, the baseline of every paper.
+"""Baselines of the papers: uniform and size-weighted draws, round robin, and the lowest local accuracy.
 
-Random selection in proportion to data sizes, a baseline of Ben Ami et al. and FedProx's sampling.
-
-Round-robin selection, a baseline of Xia et al.
-
-Clients on whose data the model does worst, a baseline of Xia et al.
+McMahan et al. (FedAvg) draw uniformly, Ben Ami et al. and FedProx in proportion to data sizes. Xia et al. compare with
+round robin and with the clients on whose data the model does worst.
 """
 
 from __future__ import annotations

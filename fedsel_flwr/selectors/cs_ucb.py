@@ -1,6 +1,6 @@
 """CS-UCB: the fastest clients, learned by an upper confidence bound (Xia et al.).
 
-The rewards of CS-UCB and CS-UCB-Q.
+:class:`LatencyRewards` has the rewards of CS-UCB and CS-UCB-Q.
 
 References:
     W. Xia et al., Multi-armed bandit-based client scheduling for federated learning, IEEE Transactions on Wireless

@@ -188,7 +188,7 @@ class DivFL(VectorSelector):
 
     def _register(self, clients: IntArray) -> None:
         count = num_registered_with(self._registered, clients)
-        advice = f"raise max_clients ({_memory(count)}), or choose among fewer"
+        advice = f"Raise max_clients ({_memory(count)}), or choose among fewer"
         check_max_clients(self.name, self.max_clients, count, advice)
         rows = max(len(self._known), int(clients.max(initial=-1)) + 1)
         if rows > len(self._between):
