@@ -81,8 +81,8 @@ FAULTS: list[tuple[list[str], list[str]]] = [
     (["run", "smoke", "--selector", "./broken.py:X"], ["broken.py failed: SyntaxError", "line 1"]),
     (["run", "smoke", "--selector", "./unplugged.py:X"], ["failed: OSError: no camera (unplugged.py, line 1)"]),
     (["run", "smoke", "--selector", "./leaves.py:X"], ["leaves.py failed: SystemExit: bye"]),
-    ([*RUN, "--selector", "./mine.py:Bare"], ["the class Bare must define _select"]),
-    ([*RUN, "--selector", "./mine.py:Needs"], ["needs speed; its parameters are clients_per_round, speed, seed"]),
+    ([*RUN, "--selector", "./mine.py:Bare"], ["the class Bare does not define _select"]),
+    ([*RUN, "--selector", "./mine.py:Needs"], ["needs speed. Its parameters are clients_per_round, speed, seed"]),
     ([*COMPARE, "--selectors", "./mine.py:Unlicensed,random"], ["cannot be made: RuntimeError: no licence (mine.py"]),
     ([*COMPARE, "--selectors", "bsfl;random"], ["unknown selector 'bsfl;random'", "did you mean 'random'?"]),
     ([*COMPARE, "--selectors", "gpfl", "--set", "selectors.gpfl.rho=-1"], ["selector 'gpfl': rho", "at least 0"]),
@@ -198,7 +198,7 @@ def test_a_wrong_input_is_refused_in_one_line(
 @pytest.mark.parametrize(
     ("selector", "words"),
     [
-        ("Greedy", ["Greedy._select must return different clients", "[0, 0, 99]"]),
+        ("Greedy", ["Greedy._select must return an array of different indices", "[0, 0, 99]"]),
         ("Fragile", ["the run broke off: KeyError: 'speed' (mine.py, line", "flower.log holds the traceback"]),
     ],
 )

@@ -30,7 +30,7 @@ from fedsel_flwr.selectors.oort import Oort
 from fedsel_flwr.selectors.pczfl import PCZFL
 from fedsel_flwr.selectors.power_of_choice import CPowD, PowerOfChoice, RPowD
 from fedsel_flwr.selectors.registry import create, names
-from fedsel_flwr.selectors.report import RoundReport
+from fedsel_flwr.selectors.round_report import RoundReport
 from fedsel_flwr.selectors.tifl import TiFL
 
 __all__ = [

@@ -1,7 +1,4 @@
-"""A bandit over groups of clients with like data (LSH, NCCB): what its two ways of grouping share.
-
-k-means over hashes with the Hamming distance.
-"""
+"""A bandit whose arms are groups of clients with similar data (LSH, NCCB), and k-means over hashes."""
 
 from __future__ import annotations
 
@@ -15,11 +12,14 @@ import numpy.typing as npt
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, fraction, real
 from fedsel_flwr.selectors._vectors import VectorSelector
 from fedsel_flwr.selectors.base import Probe
-from fedsel_flwr.selectors.report import RoundReport
+from fedsel_flwr.selectors.round_report import RoundReport
+
+MOST_STEPS = 100
+"""Largest number of steps of k-means, which settles in a few."""
 
 
 class GroupBandit(VectorSelector):
-    """Chooses the clients of the groups with the largest bound; a group's numbers are the sums over its members."""
+    """Chooses the clients of the groups with the largest upper confidence bound; a group sums its members' plays."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"accuracy", "energy_score"})
     asks: ClassVar[frozenset[str]] = frozenset({"sketch"})
@@ -50,17 +50,18 @@ class GroupBandit(VectorSelector):
 
     @abstractmethod
     def _groups(self) -> IntArray:
-        """The group of each client whose hash is known, counted from 0; shape (number of known clients,)."""
+        """Return the group of each client with a known hash, counted from 0; shape (number of known hashes,)."""
 
     def _probe(self, available: IntArray) -> Probe | None:
-        asked = self._to_ask(available)
+        asked = self._ask_unknown(available)
         return Probe(clients=asked, columns=("sketch",)) if asked.size else None
 
     def _select(self, available: IntArray) -> IntArray:
         return self._largest(self._bounds(), available)
 
     def _bounds(self) -> FloatArray:
-        """Each client's bound, which is its group's, shape (K,); a client without a hash is a group of its own."""
+        """Return each client's bound, which is its group's, shape (K,)."""
+        # Numbers below K are groups of a single client without a hash; the groups of hashes follow.
         known, count = np.flatnonzero(self._known), len(self._known)
         group = np.arange(count)
         group[known] = count + self._groups()
@@ -80,26 +81,23 @@ class GroupBandit(VectorSelector):
 
     def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
         if "sketch" in columns:
-            self._keep(clients, columns["sketch"])
-
-
-MOST_STEPS = 100
-"""Steps after which the clusters stay as they are; in practice they settle in a few."""
+            self._store(clients, columns["sketch"])
 
 
 def distances(bits: BoolArray, centres: BoolArray) -> IntArray:
-    """Hamming distances, shape (n, k).
+    """Return Hamming distances, shape (n, k).
 
     >>> distances(np.array([[True, False, True]]), np.array([[True, True, True], [False, True, False]])).tolist()
     [[1, 3]]
     """
     one, other = bits.astype(np.float64), centres.astype(np.float64)
+    # |a - b| = a + b - 2ab for bits: one matrix product, in floats, since NumPy has BLAS for floats only.
     apart = one.sum(axis=1)[:, None] + other.sum(axis=1) - 2.0 * one @ other.T
     return np.asarray(np.rint(apart), dtype=np.int64)
 
 
 def majority(bits: BoolArray) -> BoolArray:
-    """The centre of some hashes: each bit as most have it, 0 where as many have 1; no other is nearer in the sum.
+    """Return the centre of hashes, the majority of each bit, ties as 0: no other has a smaller sum of distances.
 
     >>> majority(np.array([[True, True], [True, False], [False, True], [False, True]])).tolist()
     [False, True]
@@ -108,7 +106,7 @@ def majority(bits: BoolArray) -> BoolArray:
 
 
 def cluster(bits: BoolArray, count: int, generator: np.random.Generator) -> IntArray:
-    """Group hashes into at most ``count`` clusters.
+    """Cluster hashes into at most ``count`` groups, by k-means with the Hamming distance.
 
     The first centre is a hash drawn at random, each further one a hash that is farthest from all centres so far; then
     each hash goes to its nearest centre (the first of equals) and each centre to the majority of its hashes, until
@@ -116,11 +114,11 @@ def cluster(bits: BoolArray, count: int, generator: np.random.Generator) -> IntA
 
     Args:
         bits: Hashes, shape (n, bits), n at least 1.
-        count: At least 1.
-        generator: Draws the first centre.
+        count: Largest number of clusters, at least 1.
+        generator: Generator of the first centre.
 
     Returns:
-        The cluster of each hash, shape (n,); fewer clusters where there are fewer different hashes.
+        The cluster of each hash, shape (n,); with fewer different hashes there are fewer clusters.
 
     >>> cluster(np.eye(3, dtype=bool)[[0, 0, 1]], 2, np.random.default_rng(0)).tolist()
     [1, 1, 0]

@@ -1,6 +1,6 @@
-"""What goes into an author's methods and what comes out; errors name the class, the method and the way out.
+"""The contract between the base class and an author's class: declarations, reports, choices, undeclared state.
 
-The declarations of a selector's class, looked at when the class is made.
+Each error names the class, the method or attribute, and the cure.
 """
 
 from __future__ import annotations
@@ -17,92 +17,164 @@ import numpy as np
 from fedsel_flwr.checks import IntArray
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError
 from fedsel_flwr.selectors.columns import COLUMNS, REPORTED, check_columns
-from fedsel_flwr.selectors.report import RoundReport
-from fedsel_flwr.selectors.saving import KINDS, RESERVED, state_key
+from fedsel_flwr.selectors.round_report import RoundReport
+from fedsel_flwr.selectors.selector_state import KINDS, RESERVED, state_key
+
+DECLARED = (
+    "needs", "requires", "by_client", "client_state", "scalar_state", "free_state", "paper_options",
+    "asks_failed_for_ever", "may_exceed_clients_per_round",
+)  # fmt: skip
+"""Attributes that a selector's class may declare."""
+
+
+def check_declarations(cls: Any, base: type) -> None:
+    """Check the declarations of a new selector class.
+
+    Args:
+        cls: The class, whose ``needs`` and ``requires`` become frozen sets.
+        base: The base class, whose attributes are known.
+
+    Raises:
+        ParameterError: A name is misspelt, or a value does not fit its declaration.
+    """
+    owner = cls.__name__
+    for attribute, value in vars(cls).items():
+        if attribute.startswith("_") or hasattr(base, attribute) or isinstance(value, FunctionType):
+            continue
+        if close := difflib.get_close_matches(attribute.lower(), DECLARED, n=1, cutoff=0.8):
+            raise ParameterError(
+                f"{owner}.{attribute} looks like {close[0]!r}, but does not set it. Write {close[0]} = ..., or give "
+                f"{attribute!r} another name"
+            )
+    # A property follows from the instance's parameters; select checks it.
+    if not isinstance(cls.needs, property) and not isinstance(cls.requires, property):
+        cls.needs, cls.requires = checked_needs(owner, cls.needs, cls.requires)
+    if not isinstance(cls.scalar_state, tuple | list) or not all(isinstance(name, str) for name in cls.scalar_state):
+        names = [cls.scalar_state] if isinstance(cls.scalar_state, str) else list(cls.scalar_state)
+        raise ParameterError(
+            f"{owner}.scalar_state must be a tuple of names, got {cls.scalar_state!r}. Write "
+            f"{tuple(map(str, names))}, and set each of them to a number in __init__"
+        )
+    for attribute, value in cls.client_state.items():
+        if np.asarray(value).dtype.kind not in KINDS:
+            raise ParameterError(
+                f"{owner}.client_state[{attribute!r}] must be a newcomer's value: a number, a boolean or an array of "
+                f"them, got {value!r}. Use a value such as 0.0"
+            )
+    declared = (*cls.client_state, *cls.free_state, *cls.scalar_state)
+    keys = Counter(map(state_key, declared))
+    for attribute in declared:
+        if (key := state_key(attribute)) in RESERVED:
+            raise ParameterError(
+                f"{owner} declares the state {attribute!r}, but the base class already keeps "
+                f"{', '.join(sorted(RESERVED))} (self.round is the number of the round). Rename it"
+            )
+        if keys[key] > 1:
+            raise ParameterError(f"{owner} declares the state {attribute!r} twice. Rename one of them")
+
+
+def checked_needs(owner: str, needs: object, requires: object) -> tuple[frozenset[str], frozenset[str]]:
+    """Return both as sets of columns; raise :class:`ParameterError` if they are no columns."""
+    checked = check_columns(owner, "needs", needs, REPORTED)
+    required = check_columns(owner, "requires", requires, REPORTED)
+    for name in sorted(required):
+        if name not in checked:
+            raise ParameterError(f"{owner}.requires names {name!r}, which is not in needs. Add it there")
+        if COLUMNS[name].source != "reply":
+            raise ParameterError(
+                f"{owner}.requires names {name!r}, which the server knows of every usable update. Leave it out"
+            )
+    return checked, required
 
 
 def check_report(name: str, report: RoundReport, needs: frozenset[str], requires: frozenset[str]) -> None:
-    """Raise :class:`ParameterError` where a report lacks what the selector ``name`` needs."""
+    """Raise :class:`ParameterError` if a report lacks a column that the selector ``name`` needs."""
     for wanted in sorted(needs - {"latency"}):
         value = getattr(report, wanted)
         if value is None:
-            raise ParameterError(f"{name} needs the report column {wanted!r}, but it is missing")
+            raise ParameterError(
+                f"{name} needs the report column {wanted!r}, but it is missing. Pass it to RoundReport"
+            )
         rows = np.asarray(value)[report.used] if np.ndim(value) else np.asarray(value)
         may_lack = COLUMNS[wanted].source == "reply" and wanted not in requires
         if np.isinf(rows).any() or (np.isnan(rows).any() and not may_lack):
-            raise ParameterError(f"report column {wanted!r} must be finite for completed clients, got {value}")
+            raise ParameterError(
+                f"report column {wanted!r} must be finite for completed clients, got {value}. Mark others as failed"
+            )
 
 
 def checked_choice(owner: str, chosen: Any, available: IntArray, most: int | None = None) -> IntArray:
-    """Return what ``_select`` returned as ascending indices.
+    """Return the choice of an author's ``_select`` as ascending indices.
 
     Args:
         owner: The selector's class.
         chosen: An array, list or tuple.
-        available: Who could be chosen, ascending, shape (n,), n at least 1.
-        most: How many may be chosen; None sets no limit.
+        available: The available clients, ascending, shape (n,), n at least 1.
+        most: Largest number of chosen clients; None for no limit.
 
     Raises:
-        RunError: It is something else, or names somebody who is not available, or twice, or too many.
+        RunError: It is no array of indices, or has an unavailable client, a client twice, or too many clients.
     """
     method = f"{owner}._select"
     if chosen is None:
-        raise RunError(f"{method} returned None; end it with `return chosen`, an array of indices of those available")
+        raise RunError(f"{method} returned None. End it with `return chosen`, an array of indices of available clients")
     if isinstance(chosen, set | frozenset):
-        raise RunError(f"{method} returned a set, which has no order; return an array of indices, such as sorted(...)")
+        raise RunError(f"{method} returned a set, which has no order. Return an array of indices, such as sorted(...)")
     if not isinstance(chosen, np.ndarray | list | tuple):
-        raise RunError(f"{method} must return an array of indices of those available, got {chosen!r}")
+        raise RunError(f"{method} must return an array of indices, got {chosen!r}. Take them from `available`")
     try:
         array = np.asarray(chosen)
     except ValueError:
-        raise RunError(f"{method} must return a one-dimensional array of indices, got {chosen!r}") from None
+        raise RunError(f"{method} must return a one-dimensional array of indices, got {chosen!r}. Flatten it") from None
     if array.dtype == np.bool_:
-        raise RunError(f"{method} returned booleans; return indices: available[mask] in place of mask")
+        raise RunError(f"{method} returned booleans. Return indices: available[mask] in place of mask")
     if array.ndim == 1 and not array.size:
         return np.empty(0, dtype=np.int64)
     ordered = np.sort(array) if array.ndim == 1 and array.dtype.kind in "iu" else None
-    if ordered is None or (ordered[1:] == ordered[:-1]).any() or not _among(ordered, available):
+    if ordered is None or (ordered[1:] == ordered[:-1]).any() or not _all_in(ordered, available):
         raise RunError(
-            f"{method} must return different clients of those available, as an array of "
-            f"indices, got {(array if ordered is None else ordered).tolist()}{_why(ordered, array, available)}"
+            f"{method} must return an array of different indices from `available`, got "
+            f"{(array if ordered is None else ordered).tolist()}{_choice_fault(ordered, array, available)}"
         )
     if most is not None and ordered.size > most:
         raise RunError(
-            f"{method} chose {ordered.size} clients, but may choose {most} at most, as clients_per_round says; return "
-            f"that many, or declare may_exceed_clients_per_round = True in {owner} if its algorithm needs more"
+            f"{method} chose {ordered.size} clients, but may choose at most {most} (clients_per_round with "
+            f"over-selection). Return that many, or set may_exceed_clients_per_round = True in {owner}"
         )
     return ordered.astype(np.int64)
 
 
-def _why(ordered: IntArray | None, array: Any, available: IntArray) -> str:
-    """What is wrong with a choice, in a few words."""
+def _choice_fault(ordered: IntArray | None, array: Any, available: IntArray) -> str:
+    """Return what is wrong with a choice, in a few words."""
     if ordered is None:
         return f": {array.dtype} of shape {array.shape}"
     values, counts = np.unique(ordered, return_counts=True)
-    strangers = values[~np.isin(values, available)]
-    told = [f"{value} is not available" for value in strangers[:3].tolist()]
-    told += [f"{value} stands there {n} times" for value, n in zip(values, counts, strict=True) if n > 1]
-    return ": " + ", ".join(told[:6])
+    absent = values[~np.isin(values, available)]
+    faults = [f"{value} is not available" for value in absent[:3].tolist()]
+    faults += [f"{value} is chosen {n} times" for value, n in zip(values, counts, strict=True) if n > 1]
+    return ": " + ", ".join(faults[:6])
 
 
-def _among(chosen: IntArray, available: IntArray) -> bool:
-    """Whether all of ``chosen`` are in ``available``, which ascends."""
+def _all_in(chosen: IntArray, available: IntArray) -> bool:
+    """Return whether all of ``chosen`` are in ``available``, which is ascending."""
+    # np.isin would sort both; this runs in every round.
     places = np.minimum(np.searchsorted(available, chosen), available.size - 1)
     return bool((available[places] == chosen).all())
 
 
 @contextmanager
-def explained(selector: Any, method: str) -> Iterator[None]:
-    """Name the class, the method and what to declare where an author's method trips over undeclared state.
+def explaining_undeclared_state(selector: Any, method: str) -> Iterator[None]:
+    """Turn an error over undeclared state in an author's method into one that names what to declare.
 
     Raises:
-        RunError: In place of the error of an attribute that was never set, or that does not grow with the fleet.
+        RunError: An attribute was never set, or does not grow with the fleet.
     """
     try:
         yield
     except FedSelError:
         raise
     except AttributeError as error:
+        # Only the selector's own attributes: another object's is a plain bug, whose traceback says more.
         if error.obj is not selector or error.name is None:
             raise
         raise RunError(_undeclared(selector, method, error, error.name, "which nothing sets")) from error
@@ -119,13 +191,13 @@ def explained(selector: Any, method: str) -> Iterator[None]:
 def _undeclared(selector: Any, method: str, error: Exception, attribute: str, reason: str) -> str:
     return (
         f"{type(selector).__name__}.{method} ended with {type(error).__name__} ({error}): it may use self.{attribute}, "
-        f"{reason}; declare what is kept for each client with a new client's value, client_state = "
-        f"{{{attribute!r}: 0.0}}, one number with scalar_state = ({attribute!r},), set in __init__"
+        f"{reason}. Declare values by client as client_state = {{{attribute!r}: 0.0}}, with a newcomer's value, and a "
+        f"single number as scalar_state = ({attribute!r},), set in __init__"
     )
 
 
 def _not_growing(selector: Any) -> str:
-    """The attribute that is shorter than the fleet and not declared; "" if there is none."""
+    """Return an undeclared attribute that is shorter than the fleet; "" if there is none."""
     declared = {*selector.client_state, *selector.free_state, *selector.scalar_state, "_registered"}
     attributes: dict[str, Any] = vars(selector)
     for attribute, value in attributes.items():
@@ -134,69 +206,3 @@ def _not_growing(selector: Any) -> str:
         if attribute not in declared and held and held[0] < selector._registered.size:
             return attribute
     return ""
-
-
-DECLARED = (
-    "needs", "requires", "by_client", "client_state", "scalar_state", "free_state", "paper_options",
-    "asks_failed_for_ever", "may_exceed_clients_per_round",
-)  # fmt: skip
-"""What a selector's class declares."""
-
-
-def check_needs(owner: str, needs: object, requires: object) -> tuple[frozenset[str], frozenset[str]]:
-    """Return both as sets of columns; raise :class:`ParameterError` where they are none."""
-    checked = check_columns(owner, "needs", needs, REPORTED)
-    required = check_columns(owner, "requires", requires, REPORTED)
-    for name in sorted(required):
-        if name not in checked:
-            raise ParameterError(f"{owner}.requires names {name!r}, which is not in needs; add it there")
-        if COLUMNS[name].source != "reply":
-            raise ParameterError(
-                f"{owner}.requires names {name!r}, which no client reports and every usable one has; leave it out"
-            )
-    return checked, required
-
-
-def check_class(cls: Any, base: type) -> None:
-    """Look through the declarations of a new selector class.
-
-    Args:
-        cls: The class; ``needs`` and ``requires`` become frozen sets.
-        base: The class of all selectors, whose attributes are known.
-
-    Raises:
-        ParameterError: A name is misspelt, or a value cannot be what it declares.
-    """
-    owner = cls.__name__
-    for attribute, value in vars(cls).items():
-        if attribute.startswith("_") or hasattr(base, attribute) or isinstance(value, FunctionType):
-            continue
-        if close := difflib.get_close_matches(attribute.lower(), DECLARED, n=1, cutoff=0.8):
-            raise ParameterError(
-                f"{owner}.{attribute} looks like {close[0]!r}, which it would not set: write {close[0]} = ..., or give "
-                f"{attribute!r} another name"
-            )
-    if not isinstance(cls.needs, property) and not isinstance(cls.requires, property):
-        cls.needs, cls.requires = check_needs(owner, cls.needs, cls.requires)
-    if not isinstance(cls.scalar_state, tuple | list) or not all(isinstance(name, str) for name in cls.scalar_state):
-        names = [cls.scalar_state] if isinstance(cls.scalar_state, str) else list(cls.scalar_state)
-        raise ParameterError(
-            f"{owner}.scalar_state must be a tuple of names, such as {tuple(map(str, names))}, each a number that "
-            f"__init__ sets; got {cls.scalar_state!r}"
-        )
-    for attribute, value in cls.client_state.items():
-        if np.asarray(value).dtype.kind not in KINDS:
-            raise ParameterError(
-                f"{owner}.client_state[{attribute!r}] must be what a new client has, a number, a boolean or an array "
-                f"of them, got {value!r}"
-            )
-    declared = (*cls.client_state, *cls.free_state, *cls.scalar_state)
-    keys = Counter(map(state_key, declared))
-    for attribute in declared:
-        if (key := state_key(attribute)) in RESERVED:
-            raise ParameterError(
-                f"{owner} declares the state {attribute!r}, but the base class keeps one of that name (it keeps "
-                f"{', '.join(sorted(RESERVED))}; self.round is the number of the round); rename it"
-            )
-        if keys[key] > 1:
-            raise ParameterError(f"{owner} declares the state {attribute!r} twice; rename one of them")

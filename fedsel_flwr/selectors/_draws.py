@@ -1,9 +1,4 @@
-"""Weighted draws without replacement, and whole parts of products of decimals.
-
-The largest of many scores, without sorting the others.
-
-Numbers of examples by client, as selectors keep them: -1 where unknown.
-"""
+"""Draws and numbers that several selectors need: top scores, weighted draws, and numbers of examples by client."""
 
 from __future__ import annotations
 
@@ -22,7 +17,7 @@ def top(score: FloatArray, count: int | None) -> IntArray:
 
     Args:
         score: Scores, shape (K,); NaN ranks last.
-        count: How many, at least 1; None, or K and more, for all.
+        count: Number of positions, at least 1; None, or K and more, for all.
 
     Returns:
         Positions, shape (min(count, K),).
@@ -34,10 +29,12 @@ def top(score: FloatArray, count: int | None) -> IntArray:
     if count is None or count >= rank.size:
         return np.argsort(rank, kind="stable")
     best = np.flatnonzero(rank == rank.min())
-    if best.size >= count:  # as where most clients have an infinite bound
+    # A short way for bandits: at first most clients have an infinite bound.
+    if best.size >= count:
         return best[:count]
     last = np.partition(rank, count - 1)[count - 1]
-    if np.isnan(last):  # NaN equals nothing
+    # NaN equals nothing, so that the comparison below would drop such clients.
+    if np.isnan(last):
         return np.argsort(rank, kind="stable")[:count]
     above = np.flatnonzero(rank < last)
     equal = np.flatnonzero(rank == last)[: count - above.size]
@@ -45,16 +42,16 @@ def top(score: FloatArray, count: int | None) -> IntArray:
 
 
 def draw(generator: np.random.Generator, clients: IntArray, log_weight: FloatArray, count: int) -> IntArray:
-    """Draw clients one after the other without replacement, each in proportion to its weight among those left.
+    """Draw clients without replacement, one after the other, each in proportion to its weight among those left.
 
     These are the largest of ln(weight) + Gumbel noise (W. Kool et al., Stochastic beams and where to find them, ICML
     2019). Clients of weight 0 come after all others, in random order.
 
     Args:
-        generator: Draws.
-        clients: Whom to draw from, shape (n,).
-        log_weight: Logarithm of each one's weight, any scale, -inf for weight 0, shape (n,).
-        count: How many to draw, at least 0; n and more draw everybody.
+        generator: Generator of the draws.
+        clients: Clients to draw from, shape (n,).
+        log_weight: Logarithm of each client's weight, any scale, -inf for weight 0, shape (n,).
+        count: Number of draws, at least 0; n and more draw every client.
 
     Returns:
         Clients, shape (min(count, n),), in the order drawn.
@@ -67,30 +64,31 @@ def draw(generator: np.random.Generator, clients: IntArray, log_weight: FloatArr
     """
     if count < 1 or not clients.size:
         return clients[:0]
+    # The order decides among clients of weight 0, whose scores all are -inf.
     order = generator.permutation(clients.size)
     noise = generator.gumbel(size=clients.size)
     return clients[order[top(log_weight[order] + noise, count)]]
 
 
-def whole_part(number: float) -> int:
-    """Return floor(number); what lies below a whole number by rounding counts as that number.
+def tolerant_floor(number: float) -> int:
+    """Return floor(number); a number that rounding put just below a whole number counts as that number.
 
-    >>> whole_part(10 * (1 - 0.9)), whole_part(0.75 * 7)
+    >>> tolerant_floor(10 * (1 - 0.9)), tolerant_floor(0.75 * 7)
     (1, 5)
     """
     return math.floor(number + 1e-9)
 
 
-def take_sizes(size: FloatArray, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
-    """Enter the finite numbers of ``num_examples`` into ``size``, in place; the others leave what was known."""
+def update_sizes(size: FloatArray, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
+    """Copy the finite values of the column ``num_examples`` into ``size``, in place."""
     if "num_examples" in columns:
-        told = columns["num_examples"]
-        known = np.isfinite(told)
-        size[clients[known]] = told[known]
+        reported = columns["num_examples"]
+        known = np.isfinite(reported)
+        size[clients[known]] = reported[known]
 
 
-def filled_sizes(size: FloatArray, registered: BoolArray) -> FloatArray:
-    """Return ``size`` with the unknown entries (-1) at the mean of the registered clients' known ones, or at 1."""
+def imputed_sizes(size: FloatArray, registered: BoolArray) -> FloatArray:
+    """Return ``size`` with unknown entries (-1) replaced by the mean of registered clients' known ones, or by 1."""
     known = registered & (size >= 0)
     mean = float(size[known].mean()) if known.any() else 1.0
     return np.where(size >= 0, size, mean)

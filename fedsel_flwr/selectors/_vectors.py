@@ -1,7 +1,4 @@
-"""A vector for each client, of a length that only the first answer tells; kept, saved and forgotten with the rows.
-
-Long vectors made short by random signs, so that their distances stay.
-"""
+"""A vector for each client, whose length the first answer decides, and random projections of long vectors."""
 
 from __future__ import annotations
 
@@ -17,14 +14,16 @@ from fedsel_flwr.errors import StateError
 from fedsel_flwr.selectors.base import Selector
 
 ATTEMPTS = 3
-"""How often a client that does not answer is asked for its vector."""
+"""Times that a client without a vector is asked for it."""
+CHUNK = 1 << 22
+"""Random signs in memory at a time, 16 MB with temporaries."""
 
 
 class VectorSelector(Selector):
     """A selector that keeps the latest vector of each client.
 
-    A subclass adds to :attr:`client_state`, :attr:`free_state` and :attr:`scalar_state`. Vectors of another length than
-    those that are held, and vectors with a number that is not finite, count as not given.
+    A subclass extends :attr:`client_state`, :attr:`free_state` and :attr:`scalar_state`. Vectors of another length than
+    the stored ones, and vectors with NaN or infinities, are ignored.
     """
 
     client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {"_known": False, "_asked": 0}
@@ -33,7 +32,8 @@ class VectorSelector(Selector):
 
     _known: BoolArray
     _asked: IntArray
-    _numbers: FloatArray  # the rows one after the other: a state's shapes are known beforehand
+    # One flat array of all rows: the shape of a row must be declared, and the vectors' length is not known then.
+    _numbers: FloatArray
     _length: int = 0
 
     @property
@@ -41,11 +41,12 @@ class VectorSelector(Selector):
         """The vectors by client, shape (K, length), zeros where unknown; a view."""
         return self._numbers.reshape(len(self._known), self._length)
 
-    def _keep(self, clients: IntArray, given: FloatArray) -> IntArray:
-        """Keep the usable rows of ``given``, shape (n, d); returns whose they are."""
+    def _store(self, clients: IntArray, given: FloatArray) -> IntArray:
+        """Store the usable rows of ``given``, shape (n, d), and return the clients they belong to."""
         usable = np.isfinite(given).all(axis=1) & (given.shape[1] > 0)
         if not usable.any():
             return np.zeros(0, dtype=np.int64)
+        # Without a stored vector a new length may begin, as after a change of the model.
         if not self._known.any() and given.shape[1] != self._length:
             self._length = int(given.shape[1])
             self._numbers = np.zeros(len(self._known) * self._length)
@@ -56,19 +57,19 @@ class VectorSelector(Selector):
         self._known[kept] = True
         return kept
 
-    def _to_ask(self, available: IntArray) -> IntArray:
-        """Those whose vector is unknown, but for clients that were asked often enough; counts the question."""
+    def _ask_unknown(self, available: IntArray) -> IntArray:
+        """Return the clients to ask for their vectors, and count the request: at most :data:`ATTEMPTS` each."""
         asked: IntArray = available[~self._known[available] & (self._asked[available] < ATTEMPTS)]
         self._asked[asked] += 1
         return asked
 
-    def _make_room(self, clients: IntArray) -> None:
-        super()._make_room(clients)
+    def _grow(self, clients: IntArray) -> None:
+        super()._grow(clients)
         if missing := len(self._known) * self._length - len(self._numbers):
             self._numbers = np.pad(self._numbers, (0, missing))
 
-    def _clear(self, clients: IntArray) -> None:
-        super()._clear(clients)
+    def _reset(self, clients: IntArray) -> None:
+        super()._reset(clients)
         self.vectors[clients] = 0.0
 
     def _check_loaded(self, loaded: Mapping[str, Any]) -> None:
@@ -77,23 +78,19 @@ class VectorSelector(Selector):
         if length < 0 or numbers.size != length * loaded["_registered"].size:
             raise StateError(
                 f"state 'numbers' must hold {length} numbers for each of {loaded['_registered'].size} clients, "
-                f"got {numbers.size}"
+                f"got {numbers.size}. Load a state that the same class saved"
             )
-
-
-CHUNK = 1 << 22
-"""Random signs that are held at a time (16 MB with what they are made of)."""
 
 
 def projected(vectors: FloatArray, size: int, seed: int) -> FloatArray:
     """Project vectors on ``size`` random sign vectors, divided by sqrt(size).
 
-    The expected square of a distance stays; :func:`distance_error` bounds how far one is off. The same seed takes the
+    The expected square of a distance stays; :func:`distance_error` bounds the error. The same seed gives the
     same signs.
 
     Args:
         vectors: Shape (n, d).
-        size: Numbers that remain of each vector.
+        size: Length of the projected vectors.
         seed: Seed of the signs, at least 0.
 
     Returns:
@@ -103,6 +100,7 @@ def projected(vectors: FloatArray, size: int, seed: int) -> FloatArray:
     >>> short.shape, round(float(np.linalg.norm(short[0] - short[1])), 2)
     ((2, 256), 1.45)
     """
+    # Not the selector's generator: vectors of later rounds must meet the same signs.
     generator = np.random.Generator(np.random.PCG64(seed))
     short = np.zeros((len(vectors), size))
     step = max(1, CHUNK // size)
@@ -114,19 +112,19 @@ def projected(vectors: FloatArray, size: int, seed: int) -> FloatArray:
 
 
 def distance_error(size: int, num_vectors: int, failure: float = 0.05) -> float:
-    """Return by which part the distances between projected vectors may be off.
+    """Return the bound on the relative error of squared distances between projected vectors.
 
     With probability at least 1 - ``failure`` the square of every distance among ``num_vectors`` vectors is within
     (1 - e, 1 + e) of the true one, where n (n - 1) exp(-size (e^2 / 4 - e^3 / 6)) = failure (Achlioptas 2003, a union
     over the pairs).
 
     Args:
-        size: Numbers that remain of each vector.
+        size: Length of the projected vectors.
         num_vectors: n.
-        failure: Chance that some distance is further off.
+        failure: Chance that some distance exceeds the bound.
 
     Returns:
-        e; infinite where the bound says nothing (e would be above 1).
+        e; infinite if the bound holds for no e up to 1.
 
     >>> round(distance_error(1024, 100), 2)
     0.24

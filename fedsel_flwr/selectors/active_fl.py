@@ -8,9 +8,9 @@ from typing import ClassVar
 import numpy as np
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, fraction, real
-from fedsel_flwr.selectors._draws import draw, filled_sizes, take_sizes, top, whole_part
+from fedsel_flwr.selectors._draws import draw, imputed_sizes, tolerant_floor, top, update_sizes
 from fedsel_flwr.selectors.base import Probe, Selector
-from fedsel_flwr.selectors.report import RoundReport, failed_again
+from fedsel_flwr.selectors.round_report import RoundReport, repeated_failures
 
 
 class ActiveFL(Selector):
@@ -94,19 +94,20 @@ class ActiveFL(Selector):
         self.uniform = fraction("uniform", uniform)
 
     def _probe(self, available: IntArray) -> Probe | None:
-        strangers = available[~self._asked[available]]
-        self._asked[strangers] = True
-        return Probe(clients=strangers, columns=("loss",)) if strangers.size else None
+        newcomers = available[~self._asked[available]]
+        self._asked[newcomers] = True
+        return Probe(clients=newcomers, columns=("loss",)) if newcomers.size else None
 
     def _select(self, available: IntArray) -> IntArray:
         count = min(self.asked_per_round, available.size)
         value = self._valuations()
-        left = available.size - whole_part(self.dropped * available.size)  # Algorithm 1, alpha_1
+        left = available.size - tolerant_floor(self.dropped * available.size)  # Algorithm 1, alpha_1
         shuffled = self._generator.permutation(available)  # equal valuations fall at random
         kept = shuffled[top(value[shuffled], left)] if left else shuffled[:0]
         kept = kept[np.isfinite(value[kept])]
         power = self.temperature * (value[kept] - value[kept].max(initial=-np.inf))  # Algorithm 1, alpha_2
-        by_value = draw(self._generator, kept, power, whole_part((1.0 - self.uniform) * count))  # Algorithm 1, alpha_3
+        weighted = tolerant_floor((1.0 - self.uniform) * count)  # Algorithm 1, alpha_3
+        by_value = draw(self._generator, kept, power, weighted)
         others = available[~np.isin(available, by_value)]
         rest = self._generator.permutation(others)[: count - by_value.size]  # Algorithm 1, uniformly
         return np.concatenate([by_value, rest])
@@ -115,11 +116,11 @@ class ActiveFL(Selector):
         k, loss = report.clients, np.asarray(report.loss)
         told = report.completed & np.isfinite(loss)
         self._loss[k[told]] = loss[told]
-        self._loss[k[failed_again(self._failures, report)]] = -np.inf
+        self._loss[k[repeated_failures(self._failures, report)]] = -np.inf
         self._asked[k] = True
 
     def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
-        take_sizes(self._size, clients, columns)
+        update_sizes(self._size, clients, columns)
         if "loss" in columns:
             known = np.isfinite(columns["loss"])
             self._loss[clients[known]] = columns["loss"][known]
@@ -127,5 +128,5 @@ class ActiveFL(Selector):
     def _valuations(self) -> FloatArray:
         """v_k of everybody; -inf where unknown."""
         known = np.isfinite(self._loss)
-        size = filled_sizes(self._size, self._registered)
+        size = imputed_sizes(self._size, self._registered)
         return np.where(known, np.sqrt(size) * np.where(known, self._loss, 0.0), -np.inf)  # v_k

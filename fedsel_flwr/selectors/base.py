@@ -1,7 +1,4 @@
-"""The ask/tell interface that every selector shares.
-
-A largest number of clients, for methods whose cost grows faster than the fleet.
-"""
+"""The interface of every selector: probe, select, observe, inform."""
 
 from __future__ import annotations
 
@@ -15,11 +12,17 @@ import numpy as np
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, ascending, indices, whole
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors._contract import check_class, check_needs, check_report, checked_choice, explained
+from fedsel_flwr.selectors._contract import (
+    check_declarations,
+    check_report,
+    checked_choice,
+    checked_needs,
+    explaining_undeclared_state,
+)
 from fedsel_flwr.selectors._draws import top
 from fedsel_flwr.selectors.columns import INFORMED, column_values
-from fedsel_flwr.selectors.report import Probe, RoundReport
-from fedsel_flwr.selectors.saving import SavedState
+from fedsel_flwr.selectors.round_report import Probe, RoundReport
+from fedsel_flwr.selectors.selector_state import SavedState
 
 __all__ = ["Probe", "Selector"]
 
@@ -27,31 +30,31 @@ __all__ = ["Probe", "Selector"]
 class Selector(SavedState, ABC):
     """Chooses the clients of each round and learns from what they report.
 
-    A subclass names the report columns it reads in :attr:`needs` and its state in :attr:`client_state`,
-    :attr:`scalar_state` and :attr:`free_state` (:class:`~fedsel_flwr.selectors.saving.SavedState`), and implements
-    :meth:`_select` and :meth:`_observe`; checks, growth, the round number and saving come with this class.
+    A subclass implements :meth:`_select` and :meth:`_observe`. It names the report columns it reads in :attr:`needs`,
+    and its state in :attr:`client_state`, :attr:`scalar_state` and :attr:`free_state`
+    (:class:`~fedsel_flwr.selectors.selector_state.SavedState`). Checks, growth, round numbers and saving come with
+    this class.
     :func:`fedsel_flwr.testing.check_selector` tests a new one.
 
-    What a completed client may lack: a column the server measures is there for every usable model. A column that
-    clients report (source ``"reply"`` in :data:`~fedsel_flwr.selectors.columns.COLUMNS`) is NaN in the rows of those
-    that did not report it, and the selector says what follows, unless :attr:`requires` names the column: then such a
-    client counts as failed, for the selector.
+    Every completed client has the columns that the server measures. A column that clients report (source ``"reply"``
+    in :data:`~fedsel_flwr.selectors.columns.COLUMNS`) is NaN for clients that did not report it, and the selector must
+    bear that. If :attr:`requires` names the column, such a client counts as failed for the selector.
 
     Attributes:
-        name: How files and the command line call it; the class's own name, where a subclass sets none.
+        name: Its name in files and on the command line; the class's own name, unless a subclass sets one.
         needs: The report columns it reads, of :data:`~fedsel_flwr.selectors.columns.REPORTED`.
-        requires: Those of ``needs`` that clients report and the selector cannot do without.
-        asks: The columns that its probes ask for, of :data:`~fedsel_flwr.selectors.columns.PROBED`; for readers.
+        requires: Columns among ``needs`` that clients report and the selector cannot do without.
+        asks: The columns that its probes ask for, of :data:`~fedsel_flwr.selectors.columns.PROBED`; information only.
         by_client: Parameters that hold a number per client, by index.
-        asks_failed_for_ever: Whether a client that never answers may be chosen in every round. Strategies then leave
-            failing clients out for a while, unless told otherwise (``cooldown="auto"``).
-        may_exceed_clients_per_round: Whether a choice may hold more clients than ``clients_per_round``, in some round
-            at least, or that number may be None. Any other class is refused when it chooses more: compared with
-            selectors that keep to the number, it would win by the number alone.
+        asks_failed_for_ever: Whether a client that never answers may be chosen in every round. Strategies then exclude
+            failing clients for a while by default (``cooldown="auto"``).
+        may_exceed_clients_per_round: Whether a choice may hold more clients than ``clients_per_round``, or that
+            number may be None. A class without it is refused if it chooses more: in a comparison it would win by the
+            number alone.
         paper_options: Options of the strategy whose default the paper sets, such as ``{"averaging": "mean"}``.
         over_selection: The share by which a round asks more clients than it keeps; the strategy sets it.
-        common_warmup: The first rounds in which everybody available is asked in place of the selector's choice, the
-            same for every selector; the strategy sets it. They count as rounds, and the selector learns from them.
+        common_warmup: Number of first rounds in which all available clients are chosen, the same for every selector;
+            the strategy sets it. They count as rounds, and the selector learns from them.
 
     Args:
         clients_per_round: How many clients to choose each round.
@@ -77,7 +80,7 @@ class Selector(SavedState, ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        check_class(cls, Selector)
+        check_declarations(cls, Selector)
         if not hasattr(cls, "name"):
             cls.name = cls.__name__
 
@@ -85,20 +88,20 @@ class Selector(SavedState, ABC):
         super().__init__(seed=seed)
         if clients_per_round is None and not self.may_exceed_clients_per_round:
             raise ParameterError(
-                f"clients_per_round must be a whole number of at least 1, got None. A class that decides itself how "
-                f"many it chooses declares it: may_exceed_clients_per_round = True in {type(self).__name__}"
+                f"clients_per_round must be a whole number of at least 1, got None. If the algorithm decides how many "
+                f"it chooses, set may_exceed_clients_per_round = True in {type(self).__name__}"
             )
         self.clients_per_round = None if clients_per_round is None else whole("clients_per_round", clients_per_round, 1)
 
     def __repr__(self) -> str:
-        """The class and its parameters, as far as they are attributes; long ones by their kind and size.
+        """Return the class with its parameters; long ones by type and size.
 
         >>> from fedsel_flwr.selectors import CSUCB
         >>> CSUCB(clients_per_round=2, max_latency=5.0)
         CSUCB(clients_per_round=2, max_latency=5.0, exploration=1.0)
         """
         names = inspect.signature(type(self)).parameters
-        shown = (f"{name}={_short(getattr(self, name))}" for name in names if hasattr(self, name))
+        shown = (f"{name}={_abbreviated(getattr(self, name))}" for name in names if hasattr(self, name))
         return f"{type(self).__name__}({', '.join(shown)})"
 
     @property
@@ -108,26 +111,26 @@ class Selector(SavedState, ABC):
 
     @property
     def num_clients(self) -> int:
-        """How many clients are registered: informed about, or seen in ``available``."""
+        """Number of registered clients: those informed about, or seen in ``available``."""
         return int(np.count_nonzero(self._registered))
 
     @property
     def asked_per_round(self) -> Any:
-        """How many clients a choice takes: ``clients_per_round``, or more of them where the strategy over-selects.
+        """Number of clients in a choice: ``clients_per_round``, and more if the strategy over-selects.
 
-        An algorithm's constants keep ``clients_per_round``; only the number that it takes grows.
+        Constants of the algorithm use ``clients_per_round``; only the size of the choice grows.
         """
         m = self.clients_per_round
         return None if m is None else over_selected(m, self.over_selection)
 
     @property
     def warming_up(self) -> bool:
-        """Whether the round chosen last is one of the common warm-up."""
+        """Whether the round chosen last belongs to the common warm-up."""
         return 1 <= self._round <= self.common_warmup
 
     @property
     def own_round(self) -> int:
-        """The number of the round chosen last among those the selector chooses itself: 1 after the common warm-up."""
+        """Number of the round chosen last, counted from the end of the common warm-up: 1 for the first after it."""
         return self._round - self.common_warmup
 
     @property
@@ -137,33 +140,33 @@ class Selector(SavedState, ABC):
 
     @property
     def takes_information(self) -> bool:
-        """Whether it does anything with what :meth:`inform` brings."""
+        """Whether the selector uses what :meth:`inform` brings."""
         return type(self)._inform is not Selector._inform
 
     @property
     def done(self) -> bool:
-        """Whether the run may end: there is nothing left to choose. Never, unless a subclass says so."""
+        """Whether the run may end, as there is nothing left to choose; False unless a subclass overrides it."""
         return False
 
     def expected_count(self, num_available: int) -> int | None:
-        """How many clients the next :meth:`select` returns of so many available; None if only the algorithm knows."""
+        """Return how many clients the next :meth:`select` chooses; None if only the algorithm knows."""
         if self.clients_per_round is None or self._round < self.common_warmup:
             return num_available
         return min(int(self.asked_per_round), num_available)
 
     def draws(self, clients: IntArray) -> IntArray:
-        """How often each of ``clients``, shape (n,), was drawn in the round chosen last: once, without replacement."""
+        """Return how often each of ``clients`` was drawn in the round chosen last, shape (n,): once, by default."""
         return np.ones(len(clients), dtype=np.int64)
 
     def probe(self, available: IntArray) -> Probe | None:
-        """Say what must be asked before the next :meth:`select`.
+        """Return the columns that clients must be asked for before the next :meth:`select`.
 
         Args:
             available: Indices of the clients that can take part, shape (n,).
 
         Returns:
-            None, or whom to ask for what; probes cost simulated time and energy. None in the common warm-up, where
-            there is nothing to choose.
+            The clients and columns, or None. Probes cost simulated time and energy. None in the common warm-up, in
+            which there is nothing to choose.
 
         Raises:
             ParameterError: ``available`` is not an array of unique indices.
@@ -172,7 +175,7 @@ class Selector(SavedState, ABC):
         self._register(available)
         if not available.size or self._round < self.common_warmup:
             return None
-        with explained(self, "_probe"):
+        with explaining_undeclared_state(self, "_probe"):
             return self._probe(available)
 
     def select(self, available: IntArray) -> IntArray:
@@ -186,22 +189,24 @@ class Selector(SavedState, ABC):
 
         Raises:
             ParameterError: ``available`` is not an array of unique indices.
-            RunError: The algorithm chose somebody who is not available, or twice, or more clients than
-                ``asked_per_round`` without :attr:`may_exceed_clients_per_round`, or uses state it does not declare.
+            RunError: The algorithm chose an unavailable client, or a client twice, or more clients than
+                ``asked_per_round`` without :attr:`may_exceed_clients_per_round`, or it uses undeclared state.
         """
-        check_needs(type(self).__name__, self.needs, self.requires)  # an object may have its own
+        # The class was checked when it was made, but an instance may set its own needs.
+        checked_needs(type(self).__name__, self.needs, self.requires)
         available = ascending("available", available)
         self._register(available)
+        # A round without available clients counts too: the selector's rounds stay those of the run.
         self._round += 1
-        with explained(self, "_advance"):
+        with explaining_undeclared_state(self, "_advance"):
             self._advance()
         if available.size == 0:
             return available
         if self.warming_up:
-            with explained(self, "_join"):
+            with explaining_undeclared_state(self, "_join"):
                 self._join(available)
             return available
-        with explained(self, "_select"):
+        with explaining_undeclared_state(self, "_select"):
             chosen = self._select(available)
         most = None if self.may_exceed_clients_per_round else self.asked_per_round
         return checked_choice(type(self).__name__, chosen, available, most)
@@ -220,16 +225,19 @@ class Selector(SavedState, ABC):
         known[known] = self._registered[report.clients[known]]
         if not known.all():
             unknown = report.clients[~known].tolist()
-            raise ParameterError(f"report names clients {unknown}, which were never available nor informed about")
+            raise ParameterError(
+                f"report names clients {unknown}, which were never available nor informed about. Report the "
+                "clients that select returned"
+            )
         if not report.clients.size:
             return
-        needs, requires = check_needs(type(self).__name__, self.needs, self.requires)
+        needs, requires = checked_needs(type(self).__name__, self.needs, self.requires)
         check_report(self.name, report, needs, requires)
-        with explained(self, "_observe"):
+        with explaining_undeclared_state(self, "_observe"):
             self._observe(report)
 
     def inform(self, clients: IntArray, **columns: FloatArray) -> None:
-        """Take in side information; ``inform(clients)`` alone registers the clients.
+        """Take in side information about clients; ``inform(clients)`` alone registers the clients.
 
         Args:
             clients: Client indices, shape (n,).
@@ -242,14 +250,14 @@ class Selector(SavedState, ABC):
         clients = indices("clients", clients)
         unknown = sorted(columns.keys() - INFORMED)
         if unknown:
-            raise ParameterError(f"inform got unknown columns {unknown}; known are {sorted(INFORMED)}")
+            raise ParameterError(f"inform got unknown columns {unknown}. Choose from {sorted(INFORMED)}")
         checked = {name: column_values(name, value, len(clients)) for name, value in columns.items()}
         self._register(clients)
-        with explained(self, "_inform"):
+        with explaining_undeclared_state(self, "_inform"):
             self._inform(clients, checked)
 
     def forget(self, clients: IntArray) -> None:
-        """Drop what is known of ``clients``; their indices may be given to newcomers.
+        """Reset the rows of ``clients``, whose indices may then be given to newcomers.
 
         Args:
             clients: Client indices, shape (n,); unknown ones are ignored.
@@ -258,21 +266,21 @@ class Selector(SavedState, ABC):
             ParameterError: ``clients`` is not an array of unique indices.
         """
         clients = indices("clients", clients)
-        self._clear(clients[clients < self._registered.size])
+        self._reset(clients[clients < self._registered.size])
 
     def _probe(self, available: IntArray) -> Probe | None:
-        """What to ask of ``available`` (ascending, not empty) before the next choice."""
+        """Return the columns to ask of ``available`` (ascending, not empty) before the next choice."""
         return None
 
     def _advance(self) -> None:
-        """Begin the round whose number was just counted; called with nobody available too."""
+        """Begin the round; called in rounds without available clients too."""
 
     @abstractmethod
     def _select(self, available: IntArray) -> IntArray:
         """Choose from ``available``: ascending, unique, registered and not empty."""
 
     def _join(self, available: IntArray) -> None:
-        """Take note that all of ``available`` (as in :meth:`_select`) are asked, in a round of the common warm-up."""
+        """Note that all of ``available`` (as in :meth:`_select`) were chosen, in a round of the common warm-up."""
 
     def _observe(self, report: RoundReport) -> None:
         """Learn from a report that was checked and has at least one row."""
@@ -284,60 +292,63 @@ class Selector(SavedState, ABC):
         """Prepare the rows of clients that were just registered; raise to refuse them."""
 
     def _register(self, clients: IntArray) -> None:
-        """Make room for ``clients`` and mark them as registered."""
-        self._make_room(clients)
+        """Add rows for ``clients`` and mark them as registered."""
+        self._grow(clients)
         new = clients[~self._registered[clients]]
         if new.size:
-            with explained(self, "_admit"):
+            with explaining_undeclared_state(self, "_admit"):
                 self._admit(new)
+            # After _admit, which may refuse them.
             self._registered[new] = True
 
     def _largest(self, score: FloatArray, available: IntArray) -> IntArray:
-        """The ``asked_per_round`` available clients of the largest score (by client index); ties at random."""
+        """Return the ``asked_per_round`` available clients of the largest score (by client index); ties at random."""
+        # Equal scores keep the order in which they stand, so the permutation decides among them.
         shuffled = self._generator.permutation(available)
         return np.asarray(shuffled[top(score[shuffled], self.asked_per_round)])  # Xia (8), (10)
 
 
 def over_selected(clients_per_round: int, over_selection: float) -> int:
-    """How many clients are asked so that enough of them answer in time: ceil((1 + x) m).
+    """Return the number of clients to ask under over-selection: ceil((1 + x) m).
 
     >>> over_selected(10, 0.1), over_selected(10, 0.11)
     (11, 12)
     """
+    # Rounded first: 0.1 * 30 is a little above 3, whose ceiling would be 4.
     return clients_per_round + math.ceil(round(over_selection * clients_per_round, 9))
 
 
-def _short(value: Any) -> str:
+def _abbreviated(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"<{type(value).__name__} of {np.size(value)}>"
 
 
-def registered_with(registered: BoolArray, clients: IntArray) -> int:
-    """How many clients are registered once ``clients`` are.
+def num_registered_with(registered: BoolArray, clients: IntArray) -> int:
+    """Return the number of registered clients once ``clients`` are registered too.
 
     Args:
-        registered: Which rows are registered, shape (K,).
-        clients: Rows that are about to be, shape (n,), unique.
+        registered: Whether each row is registered, shape (K,).
+        clients: Rows to register, shape (n,), unique.
 
     >>> import numpy as np
-    >>> registered_with(np.array([True, False]), np.array([0, 1, 5]))
+    >>> num_registered_with(np.array([True, False]), np.array([0, 1, 5]))
     3
     """
     old = clients[clients < registered.size]
     return int(registered.sum()) + clients.size - int(registered[old].sum())
 
 
-def refuse_more(name: str, limit: int, count: int, advice: str) -> None:
-    """Raise if there would be more than ``limit`` clients.
+def check_max_clients(name: str, limit: int, count: int, advice: str) -> None:
+    """Refuse more than ``limit`` clients, for methods whose cost grows faster than the fleet.
 
     Args:
         name: The selector's name.
         limit: Its ``max_clients``.
-        count: How many there would be.
-        advice: What to do instead.
+        count: Number of clients.
+        advice: The cure, for the message.
 
     Raises:
-        ParameterError: There would be more.
+        ParameterError: ``count`` is above ``limit``.
     """
     if count > limit:
-        raise ParameterError(f"{name} takes at most max_clients = {limit} clients, got {count}; {advice}")
+        raise ParameterError(f"{name} takes at most max_clients = {limit} clients, got {count}. {advice}")

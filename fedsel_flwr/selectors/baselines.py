@@ -1,10 +1,7 @@
-"""Uniformly random selection, the baseline of every paper.
+"""Baselines of the papers: uniform and size-weighted draws, round robin, and the lowest local accuracy.
 
-Random selection in proportion to data sizes, a baseline of Ben Ami et al. and FedProx's sampling.
-
-Round-robin selection, a baseline of Xia et al.
-
-Clients on whose data the model does worst, a baseline of Xia et al.
+McMahan et al. (FedAvg) draw uniformly, Ben Ami et al. and FedProx in proportion to data sizes. Xia et al. compare with
+round robin and with the clients on whose data the model does worst.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ import numpy as np
 
 from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors._draws import filled_sizes, take_sizes
+from fedsel_flwr.selectors._draws import imputed_sizes, update_sizes
 from fedsel_flwr.selectors.base import Probe, Selector
 
 
@@ -103,7 +100,7 @@ class RandomBySize(Selector):
         self._draws[available] = 1
 
     def _select(self, available: IntArray) -> IntArray:
-        size = filled_sizes(self._size, self._registered)
+        size = imputed_sizes(self._size, self._registered)
         if self.replacement:
             weight = size[available] if size[available].any() else np.ones(available.size)
             drawn = self._generator.choice(available, size=self.asked_per_round, p=weight / weight.sum())
@@ -119,7 +116,7 @@ class RandomBySize(Selector):
         return chosen
 
     def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
-        take_sizes(self._size, clients, columns)
+        update_sizes(self._size, clients, columns)
 
 
 class RoundRobin(Selector):

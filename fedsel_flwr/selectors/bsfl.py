@@ -23,7 +23,7 @@ from fedsel_flwr.checks import (
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors.base import Selector
 from fedsel_flwr.selectors.bsfl_solvers import anneal, maximize
-from fedsel_flwr.selectors.report import RoundReport
+from fedsel_flwr.selectors.round_report import RoundReport
 
 __all__ = ["BSFL", "maximize"]
 

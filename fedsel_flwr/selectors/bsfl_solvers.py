@@ -1,10 +1,6 @@
-"""The paper's own solvers of BSFL's objective: simulated annealing and ALSA (Ben Ami et al., section V).
+"""Solvers of BSFL's objective, equation (13) of Ben Ami et al.: the exact sweep and the paper's two annealing methods.
 
-Kept to reproduce the paper; :func:`fedsel_flwr.selectors.bsfl_solvers.maximize` finds the optimum itself, sooner.
-
-The exact maximizer of BSFL's objective, equation (13) of Ben Ami et al., in O(K log K).
-
-What the solvers of Ben Ami et al., equation (13), share: their input, checked, and without infinite bounds.
+:func:`maximize` finds the optimum in O(K log K). :func:`anneal` reproduces the paper's simulated annealing and ALSA.
 """
 
 from __future__ import annotations
@@ -19,50 +15,109 @@ from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, column, one_of, 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors._draws import top
 
-
-def checked_instance(ucb: FloatArray, generalization: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return copies of both arrays; raise :class:`ParameterError` if (13) has no meaning for them."""
-    ucb = column("ucb", ucb, len(np.atleast_1d(ucb)))
-    g = column("generalization", generalization, len(ucb))
-    if np.isnan(ucb).any() or np.isneginf(ucb).any() or not np.isfinite(g).all():
-        raise ParameterError("ucb must hold numbers or +inf and generalization finite numbers, got NaN or an infinity")
-    return ucb, g
+KINDS = ("alsa", "annealing")
+"""The paper's two methods, which differ in the neighbours of a set."""
+SLICE = 4096
+"""Clients that the sweep takes in at a time."""
 
 
-def finite_bounds(ucb: FloatArray, g: FloatArray, alpha: float) -> tuple[FloatArray, float]:
-    """Replace infinite bounds by a finite one so large that the order of any two sets stays the same.
+def maximize(ucb: FloatArray, generalization: FloatArray, clients_per_round: int, alpha: float) -> IntArray:
+    """Solve (13) exactly: the set S of m clients with the largest min ucb + (alpha / m) sum of g over S.
+
+    With the clients sorted by falling ucb, the best set whose slowest member is the i-th consists of the m largest g
+    among the first i. One sweep with a heap of m visits every i in O(K log K). Deterministic: among equal sets, the
+    one with the larger smallest ucb, then members of larger ucb, then the order of the input. Among sets of infinite
+    value the one of larger g.
 
     Args:
-        ucb: Bounds, shape (K,), K >= 1, some perhaps +inf.
-        g: Generalization values, shape (K,).
-        alpha: Weight of the generalization term.
+        ucb: Optimistic speeds, shape (K,); +inf for clients never observed.
+        generalization: g_k, shape (K,), finite.
+        clients_per_round: m; with m >= K the answer is all K clients.
+        alpha: Weight of the generalization term, at least 0.
 
     Returns:
-        The bounds; and the range of the finite bounds + alpha times the range of ``g``, in place of Delta_max (14),
-        which needs the true means. No two sets of finite bounds differ by more; sets with a replaced bound may.
+        Indices of the chosen clients, ascending, shape (min(m, K),).
+
+    Raises:
+        ParameterError: Shapes differ, ``ucb`` holds NaN or -inf, ``generalization`` is not finite, m < 1, alpha < 0.
+
+    References:
+        Ben Ami et al., equation (13).
+
+    >>> maximize(np.array([0.9, 0.8, 0.1]), np.array([0.0, -0.1, 0.9]), 2, 1.0)  # 0.75, 0.55 with the slow one
+    array([0, 1])
+    >>> maximize(np.array([0.9, 0.8, 0.1]), np.array([0.0, -0.1, 0.9]), 2, 3.0)
+    array([0, 2])
     """
-    finite = ucb[np.isfinite(ucb)]
-    spread = float((np.ptp(finite) if finite.size else 0.0) + alpha * np.ptp(g))  # stands in for Delta_max (14)
-    return np.where(np.isfinite(ucb), ucb, finite.max(initial=0.0) + spread + 1.0), spread
+    m, alpha = whole("clients_per_round", clients_per_round, 1), real("alpha", alpha, at_least=0.0)
+    ucb, g = _checked_instance(ucb, generalization)
+    if m >= len(ucb):
+        return np.arange(len(ucb))
+    ucb, _ = finite_bounds(ucb, g, alpha)
+    sweep = _Sweep(ucb, g, m, alpha / m)
+    end, length = m, max(4 * m, SLICE)
+    # The sweep mostly ends early, and sorting all K clients would take longer than everything else.
+    order = top(ucb, length)
+    sweep.start(order)
+    while end < len(ucb) and not sweep.finished(float(ucb[order[end - 1]])):
+        if end == len(order):
+            length *= 16
+            order = top(ucb, length)
+        sweep.advance(order, end, min(end + SLICE, len(order)))
+        end = min(end + SLICE, len(order))
+    ahead = order[: sweep.best_end]
+    return np.sort(ahead[top(g[ahead], m)])
 
 
-KINDS = ("alsa", "annealing")
+class _Sweep:
+    """The best set among the fastest i clients, for growing i.
 
-
-class Swaps(NamedTuple):
-    """The neighbours of a state as two products: ``free`` x outside, and the rest of the state x ``entering``.
+    Args:
+        ucb: Bounds, finite.
+        g: Generalization values, finite.
+        m: Size of a set.
+        scale: alpha / m.
 
     Attributes:
-        free: Members that may leave for any client outside.
-        staying: The other members, which leave for a client of ``entering`` only.
-        outside: Clients outside the state.
-        entering: Clients outside for which any member may leave.
+        best_end: The i of the best set so far.
     """
 
-    free: IntArray
-    staying: IntArray
-    outside: IntArray
-    entering: IntArray
+    def __init__(self, ucb: FloatArray, g: FloatArray, m: int, scale: float) -> None:
+        self._ucb, self._g, self._m, self._scale = ucb, g, m, scale
+        largest, fastest = float(np.abs(g).max()), float(np.abs(ucb).max())
+        # No set has a larger sum of g.
+        self._most: float = sum(np.partition(g, len(g) - m)[len(g) - m :].tolist())
+        # A bound on the rounding error of a value: the running sum of g adds 2 K + m numbers at most. Without it the
+        # sweep might end before the best set.
+        additions = 2.0 * len(g) + m
+        self._rounding = 2.0**-50 * (scale * additions * (m + 2.0) * largest + fastest)
+
+    def start(self, order: IntArray) -> None:
+        """Take in the m fastest clients; ``order`` holds indices from fast to slow, at least m of them."""
+        # The m largest g so far, the smallest on top.
+        self._heap: list[float] = self._g[order[: self._m]].tolist()
+        self._total: float = sum(self._heap)
+        heapify(self._heap)
+        self._best: float = float(self._ucb[order[self._m - 1]]) + self._scale * self._total  # (13)
+        self.best_end = self._m
+
+    def finished(self, speed: float) -> bool:
+        """Return whether no set with a client as slow as ``speed`` can beat the best so far."""
+        return speed + self._scale * self._most + self._rounding <= self._best  # (13)
+
+    def advance(self, order: IntArray, start: int, end: int) -> None:
+        """Take in the clients from ``start`` to ``end`` of ``order``."""
+        values = self._g[order[start:end]]
+        # Only these can enter the heap, whose smallest value never falls.
+        better = np.flatnonzero(values > self._heap[0])
+        for i, value, speed in zip(
+            better.tolist(), values[better].tolist(), self._ucb[order[start + better]].tolist(), strict=True
+        ):
+            if value > self._heap[0]:
+                self._total += value - heapreplace(self._heap, value)
+                score = speed + self._scale * self._total  # (13)
+                if score > self._best:
+                    self._best, self.best_end = score, start + i + 1
 
 
 def anneal(
@@ -75,7 +130,7 @@ def anneal(
     steps: int,
     generator: np.random.Generator,
 ) -> tuple[IntArray, FloatArray]:
-    """Search a set of large energy (17) from a random one.
+    """Search for a set of large energy (17), from a random set on.
 
     Args:
         ucb: Optimistic speeds, shape (K,); +inf for clients never observed.
@@ -83,8 +138,8 @@ def anneal(
         clients_per_round: m.
         alpha: Weight of the generalization term.
         kind: "annealing" for the neighbours (18), "alsa" for (19).
-        steps: How many neighbours are tried.
-        generator: Draws the first state, the neighbours and the acceptances.
+        steps: Number of neighbours to try.
+        generator: Generator of the first state, the neighbours and the acceptances.
 
     Deviations:
         * The range of the finite bounds plus alpha times that of g stands in for Delta_max (14), and a finite bound
@@ -109,7 +164,7 @@ def anneal(
     m, alpha = whole("clients_per_round", clients_per_round, 1), real("alpha", alpha, at_least=0.0)
     one_of("kind", kind, KINDS)
     steps = whole("steps", steps, 1)
-    ucb, g = checked_instance(ucb, generalization)
+    ucb, g = _checked_instance(ucb, generalization)
     if not len(ucb):
         return np.arange(0), np.zeros(steps + 1)
     ucb, delta_max = finite_bounds(ucb, g, alpha)
@@ -120,7 +175,7 @@ def anneal(
     energies = np.empty(steps + 1)
     energies[0] = _energy(ucb[member], g[member], m, alpha)
     for i in range(1, steps + 1):
-        leaving, entering = _draw(_swaps(member, ucb, g, kind), generator)
+        leaving, entering = _draw_neighbour(_swaps(member, ucb, g, kind), generator)
         member[leaving], member[entering] = False, True
         energy = _energy(ucb[member], g[member], m, alpha)
         temperature = delta_max / math.log(i + 1)  # T_i, section V-A
@@ -149,7 +204,7 @@ def neighbours(state: IntArray, ucb: FloatArray, generalization: FloatArray, kin
         ParameterError: An unknown kind, or an array of the wrong shape.
     """
     one_of("kind", kind, KINDS)
-    ucb, g = checked_instance(ucb, generalization)
+    ucb, g = _checked_instance(ucb, generalization)
     member = np.zeros(len(ucb), dtype=np.bool_)
     member[np.asarray(state, dtype=np.int64)] = True
     swaps = _swaps(member, ucb, g, kind)
@@ -158,18 +213,36 @@ def neighbours(state: IntArray, ucb: FloatArray, generalization: FloatArray, kin
     return np.array(sorted(pairs), dtype=np.int64).reshape(-1, 2)
 
 
-def _swaps(member: BoolArray, ucb: FloatArray, g: FloatArray, kind: str) -> Swaps:
+class _Swaps(NamedTuple):
+    """The neighbours of a state as two products: ``free`` x ``outside`` and ``staying`` x ``entering``.
+
+    Attributes:
+        free: Members that may leave for any client outside.
+        staying: The other members, which leave for a client of ``entering`` only.
+        outside: Clients outside the state.
+        entering: Clients outside for which any member may leave.
+    """
+
+    free: IntArray
+    staying: IntArray
+    outside: IntArray
+    entering: IntArray
+
+
+def _swaps(member: BoolArray, ucb: FloatArray, g: FloatArray, kind: str) -> _Swaps:
+    """Return the neighbours of the state whose members are marked."""
     inside, outside = np.flatnonzero(member), np.flatnonzero(~member)
     if kind == "annealing":
-        return Swaps(inside, inside[:0], outside, outside[:0])  # (18)
+        return _Swaps(inside, inside[:0], outside, outside[:0])  # (18)
     slowest, least = ucb[inside].min(), g[inside].min()
     leaves = (ucb[inside] == slowest) | (g[inside] == least)  # (19): S \ U is an argmin of S ...
     enters = (ucb[outside] <= slowest) | (g[outside] <= least)  # (19): ... or U \ S is one of U
-    return Swaps(inside[leaves], inside[~leaves], outside, outside[enters])
+    return _Swaps(inside[leaves], inside[~leaves], outside, outside[enters])
 
 
-def _draw(swaps: Swaps, generator: np.random.Generator) -> tuple[int, int]:
-    """One neighbour, uniformly."""
+def _draw_neighbour(swaps: _Swaps, generator: np.random.Generator) -> tuple[int, int]:
+    """Return a neighbour, drawn uniformly: the member that leaves and the client that enters."""
+    # One number selects among all pairs, so that the products need not be listed.
     first = swaps.free.size * swaps.outside.size
     choice = int(generator.integers(first + swaps.staying.size * swaps.entering.size))
     if choice < first:
@@ -180,102 +253,33 @@ def _draw(swaps: Swaps, generator: np.random.Generator) -> tuple[int, int]:
 
 
 def _energy(ucb: FloatArray, g: FloatArray, m: int, alpha: float) -> float:
-    """The energy (17) of the set with these bounds and values; m may exceed its size."""
+    """Return the energy (17) of the set with these bounds and values; m may exceed its size."""
     return float(ucb.min() + alpha / m * g.sum())  # (17)
 
 
-SLICE = 4096
-"""Clients that the sweep looks at together."""
+def _checked_instance(ucb: FloatArray, generalization: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return copies of both arrays; raise :class:`ParameterError` if (13) is undefined for them."""
+    ucb = column("ucb", ucb, len(np.atleast_1d(ucb)))
+    g = column("generalization", generalization, len(ucb))
+    if np.isnan(ucb).any() or np.isneginf(ucb).any() or not np.isfinite(g).all():
+        raise ParameterError(
+            "ucb must hold numbers or +inf and generalization finite numbers, got NaN or an infinity. Replace them"
+        )
+    return ucb, g
 
 
-def maximize(ucb: FloatArray, generalization: FloatArray, clients_per_round: int, alpha: float) -> IntArray:
-    """Solve (13) exactly: the set S of m clients with the largest min ucb + (alpha / m) sum of g over S.
-
-    With the clients sorted by falling ucb, the best set whose slowest member is the i-th consists of the m largest g
-    among the first i. One sweep with a heap of m visits every i in O(K log K). Deterministic: among equal sets, the
-    one with the larger smallest ucb, then members of larger ucb, then the order of the input. Among sets of infinite
-    value the one of larger g.
+def finite_bounds(ucb: FloatArray, g: FloatArray, alpha: float) -> tuple[FloatArray, float]:
+    """Replace infinite bounds by one finite bound, so large that the order of any two sets stays.
 
     Args:
-        ucb: Optimistic speeds, shape (K,); +inf for clients never observed.
-        generalization: g_k, shape (K,), finite.
-        clients_per_round: m; all K clients are returned when m >= K.
-        alpha: Weight of the generalization term, at least 0.
+        ucb: Bounds, shape (K,), K >= 1, some perhaps +inf.
+        g: Generalization values, shape (K,).
+        alpha: Weight of the generalization term.
 
     Returns:
-        Indices of the chosen clients, ascending, shape (min(m, K),).
-
-    Raises:
-        ParameterError: Shapes differ, ``ucb`` holds NaN or -inf, ``generalization`` is not finite, m < 1, alpha < 0.
-
-    References:
-        Ben Ami et al., equation (13).
-
-    >>> maximize(np.array([0.9, 0.8, 0.1]), np.array([0.0, -0.1, 0.9]), 2, 1.0)  # 0.75, 0.55 with the slow one
-    array([0, 1])
-    >>> maximize(np.array([0.9, 0.8, 0.1]), np.array([0.0, -0.1, 0.9]), 2, 3.0)
-    array([0, 2])
+        The bounds; and the range of the finite bounds + alpha times the range of ``g``, in place of Delta_max (14),
+        which needs the true means. No two sets of finite bounds differ by more; sets with a replaced bound may.
     """
-    m, alpha = whole("clients_per_round", clients_per_round, 1), real("alpha", alpha, at_least=0.0)
-    ucb, g = checked_instance(ucb, generalization)
-    if m >= len(ucb):
-        return np.arange(len(ucb))
-    ucb, _ = finite_bounds(ucb, g, alpha)
-    sweep = _Sweep(ucb, g, m, alpha / m)
-    end, length = m, max(4 * m, SLICE)
-    order = top(ucb, length)  # as far as the sweep gets: sorting everybody takes longer than all the rest
-    sweep.begin(order)
-    while end < len(ucb) and not sweep.over(float(ucb[order[end - 1]])):
-        if end == len(order):
-            length *= 16
-            order = top(ucb, length)
-        sweep.on(order, end, min(end + SLICE, len(order)))
-        end = min(end + SLICE, len(order))
-    ahead = order[: sweep.best_end]
-    return np.sort(ahead[top(g[ahead], m)])
-
-
-class _Sweep:
-    """The best set of the fastest i clients, for growing i.
-
-    Args:
-        ucb: Bounds, finite.
-        g: Generalization values, finite.
-        m: Size of a set.
-        scale: alpha / m.
-
-    Attributes:
-        best_end: The i of the best set so far.
-    """
-
-    def __init__(self, ucb: FloatArray, g: FloatArray, m: int, scale: float) -> None:
-        self._ucb, self._g, self._m, self._scale = ucb, g, m, scale
-        largest, fastest = float(np.abs(g).max()), float(np.abs(ucb).max())
-        self._most: float = sum(np.partition(g, len(g) - m)[len(g) - m :].tolist())  # no set has a larger sum of g
-        additions = 2.0 * len(g) + m
-        self._rounding = 2.0**-50 * (scale * additions * (m + 2.0) * largest + fastest)  # of a value, at most
-
-    def begin(self, order: IntArray) -> None:
-        """Take in the m fastest clients; ``order`` holds everybody's index from fast to slow, or a beginning of it."""
-        self._heap: list[float] = self._g[order[: self._m]].tolist()  # the m largest g so far, smallest on top
-        self._total: float = sum(self._heap)
-        heapify(self._heap)
-        self._best: float = float(self._ucb[order[self._m - 1]]) + self._scale * self._total  # (13)
-        self.best_end = self._m
-
-    def over(self, speed: float) -> bool:
-        """Whether no set with a client as slow as ``speed`` can be better than the best so far."""
-        return speed + self._scale * self._most + self._rounding <= self._best  # (13)
-
-    def on(self, order: IntArray, start: int, end: int) -> None:
-        """Take in the clients at these places of ``order``."""
-        values = self._g[order[start:end]]
-        better = np.flatnonzero(values > self._heap[0])  # the others change nothing; the smallest only rises
-        for i, value, speed in zip(
-            better.tolist(), values[better].tolist(), self._ucb[order[start + better]].tolist(), strict=True
-        ):
-            if value > self._heap[0]:
-                self._total += value - heapreplace(self._heap, value)
-                score = speed + self._scale * self._total  # (13)
-                if score > self._best:
-                    self._best, self.best_end = score, start + i + 1
+    finite = ucb[np.isfinite(ucb)]
+    spread = float((np.ptp(finite) if finite.size else 0.0) + alpha * np.ptp(g))  # stands in for Delta_max (14)
+    return np.where(np.isfinite(ucb), ucb, finite.max(initial=0.0) + spread + 1.0), spread

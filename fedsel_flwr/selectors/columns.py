@@ -1,8 +1,9 @@
-"""The one table of columns: what a selector may read, where it comes from, and what it may hold.
+"""The table of columns: the numbers that selectors may read, their sources and their ranges.
 
-A column is a word that selectors, reports, probes, strategies and clients share. To add one, add a row to
-:data:`COLUMNS` (and a field of the same name to :class:`~fedsel_flwr.selectors.report.RoundReport`, if reports carry
-it); a ``"reply"`` column then travels from the client's metrics, or from its answer to a probe, to the selector.
+Selectors, reports, probes, strategies and clients share a column's name. To add one, add a row to
+:data:`COLUMNS`, and if reports carry it a field of the same name to
+:class:`~fedsel_flwr.selectors.round_report.RoundReport`. A ``"reply"`` column then travels from the client's metrics,
+or from its answer to a probe, to the selector.
 """
 
 from __future__ import annotations
@@ -19,17 +20,16 @@ from fedsel_flwr.checks import FloatArray, column
 from fedsel_flwr.errors import ParameterError
 
 Source = Literal["clock", "reply", "server", "filter"]
-"""Who knows a column: the strategy's clock, the client (in its metrics), the server (measured on the models), or
+"""Source of a column: the strategy's clock, the client's reply (its metrics), the server (measured on the models), or
 FedCA's filter."""
 Shape = Literal["number", "flag", "vector", "scalar"]
-"""A number, a boolean or a vector a client; or one number a round."""
+"""A number, a boolean or a vector per client, or one number per round."""
 ROUNDING = 1e-9
-"""How far outside its range a number may lie: a mean of fractions may come out as 1.0000000000000002."""
-
+"""Tolerance of a range: a mean of fractions may come out as 1.0000000000000002."""
 LARGEST = 1e30
-"""Largest size of a number that a client reports: its products and sums over a run stay finite."""
+"""Largest magnitude of a reported number, so that products and sums over a run stay finite."""
 MOST_EXAMPLES = 2.0**53
-"""Largest number of examples: what a float holds exactly."""
+"""Largest number of examples: above it a float is no longer exact."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,16 +38,16 @@ class Column:
 
     Attributes:
         name: The column's name, everywhere: in ``needs``, reports and ``inform``, and as the client's metric.
-        source: Who knows it.
-        meaning: What it is, with its unit.
-        shape: What it holds for a client, or for the round.
+        source: Its source.
+        meaning: Its meaning, with the unit.
+        shape: Number, boolean or vector per client, or one number per round.
         low: Least value.
         high: Largest value.
-        reported: Whether :class:`~fedsel_flwr.selectors.report.RoundReport` carries it after a round.
+        reported: Whether :class:`~fedsel_flwr.selectors.round_report.RoundReport` carries it after a round.
         informed: Whether ``Selector.inform`` takes it before a choice.
         probed: Whether a probe may ask clients for it at the current global model.
         validated: Whether the server needs a validation set to measure it.
-        per_update: Whether it is read off the individual clients' updates.
+        per_update: Whether it is computed from the clients' individual updates.
     """
 
     name: str
@@ -63,13 +63,14 @@ class Column:
     per_update: bool = False
 
     def admits(self, values: FloatArray | float) -> bool:
-        """Whether every number among ``values`` lies in the column's range, but for rounding.
+        """Return whether all ``values`` lie in the column's range, within rounding.
 
-        NaN (missing) passes, and so does an infinity where only its size is limited: what it means, the reader says.
+        NaN (missing) passes. An infinity passes if the range limits only the magnitude: its meaning is the reader's.
         """
         low = -math.inf if self.low <= -LARGEST else self.low - ROUNDING
         high = math.inf if self.high >= MOST_EXAMPLES else self.high + ROUNDING
-        if isinstance(values, float):  # of one client: NumPy would take longer than everything else that is read of it
+        # One client's number: NumPy's calls would take longer than all else that is read of a reply.
+        if isinstance(values, float):
             return not (values < low or values > high or (math.isfinite(values) and self._too_large(values)))
         if bool(np.any(np.less(values, low) | np.greater(values, high))):
             return False
@@ -123,7 +124,7 @@ COLUMNS: dict[str, Column] = {row.name: row for row in _ROWS}
 
 
 def columns_where(test: Callable[[Column], bool]) -> frozenset[str]:
-    """The names of the columns that pass a test.
+    """Return the names of the columns that pass a test.
 
     >>> sorted(columns_where(lambda column: column.shape == "scalar"))
     ['global_accuracy', 'global_loss']
@@ -132,66 +133,66 @@ def columns_where(test: Callable[[Column], bool]) -> frozenset[str]:
 
 
 REPORTED = columns_where(lambda column: column.reported)
-"""What a report carries, and a selector may need."""
+"""Columns of a report, which a selector may need."""
 INFORMED = columns_where(lambda column: column.informed)
-"""What ``inform`` takes."""
+"""Columns that ``inform`` takes."""
 PROBED = columns_where(lambda column: column.probed)
-"""What a probe may ask for."""
+"""Columns that a probe may ask for."""
 SCALARS = columns_where(lambda column: column.shape == "scalar")
-"""One number a round."""
+"""Columns with one number per round."""
 VECTORS = columns_where(lambda column: column.shape == "vector")
-"""One vector a client."""
+"""Columns with a vector per client."""
 FLAGS = columns_where(lambda column: column.shape == "flag")
-"""One boolean a client."""
+"""Columns with a boolean per client."""
 ON_VALIDATION = columns_where(lambda column: column.validated)
-"""What needs a validation set on the server."""
+"""Columns that need a validation set on the server."""
 PER_UPDATE = columns_where(lambda column: column.per_update)
-"""What is read off individual updates."""
+"""Columns computed from individual updates."""
 MEASURED = columns_where(lambda column: column.source == "server" and column.shape != "scalar")
-"""What the server measures on each usable model."""
+"""Columns that the server measures on each usable model."""
 ASKED = columns_where(lambda column: column.source == "reply" and column.probed)
-"""What clients report only when they are asked: in the train config (``needs``) or by a probe."""
+"""Columns that clients report only on request: in the train config (``needs``) or by a probe."""
 
 
 def check_columns(owner: str, what: str, names: object, allowed: frozenset[str]) -> frozenset[str]:
-    """Return names of columns as a set, each of them ``allowed``.
+    """Return names of columns as a set; refuse those that are not ``allowed``.
 
     Args:
-        owner: Whose they are, for the message.
-        what: What they are, such as "needs".
+        owner: Class that declares them, for the message.
+        what: Attribute that declares them, such as "needs".
         names: A set, list or tuple of names.
-        allowed: The names there are.
+        allowed: The known names.
 
     Raises:
-        ParameterError: ``names`` is no collection of names, or one of them is not allowed; says the nearest one.
+        ParameterError: ``names`` is no collection of names, or one of them is not allowed; names the nearest one.
 
     >>> sorted(check_columns("Mine", "needs", ["loss", "latency"], REPORTED))
     ['latency', 'loss']
     """
     if isinstance(names, str) or not isinstance(names, frozenset | set | tuple | list):
         raise ParameterError(
-            f"{owner}.{what} must be a set of column names, such as frozenset({{'latency'}}), got {names!r}"
+            f"{owner}.{what} must be a set of column names, got {names!r}. Write frozenset({{'latency'}}), for example"
         )
     for name in names:
         if name not in allowed:
             close = difflib.get_close_matches(str(name), allowed, n=1)
             hint = f" (did you mean {close[0]!r}?)" if close else ""
             raise ParameterError(
-                f"{owner}.{what} names {name!r}, which is no column{hint}; choose of {', '.join(sorted(allowed))}"
+                f"{owner}.{what} names {name!r}, which is no column{hint}. Choose from {', '.join(sorted(allowed))}"
             )
     return frozenset(names)
 
 
 def column_values(name: str, value: Any, num_rows: int) -> FloatArray:
-    """Return what a column holds for clients, checked against the table (a copy).
+    """Return a copy of a column's values, checked against the table.
 
     Args:
         name: A column of numbers or vectors.
         value: Its values, shape (num_rows,), for vectors (num_rows, d); NaN where missing.
-        num_rows: How many clients there are.
+        num_rows: Number of clients.
 
     Raises:
-        ParameterError: The shape is another, or a number lies outside the column's range.
+        ParameterError: The shape is wrong, or a number lies outside the column's range.
 
     >>> column_values("energy_score", [0.5, 2.5], 2)
     Traceback (most recent call last):

@@ -1,6 +1,6 @@
 """CS-UCB: the fastest clients, learned by an upper confidence bound (Xia et al.).
 
-The rewards of CS-UCB and CS-UCB-Q.
+:class:`LatencyRewards` has the rewards of CS-UCB and CS-UCB-Q.
 
 References:
     W. Xia et al., Multi-armed bandit-based client scheduling for federated learning, IEEE Transactions on Wireless
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from fedsel_flwr.checks import FloatArray, IntArray, Seconds, real, seconds
 from fedsel_flwr.selectors.base import Selector
-from fedsel_flwr.selectors.report import RoundReport
+from fedsel_flwr.selectors.round_report import RoundReport
 
 
 def latency_reward(report: RoundReport, max_latency: float) -> FloatArray:

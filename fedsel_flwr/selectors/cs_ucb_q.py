@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, Seconds, by_client, lookup, real
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors._draws import filled_sizes, take_sizes
+from fedsel_flwr.selectors._draws import imputed_sizes, update_sizes
 from fedsel_flwr.selectors.cs_ucb import LatencyRewards
-from fedsel_flwr.selectors.report import RoundReport
+from fedsel_flwr.selectors.round_report import RoundReport
 
 BELOW_ONE = float(np.nextafter(1.0, 0.0))
 
@@ -131,7 +131,7 @@ class CSUCBQ(LatencyRewards):
         self._served[report.clients] = True
 
     def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
-        take_sizes(self._size, clients, columns)
+        update_sizes(self._size, clients, columns)
 
     def _admit(self, clients: IntArray) -> None:
         if self.fairness is not None:
@@ -153,7 +153,7 @@ class CSUCBQ(LatencyRewards):
         """c, by index."""
         if self.fairness is not None:
             return self._share
-        size = np.where(self._registered, filled_sizes(self._size, self._registered), 0.0)
+        size = np.where(self._registered, imputed_sizes(self._size, self._registered), 0.0)
         total = max(float(size.sum()), 1e-300)
         share = self.fairness_scale * self.clients_per_round * size / total  # c_k of (6), sections II-C, V-C
         return np.asarray(np.minimum(share, BELOW_ONE))

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from fedsel_flwr.checks import FloatArray, IntArray, real, whole
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors._vectors import VectorSelector, projected
-from fedsel_flwr.selectors.base import Probe, refuse_more, registered_with
-from fedsel_flwr.selectors.report import RoundReport
+from fedsel_flwr.selectors.base import Probe, check_max_clients, num_registered_with
+from fedsel_flwr.selectors.round_report import RoundReport
 
 CHUNK = 256
 """Numbers of each gradient that are compared at a time: what is compared stays in the cache."""
@@ -115,15 +115,15 @@ class DivFL(VectorSelector):
         self._changed: set[int] = set()  # clients whose gradient is newer
 
     def _probe(self, available: IntArray) -> Probe | None:
-        asked = self._to_ask(available)
+        asked = self._ask_unknown(available)
         return Probe(clients=asked, columns=("gradient",)) if asked.size else None
 
     def _select(self, available: IntArray) -> IntArray:
         order = self._generator.permutation(available)  # the first of equals is a random one
         candidates = order[self._known[order]]
         chosen = self._greedy(candidates)
-        strangers = order[~self._known[order]]
-        return np.concatenate([chosen, strangers])[: self.asked_per_round]
+        without_gradient = order[~self._known[order]]
+        return np.concatenate([chosen, without_gradient])[: self.asked_per_round]
 
     def _greedy(self, candidates: IntArray) -> IntArray:
         """At most m of the candidates."""
@@ -132,12 +132,12 @@ class DivFL(VectorSelector):
         left = np.ones(candidates.size, dtype=np.bool_)
         chosen = np.zeros(min(self.asked_per_round, candidates.size), dtype=np.int64)
         for step in range(chosen.size):
-            best = coverage.best(self._looked_at(np.flatnonzero(left), candidates.size))
+            best = coverage.best(self._step_candidates(np.flatnonzero(left), candidates.size))
             coverage.add(best)
             left[best], chosen[step] = False, candidates[best]
         return chosen
 
-    def _looked_at(self, left: IntArray, num_candidates: int) -> IntArray:
+    def _step_candidates(self, left: IntArray, num_candidates: int) -> IntArray:
         """Positions of the candidates of one step."""
         if self.epsilon is None:
             return left
@@ -149,18 +149,18 @@ class DivFL(VectorSelector):
         count, old = len(self._known), len(self._between)
         if old != count:
             kept = min(old, count)
-            room = _room(count)
+            room = _distance_matrix(count)
             room[:kept, :kept], room[kept:], room[:, kept:] = self._between[:kept, :kept], 0.0, 0.0
             self._between = room
         known, changed = np.flatnonzero(self._known), np.array(sorted(self._changed), dtype=np.int64)
         for start in range(0, changed.size, BLOCK):
             some = changed[start : start + BLOCK]
-            apart = self._apart(some, known)  # (4)
+            apart = self._distances_between(some, known)  # (4)
             self._between[np.ix_(some, known)], self._between[np.ix_(known, some)] = apart, apart.T
         self._changed.clear()
         return self._between
 
-    def _apart(self, some: IntArray, others: IntArray) -> FloatArray:
+    def _distances_between(self, some: IntArray, others: IntArray) -> FloatArray:
         """||g_i - g_j|| of ``some`` clients to ``others``, shape (some, others)."""
         squares = np.zeros((some.size, others.size))
         for start in range(0, self._length, CHUNK):
@@ -172,31 +172,31 @@ class DivFL(VectorSelector):
 
     def _observe(self, report: RoundReport) -> None:
         rows = report.completed
-        self._take(report.clients[rows], np.asarray(report.gradient)[rows])
+        self._store_gradients(report.clients[rows], np.asarray(report.gradient)[rows])
 
     def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
         if "gradient" in columns:
-            self._take(clients, columns["gradient"])
+            self._store_gradients(clients, columns["gradient"])
 
-    def _take(self, clients: IntArray, gradients: FloatArray) -> None:
+    def _store_gradients(self, clients: IntArray, gradients: FloatArray) -> None:
         """Keep gradients, or what remains of them."""
         if self.sketch_size is not None:
             usable = np.isfinite(gradients).all(axis=1)
             clients = clients[usable]
             gradients = projected(gradients[usable], self.sketch_size, self._signs)
-        self._changed.update(self._keep(clients, gradients).tolist())
+        self._changed.update(self._store(clients, gradients).tolist())
 
     def _register(self, clients: IntArray) -> None:
-        count = registered_with(self._registered, clients)
-        advice = f"raise max_clients ({_memory(count)}), or choose among fewer"
-        refuse_more(self.name, self.max_clients, count, advice)
+        count = num_registered_with(self._registered, clients)
+        advice = f"Raise max_clients ({_memory(count)}), or choose among fewer"
+        check_max_clients(self.name, self.max_clients, count, advice)
         rows = max(len(self._known), int(clients.max(initial=-1)) + 1)
         if rows > len(self._between):
-            _room(rows)  # asking costs nothing: memory is taken when it is written to
+            _distance_matrix(rows)  # asking costs nothing: memory is taken when it is written to
         super()._register(clients)
 
-    def _clear(self, clients: IntArray) -> None:
-        super()._clear(clients)
+    def _reset(self, clients: IntArray) -> None:
+        super()._reset(clients)
         self._changed.difference_update(clients.tolist())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -232,7 +232,7 @@ class _Coverage:
             batch = order[start : start + BATCH]
             if least[batch[0]] > smallest * (1.0 + TIE):
                 break
-            sums[batch] = self._with_each(places[batch])
+            sums[batch] = self._sums_with(places[batch])
             smallest = min(smallest, float(sums[batch].min()))
         return int(places[np.argmax(sums <= smallest * (1.0 + TIE))])  # (5)
 
@@ -248,7 +248,7 @@ class _Coverage:
         looked_at = np.isfinite(most)
         return np.where(looked_at, self._uncovered - np.where(looked_at, most, 0.0), -np.inf)
 
-    def _with_each(self, places: IntArray) -> FloatArray:
+    def _sums_with(self, places: IntArray) -> FloatArray:
         """What the candidates at ``places`` leave, each with those chosen already."""
         rows = self._distances[np.ix_(self._candidates[places], self._everybody)]
         sums: FloatArray = np.minimum(self._nearest, rows, out=rows).sum(axis=1)  # (4)
@@ -257,7 +257,7 @@ class _Coverage:
         return sums
 
 
-def _room(count: int) -> FloatArray:
+def _distance_matrix(count: int) -> FloatArray:
     """Memory for the distances of ``count`` clients, as it comes."""
     try:
         return np.empty((count, count))

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.selectors.base import Selector
-from fedsel_flwr.selectors.report import RoundReport
+from fedsel_flwr.selectors.round_report import RoundReport
 
 
 class FedCMUCB(Selector):

@@ -1,9 +1,8 @@
-"""FedCor: clients whose training is expected to lower everybody's loss, by a Gaussian process.
+"""FedCor: clients whose training is expected to lower all clients' losses, by a Gaussian process (Tang et al.).
 
-A Gaussian process over clients whose covariance is s^2 I + X^T X, never written out (FedCor).
-
-X has D rows and a column for each of n clients. A fit costs O(T n D^2) time for T samples, a choice O(n D) for each
-client chosen; memory is O((T + D) n).
+The covariance of the process is s^2 I + X^T X, which is never written out: X has D rows and a column for each of n
+clients. A fit costs O(T n D^2) time for T samples, a choice O(n D) for each client chosen; memory is O((T + D) n).
+:class:`Evidence` is the likelihood of X, :class:`Posterior` the covariance during a choice.
 
 ============  =============  ====================================================
 FedCor        here           meaning
@@ -25,198 +24,8 @@ import numpy.typing as npt
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, one_of, real, whole
 from fedsel_flwr.errors import StateError
-from fedsel_flwr.selectors._draws import filled_sizes, take_sizes
-from fedsel_flwr.selectors.base import Probe, Selector, refuse_more, registered_with
-
-FIRST, SECOND, TINY = 0.9, 0.999, 1e-8
-"""Adam's constants."""
-EM_STEPS = 10
-"""Steps of expectation-maximization where samples have gaps."""
-RIDGE = 1e-12
-"""Part of a matrix's mean diagonal that is added to it, so that rounding never makes it singular."""
-EM_BLOCK = 4096
-"""Clients whose embeddings are solved for at a time."""
-TINIEST = 1e-300
-"""Keeps a sum of nothing from dividing by 0."""
-LOG_2_PI = math.log(2.0 * math.pi)
-
-
-class Evidence:
-    """Samples of loss changes of mean 0, and how unlikely an embedding makes them.
-
-    Args:
-        samples: Shape (T, n); NaN where a client has none, which leaves it out of that sample.
-        weights: Shape (T,).
-        noise: s, above 0.
-
-    >>> value, gradient = Evidence(np.ones((1, 1)), np.ones(1), 1.0).cost(np.zeros((1, 1)))
-    >>> round(value, 4), gradient.tolist()  # log sqrt(2 pi) + 1/2
-    (1.4189, [[0.0]])
-    """
-
-    def __init__(self, samples: FloatArray, weights: FloatArray, noise: float) -> None:
-        there = ~np.isnan(samples)
-        masks, group = np.unique(there, axis=0, return_inverse=True)  # samples of the same clients share a matrix
-        self._group: IntArray = np.asarray(group).ravel()
-        self._masks: FloatArray = masks.astype(np.float64)  # (G, n)
-        self._there, self._samples = there, np.where(there, samples, 0.0)
-        self._weights, self._noise = weights, noise
-
-    def cost(self, x: FloatArray) -> tuple[float, FloatArray]:
-        """The weighted negative log marginal likelihood, nats, and its gradient in ``x``, both of shape (D, n)."""
-        size, variance, weights = len(x), self._noise**2, self._weights
-        seen = x[None] if self._there.all() else x * self._masks[:, None, :]  # (G, D, n)
-        inner = variance * np.eye(size) + seen @ x.T  # s^2 I + X X^T of each group's clients
-        inverse = np.linalg.inv(inner)
-        held = self._samples @ x.T  # X y, (T, D)
-        solved = (inverse[self._group] @ held[:, :, None])[:, :, 0]
-        alpha = self._there * (self._samples - solved @ x) / variance  # Sigma^-1 y, by Woodbury
-        counts = self._masks.sum(axis=1)
-        log_det = (counts - size) * np.log(variance) + np.linalg.slogdet(inner)[1]
-        squares = (self._samples * alpha).sum(axis=1)
-        value = 0.5 * float(weights @ (squares + (log_det + counts * LOG_2_PI)[self._group]))  # -log N(y; 0, Sigma)
-        mass = np.bincount(self._group, weights=weights)
-        spread = ((inverse * mass[:, None, None]) @ seen).sum(axis=0)  # X Sigma^-1
-        return value, spread - (solved * weights[:, None]).T @ alpha  # X Sigma^-1 - (X alpha) alpha^T
-
-    def improved(self, x: FloatArray) -> FloatArray:
-        """Embeddings of shape (D, n) after a step of expectation-maximization: their cost is not above that of ``x``.
-
-        A sample is y = X^T z + noise over its clients, with z standard normal: z is expected first, then each client's
-        embedding is the regression of its loss changes on z.
-        """
-        mean, square = self._expected(x)
-        better = np.zeros_like(x)
-        for start in range(0, x.shape[1], EM_BLOCK):
-            some = slice(start, start + EM_BLOCK)
-            share = self._there[:, some].T * self._weights  # (k, T)
-            share /= np.maximum(share.sum(axis=1, keepdims=True), TINIEST)
-            inner = np.tensordot(share, square, axes=1)  # (k, D, D)
-            ridge = RIDGE * np.trace(inner, axis1=1, axis2=2) / len(x) + TINIEST
-            held = (share * self._samples[:, some].T) @ mean
-            better[:, some] = np.linalg.solve(inner + ridge[:, None, None] * np.eye(len(x)), held[:, :, None])[..., 0].T
-        return better
-
-    def _expected(self, x: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """E z and E z z^T of each sample, given what it holds; shapes (T, D) and (T, D, D)."""
-        variance, inverse = self._noise**2, np.zeros((len(self._masks), len(x), len(x)))
-        for mask, one in zip(self._masks, inverse, strict=True):
-            values, vectors = np.linalg.eigh((x * mask) @ x.T)
-            one[:] = (vectors / (np.maximum(values, 0.0) + variance)) @ vectors.T  # (s^2 I + X X^T)^-1
-        mean = (inverse[self._group] @ (self._samples @ x.T)[:, :, None])[:, :, 0]  # E z
-        return mean, variance * inverse[self._group] + mean[:, :, None] * mean[:, None, :]  # E z z^T
-
-
-def closed_form(samples: FloatArray, weights: FloatArray, noise: float, size: int) -> FloatArray:
-    """Embeddings of shape (size, n) of the least :meth:`Evidence.cost` that complete samples allow.
-
-    This is probabilistic principal component analysis with known noise: of S = sum_t w_t y_t y_t^T / sum_t w_t the
-    ``size`` largest eigenvalues less s^2, and their eigenvectors. They come from the T x T Gram matrix of the samples.
-    The embeddings are determined up to a rotation of all of them, on which no choice depends. Gaps are taken for 0.
-
-    Args:
-        samples: Shape (T, n), as :class:`Evidence` takes them.
-        weights: Shape (T,).
-        noise: s.
-        size: D.
-
-    References:
-        M. E. Tipping, C. M. Bishop, Probabilistic principal component analysis, JRSS B 1999, (7) and (8).
-
-    >>> np.abs(closed_form(np.array([[0.5, 1.2]]), np.ones(1), 0.5, 2)).round(3)  # 1.3^2 - 0.5^2 = 1.2^2
-    array([[0.462, 1.108],
-           [0.   , 0.   ]])
-    """
-    scaled = np.nan_to_num(samples) * np.sqrt(weights / weights.sum())[:, None]
-    values, vectors = np.linalg.eigh(scaled @ scaled.T)
-    values, vectors = values[::-1][:size], vectors[:, ::-1][:, :size]
-    length = np.sqrt(np.maximum(values - noise**2, 0.0) / np.maximum(values, noise**2))
-    x = np.zeros((size, samples.shape[1]))
-    x[: len(values)] = (vectors * length).T @ scaled
-    return x
-
-
-def likeliest(samples: FloatArray, weights: FloatArray, noise: float, size: int) -> FloatArray:
-    """:func:`closed_form`, and if samples have gaps, :data:`EM_STEPS` steps of :meth:`Evidence.improved` from there."""
-    x = closed_form(samples, weights, noise, size)
-    if np.isnan(samples).any():
-        evidence = Evidence(samples, weights, noise)
-        for _ in range(EM_STEPS):
-            x = evidence.improved(x)
-    return x
-
-
-def adam(
-    x: FloatArray, samples: FloatArray, weights: FloatArray, noise: float, *, steps: int, rate: float
-) -> FloatArray:
-    """Return ``x``, shape (D, n), after so many steps of Adam down :meth:`Evidence.cost`; ``x`` stays as it is.
-
-    Args:
-        x: Embeddings to begin with.
-        samples: Shape (T, n), as :class:`Evidence` takes them.
-        weights: Shape (T,).
-        noise: s.
-        steps: Steps of Adam, whose means begin at 0.
-        rate: Its learning rate.
-    """
-    evidence = Evidence(samples, weights, noise)
-    x = np.array(x, order="C")
-    first, second, held = np.zeros_like(x), np.zeros_like(x), np.empty_like(x)
-    for step in range(1, steps + 1):
-        gradient = evidence.cost(x)[1]
-        first *= FIRST
-        first += np.multiply(gradient, 1.0 - FIRST, out=held)
-        second *= SECOND
-        second += np.multiply(np.square(gradient, out=gradient), 1.0 - SECOND, out=held)
-        np.sqrt(np.divide(second, 1.0 - SECOND**step, out=held), out=held)
-        held += TINY
-        np.divide(first, held, out=held)
-        held *= rate / (1.0 - FIRST**step)
-        x -= held
-    return x
-
-
-class Posterior:
-    """The covariance S = s^2 I + X^T M X of the clients that are not conditioned on yet, as far as a choice reads it.
-
-    Args:
-        x: Embeddings, shape (D, n).
-        noise: s.
-        weights: p, shape (n,).
-        clients: Whose numbers are kept, shape (k,).
-
-    Attributes:
-        variance: S_kk of ``clients``, shape (k,).
-        toward: Sum over i of p_i S_ik for each k of ``clients``, i being every client that is not conditioned on.
-
-    >>> posterior = Posterior(np.array([[2.0, 1.0]]), 1.0, np.array([0.5, 0.5]), np.arange(2))
-    >>> posterior.variance, posterior.toward  # S = (5 2; 2 2)
-    (array([5., 2.]), array([3.5, 2. ]))
-    >>> posterior.condition(0)
-    >>> posterior.variance, posterior.toward  # 2 - 2^2 / 5, halved in the sum: 0 is conditioned on
-    (array([1. , 1.2]), array([0. , 0.6]))
-    """
-
-    def __init__(self, x: FloatArray, noise: float, weights: FloatArray, clients: IntArray) -> None:
-        self._x, self._floor = np.ascontiguousarray(x[:, clients]), noise**2
-        self._inner = np.eye(len(x))  # M
-        self.variance: FloatArray = self._floor + np.square(self._x).sum(axis=0)
-        self.toward: FloatArray = self._floor * weights[clients] + (x @ weights) @ self._x
-
-    def condition(self, place: int) -> None:
-        """Condition on the client at ``place``: S - S_c S_c^T / S_cc; what is left of S_cc is never read.
-
-        The sum toward k loses p_c S_ck too: the row of c is 0 after that, whatever its weight.
-        """
-        column = self._inner @ self._x[:, place]
-        variance = self.variance[place]
-        shared = column @ self._x
-        shared[place] = variance  # S_cc holds the noise too
-        self._inner -= np.outer(column, column) / variance
-        self.toward -= shared * (self.toward[place] / variance)  # v_k - S_kc v_c / S_cc
-        self.variance -= np.square(shared) / variance  # S_kk - S_kc^2 / S_cc
-        np.maximum(self.variance, self._floor, out=self.variance)
-
+from fedsel_flwr.selectors._draws import imputed_sizes, update_sizes
+from fedsel_flwr.selectors.base import Probe, Selector, check_max_clients, num_registered_with
 
 DIMENSION = 15
 """Numbers in a client's embedding."""
@@ -225,12 +34,24 @@ NOISE = 0.01
 WARMUP_STEPS, STEPS = 150, 100
 """Steps of Adam in a round of the warm-up and after."""
 KEPT = 32
-"""Samples of loss changes that are kept."""
+"""Largest number of stored samples of loss changes."""
 FITS = ("closed-form", "adam")
+"""Ways to fit the embeddings."""
+FIRST, SECOND, TINY = 0.9, 0.999, 1e-8
+"""Adam's constants."""
+EM_STEPS = 10
+"""Steps of expectation-maximization, for samples with gaps."""
+RIDGE = 1e-12
+"""Share of a matrix's mean diagonal that is added to it, so that rounding never makes it singular."""
+EM_BLOCK = 4096
+"""Clients per batched solve."""
+TINIEST = 1e-300
+"""Avoids a division by an empty sum."""
+LOG_2_PI = math.log(2.0 * math.pi)
 
 
 class FedCor(Selector):
-    """Learns how the clients' losses change together and chooses those that pull the others' losses along.
+    """Learns how the clients' losses change together, and chooses those that lower the others' losses most.
 
     ===============  =====================  ======================================================================
     paper            here                   meaning
@@ -253,13 +74,13 @@ class FedCor(Selector):
     Deviations:
         * After the warm-up the paper takes a new sample by training random clients on a copy of the model, which is
           thrown away; here that round itself is random and counts.
-        * A sample holds the clients that told their loss before and after; the others are left out of its likelihood.
-          Then ten steps of expectation-maximization follow the closed form, which takes gaps for 0.
+        * A sample holds the clients that reported their loss before and after; its likelihood leaves the others out.
+          Then ten steps of expectation-maximization follow the closed form, in which gaps count as 0.
         * A client without a sample is independent of all others (X_k = 0).
-        * Covariances are taken to all registered clients that are not chosen yet, whether they are there or not.
-        * Unknown numbers of examples are taken for the mean of the known ones.
-        * The warm-up's samples want random clients; so it begins after a common warm-up of all selectors, in which
-          nobody is asked for a loss and nothing is learned.
+        * Covariances include all registered clients that are not chosen yet, available or not.
+        * A client of unknown size counts as one of average size.
+        * The warm-up's samples need random clients. So it begins after a common warm-up of all selectors, in which no
+          client is asked for a loss and nothing is learned.
         * Models are averaged without weights, as in the authors' code (commit d941083, ``average_weights``); the
           strategy's ``averaging="fedpdp"`` weighs them by their examples.
         * Equal scores are decided at random. ``max_clients`` is ours: a client takes 425 bytes.
@@ -268,7 +89,7 @@ class FedCor(Selector):
           that; a new client then draws its embedding from N(0, 1/15). Those steps are as long as the noise's standard
           deviation, and the fit never settles. After a few fits a difference in the losses' last bits changes choices.
         * That code drops samples older than ``group_size`` rounds: 10 by default, 100 and 500 in its commands. Here the
-          32 latest samples are kept.
+          32 latest samples are stored.
         * Its commands since February 2023 take ``--update_mean``. The mean of the process is then that of the samples,
           and one fit of 1,000 steps ends the warm-up, in place of one in each round. Here the mean is 0.
         * Its warm-up takes ``warmup`` + 1 rounds, here it takes ``warmup_rounds``. It counts ``interval`` from the
@@ -282,7 +103,7 @@ class FedCor(Selector):
         beta: Factor of the score of a client each time it is chosen, until the next sample, in (0, 1]; .95, .9.
         fit: "closed-form", or "adam", as the authors' code does it.
         learning_rate: Of Adam; the closed form has none.
-        max_clients: More clients are refused.
+        max_clients: Largest number of clients.
         seed: Seed of the generator of random rounds, Adam's first embeddings and ties.
 
     Raises:
@@ -318,11 +139,13 @@ class FedCor(Selector):
     _changes: FloatArray
     _discount: FloatArray
     _size: FloatArray
-    _loss: FloatArray  # the latest loss, told before round _asked_for; before it _former, before round _asked_before
+    # The latest loss, asked for before round _asked_for, and the one before it, before round _asked_before.
+    _loss: FloatArray
     _asked_for: IntArray
     _former: FloatArray
     _asked_before: IntArray
-    _sampled: IntArray  # the rounds of the last columns of _changes
+    # The rounds of the last columns of _changes.
+    _sampled: IntArray
 
     def __init__(
         self,
@@ -347,7 +170,7 @@ class FedCor(Selector):
         self.max_clients = whole("max_clients", max_clients, 1)
 
     def _is_sample(self, number: int) -> bool:
-        """Whether a round is random, and its loss changes a sample."""
+        """Return whether a round chooses at random, so that its loss changes are a sample."""
         number -= self.common_warmup
         after = number - self.warmup_rounds
         return number >= 1 and (after <= 0 or after % self.interval == 0)
@@ -360,16 +183,17 @@ class FedCor(Selector):
 
     def _select(self, available: IntArray) -> IntArray:
         if self._is_sample(self.round - 1):
-            self._learn()
-        order = self._generator.permutation(available)  # the first of equals is a random one
+            self._fit_embeddings()
+        # Permuted, so that the first of equal scores is a random one.
+        order = self._generator.permutation(available)
         if self._is_sample(self.round):
             self._discount[:] = 1.0
             return order[: self.asked_per_round]
         return self._greedy(order)
 
     def _greedy(self, candidates: IntArray) -> IntArray:
-        """The m candidates of the largest expected reduction of the total loss, one after the other."""
-        share = np.where(self._registered, filled_sizes(self._size, self._registered), 0.0)
+        """Return the m candidates of the largest expected reduction of the total loss, one after the other."""
+        share = np.where(self._registered, imputed_sizes(self._size, self._registered), 0.0)
         share /= max(1e-300, float(share.sum()))  # p_i
         posterior = Posterior(self._embedding.T, NOISE, share, candidates)
         discount = self._discount[candidates]
@@ -385,46 +209,229 @@ class FedCor(Selector):
         self._discount[chosen] *= self.beta  # alpha_k
         return chosen
 
-    def _learn(self) -> None:
-        """Take the loss changes of the round before as a sample, and fit the embeddings to all that are kept."""
-        told = (self._asked_for == self.round) & (self._asked_before == self.round - 1)
-        if not told.any():
+    def _fit_embeddings(self) -> None:
+        """Store the previous round's loss changes as a sample, and fit the embeddings to all stored samples."""
+        reported = (self._asked_for == self.round) & (self._asked_before == self.round - 1)
+        if not reported.any():
             return
-        first = told & np.isnan(self._changes).all(axis=1)
+        first = reported & np.isnan(self._changes).all(axis=1)
         self._changes[:, :-1] = self._changes[:, 1:]
-        self._changes[:, -1] = np.where(told, self._loss - self._former, np.nan)  # Delta l
+        self._changes[:, -1] = np.where(reported, self._loss - self._former, np.nan)  # Delta l
         self._sampled = np.append(self._sampled, self.round - 1)[-KEPT:]
         rows = np.flatnonzero(~np.isnan(self._changes).all(axis=1))
         samples = self._changes[rows, KEPT - len(self._sampled) :].T
         weights: FloatArray = np.power(self.gamma, self.round - 1.0 - self._sampled)
         if self.fit == "adam":
-            self._climb(rows, samples, weights, first)
+            self._fit_by_adam(rows, samples, weights, first)
         else:
             self._embedding[:] = 0.0
             self._embedding[rows] = likeliest(samples, weights, NOISE, DIMENSION).T
 
-    def _climb(self, rows: IntArray, samples: FloatArray, weights: FloatArray, first: BoolArray) -> None:
-        """The authors' fit: steps of Adam from the embeddings of the fit before; ``first`` ones draw theirs."""
+    def _fit_by_adam(self, rows: IntArray, samples: FloatArray, weights: FloatArray, first: BoolArray) -> None:
+        """Fit as the authors do: steps of Adam from the last embeddings; ``first`` marks clients that draw theirs."""
         self._embedding[first] = self._generator.normal(0.0, DIMENSION**-0.5, (int(first.sum()), DIMENSION))
         steps = WARMUP_STEPS if self.own_round - 1 <= self.warmup_rounds else STEPS
         fitted = adam(self._embedding[rows].T, samples, weights, NOISE, steps=steps, rate=self.learning_rate)
         self._embedding[rows] = fitted.T
 
     def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
-        take_sizes(self._size, clients, columns)
+        update_sizes(self._size, clients, columns)
         if "loss" not in columns:
             return
         finite = np.isfinite(columns["loss"])
-        told, upcoming = clients[finite], self.round + 1
-        older = told[self._asked_for[told] != upcoming]
+        reported, upcoming = clients[finite], self.round + 1
+        older = reported[self._asked_for[reported] != upcoming]
         self._former[older], self._asked_before[older] = self._loss[older], self._asked_for[older]
-        self._loss[told], self._asked_for[told] = columns["loss"][finite], upcoming
+        self._loss[reported], self._asked_for[reported] = columns["loss"][finite], upcoming
 
     def _register(self, clients: IntArray) -> None:
-        advice = "raise max_clients (a client takes 425 bytes), or choose among fewer"
-        refuse_more(self.name, self.max_clients, registered_with(self._registered, clients), advice)
+        advice = "Raise max_clients (a client takes 425 bytes), or choose among fewer"
+        check_max_clients(self.name, self.max_clients, num_registered_with(self._registered, clients), advice)
         super()._register(clients)
 
     def _check_loaded(self, loaded: Mapping[str, Any]) -> None:
         if loaded["_sampled"].size > KEPT:
             raise StateError(f"state 'sampled' must name at most {KEPT} rounds, got {loaded['_sampled'].size}")
+
+
+class Evidence:
+    """The negative log marginal likelihood of embeddings, given samples of loss changes of mean 0.
+
+    Args:
+        samples: Shape (T, n); a client with NaN is left out of that sample.
+        weights: Shape (T,).
+        noise: s, above 0.
+
+    >>> value, gradient = Evidence(np.ones((1, 1)), np.ones(1), 1.0).cost(np.zeros((1, 1)))
+    >>> round(value, 4), gradient.tolist()  # log sqrt(2 pi) + 1/2
+    (1.4189, [[0.0]])
+    """
+
+    def __init__(self, samples: FloatArray, weights: FloatArray, noise: float) -> None:
+        there = ~np.isnan(samples)
+        # Samples of the same clients share a covariance matrix.
+        masks, group = np.unique(there, axis=0, return_inverse=True)
+        self._group: IntArray = np.asarray(group).ravel()
+        self._masks: FloatArray = masks.astype(np.float64)  # (G, n)
+        self._there, self._samples = there, np.where(there, samples, 0.0)
+        self._weights, self._noise = weights, noise
+
+    def cost(self, x: FloatArray) -> tuple[float, FloatArray]:
+        """Return the weighted negative log marginal likelihood, nats, and its gradient in ``x``, shape (D, n)."""
+        # Woodbury: only D x D matrices are inverted, one for each group of samples.
+        size, variance, weights = len(x), self._noise**2, self._weights
+        seen = x[None] if self._there.all() else x * self._masks[:, None, :]  # (G, D, n)
+        inner = variance * np.eye(size) + seen @ x.T  # s^2 I + X X^T of each group's clients
+        inverse = np.linalg.inv(inner)
+        held = self._samples @ x.T  # X y, (T, D)
+        solved = (inverse[self._group] @ held[:, :, None])[:, :, 0]
+        alpha = self._there * (self._samples - solved @ x) / variance  # Sigma^-1 y, by Woodbury
+        counts = self._masks.sum(axis=1)
+        log_det = (counts - size) * np.log(variance) + np.linalg.slogdet(inner)[1]
+        squares = (self._samples * alpha).sum(axis=1)
+        value = 0.5 * float(weights @ (squares + (log_det + counts * LOG_2_PI)[self._group]))  # -log N(y; 0, Sigma)
+        mass = np.bincount(self._group, weights=weights)
+        spread = ((inverse * mass[:, None, None]) @ seen).sum(axis=0)  # X Sigma^-1
+        return value, spread - (solved * weights[:, None]).T @ alpha  # X Sigma^-1 - (X alpha) alpha^T
+
+    def improved(self, x: FloatArray) -> FloatArray:
+        """Return embeddings of shape (D, n) after a step of expectation-maximization; the cost does not rise.
+
+        A sample is y = X^T z + noise over its clients, with z standard normal: z is expected first, then each client's
+        embedding is the regression of its loss changes on z.
+        """
+        mean, square = self._expected(x)
+        better = np.zeros_like(x)
+        for start in range(0, x.shape[1], EM_BLOCK):
+            some = slice(start, start + EM_BLOCK)
+            share = self._there[:, some].T * self._weights  # (k, T)
+            share /= np.maximum(share.sum(axis=1, keepdims=True), TINIEST)
+            inner = np.tensordot(share, square, axes=1)  # (k, D, D)
+            ridge = RIDGE * np.trace(inner, axis1=1, axis2=2) / len(x) + TINIEST
+            held = (share * self._samples[:, some].T) @ mean
+            better[:, some] = np.linalg.solve(inner + ridge[:, None, None] * np.eye(len(x)), held[:, :, None])[..., 0].T
+        return better
+
+    def _expected(self, x: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return E z and E z z^T given each sample; shapes (T, D) and (T, D, D)."""
+        variance, inverse = self._noise**2, np.zeros((len(self._masks), len(x), len(x)))
+        for mask, one in zip(self._masks, inverse, strict=True):
+            # By eigenvalues: rounding may leave some just below 0.
+            values, vectors = np.linalg.eigh((x * mask) @ x.T)
+            one[:] = (vectors / (np.maximum(values, 0.0) + variance)) @ vectors.T  # (s^2 I + X X^T)^-1
+        mean = (inverse[self._group] @ (self._samples @ x.T)[:, :, None])[:, :, 0]  # E z
+        return mean, variance * inverse[self._group] + mean[:, :, None] * mean[:, None, :]  # E z z^T
+
+
+def closed_form(samples: FloatArray, weights: FloatArray, noise: float, size: int) -> FloatArray:
+    """Return the embeddings of the least :meth:`Evidence.cost` for complete samples, shape (size, n).
+
+    This is probabilistic principal component analysis with known noise: of S = sum_t w_t y_t y_t^T / sum_t w_t the
+    ``size`` largest eigenvalues less s^2, and their eigenvectors. They come from the T x T Gram matrix of the samples.
+    The embeddings are determined up to a common rotation, on which no choice depends. Gaps count as 0.
+
+    Args:
+        samples: Shape (T, n), as :class:`Evidence` takes them.
+        weights: Shape (T,).
+        noise: s.
+        size: D.
+
+    References:
+        M. E. Tipping, C. M. Bishop, Probabilistic principal component analysis, JRSS B 1999, (7) and (8).
+
+    >>> np.abs(closed_form(np.array([[0.5, 1.2]]), np.ones(1), 0.5, 2)).round(3)  # 1.3^2 - 0.5^2 = 1.2^2
+    array([[0.462, 1.108],
+           [0.   , 0.   ]])
+    """
+    scaled = np.nan_to_num(samples) * np.sqrt(weights / weights.sum())[:, None]
+    values, vectors = np.linalg.eigh(scaled @ scaled.T)
+    values, vectors = values[::-1][:size], vectors[:, ::-1][:, :size]
+    length = np.sqrt(np.maximum(values - noise**2, 0.0) / np.maximum(values, noise**2))
+    x = np.zeros((size, samples.shape[1]))
+    x[: len(values)] = (vectors * length).T @ scaled
+    return x
+
+
+def likeliest(samples: FloatArray, weights: FloatArray, noise: float, size: int) -> FloatArray:
+    """Return :func:`closed_form`, for samples with gaps after :data:`EM_STEPS` steps of :meth:`Evidence.improved`."""
+    x = closed_form(samples, weights, noise, size)
+    if np.isnan(samples).any():
+        evidence = Evidence(samples, weights, noise)
+        for _ in range(EM_STEPS):
+            x = evidence.improved(x)
+    return x
+
+
+def adam(
+    x: FloatArray, samples: FloatArray, weights: FloatArray, noise: float, *, steps: int, rate: float
+) -> FloatArray:
+    """Return ``x``, shape (D, n), after ``steps`` steps of Adam down :meth:`Evidence.cost`; ``x`` itself stays.
+
+    Args:
+        x: Initial embeddings.
+        samples: Shape (T, n), as :class:`Evidence` takes them.
+        weights: Shape (T,).
+        noise: s.
+        steps: Number of steps; the moments begin at 0.
+        rate: Learning rate.
+    """
+    evidence = Evidence(samples, weights, noise)
+    x = np.array(x, order="C")
+    first, second, held = np.zeros_like(x), np.zeros_like(x), np.empty_like(x)
+    # In place: temporaries of this size would take longer than the arithmetic.
+    for step in range(1, steps + 1):
+        gradient = evidence.cost(x)[1]
+        first *= FIRST
+        first += np.multiply(gradient, 1.0 - FIRST, out=held)
+        second *= SECOND
+        second += np.multiply(np.square(gradient, out=gradient), 1.0 - SECOND, out=held)
+        np.sqrt(np.divide(second, 1.0 - SECOND**step, out=held), out=held)
+        held += TINY
+        np.divide(first, held, out=held)
+        held *= rate / (1.0 - FIRST**step)
+        x -= held
+    return x
+
+
+class Posterior:
+    """The covariance S = s^2 I + X^T M X of the clients not conditioned on yet, as far as a choice reads it.
+
+    Args:
+        x: Embeddings, shape (D, n).
+        noise: s.
+        weights: p, shape (n,).
+        clients: The candidates, shape (k,).
+
+    Attributes:
+        variance: S_kk of ``clients``, shape (k,).
+        toward: Sum over i of p_i S_ik for each k of ``clients``, i being every client that is not conditioned on.
+
+    >>> posterior = Posterior(np.array([[2.0, 1.0]]), 1.0, np.array([0.5, 0.5]), np.arange(2))
+    >>> posterior.variance, posterior.toward  # S = (5 2; 2 2)
+    (array([5., 2.]), array([3.5, 2. ]))
+    >>> posterior.condition(0)
+    >>> posterior.variance, posterior.toward  # 2 - 2^2 / 5, halved in the sum: 0 is conditioned on
+    (array([1. , 1.2]), array([0. , 0.6]))
+    """
+
+    def __init__(self, x: FloatArray, noise: float, weights: FloatArray, clients: IntArray) -> None:
+        self._x, self._floor = np.ascontiguousarray(x[:, clients]), noise**2
+        self._inner = np.eye(len(x))  # M
+        self.variance: FloatArray = self._floor + np.square(self._x).sum(axis=0)
+        self.toward: FloatArray = self._floor * weights[clients] + (x @ weights) @ self._x
+
+    def condition(self, place: int) -> None:
+        """Condition on the client at ``place``: S - S_c S_c^T / S_cc; its own entry is never read again.
+
+        The sum toward k loses p_c S_ck too: the row of c is 0 after that, whatever its weight.
+        """
+        column = self._inner @ self._x[:, place]
+        variance = self.variance[place]
+        shared = column @ self._x
+        # S_cc holds the noise too.
+        shared[place] = variance
+        self._inner -= np.outer(column, column) / variance
+        self.toward -= shared * (self.toward[place] / variance)  # v_k - S_kc v_c / S_cc
+        self.variance -= np.square(shared) / variance  # S_kk - S_kc^2 / S_cc
+        # Rounding must not take a variance below the noise.
+        np.maximum(self.variance, self._floor, out=self.variance)

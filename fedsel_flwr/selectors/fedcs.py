@@ -8,7 +8,7 @@ import numpy as np
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, real, whole
 from fedsel_flwr.selectors.base import Selector
-from fedsel_flwr.selectors.report import RoundReport, failed_again
+from fedsel_flwr.selectors.round_report import RoundReport, repeated_failures
 
 ROUNDING = 1e-9
 """Seconds by which a sum of latencies may pass the deadline."""
@@ -102,22 +102,23 @@ class FedCS(Selector):
 
     def _select(self, available: IntArray) -> IntArray:
         shuffled = self._generator.permutation(available)
-        estimated = self._estimated(shuffled)
+        estimated = self._has_estimate(shuffled)
         known = shuffled[estimated]
         known = known[np.argsort(self._latency[known], kind="stable")]
         limits = [limit for limit in (self.channels, self.asked_per_round) if limit is not None]
-        strangers = shuffled[~estimated][: min(limits, default=available.size)]
-        order = np.concatenate([strangers, known])  # Algorithm 3: the least additional time first
-        seconds = np.concatenate([np.zeros(strangers.size), self._latency[known]])
-        fitting = np.searchsorted(self._time(seconds), self.deadline + ROUNDING, side="right")  # Algorithm 3, T_round
+        unmeasured = shuffled[~estimated][: min(limits, default=available.size)]
+        order = np.concatenate([unmeasured, known])  # Algorithm 3: the least additional time first
+        seconds = np.concatenate([np.zeros(unmeasured.size), self._latency[known]])
+        times, limit = self._round_time(seconds), self.deadline + ROUNDING
+        fitting = np.searchsorted(times, limit, side="right")  # Algorithm 3, T_round
         most = available.size if self.clients_per_round is None else self.asked_per_round
         return order[: max(1, min(int(fitting), most))]
 
     def _observe(self, report: RoundReport) -> None:
         k = report.clients
-        outdated = k[~self._estimated(k)]
+        outdated = k[~self._has_estimate(k)]
         self._latency[outdated], self._measurements[outdated], self._measured_in[outdated] = 0.0, 0, 0
-        measured = report.completed | failed_again(self._failures, report)
+        measured = report.completed | repeated_failures(self._failures, report)
         told, waiting = k[measured], np.asarray(report.spare) & ~report.completed
         self._measurements[told] += 1
         change = report.latency[measured] - self._latency[told]
@@ -125,11 +126,11 @@ class FedCS(Selector):
         self._latency[k[waiting]] = np.maximum(self._latency[k[waiting]], report.latency[waiting])
         self._measured_in[k[measured | waiting]] = self.round
 
-    def _estimated(self, clients: IntArray) -> BoolArray:
+    def _has_estimate(self, clients: IntArray) -> BoolArray:
         measured_in = self._measured_in[clients]
         return (measured_in > 0) & (self.round - measured_in <= self.refresh_rounds)
 
-    def _time(self, seconds: FloatArray) -> FloatArray:
+    def _round_time(self, seconds: FloatArray) -> FloatArray:
         """Theta of the first s clients, for s = 1 ... n; ``seconds`` ascends, and so does Theta."""
         count = np.arange(1, seconds.size + 1)
         waves = -(-count // (self.channels or seconds.size))

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, one_of, real, whole
 from fedsel_flwr.selectors.base import Selector
-from fedsel_flwr.selectors.report import RoundReport
+from fedsel_flwr.selectors.round_report import RoundReport
 
 CLIP = 50.0
 """Exponents of (8) are cut here in size."""

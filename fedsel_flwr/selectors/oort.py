@@ -9,13 +9,13 @@ import numpy as np
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, fraction, one_of, real, whole
 from fedsel_flwr.errors import StateError
-from fedsel_flwr.selectors._draws import draw, filled_sizes, take_sizes, whole_part
+from fedsel_flwr.selectors._draws import draw, imputed_sizes, tolerant_floor, update_sizes
 from fedsel_flwr.selectors.base import Selector
-from fedsel_flwr.selectors.report import RoundReport, failed_again
+from fedsel_flwr.selectors.round_report import RoundReport, repeated_failures
 
 FLAT, SHARP = 0.1, 5.0
 """The pacer lets the threshold rise where the utility changed by no more than this share, and fall where by more."""
-FEWEST = 3
+CLIPS_FROM = 3
 """Of so many utilities, or more, the largest is clipped at least: of two nobody can say which is too large."""
 
 
@@ -176,16 +176,16 @@ class Oort(Selector):
         count = min(self.asked_per_round, available.size)
         seen = self._last_round[available] > 0
         tried, unseen = available[seen], available[~seen]
-        exploit = whole_part(count * (1.0 - self._exploration_share()))  # Algorithm 1, exploitation
+        exploit = tolerant_floor(count * (1.0 - self._exploration_share()))  # Algorithm 1, exploitation
         exploit = min(max(exploit, count - unseen.size), tried.size)
-        exploited = self._best(tried, exploit)
+        exploited = self._draw_exploited(tried, exploit)
         self._exploited[exploited] = True
         explored = self._generator.permutation(unseen)[: count - exploited.size]  # Algorithm 1, exploration
         return np.concatenate([exploited, explored])
 
     def _observe(self, report: RoundReport) -> None:
         k, loss, latency = report.clients, np.asarray(report.rms_loss), report.latency
-        spare, again = np.asarray(report.spare), failed_again(self._failures, report)
+        spare, again = np.asarray(report.spare), repeated_failures(self._failures, report)
         told = report.used & np.isfinite(loss)
         self._rms_loss[k[told]] = loss[told]
         self._rms_loss[k[again]] = 0.0
@@ -200,14 +200,14 @@ class Oort(Selector):
         self._gain = float(self._utility(gained).mean()) if gained.size else 0.0  # Algorithm 1, pacer
 
     def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
-        take_sizes(self._size, clients, columns)
+        update_sizes(self._size, clients, columns)
 
     def _exploration_share(self) -> float:
         """Epsilon of the round chosen last."""
         share = self.exploration * self.exploration_decay ** (self.own_round - 1)  # section 4.4
         return max(self.exploration_min, share)  # section 4.4
 
-    def _best(self, tried: IntArray, count: int) -> IntArray:
+    def _draw_exploited(self, tried: IntArray, count: int) -> IntArray:
         """Draw so many of those whose score comes near enough to that of rank ``count``, by their scores."""
         if count < 1:
             return tried[:0]
@@ -222,7 +222,7 @@ class Oort(Selector):
         above = np.sort(utility[utility > 0.0])
         score = np.zeros(tried.size)
         if above.size:
-            clipped = above[self._place(above.size)]  # section 4.4
+            clipped = above[self._clip_rank(above.size)]  # section 4.4
             low = 0.999 * above[0]  # get_norm, the authors' code
             high = clipped if self.score_range == "clipped" else above[-1]
             reach = max(high - low, 1e-4)  # get_norm
@@ -233,10 +233,10 @@ class Oort(Selector):
         score[slow] *= (preferred / duration[slow]) ** self.penalty  # section 4.3, global system utility
         return score
 
-    def _place(self, count: int) -> int:
+    def _clip_rank(self, count: int) -> int:
         """Which of so many utilities, from the lowest on, is the clipped one."""
-        place = min(whole_part(self.clip * count), count - 1)  # section 4.4
-        clips = self.score_range == "clipped" and self.clip < 1.0 and count >= FEWEST
+        place = min(tolerant_floor(self.clip * count), count - 1)  # section 4.4
+        clips = self.score_range == "clipped" and self.clip < 1.0 and count >= CLIPS_FROM
         return min(place, count - 2) if clips else place
 
     def _utility(self, clients: IntArray) -> FloatArray:
@@ -244,7 +244,7 @@ class Oort(Selector):
 
     def _examples(self) -> FloatArray:
         """|B_i| of everybody: the examples that a client trains on."""
-        size = filled_sizes(self._size, self._registered)
+        size = imputed_sizes(self._size, self._registered)
         return size if self.trained_examples is None else np.minimum(size, self.trained_examples)
 
     def _preferred_duration(self) -> float:
@@ -252,4 +252,4 @@ class Oort(Selector):
         duration = np.sort(self._duration[self._last_round > 0])
         if self._percentile >= 100.0:
             return float("inf")
-        return float(duration[min(whole_part(duration.size * self._percentile / 100.0), duration.size - 1)])  # T
+        return float(duration[min(tolerant_floor(duration.size * self._percentile / 100.0), duration.size - 1)])  # T

@@ -10,8 +10,8 @@ import numpy as np
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, real, whole
 from fedsel_flwr.errors import StateError
 from fedsel_flwr.selectors.base import Selector
-from fedsel_flwr.selectors.report import RoundReport
-from fedsel_flwr.selectors.saving import state_key
+from fedsel_flwr.selectors.round_report import RoundReport
+from fedsel_flwr.selectors.selector_state import state_key
 
 INSIDE = 1e-12
 """Balls are closed; a context this far outside counts as on the surface."""

@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from fedsel_flwr.checks import FloatArray, IntArray, whole
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors._draws import draw, filled_sizes, take_sizes
+from fedsel_flwr.selectors._draws import draw, imputed_sizes, update_sizes
 from fedsel_flwr.selectors.base import Probe, Selector
-from fedsel_flwr.selectors.report import RoundReport, failed_again
+from fedsel_flwr.selectors.round_report import RoundReport, repeated_failures
 
 
 class Candidates(Selector):
@@ -42,16 +42,16 @@ class Candidates(Selector):
             )
 
     def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
-        take_sizes(self._size, clients, columns)
+        update_sizes(self._size, clients, columns)
 
-    def _wanted(self) -> int:
+    def _num_candidates(self) -> int:
         """d, or as many as the strategy asks."""
         return max(self.candidates, int(self.asked_per_round))
 
-    def _drawn(self, clients: IntArray, count: int) -> IntArray:
+    def _draw_candidates(self, clients: IntArray, count: int) -> IntArray:
         """So many of ``clients``, without replacement, in proportion to p_k."""
         with np.errstate(divide="ignore"):
-            weight = np.log(filled_sizes(self._size, self._registered)[clients])  # p_k, step 1
+            weight = np.log(imputed_sizes(self._size, self._registered)[clients])  # p_k, step 1
         return draw(self._generator, clients, weight, count)
 
 
@@ -113,7 +113,7 @@ class PowerOfChoice(Candidates):
 
     def _probe(self, available: IntArray) -> Probe:
         self._asked_in[self._asked_in == self.round + 1] = 0  # asked again before the choice
-        candidates = self._drawn(available, self._wanted())  # A, step 1
+        candidates = self._draw_candidates(available, self._num_candidates())  # A, step 1
         self._asked_in[candidates] = self.round + 1
         return Probe(clients=np.sort(candidates), columns=tuple(self.asks))  # step 2
 
@@ -121,7 +121,7 @@ class PowerOfChoice(Candidates):
         asked = self._asked_in[available] == self.round
         candidates, others = available[asked], available[~asked]
         if candidates.size < min(self.asked_per_round, available.size):
-            more = self._drawn(others, self._wanted() - candidates.size)
+            more = self._draw_candidates(others, self._num_candidates() - candidates.size)
             candidates = np.sort(np.concatenate([candidates, more]))
         return self._largest(self._loss, candidates)  # step 3
 
@@ -236,7 +236,7 @@ class RPowD(Candidates):
     _last_until: IntArray
 
     def _select(self, available: IntArray) -> IntArray:
-        candidates = np.sort(self._drawn(available, self._wanted()))  # A, step 1
+        candidates = np.sort(self._draw_candidates(available, self._num_candidates()))  # A, step 1
         return self._largest(np.where(self._last_until < self.round, self._loss, -np.inf), candidates)  # step 3
 
     def _observe(self, report: RoundReport) -> None:
@@ -244,5 +244,5 @@ class RPowD(Candidates):
         told = report.completed & np.isfinite(loss)
         self._loss[k[told]] = loss[told]  # proxy for F_k(w), step 2
         self._last_until[k[report.completed]] = 0
-        again = k[failed_again(self._failures, report)]
+        again = k[repeated_failures(self._failures, report)]
         self._last_until[again] = self.round + 2 ** np.minimum(self._failures[again], MOST_DOUBLINGS)

@@ -1,7 +1,4 @@
-"""Selectors by name, for scenario files and the command line.
-
-What a selector is, in a few lines: for the command line.
-"""
+"""Selectors by name, for scenario files and the command line: look up, create, describe."""
 
 from __future__ import annotations
 
@@ -36,14 +33,12 @@ _ALL: tuple[type[Selector], ...] = (
     DivFL, FedCor, LSH, NCCB,
 )  # fmt: skip
 _CLASSES: dict[str, type[Selector]] = {cls.name: cls for cls in _ALL}
-
-
 ENTRY_POINTS = "fedsel.selectors"
-"""The group in which an installed package names its selectors: ``fastest = "my_package.my_file:Fastest"``."""
+"""The entry-point group of installed packages' selectors: ``fastest = "my_package.my_file:Fastest"``."""
 
 
 def names() -> tuple[str, ...]:
-    """Return the names :func:`create` knows, sorted: ours, and those of installed packages (:data:`ENTRY_POINTS`).
+    """Return the names that :func:`create` knows, sorted; installed packages may add some (:data:`ENTRY_POINTS`).
 
     >>> {"bsfl", "random"} <= set(names())
     True
@@ -61,47 +56,34 @@ def selector_class(name: str) -> type[Selector]:
         A subclass of :class:`~fedsel_flwr.selectors.Selector`.
 
     Raises:
-        ParameterError: There is no such name, or what stands behind it cannot be imported or is no such class.
+        ParameterError: The name is unknown, or it refers to something that cannot be imported or is no such class.
     """
     if name in _CLASSES:
         return _CLASSES[name]
     if is_reference(str(name)):
-        return _checked(load_reference(name, "selector"), name)
+        return _checked_class(load_reference(name, "selector"), name)
     installed = _installed()
     if name in installed:
-        return _checked(load_reference(installed[name], f"installed selector {name!r},"), name)
+        return _checked_class(load_reference(installed[name], f"installed selector {name!r},"), name)
     if str(name).endswith(".py"):
-        raise ParameterError(f"selector {name!r} names a file: add the class, as in {f'{name}:MyClass'!r}")
+        raise ParameterError(
+            f"selector {name!r} names a file without a class. Add the class, as in {f'{name}:MyClass'!r}"
+        )
     close = difflib.get_close_matches(str(name), names(), n=1)
     hint = f" (did you mean {close[0]!r}?)" if close else ""
     raise ParameterError(
-        f"unknown selector {name!r}{hint}; choose one of {', '.join(names())}, or give package.module:Class or "
+        f"unknown selector {name!r}{hint}. Choose one of {', '.join(names())}, or give package.module:Class or "
         "./file.py:Class"
     )
 
 
 def label_of(name: str) -> str:
-    """How a selector is called in tables, folders and parameter keys: its name, or a reference's class's own.
+    """Return a selector's label in tables, folders and parameter keys: its name, or that of a reference's class.
 
     Raises:
         ParameterError: As :func:`selector_class` does.
     """
     return selector_class(name).name if is_reference(name) else name
-
-
-def _installed() -> dict[str, str]:
-    """Names that installed packages add, and what they refer to; our own names stay ours."""
-    found = importlib.metadata.entry_points(group=ENTRY_POINTS)
-    return {point.name: point.value for point in found if point.name not in _CLASSES}
-
-
-def _checked(found: Any, name: str) -> type[Selector]:
-    if not (inspect.isclass(found) and issubclass(found, Selector)):
-        kind = f"the class {found.__qualname__}" if inspect.isclass(found) else type(found).__name__
-        raise ParameterError(f"selector {name!r} must be a subclass of fedsel_flwr.selectors.Selector, got {kind}")
-    if lacking := sorted(getattr(found, "__abstractmethods__", ())):
-        raise ParameterError(f"selector {name!r}: the class {found.__qualname__} must define {', '.join(lacking)}")
-    return found
 
 
 def create(name: str, **params: Any) -> Selector:
@@ -123,25 +105,26 @@ def create(name: str, **params: Any) -> Selector:
     missing = [key for key, p in accepted.items() if p.default is p.empty and key not in params]
     if unknown or missing:
         problem = f"does not know {', '.join(unknown)}" if unknown else f"needs {', '.join(missing)}"
-        raise ParameterError(f"selector {name!r} {problem}; its parameters are {', '.join(accepted)}")
+        raise ParameterError(f"selector {name!r} {problem}. Its parameters are {', '.join(accepted)}")
     try:
         return cls(**params)
     except ParameterError as error:
         raise ParameterError(f"selector {name!r}: {error}") from error
     except FedSelError:
         raise
-    except Exception as error:  # of the user's own class
+    except Exception as error:
+        # A class of the user's own may raise anything.
         raise ParameterError(f"selector {name!r} cannot be made: {described(error)}") from error
 
 
 def description(name: str) -> list[str]:
-    """Say what a selector does, its paper, what it reads and its parameters.
+    """Return what a selector does, its paper, the columns it reads and its parameters, a line each.
 
     Args:
         name: As :func:`~fedsel_flwr.selectors.registry.selector_class` reads it.
 
     Returns:
-        A line each; of an installed selector that is broken one line, which says why.
+        The lines; for an installed selector that cannot be loaded one line, with the reason.
 
     >>> for line in description("local-accuracy"):
     ...     print(line)
@@ -164,8 +147,27 @@ def description(name: str) -> list[str]:
     ]
 
 
+def _installed() -> dict[str, str]:
+    """Return the names that installed packages add, with their references; they cannot replace our own."""
+    found = importlib.metadata.entry_points(group=ENTRY_POINTS)
+    return {point.name: point.value for point in found if point.name not in _CLASSES}
+
+
+def _checked_class(found: Any, name: str) -> type[Selector]:
+    if not (inspect.isclass(found) and issubclass(found, Selector)):
+        kind = f"the class {found.__qualname__}" if inspect.isclass(found) else type(found).__name__
+        raise ParameterError(
+            f"selector {name!r} must be a subclass of fedsel_flwr.selectors.Selector, got {kind}. Refer to such a class"
+        )
+    if lacking := sorted(getattr(found, "__abstractmethods__", ())):
+        raise ParameterError(
+            f"selector {name!r}: the class {found.__qualname__} does not define {', '.join(lacking)}. Define it"
+        )
+    return found
+
+
 def _references(text: str) -> str:
-    """The section References of a docstring, on one line."""
+    """Return the section References of a docstring, on one line."""
     _, heading, after = text.partition("\nReferences:\n")
     return " ".join(after.split("\n\n")[0].split()) if heading else "-"
 

@@ -10,7 +10,7 @@ import numpy as np
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, whole
 from fedsel_flwr.errors import ParameterError, StateError
 from fedsel_flwr.selectors.base import Probe, Selector
-from fedsel_flwr.selectors.report import RoundReport
+from fedsel_flwr.selectors.round_report import RoundReport
 
 ATTEMPTS = 5
 """How often a client is profiled before it counts as one that does not answer."""
@@ -127,9 +127,9 @@ class TiFL(Selector):
         tier = tier_of[shuffled]
         if self._asked_in == self.round and self._tier >= 0:
             self._change_chances(tier_of)
-        tried = self._tried()
+        tried = self._is_profiled()
         if tried[available].all():
-            self._tier = self._drawn_tier(np.bincount(tier[tier >= 0], minlength=self.tiers) > 0)
+            self._tier = self._draw_tier(np.bincount(tier[tier >= 0], minlength=self.tiers) > 0)
         else:
             self._tier = -1
         rank = np.select([~tried[shuffled], tier < 0, tier == self._tier], [0, 3, 1], default=2)
@@ -150,7 +150,7 @@ class TiFL(Selector):
             known = np.isfinite(columns["local_accuracy"])
             self._accuracy[clients[known]] = columns["local_accuracy"][known]
 
-    def _tried(self) -> BoolArray:
+    def _is_profiled(self) -> BoolArray:
         """Who need not be profiled any more, shape (K,)."""
         return (self._profile >= 0) | (self._attempts >= ATTEMPTS)
 
@@ -163,7 +163,7 @@ class TiFL(Selector):
             tier[part] = number  # section 4.2, tiering
         return tier
 
-    def _drawn_tier(self, here: BoolArray) -> int:
+    def _draw_tier(self, here: BoolArray) -> int:
         """A tier of those with somebody ``here``, shape (tiers,); -1 if there is none."""
         if not here.any():
             return -1

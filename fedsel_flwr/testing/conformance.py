@@ -1,11 +1,9 @@
-"""What any selector must do, whatever its paper: one function per promise.
+"""The promises of every selector, whatever its paper: one check per promise.
 
-Each check takes a factory, ``make(seed=...) -> Selector``; a broken promise raises :class:`AssertionError` that says
-what was promised. The fleets grow with ``clients_per_round``, so that some clients are always left out.
-
-What the choice of any selector must be, whoever is there and whoever fails.
-
-What any selector must do with columns: declare what it reads, and bear what is missing.
+A check takes a factory, ``make(seed=...) -> Selector``, and raises :class:`AssertionError` with the promise that was
+broken. The number of clients grows with ``clients_per_round``, so that some clients are always left out. The checks of
+saved states, of other processes and of the common warm-up are in
+:mod:`~fedsel_flwr.testing.state_conformance`.
 """
 
 from __future__ import annotations
@@ -19,7 +17,18 @@ import numpy as np
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.selectors.base import Selector
 from fedsel_flwr.selectors.columns import INFORMED, REPORTED
-from fedsel_flwr.selectors.report import RoundReport
+from fedsel_flwr.selectors.round_report import RoundReport
+from fedsel_flwr.testing.random_rounds import (
+    SelectorFactory,
+    build_selector,
+    fleet_size,
+    optional_columns,
+    play,
+    promise,
+    promise_finite,
+    report_for,
+    values_for,
+)
 from fedsel_flwr.testing.state_conformance import (
     check_foreign_state,
     check_forget,
@@ -28,33 +37,23 @@ from fedsel_flwr.testing.state_conformance import (
     check_state_is_a_copy,
     check_warm_up,
 )
-from fedsel_flwr.testing.worlds import (
-    SelectorFactory,
-    fleet,
-    made,
-    may_lack,
-    play,
-    promise,
-    promise_finite,
-    report_for,
-    values_for,
-)
 
 MANY = 100_000
-"""Clients that any selector takes, unless it says that it takes fewer."""
+"""Clients that any selector without a smaller ``max_clients`` accepts."""
 
 
 def check_choice(make: SelectorFactory) -> None:
     """Chosen clients are available, unique and as many as asked for; the input stays as it was."""
     selector = make(seed=1)
-    num_clients = fleet(selector, 9)
+    num_clients = fleet_size(selector, 9)
     for number in range(40):
-        world = np.random.default_rng([3, number])
-        available = world.permutation(np.flatnonzero(world.uniform(size=num_clients) < 0.6))
+        rng = np.random.default_rng([3, number])
+        available = rng.permutation(np.flatnonzero(rng.uniform(size=num_clients) < 0.6))
         before, expected = available.copy(), selector.expected_count(available.size)
         try:
             chosen = selector.select(available)
-        except RunError as error:  # Selector.select looks
+        except RunError as error:
+            # Selector.select itself refuses a wrong choice; here that is a broken promise.
             what = "every chosen client is available, and chosen once"
             if "may_exceed_clients_per_round" in str(error):
                 what = "no more clients are chosen than clients_per_round says"
@@ -63,15 +62,15 @@ def check_choice(make: SelectorFactory) -> None:
         promise(np.isin(chosen, available).all(), "every chosen client is available")
         promise(np.unique(chosen).size == chosen.size, "no client is chosen twice")
         promise(expected in (None, chosen.size), f"{expected} clients are chosen, as expected_count says")
-        promise(chosen.size > 0 or not available.size, "somebody is chosen where somebody is available")
-        selector.observe(report_for(selector, chosen, world.uniform(size=chosen.size) < 0.8, world))
+        promise(chosen.size > 0 or not available.size, "somebody is chosen if somebody is available")
+        selector.observe(report_for(selector, chosen, rng.uniform(size=chosen.size) < 0.8, rng))
 
 
 def check_input_order(make: SelectorFactory) -> None:
-    """The order of ``available`` does not matter."""
+    """The choice does not depend on the order of ``available``."""
     first, second = make(seed=2), make(seed=2)
     for number in range(15):
-        available = np.random.default_rng([5, number]).permutation(fleet(first, 8))
+        available = np.random.default_rng([5, number]).permutation(fleet_size(first, 8))
         chosen = first.select(available)
         promise(np.array_equal(chosen, second.select(np.sort(available))), "the order of `available` does not matter")
         for selector in (first, second):
@@ -80,8 +79,9 @@ def check_input_order(make: SelectorFactory) -> None:
 
 
 def check_determinism(make: SelectorFactory) -> None:
-    """Same seed, same choices; the global generator plays no part."""
-    np.random.seed(0)  # noqa: NPY002 - to show that the global state is not used
+    """The same seed gives the same choices, whatever the state of NumPy's global generator."""
+    # A selector that draws from the global generator shows up: its two plays start from different states.
+    np.random.seed(0)  # noqa: NPY002
     first = play(make(seed=4), range(40))
     np.random.seed(1)  # noqa: NPY002
     promise(first == play(make(seed=4), range(40)), "the same seed gives the same choices")
@@ -90,7 +90,7 @@ def check_determinism(make: SelectorFactory) -> None:
 def check_growth(make: SelectorFactory) -> None:
     """Clients may appear at any time, by ``available`` or by ``inform``."""
     selector = make(seed=3)
-    few, many = fleet(selector, 4), fleet(selector, 12)
+    few, many = fleet_size(selector, 4), fleet_size(selector, 12)
     play(selector, range(10), num_clients=few)
     selector.inform(np.array([many - 1]))
     seen = {k for choice in play(selector, range(10, 200), num_clients=many) for k in choice}
@@ -99,7 +99,7 @@ def check_growth(make: SelectorFactory) -> None:
 
 
 def check_empty_and_short(make: SelectorFactory) -> None:
-    """With nobody available the choice is empty and the round counts; with few, all go that expected_count promises."""
+    """With nobody available the choice is empty and the round counts; with two, ``expected_count`` holds."""
     selector = make(seed=5)
     promise(selector.select(np.arange(0)).size == 0, "no available client gives an empty choice")
     promise(selector.round == 1, "a round without clients counts")
@@ -109,7 +109,7 @@ def check_empty_and_short(make: SelectorFactory) -> None:
     one = selector.clients_per_round == 1 and expected == 1
     try:
         chosen = selector.select(np.array([4, 2])).tolist()
-    except RunError as error:  # Selector.select looks
+    except RunError as error:
         raise AssertionError(
             f"broken promise: with two available, {'one of them is' if one else 'both are'} chosen: {error}"
         ) from None
@@ -120,39 +120,39 @@ def check_empty_and_short(make: SelectorFactory) -> None:
 
 
 def check_all_failed(make: SelectorFactory) -> None:
-    """Rounds in which everyone fails leave the state finite and the selector working."""
+    """Rounds in which every client fails leave the state finite and the selector working."""
     selector = make(seed=5)
-    available = np.arange(fleet(selector, 8))
+    available = np.arange(fleet_size(selector, 8))
     for number in range(30):
-        world = np.random.default_rng(number)
+        rng = np.random.default_rng(number)
         chosen = selector.select(available)
-        selector.observe(report_for(selector, chosen, np.zeros(chosen.size, dtype=np.bool_), world))
-    promise_finite(selector, "when everyone fails")
+        selector.observe(report_for(selector, chosen, np.zeros(chosen.size, dtype=np.bool_), rng))
+    promise_finite(selector, "when every client fails")
     promise(selector.select(available).size > 0, "the selector still chooses")
 
 
 def check_dead_client(make: SelectorFactory) -> None:
-    """A client that never answers is not asked for ever, unless the class says so."""
+    """A client that never answers is not chosen in every round, unless ``asks_failed_for_ever`` is set."""
     selector = make(seed=5)
     if selector.asks_failed_for_ever:
         return
-    choices = play(selector, range(300), num_clients=fleet(selector, 8), availability=1.0, dead=(0,))
+    choices = play(selector, range(300), num_clients=fleet_size(selector, 8), availability=1.0, dead=(0,))
     last = sum(0 in choice for choice in choices[-100:])
     promise(last < 100, f"a dead client is not asked for ever (asked in {last} of the last 100 rounds)")
 
 
 def check_select_without_observe(make: SelectorFactory) -> None:
-    """``select`` may be called again without an ``observe`` between."""
+    """``select`` can be called again without an ``observe`` in between."""
     selector = make(seed=5)
-    num_clients = fleet(selector, 8)
+    num_clients = fleet_size(selector, 8)
     for number in range(5):
         expected, chosen = selector.expected_count(num_clients), selector.select(np.arange(num_clients))
-        promise(expected in (None, chosen.size), "select works without an observe between")
+        promise(expected in (None, chosen.size), "select works without an observe in between")
         promise(selector.round == number + 1, "each select is a round")
 
 
 def check_bad_input(make: SelectorFactory) -> None:
-    """Impossible availability is refused with :class:`ParameterError` and changes nothing."""
+    """An ``available`` that is no array of unique indices raises :class:`ParameterError` and changes nothing."""
     selector, twin = make(seed=5), make(seed=5)
     for bad in (np.array([1, 1]), np.array([-1, 2]), np.array([0.5]), np.array([[1, 2]]), np.array([True, False])):
         try:
@@ -164,7 +164,7 @@ def check_bad_input(make: SelectorFactory) -> None:
 
 
 def check_many_clients(make: SelectorFactory) -> None:
-    """A hundred thousand clients fit; where a selector has ``max_clients``, as many, and one more is refused."""
+    """A hundred thousand clients are accepted, or ``max_clients`` if that is less; one more is refused."""
     selector = make(seed=5)
     most = int(getattr(selector, "max_clients", MANY))
     if most < MANY:
@@ -173,78 +173,79 @@ def check_many_clients(make: SelectorFactory) -> None:
             promise(False, f"more than max_clients = {most} clients are refused with ParameterError")
         except ParameterError as error:
             promise("max_clients" in str(error), f"the refusal names max_clients, got {error}")
-    fleet = min(most, MANY)
+    count = min(most, MANY)
     for number in range(3):
-        chosen = selector.select(np.arange(fleet))
+        chosen = selector.select(np.arange(count))
         completed = np.ones(chosen.size, dtype=np.bool_)
         selector.observe(report_for(selector, chosen, completed, np.random.default_rng(number)))
-    promise(selector.num_clients == fleet, f"{fleet} clients are registered")
+    promise(selector.num_clients == count, f"{count} clients are registered")
 
 
-ALWAYS = frozenset({"clients", "completed", "latency"})
-"""What every report has, whatever ``needs`` says."""
+UNDECLARED_COLUMNS = frozenset({"clients", "completed", "latency"})
+"""Columns of every report, which ``needs`` need not name."""
 
 
-class WatchedReport(RoundReport):
-    """A report that notes which of its columns are read."""
+class RecordingReport(RoundReport):
+    """A report that records which of its columns are read."""
 
     def __getattribute__(self, name: str) -> Any:
-        noted = object.__getattribute__(self, "__dict__").get("noted")
-        if noted is not None and not name.startswith("_"):
-            noted.add(name)
+        reads = object.__getattribute__(self, "__dict__").get("reads")
+        if reads is not None and not name.startswith("_"):
+            reads.add(name)
         return object.__getattribute__(self, name)
 
 
 def columns_read(selector: Selector, report: RoundReport) -> set[str]:
-    """Let the selector observe the report and return the columns that its ``_observe`` read."""
-    watched = WatchedReport(**{field.name: getattr(report, field.name) for field in fields(report)})
-    noted: set[str] = set()
+    """Let the selector observe a report, and return the columns that its ``_observe`` read."""
+    report = RecordingReport(**{field.name: getattr(report, field.name) for field in fields(report)})
+    reads: set[str] = set()
     observe: Callable[[RoundReport], None] = selector._observe
 
-    def watch(given: RoundReport) -> None:
-        object.__setattr__(given, "noted", noted)  # from here on: what comes before is Selector.observe's own reading
+    def record(given: RoundReport) -> None:
+        # Recorded only from here on: the checks of Selector.observe read columns too.
+        object.__setattr__(given, "reads", reads)
         observe(given)
 
-    vars(selector)["_observe"] = watch
+    vars(selector)["_observe"] = record
     try:
-        selector.observe(watched)
+        selector.observe(report)
     finally:
         del vars(selector)["_observe"]
-    return noted & REPORTED
+    return reads & REPORTED
 
 
 def check_needs(make: SelectorFactory) -> None:
-    """A column in ``needs`` is read, and a column that is read is in ``needs``."""
+    """The columns that a selector reads are those in ``needs``."""
     selector, read = make(seed=5), set[str]()
-    available = np.arange(fleet(selector, 8))
+    available = np.arange(fleet_size(selector, 8))
     for number in range(60):
-        world = np.random.default_rng([9, number])
+        rng = np.random.default_rng([9, number])
         chosen = selector.select(available)
-        completed = world.uniform(size=chosen.size) < 0.85
-        read |= columns_read(selector, report_for(selector, chosen, completed, world, columns=REPORTED))
-        undeclared = sorted(read - selector.needs - ALWAYS)
-        promise(not undeclared, f"what is read of a report is in needs: add {', '.join(undeclared)}")
+        completed = rng.uniform(size=chosen.size) < 0.85
+        read |= columns_read(selector, report_for(selector, chosen, completed, rng, columns=REPORTED))
+        undeclared = sorted(read - selector.needs - UNDECLARED_COLUMNS)
+        promise(not undeclared, f"columns that are read are in needs: add {', '.join(undeclared)}")
     unread = sorted(selector.needs - read)
-    promise(not unread, f"what is in needs is read in some of 60 rounds: leave out {', '.join(unread)}")
+    promise(not unread, f"columns in needs are read in some of 60 rounds: leave out {', '.join(unread)}")
 
 
 def check_missing_values(make: SelectorFactory) -> None:
-    """Clients that lack a column which they may lack, and side information that is NaN, leave the state finite."""
+    """Missing values, in reports and in side information, leave the state finite."""
     selector = make(seed=5)
-    available = np.arange(fleet(selector, 8))
+    available = np.arange(fleet_size(selector, 8))
     for number in range(40):
-        world = np.random.default_rng([11, number])
-        clients = world.permutation(available)[: fleet(selector, 3)]
-        told = {name: values_for(name, clients.size, world) for name in sorted(INFORMED)}
-        for value in told.values():
-            value[world.uniform(size=clients.size) < 0.5] = np.nan
-        selector.inform(clients, **told)
+        rng = np.random.default_rng([11, number])
+        clients = rng.permutation(available)[: fleet_size(selector, 3)]
+        informed = {name: values_for(name, clients.size, rng) for name in sorted(INFORMED)}
+        for value in informed.values():
+            value[rng.uniform(size=clients.size) < 0.5] = np.nan
+        selector.inform(clients, **informed)
         chosen = selector.select(available)
-        completed = world.uniform(size=chosen.size) < 0.85
-        selector.observe(report_for(selector, chosen, completed, world, missing=0.5, spares=0.2))
-        lacking = f"columns that a client may lack ({', '.join(sorted(may_lack(selector))) or 'none here'})"
-        promise_finite(selector, f"where {lacking} or side information are NaN")
-    promise(selector.select(available).size > 0, "the selector still chooses where values are missing")
+        completed = rng.uniform(size=chosen.size) < 0.85
+        selector.observe(report_for(selector, chosen, completed, rng, missing=0.5, spares=0.2))
+        lacking = f"columns that a client may lack ({', '.join(sorted(optional_columns(selector))) or 'none here'})"
+        promise_finite(selector, f"when {lacking} or side information are NaN")
+    promise(selector.select(available).size > 0, "the selector still chooses when values are missing")
 
 
 CHECKS: tuple[Callable[[SelectorFactory], None], ...] = (
@@ -267,26 +268,57 @@ CHECKS: tuple[Callable[[SelectorFactory], None], ...] = (
     check_many_clients,
     check_warm_up,
 )
-"""Every check, for ``pytest.mark.parametrize``."""
+"""All checks, for ``pytest.mark.parametrize``."""
 
 
 def check_selector(make: SelectorFactory) -> None:
-    """Run every check.
+    """Run all checks on a selector.
 
-    It may be called from a module, a script, a session or a notebook; the check in another process, where it cannot be
-    made, is left out with a warning that says why. :func:`fedsel_flwr.testing.check_stateful` looks further.
+    It may be called from a module, a script, a session or a notebook. The check in another process is left out with a
+    warning if the factory cannot be sent there. :func:`fedsel_flwr.testing.check_stateful` goes further.
 
     Args:
         make: Called as ``make(seed=...)``; returns a selector whose ``clients_per_round`` is 1 to 100 or None.
 
     Raises:
         AssertionError: A promise is broken; the message names it.
-        ParameterError: ``make`` cannot be called so, or builds a selector of another number of clients a round.
+        ParameterError: ``make`` cannot be called so, or builds a selector with an unsuitable ``clients_per_round``.
 
     >>> from functools import partial
     >>> from fedsel_flwr.selectors import RoundRobin
     >>> check_selector(partial(RoundRobin, clients_per_round=3))
     """
-    made(make)
+    build_selector(make)
     for check in CHECKS:
         check(make)
+
+
+def check_stateful(make: SelectorFactory, *, sequences: int = 100, steps: int = 20) -> None:
+    """Call a selector in random order: inform, probe, select, observe, forget, save, load, with a growing fleet.
+
+    A twin that is saved and loaded in between gets the same calls, and both must agree. A sequence that breaks a
+    promise is shortened as far as possible and printed. The sequences are the same in every run.
+
+    Args:
+        make: Called as ``make(seed=...)``; returns a selector whose ``clients_per_round`` is 1 to 100 or None.
+        sequences: Number of sequences.
+        steps: Largest number of calls in a sequence.
+
+    Raises:
+        AssertionError: A promise is broken; the message names it.
+        ParameterError: ``make`` cannot be called so, or builds a selector with an unsuitable ``clients_per_round``.
+        RunError: Hypothesis is not installed.
+
+    >>> from functools import partial
+    >>> from fedsel_flwr.selectors import Random
+    >>> check_stateful(partial(Random, clients_per_round=3), sequences=5)
+    """
+    # Imported here, so that the other suites work without Hypothesis.
+    try:
+        from fedsel_flwr.testing.stateful import run_sequences
+    except ModuleNotFoundError as error:
+        if error.name != "hypothesis":
+            raise
+        raise RunError("check_stateful needs Hypothesis: pip install hypothesis") from error
+    build_selector(make)
+    run_sequences(make, sequences=sequences, steps=steps)

@@ -1,7 +1,4 @@
-"""The fleet in Flower's Message API: an in-memory grid.
-
-The fleet in Flower's Message API: Flower's own loop, on an in-memory grid.
-"""
+"""The fleet in Flower's Message API: an in-memory grid, and Flower's own loop of rounds on it."""
 
 from __future__ import annotations
 
@@ -14,142 +11,141 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageTy
 from flwr.serverapp import Grid
 
 from fedsel_flwr.flower import ErrorCode, identity
-from fedsel_flwr.testing.course import Course, Given
-from fedsel_flwr.testing.fleet import Answer, Model, Silence
+from fedsel_flwr.testing.fleet import Model, NoReply, Reply
+from fedsel_flwr.testing.observed_run import ObservedRun, ReceivedUpdate
 
-RUN = 7
-"""Flower's number of the run."""
+RUN, SERVER = 7, 1
+"""Run id and the server's node id."""
+TIMEOUT_S = 0.3
+"""Seconds that the strategy waits for clients that never answer, if it times clients itself."""
 NO_TEXT = [1.0, 2.0]
-"""What stands for a text among metrics."""
+"""Stands for a text, which a MetricRecord cannot hold: a list, where the strategy expects a number."""
 
 
 class FleetGrid(Grid):
-    """A grid over the fleet.
+    """An in-memory grid over the fleet; replies are ready as soon as a message is pushed.
 
     Args:
-        course: Whose fleet it is, and where is noted what clients are asked.
+        run: The run, which holds the fleet and records the configs and replies.
     """
 
-    def __init__(self, course: Course) -> None:
-        self._course, self._replies, self._number = course, dict[str, Message](), 0
+    def __init__(self, run: ObservedRun) -> None:
+        self._run, self._replies, self._number = run, dict[str, Message](), 0
 
     def set_run(self, *args: Any, **kwargs: Any) -> None:
-        """Ignore: there is one run."""
+        """Ignore the call: there is one run."""
 
     @property
     def run(self) -> Any:
-        """The run."""
+        """The run, by its id."""
         return SimpleNamespace(run_id=RUN)
 
     def create_message(self, *args: Any, **kwargs: Any) -> Message:
         """Refuse, as Flower does."""
-        raise NotImplementedError("deprecated: make the Message itself")
+        raise NotImplementedError("Grid.create_message is deprecated. Construct the Message itself")
 
     def get_node_ids(self) -> list[int]:
-        """Who is connected."""
-        return [int(node) for node in self._course.fleet.connected]
+        """Return the ids of the connected nodes."""
+        return [int(node) for node in self._run.fleet.connected]
 
     def get_nodes(self) -> list[Any]:
-        """Who is connected, and under which name it is registered."""
-        return self._course.fleet.nodes()
+        """Return the connected nodes with the names under which they are registered."""
+        return self._run.fleet.nodes()
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Deliver messages; each is answered at once, if at all."""
+        """Deliver messages, make the replies, and return the messages' ids."""
         ids = []
         for message in messages:
             self._number += 1
+            # Flower's grid sets the id in the same private field: the metadata has no setter.
             vars(message.metadata)["_message_id"] = f"message-{self._number}"
             ids.append(message.metadata.message_id)
-            if (content := self._answer(message)) is not None:
+            if (content := self._reply_to(message)) is not None:
                 self._replies[ids[-1]] = Message(content, reply_to=message)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """The replies to some messages, in the order in which they happen to arrive."""
+        """Return the replies that exist to these messages, in the order in which they arrive."""
         here = sorted(one for one in message_ids if one in self._replies)
-        return self._course.fleet.shuffled([self._replies.pop(one) for one in here])
+        return self._run.fleet.in_arrival_order([self._replies.pop(one) for one in here])
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Send messages; nobody waits for those that never answer."""
+        """Push messages and pull the replies, without waiting for clients that never answer."""
         return self.pull_messages(self.push_messages(messages))
 
-    def _answer(self, message: Message) -> RecordDict | Error | None:
-        node, course = str(message.metadata.dst_node_id), self._course
-        if node not in course.fleet.connected:
+    def _reply_to(self, message: Message) -> RecordDict | Error | None:
+        node, run = str(message.metadata.dst_node_id), self._run
+        if node not in run.fleet.connected:
             return Error(ErrorCode.NODE_UNAVAILABLE, "no such node")
         config = config_of(message)
         try:
             if message.metadata.message_type == MessageType.QUERY:
-                return RecordDict({"facts": ConfigRecord(course.fleet.introduction(node))})
+                return RecordDict({"facts": ConfigRecord(run.fleet.properties_of(node))})
             if message.metadata.message_type == MessageType.EVALUATE:
                 if "probe" not in config:
-                    course.now.evaluated[node] = config
-                loss, examples, metrics = course.fleet.measured(node, config)
+                    run.now.evaluated[node] = config
+                loss, examples, metrics = run.fleet.evaluation_reply(node, config)
                 return _content({"num-examples": examples, "loss": loss, **metrics})
-            course.now.configs[node] = config
+            run.now.configs[node] = config
             (record,) = message.content.array_records.values()
             names = list(record)
-            answer = course.fleet.trained(node, [record[name].numpy() for name in names], config)
-        except Silence:
+            reply = run.fleet.training_reply(node, [record[name].numpy() for name in names], config)
+        except NoReply:
             return None
-        except Exception as error:  # as Flower's ClientApp does
+        except Exception as error:
+            # Flower's ClientApp too turns any exception into an error reply.
             return Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error).__name__}: {error}")
-        course.now.sent[node] = answer
-        if answer.refused:
-            return Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, answer.refused)
-        content = _content({"num-examples": answer.num_examples, **answer.metrics})
-        content["arrays"] = _encoded(answer, names)
+        run.now.sent[node] = reply
+        if reply.refused:
+            return Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reply.refused)
+        content = _content({"num-examples": reply.num_examples, **reply.metrics})
+        content["arrays"] = _encoded(reply, names)
         return content
 
 
 def config_of(message: Message) -> dict[str, Any]:
-    """Everything in the config records of a message."""
+    """Return the entries of all config records of a message."""
     return {key: value for record in message.content.config_records.values() for key, value in record.items()}
 
 
 def _content(metrics: dict[str, Any]) -> RecordDict:
-    """Metrics as this API has them: vectors are arrays in records of their own, and texts there are none."""
+    """Return metrics as records: each vector in an ArrayRecord, everything else in one MetricRecord."""
     vectors = {key: ArrayRecord({"0": Array(v)}) for key, v in metrics.items() if isinstance(v, np.ndarray)}
     numbers = {k: NO_TEXT if isinstance(v, str) else v for k, v in metrics.items() if k not in vectors}
     return RecordDict({**vectors, "metrics": MetricRecord(numbers)})
 
 
-def _encoded(answer: Answer, names: list[str]) -> ArrayRecord:
-    if isinstance(answer.arrays, bytes):
-        garbage = Array(dtype="float32", shape=(3,), stype="numpy.ndarray", data=answer.arrays)
+def _encoded(reply: Reply, names: list[str]) -> ArrayRecord:
+    if isinstance(reply.arrays, bytes):
+        garbage = Array(dtype="float32", shape=(3,), stype="numpy.ndarray", data=reply.arrays)
         return ArrayRecord(dict.fromkeys(names, garbage))
-    more = [*names, *(f"more-{i}" for i in range(len(answer.arrays)))]
-    return ArrayRecord({name: Array(array) for name, array in zip(more, answer.arrays, strict=False)})
+    more = [*names, *(f"more-{i}" for i in range(len(reply.arrays)))]
+    return ArrayRecord({name: Array(array) for name, array in zip(more, reply.arrays, strict=False)})
 
 
-SERVER = 1
-"""Node id of the server."""
-TIMEOUT_S = 0.3
-"""How long the strategy waits for clients that never answer, where it times them itself."""
-
-
-def play_messages(course: Course, rounds: int) -> None:
-    """Run Flower's own loop."""
-    strategy = course.strategy
-    names = [str(i) for i in range(len(course.model))]
+def play_messages(run: ObservedRun, rounds: int) -> None:
+    """Play rounds by Flower's own loop, the strategy's ``start``."""
+    strategy = run.strategy
+    names = [str(i) for i in range(len(run.model))]
     configure, aggregate = strategy.configure_train, strategy.aggregate_train
 
     def configure_train(*args: Any, **kwargs: Any) -> Any:
-        course.begin_round()
+        run.begin_round()
         messages = list(configure(*args, **kwargs))
-        course.asks([str(message.metadata.dst_node_id) for message in messages])
+        run.record_asked([str(message.metadata.dst_node_id) for message in messages])
         return messages
 
     def aggregate_train(*args: Any, **kwargs: Any) -> Any:
         arrays, metrics = aggregate(*args, **kwargs)
-        course.end_round(None if arrays is None else decoded(arrays, names))
+        run.end_round(None if arrays is None else decoded(arrays, names))
         return arrays, metrics
 
     vars(strategy).update(configure_train=configure_train, aggregate_train=aggregate_train)
-    initial = ArrayRecord({name: Array(array) for name, array in zip(names, course.model, strict=True)})
+    initial = ArrayRecord({name: Array(array) for name, array in zip(names, run.model, strict=True)})
+    # Flower reads the run id of the calling task from a global, which a SuperLink would have set.
     with identity(RUN, 1, SERVER):
         strategy.start(
-            FleetGrid(course),
+            FleetGrid(run),
             initial,
             rounds,
             TIMEOUT_S,
@@ -159,28 +155,28 @@ def play_messages(course: Course, rounds: int) -> None:
         )
 
 
-def watch_messages(course: Course) -> None:
-    """Keep what the base strategy configures and what it is given."""
-    base = course.strategy.base
+def record_message_base(run: ObservedRun) -> None:
+    """Record the configs that the base strategy sends and the updates it receives."""
+    base = run.strategy.base
     configure, aggregate, evaluation = base.configure_train, base.aggregate_train, base.configure_evaluate
-    names = [str(i) for i in range(len(course.model))]
+    names = [str(i) for i in range(len(run.model))]
 
     def configure_train(*args: Any, **kwargs: Any) -> Any:
         messages = list(configure(*args, **kwargs))
-        course.now.base_config = config_of(messages[0]) if messages else {}
+        run.now.base_config = config_of(messages[0]) if messages else {}
         return messages
 
     def aggregate_train(server_round: int, replies: Iterable[Message]) -> Any:
         messages = list(replies)
         good = [message for message in messages if message.has_content()]
-        course.now.given, course.now.failures = [_given(one, names) for one in good], len(messages) - len(good)
+        run.now.given, run.now.failures = [_received(one, names) for one in good], len(messages) - len(good)
         arrays, metrics = aggregate(server_round, messages)
-        course.now.base_model = None if arrays is None else decoded(arrays, names)
+        run.now.base_model = None if arrays is None else decoded(arrays, names)
         return arrays, metrics
 
     def configure_evaluate(*args: Any, **kwargs: Any) -> Any:
         messages = list(evaluation(*args, **kwargs))
-        course.now.base_evaluated = {str(one.metadata.dst_node_id): config_of(one) for one in messages}
+        run.now.base_evaluated = {str(one.metadata.dst_node_id): config_of(one) for one in messages}
         return messages
 
     vars(base).update(
@@ -189,16 +185,17 @@ def watch_messages(course: Course) -> None:
 
 
 def decoded(record: ArrayRecord, names: list[str]) -> Model:
-    """The arrays in the order of the initial model, in their own where the names are others."""
+    """Return the arrays in the order of the initial model; under other names, in their own order."""
     return [record[name].numpy() for name in (names if set(names) == set(record) else record)]
 
 
-def _given(message: Message, names: list[str]) -> Given:
+def _received(message: Message, names: list[str]) -> ReceivedUpdate:
     records, metrics = message.content.array_records, dict[str, Any]()
     for record in message.content.metric_records.values():
         metrics |= dict(record)
     try:
         arrays = decoded(next(iter(records.values())), names)
-    except Exception:  # whatever a client sent
+    except Exception:
+        # A fault may have sent anything; undecodable bytes equal no update.
         arrays = []
-    return Given(str(message.metadata.src_node_id), arrays, metrics.get("num-examples", float("nan")))
+    return ReceivedUpdate(str(message.metadata.src_node_id), arrays, metrics.get("num-examples", float("nan")))

@@ -1,6 +1,6 @@
-"""A selector under random sequences of calls, by Hypothesis.
+"""A selector under random sequences of calls, by Hypothesis: the state machine behind ``check_stateful``.
 
-The state machine behind :func:`fedsel_flwr.testing.check_stateful`; needs Hypothesis.
+Only this module imports Hypothesis, and only :func:`fedsel_flwr.testing.check_stateful` imports this module.
 """
 
 from __future__ import annotations
@@ -15,64 +15,33 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from fedsel_flwr.checks import IntArray
-from fedsel_flwr.errors import RunError
 from fedsel_flwr.selectors.base import Probe, Selector
 from fedsel_flwr.selectors.columns import INFORMED, PROBED
-from fedsel_flwr.testing.worlds import (
+from fedsel_flwr.testing.random_rounds import (
     SelectorFactory,
-    fleet,
-    made,
+    differing_key,
+    fleet_size,
     promise,
     promise_finite,
     report_for,
-    unlike,
     values_for,
 )
 
-
-def check_stateful(make: SelectorFactory, *, sequences: int = 100, steps: int = 20) -> None:
-    """Call a selector in every order: inform, probe, select, observe, forget, save, load, with a fleet that grows.
-
-    At every step a twin that was saved, loaded and continued now and then does the same; both must agree. A sequence
-    that breaks a promise is made as short as possible and printed. The sequences are the same in every run.
-
-    Args:
-        make: Called as ``make(seed=...)``; returns a selector whose ``clients_per_round`` is 1 to 100 or None.
-        sequences: How many sequences.
-        steps: How many calls in each, at most.
-
-    Raises:
-        AssertionError: A promise is broken; the message names it.
-        ParameterError: ``make`` cannot be called so, or builds a selector of another number of clients a round.
-        RunError: Hypothesis is not installed.
-
-    >>> from functools import partial
-    >>> from fedsel_flwr.selectors import Random
-    >>> check_stateful(partial(Random, clients_per_round=3), sequences=5)
-    """
-    try:
-        pass
-    except ModuleNotFoundError as error:
-        if error.name != "hypothesis":
-            raise
-        raise RunError("check_stateful needs Hypothesis: pip install hypothesis") from error
-    made(make)
-    run_machine(make, sequences=sequences, steps=steps)
-
-
 FEWEST, MOST = 6, 10
-"""Clients at first and at most, for three a round: more than are chosen, but few, so that rows are given out again."""
+"""Clients at first and at most, for three a round: few enough that rows are reused."""
 MASKS = st.integers(0, 2**MOST - 1)
 NUMBERS = st.integers(0, 99)
 
 
-def run_machine(make: SelectorFactory, *, sequences: int, steps: int) -> None:
-    """Run so many sequences of so many calls; always the same."""
+def run_sequences(make: SelectorFactory, *, sequences: int, steps: int) -> None:
+    """Run ``sequences`` sequences of up to ``steps`` calls, the same ones each time."""
     chosen = settings(
         max_examples=sequences,
         stateful_step_count=steps,
         deadline=None,
-        phases=(Phase.generate, Phase.shrink),  # to explain a failure, Hypothesis would trace every line
+        # Without Phase.explain, for which Hypothesis traces every line of a failing sequence.
+        phases=(Phase.generate, Phase.shrink),
+        # The same sequences in every run, and no folder of examples in the author's project.
         derandomize=True,
         database=None,
         report_multiple_bugs=False,
@@ -82,10 +51,10 @@ def run_machine(make: SelectorFactory, *, sequences: int, steps: int) -> None:
 
 
 class SelectorMachine(RuleBasedStateMachine):
-    """A selector, a twin that moves through saved states, and what must be true of both.
+    """A selector and its twin, which is saved and loaded in between; both must agree.
 
-    A number drawn by Hypothesis names the clients of a call by its bits (of those there are; with more than three a
-    round a bit names several), another one the world that supplies the numbers.
+    Hypothesis draws two numbers for a call. The bits of one name the clients; with more than three clients a round a
+    bit names several. The other is the seed of the values.
 
     Args:
         make: The selector's factory.
@@ -95,28 +64,28 @@ class SelectorMachine(RuleBasedStateMachine):
         super().__init__()
         self.make = make
         self.selector, self.twin = make(seed=3), make(seed=3)
-        self.size, self.most, self.round = fleet(self.selector, FEWEST), fleet(self.selector, MOST), 0
+        self.size, self.most, self.round = fleet_size(self.selector, FEWEST), fleet_size(self.selector, MOST), 0
         self.registered: frozenset[int] = frozenset()
         self.chosen: IntArray | None = None  # the choice that waits for its report
         self.saved: tuple[Any, ...] | None = None
 
     @rule()
     def grow(self) -> None:
-        """There is one more client."""
+        """Let one more client exist."""
         self.size = min(self.size + 1, self.most)
 
-    @rule(clients=MASKS, columns=MASKS, world=NUMBERS)
-    def inform(self, clients: int, columns: int, world: int) -> None:
-        """Tell some columns of some clients, some of it unknown."""
-        told = self._some(clients)
+    @rule(clients=MASKS, columns=MASKS, seed=NUMBERS)
+    def inform(self, clients: int, columns: int, seed: int) -> None:
+        """Inform about some columns of some clients; some values are NaN."""
+        informed = self._clients_of(clients)
         names = [name for bit, name in enumerate(sorted(INFORMED)) if columns >> bit & 1]
-        self._inform(told, names, world)
-        self.registered |= set(told.tolist())
+        self._inform(informed, names, seed)
+        self.registered |= set(informed.tolist())
 
-    @rule(clients=MASKS, answered=st.booleans(), world=NUMBERS)
-    def probe(self, clients: int, answered: bool, world: int) -> None:
-        """Ask for the selector's question, and answer it or not."""
-        available = self._some(clients, world)
+    @rule(clients=MASKS, answered=st.booleans(), seed=NUMBERS)
+    def probe(self, clients: int, answered: bool, seed: int) -> None:
+        """Take the selector's probe, and answer it or not."""
+        available = self._clients_of(clients, seed)
         request: Probe | None = self.selector.probe(available.copy())
         other = self.twin.probe(available.copy())
         self.registered |= set(available.tolist())
@@ -128,12 +97,12 @@ class SelectorMachine(RuleBasedStateMachine):
         promise(np.isin(request.clients, available).all(), "only available clients are probed")
         promise(PROBED.issuperset(request.columns), f"clients can be asked for {', '.join(sorted(PROBED))}")
         if answered:
-            self._inform(request.clients, list(request.columns), world)
+            self._inform(request.clients, list(request.columns), seed)
 
-    @rule(clients=MASKS, world=NUMBERS)
-    def select(self, clients: int, world: int) -> None:
+    @rule(clients=MASKS, seed=NUMBERS)
+    def select(self, clients: int, seed: int) -> None:
         """Begin a round."""
-        available = self._some(clients, world)
+        available = self._clients_of(clients, seed)
         before, expected = available.copy(), self.selector.expected_count(available.size)
         chosen = self.selector.select(available)
         promise(np.array_equal(available, before), "select leaves `available` as it was")
@@ -144,17 +113,17 @@ class SelectorMachine(RuleBasedStateMachine):
         self.registered |= set(available.tolist())
         self.round, self.chosen = self.round + 1, chosen
 
-    @rule(clients=MASKS, completed=MASKS, world=NUMBERS)
-    def play(self, clients: int, completed: int, world: int) -> None:
-        """A whole round: left to chance, few choices would ever be reported."""
-        self.select(clients, world)
-        self.observe(completed, world)
+    @rule(clients=MASKS, completed=MASKS, seed=NUMBERS)
+    def play(self, clients: int, completed: int, seed: int) -> None:
+        """Play a whole round: left to chance, few choices would ever be reported."""
+        self.select(clients, seed)
+        self.observe(completed, seed)
 
     @precondition(lambda self: self.chosen is not None)
-    @rule(completed=MASKS, world=NUMBERS)
-    def observe(self, completed: int, world: int) -> None:
-        """Report the round, without clients that were forgotten since; some of them lack what they may lack."""
-        rng = np.random.default_rng(world)
+    @rule(completed=MASKS, seed=NUMBERS)
+    def observe(self, completed: int, seed: int) -> None:
+        """Report the round, without clients forgotten since; some clients lack columns that they may lack."""
+        rng = np.random.default_rng(seed)
         clients = rng.permutation(np.asarray(self.chosen, dtype=np.int64))
         done = np.array([completed >> int(k) % MOST & 1 for k in clients], dtype=np.bool_)
         report = report_for(self.selector, clients, done, rng, missing=0.3, spares=0.2)
@@ -163,8 +132,9 @@ class SelectorMachine(RuleBasedStateMachine):
 
     @rule(clients=MASKS)
     def forget(self, clients: int) -> None:
-        """Some clients leave; their rows may be given to others."""
-        gone = np.append(self._some(clients), self.most + 5)
+        """Forget some clients; their rows may be given to newcomers."""
+        # An index beyond the fleet, which the selector must ignore.
+        gone = np.append(self._clients_of(clients), self.most + 5)
         self._both(lambda selector: selector.forget(gone))
         self.registered -= set(gone.tolist())
         if self.chosen is not None:
@@ -177,13 +147,13 @@ class SelectorMachine(RuleBasedStateMachine):
 
     @rule()
     def save(self) -> None:
-        """Keep the state for later."""
+        """Save the state for a later :meth:`load`."""
         self.saved = (self.selector.state_dict(), self.registered, self.round, self.chosen)
 
     @precondition(lambda self: self.saved is not None)
     @rule()
     def load(self) -> None:
-        """Go back to the kept state: the selector as it is, its twin as a new one."""
+        """Return to the saved state: the selector as it is, its twin as a new selector."""
         assert self.saved is not None
         state, self.registered, self.round, self.chosen = self.saved
         self.twin = self.make(seed=7)
@@ -191,31 +161,32 @@ class SelectorMachine(RuleBasedStateMachine):
 
     @rule()
     def resume(self) -> None:
-        """Stop the twin and continue it from the selector's state."""
+        """Replace the twin by a new selector that loads the selector's state."""
         self.twin = self.make(seed=11)
         self.twin.load_state_dict(self.selector.state_dict())
 
     @invariant()
     def state_is_sound(self) -> None:
-        """The state is finite, counts rightly, and is the twin's."""
+        """Check that the state is finite, counts rounds and clients rightly, and equals the twin's."""
         state = self.selector.state_dict()
         promise_finite(self.selector, "whatever happens", state)
-        promise(self.selector.num_clients == len(self.registered), "clients informed or seen are registered, no others")
+        known = self.selector.num_clients == len(self.registered)
+        promise(known, "clients informed about or available are registered, and no others")
         promise(self.selector.round == self.round, "each select is a round")
-        key = unlike(state, self.twin.state_dict())
+        key = differing_key(state, self.twin.state_dict())
         promise(not key, f"state {key!r} is the same after save, load, continue as without a stop")
 
-    def _some(self, mask: int, order: int | None = None) -> IntArray:
-        """The clients of a mask; in the order of a world, else ascending."""
+    def _clients_of(self, mask: int, seed: int | None = None) -> IntArray:
+        """Return the clients of a mask: ascending, or in random order with a seed."""
         clients = np.array([k for k in range(self.size) if mask >> k % MOST & 1], dtype=np.int64)
-        return clients if order is None else np.random.default_rng(order).permutation(clients)
+        return clients if seed is None else np.random.default_rng(seed).permutation(clients)
 
-    def _inform(self, clients: IntArray, names: list[str], world: int) -> None:
-        rng = np.random.default_rng(world)
-        told = {name: values_for(name, clients.size, rng) for name in names}
-        for value in told.values():
+    def _inform(self, clients: IntArray, names: list[str], seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        informed = {name: values_for(name, clients.size, rng) for name in names}
+        for value in informed.values():
             value[rng.uniform(size=clients.size) < 0.2] = np.nan
-        self._both(lambda selector: selector.inform(clients, **told))
+        self._both(lambda selector: selector.inform(clients, **informed))
 
     def _both(self, act: Callable[[Selector], None]) -> None:
         act(self.selector)

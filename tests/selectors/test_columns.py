@@ -102,10 +102,10 @@ def test_values_are_copied() -> None:
     ("given", "said"),
     [
         ({"latancy"}, r"Mine\.needs names 'latancy', which is no column \(did you mean 'latency'\?\)"),
-        ("latency", r"Mine\.needs must be a set of column names, such as frozenset\({'latency'}\), got 'latency'"),
+        ("latency", r"Mine\.needs must be a set of column names, got 'latency'"),
         (None, "must be a set of column names"),
         ({"loss": 1}, "must be a set of column names"),
-        ({3}, r"names 3, which is no column; choose of accuracy, "),
+        ({3}, r"names 3, which is no column. Choose from accuracy, "),
     ],
 )
 def test_names_that_are_no_columns(given: object, said: str) -> None:

@@ -24,8 +24,8 @@ def report(completed: list[bool], **columns: Any) -> RoundReport:
     ("attribute", "value", "said"),
     [
         ("needs", {"latancy"}, r"Mine\.needs names 'latancy', which is no column \(did you mean 'latency'\?\)"),
-        ("needs", "latency", r"Mine\.needs must be a set of column names, .* got 'latency'"),
-        ("requires", {"loss"}, r"Mine\.requires names 'loss', which is not in needs; add it there"),
+        ("needs", "latency", r"Mine\.needs must be a set of column names, got 'latency'"),
+        ("requires", {"loss"}, r"Mine\.requires names 'loss', which is not in needs"),
         ("need", {"latency"}, r"Mine\.need looks like 'needs'"),
         ("Needs", {"latency"}, "looks like 'needs'"),
         ("require", {"loss"}, "looks like 'requires'"),
@@ -34,9 +34,9 @@ def report(completed: list[bool], **columns: Any) -> RoundReport:
         ("by_clients", {"fairness"}, "looks like 'by_client'"),
         ("free_states", {}, "looks like 'free_state'"),
         ("paper_option", {}, "looks like 'paper_options'"),
-        ("scalar_state", "_next", r"Mine\.scalar_state must be a tuple of names, such as \('_next',\)"),
-        ("client_state", {"_name": "a"}, r"Mine\.client_state\['_name'\] must be what a new client has"),
-        ("client_state", {"_round": 0}, "declares the state '_round', but the base class keeps one of that name"),
+        ("scalar_state", "_next", r"Mine\.scalar_state must be a tuple of names, got '_next'. Write \('_next',\)"),
+        ("client_state", {"_name": "a"}, r"Mine\.client_state\['_name'\] must be"),
+        ("client_state", {"_round": 0}, "declares the state '_round', but the base class already keeps"),
         ("client_state", {"_size": 0, "size": 0}, "declares the state '_size' twice"),
     ],
 )
@@ -46,7 +46,7 @@ def test_a_class_with_a_typo_is_refused_when_it_is_made(attribute: str, value: o
 
 
 def test_a_column_that_clients_do_not_report_cannot_be_required() -> None:
-    with pytest.raises(ParameterError, match=r"Mine\.requires names 'accuracy', which no client reports"):
+    with pytest.raises(ParameterError, match=r"Mine\.requires names 'accuracy'"):
         type("Mine", (Random,), {"needs": {"accuracy"}, "requires": {"accuracy"}})
 
 
@@ -138,16 +138,16 @@ class Says(Selector):
 @pytest.mark.parametrize(
     ("choice", "said"),
     [
-        (None, r"Says\._select returned None; end it with `return chosen`"),
+        (None, r"Says\._select returned None. End it with `return chosen`"),
         ({1, 2}, r"Says\._select returned a set, which has no order"),
         (frozenset({1}), r"Says\._select returned a set"),
-        (2, r"Says\._select must return an array of indices of those available, got 2"),
-        ("12", r"Says\._select must return an array of indices of those available, got '12'"),
+        (2, r"Says\._select must return an array of indices, got 2"),
+        ("12", r"Says\._select must return an array of indices, got '12'"),
         ([[1], [2, 3]], r"Says\._select must return a one-dimensional array"),
-        (np.array([True, False, True]), r"Says\._select returned booleans; return indices: available\[mask\]"),
-        (np.array([1.0, 2.0]), r"Says\._select must return different clients .* got \[1.0, 2.0\]"),
-        (np.array(2), r"Says\._select must return different clients"),
-        (["1", "2"], r"Says\._select must return different clients"),
+        (np.array([True, False, True]), r"Says\._select returned booleans"),
+        (np.array([1.0, 2.0]), r"Says\._select must return an array of different indices .* got \[1.0, 2.0\]"),
+        (np.array(2), r"Says\._select must return an array of different indices"),
+        (["1", "2"], r"Says\._select must return an array of different indices"),
     ],
     ids=str,
 )

@@ -9,7 +9,7 @@ import pytest
 
 from fedsel_flwr.selectors import RoundReport, names
 from fedsel_flwr.selectors.columns import COLUMNS, FLAGS, SCALARS, VECTORS
-from fedsel_flwr.testing.worlds import not_finite
+from fedsel_flwr.testing.random_rounds import nonfinite_key
 from tests.golden.make_traces import selector_under_trace
 
 CLIENTS, TINY = 7, 5e-324
@@ -50,7 +50,7 @@ def test_numbers_at_the_ends_of_their_ranges_leave_the_state_finite(name: str) -
         chosen = selector.select(everybody)
         assert 0 < len(chosen) <= CLIENTS
         selector.observe(_report(selector, chosen, turn))
-        assert not not_finite(selector), (turn, not_finite(selector))
+        assert not nonfinite_key(selector), (turn, nonfinite_key(selector))
 
 
 @pytest.mark.parametrize("name", sorted(key for key, row in COLUMNS.items() if row.informed))

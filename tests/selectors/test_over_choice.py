@@ -36,8 +36,7 @@ def test_too_many_are_refused_with_what_to_declare() -> None:
     assert selector.select(np.arange(5)).size == 5
     with pytest.raises(
         RunError,
-        match=r"Greedy\._select chose 6 clients, but may choose 5 at most, as clients_per_round says; return that "
-        r"many, or declare may_exceed_clients_per_round = True in Greedy",
+        match=r"Greedy\._select chose 6 clients, .* at most 5 .*may_exceed_clients_per_round = True in Greedy",
     ):
         selector.select(np.arange(6))
     assert Declared(clients_per_round=5, seed=0).select(np.arange(6)).size == 6
@@ -47,7 +46,7 @@ def test_over_selection_is_no_over_choice() -> None:
     selector = Greedy(clients_per_round=5, seed=0)
     selector.over_selection = 0.2
     assert selector.select(np.arange(6)).size == 6
-    with pytest.raises(RunError, match="chose 7 clients, but may choose 6 at most"):
+    with pytest.raises(RunError, match="chose 7 clients, but may choose at most 6"):
         selector.select(np.arange(7))
 
 

@@ -55,9 +55,11 @@ def test_as_the_plain_sweep_over_several_slices(alpha: float) -> None:
 def test_it_ends_where_no_slower_client_can_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 100,000 clients the slow ones cannot make up for their speed: only the first slices are looked at."""
     looked = []
-    on = bsfl_solvers._Sweep.on
+    advance = bsfl_solvers._Sweep.advance
     monkeypatch.setattr(
-        bsfl_solvers._Sweep, "on", lambda self, order, start, end: looked.append(end) or on(self, order, start, end)
+        bsfl_solvers._Sweep,
+        "advance",
+        lambda self, order, start, end: looked.append(end) or advance(self, order, start, end),
     )
     ucb, g = instance("independent", 100_000, np.random.default_rng(2))
     bsfl_solvers.maximize(ucb, g, 100, 0.01)

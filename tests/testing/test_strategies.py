@@ -18,7 +18,7 @@ from fedsel_flwr.rounds.run_length import Budget
 from fedsel_flwr.selectors import Random, names
 from fedsel_flwr.strategies.wrapping.paper import PAPERS as PAPER_NAMES
 from fedsel_flwr.testing import STRATEGY_CHECKS, check_strategy
-from fedsel_flwr.testing.trial import Trial
+from fedsel_flwr.testing.harness import StrategyHarness
 from tests.testing.strategies_under_test import (
     APIS,
     ARRAYS,
@@ -141,21 +141,21 @@ def test_on_the_servers_clock_choices_are_not_compared(api: str) -> None:
 
 @pytest.mark.parametrize("api", APIS)
 def test_the_fleet_shows_everything_that_it_promises(api: str) -> None:
-    trial = Trial(partial(wrapped, api, "round-robin", "FedAvg"), ARRAYS)
-    course = trial.course
-    assert {fault.name for seen in course.rounds for fault in seen.broken.values()} == {
-        fault.name for fault in trial.plan.faults
+    harness = StrategyHarness(partial(wrapped, api, "round-robin", "FedAvg"), ARRAYS)
+    run = harness.full_run
+    assert {fault.name for seen in run.rounds for fault in seen.broken.values()} == {
+        fault.name for fault in harness.plan.faults
     }
     nodes: dict[int, set[str]] = {}
-    for node, number in course.fleet.numbers.items():
+    for node, number in run.fleet.numbers.items():
         nodes.setdefault(number, set()).add(node)
     assert len(nodes[0]) == 1
     assert all(len(names) > 1 for number, names in nodes.items() if number > 0)  # everyone else reconnects
-    assert any(-1 in seen.connected.values() for seen in course.rounds)
-    assert any(2 not in seen.connected.values() for seen in course.rounds)
-    assert sum(record.num_completed == 0 for record in course.strategy.history.rounds) == 2
-    assert sum(bool(seen.evaluated) for seen in course.rounds) == trial.plan.num_rounds
-    assert sum(len(report.clients) for seen in course.rounds for report in seen.reports) == FEW * trial.plan.num_rounds
+    assert any(-1 in seen.connected.values() for seen in run.rounds)
+    assert any(2 not in seen.connected.values() for seen in run.rounds)
+    assert sum(record.num_completed == 0 for record in run.strategy.history.rounds) == 2
+    assert sum(bool(seen.evaluated) for seen in run.rounds) == harness.plan.num_rounds
+    assert sum(len(report.clients) for seen in run.rounds for report in seen.reports) == FEW * harness.plan.num_rounds
 
 
 def test_the_callers_generators_stay_as_they_were() -> None:
@@ -181,7 +181,7 @@ print(json.dumps(sorted({name.split(".")[0] for name in sys.modules})))
 
 WRONG = {
     "no strategy": (lambda: Random(clients_per_round=3), ARRAYS, "must return a strategy of flwr.server.strategy or"),
-    "a base alone": (BASES["legacy"]["FedAvg"], ARRAYS, "has no selector, .*: wrap it"),
+    "a base alone": (BASES["legacy"]["FedAvg"], ARRAYS, "has no selector"),
     "arguments": (lambda seed: None, ARRAYS, r"make_strategy\(\) must build a strategy without arguments"),
     "no arrays": (partial(paper, "legacy", "CSUCB"), [], "arrays must be the initial model"),
     "a model of NaN": (partial(paper, "legacy", "CSUCB"), [np.full(3, np.nan)], r"finite numbers, got \['float64\[3"),
@@ -190,7 +190,7 @@ WRONG = {
         ARRAYS,
         "data_weights has 1 entries but none for client",
     ),
-    "another model": (partial(wrapped, "legacy", "random", "FedAvg"), ARRAYS[:1], "its base starts from arrays of"),
+    "another model": (partial(wrapped, "legacy", "random", "FedAvg"), ARRAYS[:1], "its base starts from"),
 }
 
 
@@ -203,9 +203,9 @@ def test_wrong_arguments_are_refused(what: str) -> None:
 
 def test_the_same_strategy_twice_and_too_small_a_fleet_are_refused() -> None:
     only = paper("message", "BSFL")
-    with pytest.raises(ParameterError, match="a new strategy at each call"):
+    with pytest.raises(ParameterError, match="make_strategy returned the same strategy"):
         check_strategy(lambda: only, ARRAYS)
-    with pytest.raises(ParameterError, match=r"num_clients must be at least 12: .*, got 4"):
+    with pytest.raises(ParameterError, match="num_clients must be at least 12, got 4"):
         check_strategy(partial(paper, "message", "BSFL"), ARRAYS, num_clients=4)
 
 

@@ -1,9 +1,4 @@
-"""What a selector learns after a round.
-
-A question to clients before a choice.
-
-When a failure counts: a client that fails once may only have been unlucky.
-"""
+"""The report of a round, the probe before a choice, and failures in a row."""
 
 from __future__ import annotations
 
@@ -18,26 +13,26 @@ from fedsel_flwr.selectors.columns import FLAGS, SCALARS, column_values
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RoundReport:
-    """One round's outcome: a row for each selected client, failed ones included.
+    """The outcome of a round: a row for each selected client, failed ones included.
 
-    Only ``clients``, ``completed``, ``latency``, ``spare`` and ``first`` are always there; :attr:`Selector.needs` names
-    the optional columns a selector reads. Rows of failed clients hold NaN in what they lack. A completed client may
-    lack a column that clients report (source "reply" in :mod:`~fedsel_flwr.selectors.columns`): NaN, unless the
-    selector names the column in :attr:`Selector.requires`; then the client counts as failed. Clients' numbers lie in
-    the table's ranges. Arrays are copied and read-only.
+    Every report has ``clients``, ``completed``, ``latency``, ``spare`` and ``first``; :attr:`Selector.needs` names the
+    optional columns that a selector reads. A missing value is NaN, as in the rows of failed clients. A completed client
+    may lack a column that clients report (source "reply" in :mod:`~fedsel_flwr.selectors.columns`). If the selector
+    names that column in :attr:`Selector.requires`, such a client counts as failed. Reported numbers lie in the table's
+    ranges. Arrays are copied and read-only.
 
-    With over-selection a round asks more clients than it needs. Those that it did not need are spares. Strategies tell
-    a selector about spares only if its ``needs`` name "spare"; any other selector sees them as failed. A spare's row is
-    ``completed`` if the client answered, and then ``latency`` is its own. If it has not answered, ``latency`` is the
-    time that the server waited. The server measures nothing on spares, so any optional column may be NaN.
+    With over-selection a round asks more clients than it needs, and those that it did not need are spares. A selector
+    that does not name "spare" in its ``needs`` sees them as failed. A spare's row is ``completed`` if the client
+    answered, and ``latency`` is then its own. Otherwise ``latency`` is the time that the server waited. The server
+    measures nothing on spares, so any optional column may be NaN.
 
     Args:
         clients: Indices of the selected clients, shape (n,), unique.
         completed: Whether the client's update arrived in time and could be used, shape (n,).
         latency: Seconds from sending the model to holding the update, shape (n,); ``max_latency`` where failed.
-        spare: Whether the client was asked as a spare and was not needed, shape (n,); None: nobody was.
+        spare: Whether the client was asked as a spare and was not needed, shape (n,); None if no client was.
         first: Whether ``latency`` stands in place of the first time that the server measured of the client, which
-            contains the start of its process, shape (n,); None: nowhere.
+            contains the start of its process, shape (n,); None if in no row.
         energy: Joules spent by the client, shape (n,).
         energy_score: The client's energy score in [0, 1] (PCZFL), shape (n,).
         num_examples: Training examples behind the update, shape (n,).
@@ -86,7 +81,7 @@ class RoundReport:
         latency = column("latency", self.latency, len(clients))
         if not np.isfinite(latency).all():
             raise ParameterError(
-                f"latency must be finite and at least 0 s in every row (max_latency where failed), got {latency}"
+                f"latency must be finite and at least 0 s in every row, got {latency}. Give failed clients max_latency"
             )
         for field in fields(self):
             value = getattr(self, field.name)
@@ -95,75 +90,81 @@ class RoundReport:
             if field.name == "clients" or value is None:
                 continue
             if field.name in SCALARS:
-                columns[field.name] = real(field.name, value)  # the server measures it: finite will do
+                # No range: the server measures it, so that only NaN and infinities can be wrong.
+                columns[field.name] = real(field.name, value)
             elif field.name == "completed" or field.name in FLAGS:
                 columns[field.name] = _flags(field.name, value, len(clients))
             else:
                 columns[field.name] = column_values(field.name, value, len(clients))
         if self.kept is not None and np.any(np.asarray(columns["kept"]) & ~np.asarray(columns["completed"])):
-            raise ParameterError("kept must be False in the rows of failed clients (completed False)")
+            raise ParameterError(
+                "kept is True in the row of a failed client. Set it to False wherever completed is False"
+            )
         for name, value in columns.items():
             if isinstance(value, np.ndarray):
                 value.setflags(write=False)
+            # A frozen dataclass refuses plain assignment.
             object.__setattr__(self, name, value)
 
     @property
     def used(self) -> BoolArray:
-        """The rows of clients that completed and were needed, shape (n,)."""
+        """Whether each client completed and was needed, shape (n,)."""
         return np.asarray(self.completed & ~np.asarray(self.spare))
 
     @property
     def failed(self) -> BoolArray:
-        """The rows of clients that neither completed nor were spares, shape (n,)."""
+        """Whether each client failed: it neither completed nor was a spare, shape (n,)."""
         return np.asarray(~(self.completed | np.asarray(self.spare)))
-
-
-def _flags(name: str, value: object, num_rows: int) -> BoolArray:
-    array = np.array(value)
-    if array.size == 0:
-        array = array.astype(np.bool_)
-    if array.dtype != np.bool_ or array.shape != (num_rows,):
-        raise ParameterError(
-            f"{name} must be {num_rows} booleans, one per client, got {array.dtype} of shape {array.shape}"
-        )
-    return array
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """A question to clients before the choice; the answers come by :meth:`Selector.inform`.
+    """A request for columns before the choice; clients' answers come by :meth:`Selector.inform`.
 
     Args:
-        clients: Whom to ask, shape (n,).
-        columns: What to ask for, at the current global model: columns of :meth:`Selector.inform`.
+        clients: Clients to ask, shape (n,).
+        columns: Columns of :meth:`Selector.inform` to ask for, at the current global model.
     """
 
     clients: IntArray
     columns: tuple[str, ...]
 
 
-COUNTS_FROM = 2
-"""The failure in a row from which on a selector takes it as a property of the client."""
+FAILURES_THAT_COUNT = 2
+"""Failures in a row that count: a client that fails once may only have been unlucky."""
 
 
-def failed_again(in_a_row: IntArray, report: RoundReport) -> BoolArray:
-    """Count failures in a row and say whose failure counts.
+def repeated_failures(in_a_row: IntArray, report: RoundReport) -> BoolArray:
+    """Count failures in a row, and return the clients that failed repeatedly.
 
     Args:
-        in_a_row: Failures in a row by client index, shape (K,); updated in place. An answer sets it to 0, and a spare
-            that has not answered leaves it.
-        report: A round's report.
+        in_a_row: Failures in a row by client index, shape (K,); updated in place. A completed round sets a client's
+            to 0; a spare that has not answered keeps its number.
+        report: The report of a round.
 
     Returns:
-        Shape (n,): the rows of clients that failed for at least the second time in a row.
+        Whether each client of the report failed for at least the second time in a row, shape (n,).
 
     >>> import numpy as np
     >>> in_a_row = np.zeros(2, dtype=np.int64)
     >>> report = RoundReport(clients=[0, 1], completed=[True, False], latency=[1.0, 9.0])
-    >>> [failed_again(in_a_row, report).tolist() for _ in range(2)]
+    >>> [repeated_failures(in_a_row, report).tolist() for _ in range(2)]
     [[False, False], [False, True]]
     """
     k = report.clients
     in_a_row[k] += report.failed
     in_a_row[k[report.completed]] = 0
-    return report.failed & (in_a_row[k] >= COUNTS_FROM)
+    return report.failed & (in_a_row[k] >= FAILURES_THAT_COUNT)
+
+
+def _flags(name: str, value: object, num_rows: int) -> BoolArray:
+    array = np.array(value)
+    # An empty list becomes an array of floats.
+    if array.size == 0:
+        array = array.astype(np.bool_)
+    if array.dtype != np.bool_ or array.shape != (num_rows,):
+        raise ParameterError(
+            f"{name} must be {num_rows} booleans, one per client, got {array.dtype} of shape {array.shape}. Use a "
+            "list or an array of booleans"
+        )
+    return array

@@ -1,0 +1,222 @@
+"""A test harness for strategies: runs of one strategy with a fleet of simulated clients, in either of Flower's APIs.
+
+The arguments of :func:`fedsel_flwr.testing.check_strategy` are checked here, before the first round.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.testing.fleet import Fleet, FleetPlan, Model
+from fedsel_flwr.testing.observed_run import ObservedRun
+
+StrategyFactory = Callable[[], Any]
+"""Builds the strategy under test, a new one at each call."""
+SPARE_CLIENTS = 4
+"""Clients in excess of those that the strategy waits for: so many may be offline."""
+WAITED_FOR = (
+    "min_available_clients", "min_available_nodes", "min_fit_clients", "min_train_nodes", "min_evaluate_clients",
+    "min_evaluate_nodes",
+)  # fmt: skip
+"""Attributes of base strategies that hold how many clients they wait for."""
+
+
+class StrategyHarness:
+    """Runs one strategy with a fleet: a full run, a second one, and one that is interrupted and resumed.
+
+    Args:
+        make: Builds the strategy.
+        arrays: The initial model.
+        num_clients: Clients of the fleet; None takes 12, or four more than the strategy waits for.
+        metrics: Further metrics that every client reports.
+
+    Attributes:
+        plan: The model, the clients and the metrics of every run.
+        legacy: Whether the strategy belongs to Flower's legacy API.
+
+    Raises:
+        ParameterError: ``make`` or ``arrays`` cannot be used, or there are too few clients.
+    """
+
+    def __init__(
+        self,
+        make: StrategyFactory,
+        arrays: Sequence[Any],
+        num_clients: int | None = None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
+        self._make = make
+        first = self.build()
+        if self.build() is first:
+            raise ParameterError("make_strategy returned the same strategy twice. Build a new one at each call")
+        self.legacy = is_legacy(first)
+        settings = first.core.settings
+        if not settings.compare_models:
+            raise ParameterError(
+                f"make_strategy wraps {type(first.base).__name__}, whose model grows from round to round. Give the "
+                "strategy a base whose model is a list of NumPy arrays of fixed shapes"
+            )
+        if settings.identity in ("node", "key"):
+            raise ParameterError(
+                f"make_strategy sets identity={settings.identity!r}, under which a client that reconnects gets another "
+                "row, and the fleet's clients do reconnect. Set identity to None, 'name' or 'claim'"
+            )
+        wanted = max(8, *(int(getattr(one, name, 0)) for one in wrapped_strategies(first.base) for name in WAITED_FOR))
+        least = max(wanted, int(first.min_available), first.selector.clients_per_round or 1) + SPARE_CLIENTS
+        if num_clients is not None and num_clients < least:
+            raise ParameterError(
+                f"num_clients must be at least {least}, got {num_clients}: the strategy and its base wait for "
+                f"{least - SPARE_CLIENTS} clients, and {SPARE_CLIENTS} may be offline. Raise num_clients"
+            )
+        self.plan = FleetPlan(
+            arrays=checked_model(arrays),
+            num_clients=num_clients or least,
+            keys=settings.keys,
+            max_latency=float(settings.max_latency),
+            metrics=dict(metrics or {}),
+        )
+
+    def build(self) -> Any:
+        """Return a new strategy."""
+        with _isolated():
+            return build_strategy(self._make)
+
+    @cached_property
+    def full_run(self) -> ObservedRun:
+        """The run of the first strategy, from the first round to the last."""
+        strategy = self.build()
+        run = ObservedRun(strategy, Fleet(self.plan), self.plan.arrays)
+        run.record_reports()
+        if self.legacy:
+            from fedsel_flwr.testing.legacy_fleet import record_legacy_base as watch
+        else:
+            from fedsel_flwr.testing.message_fleet import record_message_base as watch
+        watch(run)
+        return self._play(run, self.plan.num_rounds)
+
+    @property
+    def clock_is_virtual(self) -> bool:
+        """Whether latencies are reported by clients, so that no choice depends on the machine's speed."""
+        return bool(self.full_run.strategy.core.settings.clock == "virtual")
+
+    def second_run(self) -> ObservedRun:
+        """Return the run of a second strategy, with other node ids and another order of replies.
+
+        Python's and NumPy's global generators are in another state as well, unless the base draws its noise from them.
+        """
+        strategy = self.build()
+        # Flower's differential privacy draws from NumPy's global generator: other noise would mean another model.
+        names = [type(one).__name__ for one in wrapped_strategies(strategy.base)]
+        noisy = any(name.startswith(("DifferentialPrivacy", "DPFedAvg")) for name in names)
+        run = ObservedRun(strategy, Fleet(self.plan, seed=1), self.plan.arrays, global_seed=0 if noisy else 1)
+        return self._play(run, self.plan.num_rounds)
+
+    def interrupted_run(self, rounds: int) -> ObservedRun:
+        """Return a run that ends after ``rounds`` rounds."""
+        return self._play(ObservedRun(self.build(), Fleet(self.plan), self.plan.arrays), rounds)
+
+    def resumed_run(self, interrupted: ObservedRun, state: Mapping[str, Any]) -> ObservedRun:
+        """Return the rest of a run, by a new strategy with the state and a copy of the base."""
+        strategy = self.build()
+        strategy.load_state_dict(state)
+        # The copy brings along the base's own state, such as the moments of FedAdam.
+        strategy.base = copy.deepcopy(interrupted.strategy.base)
+        run = ObservedRun(strategy, interrupted.fleet, interrupted.model)
+        return self._play(run, self.plan.num_rounds - run.fleet.round)
+
+    def _play(self, run: ObservedRun, rounds: int) -> ObservedRun:
+        if self.legacy:
+            from fedsel_flwr.testing.legacy_fleet import play_legacy as play
+        else:
+            from fedsel_flwr.testing.message_fleet import play_messages as play
+        with _isolated():
+            try:
+                play(run, rounds)
+            except Exception as error:
+                # Whatever leaves the strategy is a broken promise, which the first check reports. Wrong parameters are
+                # the caller's mistake and show in round 1.
+                if isinstance(error, ParameterError) and run.fleet.round <= 1:
+                    raise
+                run.error = error
+        return run
+
+
+@contextlib.contextmanager
+def _isolated() -> Iterator[None]:
+    """Silence the logs, and restore Python's and NumPy's global generators afterwards."""
+    loggers = [logging.getLogger(name) for name in ("flwr", "fedsel_flwr")]
+    levels = [logger.level for logger in loggers]
+    # Flower's client managers and noise draw from the global generators, which belong to the caller.
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+REQUIRED_ATTRIBUTES = ("selector", "base", "history", "roster", "core", "state_dict", "load_state_dict")
+"""Attributes of a strategy that the checks read."""
+
+
+def build_strategy(make: StrategyFactory) -> Any:
+    """Return ``make()``; raise :class:`ParameterError` if it cannot be called so, or returns something else."""
+    try:
+        strategy = make()
+    except TypeError as error:
+        raise ParameterError(
+            f"make_strategy() must build a strategy without arguments, but raised: {error}. Bind its arguments with "
+            "functools.partial"
+        ) from error
+    is_legacy(strategy)
+    if missing := [name for name in REQUIRED_ATTRIBUTES if not hasattr(strategy, name)]:
+        raise ParameterError(
+            f"make_strategy must return a SelectionStrategy or a paper's strategy, but {type(strategy).__name__} has "
+            f"no {', '.join(missing)}. Wrap it: SelectionStrategy(selector, base)"
+        )
+    return strategy
+
+
+def is_legacy(strategy: Any) -> bool:
+    """Return whether a strategy is of Flower's legacy API; raise :class:`ParameterError` if it is of neither."""
+    # Flower is imported here, since `import fedsel_flwr.testing` must work without it.
+    from flwr.server.strategy import Strategy as Legacy
+    from flwr.serverapp.strategy import Strategy
+
+    if not isinstance(strategy, Legacy | Strategy):
+        raise ParameterError(
+            "make_strategy must return a strategy of flwr.server.strategy or flwr.serverapp.strategy, got "
+            f"{type(strategy).__name__}. Return SelectionStrategy(selector, base)"
+        )
+    return isinstance(strategy, Legacy)
+
+
+def checked_model(arrays: Sequence[Any]) -> Model:
+    """Return the initial model as a list of arrays; raise :class:`ParameterError` if it is none."""
+    model = [np.asarray(array) for array in arrays]
+    if not model or not all(array.dtype.kind in "fiu" and np.isfinite(array).all() for array in model):
+        raise ParameterError(
+            "arrays must be the initial model, a list of NumPy arrays of finite numbers, got "
+            f"{[f'{a.dtype}{list(a.shape)}' for a in model]}"
+        )
+    return model
+
+
+def wrapped_strategies(base: Any) -> Iterator[Any]:
+    """Yield a base strategy and every strategy that it wraps."""
+    while base is not None:
+        yield base
+        base = getattr(base, "strategy", None)
