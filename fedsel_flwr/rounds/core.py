@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedsel_flwr.aggregation.schemes import COUNT_EVERYBODY
+from fedsel_flwr.aggregation.schemes import READS_TOTAL_EXAMPLES
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds import state_dicts
 from fedsel_flwr.rounds.collecting import Collector
@@ -26,9 +26,9 @@ from fedsel_flwr.rounds.probing import Probing
 from fedsel_flwr.rounds.registration import Enrolment, Identifying, Introduction, Known
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roll_call import CANNOT_SAY, Facts, RollCall, Transport
-from fedsel_flwr.rounds.roster import ClientValues, Present, Roster
+from fedsel_flwr.rounds.roster import ClientValues, ConnectedClients, Roster
 from fedsel_flwr.rounds.round import Outcome, Reporter, Round
-from fedsel_flwr.rounds.run_length import Budget, Ending, Numbering, ShouldStop
+from fedsel_flwr.rounds.run_length import Budget, RoundNumbering, ShouldStop, StopCriteria
 from fedsel_flwr.rounds.settings import Settings
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors.columns import ASKED
@@ -67,7 +67,12 @@ def make_parts(
         roster=roster,
         rollcall=RollCall(roll_call_timeout),
         enrolment=Enrolment(
-            selector, roster, measurer, client_values, s.max_examples, counts_everybody=s.averaging in COUNT_EVERYBODY
+            selector,
+            roster,
+            measurer,
+            client_values,
+            s.max_examples,
+            counts_everybody=s.averaging in READS_TOTAL_EXAMPLES,
         ),
         probing=Probing(selector, roster, settings),
         busy=Busy(settings.busy_timeout),
@@ -86,7 +91,7 @@ class SelectionCore:
 
     Args:
         selector: The selector; it must not be shared.
-        settings: How clients are treated; :func:`~fedsel_flwr.rounds.settings.settled` settles them for a selector.
+        settings: How clients are treated; :func:`~fedsel_flwr.rounds.settings.resolve_settings` makes them for one.
         roster: Who is who; None starts with an empty one.
         client_values: Selector parameters given by client id, bound to ``roster``; clients they do not cover are
             refused.
@@ -118,8 +123,8 @@ class SelectionCore:
         self.settings, self._availability = settings, availability
         roster = Roster() if roster is None else roster
         self.parts = make_parts(selector, settings, roster, client_values, roll_call_timeout)
-        self.ending = Ending(selector, self.parts.history, budget, should_stop)
-        self.numbering, self._identifying = Numbering(), Identifying(settings)
+        self.ending = StopCriteria(selector, self.parts.history, budget, should_stop)
+        self.numbering, self._identifying = RoundNumbering(), Identifying(settings)
         parts, identifying = self.parts, self._identifying
         self._collector = Collector(
             selector, settings, roster, parts.enrolment, parts.measurer, identifying, parts.first_times
@@ -139,7 +144,7 @@ class SelectionCore:
     @property
     def ended(self) -> bool:
         """Whether the run is over: the budget is spent, the selector is done, or ``should_stop`` has said so."""
-        return self.ending.reached
+        return self.ending.met
 
     @property
     def update_reader(self) -> str:
@@ -197,7 +202,7 @@ class SelectionCore:
         Raises:
             RunError: The server's round does not follow the selector's.
         """
-        self.ending.ask()
+        self.ending.check()
         if self.ended:
             return []
         parts, upcoming = self.parts, self.round + 1
@@ -212,7 +217,7 @@ class SelectionCore:
             here = here.only(parts.busy.ready(here.nodes))
             everybody = everybody.only(parts.busy.ready(everybody.nodes))
         parts.enrolment.received(reference)
-        chosen = here.of(parts.selector.select(here.rows))
+        chosen = here.nodes_of(parts.selector.select(here.rows))
         self._round = Round(
             number=upcoming, num_available=len(here.rows), available=everybody.rows, chosen=chosen, reference=reference
         )
@@ -296,7 +301,7 @@ class SelectionCore:
             clients=parts.reporter.records(round, outcome),
         )
         round.finished = True
-        parts.history.complain_of_useless_rounds()
+        parts.history.log_unusable_rounds()
         return after
 
     def state_dict(self) -> state_dicts.State:
@@ -319,14 +324,14 @@ class SelectionCore:
         parts.roster.release(connected, upcoming)
         parts.busy.release(connected)
         identifying.settle(transport)
-        known = identifying.known(parts.busy.free(parts.roster.strangers(connected)), transport)
+        known = identifying.known(parts.busy.free(parts.roster.unregistered(connected)), transport)
         facts: Mapping[str, Facts] = dict.fromkeys(known, CANNOT_SAY)
         if known and (identifying.by_claim or parts.enrolment.reads_facts):
             one_first = identifying.one_first(transport)
             facts = parts.rollcall.call(known, upcoming, transport.introduce, one_first=one_first)
         self.enroll(facts, known)
 
-    def _here(self, connected: Collection[str], upcoming: int) -> Present:
+    def _here(self, connected: Collection[str], upcoming: int) -> ConnectedClients:
         """The clients that are available in the round to come; each is asked for once."""
         roster, rounds = self.parts.roster, self.parts.history.rounds
         present = roster.present(connected)

@@ -217,8 +217,8 @@ class Cooldown:
 
     def _grow(self, rows: IntArray) -> None:
         length = int(rows.max(initial=-1)) + 1
-        self._failures = state_dicts.long_enough(self._failures, length, 0)
-        self._out_until = state_dicts.long_enough(self._out_until, length, 0)
+        self._failures = state_dicts.extended(self._failures, length, 0)
+        self._out_until = state_dicts.extended(self._out_until, length, 0)
 
 
 class Trial:
@@ -283,8 +283,8 @@ class Trial:
 
     def _grow(self, rows: IntArray) -> None:
         length = int(rows.max(initial=-1)) + 1
-        self._trusted = state_dicts.long_enough(self._trusted, length, False)
-        self._tries = state_dicts.long_enough(self._tries, length, 0)
+        self._trusted = state_dicts.extended(self._trusted, length, False)
+        self._tries = state_dicts.extended(self._tries, length, 0)
 
 
 WINDOW = 20
@@ -363,5 +363,5 @@ class Participation:
 
     def _grow(self, rows: IntArray) -> None:
         length = int(rows.max(initial=-1)) + 1
-        self._asked = state_dicts.long_enough(self._asked, length, 0)
-        self._rounds = state_dicts.long_enough(self._rounds, length, 0)
+        self._asked = state_dicts.extended(self._asked, length, 0)
+        self._rounds = state_dicts.extended(self._rounds, length, 0)

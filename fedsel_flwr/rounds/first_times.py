@@ -134,8 +134,8 @@ class FirstTimes:
 
     def _grow(self, rows: IntArray) -> None:
         length = int(rows.max(initial=-1)) + 1
-        self._timed = state_dicts.long_enough(self._timed, length, False)
-        self._last = state_dicts.long_enough(self._last, length, np.nan)
+        self._timed = state_dicts.extended(self._timed, length, False)
+        self._last = state_dicts.extended(self._last, length, np.nan)
 
 
 def _seconds(result: ClientResult) -> float:

@@ -12,9 +12,9 @@ from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.rounds import state_dicts
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.replies import of_other_lengths, usual_length
-from fedsel_flwr.rounds.roster import Present, Roster
+from fedsel_flwr.rounds.roster import ConnectedClients, Roster
 from fedsel_flwr.rounds.settings import Settings
-from fedsel_flwr.rounds.untrusted import finite_number, log_faults, longest, within
+from fedsel_flwr.rounds.untrusted import column_value, finite_number, log_faults, max_vector_length
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors.columns import COLUMNS, LARGEST, PROBED, check_columns
 from fedsel_flwr.wireless import round_time
@@ -57,14 +57,14 @@ class Probing:
         self._selector, self._roster, self._settings = selector, roster, settings
         self._seconds = self._joules = 0.0  # spent on questions since the last round that ended
 
-    def question(self, here: Present) -> Question | None:
+    def question(self, here: ConnectedClients) -> Question | None:
         """Ask the selector what must be asked of the clients who are here; None if nothing."""
         probe = self._selector.probe(here.rows)
         if probe is None or not len(probe.clients):
             return None
         check_columns(type(self._selector).__name__, "probe", probe.columns, PROBED)
         config: dict[str, str | int] = {"probe": ",".join(probe.columns), "round": self._selector.round + 1}
-        return Question(asked=here.of(np.asarray(probe.clients)), columns=tuple(probe.columns), config=config)
+        return Question(asked=here.nodes_of(np.asarray(probe.clients)), columns=tuple(probe.columns), config=config)
 
     def answer(self, question: Question, answers: Answers, model: Arrays | None = None) -> None:
         """Pass the answers on to the selector, and charge their simulated time and energy.
@@ -86,7 +86,7 @@ class Probing:
             answered = True
             for name, column in columns.items():
                 said = metrics.get(keys.of(name), metrics.get("accuracy") if name == "local_accuracy" else None)
-                column.append(value := within(COLUMNS[name], said, longest(name, model)))
+                column.append(value := column_value(COLUMNS[name], said, max_vector_length(name, model)))
                 if value is None:
                     answered = False
                     faults.append((self._roster.ids[row], f"probe: no {name}"))

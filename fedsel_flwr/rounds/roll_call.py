@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 from fedsel_flwr.checks import IntArray
 from fedsel_flwr.rounds import state_dicts
 from fedsel_flwr.rounds.probing import Answers
-from fedsel_flwr.rounds.untrusted import few
+from fedsel_flwr.rounds.untrusted import first_lines
 
 logger = logging.getLogger("fedsel_flwr")
 MOST_REMEMBERED = 10_000
@@ -80,7 +80,9 @@ class RollCall:
         for node in missed:
             said.pop(node, None)
         erring = [node for node, facts in said.items() if facts is None]
-        for line in few([f"client {node} answers with errors; its connection serves as its id" for node in erring]):
+        for line in first_lines(
+            [f"client {node} answers with errors; its connection serves as its id" for node in erring]
+        ):
             logger.warning("roll call: %s", line)
         self.missed(missed, round)
         return {node: facts or {} for node, facts in said.items()}
@@ -107,7 +109,7 @@ class RollCall:
             self._in_vain[name] = self._in_vain.get(name, 0) + 1
             self._not_before[name] = round + 2 ** min(self._in_vain[name] - 1, 30)
         words = f"did not answer within {self.timeout:g} s and is left out of this round"
-        for line in few([f"client {name} {words}" for name in silent]):
+        for line in first_lines([f"client {name} {words}" for name in silent]):
             logger.warning("roll call: %s", line)
         if (surplus := len(self._not_before) - MOST_REMEMBERED) > 0:
             for name in sorted(self._not_before, key=self._not_before.__getitem__)[:surplus]:

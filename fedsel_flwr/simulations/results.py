@@ -22,9 +22,9 @@ from fedsel_flwr.errors import FedSelError, ParameterError, RunError
 from fedsel_flwr.report import run_folder
 from fedsel_flwr.report.run_folder import JOURNAL, load_optional
 from fedsel_flwr.rounds.history import ClientRecord, History
-from fedsel_flwr.rounds.history_storage import Ledger
+from fedsel_flwr.rounds.history_storage import Journal
 from fedsel_flwr.rounds.models import Arrays
-from fedsel_flwr.rounds.storage import WRITES, hold
+from fedsel_flwr.rounds.storage import RUN_IN_USE, lock_folder
 from fedsel_flwr.rounds.untrusted import shown
 from fedsel_flwr.simulations.fingerprints import Fingerprints
 from fedsel_flwr.simulations.run_record import (
@@ -92,11 +92,11 @@ class RunFolder:
         load_optional("pyarrow.parquet")
         self.path, self._scenario, self._label = Path(folder), scenario, label or scenario.selector
         self._fingerprints = dict(fingerprints or {})
-        self._ledger: Ledger | None = None
+        self._journal: Journal | None = None
         check_links(self.path)
         with self._disk_errors("begun"):
             self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = hold(self.path, WRITES)
+        self._lock = lock_folder(self.path, RUN_IN_USE)
 
     def begin(self) -> None:
         """Write the scenario and the record of the run, and begin the journal.
@@ -122,8 +122,8 @@ class RunFolder:
             text = tomli_w.dumps(scenario.model_dump(exclude={"name"}))
             write_record(self.path, record | {FILES: {run_folder.SCENARIO: digest_of(text.encode())}})
             run_folder.write_scenario(self.path, text)
-        if self._ledger is not None:
-            self._ledger.begin()
+        if self._journal is not None:
+            self._journal.begin()
 
     def record_rounds(self, history: History, *, elsewhere: bool = False) -> None:
         """Write each round of a history as it ends; call this before the history is restored from a checkpoint.
@@ -133,13 +133,13 @@ class RunFolder:
             elsewhere: Whether the checkpoints' folder has its journal; else it goes to this folder.
         """
         if not elsewhere:
-            history.write_to(Ledger(self.path / JOURNAL))
-        self._ledger = history.ledger
+            history.write_to(Journal(self.path / JOURNAL))
+        self._journal = history.journal
 
     @property
     def failure(self) -> RunError | None:
         """The error of a round that could not be written, if there is one."""
-        return self._ledger.failure if self._ledger else None
+        return self._journal.failure if self._journal else None
 
     def finish(self, result: RunResult, tables: Mapping[str, Mapping[str, Any]] | None = None) -> None:
         """Write history and model in place of the journal, and the tables derived from them.
@@ -167,11 +167,11 @@ class RunFolder:
                 write_record(self.path, record | {FILES: files})
 
             run_folder.write_model(self.path, list(result.arrays), before=record_digests)
-        journal, ledger = self.path / JOURNAL, result.history.ledger
-        # Through the ledger if this journal is its file: the ledger keeps what the history may still read.
-        if ledger is not None and ledger.path.resolve() == journal.resolve():
-            ledger.remove()
-        journal.unlink(missing_ok=True)
+        path, journal = self.path / JOURNAL, result.history.journal
+        # Through the journal if this file is its own: it keeps open what the history may still read.
+        if journal is not None and journal.path.resolve() == path.resolve():
+            journal.remove()
+        path.unlink(missing_ok=True)
         self._remove_saved_models()
 
     def save_last_model(self, last: LastModel | None) -> Path | None:
@@ -189,8 +189,8 @@ class RunFolder:
 
     def close(self) -> None:
         """Close the journal, and let other processes write to the folder."""
-        if self._ledger is not None:
-            self._ledger.close()
+        if self._journal is not None:
+            self._journal.close()
         # The lock is released with its last reference.
         self._lock = None
 

@@ -31,7 +31,7 @@ from fedsel_flwr.flower import ClientProxy
 from fedsel_flwr.rounds.models import Arrays, ModelStack
 from fedsel_flwr.rounds.replies import CRASHED, Reply
 from fedsel_flwr.rounds.round import Outcome
-from fedsel_flwr.rounds.untrusted import log_modelled
+from fedsel_flwr.rounds.untrusted import log_simulated_faults
 from fedsel_flwr.simulations.divergence import diagnose
 from fedsel_flwr.simulations.existing_runs import CheckpointPace
 from fedsel_flwr.simulations.parallelism import WorkerPool, threads_for
@@ -104,7 +104,7 @@ def _run_rounds(world: World, strategy: Any, clients: InProcessClients, pace: Ch
         strategy.model_after(core.round, model)
         pace(partial(strategy.round_trained, core.round, model))
         ended(number)
-    log_modelled(strategy.history, bool(scenario.aggregation.over_selection))
+    log_simulated_faults(strategy.history, bool(scenario.aggregation.over_selection))
     return RunResult(history=strategy.history, arrays=model, diagnosis=diagnose(world, strategy.history))
 
 
@@ -345,7 +345,7 @@ def aggregate(base: Any, round: int, outcome: Outcome) -> Arrays | None:
     ok = Status(Code.OK, "")
     results = [
         (NamedClient(node), FitRes(ok, ndarrays_to_parameters(list(arrays)), int(weight), {}))
-        for node, arrays, weight in zip(outcome.kept, kept.listed(), weights, strict=True)
+        for node, arrays, weight in zip(outcome.kept, kept.as_list(), weights, strict=True)
     ]
     parameters, _ = base.aggregate_fit(bases.aggregation_round(base, round), results, [])
     return None if parameters is None else parameters_to_ndarrays(parameters)

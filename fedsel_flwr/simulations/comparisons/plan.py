@@ -29,7 +29,7 @@ from fedsel_flwr.simulations.comparisons.plan_files import (
     FINGERPRINTS,
     check_folder,
     check_plan,
-    lock_folder,
+    lock_comparison,
     read_plan,
     read_seeds,
     write_plan,
@@ -225,7 +225,7 @@ class Plan:
             self._check(brought)
         if folder:
             made_of = self._made_of(brought)  # before anything is written: what was given may not make a selector
-            held = lock_folder(folder)
+            held = lock_comparison(folder)
             if resume and not replay:
                 check_plan(folder, made_of)
             named = {"scenario": brought.named_in(self.scenario).model_dump()}

@@ -11,7 +11,7 @@ from typing import Any
 from fedsel_flwr.checks import whole
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report.run_folder import replacing
-from fedsel_flwr.rounds.storage import WRITES, FolderLock, hold
+from fedsel_flwr.rounds.storage import RUN_IN_USE, FolderLock, lock_folder
 from fedsel_flwr.simulations.existing_runs import CHECKPOINTS, REPLAY_CURE, has_begun
 from fedsel_flwr.simulations.fingerprints import changed_plan_parts
 from fedsel_flwr.simulations.results import read_label
@@ -129,7 +129,7 @@ def check_folder(folder: Path, own: Collection[str], *, single: bool, resume: bo
         )
 
 
-def lock_folder(folder: Path) -> FolderLock | None:
+def lock_comparison(folder: Path) -> FolderLock | None:
     """Make the folder of a comparison, if needed, and hold it for this process.
 
     Returns:
@@ -142,7 +142,7 @@ def lock_folder(folder: Path) -> FolderLock | None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"{str(folder)!r} cannot be begun: {error.strerror or error}") from error
-    return hold(folder, WRITES)
+    return lock_folder(folder, RUN_IN_USE)
 
 
 def read_seeds(seeds: int | Sequence[int], first: int) -> list[int]:

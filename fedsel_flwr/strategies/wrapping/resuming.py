@@ -22,7 +22,7 @@ from fedsel_flwr.errors import ParameterError, RunError, StateError
 from fedsel_flwr.rounds.checkpoints import JOURNAL, Checkpoint, Checkpoints, json_path
 from fedsel_flwr.rounds.core import SelectionCore
 from fedsel_flwr.rounds.eligibility import Busy
-from fedsel_flwr.rounds.history_storage import Ledger
+from fedsel_flwr.rounds.history_storage import Journal
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.roster import ClientValues
 from fedsel_flwr.rounds.state_dicts import State
@@ -105,7 +105,7 @@ class Resuming:
             from fedsel_flwr.strategies.wrapping.base_state import check_base
 
             check_base(base)
-            core.parts.history.write_to(Ledger(checkpoints.folder / JOURNAL))
+            core.parts.history.write_to(Journal(checkpoints.folder / JOURNAL))
         self._core, self._base, self._checkpoints = core, base, checkpoints
         self.total_rounds = self.last_round = total_rounds
         self.made_for = made_for(core, base)
@@ -220,7 +220,7 @@ class Resuming:
         names = [str(i) for i in range(len(model))] if names is None else list(names)
         made_for = self.made_for
         self._checkpoints.write(
-            Checkpoint(round=number, model=list(model), names=names, state=state, base=base, made_for=made_for)
+            Checkpoint(round=number, model=list(model), names=names, state=state, base=base, fingerprint=made_for)
         )
         self._written, self._held = number, None
 
@@ -234,7 +234,7 @@ class Resuming:
         """Continue from a checkpoint; raise :class:`StateError` and change nothing if it does not fit."""
         from fedsel_flwr.strategies.wrapping.base_state import load_base, save_base
 
-        check_made_for(checkpoint.made_for, self.made_for)
+        check_made_for(checkpoint.fingerprint, self.made_for)
         if initial is not None and self._core.settings.compare_models:
             _check_model(checkpoint, initial)
         before = save_base(self._base)
