@@ -28,7 +28,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedsel_flwr.rounds.core import SelectionCore
 from fedsel_flwr.rounds.models import ModelStack
 from fedsel_flwr.rounds.replies import Reply
-from fedsel_flwr.rounds.settings import settled
+from fedsel_flwr.rounds.settings import resolve_settings
 from fedsel_flwr.selectors import create
 from fedsel_flwr.simulations.vectorized import Named, stack_mean
 from fedsel_flwr.strategies.wrapping.client_manager import TimedProxy
@@ -52,7 +52,7 @@ class Everybody:
 
     def __init__(self, clients: int, limit: float | None) -> None:
         selector = create("cs-ucb", clients_per_round=clients, max_latency=60.0, seed=1)
-        self.core = SelectionCore(selector, settled(selector, max_update_norm=limit))
+        self.core = SelectionCore(selector, resolve_settings(selector, max_update_norm=limit))
         self.nodes = [str(k) for k in range(1000, 1000 + clients)]
         self.reference = [np.zeros(shape, dtype=np.float32) for shape in SHAPES]
 
@@ -89,7 +89,7 @@ def legacy(everybody: Everybody, models: list[Any]) -> tuple[Callable[[], Any], 
         node: (proxies[node], FitRes(ok, ndarrays_to_parameters(own), 10, {**METRICS, "client_id": node}))
         for node, own in zip(everybody.nodes, models, strict=True)
     }
-    ours = everybody.core.settings.keys.ours()
+    ours = everybody.core.settings.keys.own_keys()
 
     def clean() -> Any:
         outcome = everybody.core.collect(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsel_flwr import __version__
-from fedsel_flwr.arguments import overrides_of, parse, resumed_folder, seeds_of, where_of
+from fedsel_flwr.arguments import overrides_of, parse, ray_options_of, resumed_folder, seeds_of
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ DEFAULT_SELECTORS = "bsfl,cs-ucb,random"
 """Who is compared where nobody is named."""
 
 
-def parser_of() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
     """Return the parser of the whole command, and those of its commands by name."""
     parser = argparse.ArgumentParser(
         prog="fedsel", description="Compare client selectors for federated learning.", allow_abbrev=False
@@ -147,7 +147,7 @@ INTERRUPTED = "fedsel: interrupted"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status (0, 2 after an error, 130 after Ctrl-C)."""
-    parser, of_commands = parser_of()
+    parser, of_commands = build_parser()
     alone = argv is None and threading.current_thread() is threading.main_thread()
     if alone:  # until leaving_at_once listens, SIGTERM is as Ctrl-C
         signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -262,13 +262,13 @@ def _compare(args: argparse.Namespace, leaving: Leaving) -> int:
 
 def _plan(args: argparse.Namespace) -> Plan:
     """What the command line asks for."""
-    from fedsel_flwr.references import located
+    from fedsel_flwr.references import absolute_reference
     from fedsel_flwr.simulations.scenario_files import load_scenario
 
     given = ",".join(args.selectors or [DEFAULT_SELECTORS]) if args.command == "compare" else ""
     named = [name.strip() for name in given.split(",") if name.strip()]
     everybody = named == ["all"]
-    named = [] if everybody else [located(name, Path.cwd()) for name in named]
+    named = [] if everybody else [absolute_reference(name, Path.cwd()) for name in named]
     scenario = load_scenario(args.scenario or DEFAULT_SCENARIO, overrides_of(args), named)
     if args.command == "run":
         named = [scenario.selector]
@@ -290,7 +290,7 @@ def _plan(args: argparse.Namespace) -> Plan:
         named, left_out = every_selector(scenario)
     return Plan.of(
         scenario, named, seeds=seeds, engine=scenario.engine, reference=getattr(args, "reference", None),
-        rounds_on_flower=getattr(args, "rounds_on_flower", 0), where=Where(**where_of(args)),
+        rounds_on_flower=getattr(args, "rounds_on_flower", 0), where=Where(**ray_options_of(args)),
         device=args.device or "cpu", processes=args.processes, left_out=left_out, checkpoints=checkpoints,
         jobs=1 if (jobs := getattr(args, "jobs", None)) is None else jobs,
     )  # fmt: skip
@@ -301,7 +301,7 @@ def _plan_of(folder: Path, args: argparse.Namespace) -> Plan:
     from fedsel_flwr.simulations.comparisons.plan import Plan
     from fedsel_flwr.simulations.on_flower.ray_resources import Where
 
-    elsewhere: dict[str, Any] = {"where": Where(**given)} if (given := where_of(args)) else {}
+    elsewhere: dict[str, Any] = {"where": Where(**given)} if (given := ray_options_of(args)) else {}
     named = ("device", "processes", "jobs")
     elsewhere |= {key: value for key in named if (value := getattr(args, key, None)) is not None}
     elsewhere |= {"trust": args.trust, "checkpoint_dir": getattr(args, "checkpoint_dir", None), "command": args.typed}

@@ -118,5 +118,5 @@ SCHEMES: dict[str, Callable[[FloatArray, float, int, FloatArray], Averaging]] = 
     "mean": _mean,
 }
 """The schemes by name."""
-COUNT_EVERYBODY = frozenset({"fedpdp-exact", "fedavg-absent"})
+READS_TOTAL_EXAMPLES = frozenset({"fedpdp-exact", "fedavg-absent"})
 """The schemes that read the number of examples of all clients, absent ones included."""

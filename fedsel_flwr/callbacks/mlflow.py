@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from fedsel_flwr.callbacks.recorder import Recorder, load
+from fedsel_flwr.callbacks.recorder import Recorder, import_library
 
 
 class MLflow(Recorder):
@@ -43,8 +43,8 @@ class MLflow(Recorder):
         params: Mapping[str, object] | None = None,
         run_id: str | None = None,
     ) -> None:
-        module = load("mlflow", "mlflow")
-        self._metric = load("mlflow.entities", "mlflow").Metric
+        module = import_library("mlflow", "mlflow")
+        self._metric = import_library("mlflow.entities", "mlflow").Metric
         self._client = module.MlflowClient(tracking_uri=tracking_uri)
         if run_id is None:
             found = self._client.get_experiment_by_name(experiment)

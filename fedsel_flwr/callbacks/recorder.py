@@ -90,7 +90,7 @@ def figures(record: RoundRecord) -> dict[str, float]:
     return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
-def load(module: str, package: str) -> ModuleType:
+def import_library(module: str, package: str) -> ModuleType:
     """Import a library's module.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from fedsel_flwr.callbacks.recorder import Recorder, load
+from fedsel_flwr.callbacks.recorder import Recorder, import_library
 
 
 class TensorBoard(Recorder):
@@ -29,7 +29,7 @@ class TensorBoard(Recorder):
 
     def __init__(self, folder: str | os.PathLike[str], *, prefix: str = "fedsel/") -> None:
         self._prefix = prefix
-        self._writer = load("tensorboard.summary", "tensorboard").Writer(os.fspath(folder))
+        self._writer = import_library("tensorboard.summary", "tensorboard").Writer(os.fspath(folder))
 
     def write(self, round: int, values: Mapping[str, float]) -> None:
         """Add a scalar for each figure."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedsel_flwr.callbacks.recorder import Recorder, load
+from fedsel_flwr.callbacks.recorder import Recorder, import_library
 
 
 class WandB(Recorder):
@@ -29,7 +29,7 @@ class WandB(Recorder):
     """
 
     def __init__(self, project: str = "fedsel", **settings: Any) -> None:
-        self.run = load("wandb", "wandb").init(project=project, **settings)
+        self.run = import_library("wandb", "wandb").init(project=project, **settings)
 
     def write(self, round: int, values: Mapping[str, float]) -> None:
         """Log the figures."""

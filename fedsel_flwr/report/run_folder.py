@@ -78,7 +78,7 @@ def load_optional(module: str) -> ModuleType:
 
 
 JOURNAL = "journal.jsonl"
-"""What the ledger of a run is called in its folder (:class:`~fedsel_flwr.rounds.history_storage.Ledger`)."""
+"""What the journal of a run is called in its folder (:class:`~fedsel_flwr.rounds.history_storage.Journal`)."""
 
 
 def read_journal(folder: Path) -> History:
@@ -94,18 +94,18 @@ def read_journal(folder: Path) -> History:
         ParameterError: There is no journal, or a line before the last is damaged.
     """
     from fedsel_flwr.rounds.history import History
-    from fedsel_flwr.rounds.history_storage import Ledger
+    from fedsel_flwr.rounds.history_storage import Journal
 
-    ledger = Ledger(folder / JOURNAL)
-    if not ledger.path.exists():
+    journal = Journal(folder / JOURNAL)
+    if not journal.path.exists():
         raise ParameterError(f"{str(folder)!r} holds no journal: there is no {JOURNAL} in it")
     try:
-        ledger.load()
+        journal.load()
     except StateError as error:
         raise ParameterError(str(error)) from error
-    entries = [ledger.entry(line) for line in range(len(ledger))]
-    ledger.close()
-    return History.of([one.round for one in entries], [row for one in entries for row in one.clients])
+    entries = [journal.entry(line) for line in range(len(journal))]
+    journal.close()
+    return History.from_records([one.round for one in entries], [row for one in entries for row in one.clients])
 
 
 ROUNDS = "rounds.parquet"
@@ -221,7 +221,7 @@ def read_history(folder: str | os.PathLike[str]) -> History:
     if not written and (Path(folder) / JOURNAL).exists():
         return read_journal(Path(folder))
     rounds = _read_records(Path(folder) / ROUNDS, RoundRecord)
-    return History.of(rounds, _read_records(Path(folder) / CLIENTS, ClientRecord))
+    return History.from_records(rounds, _read_records(Path(folder) / CLIENTS, ClientRecord))
 
 
 def write_model(

@@ -14,17 +14,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, overload
 
-from fedsel_flwr.rounds.records import ClientRecord, Entry, Lines, RoundRecord
+from fedsel_flwr.rounds.records import ClientRecord, LineIndex, RoundEntry, RoundRecord
 
-HELD = 2**24
-"""Bytes up to which :meth:`GrowingFile.remove` keeps the content in memory."""
+MAX_IN_MEMORY = 2**24
+"""Bytes up to which :meth:`AppendFile.remove` keeps the content in memory."""
 
 
-class CutError(OSError):
+class FileTruncatedError(OSError):
     """The file is shorter than what was written to it."""
 
 
-class GrowingFile:
+class AppendFile:
     """Bytes on disk at places that the owner knows.
 
     Args:
@@ -36,14 +36,14 @@ class GrowingFile:
         self._held: bytes | None = None
         self._nameless = False
         self._descriptor, self._writes, self._named = -1, False, False
-        self._closing: weakref.finalize[[int], GrowingFile] | None = None
+        self._closing: weakref.finalize[[int], AppendFile] | None = None
 
     def cut(self, size: int) -> None:
         """Make the file, and cut off what stands behind the first ``size`` bytes."""
         descriptor = self._open(write=True)
         found = os.fstat(descriptor).st_size
         if found < size:
-            raise CutError(0, f"another program has cut it from {size} to {found} bytes")
+            raise FileTruncatedError(0, f"another program has cut it from {size} to {found} bytes")
         if found > size:
             os.ftruncate(descriptor, size)
 
@@ -98,13 +98,13 @@ class GrowingFile:
         """
         if self._nameless or self._held is not None:
             return
-        if 0 < size <= HELD:
+        if 0 < size <= MAX_IN_MEMORY:
             self._held = self.read(0, size)
-        if size > HELD:
+        if size > MAX_IN_MEMORY:
             self._open()
         else:
             self.close()
-        self._nameless = size > HELD
+        self._nameless = size > MAX_IN_MEMORY
         self.path.unlink(missing_ok=True)
 
     def _open(self, *, write: bool = False) -> int:
@@ -124,7 +124,7 @@ class Source(Protocol):
     """Rounds by their places, which count from 0."""
 
     @property
-    def lines(self) -> Lines:
+    def lines(self) -> LineIndex:
         """Of all rounds, but perhaps the last."""
 
     @property
@@ -134,7 +134,7 @@ class Source(Protocol):
     def __len__(self) -> int:
         """How many rounds there are."""
 
-    def entry(self, place: int, /) -> Entry:
+    def entry(self, place: int, /) -> RoundEntry:
         """A round and its clients."""
 
     def round(self, place: int, /) -> RoundRecord:

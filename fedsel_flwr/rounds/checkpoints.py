@@ -26,8 +26,8 @@ from typing import Any, Final, Literal
 import fedsel_flwr
 from fedsel_flwr.checks import whole
 from fedsel_flwr.errors import ParameterError, RunError, StateError
-from fedsel_flwr.rounds.state_dicts import Array, State, packed, unpacked
-from fedsel_flwr.rounds.storage import TEMPORARY, FolderLock, hold, make_folder, sync_folder, write_whole
+from fedsel_flwr.rounds.state_dicts import Array, State, pack_state, unpack_state
+from fedsel_flwr.rounds.storage import TEMPORARY, FolderLock, lock_folder, make_folder, sync_folder, write_atomically
 
 SCHEMA: Final = 1
 """Version of the files; a reader refuses those of a newer one."""
@@ -81,7 +81,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     arrays: dict[str, Array] = {}
     named = dict(zip(checkpoint.names, checkpoint.model, strict=True))
     for name, tree in (("model", named), ("state", checkpoint.state), ("base", checkpoint.base)):
-        parts[name], found = packed(tree, name)
+        parts[name], found = pack_state(tree, name)
         arrays |= found
     content = save(arrays)
     said = {
@@ -94,8 +94,8 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     }
     text = json.dumps(said).encode("ascii")
     digest = hashlib.sha256(text).hexdigest().encode("ascii")
-    write_whole(arrays_path(path), content)
-    write_whole(path, b'{"sha256": "%s", "checkpoint": %s}\n' % (digest, text))
+    write_atomically(arrays_path(path), content)
+    write_atomically(path, b'{"sha256": "%s", "checkpoint": %s}\n' % (digest, text))
     sync_folder(folder)
 
 
@@ -143,13 +143,13 @@ def _read(path: Path) -> Checkpoint:
         arrays = load(content)
     except SafetensorError as error:
         raise StateError(f"{arrays_path(path).name} cannot be read: {error}") from error
-    model = unpacked(said["model"], arrays)
+    model = unpack_state(said["model"], arrays)
     return Checkpoint(
         round=said["round"],
         model=list(model.values()),
         names=list(model),
-        state=unpacked(said["state"], arrays),
-        base=unpacked(said["base"], arrays),
+        state=unpack_state(said["state"], arrays),
+        base=unpack_state(said["base"], arrays),
         made_for=said["made_for"],
     )
 
@@ -233,7 +233,7 @@ class Checkpoints:
         Raises:
             RunError: It cannot be written; those before it are there. Or another process writes there.
         """
-        self._lock = self._lock or hold(self.folder)
+        self._lock = self._lock or lock_folder(self.folder)
         path = json_path(self.folder, checkpoint.round)
         try:
             write_checkpoint(self.folder, checkpoint)
@@ -264,7 +264,7 @@ class Checkpoints:
             RunError: There are checkpoints, but none of them can be used; says why of each. Or another process writes
                 there.
         """
-        self._lock = self._lock or hold(self.folder)
+        self._lock = self._lock or lock_folder(self.folder)
         refused: dict[Path, str] = {}
         for round in sorted(self._rounds(), reverse=True) if self.resume else []:
             path = json_path(self.folder, round)

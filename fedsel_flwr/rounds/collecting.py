@@ -125,7 +125,7 @@ class Collector:
         if reference is None:
             return self._undecoded(round, outcome)
         if stack is not None:
-            models: Models = stack.take(usable).like(reference)
+            models: Models = stack.take(usable).cast_like(reference)
         else:
             models = ModelList([results[n].converted or replies[n].arrays or [] for n in outcome.usable])
         return self._measured(round, replace(outcome, models=models), reference)
@@ -136,7 +136,7 @@ class Collector:
         if limit is None:
             return faults
         return [
-            fault or fault_in_norm(one, reference, limit) for fault, one in zip(faults, stack.listed(), strict=True)
+            fault or fault_in_norm(one, reference, limit) for fault, one in zip(faults, stack.as_list(), strict=True)
         ]
 
     def _undecoded(self, round: Round, outcome: Outcome) -> Outcome:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedsel_flwr.aggregation.schemes import COUNT_EVERYBODY
+from fedsel_flwr.aggregation.schemes import READS_TOTAL_EXAMPLES
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds import state_dicts
 from fedsel_flwr.rounds.cold_starts import ColdStarts
@@ -24,9 +24,9 @@ from fedsel_flwr.rounds.probing import Probing
 from fedsel_flwr.rounds.registration import ClientProperties, ConnectionIdentity, IdentityResolver, Registrar
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roll_call import NO_PROPERTIES, Properties, RollCall, Transport
-from fedsel_flwr.rounds.roster import ClientValues, Present, Roster
+from fedsel_flwr.rounds.roster import ClientValues, ConnectedClients, Roster
 from fedsel_flwr.rounds.round import ORDER_OF_CALLS, Outcome, Reporter, Round
-from fedsel_flwr.rounds.run_length import Budget, Ending, Numbering, ShouldStop
+from fedsel_flwr.rounds.run_length import Budget, RoundNumbering, ShouldStop, StopCriteria
 from fedsel_flwr.rounds.settings import Settings
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors.columns import ASKED
@@ -37,7 +37,7 @@ class SelectionCore:
 
     Args:
         selector: The selector; it must not be shared.
-        settings: How clients are treated; :func:`~fedsel_flwr.rounds.settings.settled` settles them for a selector.
+        settings: How clients are treated; :func:`~fedsel_flwr.rounds.settings.resolve_settings` makes them for one.
         roster: Connections, client ids and rows; None starts with an empty one.
         client_values: Selector parameters given by client id, bound to ``roster``; clients they do not cover are
             refused.
@@ -69,8 +69,8 @@ class SelectionCore:
         self.settings, self._availability = settings, availability
         roster = Roster() if roster is None else roster
         self.parts = _new_parts(selector, settings, roster, client_values, roll_call_timeout)
-        self.ending = Ending(selector, self.parts.history, budget, should_stop)
-        self.numbering, self._identities = Numbering(), IdentityResolver(settings)
+        self.ending = StopCriteria(selector, self.parts.history, budget, should_stop)
+        self.numbering, self._identities = RoundNumbering(), IdentityResolver(settings)
         parts = self.parts
         self._collector = Collector(
             selector, settings, roster, parts.registrar, parts.measurer, self._identities, parts.cold_starts
@@ -90,7 +90,7 @@ class SelectionCore:
     @property
     def ended(self) -> bool:
         """Return whether the run is over: by budget, by the selector, or by ``should_stop``."""
-        return self.ending.reached
+        return self.ending.met
 
     @property
     def update_reader(self) -> str:
@@ -148,7 +148,7 @@ class SelectionCore:
         Raises:
             RunError: The server's round does not follow the selector's.
         """
-        self.ending.ask()
+        self.ending.check()
         if self.ended:
             return []
         parts, upcoming = self.parts, self.round + 1
@@ -164,7 +164,7 @@ class SelectionCore:
             eligible = eligible.only(parts.busy.eligible(eligible.nodes))
             present = present.only(parts.busy.eligible(present.nodes))
         parts.registrar.inform_initial_accuracy(reference)
-        chosen = eligible.of(parts.selector.select(eligible.rows))
+        chosen = eligible.nodes_of(parts.selector.select(eligible.rows))
         self._round = Round(
             number=upcoming,
             num_available=len(eligible.rows),
@@ -257,7 +257,7 @@ class SelectionCore:
             clients=parts.reporter.records(round, outcome),
         )
         round.finished = True
-        parts.history.complain_of_useless_rounds()
+        parts.history.log_unusable_rounds()
         return after
 
     def state_dict(self) -> state_dicts.State:
@@ -280,14 +280,14 @@ class SelectionCore:
         parts.roster.release(connected, upcoming)
         parts.busy.release(connected)
         identities.settle(transport)
-        known = identities.resolve(parts.busy.free(parts.roster.strangers(connected)), transport)
+        known = identities.resolve(parts.busy.free(parts.roster.unregistered(connected)), transport)
         properties: Mapping[str, Properties] = dict.fromkeys(known, NO_PROPERTIES)
         if known and (identities.by_claim or parts.registrar.reads_properties):
             one_first = identities.one_first(transport)
             properties = parts.roll_call.call(known, upcoming, transport.introduce, one_first=one_first)
         self.enroll(properties, known)
 
-    def _available(self, connected: Collection[str], upcoming: int) -> Present:
+    def _available(self, connected: Collection[str], upcoming: int) -> ConnectedClients:
         """Return the clients that are available in the next round, those above ``max_participation`` included."""
         roster, rounds = self.parts.roster, self.parts.history.rounds
         present = roster.present(connected)
@@ -324,7 +324,7 @@ class Parts(NamedTuple):
     reporter: Reporter
     history: History
 
-    def by_key(self) -> dict[str, state_dicts.Owner]:
+    def by_key(self) -> dict[str, state_dicts.Stateful]:
         """Return the owners by their keys in a checkpoint."""
         return {CHECKPOINT_KEYS.get(name, name): owner for name, owner in self._asdict().items()}
 
@@ -348,7 +348,7 @@ def _new_parts(
     """Return the owners of a new run."""
     s = settings
     measurer = Measurer(selector, s.validation, s.filter, s.learning_rate, s.momentum)
-    counts_everybody = s.averaging in COUNT_EVERYBODY
+    counts_everybody = s.averaging in READS_TOTAL_EXAMPLES
     return Parts(
         selector=selector,
         roster=roster,

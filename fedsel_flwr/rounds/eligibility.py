@@ -217,7 +217,7 @@ class ClientArrays:
         """Make room for the clients in ``rows``."""
         length = int(rows.max(initial=-1)) + 1
         for attribute, element in self.newcomer.items():
-            setattr(self, attribute, state_dicts.long_enough(getattr(self, attribute), length, element))
+            setattr(self, attribute, state_dicts.extended(getattr(self, attribute), length, element))
 
 
 class Cooldown(ClientArrays):

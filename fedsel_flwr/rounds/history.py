@@ -18,7 +18,7 @@ import numpy as np
 from fedsel_flwr.checks import IntArray
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds import state_dicts
-from fedsel_flwr.rounds.history_storage import InMemory, Ledger, OnDisk
+from fedsel_flwr.rounds.history_storage import Journal, JournalStorage, MemoryStorage
 from fedsel_flwr.rounds.records import ClientRecord, RoundRecord
 from fedsel_flwr.rounds.replies import NUMBERS
 from fedsel_flwr.selectors.columns import COLUMNS
@@ -114,25 +114,25 @@ USELESS = 3
 class History:
     """The record of a run.
 
-    Without a ledger everything is in memory, in lists. With one the last rounds are, and the ones before are read from
+    Without a journal everything is in memory, in lists. With one the last rounds are, and the ones before are read from
     it where they are asked for; ``rounds`` and ``clients`` are complete sequences in both cases.
 
-    The last round's evaluation can still be entered (:meth:`evaluated`); it goes to the ledger with
+    The last round's evaluation can still be entered (:meth:`record_evaluation`); it goes to the journal with
     :meth:`close_round`, at the latest when the next one is appended.
 
     Args:
-        ledger: Takes the finished rounds; what its file holds is replaced, unless a state is loaded. None: memory.
+        journal: Takes the finished rounds; what its file holds is replaced, unless a state is loaded. None: memory.
     """
 
-    def __init__(self, ledger: Ledger | None = None) -> None:
-        self._kept: InMemory | OnDisk = InMemory() if ledger is None else OnDisk(ledger)
+    def __init__(self, journal: Journal | None = None) -> None:
+        self._kept: MemoryStorage | JournalStorage = MemoryStorage() if journal is None else JournalStorage(journal)
         self._told = True  # whether the log has the last round
 
     @classmethod
-    def of(cls, rounds: Iterable[RoundRecord], clients: Iterable[ClientRecord]) -> History:
+    def from_records(cls, rounds: Iterable[RoundRecord], clients: Iterable[ClientRecord]) -> History:
         """A history in memory."""
         history = cls()
-        history._kept = InMemory(list(rounds), list(clients))
+        history._kept = MemoryStorage(list(rounds), list(clients))
         return history
 
     @property
@@ -146,19 +146,21 @@ class History:
         return self._kept.clients
 
     @property
-    def ledger(self) -> Ledger | None:
+    def journal(self) -> Journal | None:
         """Where finished rounds go; None: nowhere."""
-        return self._kept.ledger if isinstance(self._kept, OnDisk) else None
+        return self._kept.journal if isinstance(self._kept, JournalStorage) else None
 
-    def write_to(self, ledger: Ledger) -> None:
-        """Have the rounds to come written to a ledger.
+    def write_to(self, journal: Journal) -> None:
+        """Have the rounds to come written to a journal.
 
         Raises:
             RunError: There are rounds already.
         """
         if self.rounds:
-            raise RunError(f"a ledger takes a history from its first round on, but there are {len(self.rounds)} rounds")
-        self._kept = OnDisk(ledger)
+            raise RunError(
+                f"a journal takes a history from its first round on, but there are {len(self.rounds)} rounds"
+            )
+        self._kept = JournalStorage(journal)
 
     def append(
         self,
@@ -208,14 +210,14 @@ class History:
         """The last round; None before the first."""
         return self.rounds[-1] if self.rounds else None
 
-    def evaluated(self, round: int, *, loss: float, accuracy: float) -> None:
+    def record_evaluation(self, round: int, *, loss: float, accuracy: float) -> None:
         """Enter the central evaluation of ``round``, if that round is the last one recorded."""
         last = self.last
         if last is not None and last.round == round:
             self._kept.replace(replace(last, loss=loss, accuracy=accuracy))
 
     def close_round(self) -> None:
-        """The last round has ended: it is told in the log and written to the ledger, once.
+        """The last round has ended: it is told in the log and written to the journal, once.
 
         Raises:
             RunError: It cannot be written.
@@ -233,7 +235,7 @@ class History:
         """How often each kind of problem was met."""
         return Counter(self._kept.tally().problems)
 
-    def complain_of_useless_rounds(self) -> None:
+    def log_unusable_rounds(self) -> None:
         """Say loudly that several rounds in a row had no usable update."""
         last = self.rounds[-USELESS:]
         if len(last) < USELESS or any(one.num_completed or not one.num_selected for one in last):
@@ -245,9 +247,9 @@ class History:
         )  # fmt: skip
 
     def state_dict(self) -> state_dicts.State:
-        """Every record, a column a field; with a ledger where it stands, and the records of the last round.
+        """Every record, a column a field; with a journal where it stands, and the records of the last round.
 
-        The ledger is synced to the disk before.
+        The journal is synced to the disk before.
 
         Raises:
             RunError: It cannot be.
@@ -257,11 +259,11 @@ class History:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state; nothing changes if it does not fit.
 
-        With a ledger its lines behind the state's offset are given up, and the last round is open again. The state of a
-        history in memory fits as well: it is written to the ledger.
+        With a journal its lines after the state's offset are dropped, and the last round is open again. The state of a
+        history in memory fits as well: it is written to the journal.
         """
         self._kept.load_state_dict(state)
-        self._told = not (isinstance(self._kept, OnDisk) and "offset" in state)
+        self._told = not (isinstance(self._kept, JournalStorage) and "offset" in state)
 
     def forget(self, rows: IntArray) -> None:
         """What happened stays."""
@@ -280,4 +282,4 @@ class History:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy, or what goes to another process, is in memory."""
-        return History.of, (list(self.rounds), list(self.clients))
+        return History.from_records, (list(self.rounds), list(self.clients))

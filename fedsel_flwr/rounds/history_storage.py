@@ -1,4 +1,4 @@
-"""Where a history keeps its records: all in memory, or the last ones there and the ones before in a ledger.
+"""Where a history keeps its records: all in memory, or the last ones there and the ones before in a journal.
 
 The file of finished rounds: a line of JSON for each, only ever added to.
 
@@ -16,29 +16,29 @@ from typing import Any
 
 from fedsel_flwr.errors import RunError, StateError
 from fedsel_flwr.rounds import state_dicts
-from fedsel_flwr.rounds.append_file import Clients, CutError, GrowingFile, Rounds
+from fedsel_flwr.rounds.append_file import AppendFile, Clients, FileTruncatedError, Rounds
 from fedsel_flwr.rounds.records import (
-    DAMAGED,
+    DECODE_ERRORS,
     ClientRecord,
-    Entry,
-    Lines,
+    LineIndex,
+    ParticipationCounts,
+    RoundEntry,
     RoundRecord,
-    Tally,
-    entry_of,
-    in_columns,
-    line_of,
-    of_columns,
-    round_of,
+    decode_entry,
+    decode_round,
+    encode_entry,
+    from_columns,
+    to_columns,
 )
 
 PART = 2**11
 """Bytes of a line in which the round's own record ends."""
 
 
-class Ledger:
+class Journal:
     """Writes rounds to a file and reads them back.
 
-    A new ledger holds nothing, whatever the file holds: :meth:`load` takes the file's lines in, and without that the
+    A new journal holds nothing, whatever the file holds: :meth:`load` takes the file's lines in, and without that the
     first line that is written replaces them. Nothing happens on disk before the first line or :meth:`begin`.
 
     Args:
@@ -52,10 +52,10 @@ class Ledger:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self.lines = Lines()
+        self.lines = LineIndex()
         self.failure: RunError | None = None
-        self._file = GrowingFile(self.path)
-        self._last_read: tuple[int, Entry] | None = None
+        self._file = AppendFile(self.path)
+        self._last_read: tuple[int, RoundEntry] | None = None
 
     def __len__(self) -> int:
         """How many rounds there are."""
@@ -77,14 +77,14 @@ class Ledger:
         Raises:
             StateError: The file cannot be read, is shorter, or holds something else; nothing has changed then.
         """
-        found = Lines()
+        found = LineIndex()
         try:
             for number, line in enumerate(self._file.lines() if offset != 0 else (), start=1):
                 if found.start(len(found)) == offset or not line.endswith(b"\n"):
                     break
                 try:
-                    found.add(line, len(entry_of(line).clients))
-                except DAMAGED as error:
+                    found.add(line, len(decode_entry(line).clients))
+                except DECODE_ERRORS as error:
                     raise StateError(f"line {number} of {str(self.path)!r} is no round: {error}") from error
         except OSError as error:
             raise StateError(f"{str(self.path)!r} cannot be read: {error.strerror}") from error
@@ -102,7 +102,7 @@ class Ledger:
         self.lines, self._last_read = found, None
 
     def begin(self) -> None:
-        """Make the file, and cut off what is not this ledger's.
+        """Make the file, and cut off what is not this journal's.
 
         Raises:
             RunError: It cannot be made.
@@ -122,11 +122,15 @@ class Ledger:
         Raises:
             RunError: The disk is full, or otherwise refuses; the rounds before are as they were.
         """
-        line = line_of(Entry(record, clients))
+        line = encode_entry(RoundEntry(record, clients))
         try:
             self._file.write(line, self.offset)
         except OSError as error:
-            before = "rounds before it are lost" if isinstance(error, CutError) else "the rounds before it are there"
+            before = (
+                "rounds before it are lost"
+                if isinstance(error, FileTruncatedError)
+                else "the rounds before it are there"
+            )
             raise self._failed(
                 f"round {record.round} cannot be written to {str(self.path)!r}: {error.strerror}; {before}"
             ) from error
@@ -155,7 +159,7 @@ class Ledger:
         except OSError as error:
             raise self._failed(f"{str(self.path)!r} cannot be synced: {error.strerror}") from error
 
-    def entry(self, line: int) -> Entry:
+    def entry(self, line: int) -> RoundEntry:
         """Read a round with its clients; lines count from 0.
 
         Raises:
@@ -164,8 +168,8 @@ class Ledger:
         found = self._last_read
         if found is None or found[0] != line:
             try:
-                found = line, entry_of(self._file.read(self.lines.start(line), self.lines.start(line + 1)))
-            except (OSError, *DAMAGED) as error:
+                found = line, decode_entry(self._file.read(self.lines.start(line), self.lines.start(line + 1)))
+            except (OSError, *DECODE_ERRORS) as error:
                 where = f"round {line + 1} cannot be read from {str(self.path)!r}"
                 raise RunError(f"{where}, which another program has changed: {error}") from error
             self._last_read = found
@@ -175,8 +179,8 @@ class Ledger:
         """Read a round without its clients; errors as in :meth:`entry`."""
         start = self.lines.start(line)
         try:
-            return round_of(self._file.read(start, min(start + PART, self.lines.start(line + 1))))
-        except (OSError, *DAMAGED):  # its record is longer than that, or something is wrong
+            return decode_round(self._file.read(start, min(start + PART, self.lines.start(line + 1))))
+        except (OSError, *DECODE_ERRORS):  # its record is longer than that, or something is wrong
             return self.entry(line).round
 
     def close(self) -> None:
@@ -184,7 +188,7 @@ class Ledger:
         self._file.close()
 
     def remove(self) -> None:
-        """Delete the file, whose content stands elsewhere now; what this ledger holds can still be read."""
+        """Delete the file, whose content stands elsewhere now; what this journal holds can still be read."""
         self._file.remove(self.offset)
 
     def _failed(self, message: str) -> RunError:
@@ -193,12 +197,12 @@ class Ledger:
 
 
 MOST = 10_000
-"""Records in memory beside a ledger, of rounds and clients together; the last rounds stay, however large they are."""
+"""Records in memory beside a journal, of rounds and clients together; the last rounds stay, however large they are."""
 LEAST = 3
 """How many rounds these are."""
 
 
-class InMemory:
+class MemoryStorage:
     """Rounds and clients in lists, which their owner may change."""
 
     def __init__(self, rounds: Sequence[RoundRecord] = (), clients: Sequence[ClientRecord] = ()) -> None:
@@ -216,45 +220,45 @@ class InMemory:
     def close(self) -> None:
         """Nothing is to be written."""
 
-    def tally(self) -> Tally:
+    def tally(self) -> ParticipationCounts:
         """The counts over all clients."""
-        tally = Tally()
+        tally = ParticipationCounts()
         tally.add(self.clients)
         return tally
 
     def state_dict(self) -> state_dicts.State:
         """Every record, a column a field."""
-        return in_columns(self.rounds, self.clients)
+        return to_columns(self.rounds, self.clients)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state; nothing changes if it does not fit."""
         if isinstance(state, Mapping) and "offset" in state:
             raise StateError("the rounds before stand in a file: give the strategy the checkpoint_dir that it had")
-        self.rounds[:], self.clients[:] = of_columns(state)
+        self.rounds[:], self.clients[:] = from_columns(state)
 
 
-class OnDisk:
-    """The last rounds in memory, the ones before them in a ledger.
+class JournalStorage:
+    """The last rounds in memory, the ones before them in a journal.
 
     The last one is open until it is closed: it is in memory alone, and its record may be replaced.
 
     Args:
-        ledger: Takes the closed ones.
+        journal: Takes the closed ones.
 
     Attributes:
-        ledger: Holds the closed ones.
+        journal: Holds the closed ones.
     """
 
-    def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
-        self._open = False  # whether the last round is not in the ledger
-        self._ring: deque[Entry] = deque()
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self._open = False  # whether the last round is not in the journal
+        self._ring: deque[RoundEntry] = deque()
         self._held = 0  # records in the ring
-        self._tally = Tally()
+        self._tally = ParticipationCounts()
 
     def __len__(self) -> int:
         """How many rounds there are."""
-        return len(self.ledger) + self._open
+        return len(self.journal) + self._open
 
     @property
     def rounds(self) -> Sequence[RoundRecord]:
@@ -267,9 +271,9 @@ class OnDisk:
         return Clients(self)
 
     @property
-    def lines(self) -> Lines:
+    def lines(self) -> LineIndex:
         """Of the closed rounds."""
-        return self.ledger.lines
+        return self.journal.lines
 
     @property
     def num_clients(self) -> int:
@@ -279,7 +283,7 @@ class OnDisk:
     def add(self, record: RoundRecord, clients: Sequence[ClientRecord]) -> None:
         """A round was played; the one before is closed."""
         self.close()
-        self._ring.append(Entry(record, clients))
+        self._ring.append(RoundEntry(record, clients))
         self._held += 1 + len(clients)
         self._open = True
         while self._held > MOST and len(self._ring) > LEAST:
@@ -288,27 +292,27 @@ class OnDisk:
     def replace(self, record: RoundRecord) -> None:
         """Put another record in place of the last one, which is open again then."""
         if not self._open:
-            self.ledger.truncate(self.lines.start(len(self) - 1))
+            self.journal.truncate(self.lines.start(len(self) - 1))
             self._open = True
-        self._ring[-1] = Entry(record, self._ring[-1].clients)
+        self._ring[-1] = RoundEntry(record, self._ring[-1].clients)
 
     def close(self) -> None:
         """Write the last round, if it is open."""
         if self._open:
-            self.ledger.append(*self._ring[-1])
+            self.journal.append(*self._ring[-1])
             self._open = False
 
-    def entry(self, place: int) -> Entry:
+    def entry(self, place: int) -> RoundEntry:
         """A round and its clients, by its place from 0."""
         in_ring = place - len(self) + len(self._ring)
-        return self._ring[in_ring] if in_ring >= 0 else self.ledger.entry(place)
+        return self._ring[in_ring] if in_ring >= 0 else self.journal.entry(place)
 
     def round(self, place: int) -> RoundRecord:
         """A round by its place from 0."""
         in_ring = place - len(self) + len(self._ring)
-        return self._ring[in_ring].round if in_ring >= 0 else self.ledger.round(place)
+        return self._ring[in_ring].round if in_ring >= 0 else self.journal.round(place)
 
-    def tally(self) -> Tally:
+    def tally(self) -> ParticipationCounts:
         """The counts over all clients; only rounds that are new to it are looked at."""
         while self._tally.rounds < len(self):
             self._tally.add(self.entry(self._tally.rounds).clients)
@@ -316,28 +320,28 @@ class OnDisk:
         return self._tally
 
     def state_dict(self) -> state_dicts.State:
-        """Where the ledger stands before the last round, and the last round; the ledger is synced to the disk."""
+        """Where the journal stands before the last round, and the last round; the journal is synced to the disk."""
         before = max(0, len(self) - 1)
         last = [self._ring[-1]] if len(self) else []
-        self.ledger.sync()
+        self.journal.sync()
         return {
             "offset": self.lines.start(before),
             "rounds": before,
             "checksum": self.lines.checksum(before),
-            "last": in_columns([one.round for one in last], [row for one in last for row in one.clients]),
+            "last": to_columns([one.round for one in last], [row for one in last for row in one.clients]),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state, the last round open again; nothing changes if it does not fit.
 
-        What the ledger holds behind the state's offset is given up. A state of :class:`InMemory` is written to it.
+        The journal's lines after the state's offset are dropped. A state of :class:`MemoryStorage` is written to it.
         """
         if isinstance(state, Mapping) and "clients" in state:
-            rounds, clients = of_columns(state)
+            rounds, clients = from_columns(state)
             played: dict[int, list[ClientRecord]] = {record.round: [] for record in rounds}
             for row in clients:
                 played.setdefault(row.round, []).append(row)
-            self.ledger.truncate(0)
+            self.journal.truncate(0)
             self._begin_with(None)
             for record in rounds:
                 self.add(record, played[record.round])
@@ -346,12 +350,12 @@ class OnDisk:
         offset, count, checksum = (
             state_dicts.whole_number(key, state[key]) for key in ("offset", "rounds", "checksum")
         )
-        records, clients = of_columns(state["last"])
+        records, clients = from_columns(state["last"])
         if len(records) > 1 or (not records and (clients or count)):
             raise StateError(f"the last round must be one, got {len(records)} records")
-        self.ledger.load(offset, rounds=count, checksum=checksum)
-        self._begin_with(Entry(records[0], clients) if records else None)
+        self.journal.load(offset, rounds=count, checksum=checksum)
+        self._begin_with(RoundEntry(records[0], clients) if records else None)
 
-    def _begin_with(self, last: Entry | None) -> None:
+    def _begin_with(self, last: RoundEntry | None) -> None:
         self._ring, self._held = (deque([last]), 1 + len(last.clients)) if last else (deque(), 0)
-        self._open, self._tally = last is not None, Tally()
+        self._open, self._tally = last is not None, ParticipationCounts()

@@ -36,7 +36,7 @@ class Models(Protocol):
     def take(self, positions: IntArray) -> Models:
         """Those at ``positions``, shape (n,)."""
 
-    def listed(self) -> Sequence[Arrays]:
+    def as_list(self) -> Sequence[Arrays]:
         """Each by itself."""
 
 
@@ -67,7 +67,7 @@ class ModelList:
         """Those at ``positions``, shape (n,)."""
         return ModelList([self.models[i] for i in positions])
 
-    def listed(self) -> Sequence[Arrays]:
+    def as_list(self) -> Sequence[Arrays]:
         """Each by itself."""
         return self.models
 
@@ -94,9 +94,9 @@ class ModelStack:
 
     def logits(self, logits: Callable[[Arrays], FloatArray]) -> list[FloatArray]:
         """What ``logits`` says of each."""
-        return [logits(arrays) for arrays in self.listed()]
+        return [logits(arrays) for arrays in self.as_list()]
 
-    def listed(self) -> Sequence[Arrays]:
+    def as_list(self) -> Sequence[Arrays]:
         """Each by itself, as views."""
         return [[layer[i] for layer in self.layers] for i in range(len(self))]
 
@@ -118,7 +118,7 @@ class ModelStack:
                 faults[row] = fault
         return faults
 
-    def like(self, reference: Arrays) -> ModelStack:
+    def cast_like(self, reference: Arrays) -> ModelStack:
         """The same models in the types of ``reference``."""
         if all(layer.dtype == own.dtype for layer, own in zip(self.layers, reference, strict=True)):
             return self
@@ -147,7 +147,7 @@ def fault_in_arrays(arrays: Arrays | None, reference: Arrays) -> str:
     return ""
 
 
-def in_types_of(reference: Arrays, arrays: Arrays) -> Arrays | None:
+def cast_like(reference: Arrays, arrays: Arrays) -> Arrays | None:
     """A model in the types of the global one; None if it is already.
 
     Flower's averages would take the type of whoever comes first.

@@ -12,9 +12,9 @@ from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.rounds import state_dicts
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.replies import column_of, length_faults
-from fedsel_flwr.rounds.roster import Present, Roster
+from fedsel_flwr.rounds.roster import ConnectedClients, Roster
 from fedsel_flwr.rounds.settings import Settings
-from fedsel_flwr.rounds.untrusted import finite_number, log_faults, longest, within
+from fedsel_flwr.rounds.untrusted import column_value, finite_number, log_faults, max_vector_length
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors.columns import COLUMNS, LARGEST, PROBED, check_columns
 from fedsel_flwr.wireless import round_time
@@ -58,14 +58,14 @@ class Probing:
         # spent on probes since the last finished round
         self._seconds = self._joules = 0.0
 
-    def question(self, here: Present) -> Question | None:
+    def question(self, here: ConnectedClients) -> Question | None:
         """Return what the selector asks the eligible clients in ``here``; None if nothing."""
         probe = self._selector.probe(here.rows)
         if probe is None or not len(probe.clients):
             return None
         check_columns(type(self._selector).__name__, "probe", probe.columns, PROBED)
         config: dict[str, str | int] = {"probe": ",".join(probe.columns), "round": self._selector.round + 1}
-        return Question(asked=here.of(np.asarray(probe.clients)), columns=tuple(probe.columns), config=config)
+        return Question(asked=here.nodes_of(np.asarray(probe.clients)), columns=tuple(probe.columns), config=config)
 
     def answer(self, question: Question, answers: Answers, model: Arrays | None = None) -> None:
         """Inform the selector of the answers, and charge their simulated time and energy.
@@ -87,7 +87,7 @@ class Probing:
             answered = True
             for name, column in columns.items():
                 said = metrics.get(keys.of(name), metrics.get("accuracy") if name == "local_accuracy" else None)
-                column.append(value := within(COLUMNS[name], said, longest(name, model)))
+                column.append(value := column_value(COLUMNS[name], said, max_vector_length(name, model)))
                 # a client could skip the work and still be paid its short time otherwise
                 if value is None:
                     answered = False

@@ -117,49 +117,49 @@ class RoundRecord:
     num_timeouts: int = 0
 
 
-HEAD = '{"round": '
+LINE_START = '{"round": '
 """How a line begins; the round's own record follows."""
-DAMAGED = (ValueError, KeyError, TypeError, RecursionError)
+DECODE_ERRORS = (ValueError, KeyError, TypeError, RecursionError)
 """What a line that is no round raises."""
 _decoder = json.JSONDecoder()
 
 
-class Entry(NamedTuple):
+class RoundEntry(NamedTuple):
     """A round and its clients."""
 
     round: RoundRecord
     clients: Sequence[ClientRecord]
 
 
-def line_of(entry: Entry) -> bytes:
+def encode_entry(entry: RoundEntry) -> bytes:
     """A round as one line; NaN and infinities are written as JavaScript has them, floats in full.
 
     >>> from fedsel_flwr.rounds.records import RoundRecord
     >>> record = RoundRecord(round=1, num_available=2, num_selected=0, num_completed=0, round_s=0.1, simulated_s=0.1,
     ...                      energy_j=0.0, total_energy_j=0.0)
-    >>> entry_of(line_of(Entry(record, []))).round.round_s
+    >>> decode_entry(encode_entry(RoundEntry(record, []))).round.round_s
     0.1
     """
     said = {"round": vars(entry.round), "clients": [vars(row) for row in entry.clients]}
     return json.dumps(said, default=_plain).encode() + b"\n"
 
 
-def entry_of(line: bytes) -> Entry:
-    """Read a line; raises one of :data:`DAMAGED` if it is no round."""
+def decode_entry(line: bytes) -> RoundEntry:
+    """Read a line; raises one of :data:`DECODE_ERRORS` if it is no round."""
     said = json.loads(line)
-    return Entry(RoundRecord(**said["round"]), [ClientRecord(**row) for row in said["clients"]])
+    return RoundEntry(RoundRecord(**said["round"]), [ClientRecord(**row) for row in said["clients"]])
 
 
-def round_of(line: bytes) -> RoundRecord:
+def decode_round(line: bytes) -> RoundRecord:
     """Read the round of a line, of which the beginning is enough; clients are passed over."""
     text = line.decode("ascii")
-    if not text.startswith(HEAD):
-        return entry_of(line).round
-    said, _ = _decoder.raw_decode(text, len(HEAD))
+    if not text.startswith(LINE_START):
+        return decode_entry(line).round
+    said, _ = _decoder.raw_decode(text, len(LINE_START))
     return RoundRecord(**said)
 
 
-class Lines:
+class LineIndex:
     """Where each line ends, how many clients there are up to it, and the checksum (CRC-32) of everything up to it.
 
     24 bytes a line, whatever it holds.
@@ -212,7 +212,7 @@ def _plain(value: Any) -> Any:
     return value.item()
 
 
-class Tally:
+class ParticipationCounts:
     """Counts over clients' records.
 
     Attributes:
@@ -243,13 +243,13 @@ Record = TypeVar("Record", ClientRecord, RoundRecord)
 TYPES: dict[str, type[np.generic]] = {"int": np.int64, "float": np.float64, "bool": np.bool_}
 
 
-def in_columns(rounds: Sequence[RoundRecord], clients: Sequence[ClientRecord]) -> state_dicts.State:
+def to_columns(rounds: Sequence[RoundRecord], clients: Sequence[ClientRecord]) -> state_dicts.State:
     """Rounds and clients, a column a field."""
     return {"rounds": _columns(RoundRecord, rounds), "clients": _columns(ClientRecord, clients)}
 
 
-def of_columns(state: Any) -> tuple[list[RoundRecord], list[ClientRecord]]:
-    """The records in a state of :func:`in_columns`; raises :class:`StateError` if it is none."""
+def from_columns(state: Any) -> tuple[list[RoundRecord], list[ClientRecord]]:
+    """The records in a state of :func:`to_columns`; raises :class:`StateError` if it is none."""
     state_dicts.expect_keys(state, ("rounds", "clients"))
     rounds = _records("rounds", RoundRecord, state["rounds"])
     return rounds, _records("clients", ClientRecord, state["clients"])

@@ -23,7 +23,7 @@ from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.roll_call import Properties, Registration, Registry
 from fedsel_flwr.rounds.roster import ClientValues, Roster, canonical_id
 from fedsel_flwr.rounds.settings import Identity, MaxExamples, MetricKeys, Settings
-from fedsel_flwr.rounds.untrusted import few, fraction, usable_count
+from fedsel_flwr.rounds.untrusted import first_lines, fraction, usable_count
 from fedsel_flwr.selectors import Selector
 
 logger = logging.getLogger("fedsel_flwr")
@@ -134,9 +134,9 @@ class Registrar:
         ids = {node: who[node].client_id or canonical_id(said.client_id) for node, said in properties.items()}
         self._refuse_uncovered(ids, who, first_call=not self._roster.ids)
         claims = {node: one or node for node, one in ids.items() if node not in self._roster.refused}
-        new, evicted = self._roster.enroll(claims, round, {node: one.holder for node, one in who.items()})
+        new, evicted = self._roster.register(claims, round, {node: one.holder for node, one in who.items()})
         refused = [reason for node, reason in self._roster.refused.items() if node not in refused_before]
-        for line in few(refused):
+        for line in first_lines(refused):
             logger.warning("%s", line)
         return new, evicted
 
@@ -147,7 +147,9 @@ class Registrar:
         sizes = np.array([usable_count(one.num_examples) for one in said], dtype=np.int64)
         if (limit := self.max_examples(rows, sizes)) is not None and (above := sizes > limit).any():
             claims = zip(rows[above].tolist(), sizes[above].tolist(), strict=True)
-            for line in few([f"client {self._roster.ids[k]}: {n} claimed, counts as {limit}" for k, n in claims]):
+            for line in first_lines(
+                [f"client {self._roster.ids[k]}: {n} claimed, counts as {limit}" for k, n in claims]
+            ):
                 logger.warning("max_examples: %s", line)
         counted = sizes if limit is None else np.minimum(sizes, limit)
         # NumPy turns None into NaN
@@ -185,7 +187,7 @@ class Registrar:
         """
         if self._max_examples != "auto":
             return self._max_examples
-        claims = state_dicts.long_enough(self._sizes.copy(), int(rows.max(initial=-1)) + 1, 0)
+        claims = state_dicts.extended(self._sizes.copy(), int(rows.max(initial=-1)) + 1, 0)
         claims[rows[sizes > 0]] = sizes[sizes > 0]
         known = np.sort(claims[claims > 0])
         # the lower median: an average of two claims would let one liar among two clients set the limit
@@ -193,7 +195,7 @@ class Registrar:
 
     def note_sizes(self, rows: IntArray, sizes: IntArray) -> None:
         """Note the numbers of examples that clients claim, 0 if unknown."""
-        self._sizes = state_dicts.long_enough(self._sizes, len(self._roster.ids), 0)
+        self._sizes = state_dicts.extended(self._sizes, len(self._roster.ids), 0)
         # an unknown number does not erase what the client claimed before
         claimed = sizes > 0
         self._sizes[rows[claimed]] = sizes[claimed]

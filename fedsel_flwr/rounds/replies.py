@@ -15,19 +15,19 @@ from typing import NamedTuple
 import numpy as np
 
 from fedsel_flwr.checks import FloatArray
-from fedsel_flwr.rounds.models import Arrays, fault_in_arrays, fault_in_norm, in_types_of
+from fedsel_flwr.rounds.models import Arrays, cast_like, fault_in_arrays, fault_in_norm
 from fedsel_flwr.rounds.roster import canonical_id
 from fedsel_flwr.rounds.settings import Settings
 from fedsel_flwr.rounds.untrusted import (
     MAX_EXAMPLES,
     MAX_METRICS,
+    column_value,
     finite_number,
-    longest,
-    number,
+    max_vector_length,
     one_line,
     shown,
+    to_float,
     usable_count,
-    within,
 )
 from fedsel_flwr.selectors.columns import COLUMNS, LARGEST, VECTORS
 
@@ -172,7 +172,9 @@ def read_reply(
         values["compute"] = math.nan
     columns: dict[str, float | FloatArray] = {}
     for name in sorted(wanted - {"num_examples"}) if not failed else ():
-        if (usable := within(COLUMNS[name], said := metrics.get(keys.of(name)), longest(name, reference))) is not None:
+        said = metrics.get(keys.of(name))
+        usable = column_value(COLUMNS[name], said, max_vector_length(name, reference))
+        if usable is not None:
             columns[name] = usable
         elif name not in NUMBERS and said is not None:
             problems.append(f"{name}: {shown(said)} cannot be used")
@@ -211,7 +213,7 @@ def read_reply(
         columns=columns,
         num_examples=count,
         weight=weight,
-        converted=None if failed or reference is None or reply.arrays is None else in_types_of(reference, reply.arrays),
+        converted=None if failed or reference is None or reply.arrays is None else cast_like(reference, reply.arrays),
         spare=reply.spare,
         spare_s=min(reply.observed_s or 0.0, settings.max_latency) if reply.spare else 0.0,
         timed_out=reply.timed_out,
@@ -273,7 +275,7 @@ def read_latency(reported: object, observed_s: float | None, settings: Settings)
 
 def _on_virtual_clock(reported: object, max_latency: float) -> Latency:
     """Believe the client, if it reports a number of seconds below ``max_latency``."""
-    seconds = number(reported)
+    seconds = to_float(reported)
     if reported is None:
         return Latency(max_latency, "max_latency", "latency: not reported, max_latency taken")
     if seconds is None or math.isnan(seconds) or seconds < 0:
@@ -289,7 +291,7 @@ def _on_server_clock(observed: float, reported: object, slack: float | None) -> 
     """Count a report within [0, observed], at least as observed - slack."""
     if reported is None:
         return Latency(observed, "observed")
-    seconds = number(reported)
+    seconds = to_float(reported)
     if seconds is None or not 0.0 <= seconds <= observed:
         problem = f"latency: {shown(reported)} cannot be used, the server's {observed:.6g} s taken"
         return Latency(observed, "observed", problem)

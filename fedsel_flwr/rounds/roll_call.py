@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 from fedsel_flwr.checks import IntArray
 from fedsel_flwr.rounds import state_dicts
 from fedsel_flwr.rounds.probing import Answers
-from fedsel_flwr.rounds.untrusted import few
+from fedsel_flwr.rounds.untrusted import first_lines
 
 logger = logging.getLogger("fedsel_flwr")
 MAX_REMEMBERED = 10_000
@@ -127,7 +127,9 @@ class RollCall:
         for node in missed:
             said.pop(node, None)
         failed = [node for node, properties in said.items() if properties is None]
-        for line in few([f"client {node} answers with errors; its connection serves as its id" for node in failed]):
+        for line in first_lines(
+            [f"client {node} answers with errors; its connection serves as its id" for node in failed]
+        ):
             logger.warning("roll call: %s", line)
         self._note_missed(missed, round)
         return {node: properties or {} for node, properties in said.items()}
@@ -168,7 +170,7 @@ class RollCall:
             # 2^30 rounds are for ever, and the number stays small in a checkpoint
             self._not_before[name] = round + 2 ** min(self._unanswered[name] - 1, 30)
         words = f"did not answer within {self.timeout:g} s and is left out of this round"
-        for line in few([f"client {name} {words}" for name in connections]):
+        for line in first_lines([f"client {name} {words}" for name in connections]):
             logger.warning("roll call: %s", line)
         # node ids can be invented without end, and each of them would be saved for ever
         if (surplus := len(self._not_before) - MAX_REMEMBERED) > 0:

@@ -58,7 +58,7 @@ def id_order(client_id: str) -> tuple[int, int, str]:
 
 
 @dataclass(frozen=True)
-class Present:
+class ConnectedClients:
     """Clients and their connections.
 
     Args:
@@ -69,11 +69,15 @@ class Present:
     rows: IntArray
     nodes: tuple[str, ...]
 
-    def only(self, mask: BoolArray) -> Present:
+    def only(self, mask: BoolArray) -> ConnectedClients:
         """Those where ``mask``, shape (n,), is True."""
-        return self if mask.all() else Present(self.rows[mask], tuple(self.nodes[i] for i in np.flatnonzero(mask)))
+        return (
+            self
+            if mask.all()
+            else ConnectedClients(self.rows[mask], tuple(self.nodes[i] for i in np.flatnonzero(mask)))
+        )
 
-    def of(self, rows: IntArray) -> dict[int, str]:
+    def nodes_of(self, rows: IntArray) -> dict[int, str]:
         """Row -> connection of some of them, in the order given."""
         return {int(row): self.nodes[i] for row, i in zip(rows, np.searchsorted(self.rows, rows), strict=True)}
 
@@ -105,16 +109,16 @@ class Roster:
     _row_of_node: dict[str, int] = field(default_factory=dict)
     _last_seen: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     _waits_for: dict[str, int] = field(default_factory=dict)  # refused connection -> row; -1 for any
-    _memo: tuple[frozenset[str], Present] | None = None  # the crowd looked at last, and who of it is bound
+    _cached: tuple[frozenset[str], ConnectedClients] | None = None  # the crowd looked at last, and who of it is bound
 
     def name(self, node: str) -> str:
         """The client id behind a connection; the connection's own name before it is enrolled."""
         row = self._row_of_node.get(node)
         return node if row is None else self.ids[row]
 
-    def strangers(self, connected: Collection[str]) -> list[str]:
+    def unregistered(self, connected: Collection[str]) -> list[str]:
         """Connections that are neither bound nor refused, in id order."""
-        if self._memo is not None and len(self._memo[1].nodes) == len(connected) and self._same_crowd(connected):
+        if self._cached is not None and len(self._cached[1].nodes) == len(connected) and self._is_unchanged(connected):
             return []  # all of them are bound
         return sorted(
             (node for node in connected if node not in self._row_of_node and node not in self.refused), key=id_order
@@ -125,11 +129,11 @@ class Roster:
 
         Connections refused because their id was connected, or the roster full, are lifted when that has passed.
         """
-        if self._same_crowd(connected) and not self.refused:
+        if self._is_unchanged(connected) and not self.refused:
             return
         here = set(connected)
         if gone := [node for node in self._row_of_node if node not in here]:
-            self._memo = None
+            self._cached = None
             for node in gone:
                 del self._row_of_node[node]
         taken = set(self._row_of_node.values())
@@ -146,7 +150,7 @@ class Roster:
         if waits_for is not None:
             self._waits_for[node] = waits_for
 
-    def enroll(
+    def register(
         self, claims: Mapping[str, str], round: int, holders: Mapping[str, str] = MappingProxyType({})
     ) -> tuple[dict[int, str], IntArray]:
         """Bind connections to the ids they claim, in id order; of several with one id those first that are vouched for.
@@ -163,7 +167,7 @@ class Roster:
         first_call, free = not self.ids, self._free_rows(round, taken)
         new: dict[int, str] = {}
         evicted: list[int] = []
-        self._memo = None
+        self._cached = None
 
         def order(claim: tuple[str, str]) -> tuple[object, ...]:
             return id_order(claim[1]), not holders.get(claim[0]), id_order(claim[0])
@@ -196,16 +200,16 @@ class Roster:
             self._row_of_node[node] = row
             self.holders[row] = holder or self.holders[row]
             taken.add(row)
-        self._last_seen = state_dicts.long_enough(self._last_seen, len(self.ids), 0)
+        self._last_seen = state_dicts.extended(self._last_seen, len(self.ids), 0)
         return new, np.array(evicted, dtype=np.int64)
 
-    def present(self, connected: Collection[str]) -> Present:
+    def present(self, connected: Collection[str]) -> ConnectedClients:
         """The connected clients that are enrolled; made anew only when somebody came or went."""
-        if self._memo is None or not self._same_crowd(connected):
+        if self._cached is None or not self._is_unchanged(connected):
             bound = sorted((self._row_of_node[node], node) for node in set(connected) if node in self._row_of_node)
             rows = np.array([row for row, _ in bound], dtype=np.int64)
-            self._memo = frozenset(connected), Present(rows, tuple(node for _, node in bound))
-        return self._memo[1]
+            self._cached = frozenset(connected), ConnectedClients(rows, tuple(node for _, node in bound))
+        return self._cached[1]
 
     def seen(self, rows: IntArray, round: int) -> None:
         """Remember that the clients in ``rows`` were connected before ``round``."""
@@ -244,7 +248,7 @@ class Roster:
         if not isinstance(refused, Mapping):
             raise StateError(f"refused must be a mapping from connection to reason, got {refused!r:.80}")
         self.ids[:], self.holders[:] = ids, holders
-        self._last_seen, self._memo = last_seen, None
+        self._last_seen, self._cached = last_seen, None
         self._row_of_id = {client_id: row for row, client_id in enumerate(ids)}
         self._row_of_node, self._waits_for = bound, waits
         self.refused.clear()
@@ -254,11 +258,11 @@ class Roster:
         """Drop when the clients in ``rows`` were seen; the rows have new ids already."""
         self._last_seen[rows] = 0
 
-    def _same_crowd(self, connected: Collection[str]) -> bool:
+    def _is_unchanged(self, connected: Collection[str]) -> bool:
         """Whether exactly the connections looked at last are connected."""
-        if self._memo is None:
+        if self._cached is None:
             return False
-        crowd = self._memo[0]
+        crowd = self._cached[0]
         return connected is crowd or (len(connected) == len(crowd) and crowd.issuperset(connected))
 
     def _free_rows(self, round: int, taken: set[int]) -> Iterator[int]:
@@ -292,7 +296,7 @@ class ClientValues(Mapping[int, float]):
 
     >>> roster = Roster()
     >>> values = ClientValues("fairness", {"a": 0.1, "b": 0.2}, roster)
-    >>> _ = roster.enroll({"node-1": "b"}, 1)
+    >>> _ = roster.register({"node-1": "b"}, 1)
     >>> dict(values), values.given
     ({0: 0.2}, {'a': 0.1, 'b': 0.2})
     """

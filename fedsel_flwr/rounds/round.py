@@ -20,7 +20,7 @@ from fedsel_flwr.rounds.models import Arrays, ModelList, Models
 from fedsel_flwr.rounds.records import ClientRecord
 from fedsel_flwr.rounds.replies import NUMBERS, ClientResult, column_of
 from fedsel_flwr.rounds.roster import Roster
-from fedsel_flwr.rounds.untrusted import some
+from fedsel_flwr.rounds.untrusted import first_ids
 from fedsel_flwr.selectors import RoundReport, Selector
 from fedsel_flwr.selectors.columns import MEASURED, VECTORS, columns_where
 
@@ -159,7 +159,7 @@ class Reporter:
                 remedy = "have them report it" + (", or their joules" if name == "energy_score" else "")
                 logger.warning(
                     "round %d: clients %s lack %s and count as failed for the selector: %s",
-                    round.number, some(ids), name, remedy,
+                    round.number, first_ids(ids), name, remedy,
                 )  # fmt: skip
                 completed &= ~lacking
         if "kept" in self._selector.needs:

@@ -15,7 +15,7 @@ from fedsel_flwr.rounds.history import History
 from fedsel_flwr.selectors import Selector
 
 
-class Numbering:
+class RoundNumbering:
     """Keeps the server's rounds and the selector's together.
 
     The first round of a run fixes the offset, which is 0, or the rounds that a loaded selector has seen where the
@@ -23,7 +23,7 @@ class Numbering:
 
     A run that goes on from a checkpoint begins after the rounds it has done: Flower's round 0 is the last of these.
 
-    >>> numbering = Numbering()
+    >>> numbering = RoundNumbering()
     >>> numbering.check(server_round=1, seen=40), numbering.absolute(1)
     (None, 41)
     >>> numbering.begin_run(done=50)
@@ -107,7 +107,7 @@ class Budget:
         return last.simulated_s >= self.simulated_s or last.total_energy_j >= self.joules
 
 
-class Ending:
+class StopCriteria:
     """Says whether a run has ended; all reasons end it in the same way.
 
     Args:
@@ -121,12 +121,12 @@ class Ending:
 
     >>> from fedsel_flwr.selectors import Random
     >>> history = History()
-    >>> ending = Ending(Random(clients_per_round=1), history, should_stop=lambda number, history: number >= 2)
+    >>> ending = StopCriteria(Random(clients_per_round=1), history, should_stop=lambda number, history: number >= 2)
     >>> ended = []
     >>> for number in (1, 2, 3):
     ...     _ = history.append(round=number, num_available=1, round_s=2.0, clients=[])
-    ...     ending.ask()
-    ...     ended.append(ending.reached)
+    ...     ending.check()
+    ...     ended.append(ending.met)
     >>> ended
     [False, True, True]
     """
@@ -138,13 +138,13 @@ class Ending:
         budget: Budget | None = None,
         should_stop: ShouldStop | None = None,
     ) -> None:
-        check_signal(should_stop)
+        check_should_stop(should_stop)
         self._selector, self._history, self._budget = selector, history, budget or Budget()
         self._own, self._signals = should_stop, [should_stop]
         self._asked, self._stopped = 0, False
 
     @property
-    def reached(self) -> bool:
+    def met(self) -> bool:
         """Whether the run is over: the budget is spent, the selector is done, or ``should_stop`` has said so."""
         return self._stopped or self._budget.spent(self._history) or self._selector.done
 
@@ -156,7 +156,7 @@ class Ending:
         """
         self._signals, self._asked, self._stopped = [self._own, should_stop], 0, False
 
-    def ask(self) -> None:
+    def check(self) -> None:
         """Ask the signals about the last round, once for each round."""
         last = self._history.last
         if last is None or last.round == self._asked or self._stopped:
@@ -166,7 +166,7 @@ class Ending:
         self._stopped = any(said)
 
 
-def check_signal(should_stop: object) -> None:
+def check_should_stop(should_stop: object) -> None:
     """Refuse a signal that is no function.
 
     Raises:

@@ -12,7 +12,7 @@ from fedsel_flwr.aggregation.filter import Filter
 from fedsel_flwr.checks import one_of, real, whole
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.measuring import Validation
-from fedsel_flwr.rounds.untrusted import number
+from fedsel_flwr.rounds.untrusted import to_float
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors.base import over_selected
 
@@ -22,9 +22,9 @@ Identity = Literal["node", "key", "name", "claim"]
 """By what a client is known: its node id, its public key, the name that it is registered with, or its own word."""
 MaxExamples = int | Literal["auto"]
 """Most examples that a client may claim; "auto" takes a multiple of the median claim."""
-Cooling = bool | Literal["auto"]
+CooldownSetting = bool | Literal["auto"]
 """Whether clients are left out after failures; "auto" asks the selector's class."""
-OURS = (
+OWN_METRICS = (
     "latency", "energy", "energy_modelled", "energy_score", "download", "compute", "upload", "client_id",
 )  # fmt: skip
 """Metrics that nobody but this package reads."""
@@ -45,9 +45,9 @@ class MetricKeys:
     energy_score: str = "energy_score"
     energy_modelled: str = "energy_modelled"
 
-    def ours(self) -> frozenset[str]:
+    def own_keys(self) -> frozenset[str]:
         """The keys of metrics that nobody but this package reads."""
-        return frozenset(getattr(self, name) for name in OURS)
+        return frozenset(getattr(self, name) for name in OWN_METRICS)
 
     def of(self, column: str) -> str:
         """The key of a column that clients report; a column without one of its own goes by its name."""
@@ -56,7 +56,7 @@ class MetricKeys:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How clients are treated, what is measured, and how models are averaged; :func:`settled` fills in the rest.
+    """The options of a strategy: eligibility, time, measurement and averaging. See :func:`resolve_settings`.
 
     Args:
         max_latency: Longest wait for a client, seconds.
@@ -77,7 +77,7 @@ class Settings:
             registered with or, without one, by their node id.
         busy_timeout: Seconds after which a client that has not answered an earlier question is asked again all the
             same; None: it is not.
-        cooldown: Leave a client out for 2^n rounds after n failures in a row; :func:`settled` knows "auto" too.
+        cooldown: Leave a client out for 2^n rounds after n failures in a row. :func:`resolve_settings` resolves "auto".
         over_selection: Ask ceil((1 + x) m) clients and keep the m that answer first; the others are late.
         round_deadline_s: Seconds after which a round ends, and who has not answered is late; None sets no end.
         max_update_norm: Largest L2 norm of a client's update, over all its arrays; who sends a larger one has failed.
@@ -156,14 +156,14 @@ class Settings:
         return bool(self.over_selection) or self.round_deadline_s is not None
 
 
-def settled(
+def resolve_settings(
     selector: Selector,
     *,
     max_latency: float | None = None,
     channels: int | None = None,
     averaging: str | None = None,
     filter: Filter | None = None,
-    cooldown: Cooling = "auto",
+    cooldown: CooldownSetting = "auto",
     over_selection: float = 0.0,
     keys: MetricKeys | None = None,
     **others: Any,
@@ -194,7 +194,7 @@ def settled(
             f"and decides itself how many: give the selector clients_per_round, or leave over_selection out"
         )
     settings = Settings(
-        max_latency=_one_max_latency(selector, max_latency),
+        max_latency=_common_max_latency(selector, max_latency),
         channels=over_selected(m, over_selection) if channels is None and m is not None else channels,
         cooldown=selector.asks_failed_for_ever if cooldown == "auto" else cooldown,
         over_selection=over_selection,
@@ -206,13 +206,13 @@ def settled(
     )
     _check_warmup(selector, settings.warmup_rounds)
     _check_fairness(selector, settings.max_participation)
-    low, high = number(getattr(selector, "min_latency", None)), settings.max_latency
+    low, high = to_float(getattr(selector, "min_latency", None)), settings.max_latency
     if low is not None and low >= high:
         logger.warning("min_latency is %g s and max_latency %g s: every client counts as the fastest", low, high)
     return settings
 
 
-def _one_max_latency(selector: Selector, given: float | None) -> float:
+def _common_max_latency(selector: Selector, given: float | None) -> float:
     """One number for strategy and selector; "auto" is none."""
     own: float | str | None = getattr(selector, "max_latency", None)
     if own is None or isinstance(own, str):
@@ -226,7 +226,7 @@ def _one_max_latency(selector: Selector, given: float | None) -> float:
 
 def _check_warmup(selector: Selector, rounds: int) -> None:
     """Refuse a warm-up that leaves nothing to a selector which knows how long the run is."""
-    total = number(getattr(selector, "total_rounds", None))
+    total = to_float(getattr(selector, "total_rounds", None))
     if rounds and total is not None and rounds >= total:
         raise ParameterError(
             f"warmup_rounds = {rounds} leaves {selector.name} nothing to choose in total_rounds = {total:g}: lower "

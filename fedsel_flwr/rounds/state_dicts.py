@@ -24,7 +24,7 @@ State = dict[str, Any]
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 
-class Owner(Protocol):
+class Stateful(Protocol):
     """Owns something that outlives a round."""
 
     def state_dict(self) -> State:
@@ -37,12 +37,12 @@ class Owner(Protocol):
         """Drop what is known of the clients in ``rows``, which are given to newcomers."""
 
 
-def save_parts(parts: Mapping[str, Owner]) -> State:
+def save_parts(parts: Mapping[str, Stateful]) -> State:
     """The states of several owners, by name."""
     return {name: part.state_dict() for name, part in parts.items()}
 
 
-def load_parts(parts: Mapping[str, Owner], state: Mapping[str, Any]) -> None:
+def load_parts(parts: Mapping[str, Stateful], state: Mapping[str, Any]) -> None:
     """Load several owners' states; all of them, or none.
 
     Raises:
@@ -117,7 +117,7 @@ def whole_numbers(name: str, value: object) -> dict[str, int]:
     return dict(value)
 
 
-def long_enough(values: npt.NDArray[Scalar], rows: int, fill: object) -> npt.NDArray[Scalar]:
+def extended(values: npt.NDArray[Scalar], rows: int, fill: object) -> npt.NDArray[Scalar]:
     """``values``, one a row, or a longer copy filled up to ``rows`` rows."""
     missing = rows - len(values)
     return values if missing <= 0 else np.append(values, np.full(missing, fill, dtype=values.dtype))
@@ -130,7 +130,7 @@ PLAIN: Final = frozenset({bool, int, float, str, type(None)})
 """What JSON holds as it is; a list or dict of these alone, which may be long, is not looked at one by one."""
 
 
-def packed(tree: object, name: str) -> tuple[Any, dict[str, Array]]:
+def pack_state(tree: object, name: str) -> tuple[Any, dict[str, Array]]:
     """Take a state apart.
 
     Args:
@@ -143,7 +143,7 @@ def packed(tree: object, name: str) -> tuple[Any, dict[str, Array]]:
     Raises:
         StateError: There is something in it that cannot be saved; says where and what.
 
-    >>> text, arrays = packed({"plays": np.arange(3), "mean": 0.5}, "selector")
+    >>> text, arrays = pack_state({"plays": np.arange(3), "mean": 0.5}, "selector")
     >>> text
     {'plays': {'$array': 'selector/plays'}, 'mean': 0.5}
     >>> arrays
@@ -153,27 +153,27 @@ def packed(tree: object, name: str) -> tuple[Any, dict[str, Array]]:
     return _packed(tree, name, arrays), arrays
 
 
-def unpacked(text: Any, arrays: Mapping[str, Array]) -> Any:
+def unpack_state(text: Any, arrays: Mapping[str, Array]) -> Any:
     """Put a state together again; its arrays are copies.
 
     Raises:
         StateError: An array is missing, or is not what was saved.
     """
     if isinstance(text, list):
-        return text if _is_plain(text) else [unpacked(one, arrays) for one in text]
+        return text if _is_plain(text) else [unpack_state(one, arrays) for one in text]
     if not isinstance(text, dict):
         return text
     if "$array" in text:
         return _array(text, arrays)
     if "$number" in text:
-        return unpacked(text["$number"], arrays)[()]
+        return unpack_state(text["$number"], arrays)[()]
     if "$bytes" in text:
-        return unpacked(text["$bytes"], arrays).tobytes()
+        return unpack_state(text["$bytes"], arrays).tobytes()
     if "$tuple" in text:
-        return tuple(unpacked(text["$tuple"], arrays))
+        return tuple(unpack_state(text["$tuple"], arrays))
     if "$items" in text:
-        return {unpacked(key, arrays): unpacked(value, arrays) for key, value in text["$items"]}
-    return text if _is_plain(text.values()) else {key: unpacked(value, arrays) for key, value in text.items()}
+        return {unpack_state(key, arrays): unpack_state(value, arrays) for key, value in text["$items"]}
+    return text if _is_plain(text.values()) else {key: unpack_state(value, arrays) for key, value in text.items()}
 
 
 def _packed(tree: object, name: str, arrays: dict[str, Array]) -> Any:

@@ -38,7 +38,7 @@ def make_folder(folder: Path) -> None:
         raise RunError(f"the folder {str(folder)!r} cannot be written to; give one that can, or change its permissions")
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes) -> None:
     """Write a file completely, or leave what was there.
 
     The content is on the disk when it takes its name; :func:`sync_folder` makes the name last as well.
@@ -109,19 +109,19 @@ class FolderLock:
 _held: weakref.WeakValueDictionary[tuple[int, int], FolderLock] = weakref.WeakValueDictionary()
 
 
-KEEPS = (
+CHECKPOINTS_IN_USE = (
     "another process keeps its checkpoints in {!r}: a server that is still running? End it first, or give this run a "
     "checkpoint_dir of its own"
 )
 """Of a folder of checkpoints that is held."""
-WRITES = (
+RUN_IN_USE = (
     "another process writes to {!r}: a run or comparison that is still running? Nothing there was changed. Wait for "
     "it or end it first, or give this run another folder"
 )
 """Of the folder of a run or comparison that is held."""
 
 
-def hold(folder: Path, refusal: str = KEEPS) -> FolderLock | None:
+def lock_folder(folder: Path, refusal: str = CHECKPOINTS_IN_USE) -> FolderLock | None:
     """Hold a folder for this process; None where folders cannot be locked.
 
     Args:

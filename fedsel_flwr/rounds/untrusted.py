@@ -51,7 +51,7 @@ def usable_count(value: object) -> int:
 
 def finite_number(value: object) -> float | None:
     """``value`` as a float; None if it is no finite number."""
-    as_float = number(value)
+    as_float = to_float(value)
     return as_float if as_float is not None and math.isfinite(as_float) else None
 
 
@@ -74,25 +74,25 @@ def one_line(text: str) -> str:
     return " ".join("".join([c if c.isprintable() else " " for c in text[:LONG]]).split())[:300]
 
 
-def several_lines(text: str) -> str:
+def indented_lines(text: str) -> str:
     r"""A client's text for a log of several lines: all but the first are indented, so that none can be forged.
 
-    >>> several_lines("Traceback:\n\x1b[31mINFO : all well")
+    >>> indented_lines("Traceback:\n\x1b[31mINFO : all well")
     'Traceback:\n     [31mINFO : all well'
     """
-    lines = both_ends(text).splitlines()
+    lines = without_middle(text).splitlines()
     return "\n    ".join(["".join([c if c.isprintable() else " " for c in line]) for line in lines])
 
 
-def both_ends(text: str) -> str:
+def without_middle(text: str) -> str:
     """A text, or the beginning and the end of one that is too long to be looked at as a whole."""
     return text if len(text) <= 20 * LONG else f"{text[: 10 * LONG]}\n...\n{text[-10 * LONG :]}"
 
 
-def few(lines: Sequence[str]) -> list[str]:
+def first_lines(lines: Sequence[str]) -> list[str]:
     """Lines for the log, of many the first ones and how many more there are.
 
-    >>> few(["a"] * 25)[-1], len(few(["a"] * 25))
+    >>> first_lines(["a"] * 25)[-1], len(first_lines(["a"] * 25))
     ('and 5 more of the kind', 21)
     """
     more = len(lines) - LINES
@@ -127,10 +127,10 @@ def _shown(value: object) -> str:
     return repr(value)
 
 
-def longest(column: str, model: Sequence[npt.NDArray[Any]] | None) -> int:
+def max_vector_length(column: str, model: Sequence[npt.NDArray[Any]] | None) -> int:
     """How many numbers a client's vector of a column may have: a gradient no more than the model has.
 
-    >>> longest("gradient", [np.zeros((2, 3)), np.zeros(2)]), longest("gradient", None)
+    >>> max_vector_length("gradient", [np.zeros((2, 3)), np.zeros(2)]), max_vector_length("gradient", None)
     (8, 16777216)
     """
     if column == "sketch":
@@ -138,7 +138,7 @@ def longest(column: str, model: Sequence[npt.NDArray[Any]] | None) -> int:
     return MAX_NUMBERS if model is None else sum(array.size for array in model)
 
 
-def number(value: object) -> float | None:
+def to_float(value: object) -> float | None:
     """``value`` as a float, NaN and infinities included; None if it is no number."""
     if type(value) is float:  # the common case first
         return value
@@ -150,41 +150,42 @@ def number(value: object) -> float | None:
         return None
 
 
-def vector(value: object, longest: int | None = None, high: float = math.inf) -> FloatArray | None:
+def finite_vector(value: object, max_length: int | None = None, high: float = math.inf) -> FloatArray | None:
     """A vector of finite numbers, from an array or the bytes of one in float32; None if it is none.
 
     Args:
         value: What a client sent.
-        longest: Numbers that it may have; one with more is not copied. None for no limit.
+        max_length: Numbers that it may have; one with more is not copied. None for no limit.
         high: Largest size of a number.
 
-    >>> vector(np.array([1.0, 2.0], dtype=np.float32).tobytes()).tolist(), vector(b"abc"), vector(b"")
+    >>> sent = np.array([1.0, 2.0], dtype=np.float32).tobytes()
+    >>> finite_vector(sent).tolist(), finite_vector(b"abc"), finite_vector(b"")
     ([1.0, 2.0], None, None)
     """
     if isinstance(value, bytes):
         value = np.frombuffer(value, dtype="<f4") if len(value) % 4 == 0 else None
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf" or not value.size:
         return None
-    if longest is not None and value.size > longest:
+    if max_length is not None and value.size > max_length:
         return None
     as_floats = value.astype(np.float64).ravel()
     return as_floats if np.isfinite(as_floats).all() and np.abs(as_floats).max() <= high else None
 
 
-def within(column: Column, value: object, longest: int | None = None) -> float | FloatArray | None:
+def column_value(column: Column, value: object, max_length: int | None = None) -> float | FloatArray | None:
     """What a column may hold of a value; None if it is nothing of the kind.
 
     Args:
         column: The column.
         value: What a client sent.
-        longest: Numbers that a vector may have; None for no limit.
+        max_length: Numbers that a vector may have; None for no limit.
 
     >>> from fedsel_flwr.selectors.columns import COLUMNS
-    >>> within(COLUMNS["local_accuracy"], 0.5), within(COLUMNS["local_accuracy"], 1.5)
+    >>> column_value(COLUMNS["local_accuracy"], 0.5), column_value(COLUMNS["local_accuracy"], 1.5)
     (0.5, None)
     """
     if column.shape == "vector":
-        return vector(value, longest, column.high)
+        return finite_vector(value, max_length, column.high)
     as_float = finite_number(value)
     return as_float if as_float is not None and column.admits(as_float) else None
 
@@ -194,7 +195,7 @@ NAMED = 8
 """Clients that are named for each kind of problem in a round; the history has all of them."""
 
 
-MODELLED = ("late", "lost", "crashed")
+SIMULATED_FAULTS = ("late", "lost", "crashed")
 """Kinds of problems that a simulation's own clocks and draws bring about: a warning tells them once a run."""
 
 
@@ -204,17 +205,17 @@ def log_faults(where: str, faults: Iterable[tuple[str, str]], modelled: bool = F
     Args:
         where: The round, in words.
         faults: Client id and problem; the text before a problem's colon is its kind.
-        modelled: Whether a simulation draws them: problems of :data:`MODELLED` are then no warnings, but of level INFO.
+        modelled: Whether a simulation draws them: problems of :data:`SIMULATED_FAULTS` are then logged at level INFO.
     """
     faults = list(faults)
     if modelled:
-        own = [fault for fault in faults if _kind(fault[1]) in MODELLED]
-        faults = [fault for fault in faults if _kind(fault[1]) not in MODELLED]
+        own = [fault for fault in faults if _kind(fault[1]) in SIMULATED_FAULTS]
+        faults = [fault for fault in faults if _kind(fault[1]) not in SIMULATED_FAULTS]
         _log(logging.INFO, where, own)
     _log(logging.WARNING, where, faults)
 
 
-def log_modelled(history: History, spares: bool = False) -> None:
+def log_simulated_faults(history: History, spares: bool = False) -> None:
     """Warn once, when a simulation is over, of the answers that were late or lost.
 
     Args:
@@ -222,7 +223,7 @@ def log_modelled(history: History, spares: bool = False) -> None:
         spares: Whether rounds asked more clients than they waited for; the others count as late there.
     """
     counts = history.problem_counts()
-    told = [f"{counts[kind]:,} {kind}" for kind in MODELLED if counts[kind]]
+    told = [f"{counts[kind]:,} {kind}" for kind in SIMULATED_FAULTS if counts[kind]]
     if told:
         asked = sum(record.num_selected for record in history.rounds)
         more = ", those included that no round waited for" if spares else ""
@@ -247,10 +248,10 @@ def _kind(problem: str) -> str:
     return problem.split(":")[0]
 
 
-def some(ids: Sequence[str]) -> str:
+def first_ids(ids: Sequence[str]) -> str:
     """A list of clients for a message; of a long one the first.
 
-    >>> some(["a", "b"]), some(list("abcdefghijk"))
+    >>> first_ids(["a", "b"]), first_ids(list("abcdefghijk"))
     ("['a', 'b']", "['a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'] and 3 more")
     """
     rest = len(ids) - NAMED

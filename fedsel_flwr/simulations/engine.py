@@ -24,7 +24,7 @@ from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report.progress import Waiting
 from fedsel_flwr.rounds.checkpoints import Resume
 from fedsel_flwr.rounds.history import RoundRecord
-from fedsel_flwr.rounds.run_length import ShouldStop, check_signal
+from fedsel_flwr.rounds.run_length import ShouldStop, check_should_stop
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.simulations.existing_runs import (
     AGAIN,
@@ -217,7 +217,7 @@ def simulate(
         check_processes(scenario, processes, device)
     check_engine(scenario, where, device)
     check_kinds(selector, objective, on_round)
-    check_signal(should_stop)
+    check_should_stop(should_stop)
     if strategy is not None:
         for name, value in (("folder", folder), ("checkpoint_dir", checkpoint_dir), ("resume", resume or None)):
             if value is not None:

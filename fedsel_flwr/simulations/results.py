@@ -25,9 +25,9 @@ from fedsel_flwr.errors import FedSelError, ParameterError, RunError
 from fedsel_flwr.report import run_folder
 from fedsel_flwr.report.run_folder import JOURNAL, load_optional
 from fedsel_flwr.rounds.history import ClientRecord, History
-from fedsel_flwr.rounds.history_storage import Ledger
+from fedsel_flwr.rounds.history_storage import Journal
 from fedsel_flwr.rounds.models import Arrays
-from fedsel_flwr.rounds.storage import WRITES, hold
+from fedsel_flwr.rounds.storage import RUN_IN_USE, lock_folder
 from fedsel_flwr.rounds.untrusted import shown
 from fedsel_flwr.simulations.fingerprints import Fingerprints
 from fedsel_flwr.simulations.run_record import (
@@ -90,11 +90,11 @@ class RunFolder:
         load_optional("pyarrow.parquet")  # before a long run, not behind it
         self.path, self._scenario, self._label = Path(folder), scenario, label or scenario.selector
         self._fingerprints = dict(fingerprints or {})
-        self._ledger: Ledger | None = None
+        self._journal: Journal | None = None
         check_links(self.path)
         with self._told("begun"):
             self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = hold(self.path, WRITES)
+        self._lock = lock_folder(self.path, RUN_IN_USE)
 
     def begin(self) -> None:
         """Write what is run, and begin the journal.
@@ -119,8 +119,8 @@ class RunFolder:
             text = tomli_w.dumps(scenario.model_dump(exclude={"name"}))
             write_record(self.path, said | {FILES: {run_folder.SCENARIO: digest_of(text.encode())}})
             run_folder.write_scenario(self.path, text)
-        if self._ledger is not None:
-            self._ledger.begin()
+        if self._journal is not None:
+            self._journal.begin()
 
     def follow(self, history: History, *, elsewhere: bool = False) -> None:
         """Have each round of a history written as it ends; to be called before the history goes on from a checkpoint.
@@ -130,13 +130,13 @@ class RunFolder:
             elsewhere: Whether it has a place of its own; else it goes to the folder's journal.
         """
         if not elsewhere:
-            history.write_to(Ledger(self.path / JOURNAL))
-        self._ledger = history.ledger
+            history.write_to(Journal(self.path / JOURNAL))
+        self._journal = history.journal
 
     @property
     def failure(self) -> RunError | None:
         """What the disk said when a round could not be written."""
-        return self._ledger.failure if self._ledger else None
+        return self._journal.failure if self._journal else None
 
     def finish(self, result: RunResult, tables: Mapping[str, Mapping[str, Any]] | None = None) -> None:
         """Write history and model in place of the journal, and tables that were worked out of them by name.
@@ -160,10 +160,10 @@ class RunFolder:
                 write_record(self.path, record | {FILES: files})
 
             run_folder.write_model(self.path, list(result.arrays), before=note)
-        journal, ledger = self.path / JOURNAL, result.history.ledger
-        if ledger is not None and ledger.path.resolve() == journal.resolve():
-            ledger.remove()
-        journal.unlink(missing_ok=True)
+        path, journal = self.path / JOURNAL, result.history.journal
+        if journal is not None and journal.path.resolve() == path.resolve():
+            journal.remove()
+        path.unlink(missing_ok=True)
         self._forget_rescued()
 
     def rescue(self, last: LastModel | None) -> Path | None:
@@ -180,8 +180,8 @@ class RunFolder:
 
     def close(self) -> None:
         """Leave the journal as it is, and let other processes write to the folder."""
-        if self._ledger is not None:
-            self._ledger.close()
+        if self._journal is not None:
+            self._journal.close()
         self._lock = None
 
     def _forget_rescued(self) -> None:

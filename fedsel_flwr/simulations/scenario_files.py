@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from fedsel_flwr.checks import AUTO
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.references import is_reference, located
+from fedsel_flwr.references import absolute_reference, is_reference
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors import names as selector_names
 from fedsel_flwr.selectors.registry import label_of, selector_class
@@ -79,7 +79,11 @@ def load_scenario(
         _locate(tables, key, Path(source).expanduser().parent)
     for key, value in (overrides or {}).items():
         if value is not None and value != "":
-            _put(tables, key, located(value, Path.cwd()) if key in REFERRING and isinstance(value, str) else value)
+            _put(
+                tables,
+                key,
+                absolute_reference(value, Path.cwd()) if key in REFERRING and isinstance(value, str) else value,
+            )
     try:
         scenario = Scenario.model_validate({"name": name} | tables)
     except ValidationError as error:
@@ -161,7 +165,7 @@ def _locate(tables: dict[str, Any], key: str, folder: Path) -> None:
         if not isinstance(tables, dict):
             return
     if isinstance(tables.get(last), str):
-        tables[last] = located(tables[last], folder)
+        tables[last] = absolute_reference(tables[last], folder)
 
 
 def _put(tables: dict[str, Any], key: str, value: Any) -> None:

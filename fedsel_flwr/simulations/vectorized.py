@@ -35,7 +35,7 @@ from fedsel_flwr.flower import ClientProxy
 from fedsel_flwr.rounds.models import Arrays, ModelStack
 from fedsel_flwr.rounds.replies import CRASHED, Reply
 from fedsel_flwr.rounds.round import Outcome
-from fedsel_flwr.rounds.untrusted import log_modelled
+from fedsel_flwr.rounds.untrusted import log_simulated_faults
 from fedsel_flwr.simulations.divergence import trouble
 from fedsel_flwr.simulations.existing_runs import Pace
 from fedsel_flwr.simulations.parallelism import Staff, threads_for
@@ -81,7 +81,7 @@ def aggregated(base: Any, round: int, outcome: Outcome) -> Arrays | None:
     ok = Status(Code.OK, "")
     results = [
         (Named(node), FitRes(ok, ndarrays_to_parameters(list(arrays)), int(weight), {}))
-        for node, arrays, weight in zip(outcome.kept, kept.listed(), weights, strict=True)
+        for node, arrays, weight in zip(outcome.kept, kept.as_list(), weights, strict=True)
     ]
     parameters, _ = base.aggregate_fit(bases.aggregation_round(base, round), results, [])
     return None if parameters is None else parameters_to_ndarrays(parameters)
@@ -274,7 +274,7 @@ def _rounds(world: World, strategy: Any, clients: InProcess, pace: Pace) -> RunR
         strategy.model_after(core.round, model)
         pace(partial(strategy.round_trained, core.round, model))
         ended(number)
-    log_modelled(strategy.history, bool(scenario.aggregation.over_selection))
+    log_simulated_faults(strategy.history, bool(scenario.aggregation.over_selection))
     return RunResult(history=strategy.history, arrays=model, trouble=trouble(world, strategy.history))
 
 

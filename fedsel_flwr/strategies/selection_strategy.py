@@ -153,7 +153,7 @@ class SelectionStrategy(Adapter, Strategy):
         metrics: dict[str, Scalar] = {}
         if outcome.enough:
             bases.check_survivors(self.base, len(outcome.kept), self.core.round)
-            ours = self.core.settings.keys.ours()
+            ours = self.core.settings.keys.own_keys()
             vectors = VECTORS.intersection(self.core.asks.split(","))
             kept = [cleaned(arrived[cid], outcome.results[cid], ours, vectors) for cid in outcome.kept]
             if outcome.averaging is not None:

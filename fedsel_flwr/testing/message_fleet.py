@@ -13,7 +13,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-from fedsel_flwr.flower import ErrorCode, identity
+from fedsel_flwr.flower import ErrorCode, task_identity
 from fedsel_flwr.testing.course import Course, Given
 from fedsel_flwr.testing.fleet import Answer, Model, Silence
 
@@ -147,7 +147,7 @@ def play_messages(course: Course, rounds: int) -> None:
 
     vars(strategy).update(configure_train=configure_train, aggregate_train=aggregate_train)
     initial = ArrayRecord({name: Array(array) for name, array in zip(names, course.model, strict=True)})
-    with identity(RUN, 1, SERVER):
+    with task_identity(RUN, 1, SERVER):
         strategy.start(
             FleetGrid(course),
             initial,

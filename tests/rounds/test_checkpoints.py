@@ -24,8 +24,8 @@ from safetensors.numpy import load, save
 
 from fedsel_flwr.errors import ParameterError, RunError, StateError
 from fedsel_flwr.rounds.checkpoints import Checkpoint, Checkpoints, json_path, read_checkpoint, write_checkpoint
-from fedsel_flwr.rounds.state_dicts import packed, unpacked
-from fedsel_flwr.rounds.storage import write_whole
+from fedsel_flwr.rounds.state_dicts import pack_state, unpack_state
+from fedsel_flwr.rounds.storage import write_atomically
 
 
 def checkpoint(number: int = 3, **changes: Any) -> Checkpoint:
@@ -80,8 +80,8 @@ TREES = st.recursive(
 @settings(max_examples=30, deadline=None)
 @given(st.dictionaries(st.text(max_size=4), TREES, max_size=3))
 def test_any_state_comes_back_bit_for_bit(state: dict[str, Any]) -> None:
-    text, arrays = packed(state, "state")
-    assert same(unpacked(json.loads(json.dumps(text)), load(save(arrays))), state)
+    text, arrays = pack_state(state, "state")
+    assert same(unpack_state(json.loads(json.dumps(text)), load(save(arrays))), state)
 
 
 def test_a_checkpoint_comes_back_bit_for_bit(tmp_path: Path) -> None:
@@ -95,14 +95,14 @@ def test_a_checkpoint_comes_back_bit_for_bit(tmp_path: Path) -> None:
 
 def test_a_generators_state_and_large_numbers_come_back() -> None:
     state = {"bits": np.random.default_rng(5).bit_generator.state, "large": 2**200, "low": -(2**70)}
-    text, arrays = packed(state, "state")
-    assert same(unpacked(json.loads(json.dumps(text)), arrays), state)
+    text, arrays = pack_state(state, "state")
+    assert same(unpack_state(json.loads(json.dumps(text)), arrays), state)
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, np.array([object()]), 1j, np.zeros(2, [("a", int)])])
 def test_what_cannot_be_saved_is_named(value: object, tmp_path: Path) -> None:
     with pytest.raises(StateError, match="state/part/key cannot be saved"):
-        packed({"part": {"key": value}}, "state")
+        pack_state({"part": {"key": value}}, "state")
     with pytest.raises(RunError, match=r"round 3: the checkpoint '.*round-000003.json' cannot be written: state/key"):
         Checkpoints(tmp_path).write(checkpoint(state={"key": value}))
     assert os.listdir(tmp_path) == []
@@ -277,13 +277,13 @@ def test_a_full_disk_names_the_file_and_leaves_what_was_there(
 @pytest.mark.parametrize("call", ["open", "write", "fsync", "replace"])
 def test_a_file_is_replaced_whole_or_stays(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
-    write_whole(path, b"one")
+    write_atomically(path, b"one")
     with monkeypatch.context() as patch:
         patch.setattr(os, call, _full)
         with pytest.raises(OSError, match="No space left"):
-            write_whole(path, b"another")
+            write_atomically(path, b"another")
     assert path.read_bytes() == b"one"
-    write_whole(path, b"another")
+    write_atomically(path, b"another")
     assert path.read_bytes() == b"another"
     assert os.listdir(tmp_path) == ["file"]
 

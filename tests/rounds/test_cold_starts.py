@@ -15,7 +15,7 @@ from fedsel_flwr.rounds.cold_starts import ColdStarts
 from fedsel_flwr.rounds.core import SelectionCore
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roster import Roster
-from fedsel_flwr.rounds.state_dicts import packed, unpacked
+from fedsel_flwr.rounds.state_dicts import pack_state, unpack_state
 from fedsel_flwr.selectors import create
 from tests.rounds.written import Written, core_of, facts
 from tests.strategies.scripted import Spy
@@ -166,8 +166,8 @@ def test_tifl_profiles_a_client_by_a_later_time() -> None:
 def test_whose_first_time_has_passed_outlives_the_process() -> None:
     core = play(server(create("cs-ucb", clients_per_round=6, max_latency=60.0, seed=0)), 2, starting)
     other = server(create("cs-ucb", clients_per_round=6, max_latency=60.0, seed=0))
-    said, arrays = packed(core.state_dict(), "state")
-    other.load_state_dict(unpacked(json.loads(json.dumps(said)), arrays))
+    said, arrays = pack_state(core.state_dict(), "state")
+    other.load_state_dict(unpack_state(json.loads(json.dumps(said)), arrays))
     play(other, 1, starting)
     assert {row.latency_source for row in other.parts.history.clients[-6:]} == {"observed"}
 

@@ -16,8 +16,8 @@ from tests.processes import ROOT
 OTHER = """
 import sys
 from pathlib import Path
-from fedsel_flwr.rounds.storage import hold
-lock = hold(Path(sys.argv[1]))
+from fedsel_flwr.rounds.storage import lock_folder
+lock = lock_folder(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
 """

@@ -23,7 +23,7 @@ def _history(world: World, losses: list[float], accuracies: list[float]) -> Hist
     history = History()
     for number, (loss, accuracy) in enumerate(zip(losses, accuracies, strict=True), 1):
         history.append(round=number, num_available=1, round_s=1.0, clients=[])
-        history.evaluated(number, loss=loss, accuracy=accuracy)
+        history.record_evaluation(number, loss=loss, accuracy=accuracy)
     return history
 
 

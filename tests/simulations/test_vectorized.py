@@ -193,7 +193,7 @@ def test_the_mean_of_a_stack_is_flowers_own(base: Any) -> None:
     weights = np.array([10.0, 1.0, 250.0, 37.0])
     results = [
         (Named(str(i)), FitRes(Status(Code.OK, ""), ndarrays_to_parameters(list(one)), int(weight), {}))
-        for i, (one, weight) in enumerate(zip(stack.listed(), weights, strict=True))
+        for i, (one, weight) in enumerate(zip(stack.as_list(), weights, strict=True))
     ]
     parameters, _ = base.aggregate_fit(1, results, [])
     assert parameters is not None

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedsel_flwr.errors import FedSelError, ParameterError, described
-from fedsel_flwr.rounds.settings import settled
+from fedsel_flwr.rounds.settings import resolve_settings
 from fedsel_flwr.selectors import Selector, create
 from fedsel_flwr.selectors.registry import label_of, names, selector_class
 from fedsel_flwr.simulations.on_flower.building import (
@@ -160,7 +160,7 @@ def _check_fleet(scenario: Scenario, name: str) -> None:
     """Refuse a fleet that the selector's algorithm is too slow for, and over-selection where it decides how many."""
     sizes = dict.fromkeys(range(scenario.num_clients), 1)
     selector = create(name, **selector_params(scenario.model_copy(update={"selector": name}), sizes))
-    settled(selector, over_selection=scenario.aggregation.over_selection)
+    resolve_settings(selector, over_selection=scenario.aggregation.over_selection)
     most = getattr(selector, "max_clients", None)
     if most is not None and scenario.num_clients > most:
         raise FedSelError(f"takes at most {most} clients, and there are {scenario.num_clients}")

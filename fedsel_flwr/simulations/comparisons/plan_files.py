@@ -11,7 +11,7 @@ from typing import Any
 from fedsel_flwr.checks import whole
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report.run_folder import replacing
-from fedsel_flwr.rounds.storage import WRITES, FolderLock, hold
+from fedsel_flwr.rounds.storage import RUN_IN_USE, FolderLock, lock_folder
 from fedsel_flwr.simulations.existing_runs import AGAIN, CHECKPOINTS, has_begun
 from fedsel_flwr.simulations.fingerprints import differing_plans
 from fedsel_flwr.simulations.results import read_label
@@ -142,7 +142,7 @@ def held_folder(folder: Path) -> FolderLock | None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"{str(folder)!r} cannot be begun: {error.strerror or error}") from error
-    return hold(folder, WRITES)
+    return lock_folder(folder, RUN_IN_USE)
 
 
 def seeds_from(seeds: int | Sequence[int], first: int) -> list[int]:

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.checkpoints import Resume
 from fedsel_flwr.rounds.history import RoundRecord
-from fedsel_flwr.rounds.untrusted import log_modelled
+from fedsel_flwr.rounds.untrusted import log_simulated_faults
 from fedsel_flwr.simulations.divergence import trouble
 from fedsel_flwr.simulations.existing_runs import Keeping
 from fedsel_flwr.simulations.fingerprints import code_of, fingerprints
@@ -85,7 +85,7 @@ def run_rounds(grid: Grid, world: World, strategy: Any) -> RunResult:
     """
     strategy.core.in_simulation()
     arrays = APIS[world.scenario.api].run(grid, world, strategy)
-    log_modelled(strategy.history, bool(world.scenario.aggregation.over_selection))
+    log_simulated_faults(strategy.history, bool(world.scenario.aggregation.over_selection))
     return RunResult(history=strategy.history, arrays=arrays, trouble=trouble(world, strategy.history))
 
 

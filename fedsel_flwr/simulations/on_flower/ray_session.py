@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 
 from fedsel_flwr.errors import RunError
-from fedsel_flwr.flower import end_once
+from fedsel_flwr.flower import disable_actor_retries
 from fedsel_flwr.report.progress import Waiting
 from fedsel_flwr.simulations.on_flower.ray_resources import Where, knock, start
 from fedsel_flwr.simulations.shutdown import PILLARS, keeping_sigterm, name_of, own_handlers
@@ -153,7 +153,7 @@ class Session:
             RunError: Ray cannot be started or refuses the connection, no client finds room, or Ray died on the way.
         """
         ray = _ray()
-        end_once()
+        disable_actor_retries()
         if ray.is_initialized():
             yield
             return

@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roster import id_order
-from fedsel_flwr.rounds.run_length import check_signal
+from fedsel_flwr.rounds.run_length import check_should_stop
 from fedsel_flwr.strategies.wrapping import bases
 from fedsel_flwr.strategies.wrapping.adapter import Adapter
 from fedsel_flwr.strategies.wrapping.failure_reasons import NOT_REACHED, no_answer
@@ -79,7 +79,7 @@ class SelectionStrategy(Adapter, Strategy):
         Raises:
             RunError: There are checkpoints, but none can be used; or a checkpoint cannot be written.
         """
-        check_signal(should_stop)
+        check_should_stop(should_stop)
         self._so_far = so_far = Result()
         signal = None if should_stop is None else lambda number, _: should_stop(number, so_far)
         checkpoint = self._begin_run({name: array.numpy() for name, array in initial_arrays.items()}, signal)

@@ -16,7 +16,7 @@ from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.rounds.measuring import Validation
 from fedsel_flwr.rounds.roster import ClientValues, Roster
 from fedsel_flwr.rounds.run_length import Budget, ShouldStop
-from fedsel_flwr.rounds.settings import Cooling, Identity, MaxExamples, MetricKeys, settled
+from fedsel_flwr.rounds.settings import CooldownSetting, Identity, MaxExamples, MetricKeys, resolve_settings
 from fedsel_flwr.rounds.state_dicts import State
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.strategies.wrapping import bases
@@ -137,7 +137,7 @@ class Adapter(BetweenRounds):
         clock_slack: float | None = None,
         identity: Identity | None = None,
         busy_timeout: float | None = 3600.0,
-        cooldown: Cooling = "auto",
+        cooldown: CooldownSetting = "auto",
         over_selection: float = 0.0,
         round_deadline_s: float | None = None,
         max_update_norm: float | None = None,
@@ -182,7 +182,7 @@ class Adapter(BetweenRounds):
             if min_available is None
             else whole("min_available", min_available, 1)
         )
-        settings = settled(
+        settings = resolve_settings(
             selector, max_latency=max_latency, min_completed=min_completed, channels=channels, averaging=averaging,
             filter=filter, validation=validation, learning_rate=learning_rate, momentum=momentum, clock=clock,
             clock_slack=clock_slack, identity=identity, busy_timeout=busy_timeout, cooldown=cooldown,

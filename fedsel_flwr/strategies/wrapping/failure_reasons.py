@@ -17,7 +17,7 @@ from flwr.app import Error, Message
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.flower import ErrorCode
 from fedsel_flwr.rounds.roll_call import Registration
-from fedsel_flwr.rounds.untrusted import both_ends
+from fedsel_flwr.rounds.untrusted import without_middle
 
 EXPIRED = "message unavailable: it expired, or its SuperNode was removed"
 REASONS = {
@@ -74,7 +74,7 @@ def _cause(reason: str | None) -> str:
     """What was raised, as a traceback's last line has it (Ray's has colours), or a SuperNode's words."""
     if found := _under_ray(reason or ""):
         return found
-    text = both_ends(reason or "")
+    text = without_middle(reason or "")
     lines = [line.strip() for line in COLOURS.sub("", text).splitlines() if line.strip()]
     if TRACEBACK in text and lines:
         return lines[-1]
@@ -97,7 +97,7 @@ def _under_ray(reason: str) -> str:
 
 def has_no_query(error: Error) -> bool:
     """Whether an error says that the client's app registered no query function, in Flower's own words."""
-    return error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION and NO_QUERY in both_ends(error.reason or "")
+    return error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION and NO_QUERY in without_middle(error.reason or "")
 
 
 class NotReached(RunError):

@@ -201,7 +201,7 @@ class Cleaner:
     def __init__(self, base: object, keys: MetricKeys, max_examples: int | None = None) -> None:
         self._base, self._max_examples = base, max_examples
         self.weight_key = bases.weight_key(base)
-        self._ours = keys.ours()
+        self._ours = keys.own_keys()
 
     def faults(self, messages: Mapping[str, Message]) -> dict[str, str]:
         """Which replies to TRAIN messages lack a metric that the base reads by name.

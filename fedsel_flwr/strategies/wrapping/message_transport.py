@@ -22,7 +22,7 @@ from flwr.serverapp.strategy import Strategy
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.eligibility import Busy
 from fedsel_flwr.rounds.roll_call import NO_PROPERTIES, Registration
-from fedsel_flwr.rounds.untrusted import several_lines
+from fedsel_flwr.rounds.untrusted import indented_lines
 from fedsel_flwr.strategies.wrapping import bases
 from fedsel_flwr.strategies.wrapping.failure_reasons import accepted, has_no_query, registrations
 from fedsel_flwr.strategies.wrapping.grids import ShownGrid, TimedGrid
@@ -233,7 +233,7 @@ def by_node(sent: Mapping[str, Message], replies: Iterable[Message]) -> dict[str
 
 def harmless(failure: Message) -> Message:
     """A client's error message as Flower may log it: none of its lines can pass for one of the log's own."""
-    reason = several_lines(failure.error.reason or "")
+    reason = indented_lines(failure.error.reason or "")
     if reason == (failure.error.reason or ""):
         return failure
     twin = copy.copy(failure)

@@ -22,7 +22,7 @@ from fedsel_flwr.errors import ParameterError, RunError, StateError
 from fedsel_flwr.rounds.checkpoints import JOURNAL, Checkpoint, Checkpoints, json_path
 from fedsel_flwr.rounds.core import SelectionCore
 from fedsel_flwr.rounds.eligibility import Busy
-from fedsel_flwr.rounds.history_storage import Ledger
+from fedsel_flwr.rounds.history_storage import Journal
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.roster import ClientValues
 from fedsel_flwr.rounds.state_dicts import State
@@ -105,7 +105,7 @@ class Resuming:
             from fedsel_flwr.strategies.wrapping.base_state import check_base
 
             check_base(base)
-            core.parts.history.write_to(Ledger(checkpoints.folder / JOURNAL))
+            core.parts.history.write_to(Journal(checkpoints.folder / JOURNAL))
         self._core, self._base, self._checkpoints = core, base, checkpoints
         self.total_rounds = self.last_round = total_rounds
         self.made_for = made_for(core, base)

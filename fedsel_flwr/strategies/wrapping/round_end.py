@@ -20,7 +20,7 @@ from fedsel_flwr.rounds.core import SelectionCore
 from fedsel_flwr.rounds.history import History, RoundRecord
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.run_length import ShouldStop
-from fedsel_flwr.rounds.untrusted import number
+from fedsel_flwr.rounds.untrusted import to_float
 from fedsel_flwr.strategies.wrapping.resuming import Resuming
 
 logger = logging.getLogger("fedsel_flwr")
@@ -227,7 +227,9 @@ class BetweenRounds:
     def _enter_evaluation(self, server_round: int, loss: object, metrics: Mapping[str, object]) -> None:
         """Enter the central evaluation into the history."""
         accuracy = _or_nan(metrics.get("accuracy"))
-        self.history.evaluated(self.core.numbering.absolute(server_round), loss=_or_nan(loss), accuracy=accuracy)
+        self.history.record_evaluation(
+            self.core.numbering.absolute(server_round), loss=_or_nan(loss), accuracy=accuracy
+        )
 
     def _end_round(self, server_round: int) -> None:
         """Close the round in the history, tell the caller and ask for a stop, if it is one that was recorded."""
@@ -237,9 +239,9 @@ class BetweenRounds:
         self.history.close_round()
         if self._on_round is not None:
             self._on_round(last)
-        self.core.ending.ask()
+        self.core.ending.check()
 
 
 def _or_nan(value: object) -> float:
-    as_float = number(value)
+    as_float = to_float(value)
     return float("nan") if as_float is None else as_float
