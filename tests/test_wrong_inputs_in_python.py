@@ -163,7 +163,7 @@ WRONG: dict[str, tuple[Callable[[], Any], list[str]]] = {
         ["finished after 2 rounds", "new run with rounds = 9"],
     ),
     "fewer rounds than were done": (_again("checkpoint_dir", rounds=1), ["has done 2 rounds", "give at least 2"]),
-    "checkpoints of a run": (_again("checkpoint_dir", resume=False), ["of another run", "go on with resume=True"]),
+    "checkpoints of a run": (_again("checkpoint_dir", resume=False), ["of another run", "resume=True"]),
     "no folder to load": (lambda: Comparison.load(), ["at least one folder"]),
     "a folder that is not there": (lambda: Comparison.load("nosuch"), ["'nosuch' does not exist"]),
     "a scenario's number": (lambda: load_scenario(3), ["name or the path of a TOML file, got int"]),  # type: ignore

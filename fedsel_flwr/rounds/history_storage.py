@@ -1,9 +1,9 @@
-"""Where a history keeps its records: all in memory, or the last ones there and the ones before in a journal.
+"""Storage of a history's records: all in memory, or the last rounds in memory and the others in a journal.
 
-The file of finished rounds: a line of JSON for each, only ever added to.
-
-A line is whole or does not count: one that was being written when the process died is passed over, and cut off by the
-next one that is written.
+The :class:`Journal` is the file of finished rounds, a line of JSON for each, to which lines are only added. A line
+counts if it is complete. One that was being written when the process died is skipped, and cut off by the next write.
+:class:`MemoryStorage` and :class:`JournalStorage` have the same methods; :class:`~fedsel_flwr.rounds.history.History`
+uses one of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from fedsel_flwr.errors import RunError, StateError
 from fedsel_flwr.rounds import state_dicts
-from fedsel_flwr.rounds.append_file import AppendFile, Clients, FileTruncatedError, Rounds
+from fedsel_flwr.rounds.append_file import AppendFile, ClientSequence, FileTruncatedError, RoundSequence
 from fedsel_flwr.rounds.records import (
     DECODE_ERRORS,
     ClientRecord,
@@ -31,22 +31,26 @@ from fedsel_flwr.rounds.records import (
     to_columns,
 )
 
-PART = 2**11
-"""Bytes of a line in which the round's own record ends."""
+MAX_RECORDS = 10_000
+"""Most records in memory when there is a journal, those of rounds and of clients together."""
+MIN_ROUNDS = 3
+"""Last rounds that stay in memory, however large they are."""
+RECORD_BYTES = 2**11
+"""Bytes read of a line for the round alone: its record, without those of the clients, is shorter."""
 
 
 class Journal:
     """Writes rounds to a file and reads them back.
 
-    A new journal holds nothing, whatever the file holds: :meth:`load` takes the file's lines in, and without that the
-    first line that is written replaces them. Nothing happens on disk before the first line or :meth:`begin`.
+    A new journal is empty, whatever the file holds. :meth:`load` takes the file's lines in; without it the first write
+    replaces them. Nothing happens on disk before the first line or :meth:`begin`.
 
     Args:
         path: The file; its folder is made if needed.
 
     Attributes:
         path: The file.
-        lines: Where the lines stand in it.
+        lines: The index of its lines.
         failure: The error of the last write, if that failed.
     """
 
@@ -55,19 +59,20 @@ class Journal:
         self.lines = LineIndex()
         self.failure: RunError | None = None
         self._file = AppendFile(self.path)
+        # The last line that was read: iterating over its clients asks for it again and again.
         self._last_read: tuple[int, RoundEntry] | None = None
 
     def __len__(self) -> int:
-        """How many rounds there are."""
+        """Return how many rounds there are."""
         return len(self.lines)
 
     @property
     def offset(self) -> int:
-        """Bytes of all lines."""
+        """The bytes of all lines together."""
         return self.lines.start(len(self))
 
     def load(self, offset: int | None = None, *, rounds: int | None = None, checksum: int | None = None) -> None:
-        """Take in the lines of the file; what stands behind them is cut off when the next one is written.
+        """Take in the lines of the file; what follows them is cut off by the next write.
 
         Args:
             offset: Bytes to read; None: all whole lines.
@@ -79,6 +84,7 @@ class Journal:
         """
         found = LineIndex()
         try:
+            # Every line is decoded once: damage is found here, and not rounds later.
             for number, line in enumerate(self._file.lines() if offset != 0 else (), start=1):
                 if found.start(len(found)) == offset or not line.endswith(b"\n"):
                     break
@@ -102,7 +108,7 @@ class Journal:
         self.lines, self._last_read = found, None
 
     def begin(self) -> None:
-        """Make the file, and cut off what is not this journal's.
+        """Make the file, and cut off what does not belong to this journal.
 
         Raises:
             RunError: It cannot be made.
@@ -137,7 +143,7 @@ class Journal:
         self.lines.add(line, len(clients))
 
     def truncate(self, offset: int) -> None:
-        """Give up the lines behind an offset; they are cut off when the next one is written.
+        """Drop the lines after an offset; the next write cuts them off.
 
         Raises:
             StateError: No line ends there.
@@ -149,10 +155,10 @@ class Journal:
         self._last_read = None
 
     def sync(self) -> None:
-        """Have everything written reach the disk.
+        """Sync everything written to the disk.
 
         Raises:
-            RunError: It does not.
+            RunError: The disk refuses.
         """
         try:
             self._file.sync()
@@ -179,16 +185,17 @@ class Journal:
         """Read a round without its clients; errors as in :meth:`entry`."""
         start = self.lines.start(line)
         try:
-            return decode_round(self._file.read(start, min(start + PART, self.lines.start(line + 1))))
-        except (OSError, *DECODE_ERRORS):  # its record is longer than that, or something is wrong
+            return decode_round(self._file.read(start, min(start + RECORD_BYTES, self.lines.start(line + 1))))
+        # The record is longer than expected, or damaged: reading the whole line tells which.
+        except (OSError, *DECODE_ERRORS):
             return self.entry(line).round
 
     def close(self) -> None:
-        """Close the file; it is opened again when that is needed."""
+        """Close the file; it is opened again when needed."""
         self._file.close()
 
     def remove(self) -> None:
-        """Delete the file, whose content stands elsewhere now; what this journal holds can still be read."""
+        """Delete the file once its content is stored elsewhere; this journal's rounds can still be read."""
         self._file.remove(self.offset)
 
     def _failed(self, message: str) -> RunError:
@@ -196,133 +203,134 @@ class Journal:
         return self.failure
 
 
-MOST = 10_000
-"""Records in memory beside a journal, of rounds and clients together; the last rounds stay, however large they are."""
-LEAST = 3
-"""How many rounds these are."""
-
-
 class MemoryStorage:
-    """Rounds and clients in lists, which their owner may change."""
+    """Rounds and clients in lists, which callers may change."""
 
     def __init__(self, rounds: Sequence[RoundRecord] = (), clients: Sequence[ClientRecord] = ()) -> None:
         self.rounds, self.clients = list(rounds), list(clients)
 
     def add(self, record: RoundRecord, clients: Sequence[ClientRecord]) -> None:
-        """A round was played."""
+        """Add a round that was played."""
         self.rounds.append(record)
         self.clients.extend(clients)
 
     def replace(self, record: RoundRecord) -> None:
-        """Put another record in place of the last one."""
+        """Replace the last round's record."""
         self.rounds[-1] = record
 
     def close(self) -> None:
-        """Nothing is to be written."""
+        """Do nothing: there is no file."""
 
-    def tally(self) -> ParticipationCounts:
-        """The counts over all clients."""
-        tally = ParticipationCounts()
-        tally.add(self.clients)
-        return tally
+    def counts(self) -> ParticipationCounts:
+        """Return the participation counts over all rounds."""
+        counts = ParticipationCounts()
+        counts.add(self.clients)
+        return counts
 
     def state_dict(self) -> state_dicts.State:
-        """Every record, a column a field."""
+        """Return every record, a column for each field."""
         return to_columns(self.rounds, self.clients)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state; nothing changes if it does not fit."""
+        """Load a state; nothing changes if it does not fit."""
         if isinstance(state, Mapping) and "offset" in state:
-            raise StateError("the rounds before stand in a file: give the strategy the checkpoint_dir that it had")
+            raise StateError(
+                "the earlier rounds of this state are in a file. Give the strategy its former checkpoint_dir"
+            )
         self.rounds[:], self.clients[:] = from_columns(state)
 
 
 class JournalStorage:
-    """The last rounds in memory, the ones before them in a journal.
+    """The last rounds in memory, and all closed rounds in a journal.
 
-    The last one is open until it is closed: it is in memory alone, and its record may be replaced.
+    The last round is open until it is closed: it is in memory alone, and its record may be replaced.
 
     Args:
-        journal: Takes the closed ones.
+        journal: Takes the closed rounds.
 
     Attributes:
-        journal: Holds the closed ones.
+        journal: Holds the closed rounds.
     """
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
-        self._open = False  # whether the last round is not in the journal
-        self._ring: deque[RoundEntry] = deque()
-        self._held = 0  # records in the ring
-        self._tally = ParticipationCounts()
+        # Whether the last round is still open, and so not in the journal.
+        self._open = False
+        self._recent: deque[RoundEntry] = deque()
+        # Records in ``_recent``, of rounds and clients together.
+        self._in_memory = 0
+        self._counts = ParticipationCounts()
 
     def __len__(self) -> int:
-        """How many rounds there are."""
+        """Return how many rounds there are."""
         return len(self.journal) + self._open
 
     @property
     def rounds(self) -> Sequence[RoundRecord]:
         """All rounds."""
-        return Rounds(self)
+        return RoundSequence(self)
 
     @property
     def clients(self) -> Sequence[ClientRecord]:
         """All clients of all rounds."""
-        return Clients(self)
+        return ClientSequence(self)
 
     @property
     def lines(self) -> LineIndex:
-        """Of the closed rounds."""
+        """The index of the closed rounds."""
         return self.journal.lines
 
     @property
     def num_clients(self) -> int:
-        """How many records of clients there are."""
-        return self.lines.num_clients(len(self.lines)) + (len(self._ring[-1].clients) if self._open else 0)
+        """How many client records there are."""
+        return self.lines.num_clients(len(self.lines)) + (len(self._recent[-1].clients) if self._open else 0)
 
     def add(self, record: RoundRecord, clients: Sequence[ClientRecord]) -> None:
-        """A round was played; the one before is closed."""
+        """Add a round that was played; the one before is closed."""
         self.close()
-        self._ring.append(RoundEntry(record, clients))
-        self._held += 1 + len(clients)
+        self._recent.append(RoundEntry(record, clients))
+        self._in_memory += 1 + len(clients)
         self._open = True
-        while self._held > MOST and len(self._ring) > LEAST:
-            self._held -= 1 + len(self._ring.popleft().clients)
+        while self._in_memory > MAX_RECORDS and len(self._recent) > MIN_ROUNDS:
+            self._in_memory -= 1 + len(self._recent.popleft().clients)
 
     def replace(self, record: RoundRecord) -> None:
-        """Put another record in place of the last one, which is open again then."""
+        """Replace the last round's record; a closed round is open again then."""
+        # Its line is dropped from the journal, and written again when the round is closed.
         if not self._open:
             self.journal.truncate(self.lines.start(len(self) - 1))
             self._open = True
-        self._ring[-1] = RoundEntry(record, self._ring[-1].clients)
+        self._recent[-1] = RoundEntry(record, self._recent[-1].clients)
 
     def close(self) -> None:
         """Write the last round, if it is open."""
         if self._open:
-            self.journal.append(*self._ring[-1])
+            self.journal.append(*self._recent[-1])
             self._open = False
 
     def entry(self, place: int) -> RoundEntry:
-        """A round and its clients, by its place from 0."""
-        in_ring = place - len(self) + len(self._ring)
-        return self._ring[in_ring] if in_ring >= 0 else self.journal.entry(place)
+        """Return a round and its clients, by its place from 0."""
+        in_recent = place - len(self) + len(self._recent)
+        return self._recent[in_recent] if in_recent >= 0 else self.journal.entry(place)
 
     def round(self, place: int) -> RoundRecord:
-        """A round by its place from 0."""
-        in_ring = place - len(self) + len(self._ring)
-        return self._ring[in_ring].round if in_ring >= 0 else self.journal.round(place)
+        """Return a round by its place from 0."""
+        in_recent = place - len(self) + len(self._recent)
+        return self._recent[in_recent].round if in_recent >= 0 else self.journal.round(place)
 
-    def tally(self) -> ParticipationCounts:
-        """The counts over all clients; only rounds that are new to it are looked at."""
-        while self._tally.rounds < len(self):
-            self._tally.add(self.entry(self._tally.rounds).clients)
-            self._tally.rounds += 1
-        return self._tally
+    def counts(self) -> ParticipationCounts:
+        """Return the participation counts over all rounds; only rounds not counted before are read."""
+        # Counted when asked for, not as rounds end: after a resume it reads the journal only if somebody asks.
+        while self._counts.rounds < len(self):
+            self._counts.add(self.entry(self._counts.rounds).clients)
+            self._counts.rounds += 1
+        return self._counts
 
     def state_dict(self) -> state_dicts.State:
-        """Where the journal stands before the last round, and the last round; the journal is synced to the disk."""
+        """Return the journal's position before the last round, and the last round; the journal is synced first."""
+        # The last round goes into the state itself: its evaluation may still be entered after a resume.
         before = max(0, len(self) - 1)
-        last = [self._ring[-1]] if len(self) else []
+        last = [self._recent[-1]] if len(self) else []
         self.journal.sync()
         return {
             "offset": self.lines.start(before),
@@ -332,17 +340,18 @@ class JournalStorage:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state, the last round open again; nothing changes if it does not fit.
+        """Load a state and open its last round again; nothing changes if it does not fit.
 
         The journal's lines after the state's offset are dropped. A state of :class:`MemoryStorage` is written to it.
         """
+        # Only a state of MemoryStorage has every client.
         if isinstance(state, Mapping) and "clients" in state:
             rounds, clients = from_columns(state)
             played: dict[int, list[ClientRecord]] = {record.round: [] for record in rounds}
             for row in clients:
                 played.setdefault(row.round, []).append(row)
             self.journal.truncate(0)
-            self._begin_with(None)
+            self._restart(None)
             for record in rounds:
                 self.add(record, played[record.round])
             return
@@ -352,10 +361,10 @@ class JournalStorage:
         )
         records, clients = from_columns(state["last"])
         if len(records) > 1 or (not records and (clients or count)):
-            raise StateError(f"the last round must be one, got {len(records)} records")
+            raise StateError(f"last must hold one round, got {len(records)}")
         self.journal.load(offset, rounds=count, checksum=checksum)
-        self._begin_with(RoundEntry(records[0], clients) if records else None)
+        self._restart(RoundEntry(records[0], clients) if records else None)
 
-    def _begin_with(self, last: RoundEntry | None) -> None:
-        self._ring, self._held = (deque([last]), 1 + len(last.clients)) if last else (deque(), 0)
-        self._open, self._tally = last is not None, ParticipationCounts()
+    def _restart(self, last: RoundEntry | None) -> None:
+        self._recent, self._in_memory = (deque([last]), 1 + len(last.clients)) if last else (deque(), 0)
+        self._open, self._counts = last is not None, ParticipationCounts()

@@ -36,7 +36,7 @@ def checkpoint(number: int = 3, **changes: Any) -> Checkpoint:
         "names": ["layer/weight", "scale"],
         "state": {"mean": generator.normal(size=400), "round": number, "ids": [f"client-{k}-ü" for k in range(300)]},
         "base": {"layers": [{"m_t": [generator.normal(size=3)], "norm": float("inf")}]},
-        "made_for": {"selector": "bsfl"},
+        "fingerprint": {"selector": "bsfl"},
     }
     return Checkpoint(**{**values, **changes})
 
@@ -161,9 +161,7 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path, resume=True)
     store.write(checkpoint())
     rewritten(json_path(tmp_path, 3), schema=2, written_by="fedsel-flwr 9.0")
-    reason = (
-        r"it has schema 2 \(fedsel-flwr 9\.0\), but this fedsel-flwr \S+ reads schema 1: go on with the version that"
-    )
+    reason = r"it has schema 2 \(fedsel-flwr 9\.0\), but this fedsel-flwr \S+ reads schema 1"
     with pytest.raises(RunError, match=rf"none of the checkpoints in .* can be used: round-000003\.json: {reason}"):
         store.newest(lambda one: None)
     assert json_path(tmp_path, 3).exists(), "nothing is set aside where nothing is taken"
@@ -226,9 +224,9 @@ def test_so_many_are_kept_and_leftovers_of_a_death_are_cleared(tmp_path: Path) -
 
 def test_a_folder_of_another_run_is_neither_overwritten_nor_continued_unasked(tmp_path: Path) -> None:
     Checkpoints(tmp_path).write(checkpoint())
-    with pytest.raises(RunError, match=r"holds the checkpoints of 3 rounds of another run: go on with resume=True"):
+    with pytest.raises(RunError, match=r"holds the checkpoints of 3 rounds of another run\. .*resume=True"):
         Checkpoints(tmp_path)
-    with pytest.raises(RunError, match=r"holds no checkpoint to go on from: check checkpoint_dir, or begin a new run"):
+    with pytest.raises(RunError, match=r"holds no checkpoint .*checkpoint_dir"):
         Checkpoints(tmp_path / "new", resume="must")
     assert Checkpoints(tmp_path / "new", resume=True).newest(lambda one: None) is None
     (tmp_path / "new" / "journal.jsonl").write_text("{}\n")
@@ -245,7 +243,7 @@ def test_odd_options_are_refused(options: dict[str, Any], tmp_path: Path) -> Non
 
 def test_a_place_that_is_no_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match=r"cannot be made: .*; give one that can be written to"):
+    with pytest.raises(RunError, match=r"cannot be made: "):
         Checkpoints(tmp_path / "file")
 
 
@@ -263,7 +261,7 @@ def test_a_full_disk_names_the_file_and_leaves_what_was_there(
     with monkeypatch.context() as patch:
         patch.setattr(os, call, _full)
         wanted = (
-            r"round 3: the checkpoint '.*round-000003\.json' cannot be written: No space left on device; .*before it"
+            r"round 3: the checkpoint '.*round-000003\.json' cannot be written: No space left on device"
         )
         with pytest.raises(RunError, match=wanted):
             store.write(checkpoint(3))
@@ -309,9 +307,9 @@ def test_a_read_only_folder_is_refused_before_the_run(tmp_path: Path) -> None:
     if mounted.returncode:
         pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
     try:
-        with pytest.raises(RunError, match="cannot be written to; give one that can, or change its permissions"):
+        with pytest.raises(RunError, match="cannot be written to"):
             Checkpoints(disk)
-        with pytest.raises(RunError, match="Read-only file system; give one that can be written to"):
+        with pytest.raises(RunError, match="Read-only file system"):
             Checkpoints(disk / "run")
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)

@@ -56,7 +56,7 @@ def both(path: Path, rounds: int) -> tuple[History, History]:
 @pytest.fixture(params=[0, 12, 10_000])
 def ring(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """How many records stay in memory: hardly any, a few rounds, all."""
-    monkeypatch.setattr(history_storage, "MOST", request.param)
+    monkeypatch.setattr(history_storage, "MAX_RECORDS", request.param)
     return request.param
 
 
@@ -90,7 +90,7 @@ def test_on_disk_and_in_memory_it_is_the_same(ring: int, tmp_path: Path) -> None
 
 
 def test_counts_go_on_without_reading_the_past_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history_storage, "MOST", 0)
+    monkeypatch.setattr(history_storage, "MAX_RECORDS", 0)
     history = History(Journal(tmp_path / "j"))
     read: list[int] = []
     entry = Journal.entry
@@ -103,7 +103,7 @@ def test_counts_go_on_without_reading_the_past_again(tmp_path: Path, monkeypatch
 
 
 def test_memory_holds_the_last_rounds_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history_storage, "MOST", 20)
+    monkeypatch.setattr(history_storage, "MAX_RECORDS", 20)
     history = play(History(Journal(tmp_path / "j")), range(1, 201))
     gc.collect()
     alive = [one for one in gc.get_objects() if isinstance(one, ClientRecord)]
@@ -217,7 +217,7 @@ def test_states_of_histories_in_memory_and_on_disk(tmp_path: Path) -> None:
     assert repr(moved) == repr(memory)
     play(moved, range(13, 15))
     assert repr(moved) == repr(play(memory, range(13, 15)))
-    with pytest.raises(RunError, match="from its first round on, but there are 14 rounds"):
+    with pytest.raises(RunError, match="14 rounds already"):
         memory.write_to(Journal(tmp_path / "late"))
 
 
@@ -234,7 +234,7 @@ def test_a_copy_is_in_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize("held", [0, 2**24])
 def test_what_was_removed_can_still_be_read(held: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(append_file, "MAX_IN_MEMORY", held)
-    monkeypatch.setattr(history_storage, "MOST", 0)
+    monkeypatch.setattr(history_storage, "MAX_RECORDS", 0)
     memory, disk = both(tmp_path / "j", 30)
     disk.close_round()
     assert disk.journal is not None

@@ -21,11 +21,11 @@ lock = lock_folder(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
 """
-HOLDING = r"another process keeps its checkpoints in .* End it first, or give this run a checkpoint_dir of its own"
+HOLDING = r"another process keeps its checkpoints in .*checkpoint_dir"
 
 
 def checkpoint() -> Checkpoint:
-    return Checkpoint(round=1, model=[], names=[], state={}, base={}, made_for={})
+    return Checkpoint(round=1, model=[], names=[], state={}, base={}, fingerprint={})
 
 
 def test_a_second_process_is_refused_until_the_first_has_died(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX)
 print("held", flush=True)
 sys.stdin.read()
 """
-HELD = r"another process writes to '.*': a run or comparison that is still running\? Nothing there was changed"
+HELD = r"another process writes to '.*'"
 SMOKE = load_scenario("smoke", {"rounds": 4, "engine": "vectorized"})
 
 

@@ -85,7 +85,7 @@ def test_a_history_that_is_not_in_memory_is_that_of_a_run_without_a_folder(
     held: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = simulate(smoke()).history
-    monkeypatch.setattr(history_storage, "MOST", 0)
+    monkeypatch.setattr(history_storage, "MAX_RECORDS", 0)
     monkeypatch.setattr(append_file, "MAX_IN_MEMORY", held)
     told: list[Any] = []
     kept = simulate(smoke(), folder=tmp_path / "run", on_round=told.append).history

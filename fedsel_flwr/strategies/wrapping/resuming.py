@@ -220,7 +220,7 @@ class Resuming:
         names = [str(i) for i in range(len(model))] if names is None else list(names)
         made_for = self.made_for
         self._checkpoints.write(
-            Checkpoint(round=number, model=list(model), names=names, state=state, base=base, made_for=made_for)
+            Checkpoint(round=number, model=list(model), names=names, state=state, base=base, fingerprint=made_for)
         )
         self._written, self._held = number, None
 
@@ -234,7 +234,7 @@ class Resuming:
         """Continue from a checkpoint; raise :class:`StateError` and change nothing if it does not fit."""
         from fedsel_flwr.strategies.wrapping.base_state import load_base, save_base
 
-        check_made_for(checkpoint.made_for, self.made_for)
+        check_made_for(checkpoint.fingerprint, self.made_for)
         if initial is not None and self._core.settings.compare_models:
             _check_model(checkpoint, initial)
         before = save_base(self._base)
