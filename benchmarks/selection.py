@@ -139,7 +139,7 @@ def made(name: str, roster: Roster, cohort: int, fleet: str) -> tuple[SelectionC
     options = {"filter": EveryOther()} if "kept" in selector.needs else {}
     settings = resolve_settings(selector, max_latency=5.0, validation=validation, learning_rate=0.1, **options)
     core = SelectionCore(selector, settings, roster=roster)
-    core.parts.enrolment.reported(everybody, np.full(num_clients, 120))
+    core.parts.registrar.note_sizes(everybody, np.full(num_clients, 120))
     return core, selector
 
 

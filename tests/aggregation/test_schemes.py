@@ -260,7 +260,7 @@ def test_an_evicted_clients_size_does_not_count_for_the_newcomer_in_its_row() ->
         outcome = core.collect(dict.fromkeys(chosen, reply))
         core.finish()
     assert outcome.averaging is not None
-    core.parts.enrolment.reported(np.array([1]), np.array([70]))  # b, if it was chosen, said 10
+    core.parts.registrar.note_sizes(np.array([1]), np.array([70]))  # b, if it was chosen, said 10
     core.choose(["x"], model, transport)
     outcome = core.collect({"x": reply})
     core.finish()

@@ -77,7 +77,7 @@ MISSING: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "GPFL without a learning rate": (
         "GPFL", {"clients_per_round": 3, "total_rounds": 9, "validation": world.validation()},
-        "gpfl needs learning_rate, the clients' nominal initial learning rate",
+        "gpfl .*learning_rate",
     ),
     "GPFL with a learning rate of 0": (
         "GPFL", {"clients_per_round": 3, "total_rounds": 9, "validation": world.validation(), "learning_rate": 0.0},

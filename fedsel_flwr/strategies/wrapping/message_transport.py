@@ -21,7 +21,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.eligibility import Busy
-from fedsel_flwr.rounds.roll_call import CANNOT_SAY, Registration
+from fedsel_flwr.rounds.roll_call import NO_PROPERTIES, Registration
 from fedsel_flwr.rounds.untrusted import indented_lines
 from fedsel_flwr.strategies.wrapping import bases
 from fedsel_flwr.strategies.wrapping.failure_reasons import accepted, has_no_query, registrations
@@ -131,7 +131,7 @@ def _facts(message: Message) -> Mapping[str, object] | None:
     """What an answer says, None for an error."""
     if message.has_content():
         return everything_in(message.content)
-    return CANNOT_SAY if has_no_query(message.error) else None
+    return NO_PROPERTIES if has_no_query(message.error) else None
 
 
 def configured(
