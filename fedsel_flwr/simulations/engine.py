@@ -21,7 +21,7 @@ from fedsel_flwr import flower
 from fedsel_flwr.checks import one_of
 from fedsel_flwr.clients.objectives import Objective
 from fedsel_flwr.errors import ParameterError, RunError
-from fedsel_flwr.report.progress import Waiting
+from fedsel_flwr.report.progress import WaitNotice
 from fedsel_flwr.rounds.checkpoints import Resume
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.rounds.run_length import ShouldStop, check_signal
@@ -253,7 +253,7 @@ def simulate(
     if finished is not None and not again:
         keeping.finished()  # it may have been cut off before they were removed
         return finished
-    session = Session(where, Waiting("Starting Ray", "Ray started", tell=on_wait, quiet=quiet))
+    session = Session(where, WaitNotice("Starting Ray", "Ray started", tell=on_wait, quiet=quiet))
     run = partial(_run, world, device=device, session=session, quiet=quiet, processes=processes, keeping=keeping)
     if folder is None:
         made = given_or_made(world, strategy, on_round, selector, keeping.options(scenario, selector), should_stop)

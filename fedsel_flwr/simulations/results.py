@@ -175,7 +175,7 @@ class RunFolder:
         if last is None or not last.round or (self.path / run_folder.MODEL).exists():
             return None
         with contextlib.suppress(OSError, FedSelError):
-            return run_folder.write_model(self.path, last.arrays, run_folder.AFTER_ROUND.format(last.round))
+            return run_folder.write_model(self.path, last.arrays, run_folder.MODEL_AFTER_ROUND.format(last.round))
         return None
 
     def close(self) -> None:
@@ -186,7 +186,7 @@ class RunFolder:
 
     def _forget_rescued(self) -> None:
         """Remove the model of an attempt that an error ended."""
-        for path in self.path.glob(run_folder.AFTER_ROUND.format("*")):
+        for path in self.path.glob(run_folder.MODEL_AFTER_ROUND.format("*")):
             path.unlink(missing_ok=True)
 
     @contextlib.contextmanager

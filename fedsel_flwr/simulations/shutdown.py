@@ -104,7 +104,7 @@ PATIENCE_S = 1.5
 LONGEST_S = 7.0
 """So long may leaving take; then everything is killed without further words."""
 UNFINISHED = re.compile(r"\..+-[a-z0-9_]{8}")
-"""Folders in which :func:`fedsel_flwr.report.run_folder.replacing` writes a file."""
+"""Folders in which :func:`fedsel_flwr.report.run_folder.atomic_write` writes a file."""
 
 
 class Leaving:

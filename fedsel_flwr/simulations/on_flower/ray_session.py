@@ -25,7 +25,7 @@ import psutil
 
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.flower import end_once
-from fedsel_flwr.report.progress import Waiting
+from fedsel_flwr.report.progress import WaitNotice
 from fedsel_flwr.simulations.on_flower.ray_resources import Where, knock, start
 from fedsel_flwr.simulations.shutdown import PILLARS, keeping_sigterm, name_of, own_handlers
 from fedsel_flwr.simulations.worlds.world import KEPT, World
@@ -141,7 +141,7 @@ class Session:
         waiting: Tells that Ray starts, from :meth:`open` to the first client's answer.
     """
 
-    def __init__(self, where: Where, waiting: Waiting) -> None:
+    def __init__(self, where: Where, waiting: WaitNotice) -> None:
         self._where, self._waiting = where, waiting
         self.watch: Watch | None = None
 
