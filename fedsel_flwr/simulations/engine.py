@@ -46,7 +46,7 @@ from fedsel_flwr.simulations.parallelism import Staff, check_processes
 from fedsel_flwr.simulations.results import RunFolder, RunResult, worked_out
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.vectorized import check_vectorized, run_vectorized
-from fedsel_flwr.simulations.worlds.ingredients import MakeModel, Own, as_data
+from fedsel_flwr.simulations.worlds.ingredients import MakeModel, OwnParts, as_data
 from fedsel_flwr.simulations.worlds.world import World, world_of
 
 ENGINES = ("ray", "vectorized")
@@ -168,7 +168,7 @@ def simulate(
             of model and round (:func:`~fedsel_flwr.simulations.parallelism.processes_for`). A
             :class:`~fedsel_flwr.simulations.parallelism.Staff` keeps them over several runs.
         model: Makes a torch module of your own, in place of ``model.name``
-            (:class:`~fedsel_flwr.simulations.worlds.ingredients.Own`).
+            (:class:`~fedsel_flwr.simulations.worlds.ingredients.OwnParts`).
         data: Examples of your own, in place of ``data.dataset``: ``OwnData``, or (train, test), each a pair of arrays
             or a torch ``Dataset`` (:class:`~fedsel_flwr.simulations.worlds.own_data.OwnData`); or a function of the
             seed that returns one of them.
@@ -226,7 +226,7 @@ def simulate(
                 )
                 raise ParameterError(f"{name} cannot be given together with a strategy of your own: {instead}")
     keeping = Keeping.of(scenario, folder, checkpoint_dir, checkpoint_every, keep_checkpoints, resume)
-    brought = Own(model, None if data is None else as_data(data), objective)
+    brought = OwnParts(model, None if data is None else as_data(data), objective)
     scenario = brought.named_in(scenario)
     label = label or (selector.name if selector else None)
     if replay and not (resume and folder is not None and checkpoint_dir is None):

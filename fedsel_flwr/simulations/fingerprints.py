@@ -31,7 +31,7 @@ from fedsel_flwr.selectors.registry import label_of, selector_class
 from fedsel_flwr.simulations.scenario import Scenario, in_words
 from fedsel_flwr.simulations.worlds.data import Dataset, Split
 from fedsel_flwr.simulations.worlds.given_partitions import SampledPartition
-from fedsel_flwr.simulations.worlds.ingredients import Own, given_data
+from fedsel_flwr.simulations.worlds.ingredients import OwnParts, own_data_of
 from fedsel_flwr.simulations.worlds.own_data import OwnData, SeededData
 from fedsel_flwr.simulations.worlds.world import World
 
@@ -205,7 +205,7 @@ OF_SEED, DRAWN = "of seed", "drawn for seed"
 """Stand in the fingerprint of what a function makes for each seed, and of what the scenario draws for each."""
 
 
-def code_of(scenario: Scenario, selector: Selector | None, own: Own) -> dict[str, str]:
+def code_of(scenario: Scenario, selector: Selector | None, own: OwnParts) -> dict[str, str]:
     """The code that makes a run what it is.
 
     Args:
@@ -239,7 +239,7 @@ def of_scenario(scenario: Scenario) -> str:
     return fingerprint({key: text for key, text in said.items() if not key.startswith("selectors.")})
 
 
-def fingerprints(world: World, own: Own, code: Fingerprints) -> dict[str, str]:
+def fingerprints(world: World, own: OwnParts, code: Fingerprints) -> dict[str, str]:
     """What a run is made of.
 
     Args:
@@ -250,7 +250,7 @@ def fingerprints(world: World, own: Own, code: Fingerprints) -> dict[str, str]:
     Returns:
         ``code``, and ``scenario``, ``data`` and ``partition``; of the user's model its parts count too.
     """
-    scenario, given = world.scenario, given_data(world.scenario, own)
+    scenario, given = world.scenario, own_data_of(world.scenario, own)
     data, partition = of_data(world.dataset, content=given is not None), of_partition(world.partitions)
     fixed = isinstance(given, OwnData) and given.partition is not None and not callable(given.partition)
     if isinstance(given, SeededData):
@@ -266,7 +266,7 @@ def fingerprints(world: World, own: Own, code: Fingerprints) -> dict[str, str]:
     return said
 
 
-def of_plan(codes: Mapping[str, Fingerprints], world: World, own: Own) -> dict[str, Any]:
+def of_plan(codes: Mapping[str, Fingerprints], world: World, own: OwnParts) -> dict[str, Any]:
     """What a comparison is made of.
 
     Args:
