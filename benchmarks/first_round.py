@@ -78,7 +78,7 @@ def measure(args: argparse.Namespace) -> None:
     from flwr.server import ServerApp
     from flwr.serverapp import Grid
 
-    from fedsel_flwr.report.progress import Waiting
+    from fedsel_flwr.report.progress import WaitNotice
     from fedsel_flwr.simulations import engine
     from fedsel_flwr.simulations.on_flower import flower_apis
     from fedsel_flwr.simulations.on_flower.app import ScenarioApp
@@ -121,7 +121,7 @@ def measure(args: argparse.Namespace) -> None:
     adopt_orphans()
     try:
         app = ScenarioApp(engine.SameScenario(scenario))
-        session = Session(Where(), Waiting("Starting Ray", "Ray started", quiet=True))
+        session = Session(Where(), WaitNotice("Starting Ray", "Ray started", quiet=True))
         engine._run_on_flower(server_app, app, scenario.num_clients, session)
     finally:
         end_descendants()

@@ -159,9 +159,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 signal.signal(each, signal.SIG_IGN)
         return status
     except BrokenPipeError:  # the reader has what it wants, as in | head
-        from fedsel_flwr.report.progress import fall_silent
+        from fedsel_flwr.report.progress import discard_stdout
 
-        fall_silent()
+        discard_stdout()
         return 0
     except FedSelError as error:
         print(f"fedsel: error: {error}", file=sys.stderr)

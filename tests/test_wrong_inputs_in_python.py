@@ -126,7 +126,7 @@ WRONG: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "a streamed Dataset": (_data(train=Streamed()), ["of one shape, and a length", "no len()"]),
     "another width of test": (_data(test=(X[:, :2], Y)), ["like train's, (4,)", "got (2,)"]),
     "foreign rows": (_rows([5, 100]), ["client 9", "[0, 100)", "from 5 to 100"]),
-    "a row twice": (_rows([5, 7, 5]), ["client 9", "each once; row 5 stands there 2 times"]),
+    "a row twice": (_rows([5, 7, 5]), ["client 9", "each once; row 5 occurs 2 times"]),
     "a client without rows": (_rows([]), ["client 9", "at least one row"]),
     "rows that are fractions": (_rows([1.5]), ["client 9", "float64"]),
     "nine clients": (_data(partition=ROWS[:9]), ["9 clients, but num_clients = 10"]),

@@ -18,7 +18,7 @@ from fedsel_flwr import flower
 from fedsel_flwr.checks import one_of
 from fedsel_flwr.clients.objectives import Objective
 from fedsel_flwr.errors import ParameterError, RunError
-from fedsel_flwr.report.progress import Waiting
+from fedsel_flwr.report.progress import WaitNotice
 from fedsel_flwr.rounds.checkpoints import Resume
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.rounds.run_length import ShouldStop, check_should_stop
@@ -43,7 +43,7 @@ from fedsel_flwr.simulations.parallelism import WorkerPool, check_processes
 from fedsel_flwr.simulations.results import RunFolder, RunResult, derived_tables
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.vectorized import check_vectorized, run_vectorized
-from fedsel_flwr.simulations.worlds.ingredients import MakeModel, Own, as_data
+from fedsel_flwr.simulations.worlds.ingredients import MakeModel, OwnParts, as_data
 from fedsel_flwr.simulations.worlds.world import World, world_of
 
 ENGINES = ("ray", "vectorized")
@@ -110,7 +110,7 @@ def simulate(
             sizes of model and round (:func:`~fedsel_flwr.simulations.parallelism.processes_for`). A
             :class:`~fedsel_flwr.simulations.parallelism.Staff` keeps them over several runs.
         model: Makes a torch module of your own, in place of ``model.name``
-            (:class:`~fedsel_flwr.simulations.worlds.ingredients.Own`).
+            (:class:`~fedsel_flwr.simulations.worlds.ingredients.OwnParts`).
         data: Examples of your own, in place of ``data.dataset``: ``OwnData``, or (train, test), each a pair of arrays
             or a torch ``Dataset`` (:class:`~fedsel_flwr.simulations.worlds.own_data.OwnData`); or a function of the
             seed that returns one of them.
@@ -166,7 +166,7 @@ def simulate(
                 cure = "Write the result yourself" if name == "folder" else "Give it to the strategy when you make it"
                 raise ParameterError(f"{name} cannot be given together with a strategy of your own. {cure}")
     checkpoints = CheckpointPlan.of(scenario, folder, checkpoint_dir, checkpoint_every, keep_checkpoints, resume)
-    brought = Own(model, None if data is None else as_data(data), objective)
+    brought = OwnParts(model, None if data is None else as_data(data), objective)
     scenario = brought.named_in(scenario)
     label = label or (selector.name if selector else None)
     if replay and not (resume and folder is not None and checkpoint_dir is None):
@@ -198,7 +198,7 @@ def simulate(
         # The earlier process may have been killed between the result and this.
         checkpoints.discard()
         return finished
-    session = Session(where, Waiting("Starting Ray", "Ray started", tell=on_wait, quiet=quiet))
+    session = Session(where, WaitNotice("Starting Ray", "Ray started", tell=on_wait, quiet=quiet))
     run = partial(
         _run, world, device=device, session=session, quiet=quiet, processes=processes, checkpoints=checkpoints
     )

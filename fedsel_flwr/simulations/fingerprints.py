@@ -29,7 +29,7 @@ from fedsel_flwr.selectors.registry import label_of, selector_class
 from fedsel_flwr.simulations.scenario import Scenario, course_settings
 from fedsel_flwr.simulations.worlds.data import Dataset, Split
 from fedsel_flwr.simulations.worlds.given_partitions import SampledPartition
-from fedsel_flwr.simulations.worlds.ingredients import Own, given_data
+from fedsel_flwr.simulations.worlds.ingredients import OwnParts, own_data_of
 from fedsel_flwr.simulations.worlds.own_data import OwnData, SeededData
 from fedsel_flwr.simulations.worlds.world import World
 
@@ -49,7 +49,7 @@ LIBRARIES = frozenset({"builtins", "flwr", "numpy", "torch"})
 """Packages that do not count, in addition to Python's own."""
 
 
-def code_fingerprints(scenario: Scenario, selector: Selector | None, own: Own) -> dict[str, str]:
+def code_fingerprints(scenario: Scenario, selector: Selector | None, own: OwnParts) -> dict[str, str]:
     """Return the fingerprints of a run's code.
 
     Args:
@@ -85,7 +85,7 @@ def scenario_fingerprint(scenario: Scenario) -> str:
     return fingerprint({key: text for key, text in kept.items() if not key.startswith("selectors.")})
 
 
-def fingerprints(world: World, own: Own, code: Fingerprints) -> dict[str, str]:
+def fingerprints(world: World, own: OwnParts, code: Fingerprints) -> dict[str, str]:
     """Return the fingerprints of a run.
 
     Args:
@@ -96,7 +96,7 @@ def fingerprints(world: World, own: Own, code: Fingerprints) -> dict[str, str]:
     Returns:
         ``code``, and ``scenario``, ``data`` and ``partition``; the parts of a user's model count too.
     """
-    scenario, given = world.scenario, given_data(world.scenario, own)
+    scenario, given = world.scenario, own_data_of(world.scenario, own)
     data, partition = (
         data_fingerprint(world.dataset, content=given is not None),
         partition_fingerprint(world.partitions),
@@ -117,7 +117,7 @@ def fingerprints(world: World, own: Own, code: Fingerprints) -> dict[str, str]:
     return found
 
 
-def plan_fingerprints(codes: Mapping[str, Fingerprints], world: World, own: Own) -> dict[str, Any]:
+def plan_fingerprints(codes: Mapping[str, Fingerprints], world: World, own: OwnParts) -> dict[str, Any]:
     """Return the fingerprints of a comparison.
 
     Args:

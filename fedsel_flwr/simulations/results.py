@@ -184,7 +184,7 @@ class RunFolder:
             return None
         # The error that ends the run says more than one about this file would.
         with contextlib.suppress(OSError, FedSelError):
-            return run_folder.write_model(self.path, last.arrays, run_folder.AFTER_ROUND.format(last.round))
+            return run_folder.write_model(self.path, last.arrays, run_folder.MODEL_AFTER_ROUND.format(last.round))
         return None
 
     def close(self) -> None:
@@ -196,7 +196,7 @@ class RunFolder:
 
     def _remove_saved_models(self) -> None:
         """Remove the models of earlier attempts that an error ended."""
-        for path in self.path.glob(run_folder.AFTER_ROUND.format("*")):
+        for path in self.path.glob(run_folder.MODEL_AFTER_ROUND.format("*")):
             path.unlink(missing_ok=True)
 
     @contextlib.contextmanager

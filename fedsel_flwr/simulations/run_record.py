@@ -16,7 +16,7 @@ from typing import Any
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report import run_folder
-from fedsel_flwr.report.run_folder import replacing
+from fedsel_flwr.report.run_folder import atomic_write
 
 RUN = "run.json"
 """Name of the file."""
@@ -52,7 +52,7 @@ def write_record(folder: Path, record: Mapping[str, Any]) -> None:
         OSError: It cannot be written.
     """
     rest = {key: value for key, value in record.items() if key != DIGEST}
-    with replacing(folder / RUN) as temporary:
+    with atomic_write(folder / RUN) as temporary:
         temporary.write_text(json.dumps(rest | {DIGEST: _record_digest(rest)}, indent=2) + "\n", encoding="utf-8")
 
 

@@ -32,7 +32,7 @@ RESTORE_S = 0.005
 ACTION_BYTES = 1024
 """Size of a buffer for ``struct sigaction``; more than any system's has."""
 UNFINISHED = re.compile(r"\..+-[a-z0-9_]{8}")
-"""Folders in which :func:`fedsel_flwr.report.run_folder.replacing` writes a file."""
+"""Folders in which :func:`fedsel_flwr.report.run_folder.atomic_write` writes a file."""
 # Linux's number of the option in <sys/prctl.h>; Python has no name for it.
 _PR_SET_CHILD_SUBREAPER = 36
 

@@ -272,7 +272,7 @@ class BatchedEvaluation:
     ) -> None:
         self._objective, data = world.objective, world.dataset.train
         self._inputs, self._seed = data.inputs, world.system.seed
-        self._split = dict(zip(partition_ids, world.split_of(partition_ids), strict=True))
+        self._split = dict(zip(partition_ids, world.train_test_rows(partition_ids), strict=True))
         self._batches: dict[int, npt.NDArray[np.int64]] = {}
         if "batch_loss" in asked:
             size = world.scenario.training.settings().batch_size

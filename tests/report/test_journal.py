@@ -86,5 +86,5 @@ def test_a_damaged_line_is_refused_by_number(history: History, tmp_path: Path) -
     path.write_text(path.read_text().replace('"round": 2', '"runde": 2', 1))
     with pytest.raises(ParameterError, match="line 2 of"):
         read_journal(tmp_path)
-    with pytest.raises(ParameterError, match="holds no journal"):
+    with pytest.raises(ParameterError, match="journal"):
         read_journal(tmp_path / "elsewhere")

@@ -15,7 +15,7 @@ import pytest
 
 from fedsel_flwr import cli
 from fedsel_flwr.errors import ParameterError, RunError
-from fedsel_flwr.report.progress import Waiting
+from fedsel_flwr.report.progress import WaitNotice
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.on_flower import ray_resources, ray_session
 from fedsel_flwr.simulations.on_flower.ray_resources import Where, cluster_address
@@ -75,7 +75,7 @@ def port() -> Iterator[int]:
 
 
 def session(where: Where) -> Session:
-    return Session(where, Waiting("Starting Ray", "Ray started"))
+    return Session(where, WaitNotice("Starting Ray", "Ray started"))
 
 
 def free_port() -> int:

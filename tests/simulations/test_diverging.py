@@ -12,7 +12,7 @@ from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.simulations import engine, load_scenario, simulate
 from fedsel_flwr.simulations.divergence import chance_level, diagnose
-from fedsel_flwr.simulations.worlds.ingredients import Own
+from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 from fedsel_flwr.simulations.worlds.world import World
 from tests.simulations.inprocess import in_process
 
@@ -32,7 +32,7 @@ def test_guessing_is_the_most_frequent_class() -> None:
     world = World(load_scenario("smoke", SMOKE))
     assert chance_level(world) == pytest.approx(37 / 360 + 2 * math.sqrt(37 / 360 * 323 / 360 / 360))
     assert chance_level(World(load_scenario("ben-ami-unequal", {"engine": "vectorized"}))) == 0
-    own = Own(objective=Objective(CLASSIFICATION.loss, CLASSIFICATION.quality))
+    own = OwnParts(objective=Objective(CLASSIFICATION.loss, CLASSIFICATION.quality))
     assert math.isnan(chance_level(World(load_scenario("smoke", SMOKE), own)))
 
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from fedsel_flwr.errors import RunError
-from fedsel_flwr.report.progress import Waiting
+from fedsel_flwr.report.progress import WaitNotice
 from fedsel_flwr.report.run_folder import read_history
 from fedsel_flwr.simulations import load_scenario, simulate
 from fedsel_flwr.simulations.on_flower.ray_resources import Where
@@ -87,7 +87,7 @@ def test_a_strategy_stops_where_ray_died_and_is_as_before_after_that() -> None:
         def aggregate_fit(self, number: int) -> int:
             return number + 1
 
-    session, strategy = Session(Where(), Waiting("", "")), Strategy()
+    session, strategy = Session(Where(), WaitNotice("", "")), Strategy()
     with session.stopping(strategy):
         assert strategy.aggregate_fit(1) == 2
         session.watch = SimpleNamespace(check=lambda: (_ for _ in ()).throw(RunError("Ray died")))  # type: ignore[assignment]

@@ -20,7 +20,7 @@ from fedsel_flwr.simulations.on_flower.ray_session import Offer, accept, offered
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.worlds import world
-from fedsel_flwr.simulations.worlds.world import Kept, World, world_of
+from fedsel_flwr.simulations.worlds.world import World, WorldCache, world_of
 
 SMOKE = load_scenario("smoke", {"data.local_test_fraction": 0.2, "clients.energy_score_low": 0.5})
 PHONES = load_scenario("smoke", {"system.kind": "phones"})
@@ -52,19 +52,19 @@ class FakeRay:
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     """A connection to Ray, and a process that has not built anything."""
-    fake, kept = FakeRay(), Kept()
+    fake, kept = FakeRay(), WorldCache()
     monkeypatch.setitem(sys.modules, "ray", fake)
     monkeypatch.setattr(ray_session, "_COUNTER", type(ray_session._COUNTER)())
     for module in (ray_session, world):
-        monkeypatch.setattr(module, "KEPT", kept)
+        monkeypatch.setattr(module, "WORLD_CACHE", kept)
     return fake
 
 
-def in_another_process(monkeypatch: pytest.MonkeyPatch) -> Kept:
+def in_another_process(monkeypatch: pytest.MonkeyPatch) -> WorldCache:
     """From here on nothing is built yet, and nothing can be."""
-    kept = Kept()
+    kept = WorldCache()
     for module in (ray_session, world):
-        monkeypatch.setattr(module, "KEPT", kept)
+        monkeypatch.setattr(module, "WORLD_CACHE", kept)
     monkeypatch.setattr(World, "__init__", lambda *_: pytest.fail("the actor built a world of its own"))
     return kept
 
@@ -103,7 +103,7 @@ def test_the_app_takes_the_world_over_when_it_answers(ray: FakeRay, monkeypatch:
     sent = cloudpickle.dumps(ScenarioApp(SameScenario(SMOKE)))
     kept = in_another_process(monkeypatch)
     app = pickle.loads(sent)
-    app._apps = {"legacy": lambda message, context: (message, kept.held is not None)}
+    app._apps = {"legacy": lambda message, context: (message, kept.latest is not None)}
     assert app("hello", context(0)) == ("hello", True)
 
 

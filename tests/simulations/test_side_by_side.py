@@ -170,7 +170,7 @@ def test_faults_are_found_before_a_process_starts(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ParameterError, match=r"pczfl .* needs a validation set on the server"):
         compare(scenario(), ["random", "pczfl"], seeds=2, jobs=2, data=everything, folder=tmp_path / "study")
     twice = OwnData(train=examples, test=examples, partition=[[1, 1], *rows[1:]])
-    with pytest.raises(ParameterError, match="row 1 stands there 2 times"):
+    with pytest.raises(ParameterError, match="row 1 occurs 2 times"):
         compare(scenario(), ["random", "bsfl"], seeds=2, jobs=2, data=twice, folder=tmp_path / "study")
     assert not started
     assert not (tmp_path / "study" / "plan.json").exists()

@@ -103,11 +103,11 @@ def test_the_command_says_it_too(
 
 
 def world(rounds: int, cohort: int, model: Any) -> World:
-    from fedsel_flwr.simulations.worlds.ingredients import Own
+    from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 
     keys = {"rounds": rounds, "clients_per_round": cohort, "num_clients": 100, "training.batch_size": 10}
     keys |= {"partition.kind": "iid", "training.local_epochs": 1}
-    return World(load_scenario("digits", SMOKE | keys), Own(model))
+    return World(load_scenario("digits", SMOKE | keys), OwnParts(model))
 
 
 def wide() -> nn.Module:

@@ -157,11 +157,11 @@ def test_pulls_are_forwarded_in_the_form_of_either_flower() -> None:
 
 
 def test_a_grid_that_a_session_of_ray_attends_takes_either_form() -> None:
-    from fedsel_flwr.report.progress import Waiting
+    from fedsel_flwr.report.progress import WaitNotice
     from fedsel_flwr.simulations.on_flower.ray_resources import Where
     from fedsel_flwr.simulations.on_flower.ray_session import Session
 
     grid = New()
-    Session(Where(1, None, 1, None, None), Waiting("", "", quiet=True)).attend(grid)
+    Session(Where(1, None, 1, None, None), WaitNotice("", "", quiet=True)).attend(grid)
     assert grid.pull_messages(reply_to_message_ids=["a"]) == [(["a"], None)]
     assert grid.pull_messages(["a"]) == [(["a"], None)]

@@ -16,7 +16,7 @@ from fedsel_flwr.simulations.comparisons.plan import Plan
 from fedsel_flwr.simulations.comparisons.plan_files import read_plan
 from fedsel_flwr.simulations.on_flower.ray_resources import Where
 from fedsel_flwr.simulations.scenario import Scenario
-from fedsel_flwr.simulations.worlds.ingredients import MakeModel, Own, as_data
+from fedsel_flwr.simulations.worlds.ingredients import MakeModel, OwnParts, as_data
 
 
 def compare(
@@ -103,7 +103,7 @@ def compare(
         options["data"] = as_data(data)  # once: it is read once for each seed
     left_out: dict[str, str] = {}
     if isinstance(selectors, str) and selectors == ALL:
-        selectors, left_out = runnable_selectors(scenario, Own(model, options.get("data"), objective))
+        selectors, left_out = runnable_selectors(scenario, OwnParts(model, options.get("data"), objective))
     plan = Plan.of(
         scenario,
         selectors,

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report.plots import plot_comparison, plot_rounds
-from fedsel_flwr.report.run_folder import read_table, replacing
+from fedsel_flwr.report.run_folder import atomic_write, read_table
 from fedsel_flwr.report.summary import RunSummary, summarize
-from fedsel_flwr.report.tables import latex, runs_frame, summary_frame
+from fedsel_flwr.report.tables import latex_table, runs_frame, summary_frame
 from fedsel_flwr.report.verdict import Verdict, verdict
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.simulations.comparisons.flower_agreement import Agreement
@@ -153,7 +153,7 @@ class Comparison:
 
     def to_latex(self, path: str | Path | None = None) -> str:
         """The comparison as a LaTeX table (package booktabs); written to ``path`` if that is given."""
-        return _written(latex(self.summaries, self.reference, self.scenario.target_accuracy), path)
+        return _written(latex_table(self.summaries, self.reference, self.scenario.target_accuracy), path)
 
     def _repr_html_(self) -> str:
         said = self.verdict
@@ -198,7 +198,7 @@ class Comparison:
             self.to_latex(folder / "comparison.tex")
             figures = self.figures()
             for name in figures.keys() & {"summary", "verdict"}:
-                with replacing(folder / f"{name}.json") as temporary:
+                with atomic_write(folder / f"{name}.json") as temporary:
                     temporary.write_text(json.dumps(figures[name], indent=2, allow_nan=False) + "\n", encoding="utf-8")
         except OSError as error:
             raise RunError(
@@ -335,6 +335,6 @@ def _json(value: Any) -> Any:
 
 def _written(text: str, path: str | Path | None) -> str:
     if path is not None:
-        with replacing(path) as temporary:
+        with atomic_write(path) as temporary:
             temporary.write_text(text, encoding="utf-8")
     return text

@@ -19,7 +19,7 @@ from fedsel_flwr.simulations.on_flower.building import (
 )
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.untrusted_folders import check_label
-from fedsel_flwr.simulations.worlds.ingredients import Own
+from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 from fedsel_flwr.simulations.worlds.world import world_of
 
 Given = str | type[Selector] | Callable[..., Selector]
@@ -132,7 +132,7 @@ ALL = "all"
 """What stands for them on the command line, and in :func:`~fedsel_flwr.simulations.comparisons.comparing.compare`."""
 
 
-def runnable_selectors(scenario: Scenario, own: Own = Own()) -> tuple[list[str], dict[str, str]]:  # noqa: B008 (frozen)
+def runnable_selectors(scenario: Scenario, own: OwnParts = OwnParts()) -> tuple[list[str], dict[str, str]]:  # noqa: B008 (frozen)
     """Find out who can run in a scenario.
 
     Args:
@@ -147,7 +147,7 @@ def runnable_selectors(scenario: Scenario, own: Own = Own()) -> tuple[list[str],
     for name in names():
         try:
             check_selectors(scenario, [name])
-            world.check_measured(selector_class(name).needs, name)
+            world.check_validation_set(selector_class(name).needs, name)
             _check_fleet(scenario, name)
         except FedSelError as error:
             left_out[name] = str(error)

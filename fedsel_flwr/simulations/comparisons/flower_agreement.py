@@ -12,7 +12,7 @@ from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.on_flower.building import selector_params
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
-from fedsel_flwr.simulations.worlds.ingredients import Own
+from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 from fedsel_flwr.simulations.worlds.world import world_of
 
 
@@ -60,7 +60,7 @@ def run_on_flower(
         RunError: Likewise.
     """
     if selector is None:
-        brought = Own(*(options.get(key) for key in ("model", "data", "objective")))
+        brought = OwnParts(*(options.get(key) for key in ("model", "data", "objective")))
         sizes = world_of(brought.named_in(scenario), brought).num_examples()
         selector = create(scenario.selector, **selector_params(scenario, sizes))
     short = scenario.model_copy(update={"rounds": min(rounds, scenario.rounds), "engine": "ray"})

@@ -54,7 +54,7 @@ from fedsel_flwr.simulations.untrusted_folders import (
     outside,
     referenced_code,
 )
-from fedsel_flwr.simulations.worlds.ingredients import Own
+from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 from fedsel_flwr.simulations.worlds.world import world_of
 
 
@@ -214,7 +214,7 @@ class Plan:
         """
         single = len(self.them) * len(self.seeds) == 1
         comparison = Comparison(self.scenario, reference=self.reference, left_out=dict(self.left_out))
-        brought = Own(options.get("model"), options.get("data"), options.get("objective"))
+        brought = OwnParts(options.get("model"), options.get("data"), options.get("objective"))
         held = None
         if folder:
             names = {run_name(one.label, seed) for one in self.them for seed in self.seeds}
@@ -259,7 +259,7 @@ class Plan:
         del held  # from here on other processes may write there
         return comparison
 
-    def _check(self, brought: Own) -> None:
+    def _check(self, brought: OwnParts) -> None:
         """Refuse data, a partition and selectors that cannot be used: before anything is written or started.
 
         The selectors share the world of the first seed, in which each differs by its scenario alone.
@@ -267,14 +267,14 @@ class Plan:
         scenarios = [brought.named_in(one.scenario(self.scenario, self.seeds[0])) for one in self.them]
         world = world_of(scenarios[0], brought)
         for one, scenario in zip(self.them, scenarios, strict=True):
-            make_strategy(world.under(scenario), selector=one.selector(scenario))
+            make_strategy(world.with_scenario(scenario), selector=one.selector(scenario))
 
-    def _code(self, one: Contender, seed: int, brought: Own) -> dict[str, str]:
+    def _code(self, one: Contender, seed: int, brought: OwnParts) -> dict[str, str]:
         """The fingerprints of a run's code, taken in this process, which has the source."""
         own = one.scenario(self.scenario, seed)
         return code_fingerprints(own, one.selector(own), brought)
 
-    def _made_of(self, brought: Own) -> dict[str, Any]:
+    def _made_of(self, brought: OwnParts) -> dict[str, Any]:
         """The fingerprints that the folder keeps of the plan."""
         codes = {one.label: self._code(one, self.seeds[0], brought) for one in self.them}
         own = brought.named_in(self.them[0].scenario(self.scenario, self.seeds[0]))

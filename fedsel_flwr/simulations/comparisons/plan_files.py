@@ -10,7 +10,7 @@ from typing import Any
 
 from fedsel_flwr.checks import whole
 from fedsel_flwr.errors import ParameterError, RunError
-from fedsel_flwr.report.run_folder import replacing
+from fedsel_flwr.report.run_folder import atomic_write
 from fedsel_flwr.rounds.storage import RUN_IN_USE, FolderLock, lock_folder
 from fedsel_flwr.simulations.existing_runs import CHECKPOINTS, REPLAY_CURE, has_begun
 from fedsel_flwr.simulations.fingerprints import changed_plan_parts
@@ -30,7 +30,7 @@ ELSEWHERE = ("where", "device", "processes", "jobs", "checkpoints", FINGERPRINTS
 def write_plan(folder: Path, said: Mapping[str, Any]) -> None:
     """Write what is to be run in a folder; raises :class:`RunError` if that cannot be done."""
     try:
-        with replacing(folder / PLAN) as temporary:
+        with atomic_write(folder / PLAN) as temporary:
             temporary.write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise RunError(f"{str(folder)!r} cannot be begun: {error.strerror or error}") from error

@@ -49,7 +49,7 @@ def make_strategy(
     """
     scenario = world.scenario
     chooses = selector_class(scenario.selector) if selector is None else selector
-    world.check_measured(chooses.needs, label_of(scenario.selector) if selector is None else selector.name)
+    world.check_validation_set(chooses.needs, label_of(scenario.selector) if selector is None else selector.name)
     api, wait = APIS[scenario.api], scenario.aggregation
     options: dict[str, Any] = {
         "base": api.make_base(world),

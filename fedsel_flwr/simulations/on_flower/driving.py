@@ -22,7 +22,7 @@ from fedsel_flwr.simulations.on_flower.building import make_strategy
 from fedsel_flwr.simulations.on_flower.flower_apis import APIS
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
-from fedsel_flwr.simulations.worlds.ingredients import Own
+from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 from fedsel_flwr.simulations.worlds.world import World, world_of
 
 SETTLED_S = 3.0
@@ -62,7 +62,7 @@ def drive(
     count_nodes(grid, scenario)
     world = world_of(scenario)
     strategy = make_strategy(world, on_round, keeping=keeping.options(scenario))
-    prints = fingerprints(world, Own(), code_fingerprints(scenario, None, Own()))
+    prints = fingerprints(world, OwnParts(), code_fingerprints(scenario, None, OwnParts()))
     keeping.attach(strategy, world, prints)
     try:
         return replace(run_rounds(grid, world, strategy), fingerprints=prints)

@@ -25,7 +25,7 @@ import psutil
 
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.flower import disable_actor_retries
-from fedsel_flwr.report.progress import Waiting
+from fedsel_flwr.report.progress import WaitNotice
 from fedsel_flwr.simulations.on_flower.ray_resources import Where, knock, start
 from fedsel_flwr.simulations.shutdown import (
     RAY_SERVERS,
@@ -33,7 +33,7 @@ from fedsel_flwr.simulations.shutdown import (
     keep_sigterm_while_ray_starts,
     process_name,
 )
-from fedsel_flwr.simulations.worlds.world import KEPT, World
+from fedsel_flwr.simulations.worlds.world import WORLD_CACHE, World
 
 PERIOD_S = 0.3
 GRACE_S = 20.0
@@ -146,7 +146,7 @@ class Session:
         waiting: Tells that Ray starts, from :meth:`open` to the first client's answer.
     """
 
-    def __init__(self, where: Where, waiting: Waiting) -> None:
+    def __init__(self, where: Where, waiting: WaitNotice) -> None:
         self._where, self._waiting = where, waiting
         self.watch: Watch | None = None
 
@@ -312,10 +312,10 @@ def offered() -> Offer | None:
 
 def accept(offer: Offer) -> None:
     """Take over a world that another process has built, unless this one has it."""
-    if KEPT.held is None or KEPT.held[0] != offer.scenario:
+    if WORLD_CACHE.latest is None or WORLD_CACHE.latest[0] != offer.scenario:
         import ray
 
-        KEPT.keep(offer.scenario, ray.get(offer.reference))
+        WORLD_CACHE.put(offer.scenario, ray.get(offer.reference))
 
 
 @dataclass
@@ -327,9 +327,9 @@ class _Counter:
 
     def offer(self) -> Offer | None:
         ray = sys.modules.get("ray")
-        if KEPT.held is None or ray is None or not ray.is_initialized():
+        if WORLD_CACHE.latest is None or ray is None or not ray.is_initialized():
             return None
-        scenario, world = KEPT.held
+        scenario, world = WORLD_CACHE.latest
         context = ray.get_runtime_context()
         of = (context.get_node_id(), context.get_job_id(), scenario)
         with self.lock:
