@@ -46,7 +46,7 @@ class Checkpoint:
         names: Their names.
         state: What :meth:`fedsel_flwr.strategies.wrapping.adapter.Adapter.state_dict` returned.
         base: The base strategy's own state.
-        made_for: What the run was made of, which must be the same when it goes on: what -> how, in words.
+        fingerprint: What the run was made of, which must be the same when it goes on: what -> how, in words.
     """
 
     round: int
@@ -54,7 +54,7 @@ class Checkpoint:
     names: list[str]
     state: State
     base: State = field(default_factory=dict)
-    made_for: dict[str, str] = field(default_factory=dict)
+    fingerprint: dict[str, str] = field(default_factory=dict)
 
 
 def json_path(folder: Path, round: int) -> Path:
@@ -88,7 +88,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
         "schema": SCHEMA,
         "written_by": f"fedsel-flwr {fedsel_flwr.__version__}",
         "round": checkpoint.round,
-        "made_for": checkpoint.made_for,
+        "made_for": checkpoint.fingerprint,
         "arrays_sha256": hashlib.sha256(content).hexdigest(),
         **parts,
     }
@@ -150,7 +150,7 @@ def _read(path: Path) -> Checkpoint:
         names=list(model),
         state=unpacked(said["state"], arrays),
         base=unpacked(said["base"], arrays),
-        made_for=said["made_for"],
+        fingerprint=said["made_for"],
     )
 
 

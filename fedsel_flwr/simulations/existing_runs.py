@@ -116,8 +116,8 @@ class Keeping:
         """
         if self.folder is None:
             return
-        strategy.made_for.update(made_for(world, strategy.selector))
-        strategy.made_for.update({f"fingerprint of {key}": found for key, found in fingerprints.items()})
+        strategy.fingerprint.update(made_for(world, strategy.selector))
+        strategy.fingerprint.update({f"fingerprint of {key}": found for key, found in fingerprints.items()})
         resumed: Checkpoint | None = strategy.resumed
         if resumed is not None and resumed.round > world.scenario.rounds:
             raise RunError(

@@ -243,7 +243,7 @@ def run_vectorized(
         RunError: As the strategy of Flower's legacy API raises them.
     """
     clients = InProcess(world, device, staff)
-    with using_threads(threads_for(world) if device == "cpu" else torch.get_num_threads()), strategy.rescuing():
+    with using_threads(threads_for(world) if device == "cpu" else torch.get_num_threads()), strategy.saving_on_error():
         return _rounds(world, strategy, clients, pace or Pace())
 
 

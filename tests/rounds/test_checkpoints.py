@@ -36,7 +36,7 @@ def checkpoint(number: int = 3, **changes: Any) -> Checkpoint:
         "names": ["layer/weight", "scale"],
         "state": {"mean": generator.normal(size=400), "round": number, "ids": [f"client-{k}-ü" for k in range(300)]},
         "base": {"layers": [{"m_t": [generator.normal(size=3)], "norm": float("inf")}]},
-        "made_for": {"selector": "bsfl"},
+        "fingerprint": {"selector": "bsfl"},
     }
     return Checkpoint(**{**values, **changes})
 

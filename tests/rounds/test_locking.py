@@ -25,7 +25,7 @@ HOLDING = r"another process keeps its checkpoints in .* End it first, or give th
 
 
 def checkpoint() -> Checkpoint:
-    return Checkpoint(round=1, model=[], names=[], state={}, base={}, made_for={})
+    return Checkpoint(round=1, model=[], names=[], state={}, base={}, fingerprint={})
 
 
 def test_a_second_process_is_refused_until_the_first_has_died(tmp_path: Path) -> None:
