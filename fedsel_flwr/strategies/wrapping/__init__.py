@@ -1,7 +1,7 @@
 """Wrapping a Flower strategy: what ``SelectionStrategy`` of both APIs needs around the course of a round.
 
-The rooms in the order in which a round goes through them; the legacy API takes those of its own name and
-``client_manager``, the Message API those of its own and ``grids``.
+The table lists the rooms in the order in which a run goes through them. ``client_manager`` and ``legacy_...`` belong to
+the legacy API, ``grids`` and ``message_...`` to the Message API; both APIs use the functions of ``grids``.
 
 ======================  =============================================================================================
 ``paper``               strategies named after a paper, which build their own selector

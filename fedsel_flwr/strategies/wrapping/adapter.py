@@ -43,14 +43,14 @@ class Adapter(RoundEnd):
             "first").
         clock_slack: On the server's clock, seconds by which a report may undercut the observed time; None allows a
             tenth of the observed time.
-        identity: What identifies a client, also when it reconnects: "name", the name that its SuperNode is
-            registered with, or its node id if it has none; "node", its node id; "key", a digest of its public key;
-            "claim", the ``client_id`` that it reports. None: "claim" in a simulation (the virtual clock, or Flower's
-            in-memory grid), else "name".
-        busy_timeout: A client that has not answered in time, whatever it was asked, is not asked again until its answer
-            comes, it reconnects, or ``busy_timeout`` seconds have passed; None sets no bound. A round with fewer free
-            clients than ``min_completed`` waits for them as long as for the last round, at most ``wait_timeout``; then
-            all are asked.
+        identity: What identifies a client, also when it reconnects. "name" is the name that its SuperNode is
+            registered with, or its node id if it has none. "node" is its node id, "key" a digest of its public key,
+            "claim" the ``client_id`` that it reports. None takes "claim" in a simulation (the virtual clock, or
+            Flower's in-memory grid), else "name".
+        busy_timeout: Seconds for which a client that has not answered in time, whatever it was asked, is not asked
+            again; None sets no bound. An answer or a new connection frees it earlier. A round with fewer free clients
+            than ``min_completed`` waits for them as long as for the last round, at most ``wait_timeout``. Then all are
+            asked.
         cooldown: Exclude a client for 2^n rounds after n failures in a row. A client that failed for the selector
             alone, because it lacks a column that the selector requires, counts too. "auto" does so for selectors whose
             class says that they ask failed clients for ever (DivFL, PCZFL), and for no others.
@@ -62,11 +62,11 @@ class Adapter(RoundEnd):
             has failed.
         max_update_norm: Refuse an update whose L2 norm, over all arrays of its difference to the global model, is
             larger; None for no limit.
-        max_examples: Most examples that a client may claim, which are its weight in an average and what selectors read;
-            a larger claim is cut to this number and noted in the history, the update is kept. "auto" takes four times
+        max_examples: Most examples that a client may claim, which are its weight in an average and what selectors read.
+            A larger claim is cut to this number and noted in the history, the update is kept. "auto" takes four times
             the median of the clients' last claims. None for no limit.
         max_participation: Largest share, in (0, 1], of the last 20 rounds in which a client was available that it may
-            have been asked in, counted from its fifth; a client above it is not eligible. Rounds that ask everybody do
+            have been asked in, counted from its fifth. A client above it is not eligible. Rounds that ask everybody do
             not count. If fewer than ``clients_per_round`` (one, for selectors without it) would be eligible, the least
             asked of the others are eligible too. None for no limit.
         warmup_rounds: In the first rounds ask everybody available in place of the selector's choice, without probes;
@@ -85,24 +85,23 @@ class Adapter(RoundEnd):
             measure models.
         learning_rate: Nominal initial learning rate of the clients, for selectors that read gradients.
         momentum: Momentum of the server's direction (GPFL's gamma).
-        availability: The ids of the only clients that may participate; or a function, called with client id, round and
-            simulated seconds, that is False for a client that is not available in the round. In simulations and
-            deployments.
+        availability: The ids of the only clients that may participate, or a function. That is called with client id,
+            round and simulated seconds; False excludes the client from the round. In simulations and deployments.
         budget: What the run may spend, in simulated seconds and joules; the rounds that Flower still counts after that
             choose nobody and are not in the history.
         evaluate_in: Called with an absolute round; False skips its central evaluation. The round that ends a run by its
             budget or by ``should_stop`` is always evaluated. None evaluates every round.
         should_stop: Called with each finished round's absolute number and the history so far, after ``on_round``; True
-            ends the run with this round, which is evaluated and has its checkpoint in any case; ``on_round`` then gets
-            the evaluated record as well. A resumed run calls it again for the checkpoint's round.
+            ends the run with this round. That round is evaluated and has its checkpoint in any case, and ``on_round``
+            gets the evaluated record as well. A resumed run calls it again for the checkpoint's round.
         on_round: Called with each finished round's record, after the central evaluation. A resumed run calls it again
             for the checkpoint's round.
         checkpoint_dir: Folder of this run's checkpoints; None writes none. A checkpoint is written when a round's
             central evaluation begins, or after the round if there is none.
         checkpoint_every: Rounds from one checkpoint to the next; the last round has one in any case.
         keep_checkpoints: Checkpoints that are kept; older ones are deleted.
-        resume: False begins a new run and refuses a ``checkpoint_dir`` that holds one; True resumes the run if there is
-            a checkpoint and begins a new one if there is none; "must" refuses to begin a new run.
+        resume: False begins a new run and refuses a ``checkpoint_dir`` that holds one. True resumes the run if there is
+            a checkpoint, and begins a new one if there is none. "must" refuses to begin a new run.
         total_rounds: The last round; in rounds that the server still counts after it nobody is chosen. With
             checkpoints, None takes the selector's.
         roster: Connections, client ids and rows; None starts with an empty one.

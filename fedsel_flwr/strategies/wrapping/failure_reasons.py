@@ -132,7 +132,7 @@ class DeadActors:
     """Counts the messages that were lost to each Ray actor that is dead for good.
 
     Flower puts an actor that died back into its pool. It refuses every message at once, while the others work, and so
-    is free for the next one: most messages of every later round are lost to it. An actor has one message at a time; a
+    is free for the next one. Most messages of every later round are lost to it. An actor has one message at a time; a
     second one that is lost to the same actor was given to it after its death.
     """
 

@@ -1,10 +1,10 @@
 """Grids around Flower's: :class:`TimedGrid` times each node, :class:`SnapshotGrid` bounds a base strategy's waiting.
 
-The functions read what Flower's own grid answers: registrations, accepted and rejected messages, and whether it is the
-grid of a simulation. There the SuperLink lives in the server's process and looks, for each node in turn, through every
-message that is in flight: nodes times messages, ten times a second, while nothing else runs in that process. With
-questions to 500 nodes in flight, the actors that start get no core: the roll call took 50 s on 2 cores, although 20 s
-suffice to start Ray and the actors. A deployed SuperLink has a process of its own.
+The functions read what Flower's grid answers: registrations, accepted and rejected messages, and whether it is the grid
+of a simulation. There the SuperLink lives in the server's process. Ten times a second it looks, for each node in turn,
+through every message in flight, and nothing else runs in that process meanwhile. Actors that start then get no core:
+with questions to 500 nodes in flight, the roll call took 50 s on 2 cores, although Ray and actors start in 20 s. A
+deployed SuperLink has its own process. Hence the window of questions in flight, which both APIs keep in simulations.
 """
 
 from __future__ import annotations

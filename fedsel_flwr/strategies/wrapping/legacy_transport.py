@@ -29,7 +29,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class LegacyTransport:
-    """The clients that can be asked, and the model a probe is about.
+    """Reaches the clients of the legacy API for the roll call and for probes of the current model.
 
     Args:
         clients: Connection -> proxy.
@@ -42,7 +42,7 @@ class LegacyTransport:
     parameters: Parameters
     timeout: float
     late: LateReplies = field(default_factory=lambda: LateReplies(Busy()))
-    # Flower's clients of the legacy API answer ``get_properties`` cheaply even if they have nothing to say.
+    # Clients without ``get_properties`` answer with a status, not with an error: all can be asked at once.
     one_first: ClassVar[bool] = False
 
     @property

@@ -43,7 +43,7 @@ POLL_S = 0.05
 
 @dataclass(frozen=True)
 class MessageTransport:
-    """The grid through which nodes can be asked, and the model a probe is about.
+    """Reaches the nodes of the Message API for the roll call and for probes of the current model.
 
     Args:
         grid: Flower's grid.
@@ -56,7 +56,7 @@ class MessageTransport:
     arrays: ArrayRecord
     timeout: float
     late: LateReplies = field(default_factory=lambda: LateReplies(Busy()))
-    # An app without a query function raises, and each client of a simulation takes its time for that.
+    # An app without a query function answers with an error and its traceback: one such answer is enough.
     one_first: ClassVar[bool] = True
 
     @property

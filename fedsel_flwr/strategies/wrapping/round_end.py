@@ -26,7 +26,7 @@ NamedArrays = tuple[Sequence[str], Arrays]
 
 
 class RoundEnd:
-    """What an adapter does after a round, and before the first one.
+    """Ends an adapter's rounds, and resumes its run before the first one.
 
     Attributes:
         core: The course of a round.
@@ -41,12 +41,15 @@ class RoundEnd:
 
     @property
     def history(self) -> History:
-        """What happened, round by round and client by client."""
+        """The history, round by round and client by client."""
         return self.core.parts.history
 
     @property
     def fingerprint(self) -> dict[str, str]:
-        """What a checkpoint must agree with; add what the strategy cannot know, such as the data, before the run."""
+        """The facts that a checkpoint must agree with: part or parameter -> its value as text.
+
+        Before the run, add what the strategy cannot know, such as the data.
+        """
         return self._resuming.fingerprint
 
     @property
