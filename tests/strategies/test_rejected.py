@@ -15,7 +15,7 @@ from fedsel_flwr.selectors import Random
 from fedsel_flwr.strategies import SelectionStrategy as LegacyStrategy
 from fedsel_flwr.strategies.message import SelectionStrategy, TimedGrid
 from fedsel_flwr.strategies.wrapping.client_manager import with_late_replies
-from fedsel_flwr.strategies.wrapping.legacy_transport import ask_all, introduce
+from fedsel_flwr.strategies.wrapping.legacy_transport import ask_all, introduce_client
 from fedsel_flwr.strategies.wrapping.message_transport import send_windowed
 from fedsel_flwr.strategies.wrapping.waiting import LateReplies
 from tests.strategies.helpers import FakeProxy, Federation
@@ -122,9 +122,11 @@ def test_the_legacy_api_does_not_wait_for_a_rejected_message() -> None:
 def test_who_could_not_be_asked_in_the_legacy_api_is_not_busy() -> None:
     client, busy = Behind("a"), Busy()
     start = time.monotonic()
-    answers, missed = ask_all(
-        [client.own], lambda one: introduce(with_late_replies(one, 6.0, client.late), 6.0), timeout=6.0, busy=busy
-    )
+
+    def question(one: Any) -> Any:
+        return introduce_client(with_late_replies(one, 6.0, client.late), 6.0)
+
+    answers, missed = ask_all([client.own], question, timeout=6.0, busy=busy)
     assert time.monotonic() - start < 1.0
     assert (answers, missed, "a" in busy) == ({}, [], False)
 

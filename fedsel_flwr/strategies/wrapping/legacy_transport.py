@@ -56,12 +56,12 @@ class LegacyTransport:
 
     def introduce(self, nodes: list[str]) -> tuple[Mapping[str, Mapping[str, object] | None], list[str]]:
         """Ask clients who they are."""
-        return self._ask(nodes, lambda client: introduce(client, self.timeout))
+        return self._ask(nodes, lambda client: introduce_client(client, self.timeout))
 
     def probe(self, nodes: list[str], config: Mapping[str, str | int]) -> Mapping[str, Mapping[str, object]]:
         """Have clients evaluate the current model."""
         sent = dict[str, Scalar](config)
-        answers, _ = self._ask(nodes, lambda client: probe(client, self.parameters, sent, self.timeout))
+        answers, _ = self._ask(nodes, lambda client: probe_client(client, self.parameters, sent, self.timeout))
         return {node: answer for node, answer in answers.items() if answer is not None}
 
     def _ask(self, nodes: list[str], question: Callable[[ClientProxy], Answer]) -> tuple[dict[str, Answer], list[str]]:
@@ -114,7 +114,7 @@ def _free_if_answered(busy: Busy, cid: str, future: Future[Answer]) -> None:
         busy.answered(cid)
 
 
-def introduce(client: ClientProxy, timeout: float) -> dict[str, object] | None:
+def introduce_client(client: ClientProxy, timeout: float) -> dict[str, object] | None:
     """Ask a client who it is: its properties (a client without ``get_properties`` has none), None for an error."""
     try:
         answer = client.get_properties(GetPropertiesIns(config={}), timeout, None)
@@ -126,7 +126,7 @@ def introduce(client: ClientProxy, timeout: float) -> dict[str, object] | None:
         return None
 
 
-def probe(
+def probe_client(
     client: ClientProxy, parameters: Parameters, config: dict[str, Scalar], timeout: float
 ) -> dict[str, object] | None:
     """Have a client evaluate the current model; None if it fails.

@@ -92,12 +92,7 @@ class MessageTransport:
         else:
             replies, sent = list(inner.send_and_receive(messages, timeout=self.timeout)), messages
         asked = [str(message.metadata.dst_node_id) for message in sent]
-        node_of = {message.metadata.message_id: node for message, node in zip(sent, asked, strict=True)}
-        answers = {
-            node_of[reply.metadata.reply_to_message_id]: reply
-            for reply in replies
-            if reply.metadata.reply_to_message_id in node_of
-        }
+        answers = by_node(dict(zip(asked, sent, strict=True)), replies)
         self.late.owe(message for message, node in zip(sent, asked, strict=True) if node not in answers)
         return answers, asked
 
