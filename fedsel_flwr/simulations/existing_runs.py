@@ -225,8 +225,8 @@ class CheckpointPlan:
         if self.folder is None:
             return
         # Before `resumed` is read: reading the checkpoint compares it with all of this.
-        strategy.made_for.update(run_fingerprint(world, strategy.selector))
-        strategy.made_for.update({f"fingerprint of {key}": found for key, found in fingerprints.items()})
+        strategy.fingerprint.update(run_fingerprint(world, strategy.selector))
+        strategy.fingerprint.update({f"fingerprint of {key}": found for key, found in fingerprints.items()})
         resumed: Checkpoint | None = strategy.resumed
         if resumed is not None and resumed.round > world.scenario.rounds:
             raise RunError(

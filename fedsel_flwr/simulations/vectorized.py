@@ -68,7 +68,7 @@ def run_vectorized(
     """
     clients = InProcessClients(world, device, pool)
     # The clients come first: their trainer asks how many threads torch has outside this block.
-    with using_threads(threads_for(world) if device == "cpu" else torch.get_num_threads()), strategy.rescuing():
+    with using_threads(threads_for(world) if device == "cpu" else torch.get_num_threads()), strategy.saving_on_error():
         return _run_rounds(world, strategy, clients, pace or CheckpointPace())
 
 

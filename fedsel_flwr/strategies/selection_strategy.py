@@ -28,19 +28,25 @@ from fedsel_flwr.rounds.roster import id_order
 from fedsel_flwr.selectors.columns import VECTORS
 from fedsel_flwr.strategies.wrapping import bases
 from fedsel_flwr.strategies.wrapping.adapter import Adapter
-from fedsel_flwr.strategies.wrapping.client_manager import BoundedManager, ChosenCohort, TimedProxy, wait_for_clients
+from fedsel_flwr.strategies.wrapping.client_manager import (
+    BoundedManager,
+    ChosenCohort,
+    TimedProxy,
+    grid_of,
+    wait_for_clients,
+)
 from fedsel_flwr.strategies.wrapping.legacy_results import (
     cleaned,
     decode,
-    evaluations,
-    named,
-    original,
-    parameters_of,
+    from_checkpoint,
+    named_arrays,
     reply_of,
-    saved_model,
+    to_checkpoint,
+    unwrapped,
+    usable_evaluations,
 )
-from fedsel_flwr.strategies.wrapping.legacy_transport import Asking, grid_of
-from fedsel_flwr.strategies.wrapping.round_end import rescued
+from fedsel_flwr.strategies.wrapping.legacy_transport import LegacyTransport
+from fedsel_flwr.strategies.wrapping.round_end import saves_on_error
 
 logger = logging.getLogger("fedsel_flwr")
 FitFailure = tuple[ClientProxy, FitRes] | BaseException
@@ -67,14 +73,14 @@ class SelectionStrategy(Adapter, Strategy):
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters | None:
         """Return the base's initial model, else that of the first client that answers; or the checkpoint's."""
         known = (getattr(layer, "initial_parameters", None) for layer in bases.layers(self.base))
-        checkpoint = self._begin_run(named(next((one for one in known if one is not None), None)))
+        checkpoint = self._begin_run(named_arrays(next((one for one in known if one is not None), None)))
         if checkpoint is not None:
             if self._resuming.total_rounds is None:
                 logger.warning(
                     "the server's rounds come on top of the %d that were done: give the strategy total_rounds to end "
                     "where the run would have ended", checkpoint.round,
                 )  # fmt: skip
-            return parameters_of(checkpoint)
+            return from_checkpoint(checkpoint)
         parameters: Parameters | None = self.base.initialize_parameters(self._bounded(client_manager))
         if parameters is not None:
             return parameters
@@ -88,7 +94,7 @@ class SelectionStrategy(Adapter, Strategy):
                 return answer.parameters
         raise RunError("no client returned an initial model: give the base strategy initial_parameters")
 
-    @rescued
+    @saves_on_error
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
@@ -99,12 +105,12 @@ class SelectionStrategy(Adapter, Strategy):
                 Flower's round does not follow the selector's.
         """
         self._dispatched = {}
-        if self._resuming.over:
+        if self._resuming.is_over:
             return []
-        self._keeper.keep(self.core.round, partial(saved_model, parameters))
+        self._keeper.keep(self.core.round, partial(to_checkpoint, parameters))
         connected = partial(wait_for_clients, client_manager, self.min_available, self.wait_timeout, "min_available")
         clients = self._wait_for_free(connected)
-        transport = Asking(clients, parameters, self._question_timeout, self._late)
+        transport = LegacyTransport(clients, parameters, self._question_timeout, self._late)
         chosen = {cid: clients[cid] for cid in self.core.choose(clients, decode(parameters), transport, server_round)}
         if not chosen:
             return []
@@ -124,7 +130,7 @@ class SelectionStrategy(Adapter, Strategy):
         }
         return [(self._dispatched[client.cid], self._asking(ins)) for client, ins in instructions]
 
-    @rescued
+    @saves_on_error
     def aggregate_fit(
         self, server_round: int, results: list[tuple[ClientProxy, FitRes]], failures: list[FitFailure]
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
@@ -165,7 +171,7 @@ class SelectionStrategy(Adapter, Strategy):
                 for cid, result in outcome.results.items()
                 if cid in arrived and not result.completed and not result.spare
             ]
-            passed = [(original(f[0]), f[1]) if isinstance(f, tuple) else f for f in failures]
+            passed = [(unwrapped(f[0]), f[1]) if isinstance(f, tuple) else f for f in failures]
             number = bases.aggregation_round(self.base, self.core.round)
             parameters, metrics = self.base.aggregate_fit(number, kept, [*passed, *garbage])
         after = decode(parameters) if parameters is not None and self.core.reads_global(outcome) else None
@@ -173,15 +179,15 @@ class SelectionStrategy(Adapter, Strategy):
         if model is not None and model is not after:
             parameters = ndarrays_to_parameters(list(model))
         if parameters is not None:
-            self._keeper.keep(self.core.round, partial(saved_model, parameters))
+            self._keeper.keep(self.core.round, partial(to_checkpoint, parameters))
         return parameters, metrics
 
-    @rescued
+    @saves_on_error
     def configure_evaluate(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, EvaluateIns]]:
         """Return the base's evaluation instructions; waits a bounded time."""
-        if self._resuming.over and self.core.numbering.absolute(server_round) > self.core.round:
+        if self._resuming.is_over and self.core.numbering.absolute(server_round) > self.core.round:
             return []  # the run has ended, and Flower counts on
         instructions: list[tuple[ClientProxy, EvaluateIns]] = self.base.configure_evaluate(
             server_round=self.core.numbering.absolute(server_round),
@@ -190,24 +196,24 @@ class SelectionStrategy(Adapter, Strategy):
         )
         return [(TimedProxy(client, late=self._late), ins) for client, ins in instructions]
 
-    @rescued
+    @saves_on_error
     def aggregate_evaluate(
         self, server_round: int, results: list[tuple[ClientProxy, EvaluateRes]], failures: list[EvaluateFailure]
     ) -> tuple[float | None, dict[str, Scalar]]:
         """Let the base aggregate what can be averaged, in id order."""
         absolute = self.core.numbering.absolute(server_round)
         ordered = sorted(results, key=lambda result: id_order(self.roster.name(result[0].cid)))
-        usable, faults = evaluations(ordered, self.core.max_examples)
+        usable, faults = usable_evaluations(ordered, self.core.max_examples)
         for cid, fault in faults.items():
             logger.warning("round %d, client %s: evaluation: %s", absolute, self.roster.name(cid), fault)
         garbage = [RunError(self._fault(cid, (fault,))) for cid, fault in faults.items()]
-        passed = [(original(f[0]), f[1]) if isinstance(f, tuple) else f for f in failures]
+        passed = [(unwrapped(f[0]), f[1]) if isinstance(f, tuple) else f for f in failures]
         aggregated: tuple[float | None, dict[str, Scalar]] = self.base.aggregate_evaluate(
             absolute, usable, [*passed, *garbage]
         )
         return aggregated
 
-    @rescued
+    @saves_on_error
     def evaluate(self, server_round: int, parameters: Parameters) -> tuple[float, dict[str, Scalar]] | None:
         """Let the base evaluate the global model, and enter loss and accuracy into the history.
 
@@ -219,7 +225,7 @@ class SelectionStrategy(Adapter, Strategy):
         number = self.core.numbering.absolute(server_round)
         self._save(number, parameters)
         if number == self.core.round:
-            self._keeper.keep(number, partial(saved_model, parameters))
+            self._keeper.keep(number, partial(to_checkpoint, parameters))
             self._resuming.hold(number)
         result: tuple[float, dict[str, Scalar]] | None = None
 
@@ -233,8 +239,8 @@ class SelectionStrategy(Adapter, Strategy):
 
     def _save(self, number: int, parameters: Parameters) -> None:
         """Write the round's checkpoint, if one is due."""
-        if self._resuming.wants(number):
-            names, model = saved_model(parameters)
+        if self._resuming.is_due(number):
+            names, model = to_checkpoint(parameters)
             self.round_trained(number, model, names)
 
     def _asking(self, ins: FitIns) -> FitIns:

@@ -95,7 +95,7 @@ def test_when_everybody_hangs_they_are_asked_again_after_the_wait(api: str, capl
     fleet = Fleet(link, _everybody(2), timeout=0.2, wait_timeout=0.3)
     assert fleet.play(2) == [["c0", "c1"]] * 2
     assert [record.num_timeouts for record in fleet.strategy.history.rounds] == [2, 2]
-    assert any("2 of 2 clients still owe the answer" in message for message in caplog.messages)
+    assert any("2 of 2 clients" in message and "min_completed" in message for message in caplog.messages)
 
 
 @APIS
@@ -139,7 +139,7 @@ def test_late_answers_that_cannot_be_fetched_end_nothing(api: str, caplog: pytes
     link.pull_messages = broken  # type: ignore[method-assign]
     chosen = Fleet(link, _everybody(3)).play(3)
     assert chosen == [["c0", "c1", "c2"], ["c0", "c2"], ["c0", "c2"]]
-    assert "late answers cannot be fetched: ConnectionError: the SuperLink is away" in caplog.text
+    assert "ConnectionError: the SuperLink is away" in caplog.text
 
 
 def test_over_selection_on_the_servers_clock_leaves_the_others_in_peace_until_they_are_done() -> None:

@@ -12,7 +12,7 @@ import pytest
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.selectors import CSUCB, Random
 from fedsel_flwr.strategies import message
-from fedsel_flwr.strategies.wrapping.failure_reasons import registrations
+from fedsel_flwr.strategies.wrapping.grids import registrations
 from tests.strategies.deployed import APIS, Deployment, InMemoryGrid, Node, key, lines
 
 pytestmark = pytest.mark.timeout(30)

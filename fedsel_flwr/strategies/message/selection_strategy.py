@@ -21,16 +21,22 @@ from fedsel_flwr.rounds.run_length import check_should_stop
 from fedsel_flwr.strategies.wrapping import bases
 from fedsel_flwr.strategies.wrapping.adapter import Adapter
 from fedsel_flwr.strategies.wrapping.failure_reasons import NOT_REACHED, no_answer
-from fedsel_flwr.strategies.wrapping.grids import ShownGrid, TimedGrid, Until, wait_for_nodes
+from fedsel_flwr.strategies.wrapping.grids import EarlyEnd, SnapshotGrid, TimedGrid, wait_for_nodes
 from fedsel_flwr.strategies.wrapping.message_records import (
     Cleaner,
-    in_absolute_rounds,
-    in_plain_types,
     metrics_of,
-    reference_of,
+    names_and_arrays,
+    renumber_rounds,
     reply_of,
 )
-from fedsel_flwr.strategies.wrapping.message_transport import Asking, addressed, as_error, by_node, configured, harmless
+from fedsel_flwr.strategies.wrapping.message_transport import (
+    MessageTransport,
+    addressed,
+    by_node,
+    configured,
+    error_reply,
+    sanitized,
+)
 
 logger = logging.getLogger("fedsel_flwr")
 
@@ -100,10 +106,10 @@ class SelectionStrategy(Adapter, Strategy):
         start = partial(super().start, grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config)
         if "should_stop" in inspect.signature(Strategy.start).parameters:  # from flwr 1.43 on; else it counts on
             start = partial(start, should_stop=lambda number, result: self.core.ended)
-        with self.rescuing():
+        with self.saving_on_error():
             result = start(entering)
         if checkpoint is not None:
-            in_absolute_rounds(result, done)
+            renumber_rounds(result, done)
             result.arrays = result.arrays or initial_arrays
         return result
 
@@ -120,23 +126,23 @@ class SelectionStrategy(Adapter, Strategy):
             RunError: Too few nodes were connected when the time was over, or the base decides itself who trains.
         """
         self._arrays, self._dispatched = arrays, {}
-        self._keeper.keep(self.core.round, partial(in_plain_types, arrays))
-        if self._resuming.over:
+        self._keeper.keep(self.core.round, partial(names_and_arrays, arrays))
+        if self._resuming.is_over:
             return []
         self._late.grid = grid
         connected = partial(wait_for_nodes, grid, self.min_available, self.wait_timeout, "min_available")
         nodes = self._wait_for_free(connected)
-        names, reference = reference_of(arrays)
+        names, reference = names_and_arrays(arrays)
         self._names = tuple(names)
-        transport = Asking(grid, arrays, self._question_timeout, self._late)
+        transport = MessageTransport(grid, arrays, self._question_timeout, self._late)
         chosen = self.core.choose(nodes, reference, transport, server_round)
         if not chosen:
             return []
-        crowd = ShownGrid(grid, nodes, self.wait_timeout, at_least=bases.min_available(self.base))
+        crowd = SnapshotGrid(grid, nodes, self.wait_timeout, at_least=bases.min_available(self.base))
         messages = configured(self.base, self.core.round, arrays, config, crowd, chosen)
         self._dispatched = {node: addressed(message, node, self.core.asks) for node, message in messages.items()}
         if self._timed is not None and self.core.settings.ends_early:
-            self._timed.until = Until(self.core.waits_for(len(chosen)), self.core.settings.round_deadline_s)
+            self._timed.early_end = EarlyEnd(self.core.waits_for(len(chosen)), self.core.settings.round_deadline_s)
         return list(self._dispatched.values())
 
     def aggregate_train(
@@ -162,7 +168,7 @@ class SelectionStrategy(Adapter, Strategy):
         if outcome.enough:
             bases.check_survivors(self.base, len(outcome.kept), self.core.round)
             failures = [
-                harmless(message) if message.has_error() else self._as_error(sent, outcome.results[node].problems)
+                sanitized(message) if message.has_error() else self._as_error(sent, outcome.results[node].problems)
                 for node, sent in self._dispatched.items()
                 if (message := arrived.get(node)) is not None
                 and node not in outcome.usable
@@ -179,7 +185,7 @@ class SelectionStrategy(Adapter, Strategy):
         if model is not None and model is not after:
             arrays = self._encode(model)
         self._arrays = self._arrays if arrays is None else arrays
-        self._keeper.keep(self.core.round, partial(in_plain_types, self._arrays or ArrayRecord()))
+        self._keeper.keep(self.core.round, partial(names_and_arrays, self._arrays or ArrayRecord()))
         self._note("train_metrics_clientapp", self.core.round, metrics)
         if self._so_far is not None and arrays is not None:
             self._so_far.arrays = arrays
@@ -192,12 +198,12 @@ class SelectionStrategy(Adapter, Strategy):
         self._evaluating = ()
         if not bases.evaluates(self.base):
             return []
-        if self._resuming.over and self.core.numbering.absolute(server_round) > self.core.round:
+        if self._resuming.is_over and self.core.numbering.absolute(server_round) > self.core.round:
             return []  # the run has ended, and Flower counts on
-        needed = max(self.min_available, bases.min_evaluating(self.base))
+        needed = max(self.min_available, bases.min_evaluation_nodes(self.base))
         nodes = wait_for_nodes(grid, needed, self.wait_timeout, "evaluation by the base strategy")
         free = self.core.parts.busy.free(sorted(nodes, key=lambda node: id_order(self.roster.name(node))))
-        shown = ShownGrid(grid, free, self.wait_timeout, at_least=bases.min_evaluating(self.base))
+        shown = SnapshotGrid(grid, free, self.wait_timeout, at_least=bases.min_evaluation_nodes(self.base))
         messages = self.base.configure_evaluate(self.core.numbering.absolute(server_round), arrays, config, shown)
         there = frozenset(free)  # the others are made up
         self._evaluating = tuple(message for message in messages if str(message.metadata.dst_node_id) in there)
@@ -214,7 +220,7 @@ class SelectionStrategy(Adapter, Strategy):
         for node, fault in faults.items():
             logger.warning("round %d, client %s: evaluation: %s", absolute, self.roster.name(node), fault)
         failures = [
-            harmless(message) if message.has_error() else self._as_error(sent[node], (faults[node],))
+            sanitized(message) if message.has_error() else self._as_error(sent[node], (faults[node],))
             for node, message in ordered.items()
             if message.has_error() or node in faults
         ]
@@ -251,8 +257,8 @@ class SelectionStrategy(Adapter, Strategy):
     def _save(self, server_round: int, arrays: ArrayRecord | None) -> None:
         """Write the round's checkpoint, if one is due."""
         number = self.core.numbering.absolute(server_round)
-        if arrays is not None and self._resuming.wants(number):
-            names, model = in_plain_types(arrays)
+        if arrays is not None and self._resuming.is_due(number):
+            names, model = names_and_arrays(arrays)
             self.round_trained(number, model, names)
         self._resuming.hold(number)
 
@@ -287,8 +293,8 @@ class SelectionStrategy(Adapter, Strategy):
         observed = self._timed.elapsed_s.get(node) if self._timed is not None else None
         if message is None and node in self._rejected:
             return Reply(error=NOT_REACHED)
-        if message is None and self._timed is not None and self._timed.missed is not None:
-            return self._timed.missed
+        if message is None and self._timed is not None and self._timed.straggler_reply is not None:
+            return self._timed.straggler_reply
         if message is None:
             return Reply(error=no_answer(self._timeout), timed_out=True)
         if node in faults:
@@ -299,4 +305,4 @@ class SelectionStrategy(Adapter, Strategy):
 
     def _as_error(self, sent: Message, problems: tuple[str, ...]) -> Message:
         """An unusable reply as the base expects it."""
-        return as_error(sent, self._fault(str(sent.metadata.dst_node_id), problems))
+        return error_reply(sent, self._fault(str(sent.metadata.dst_node_id), problems))
