@@ -257,6 +257,7 @@ class SelectionStrategy(Adapter, Strategy):
         aggregated: MetricRecord | None = self.base.aggregate_evaluate(absolute, [*usable, *failures])
         self._record_metrics("evaluate_metrics_clientapp", absolute, aggregated)
         if not self._evaluates:
+            # Flower calls this even if nobody evaluates: without a central evaluation it is the round's last call
             save = partial(self._save, server_round, self._arrays)
             save()
             self.finish_round(server_round, tuple, save)
