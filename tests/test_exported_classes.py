@@ -22,5 +22,5 @@ def test_source_of_every_exported_class_is_the_class(package: str) -> None:
     for name in getattr(home, "__all__", ()):
         exported = getattr(home, name)
         if inspect.isclass(exported):
-            assert inspect.getsource(exported).lstrip("@").find(f"class {exported.__name__}") >= 0, name
+            assert f"class {exported.__name__}" in inspect.getsource(exported), name
             assert getattr(importlib.import_module(exported.__module__), exported.__qualname__) is exported
