@@ -221,8 +221,9 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
     from fedsel_flwr.simulations.worlds.world import world_of
 
     if going_on is None and args.resume and getattr(args, "checkpoint_dir", None) is None:
-        going_on = str(find_newest_run(plan.said(), Path(args.runs_dir), _say))
-    world_of(plan.them[0].scenario(plan.scenario, plan.seeds[0]))  # faults in the data come before anything is written
+        going_on = str(find_newest_run(plan.as_dict(), Path(args.runs_dir), _say))
+    # Faults in the data come before anything is written.
+    world_of(plan.contenders[0].scenario(plan.scenario, plan.seeds[0]))
     folder = (Path(going_on) if going_on else create_run_folder(plan.scenario.name, args.runs_dir)).resolve()
     held = lock_comparison(folder)  # before the log is opened: the refusal must not name rounds of another process
     adopt_orphans()
@@ -231,7 +232,7 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
 
     def holds() -> str:
         there = describe_runs(folder)
-        further = f"; fedsel {args.command} {plan.resumed_by(folder)} goes on"
+        further = f"; fedsel {args.command} {plan.resume_options(folder)} goes on"
         return f"{folder} holds {there or 'no round yet'}{further if there and not args.no_checkpoints else ''}"
 
     try:

@@ -160,7 +160,7 @@ class Scenario(Table):
         Args:
             sizes: Training examples of each client, shape (num_clients,); phones need them, Xia's cell does not.
             model_bytes: Size of the model as it is sent, bytes; read for phones if ``payload_bytes`` is 0.
-            multiplications: The model's for an example; read if ``clients.reference_multiplications`` is set. 0: as
+            multiplications: The model's for an example, read if ``clients.reference_multiplications`` is set; 0: as
                 many as the reference.
 
         Raises:

@@ -76,7 +76,7 @@ def _play_messages(strategy: Any, clients: Sequence[Fit], before: Model, server_
     grid = InProcessGrid(clients)
     arrays = ArrayRecord({str(i): Array(array) for i, array in enumerate(before)})
     # Flower makes no message outside of a run
-    with identity(RUN, TASK, SERVER):
+    with task_identity(RUN, TASK, SERVER):
         messages = strategy.configure_train(server_round, arrays, ConfigRecord(), grid)
         after, _ = strategy.aggregate_train(server_round, grid.send_and_receive(messages))
     return before if after is None else [array.numpy() for array in after.values()]

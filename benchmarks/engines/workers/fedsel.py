@@ -44,10 +44,10 @@ def main() -> None:
         strategy.initialize_parameters = initialize
         result = simulate(scenario, strategy=strategy, num_cpus=plan["processes"])
     else:
-        with WorkerPool(plan["processes"], plan["way"]) as staff:
-            staff.helpers(plan["processes"]).wait()
+        with WorkerPool(plan["processes"], plan["way"]) as pool:
+            pool.helpers(plan["processes"]).wait()
             turns.next()
-            result = simulate(scenario, strategy=strategy, device=plan["device"], processes=staff)
+            result = simulate(scenario, strategy=strategy, device=plan["device"], processes=pool)
     turns.end(result.arrays)
 
 
