@@ -1,4 +1,4 @@
-"""Client selection algorithms: one algorithm, one file, NumPy only.
+"""Client selection algorithms: one paper, one file, NumPy only.
 
 A selector is an ask/tell object over dense client indices ``0..K-1``. It never sees Flower, a model or a clock:
 
@@ -9,6 +9,36 @@ A selector is an ask/tell object over dense client indices ``0..K-1``. It never 
 >>> selector.observe(RoundReport(clients=chosen, completed=[True, True], latency=[0.5, 1.0]))
 >>> len(np.intersect1d(chosen, selector.select(np.arange(4))))  # the two clients not seen yet come next
 0
+
+===================  ==========================================================================================
+room                 contents
+===================  ==========================================================================================
+``registry``         selectors by name: look up, create, describe
+``base``             the interface: probe, select, observe, inform
+``selector_state``   declared state: grow, forget, save, load
+``_contract``        checks of an author's declarations, reports and choices
+``columns``          the table of columns: names, sources, ranges
+``round_report``     the report of a round, the probe, failures in a row
+``_draws``           top scores, weighted draws, numbers of examples
+``_vectors``         a vector for each client, random projections
+``_clusters``        a bandit over groups of clients, k-means over hashes
+``baselines``        random, random-by-size, round-robin, local-accuracy
+``cs_ucb``           Xia et al.: CS-UCB, and the rewards that it shares with CS-UCB-Q
+``cs_ucb_q``         Xia et al.: CS-UCB-Q
+``bsfl``             Ben Ami et al.: BSFL
+``bsfl_solvers``     BSFL's objective: the exact sweep, simulated annealing, ALSA
+``fedcm``            Kim et al.: FedCM with UCB and with Thompson sampling
+``pczfl``            PCZFL
+``gpfl``             GPFL
+``power_of_choice``  Cho et al.: pow-d, cpow-d, rpow-d
+``active_fl``        Goetz et al.: active federated learning
+``fedcs``            Nishio and Yonetani: FedCS
+``oort``             Lai et al.: Oort
+``tifl``             Chai et al.: TiFL
+``fedcor``           Tang et al.: FedCor
+``divfl``            Balakrishnan et al.: DivFL
+``lsh``, ``nccb``    Pan et al.: bandits over hashes of the clients' data
+===================  ==========================================================================================
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class VectorSelector(Selector):
         usable = np.isfinite(given).all(axis=1) & (given.shape[1] > 0)
         if not usable.any():
             return np.zeros(0, dtype=np.int64)
-        # Without a stored vector a new length may begin, as after a change of the model.
+        # The first vector stored decides the length.
         if not self._known.any() and given.shape[1] != self._length:
             self._length = int(given.shape[1])
             self._numbers = np.zeros(len(self._known) * self._length)

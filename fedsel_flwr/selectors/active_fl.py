@@ -1,4 +1,4 @@
-"""Active federated learning: clients drawn by what the model still loses on their data (Goetz et al.)."""
+"""Active federated learning: clients drawn by the model's loss on their data (Goetz et al.)."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ class ActiveFL(Selector):
     ============  ======================  ==================================================================
 
     Deviations:
-        * The first valuations are a probe: each client is asked for its loss once, when it is first there; time and
-          energy are charged. Later a client is valued by the loss it reports when it is chosen, of the model it
-          received, before training.
-        * In a common warm-up of all selectors everybody reports the loss with the update, and is not asked before.
-        * K is the number of clients that are available, and the lowest are those of them.
-        * A client without a valuation, since it did not answer the probe, counts among the lowest; it can be drawn
+        * The first valuations are a probe: each client is asked for its loss once, when it is first available. Time
+          and energy are charged. Later a client's valuation follows from the loss it reports when it is chosen, of the
+          model it received, before training.
+        * In a common warm-up of all selectors every client reports the loss with the update, and none is asked before.
+        * K is the number of available clients, and the lowest valuations are taken among them.
+        * A client that did not answer the probe has no valuation and counts among the lowest. It can be drawn
           uniformly.
-        * The paper has no failures. Here the first failure keeps the valuation. The second in a row takes it until the
-          client reports a loss again, or one that never answers would be drawn for ever.
+        * The paper has no failures. Here the first failure keeps the valuation. The second in a row removes it until
+          the client reports a loss again. Otherwise a client that never answers would be drawn for ever.
         * A spare keeps its valuation, and gets a new one if it reports a loss.
         * Models are averaged without weights, as in the one public code found (FedCor's authors', commit d941083); the
           strategy's ``averaging="fedpdp"`` weighs them by their examples.
         * Sizes come by ``inform(clients, num_examples=...)``; a client of unknown size counts as one of average size.
-        * Where fewer clients are left than floor((1 - alpha_3) m), all are taken and the uniform part is larger.
+        * If fewer clients are left than floor((1 - alpha_3) m), all are taken and the uniform part is larger.
 
     Args:
         clients_per_round: m.
@@ -77,7 +77,8 @@ class ActiveFL(Selector):
     _size: FloatArray
     _loss: FloatArray
     _asked: BoolArray
-    _failures: IntArray  # in a row
+    # In a row.
+    _failures: IntArray
 
     def __init__(
         self,
@@ -102,7 +103,8 @@ class ActiveFL(Selector):
         count = min(self.asked_per_round, available.size)
         value = self._valuations()
         left = available.size - tolerant_floor(self.dropped * available.size)  # Algorithm 1, alpha_1
-        shuffled = self._generator.permutation(available)  # equal valuations fall at random
+        # Permuted, so that ties among equal valuations are broken at random.
+        shuffled = self._generator.permutation(available)
         kept = shuffled[top(value[shuffled], left)] if left else shuffled[:0]
         kept = kept[np.isfinite(value[kept])]
         power = self.temperature * (value[kept] - value[kept].max(initial=-np.inf))  # Algorithm 1, alpha_2
@@ -114,8 +116,8 @@ class ActiveFL(Selector):
 
     def _observe(self, report: RoundReport) -> None:
         k, loss = report.clients, np.asarray(report.loss)
-        told = report.completed & np.isfinite(loss)
-        self._loss[k[told]] = loss[told]
+        reported = report.completed & np.isfinite(loss)
+        self._loss[k[reported]] = loss[reported]
         self._loss[k[repeated_failures(self._failures, report)]] = -np.inf
         self._asked[k] = True
 
@@ -126,7 +128,7 @@ class ActiveFL(Selector):
             self._loss[clients[known]] = columns["loss"][known]
 
     def _valuations(self) -> FloatArray:
-        """v_k of everybody; -inf where unknown."""
+        """Return v_k of all clients; -inf if unknown."""
         known = np.isfinite(self._loss)
         size = imputed_sizes(self._size, self._registered)
         return np.where(known, np.sqrt(size) * np.where(known, self._loss, 0.0), -np.inf)  # v_k

@@ -314,7 +314,7 @@ def over_selected(clients_per_round: int, over_selection: float) -> int:
     >>> over_selected(10, 0.1), over_selected(10, 0.11)
     (11, 12)
     """
-    # Rounded first: 0.1 * 30 is a little above 3, whose ceiling would be 4.
+    # Rounded first: 0.07 * 100 is a little above 7, whose ceiling would be 8.
     return clients_per_round + math.ceil(round(over_selection * clients_per_round, 9))
 
 

@@ -45,12 +45,12 @@ class RandomBySize(Selector):
     """Draws clients one after the other, each in proportion to its number of examples, p_k.
 
     Without replacement the draws are the m largest of ln(p_k) + Gumbel noise, which has the same distribution. With
-    replacement a client may be drawn c times: it is asked once, and :meth:`draws` tells c, its weight in the plain mean
-    over the multiset (averaging scheme ``"mean"``). Together they are FedProx in Table 1 of Kim et al.; fewer than m
-    different clients may be chosen. FedCA's filter averages and searches the c copies.
+    replacement a client may be drawn c times. It is asked once, and :meth:`draws` returns c, its weight in the plain
+    mean over the multiset (averaging scheme ``"mean"``). Both together are FedProx in Table 1 of Kim et al. Fewer than
+    m different clients may be chosen. FedCA's filter averages and searches the c copies.
 
     Deviations: none. Sizes come by ``inform(clients, num_examples=...)``; a client of unknown (or NaN)
-    size counts as one of average size. Among the available clients the p_k are made to sum to 1.
+    size counts as one of average size. The p_k are normalized over the available clients.
 
     Args:
         clients_per_round: How many clients to draw each round (m).
@@ -73,7 +73,8 @@ class RandomBySize(Selector):
     """
 
     name: ClassVar[str] = "random-by-size"
-    client_state: ClassVar[dict[str, float | int]] = {"_size": -1.0, "_draws": 0}  # size -1 for unknown
+    # A size of -1 is unknown.
+    client_state: ClassVar[dict[str, float | int]] = {"_size": -1.0, "_draws": 0}
 
     _size: FloatArray
     _draws: IntArray
@@ -81,16 +82,16 @@ class RandomBySize(Selector):
     def __init__(self, *, clients_per_round: int, replacement: bool = False, seed: int | None = None) -> None:
         super().__init__(clients_per_round=clients_per_round, seed=seed)
         if not isinstance(replacement, bool):
-            raise ParameterError(f"replacement must be True or False, got {replacement!r}")
+            raise ParameterError(f"replacement must be True or False, got {replacement!r}. Give a boolean")
         self.replacement = replacement
 
     def expected_count(self, num_available: int) -> int | None:
-        """How many clients are chosen; only the draws know where they are with replacement."""
+        """Return how many clients are chosen; None with replacement, as only the draws decide."""
         warmup = self.round < self.common_warmup
         return None if self.replacement and num_available and not warmup else super().expected_count(num_available)
 
     def draws(self, clients: IntArray) -> IntArray:
-        """How often each of ``clients`` was drawn in the round chosen last."""
+        """Return how often each of ``clients`` was drawn in the round chosen last."""
         return self._draws[clients]
 
     def _advance(self) -> None:
@@ -109,6 +110,7 @@ class RandomBySize(Selector):
             return chosen
         with np.errstate(divide="ignore"):
             score = np.log(size)
+        # Only available clients draw noise, so the choice does not depend on how many others are registered.
         noise = np.full(score.shape, -np.inf)
         noise[available] = self._generator.gumbel(size=available.size)
         chosen = self._largest(score + noise, available)
@@ -120,10 +122,10 @@ class RandomBySize(Selector):
 
 
 class RoundRobin(Selector):
-    """Takes the clients in turn, by index; a client that is away when its turn comes waits for the next cycle.
+    """Takes the clients in turn, by index; a client that is offline at its turn waits for the next cycle.
 
-    Deviations: the paper's groups of N are taken here by index; where m does not divide K, as in its Fig. 6 (K = 10,
-    N = 4), of which it says nothing, a round runs on into the next cycle; a client that is away is skipped. The first
+    Deviations: the paper's groups of N follow the index here. If m does not divide K, as in its Fig. 6 (K = 10, N = 4),
+    on which the paper is silent, a round continues with the next cycle. A client that is offline is skipped. The first
     cycle begins after a common warm-up.
 
     Args:
@@ -144,7 +146,8 @@ class RoundRobin(Selector):
 
     def __init__(self, *, clients_per_round: int, seed: int | None = None) -> None:
         super().__init__(clients_per_round=clients_per_round, seed=seed)
-        self._next = 0  # the index whose turn it is
+        # The index whose turn it is.
+        self._next = 0
 
     def _select(self, available: IntArray) -> IntArray:
         turn = np.roll(available, -int(np.searchsorted(available, self._next)))
@@ -157,8 +160,8 @@ class LocalAccuracy(Selector):
     """Asks every available client for the current model's accuracy on its test data and takes the lowest m.
 
     Deviations: the paper does not say how the server learns the accuracies. Here they are a probe before each round,
-    whose time and energy are charged; clients whose answer is NaN come last; one that is not informed about keeps its
-    former answer. In a common warm-up of all selectors nobody is asked.
+    whose time and energy are charged. Clients that answer NaN come last; a client that does not answer keeps its former
+    accuracy. In a common warm-up of all selectors no client is asked.
 
     Args:
         clients_per_round: How many clients to choose each round (m).
@@ -179,7 +182,8 @@ class LocalAccuracy(Selector):
 
     name: ClassVar[str] = "local-accuracy"
     asks: ClassVar[frozenset[str]] = frozenset({"local_accuracy"})
-    client_state: ClassVar[dict[str, float | int]] = {"_accuracy": 2.0}  # 2, above every accuracy, where unknown
+    # An unknown accuracy is 2, above every other.
+    client_state: ClassVar[dict[str, float | int]] = {"_accuracy": 2.0}
 
     _accuracy: FloatArray
 

@@ -28,11 +28,11 @@ from fedsel_flwr.selectors.round_report import RoundReport
 __all__ = ["BSFL", "maximize"]
 
 TINY = 1e-300
-"""In place of a sum of weights that are all zero: nobody's target is above 0."""
+"""Replaces a sum of weights that are all zero; then no client's target is above 0."""
 SHORTEST = 1e-6
-"""Under "auto", seconds below which no latency counts: 1 / tau_k stays finite."""
+"""Least latency under "auto", seconds, so that 1 / tau_k stays finite."""
 FAST = 0.1
-"""Under "auto", the share of the clients whose mean latency may lie below tau_min."""
+"""Share of the clients whose mean latency may lie below tau_min, under "auto"."""
 
 
 class BSFL(Selector):
@@ -53,13 +53,13 @@ class BSFL(Selector):
         * (13) is called exponential and annealed in the paper. The default,
           :func:`~fedsel_flwr.selectors.bsfl_solvers.maximize`, solves it exactly in O(K log K); the paper's two
           solvers are in the same file.
-        * Selected clients that fail count as a play at the speed of their reported latency, tau_max.
+        * A selected client that fails counts as a play at the speed of its reported latency, tau_max.
         * Speeds are cut at 1, as measured latencies may undercut ``min_latency``.
         * ``min_latency="auto"`` takes for tau_min the lower tenth percentile of the clients' mean latencies, over the
-          plays that completed. It contains what fast clients train and what the server's polling adds. A play counts
-          as at least the tau_min of its round, and each client's fastest play as at least the present one: a play that
-          was far too fast is soon forgotten. The mean is that of 1 / tau_k, and is scaled at the choice: every speed,
-          old ones too, is at the present tau_min.
+          plays that completed. It contains the training of fast clients and the server's polling. A play counts as at
+          least the tau_min of its round, and each client's fastest play as at least the present one, so that an
+          implausibly fast play is soon forgotten. The mean is that of 1 / tau_k and is scaled at the choice: every
+          speed, old ones too, is at the present tau_min.
         * ``exploration`` scales the radius of (12); the print has 1. With m = 25 of 500 clients the radius is 4.5 after
           six plays of everybody, while speeds lie below 1: a smaller factor leaves exploration earlier.
         * The annealing solvers take the range of the finite bounds plus alpha times that of g for Delta_max (14), and a
@@ -67,7 +67,7 @@ class BSFL(Selector):
         * (4) sums d over the registered clients, as (3) counts them.
         * With ``data_weights`` the opening is decided by g, not by the generator: among clients never observed, whose
           bounds are all infinite, those of the largest weights go first. Only clients equal in bound and g are drawn.
-        * The rounds of a common warm-up are plays, in the bounds and in g: who missed them is behind, and comes first.
+        * The rounds of a common warm-up are plays, in the bounds and in g. Clients that missed them come first.
         * (17) prints the sum inside the minimum; it is the same number.
 
     Args:
@@ -107,9 +107,11 @@ class BSFL(Selector):
 
     _plays: IntArray
     _mean: FloatArray
-    _fastest: FloatArray  # the fastest play that completed, as it counted; 0 without one
+    # The fastest play that completed, as it counted; 0 without one.
+    _fastest: FloatArray
     _completed: IntArray
-    _latency: FloatArray  # mean over the plays that completed
+    # Mean over the plays that completed.
+    _latency: FloatArray
     _weight: FloatArray
 
     def __init__(
@@ -171,17 +173,18 @@ class BSFL(Selector):
         self._fastest[k[faster]] = latency[faster]
 
     def _speeds(self, played: BoolArray) -> FloatArray:
-        """mu-bar of the clients that were observed."""
+        """Return mu-bar of the clients that were observed."""
         if self.min_latency != AUTO:
             return self._mean[played]
         shortest, fastest = self.min_latency_now, self._fastest[played]
+        # The share of the mean by which the fastest play exceeds what tau_min allows today.
         with np.errstate(divide="ignore"):
-            too_much = np.where(fastest > 0.0, np.maximum(1.0 / fastest - 1.0 / shortest, 0.0), 0.0)
-        mean = self._mean[played] - too_much / self._plays[played]
+            excess = np.where(fastest > 0.0, np.maximum(1.0 / fastest - 1.0 / shortest, 0.0), 0.0)
+        mean = self._mean[played] - excess / self._plays[played]
         return np.asarray(np.minimum(shortest * mean, 1.0))  # (11), at the present tau_min
 
     def _bounds(self) -> FloatArray:
-        """ucb(k, t - 1), infinite for clients never observed."""
+        """Return ucb(k, t - 1), infinite for clients never observed."""
         t = max(self.round - 1, 1)
         played = self._plays > 0
         bound = np.full(played.shape, np.inf)
@@ -190,7 +193,7 @@ class BSFL(Selector):
         return bound
 
     def _generalization(self) -> FloatArray:
-        """g_k at the beginning of this round."""
+        """Return g_k at the beginning of this round."""
         if self.data_weights is None:
             target = np.full(self._plays.shape, self.clients_per_round / self.num_clients)  # (3)
         else:
@@ -209,5 +212,5 @@ def _checked_weights(weights: FloatArray | Mapping[int, float] | None) -> Mappin
         return None
     items = by_client("data_weights", weights)
     if len(items) and not sum(items.values()) > 0.0:
-        raise ParameterError("data_weights must have a positive sum; leave it out for i.i.d. data")
+        raise ParameterError("data_weights must have a positive sum. Leave it out for i.i.d. data")
     return items

@@ -29,8 +29,8 @@ def latency_reward(report: RoundReport, max_latency: float) -> FloatArray:
 class LatencyRewards(Selector):
     """Keeps the mean reward of each client.
 
-    The reward is affine in the latency. Under "auto" the means of the latencies are kept, a failed play as 0 s, and how
-    many plays failed: from these the mean rewards follow at whatever tau_max. A failed play is then worth -1, as the
+    The reward is affine in the latency. Under "auto" the state holds the mean latencies, a failed play as 0 s, and the
+    numbers of failed plays, from which the mean rewards follow at any tau_max. A failed play is then worth -1, as the
     slowest play that completed is worth 0.
 
     Args:
@@ -62,9 +62,10 @@ class LatencyRewards(Selector):
     def max_latency_now(self) -> float:
         """tau_max, seconds: ``max_latency``, or under "auto" just above the slowest play that completed so far.
 
-        Plays of clients that were forgotten do not count; nearly 0 before anybody has completed.
+        Plays of forgotten clients do not count; nearly 0 before a client has completed.
         """
         if isinstance(self.max_latency, str):
+            # The next float, so that the slowest play has a reward above 0 and nothing is divided by 0.
             return float(np.nextafter(self._slowest.max(initial=0.0), np.inf))
         return self.max_latency
 
@@ -77,7 +78,7 @@ class LatencyRewards(Selector):
         self._slowest[k] = np.maximum(self._slowest[k], latency)
 
     def _rewards(self) -> FloatArray:
-        """y_k by index; 0 for clients never observed."""
+        """Return y_k by index; 0 for clients never observed."""
         if not isinstance(self.max_latency, str):
             return self._mean
         failed = self._failed / np.maximum(self._plays, 1)
@@ -103,18 +104,18 @@ class CSUCB(LatencyRewards):
 
     Deviations:
         * (16) prints r_k(t - 1); the reward of round t itself enters the mean.
-        * Selected clients that fail count as a play with reward 0 (a failed client of section V-B has latency
-          tau_max), so that a dead client is not asked for ever.
-        * ``max_latency="auto"`` takes for tau_max the float above the slowest completed play so far; every reward, old
-          ones too, is at the present tau_max. A play that the strategy's longest wait cut counts as that wait. A
-          failure is worth -1: at 0 it would be worth as much as the slowest play, which is just a slow client.
+        * A selected client that fails counts as a play with reward 0 (a failed client of section V-B has latency
+          tau_max), so that a dead client is not chosen for ever.
+        * ``max_latency="auto"`` takes for tau_max the float above the slowest completed play so far. Every reward, old
+          ones too, is at the present tau_max. A play that the strategy's longest wait cut off counts as that wait. A
+          failure is worth -1: at 0 it would equal the slowest play, which is only a slow client.
         * ``exploration`` scales the radius of (18); the print has 1. With m = 25 of 500 clients the radius is 4.5 after
           six plays of everybody, while rewards lie below 1: a smaller factor leaves exploration earlier.
         * Partial availability and newcomers ("modified CS-UCB" of section V-C): unplayed available clients first,
           then (18). The random top-up of the last opening round holds while every registered client has been
           available in every round.
-        * A common warm-up of all selectors takes the place of the opening rounds: its observations are plays, and who
-          was away comes first.
+        * A common warm-up of all selectors takes the place of the opening rounds: its observations are plays, and
+          clients that were offline come first.
 
     Args:
         clients_per_round: m, the paper's N.
@@ -148,10 +149,12 @@ class CSUCB(LatencyRewards):
         super().__init__(
             clients_per_round=clients_per_round, max_latency=max_latency, exploration=exploration, seed=seed
         )
-        self._ideal_fleet = -1  # K while all K clients were available in every round; 0 once one was not
+        # K while all K clients were available in every round, 0 once one was not, -1 before the first round.
+        self._ideal_fleet = -1
 
     def _join(self, available: IntArray) -> None:
-        self._ideal_fleet = 0  # the opening has taken place
+        # The warm-up stands for the opening rounds.
+        self._ideal_fleet = 0
 
     def _select(self, available: IntArray) -> IntArray:
         m, played = self.clients_per_round, self._plays > 0
@@ -164,7 +167,7 @@ class CSUCB(LatencyRewards):
         return self._largest(bound, available)
 
     def _is_opening(self, available: IntArray) -> bool:
-        """Whether this is one of the first ceil(K/m) rounds of a fleet that has always been complete."""
+        """Return whether this is one of the first ceil(K/m) rounds, with all clients available so far."""
         if self._ideal_fleet == -1:
             self._ideal_fleet = self.num_clients
         if not available.size == self.num_clients == self._ideal_fleet:

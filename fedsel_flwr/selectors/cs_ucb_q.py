@@ -15,10 +15,11 @@ from fedsel_flwr.selectors.cs_ucb import LatencyRewards
 from fedsel_flwr.selectors.round_report import RoundReport
 
 BELOW_ONE = float(np.nextafter(1.0, 0.0))
+"""Cap of the fairness from data sizes, whose range is [0, 1)."""
 
 
 class CSUCBQ(LatencyRewards):
-    """Chooses by a mix of optimistic reward and how far a client has fallen behind its fair share.
+    """Chooses by a mix of optimistic reward and the client's deficit against its fair share.
 
     ===========  ======================  ==============================================================
     paper        here                    meaning
@@ -29,7 +30,7 @@ class CSUCBQ(LatencyRewards):
     beta         ``queue_weight``        weight of the queues against the rewards
     y_k          ``_rewards``            mean observed reward of client k
     z_k          ``_plays``              rounds in which client k was selected and observed
-    D_k          ``_queue``              virtual queue: how far client k is behind c_k
+    D_k          ``_queue``              virtual queue: the deficit of client k against c_k
     b_k          ``_served``             whether client k was selected in the round before
     ===========  ======================  ==============================================================
 
@@ -41,9 +42,9 @@ class CSUCBQ(LatencyRewards):
         * A newcomer's queue starts at 0 in its first round. A choice that is never observed serves nobody.
         * The fairness from data sizes, phi m s_k / sum(s) (section II-C with c_min at its lower limit; V-C), is capped
           below 1.
-        * Where data sizes that become known change c_k, (27) takes the value at the beginning of the round it opens.
+        * If new data sizes change c_k, (27) takes the value at the beginning of the round.
         * c_k = 1 and phi = 1 are allowed; the print has [0, 1).
-        * The rounds of a common warm-up serve everybody asked (b_k = 1), and are plays.
+        * The rounds of a common warm-up serve every client asked (b_k = 1), and are plays.
 
     Args:
         clients_per_round: m, the paper's N.
@@ -51,7 +52,7 @@ class CSUCBQ(LatencyRewards):
         fairness: c by client index, each in [0, 1], an array or a mapping (which may grow with the fleet); None takes
             it from the data sizes that ``inform(clients, num_examples=...)`` brings (a client of unknown size counts as
             one of average size).
-        fairness_scale: phi, in [0, 1], used only where ``fairness`` is None.
+        fairness_scale: phi, in [0, 1], used only if ``fairness`` is None.
         queue_weight: beta, in [0, 1]; the regret is sub-linear for beta of at most 1 / sqrt(T).
         exploration: Factor of the confidence radius, at least 0; 1 is the print, 0 takes the means as they are.
         seed: Seed of the generator that breaks ties.
@@ -101,13 +102,12 @@ class CSUCBQ(LatencyRewards):
         self.fairness_scale = real("fairness_scale", fairness_scale, at_least=0.0)
         self.queue_weight = real("queue_weight", queue_weight, at_least=0.0)
         if self.queue_weight > 1.0:
-            raise ParameterError(f"queue_weight must be between 0 and 1, got {queue_weight!r}")
+            raise ParameterError(f"queue_weight must be between 0 and 1, got {queue_weight!r}. Lower it")
         self.fairness = None if fairness is None else by_client("fairness", fairness)
         if self.fairness is None and self.fairness_scale > 1.0:
             raise ParameterError(
-                f"fairness_scale must be at most 1, got {fairness_scale!r}: the fairness from data sizes would have "
-                f"the sum {self.fairness_scale * clients_per_round:.6g}, but only m = {clients_per_round} clients are "
-                "chosen a round"
+                f"fairness_scale must be at most 1, got {fairness_scale!r}. The fairness from data sizes would have "
+                f"a sum of {self.fairness_scale * clients_per_round:.6g}, but only m = {clients_per_round} are chosen"
             )
         if self.fairness is not None:
             self._check_shares(list(self.fairness.values()))
@@ -117,6 +117,7 @@ class CSUCBQ(LatencyRewards):
         behind = np.maximum(self._queue + share - self._served, 0.0)  # (27)
         self._queue = np.where(self._registered & ~self._new, behind, 0.0)
         self._new[self._registered] = False
+        # Unless the round is observed, its choice serves nobody.
         self._served[:] = False
 
     def _select(self, available: IntArray) -> IntArray:
@@ -140,17 +141,18 @@ class CSUCBQ(LatencyRewards):
             self._share[clients] = shares
 
     def _check_shares(self, shares: list[float]) -> None:
-        """Refuse fairness that no choice can meet."""
+        """Refuse a fairness that no sequence of choices can meet."""
         if max(shares, default=0.0) > 1.0:
-            raise ParameterError(f"every one of fairness must be at most 1, got {max(shares)}")
+            raise ParameterError(f"every one of fairness must be at most 1, got {max(shares)}. Lower it")
+        # Shares such as 1/3 add up to a little more than they should.
         if sum(shares) > self.clients_per_round * (1 + 1e-9):
             raise ParameterError(
                 f"fairness cannot be met: its sum is {sum(shares):.6g}, but only m = {self.clients_per_round} clients "
-                "are chosen a round; lower it to at most m"
+                "are chosen a round. Lower the sum to at most m"
             )
 
     def _fairness(self) -> FloatArray:
-        """c, by index."""
+        """Return c, by index."""
         if self.fairness is not None:
             return self._share
         size = np.where(self._registered, imputed_sizes(self._size, self._registered), 0.0)

@@ -1,4 +1,4 @@
-"""DivFL: clients whose gradients stand for everybody's (facility location)."""
+"""DivFL: clients whose gradients represent those of all clients, by facility location (Balakrishnan et al.)."""
 
 from __future__ import annotations
 
@@ -16,19 +16,15 @@ from fedsel_flwr.selectors.base import Probe, check_max_clients, num_registered_
 from fedsel_flwr.selectors.round_report import RoundReport
 
 CHUNK = 256
-"""Numbers of each gradient that are compared at a time: what is compared stays in the cache."""
-
+"""Numbers of each gradient that are compared at a time, so that they stay in the cache."""
 BLOCK = 256
-"""Clients whose distances to all others are made at a time: what they are made of takes little memory."""
-
+"""Clients whose distances to all others are computed at a time, which bounds the memory."""
 TIE = 1e-6
-"""Sums that differ by this part are equal: two clients that are nearest to each other often leave the same."""
-
+"""Relative difference of sums that count as equal: mutually nearest clients often leave the same sum."""
 BATCH = 32
-"""Candidates whose sums are made at a time."""
-
+"""Candidates whose sums are computed at a time."""
 SLACK = 1e-9
-"""Part by which a bound is widened, so that a rounded sum never passes it."""
+"""Relative widening of a bound, so that no rounded sum passes it."""
 
 
 class DivFL(VectorSelector):
@@ -39,13 +35,13 @@ class DivFL(VectorSelector):
     ===================  ===================  ===================================================================
     g_i                  ``vectors``          client i's full-batch gradient at the model it received last
     S, K                 the choice, m        the clients of a round
-    ||g_i - g_j||        ``_distances``       how badly j stands for i
+    ||g_i - g_j||        ``_distances``       how badly j represents i
     G(S)                 ``uncovered``        sum over all i of min over j in S of ||g_i - g_j||, (4)
     ===================  ===================  ===================================================================
 
     Before the first choice every client is asked for its gradient; after that a gradient is as old as the client's last
-    round, as in the paper's experiments. The greedy set has at least 1 - 1/e of the largest reduction of G. It is found
-    lazily: a candidate whose bound is too high is not summed again, and the choices stay those of the plain greedy.
+    round, as in the paper's experiments. The greedy set has at least 1 - 1/e of the largest reduction of G. The search
+    is lazy: a candidate whose bound is too high is not summed again, and the choices are those of the plain greedy.
 
     With ``sketch_size`` s the server keeps s numbers of each gradient. Among n clients the squares of all distances are
     within (1 - e, 1 + e) of the true ones with probability 0.95, where n (n - 1) exp(-s (e^2 / 4 - e^3 / 6)) = 0.05;
@@ -54,21 +50,21 @@ class DivFL(VectorSelector):
     Deviations:
         * Gradients are those of the whole local data at the received model, in place of the updates' differences.
         * The first gradients come by a probe (one upload of the model's size, charged), in place of a round in which
-          everybody trains; newcomers are asked when they are first seen. A client that gives none is asked three times,
-          and is chosen only where others do not suffice.
-        * In a common warm-up of all selectors everybody sends the gradient with the update, and is not asked before.
-        * The sum is over all registered clients with a known gradient, whether they are there or not.
-        * Equal sums, to one in a million, are decided at random.
+          all clients train. Newcomers are asked when they are first available. A client that sends none is asked three
+          times, and is chosen only if the others do not suffice.
+        * In a common warm-up of all selectors clients send the gradient with the update, and are not asked before.
+        * The sum is over all registered clients with a known gradient, available or not.
+        * Ties among sums, to one in a million, are broken at random.
         * A failed client keeps its gradient, so the same choice would repeat, with a dead client for ever. Strategies
-          leave failing clients out for a while (``cooldown="auto"``), which the paper does not.
+          exclude failing clients for a while (``cooldown="auto"``), which the paper does not.
         * ``sketch_size`` and ``max_clients`` are ours: the distances take 8 clients^2 bytes.
 
     Args:
         clients_per_round: m.
-        epsilon: None looks at every candidate in each step; a number in (0, 1) at K/m ln(1/epsilon) random ones, which
-            costs ``epsilon`` of the guarantee in expectation (stochastic greedy).
-        sketch_size: Numbers kept of each gradient; None keeps it whole.
-        max_clients: More clients are refused.
+        epsilon: None compares all candidates in each step; a number in (0, 1) compares K/m ln(1/epsilon) random ones,
+            which costs ``epsilon`` of the guarantee in expectation (stochastic greedy).
+        sketch_size: Length of the stored projections; None stores whole gradients.
+        max_clients: Largest number of clients.
         seed: Seed of the generator of ties, candidates and signs.
 
     Raises:
@@ -86,7 +82,7 @@ class DivFL(VectorSelector):
     >>> selector.probe(np.arange(7)).columns
     ('gradient',)
     >>> selector.inform(np.arange(7), gradient=np.array([[0.0], [1.0], [3.0], [50.0], [51.0], [53.0], [54.5]]))
-    >>> selector.select(np.arange(7))  # 3 stands for the four beside it, 1 for the others
+    >>> selector.select(np.arange(7))  # 3 represents the four from 50 on, 1 the others
     array([1, 3])
     """
 
@@ -110,23 +106,27 @@ class DivFL(VectorSelector):
         self.epsilon = None if epsilon is None else real("epsilon", epsilon, above=0.0, below=1.0)
         self.sketch_size = None if sketch_size is None else whole("sketch_size", sketch_size, 1)
         self.max_clients = whole("max_clients", max_clients, 1)
-        self._signs = int(self._generator.integers(1 << 62))  # seed of the random signs
-        self._between: FloatArray = np.zeros((0, 0))  # distances as of the last choice, made from the vectors
-        self._changed: set[int] = set()  # clients whose gradient is newer
+        # Seed of the random signs.
+        self._signs = int(self._generator.integers(1 << 62))
+        # A cache of distances as of the last choice, which is not saved: it follows from the vectors.
+        self._between: FloatArray = np.zeros((0, 0))
+        # Clients whose gradient is newer than the cache.
+        self._changed: set[int] = set()
 
     def _probe(self, available: IntArray) -> Probe | None:
         asked = self._ask_unknown(available)
         return Probe(clients=asked, columns=("gradient",)) if asked.size else None
 
     def _select(self, available: IntArray) -> IntArray:
-        order = self._generator.permutation(available)  # the first of equals is a random one
+        # Permuted, so that the first of equal sums is a random one.
+        order = self._generator.permutation(available)
         candidates = order[self._known[order]]
         chosen = self._greedy(candidates)
         without_gradient = order[~self._known[order]]
         return np.concatenate([chosen, without_gradient])[: self.asked_per_round]
 
     def _greedy(self, candidates: IntArray) -> IntArray:
-        """At most m of the candidates."""
+        """Return up to m of the candidates, the greedy set."""
         everybody = np.flatnonzero(self._known & self._registered)
         coverage = _Coverage(self._distances(), candidates, everybody)
         left = np.ones(candidates.size, dtype=np.bool_)
@@ -138,14 +138,14 @@ class DivFL(VectorSelector):
         return chosen
 
     def _step_candidates(self, left: IntArray, num_candidates: int) -> IntArray:
-        """Positions of the candidates of one step."""
+        """Return the positions of the candidates to compare in one step."""
         if self.epsilon is None:
             return left
         size = math.ceil(num_candidates / self.clients_per_round * math.log(1 / self.epsilon))
         return np.sort(self._generator.permutation(left)[: max(1, size)])
 
     def _distances(self) -> FloatArray:
-        """||g_i - g_j|| of all pairs, shape (K, K), not squared; only those of new gradients are made again."""
+        """Return ||g_i - g_j|| of all pairs, shape (K, K), not squared; only those of new gradients are computed."""
         count, old = len(self._known), len(self._between)
         if old != count:
             kept = min(old, count)
@@ -161,7 +161,7 @@ class DivFL(VectorSelector):
         return self._between
 
     def _distances_between(self, some: IntArray, others: IntArray) -> FloatArray:
-        """||g_i - g_j|| of ``some`` clients to ``others``, shape (some, others)."""
+        """Return ||g_i - g_j|| from ``some`` clients to ``others``, shape (some, others)."""
         squares = np.zeros((some.size, others.size))
         for start in range(0, self._length, CHUNK):
             part = self.vectors[others, start : start + CHUNK]
@@ -179,7 +179,7 @@ class DivFL(VectorSelector):
             self._store_gradients(clients, columns["gradient"])
 
     def _store_gradients(self, clients: IntArray, gradients: FloatArray) -> None:
-        """Keep gradients, or what remains of them."""
+        """Store gradients, or their projections."""
         if self.sketch_size is not None:
             usable = np.isfinite(gradients).all(axis=1)
             clients = clients[usable]
@@ -192,7 +192,8 @@ class DivFL(VectorSelector):
         check_max_clients(self.name, self.max_clients, count, advice)
         rows = max(len(self._known), int(clients.max(initial=-1)) + 1)
         if rows > len(self._between):
-            _distance_matrix(rows)  # asking costs nothing: memory is taken when it is written to
+            # Refuses early: an allocation costs nothing until it is written to.
+            _distance_matrix(rows)
         super()._register(clients)
 
     def _reset(self, clients: IntArray) -> None:
@@ -200,31 +201,33 @@ class DivFL(VectorSelector):
         self._changed.difference_update(clients.tolist())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state; nothing changes if it does not fit."""
+        """Load a state; nothing changes if it does not fit."""
         super().load_state_dict(state)
+        # The cache may hold distances of other vectors.
         self._changed = set(np.flatnonzero(self._known).tolist())
 
 
 class _Coverage:
-    """The uncovered distance that a growing set of clients leaves, and the candidate that leaves least of it.
+    """The uncovered distance of a growing set of clients, and the candidate that reduces it most.
 
-    A candidate takes less off the sum the more are chosen already (submodularity). So what it took off when it was last
-    looked at bounds what it takes off now, and candidates whose bound is too small are not summed again (lazy greedy).
+    The reduction by a candidate falls as the set grows (submodularity). So its last computed reduction bounds the
+    present one, and candidates whose bound is too small are not summed again (lazy greedy).
 
     Args:
-        distances: Of all pairs, shape (K, K).
-        candidates: Who may be chosen, shape (n,); earlier ones win ties.
-        everybody: Over whom the sum goes.
+        distances: Distances of all pairs, shape (K, K).
+        candidates: Clients that may be chosen, shape (n,); earlier ones win ties.
+        everybody: Clients that the sum covers.
     """
 
     def __init__(self, distances: FloatArray, candidates: IntArray, everybody: IntArray) -> None:
         self._distances, self._candidates, self._everybody = distances, candidates, everybody
         self._nearest = np.full(everybody.size, np.inf)
         self._uncovered = math.inf  # G(S)
-        self._most = np.full(candidates.size, np.inf)  # what a candidate takes off the sum at most
+        # Largest possible reduction by each candidate.
+        self._most = np.full(candidates.size, np.inf)
 
     def best(self, places: IntArray) -> int:
-        """The first of ``places`` whose candidate leaves the least, or as good as the least."""
+        """Return the first of ``places`` whose candidate leaves the least sum, within the tie tolerance."""
         least = self._least(places)
         order = np.argsort(least)
         sums, smallest = np.full(places.size, np.inf), math.inf
@@ -243,13 +246,13 @@ class _Coverage:
         self._uncovered = float(self._nearest.sum())
 
     def _least(self, places: IntArray) -> FloatArray:
-        """What the candidates at ``places`` leave at least, each with those chosen already."""
+        """Return a lower bound on the sum that each candidate at ``places`` leaves."""
         most = self._most[places]
         looked_at = np.isfinite(most)
         return np.where(looked_at, self._uncovered - np.where(looked_at, most, 0.0), -np.inf)
 
     def _sums_with(self, places: IntArray) -> FloatArray:
-        """What the candidates at ``places`` leave, each with those chosen already."""
+        """Return the sum that each candidate at ``places`` leaves, with the clients chosen already."""
         rows = self._distances[np.ix_(self._candidates[places], self._everybody)]
         sums: FloatArray = np.minimum(self._nearest, rows, out=rows).sum(axis=1)  # (4)
         if math.isfinite(self._uncovered):
@@ -258,18 +261,18 @@ class _Coverage:
 
 
 def _distance_matrix(count: int) -> FloatArray:
-    """Memory for the distances of ``count`` clients, as it comes."""
+    """Return an uninitialized matrix for the distances of ``count`` clients."""
     try:
         return np.empty((count, count))
     except MemoryError:
         raise ParameterError(
-            f"{_memory(count)}, more than this machine has to give; lower max_clients and choose among fewer, "
-            "or take a selector that keeps no distances"
+            f"{_memory(count)}, more than this machine has free. Lower max_clients and choose among fewer, or use a "
+            "selector that keeps no distances"
         ) from None
 
 
 def _memory(count: int) -> str:
-    """The memory that distances take, in words.
+    """Return the memory that distances take, in words.
 
     >>> _memory(1_000), _memory(100_000)
     ('distances of 1,000 clients take 7.6 MiB', 'distances of 100,000 clients take 75 GiB')

@@ -27,10 +27,10 @@ class FedCMUCB(Selector):
         * Rounds are counted from 1. The print's t counts from 0 (Algorithm 1), so that its second sampling has
           ln 1 = 0 in the bound, and its first ln 0; here they have ln 2 and ln 1.
         * Line 4 as printed leaves out all clients that tie across the limit (in round 1 perhaps everybody); here
-          exactly m of those available are chosen, ties at random.
+          exactly m of the available clients are chosen, ties at random.
         * "The random binomial distribution" of the first means (Appendix C) is taken as a fair coin.
-        * A client that failed is not in S_opt: its reward is 0.
-        * The rounds of a common warm-up are plays: everybody's model goes through the filter.
+        * A failed client is not in S_opt, so its reward is 0.
+        * The rounds of a common warm-up are plays, as every model goes through the filter.
         * The paper samples a ratio of the clients; here ``clients_per_round`` says how many.
 
     Args:

@@ -11,7 +11,7 @@ from fedsel_flwr.selectors.base import Selector
 from fedsel_flwr.selectors.round_report import RoundReport, repeated_failures
 
 ROUNDING = 1e-9
-"""Seconds by which a sum of latencies may pass the deadline."""
+"""Seconds by which rounding may take a sum of latencies past the deadline."""
 
 
 class FedCS(Selector):
@@ -27,28 +27,28 @@ class FedCS(Selector):
     ==============  ====================  ===========================================================
 
     A round's time is the strategies': clients go in waves of ``channels``, a wave takes as long as its slowest client,
-    and the waves follow one another. Which clients share a wave is not the selector's to say, so the time of a set is
-    the largest over all ways to part it: w waves take at most the sum of its w largest latencies. With a channel for
-    each client it is the largest latency, and everybody within the deadline is chosen.
+    and the waves follow one another. The selector does not decide which clients share a wave. So the time of a set is
+    the largest over all partitions into waves: w waves take at most the sum of its w largest latencies. With a channel
+    for each client it is the largest latency, and all clients within the deadline are chosen.
 
     Deviations:
-        * The print lets uploads follow one another and updates run beside them. Here each client has a channel, as in
+        * In the print uploads follow one another while other clients train. Here each client has a channel, as in
           the strategies' round time, and transfers and training are one number.
         * An estimate is the mean of the client's measured latencies; the print asks a random part of the clients for
           their resources in each round.
-        * The print has no failures. Here the first failure leaves the estimate as it was. From the second in a row on,
+        * The print has no failures. Here the first failure keeps the estimate. From the second in a row on,
           a failure is a measurement of the latency reported for it.
         * A spare that answered is measured. If it has not answered, its estimate is at least the time that the server
           waited.
         * A client that was never measured, or not for ``refresh_rounds`` rounds, counts as taking no time, and its
-          mean begins anew; so the first rounds measure everybody in turn, one wave of them a round (``channels`` or
+          mean restarts. So the first rounds measure all clients in turn, one wave a round (``channels`` or
           ``clients_per_round``, else all). Such a round may pass the deadline.
-        * A common warm-up of all selectors measures everybody; its rounds may pass the deadline.
-        * If nobody fits, the quickest client is chosen.
+        * A common warm-up of all selectors measures all clients; its rounds may pass the deadline.
+        * If no client fits, the fastest one is chosen.
 
     Args:
         deadline: T_round, seconds.
-        clients_per_round: Optional largest number of clients; None for none.
+        clients_per_round: Optional largest number of clients; None for no limit.
         channels: Clients served at the same time, as in the strategy; None for as many as are chosen.
         refresh_rounds: Rounds for which an estimate holds, from the last measurement on.
         seed: Seed of the generator of ties and of the order in which clients are measured.
@@ -71,7 +71,7 @@ class FedCS(Selector):
 
     name: ClassVar[str] = "fedcs"
     needs: ClassVar[frozenset[str]] = frozenset({"latency", "spare"})
-    # the deadline alone says how many
+    # The deadline alone decides how many.
     may_exceed_clients_per_round: ClassVar[bool] = True
     client_state: ClassVar[dict[str, float | int]] = {
         "_latency": 0.0, "_measurements": 0, "_measured_in": 0, "_failures": 0,
@@ -80,7 +80,8 @@ class FedCS(Selector):
     _latency: FloatArray
     _measurements: IntArray
     _measured_in: IntArray
-    _failures: IntArray  # in a row
+    # In a row.
+    _failures: IntArray
 
     def __init__(
         self,
@@ -97,7 +98,7 @@ class FedCS(Selector):
         self.refresh_rounds = whole("refresh_rounds", refresh_rounds, 1)
 
     def expected_count(self, num_available: int) -> int | None:
-        """None: only the latencies know how many fit."""
+        """Return None, as only the latencies decide how many fit; in a warm-up all."""
         return None if num_available and self.round >= self.common_warmup else num_available
 
     def _select(self, available: IntArray) -> IntArray:
@@ -119,19 +120,20 @@ class FedCS(Selector):
         outdated = k[~self._has_estimate(k)]
         self._latency[outdated], self._measurements[outdated], self._measured_in[outdated] = 0.0, 0, 0
         measured = report.completed | repeated_failures(self._failures, report)
-        told, waiting = k[measured], np.asarray(report.spare) & ~report.completed
-        self._measurements[told] += 1
-        change = report.latency[measured] - self._latency[told]
-        self._latency[told] += change / self._measurements[told]  # estimate, ours
+        clients, waiting = k[measured], np.asarray(report.spare) & ~report.completed
+        self._measurements[clients] += 1
+        change = report.latency[measured] - self._latency[clients]
+        self._latency[clients] += change / self._measurements[clients]  # estimate, ours
         self._latency[k[waiting]] = np.maximum(self._latency[k[waiting]], report.latency[waiting])
         self._measured_in[k[measured | waiting]] = self.round
 
     def _has_estimate(self, clients: IntArray) -> BoolArray:
+        """Return whether each client's estimate is recent enough, shape (n,)."""
         measured_in = self._measured_in[clients]
         return (measured_in > 0) & (self.round - measured_in <= self.refresh_rounds)
 
     def _round_time(self, seconds: FloatArray) -> FloatArray:
-        """Theta of the first s clients, for s = 1 ... n; ``seconds`` ascends, and so does Theta."""
+        """Return Theta of the first s clients, for s = 1 ... n; ``seconds`` ascends, and so does Theta."""
         count = np.arange(1, seconds.size + 1)
         waves = -(-count // (self.channels or seconds.size))
         total = np.concatenate([[0.0], np.cumsum(seconds)])

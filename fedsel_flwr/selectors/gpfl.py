@@ -11,7 +11,7 @@ from fedsel_flwr.selectors.base import Selector
 from fedsel_flwr.selectors.round_report import RoundReport
 
 CLIP = 50.0
-"""Exponents of (8) are cut here in size."""
+"""Largest magnitude of an exponent in (8)."""
 
 
 class GPFL(Selector):
@@ -38,14 +38,14 @@ class GPFL(Selector):
           initial model's and there is no factor. (In this numbering the paper's mean in (6) is over t - 2 rounds,
           ours over t - 1, and its (7) has (t - 2) / T for our t / T.)
         * A common warm-up of all selectors counts as the initialization: its first round gives every client a c_k, on
-          the mean of the gradients, and the model moves. Its rounds are among T and are plays, rewarded by (5) and (8)
-          for everybody.
+          the mean of the gradients, and the model moves. Its rounds count in T and are plays, rewarded by (5) and (8)
+          for all clients.
         * Rewards (5) are given to every observed client in every round (Algorithm 1 recomputes the selected only).
         * Selection is by the score (6); Algorithm 1 sorts C.
         * In (3) d_k = (w^{t-1} - w_k) / eta, the sum over the local steps with the nominal eta, stands for the printed
           gradient of F at w_k^t, and G^t = gamma G^{t-1} + (w^{t-1} - w^t) / eta, with the G of the round before, for
           that at w^{t-1}; where |G| = 0, c_k = 0.
-        * A round without an observation gives everybody its standing reward (5) again, without a factor.
+        * A round without an observation gives every client its current reward (5) again, without a factor.
         * The softmax (5) is over the clients with an observed c_k, exponents of (8) are cut at 50 in size, A and F are
           taken on a validation set.
         * A client first seen later has an infinite score and no reward for the rounds before.
@@ -79,7 +79,7 @@ class GPFL(Selector):
 
     name: ClassVar[str] = "gpfl"
     needs: ClassVar[frozenset[str]] = frozenset({"projection", "global_accuracy", "global_loss"})
-    # round 1 asks everybody
+    # Round 1 asks all clients.
     may_exceed_clients_per_round: ClassVar[bool] = True
     paper_options: ClassVar[dict[str, str]] = {"averaging": "mean"}  # section II: the unweighted mean
     client_state: ClassVar[dict[str, float | int | bool]] = {
@@ -107,21 +107,24 @@ class GPFL(Selector):
         self.rho = real("rho", rho, at_least=0.0)
         self.exploration = None if exploration is None else real("exploration", exploration, at_least=0.0)
         self.loss_sign = one_of("loss_sign", loss_sign, ("corrected", "paper"))
-        self._rewarded = 0  # the last round whose rewards are in the sum
+        # The last round whose rewards are in the sum.
+        self._rewarded = 0
         self._accuracy = self._loss = 0.0
-        self._measured = 0  # whether A and F are known
+        # Whether A and F are known, as a number.
+        self._measured = 0
 
     @property
     def keeps_model(self) -> bool:
-        """Round 1 measures everyone; the model stays, unless a common warm-up trains it."""
+        """Whether the model stays: round 1 only measures, unless a common warm-up trains the model."""
         return self.round == 1 and not self.warming_up
 
     def expected_count(self, num_available: int) -> int | None:
-        """How many clients the next round takes: everyone in round 1."""
+        """Return how many clients the next round takes: all in round 1."""
         return num_available if self.round == 0 else super().expected_count(num_available)
 
     def _advance(self) -> None:
-        if self._rewarded < self.round - 1:  # nothing was observed in the round before
+        # The previous round was not observed.
+        if self._rewarded < self.round - 1:
             self._reward_sum += self._softmax() * (self.round - 1 - self._rewarded)  # (5)
             self._rewarded = self.round - 1
 
@@ -151,6 +154,7 @@ class GPFL(Selector):
         self._accuracy, self._loss, self._measured = accuracy, loss, 1
 
     def _softmax(self) -> FloatArray:
+        """Return the rewards (5); 0 for clients without a c_k."""
         reward = np.zeros(self._projection.shape)
         if self._observed.any():
             values = self._projection[self._observed]  # C
@@ -159,7 +163,7 @@ class GPFL(Selector):
         return reward
 
     def _factor(self, accuracy: float, loss: float) -> float:
-        """The amplification (8) of the clients just selected."""
+        """Return the amplification (8) of the clients just selected."""
         if accuracy != self._accuracy:
             return float(2.0 * np.exp(np.clip(accuracy - self._accuracy, -CLIP, CLIP)))  # (8)
         fall = self._loss - loss if self.loss_sign == "corrected" else loss - self._loss  # (8)

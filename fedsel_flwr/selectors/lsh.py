@@ -1,4 +1,4 @@
-"""LSH: clients with the same hash of their data share an arm of a bandit."""
+"""LSH: clients with the same hash of their data share an arm of a bandit (Pan et al.)."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class LSH(GroupBandit):
     play; sums and plays are those of its clients together. The m clients of the largest bounds are chosen.
 
     Deviations:
-        * The comparison in which this baseline stands says neither its utility's weights nor its bound: equal weights
-          and UCB1's bound are ours.
+        * The comparison that has this baseline gives neither its utility's weights nor its bound: equal weights and
+          UCB1's bound are ours.
         * The number of bits is ours: the comparison gives none. Simulated clients send 64 bits, with which nearly every
-          client is an arm of its own. The first ``bits`` of a hash count, as its planes are drawn alike. The default of
+          client is a separate arm. The first ``bits`` of a hash count, as its planes are drawn alike. The default of
           8 makes about sqrt(K) arms of 100 clients that share scikit-learn's digits: 10.1 with two shards each, 9.2
           with a Dirichlet partition (``docs/papers/diversity.md`` has the table).
-        * Hashes come by a probe when a client is first seen, whose cost is charged. A client that gives none is asked
-          three times and is an arm of its own.
+        * Hashes come by a probe when a client is first seen, whose cost is charged. A client that sends none is asked
+          three times and is a separate arm.
         * The rounds of a common warm-up of all selectors are plays; hashes are asked for after it.
-        * A failed client counts as a play of utility 0. Ties, as among the clients of an arm, are decided at random.
+        * A failed client counts as a play of utility 0. Ties, as among the clients of an arm, are broken at random.
         * The accuracy is that of the client's new model on the server's validation set.
 
     Args:

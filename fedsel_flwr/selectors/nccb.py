@@ -1,4 +1,4 @@
-"""NCCB, without its neural network: clusters of clients with like data are the arms of a bandit."""
+"""NCCB, without its neural network: clusters of clients with similar data are the arms of a bandit (Pan et al.)."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ class NCCB(GroupBandit):
     Deviations:
         * The paper's NCCB is a neural contextual combinatorial bandit: a network predicts the reward of a context. No
           network is here. This is a UCB bandit over clusters of SimHash contexts, which keeps the paper's name.
-        * The comparison in which this baseline stands says neither its utility's weights, nor the number of clusters,
-          nor its bound: equal weights, five clusters and UCB1's bound are ours.
-        * Hashes come by a probe when a client is first seen, whose cost is charged; all are then clustered anew, and
-          the clients' own sums move with them. A client that gives none is asked three times and is a cluster of its
-          own.
+        * The comparison that has this baseline gives neither its utility's weights, nor the number of clusters, nor its
+          bound: equal weights, five clusters and UCB1's bound are ours.
+        * Hashes come by a probe when a client is first seen, whose cost is charged; all are then clustered
+          again, and the clients' own sums move with them. A client that sends none is asked three times and is a
+          separate cluster.
         * A centre is the majority of its hashes, bit by bit, which is nearest to them in the sum; centres start at
           hashes that are far apart.
         * The rounds of a common warm-up of all selectors are plays; hashes are asked for after it.
-        * A failed client counts as a play of utility 0. Ties, as within a cluster, are decided at random.
+        * A failed client counts as a play of utility 0. Ties, as within a cluster, are broken at random.
         * The accuracy is that of the client's new model on the server's validation set.
 
     Args:
         clients_per_round: m.
-        clusters: How many clusters at most.
+        clusters: Largest number of clusters.
         accuracy_weight: Weight of the accuracy in the utility, in [0, 1]; the energy score has the rest.
         exploration: Factor in the bound, at least 0.
         seed: Seed of the generator of ties and of the first centre.
@@ -86,14 +86,15 @@ class NCCB(GroupBandit):
             clients_per_round=clients_per_round, accuracy_weight=accuracy_weight, exploration=exploration, seed=seed
         )
         self.clusters = whole("clusters", clusters, 1)
-        self._regroup = False  # whether hashes came since the last clustering
+        # Whether hashes arrived since the last clustering.
+        self._regroup = False
 
     def _check_loaded(self, loaded: Mapping[str, Any]) -> None:
         super()._check_loaded(loaded)
         wrong = loaded["_known"] & (loaded["_cluster"] < 0)
         if wrong.any() and not loaded["_regroup"]:
             raise StateError(
-                f"state 'cluster' must be at least 0 where a hash is known, got {loaded['_cluster'].tolist()}"
+                f"state 'cluster' must be at least 0 for clients with a hash, got {loaded['_cluster'].tolist()}"
             )
 
     def _groups(self) -> IntArray:

@@ -1,4 +1,4 @@
-"""Oort: clients with much to learn from that are quick enough (Lai et al.)."""
+"""Oort: clients of high statistical utility that are fast enough (Lai et al.)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from fedsel_flwr.selectors.base import Selector
 from fedsel_flwr.selectors.round_report import RoundReport, repeated_failures
 
 FLAT, SHARP = 0.1, 5.0
-"""The pacer lets the threshold rise where the utility changed by no more than this share, and fall where by more."""
+"""The pacer raises the duration threshold if the utility changed by at most the first share of itself, and lowers it if
+it changed by at least the second."""
 CLIPS_FROM = 3
-"""Of so many utilities, or more, the largest is clipped at least: of two nobody can say which is too large."""
+"""Number of utilities from which on at least the largest is clipped: of two, either may be the outlier."""
 
 
 class Oort(Selector):
-    """Exploits tried clients of high utility, discounted where they are slow, and explores clients never tried.
+    """Exploits tried clients of high utility, with a discount for slow ones, and explores clients never tried.
 
     ============  ==============================  ==========================================================
     paper         here                            meaning
@@ -32,48 +33,48 @@ class Oort(Selector):
     epsilon       ``_exploration_share``          share of a round for clients never tried
     alpha         ``penalty``                     exponent of the discount of the slow
     c             ``cut_off``                     share of the least exploited score that a candidate must have
-    W, Delta      ``pacer_step``, ``pacer_delta`` rounds between two looks at T, and by how much it moves
+    W, Delta      ``pacer_step``, ``pacer_delta`` rounds between two updates of T, and their step
     ============  ==============================  ==========================================================
 
-    Where the constants are from: all defaults are those of the authors' code, github.com/SymbioticLab/Oort,
+    Origin of the constants: all defaults are those of the authors' code, github.com/SymbioticLab/Oort,
     ``training/argParser.py`` at 25c8853; an earlier state (11494b8) has a decay of .98, a clip of .95, a pacer of 10
     percent and no limit at first, its successor FedScale (``fedscale/cloud/config_parser.py`` at 0f1a07e) .98, a least
     epsilon of .3, a clip of .9, a cut-off of .05 and 30 percent at first. The bonus's .1, the tenth and the five-fold
-    stand in ``oort/oort.py`` at f5fccf3. What the paper itself set could not be compared.
+    are in ``oort/oort.py`` at f5fccf3. What the paper itself set could not be compared.
 
     Deviations:
-        * The pacer is that of the authors' code: T is a percentile of the tried clients' durations, which rises where
-          the exploited utility of the last W rounds is within a tenth of that of the W before, and falls where it
-          differs five-fold; the print raises T where the utility fell. Here 2 W whole rounds come before the first
-          look; the code looks a round earlier, with a zero for the round before the first.
+        * The pacer is that of the authors' code: T is a percentile of the tried clients' durations, which rises if
+          the exploited utility of the last W rounds is within a tenth of that of the W before, and falls if it
+          differs five-fold; the print raises T if the utility fell. Here 2 W whole rounds come before the first
+          update; the code's is a round earlier, with a zero for the round before the first.
         * Round 1 has epsilon as given; the code multiplies before its first use.
         * The losses are those of the received model on all training examples, not those met during training, and not
           those of the last mini-batch.
-        * Clients never tried are explored uniformly: nothing is known of their speed. Where there are too few of
-          them, more are exploited, so newcomers are explored again at any time.
+        * Clients never tried are explored uniformly, as their speed is unknown. If there are too few of them, more
+          clients are exploited. Newcomers are explored at any time.
         * The least exploited score is that of rank floor(m (1 - epsilon)); the code takes the next rank.
         * The range of the utilities ends at the clipped utility, and of three clients or more at least the largest is
           clipped (``score_range="clipped"``). In the authors' code the range ends at the largest one, and of fewer than
-          50 clients none is clipped: one client that claims a huge loss presses the scores of all others to 0.
+          50 clients none is clipped: one client that reports a huge loss lowers the scores of all others to 0.
           ``score_range="paper"`` is the code's way. The rank correlation of honest clients' rounds with their utility
-          (200 clients, 10 a round, 100 rounds, ``benchmarks/liars.py``) is .51 without a lie in either way. With one
+          (200 clients, 10 a round, 100 rounds, ``benchmarks/liars.py``) is .51 in both ways if all are honest. With one
           ``rms_loss`` of 20 it is .25 in the code's way and .47 here, with one of 1e30 .04 and .47.
         * Lowest, largest and clipped utility are those of clients that are available and have a utility above 0, as in
           ``oort/oort.py`` at 05a3aa1, lines 279 to 286, with .999 of the lowest and a range of at least 1e-4 (lines 394
           to 403). The code also counts the sizes of clients never tried among them. The statistical part of a client
           of utility 0 is 0 here, below 0 there.
         * The temporal uncertainty is the print's; the code counts choices, one fewer than rounds: ln(t - 1)/(L(i) + 1).
-        * The code notes nothing of a client that fails (``training/param_server.py`` at 05a3aa1, lines 104 to 110), so
-          one that never answers is asked for ever. Here the first failure changes nothing either. From the second in a
-          row on, a client was tried, with utility 0 and the latency reported for it. A client that completes without a
-          loss keeps its utility.
+        * The code ignores a client that fails (``training/param_server.py`` at 05a3aa1, lines 104 to 110), so one that
+          never answers is chosen for ever. Here the first failure changes nothing either. From the second in a row
+          on, the client counts as tried, with utility 0 and the latency reported for it. A client that completes
+          without a loss keeps its utility.
         * A spare gets the mean utility of the clients that were used, and its own latency, as a straggler does there
           (lines 348 to 353). If it has not answered yet, its duration is at least the time that the server waited. If
-          nobody that was used told a loss, it keeps its utility.
+          no used client reported a loss, the spare keeps its utility.
         * Sizes come by ``inform(clients, num_examples=...)``; a client of unknown size counts as one of average size.
           A size counts up to ``trained_examples``, as there (lines 258 and 259).
-        * After a common warm-up of all selectors everybody was tried; epsilon and the pacer begin there, the temporal
-          uncertainty counts all rounds.
+        * After a common warm-up of all selectors every client was tried. Epsilon and the pacer begin there, the
+          temporal uncertainty counts all rounds.
         * No blacklist (off in the code, 10 rounds in its runs with outliers), no noise on utilities, no fairness knob.
 
     Args:
@@ -86,9 +87,9 @@ class Oort(Selector):
         cut_off: c, in [0, 1].
         pacer_step: W, rounds.
         pacer_delta: Delta, percent.
-        first_percentile: T of the first rounds, percent of the tried clients; 100 for no limit.
-        score_range: Where the range of the utilities ends: "clipped", at the clipped one, or "paper", at the largest.
-        trained_examples: Examples that a client trains on in a round, steps times batch size; None for all of its own.
+        first_percentile: First value of T, as a percentile of the tried clients' durations; 100 for no limit.
+        score_range: End of the range of the utilities: "clipped", the clipped one, or "paper", the largest.
+        trained_examples: Examples that a client trains on in a round, steps times batch size; None for all it has.
             Scenarios with ``local_steps`` set it.
         seed: Seed of the generator of the draws.
 
@@ -121,8 +122,10 @@ class Oort(Selector):
     _duration: FloatArray
     _last_round: IntArray
     _exploited: BoolArray
-    _failures: IntArray  # in a row
-    _gains: FloatArray  # of the last 2 W rounds
+    # In a row.
+    _failures: IntArray
+    # Of the last 2 W rounds.
+    _gains: FloatArray
 
     def __init__(
         self,
@@ -153,7 +156,8 @@ class Oort(Selector):
         self.trained_examples = None if trained_examples is None else whole("trained_examples", trained_examples, 1)
         self.score_range = one_of("score_range", score_range, ("clipped", "paper"))
         self._percentile = self.first_percentile
-        self._gain = 0.0  # mean utility of the exploited clients of the round chosen last
+        # Mean utility of the exploited clients of the round chosen last.
+        self._gain = 0.0
 
     def _check_loaded(self, loaded: Mapping[str, Any]) -> None:
         expected = min(max(0, loaded["_round"] - self.common_warmup - 1), 2 * self.pacer_step)
@@ -186,29 +190,29 @@ class Oort(Selector):
     def _observe(self, report: RoundReport) -> None:
         k, loss, latency = report.clients, np.asarray(report.rms_loss), report.latency
         spare, again = np.asarray(report.spare), repeated_failures(self._failures, report)
-        told = report.used & np.isfinite(loss)
-        self._rms_loss[k[told]] = loss[told]
+        reported = report.used & np.isfinite(loss)
+        self._rms_loss[k[reported]] = loss[reported]
         self._rms_loss[k[again]] = 0.0
         timed, waiting = report.completed | again, spare & ~report.completed
         self._duration[k[timed]] = latency[timed]  # t_i
         self._duration[k[waiting]] = np.maximum(self._duration[k[waiting]], latency[waiting])
         self._last_round[k[timed | spare]] = self.round  # L(i)
-        if told.any():
+        if reported.any():
             size = np.maximum(self._examples()[k[spare]], 1.0)
-            self._rms_loss[k[spare]] = self._utility(k[told]).mean() / size  # the code's exploredPendingWorkers
-        gained = k[(report.used | (spare & told.any())) & self._exploited[k]]
+            self._rms_loss[k[spare]] = self._utility(k[reported]).mean() / size  # the code's exploredPendingWorkers
+        gained = k[(report.used | (spare & reported.any())) & self._exploited[k]]
         self._gain = float(self._utility(gained).mean()) if gained.size else 0.0  # Algorithm 1, pacer
 
     def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
         update_sizes(self._size, clients, columns)
 
     def _exploration_share(self) -> float:
-        """Epsilon of the round chosen last."""
+        """Return epsilon of the round chosen last."""
         share = self.exploration * self.exploration_decay ** (self.own_round - 1)  # section 4.4
         return max(self.exploration_min, share)  # section 4.4
 
     def _draw_exploited(self, tried: IntArray, count: int) -> IntArray:
-        """Draw so many of those whose score comes near enough to that of rank ``count``, by their scores."""
+        """Draw ``count`` clients by score, among those within the cut-off of the score of rank ``count``."""
         if count < 1:
             return tried[:0]
         score = self._score(tried)
@@ -217,7 +221,7 @@ class Oort(Selector):
             return draw(self._generator, tried[near], np.log(score[near]), count)  # Algorithm 1, by probability
 
     def _score(self, tried: IntArray) -> FloatArray:
-        """Util(i) of ``tried``, shape (n,), n at least 1."""
+        """Return Util(i) of ``tried``, shape (n,), n at least 1."""
         utility = self._utility(tried)
         above = np.sort(utility[utility > 0.0])
         score = np.zeros(tried.size)
@@ -234,21 +238,22 @@ class Oort(Selector):
         return score
 
     def _clip_rank(self, count: int) -> int:
-        """Which of so many utilities, from the lowest on, is the clipped one."""
+        """Return the rank of the clipped utility among ``count``, from 0 for the lowest."""
         place = min(tolerant_floor(self.clip * count), count - 1)  # section 4.4
         clips = self.score_range == "clipped" and self.clip < 1.0 and count >= CLIPS_FROM
         return min(place, count - 2) if clips else place
 
     def _utility(self, clients: IntArray) -> FloatArray:
+        """Return the statistical utility of ``clients``, shape (n,)."""
         return self._examples()[clients] * self._rms_loss[clients]  # U(i), section 4.2
 
     def _examples(self) -> FloatArray:
-        """|B_i| of everybody: the examples that a client trains on."""
+        """Return |B_i| of all clients: the examples that a client trains on in a round."""
         size = imputed_sizes(self._size, self._registered)
         return size if self.trained_examples is None else np.minimum(size, self.trained_examples)
 
     def _preferred_duration(self) -> float:
-        """T, of everybody tried."""
+        """Return T, a percentile of the durations of all tried clients."""
         duration = np.sort(self._duration[self._last_round > 0])
         if self._percentile >= 100.0:
             return float("inf")

@@ -14,11 +14,11 @@ from fedsel_flwr.selectors.round_report import RoundReport
 from fedsel_flwr.selectors.selector_state import state_key
 
 INSIDE = 1e-12
-"""Balls are closed; a context this far outside counts as on the surface."""
+"""Tolerance of a ball's surface: balls are closed."""
 TIE = 1e-9
-"""Clients whose distances to the mean context differ by no more than this are equally near."""
+"""Largest difference of distances to the mean context that counts as equal."""
 CHUNK = 1 << 17
-"""Distances of clients to balls that are held at a time (about 4 MB with what they are made of)."""
+"""Distances of clients to balls in memory at a time, about 4 MB with temporaries."""
 
 
 class PCZFL(Selector):
@@ -37,18 +37,18 @@ class PCZFL(Selector):
     ===============  ====================================  =====================================================
 
     The context of a client is (accuracy of its last model on the server's interview set, energy score); before its
-    first model, the initial model's accuracy. A client not selected keeps its context.
+    first model, the initial model's accuracy. A client that is not selected keeps its context.
 
     Deviations:
         * The second coordinate of (3), printed as consumption, is the energy score of section 5.5.1. Two objectives, as
           in the experiments, each in [0, 1].
         * The first ball has centre (0.5, 0.5) and radius 1. Balls are closed, with a tolerance of 1e-12.
         * During ``warmup_rounds`` all available clients train and every relevant ball is chosen and updated as usual;
-          the paper does not say what its balls learn then. A common warm-up of all selectors, as in section 5, is the
-          same; where both are given, both begin with round 1, and the longer holds.
-        * A ball's reward is the mean over its selected completed clients; line 17 has one reward. A chosen ball all of
-          whose clients failed changes nothing, so a dead client alone in its ball would be asked for ever. Strategies
-          leave failing clients out for a while (``cooldown="auto"``), which the paper does not.
+          the paper leaves open what its balls learn then. A common warm-up of all selectors, as in section 5, does the
+          same. If both are given, both begin with round 1, and the longer one counts.
+        * A ball's reward is the mean over its selected completed clients; line 17 has one reward. If all clients of a
+          chosen ball failed, nothing changes, so a dead client alone in its ball would be chosen for ever. Strategies
+          exclude failing clients for a while (``cooldown="auto"``), which the paper does not.
         * The new ball stands on the context, as at selection, of the client nearest to the mean of these clients'
           contexts; within 1e-9 the lowest client index wins. Line 13 has one context per ball.
         * The zoom test uses the counts before the round; one new ball per chosen ball at most (Algorithm 1; section
@@ -57,8 +57,8 @@ class PCZFL(Selector):
 
     Args:
         uncertainty: A; the theory's value, about 25, never zooms usefully.
-        warmup_rounds: Rounds in which everyone trains.
-        clients_per_round: Optional cap, met by dropping clients at random; None for none.
+        warmup_rounds: Rounds in which all available clients train.
+        clients_per_round: Optional cap, met by dropping clients at random; None for no cap.
         seed: Seed of the generator that drops clients.
 
     Raises:
@@ -79,7 +79,7 @@ class PCZFL(Selector):
     needs: ClassVar[frozenset[str]] = frozenset({"accuracy", "energy_score"})
     requires: ClassVar[frozenset[str]] = frozenset({"energy_score"})
     asks_failed_for_ever: ClassVar[bool] = True
-    # the warm-up asks everybody, then as many as the front holds
+    # All clients in the warm-up, then as many as the front holds.
     may_exceed_clients_per_round: ClassVar[bool] = True
     client_state: ClassVar[dict[str, float]] = {"_accuracy": 0.0, "_energy_score": 0.0}
     free_state: ClassVar[dict[str, tuple[type, tuple[int, ...]]]] = {
@@ -108,15 +108,16 @@ class PCZFL(Selector):
         self._ball_mean: FloatArray = np.zeros((1, 2))  # Algorithm 1, line 3
 
     def expected_count(self, num_available: int) -> int | None:
-        """How many clients the next round takes: everyone in the warm-up, then as many as the front holds."""
+        """Return how many clients the next round takes: all in the warm-up; then None, as the front decides."""
         return num_available if self.round < self._warmup else None
 
     @property
     def _warmup(self) -> int:
-        """Rounds in which everyone trains: the selector's own and the common ones both begin with round 1."""
+        """Rounds in which all clients train: the selector's own and the common ones both begin with round 1."""
         return max(self.warmup_rounds, self.common_warmup)
 
     def _join(self, available: IntArray) -> None:
+        # The balls are chosen and updated in a common warm-up too.
         self._select(available)
 
     def _check_loaded(self, loaded: Mapping[str, Any]) -> None:
@@ -143,9 +144,11 @@ class PCZFL(Selector):
 
     def _observe(self, report: RoundReport) -> None:
         rewards = np.column_stack([np.asarray(report.accuracy), np.asarray(report.energy_score)])
+        # In the order of the clients, so that sums do not depend on who answers first.
         rows = np.argsort(report.clients)
         rows = rows[report.completed[rows]]
         self._update_balls(report.clients[rows], rewards[rows])
+        # A second report of the same choice must not update the balls again.
         self._chosen_balls = self._chosen_balls[:0]
 
     def _update_balls(self, done: IntArray, rewards: FloatArray) -> None:
@@ -158,7 +161,8 @@ class PCZFL(Selector):
                 continue
             if spread[ball] <= self._radius[ball]:  # Algorithm 1, line 12
                 distance = np.linalg.norm(contexts[mine] - contexts[mine].mean(axis=0), axis=1)
-                nearest = np.argmax(distance <= distance.min() + TIE)  # the lowest index: clients ascend
+                # The lowest index among equals, as clients ascend.
+                nearest = np.argmax(distance <= distance.min() + TIE)
                 centres.append(contexts[mine][nearest])  # Algorithm 1, line 13
                 radii.append(self._radius[ball] / 2.0)  # Algorithm 1, line 13
             self._ball_plays[ball] += 1  # Algorithm 1, line 18
@@ -178,13 +182,15 @@ class PCZFL(Selector):
                 getattr(self, f"_{name}")[clients[known]] = columns[name][known]
 
     def _contexts(self, clients: IntArray) -> FloatArray:
+        """Return x_k of ``clients``, shape (n, 2)."""
         return np.column_stack([self._accuracy[clients], self._energy_score[clients]])  # (3)
 
     def _domains(self, clients: IntArray) -> BoolArray:
-        """Whether each client lies in each ball's domain (Definition 2), shape (n, balls)."""
+        """Return whether each client lies in each ball's domain (Definition 2), shape (n, balls)."""
         x, y = self._contexts(clients).T.copy()
         member = np.zeros((self._radius.size, clients.size), dtype=np.bool_)
-        outside = np.arange(clients.size)  # of every ball so far, from the smallest radius on
+        # A domain excludes all smaller balls: from the smallest radius on, clients outside every ball so far remain.
+        outside = np.arange(clients.size)
         for radius in np.unique(self._radius):
             balls = np.flatnonzero(self._radius == radius)
             taken = np.zeros(outside.size, dtype=np.bool_)
@@ -198,19 +204,19 @@ class PCZFL(Selector):
         return member.T
 
     def _spread(self) -> FloatArray:
-        """u_B, infinite for a ball never chosen."""
+        """Return u_B, infinite for a ball never chosen."""
         with np.errstate(divide="ignore"):
             return np.sqrt(2.0 * self.uncertainty / self._ball_plays)  # u_B, below (4)
 
     def _significance(self, balls: IntArray) -> FloatArray:
-        """g_B of ``balls``, shape (n, 2)."""
+        """Return g_B of ``balls``, shape (n, 2)."""
         ucb = self._ball_mean + (self._spread() + self._radius)[:, None]  # (4)
         distance = np.linalg.norm(self._centre[balls][:, None, :] - self._centre[None, :, :], axis=2)
         nearest = (ucb[None, :, :] + distance[:, :, None]).min(axis=1)  # (5)
         return np.asarray(self._radius[balls][:, None] + nearest)  # (5)
 
     def _undominated(self, balls: IntArray) -> BoolArray:
-        """Which of ``balls`` no other one dominates: at least as good everywhere, better somewhere."""
+        """Return which of ``balls`` no other dominates: at least as good in both objectives and better in one."""
         g = self._significance(balls)
         at_least = np.all(g[None, :, :] >= g[:, None, :], axis=2)  # Definition 1
         better = np.any(g[None, :, :] > g[:, None, :], axis=2)  # Definition 1

@@ -1,4 +1,4 @@
-"""Power-of-Choice: of some candidates those on whose data the model does worst; pow-d, cpow-d, rpow-d (Cho et al.)."""
+"""Power-of-Choice: the candidates on whose data the model does worst; pow-d, cpow-d, rpow-d (Cho et al.)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedsel_flwr.selectors.round_report import RoundReport, repeated_failures
 
 
 class Candidates(Selector):
-    """What the three variants share: d candidates, drawn by data size.
+    """Draws d candidates by data size, as all three variants do.
 
     Args:
         clients_per_round: m.
@@ -38,18 +38,18 @@ class Candidates(Selector):
         if self.candidates < self.clients_per_round:
             raise ParameterError(
                 f"candidates must be at least clients_per_round, got {self.candidates} for {self.clients_per_round} "
-                "clients; raise candidates (twice clients_per_round and more make a difference)"
+                "clients. Raise candidates; twice clients_per_round and more make a difference"
             )
 
     def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
         update_sizes(self._size, clients, columns)
 
     def _num_candidates(self) -> int:
-        """d, or as many as the strategy asks."""
+        """Return d, or the number that the strategy asks if it is larger."""
         return max(self.candidates, int(self.asked_per_round))
 
     def _draw_candidates(self, clients: IntArray, count: int) -> IntArray:
-        """So many of ``clients``, without replacement, in proportion to p_k."""
+        """Draw ``count`` of ``clients`` without replacement, in proportion to p_k."""
         with np.errstate(divide="ignore"):
             weight = np.log(imputed_sizes(self._size, self._registered)[clients])  # p_k, step 1
         return draw(self._generator, clients, weight, count)
@@ -72,12 +72,12 @@ class PowerOfChoice(Candidates):
           are :class:`CPowD`, with a mini-batch, and :class:`RPowD`, with former losses.
         * Models are averaged without weights, as in the paper; the strategy's ``averaging="fedpdp"`` weighs them by
           their examples.
-        * In a common warm-up of all selectors nobody is asked for a loss.
+        * In a common warm-up of all selectors no client is asked for a loss.
         * Sizes come by ``inform(clients, num_examples=...)``; a client of unknown size counts as one of average size.
-        * A candidate whose answer is NaN comes last; one that is not informed about keeps its former answer. With
+        * A candidate whose answer is NaN comes last; one that does not answer keeps its former loss. With
           fewer than d clients available all are candidates.
         * Candidates that leave between probe and choice, or were never asked, are replaced by draws of the same kind,
-          where fewer than m are left.
+          if fewer than m are left.
 
     Args:
         clients_per_round: m.
@@ -112,7 +112,8 @@ class PowerOfChoice(Candidates):
     _asked_in: IntArray
 
     def _probe(self, available: IntArray) -> Probe:
-        self._asked_in[self._asked_in == self.round + 1] = 0  # asked again before the choice
+        # A second probe before the choice replaces the first one's candidates.
+        self._asked_in[self._asked_in == self.round + 1] = 0
         candidates = self._draw_candidates(available, self._num_candidates())  # A, step 1
         self._asked_in[candidates] = self.round + 1
         return Probe(clients=np.sort(candidates), columns=tuple(self.asks))  # step 2
@@ -191,15 +192,15 @@ class RPowD(Candidates):
     Deviations:
         * The loss is the column ``train_loss``, which clients report anyway: the mean over the local steps of the
           mini-batch's loss before the step. The column ``loss``, of the received model, would cost a forward pass.
-        * The paper has no failures. The first one keeps the loss, which is infinite for a client never heard of. After
-          n >= 2 of them in a row the client comes last among the candidates for 2^n rounds, unless it completes one,
-          then as before. So a dead one is asked less and less, and nobody is lost to two bad rounds. Who completes a
-          round without telling its loss counts as failed. A spare keeps its loss, unless it tells a new one.
+        * The paper has no failures. The first one keeps the loss, which is infinite for a client never chosen. After
+          n >= 2 of them in a row the client comes last among the candidates for 2^n rounds, or until it completes a
+          round. So a dead client is asked ever less often, and no client is lost to two bad rounds. A client that
+          completes a round without a loss counts as failed. A spare keeps its loss, unless it reports a new one.
         * Models are averaged without weights, as in the paper; the strategy's ``averaging="fedpdp"`` weighs them by
           their examples.
-        * The rounds of a common warm-up of all selectors tell losses too.
+        * In a common warm-up of all selectors losses are reported too.
         * Sizes come by ``inform(clients, num_examples=...)``; a client of unknown size counts as one of average size.
-        * Equal losses, as those of clients never heard of, are decided at random. With fewer than d clients available
+        * Ties, as among clients never chosen, are broken at random. With fewer than d clients available
           all are candidates.
 
     Args:
@@ -217,7 +218,7 @@ class RPowD(Candidates):
     >>> import numpy as np
     >>> selector = RPowD(clients_per_round=1, candidates=3, seed=0)
     >>> for loss in (0.3, 2.1, 0.9):
-    ...     chosen = selector.select(np.arange(3))  # three times somebody new
+    ...     chosen = selector.select(np.arange(3))  # three times a client not seen yet
     ...     selector.observe(RoundReport(clients=chosen, completed=[True], latency=[1.0], train_loss=[loss]))
     >>> losses = selector.state_dict()["loss"]
     >>> losses[selector.select(np.arange(3))]
@@ -241,8 +242,8 @@ class RPowD(Candidates):
 
     def _observe(self, report: RoundReport) -> None:
         k, loss = report.clients, np.asarray(report.train_loss)
-        told = report.completed & np.isfinite(loss)
-        self._loss[k[told]] = loss[told]  # proxy for F_k(w), step 2
+        reported = report.completed & np.isfinite(loss)
+        self._loss[k[reported]] = loss[reported]  # proxy for F_k(w), step 2
         self._last_until[k[report.completed]] = 0
         again = k[repeated_failures(self._failures, report)]
         self._last_until[again] = self.round + 2 ** np.minimum(self._failures[again], MOST_DOUBLINGS)

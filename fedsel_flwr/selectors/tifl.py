@@ -1,4 +1,4 @@
-"""TiFL: a tier of equally fast clients a round, more often one on which the model is worse (Chai et al.)."""
+"""TiFL: a tier of equally fast clients each round, more often a tier with low accuracy (Chai et al.)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from fedsel_flwr.selectors.base import Probe, Selector
 from fedsel_flwr.selectors.round_report import RoundReport
 
 ATTEMPTS = 5
-"""How often a client is profiled before it counts as one that does not answer."""
+"""Attempts to profile a client, after which it counts as one that does not answer."""
 
 
 class TiFL(Selector):
-    """Parts the clients into tiers by their latency, draws a tier and then the round's clients from it.
+    """Sorts the clients into tiers by their latency, draws a tier, and draws the round's clients from it.
 
     ============  ======================  ============================================================
     paper         here                    meaning
     ============  ======================  ============================================================
-    RT_i          ``_profile``            client i's latency in its profiling round; -1 where unknown
+    RT_i          ``_profile``            client i's latency in its profiling round; -1 if unknown
     T             ``tiers``               number of tiers, the fastest is the first
     Credits_t     ``_credits``            rounds that tier t may still be drawn
     NewProbs      ``_weight``             the tiers' chances, not normalized
@@ -32,25 +32,25 @@ class TiFL(Selector):
     ============  ======================  ============================================================
 
     Deviations:
-        * Profiling is the training of the opening rounds: while clients that were never tried are available, they are
-          taken first, at random; the round is filled up with others. The paper profiles before it trains. A newcomer
-          is profiled the same way, and the tiers are cut anew.
-        * A common warm-up of all selectors profiles everybody at once, without a tier and without a credit; the rounds
-          of the interval are counted from its end, and so the first accuracies are asked for there.
-        * A client that fails its profiling round stays untried, up to five attempts. After the fifth it is in no tier
-          and comes last, when a round cannot be filled without; if it completes then, it has its profile.
-        * On the server's clock a client's first time contains the start of its process. It is no profile: the client is
-          profiled in one more round.
+        * Profiling is the training of the opening rounds: available clients without a profile are
+          taken first, at random, and others fill the round. The paper profiles before it trains. A newcomer is profiled
+          the same way, and the tiers are formed again.
+        * A common warm-up of all selectors profiles all clients at once, without a tier and a credit. The rounds of
+          the interval count from its end, where the first accuracies are asked for.
+        * A client that fails its profiling round is profiled again, up to five attempts. After the fifth it is in no
+          tier and comes last, if a round cannot be filled otherwise. If it completes then, it has its profile.
+        * On the server's clock a client's first time contains the start of its process. So it is no profile, and the
+          client is profiled in one more round.
         * A spare is profiled as any other client if it answered. If it has not, its profile is at least the time that
           the server waited.
         * The tiers are parts of equal number, by latency; the paper cuts a histogram.
-        * A_t is the mean over the tier's clients of their accuracies on their test data, a probe of everybody every I
-          rounds, whose time and energy are charged; its change is taken over the clients that answered both times.
-        * The new chance of a tier is in proportion to 1 - A_t; the paper leaves its function open. A tier of which
-          nothing is known counts as an average one.
-        * A tier of which nobody is available is not drawn. One with fewer than m available is filled up at random
-          with clients of the others; the paper's tiers are large enough.
-        * Where no tier with credits is left, every tier gets its credits anew. A credit is spent when the round is
+        * A_t is the mean over the tier's clients of their accuracies on their test data, a probe of all clients every
+          I rounds, whose time and energy are charged. Its change is taken over the clients that answered both times.
+        * The new chance of a tier is in proportion to 1 - A_t; the paper leaves its function open. A tier without
+          an answer counts as an average one.
+        * A tier without available clients is not drawn. If a tier has fewer than m of them, random clients of the other
+          tiers fill the round; the paper's tiers are large enough.
+        * If no tier with credits is left, every tier gets its credits again. A credit is spent when the round is
           observed. Without ``credits`` there is no limit.
 
     Args:
@@ -68,7 +68,7 @@ class TiFL(Selector):
 
     >>> import numpy as np
     >>> selector = TiFL(clients_per_round=2, tiers=2, seed=0)
-    >>> for _ in range(2):  # everybody is profiled
+    >>> for _ in range(2):  # all clients are profiled
     ...     chosen = selector.select(np.arange(4))
     ...     selector.observe(RoundReport(clients=chosen, completed=[True] * 2, latency=chosen + 1.0))
     >>> sorted({tuple(selector.select(np.arange(4)).tolist()) for _ in range(50)})
@@ -85,8 +85,10 @@ class TiFL(Selector):
     free_state: ClassVar[dict[str, tuple[type, tuple[int, ...]]]] = {"_weight": (float, ()), "_credits": (int, ())}
 
     _profile: FloatArray
-    _attempts: IntArray  # to profile a client, failed ones
-    _accuracy: FloatArray  # -1 where unknown, as before the interval
+    # Failed attempts to profile a client.
+    _attempts: IntArray
+    # Of the last interval and of the one before; -1 if unknown.
+    _accuracy: FloatArray
     _before: FloatArray
 
     def __init__(
@@ -103,8 +105,10 @@ class TiFL(Selector):
         self.credits = None if credits is None else _by_tier(credits, self.tiers)
         self._weight: FloatArray = np.ones(self.tiers)  # Algorithm 2, equal at first
         self._credits: IntArray = np.array(self.credits or [0] * self.tiers, dtype=np.int64)  # Algorithm 2
-        self._tier = -1  # of the round chosen last; -1 where it was for profiling
-        self._asked_in = 0  # the round before which accuracies were asked for last
+        # The tier of the round chosen last; -1 if the round was for profiling.
+        self._tier = -1
+        # The round before which accuracies were asked for last.
+        self._asked_in = 0
 
     def _check_loaded(self, loaded: Mapping[str, Any]) -> None:
         for name in ("_weight", "_credits"):
@@ -117,6 +121,7 @@ class TiFL(Selector):
         upcoming = self.round + 1
         if self.own_round % self.interval:  # Algorithm 2, r % I
             return None
+        # A second probe before the same round must not take this round's answers for the previous ones.
         if self._asked_in != upcoming:
             self._before[available], self._accuracy[available] = self._accuracy[available], -1.0
             self._asked_in = upcoming
@@ -127,12 +132,13 @@ class TiFL(Selector):
         tier = tier_of[shuffled]
         if self._asked_in == self.round and self._tier >= 0:
             self._change_chances(tier_of)
-        tried = self._is_profiled()
-        if tried[available].all():
+        profiled = self._is_profiled()
+        if profiled[available].all():
             self._tier = self._draw_tier(np.bincount(tier[tier >= 0], minlength=self.tiers) > 0)
         else:
             self._tier = -1
-        rank = np.select([~tried[shuffled], tier < 0, tier == self._tier], [0, 3, 1], default=2)
+        # Clients to profile first, then the tier, then other tiers, then clients without a profile.
+        rank = np.select([~profiled[shuffled], tier < 0, tier == self._tier], [0, 3, 1], default=2)
         return shuffled[np.argsort(rank, kind="stable")][: self.asked_per_round]  # Algorithm 2, |C| of the tier
 
     def _observe(self, report: RoundReport) -> None:
@@ -151,11 +157,11 @@ class TiFL(Selector):
             self._accuracy[clients[known]] = columns["local_accuracy"][known]
 
     def _is_profiled(self) -> BoolArray:
-        """Who need not be profiled any more, shape (K,)."""
+        """Return whether each client needs no further profiling, shape (K,)."""
         return (self._profile >= 0) | (self._attempts >= ATTEMPTS)
 
     def _tiers(self) -> IntArray:
-        """The tier of every client, shape (K,); -1 without a profile."""
+        """Return the tier of every client, shape (K,); -1 without a profile."""
         profiled = np.flatnonzero(self._profile >= 0)
         order = profiled[np.argsort(self._profile[profiled], kind="stable")]
         tier = np.full(self._profile.size, -1, dtype=np.int64)
@@ -164,13 +170,14 @@ class TiFL(Selector):
         return tier
 
     def _draw_tier(self, here: BoolArray) -> int:
-        """A tier of those with somebody ``here``, shape (tiers,); -1 if there is none."""
+        """Draw a tier among those with available clients (``here``, shape (tiers,)); -1 if there is none."""
         if not here.any():
             return -1
         if self.credits is not None and not (here & (self._credits > 0)).any():
             self._credits[:] = self.credits
         allowed = here & (self._credits > 0) if self.credits is not None else here
         chance = self._weight * allowed
+        # Every allowed tier may have weight 0, if the accuracies are 1.
         chance = chance if chance.any() else allowed.astype(np.float64)
         return int(self._generator.choice(self.tiers, p=chance / chance.sum()))  # Algorithm 2, NewProbs
 
@@ -185,7 +192,7 @@ class TiFL(Selector):
         self._weight = weight if weight.any() else np.ones(self.tiers)
 
     def _means(self, tier_of: IntArray) -> FloatArray:
-        """A_t of each tier, shape (tiers,), NaN where unknown; one at least is known."""
+        """Return A_t of each tier, shape (tiers,), NaN if unknown; at least one is known."""
         known = (tier_of >= 0) & (self._accuracy >= 0)
         count = np.bincount(tier_of[known], minlength=self.tiers)
         total = np.bincount(tier_of[known], weights=self._accuracy[known], minlength=self.tiers)
@@ -195,5 +202,7 @@ class TiFL(Selector):
 def _by_tier(credits: int | Sequence[int], tiers: int) -> tuple[int, ...]:
     given = list(credits) if isinstance(credits, Sequence | np.ndarray) else [credits] * tiers
     if len(given) != tiers:
-        raise ParameterError(f"credits must be one number, or one for each of the {tiers} tiers, got {credits!r}")
+        raise ParameterError(
+            f"credits must be one number for each of the {tiers} tiers, got {credits!r}. Give {tiers} numbers, or one"
+        )
     return tuple(whole("every one of credits", number, 1) for number in given)

@@ -324,7 +324,7 @@ def test_infeasible_fairness_from_sizes_is_refused_when_known() -> None:
 def test_a_scale_above_one_is_refused_by_its_own_name() -> None:
     """phi = 1 is taken; above it nobody gave a ``fairness`` to lower."""
     build(fairness_scale=1.0).select(np.arange(4))
-    said = r"^selector 'cs-ucb-q': fairness_scale must be at most 1, got 1\.5: .* the sum \d.*, but only m = \d clients"
+    said = r"^selector 'cs-ucb-q': fairness_scale must be at most 1, got 1\.5"
     with pytest.raises(ValueError, match=said):
         build(fairness_scale=1.5)
 

@@ -223,7 +223,7 @@ def test_asked_twice_before_a_round_the_former_accuracies_stay() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"credits": (1, 2)}, r"credits must be one number, or one for each of the 3 tiers, got \(1, 2\)"),
+        ({"credits": (1, 2)}, r"credits must be one number for each of the 3 tiers, got \(1, 2\)"),
         ({"credits": 0}, "credits must be a whole number of at least 1"),
         ({"tiers": 0}, "tiers must be"),
         ({"interval": 0}, "interval must be"),
