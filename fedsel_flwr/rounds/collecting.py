@@ -163,7 +163,7 @@ class Collector:
                 for row, node in round.chosen.items()
                 for problem in results[node].problems[: -1 if results[node].spare else None]  # others were earlier
             ],
-            modelled=self.modelled,
+            simulated=self.modelled,
         )
         counted = np.array([result.num_examples > 0 for result in results.values()], dtype=np.bool_)
         self._enrolment.reported(round.rows, np.where(counted, claimed, 0))
