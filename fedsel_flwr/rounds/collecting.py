@@ -109,7 +109,7 @@ class Collector:
                 # the last problem of a spare says that others were earlier, which is no fault
                 for problem in results[node].problems[: -1 if results[node].spare else None]
             ],
-            modelled=self.modelled,
+            simulated=self.modelled,
         )
         # the claims themselves, not what they count as: the limit follows the median of the claims
         counted = np.array([result.num_examples > 0 for result in results.values()], dtype=np.bool_)

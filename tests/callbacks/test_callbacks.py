@@ -106,7 +106,7 @@ def test_a_library_that_is_not_installed_is_named(
     for name in [name for name in sys.modules if name.split(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(RunError, match=rf"needs {package}, which is not installed .*: pip install {package}$"):
+    with pytest.raises(RunError, match=rf"needs {package}, .*pip install {package}$"):
         make()
 
 
