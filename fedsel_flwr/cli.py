@@ -283,14 +283,14 @@ def _plan(args: argparse.Namespace) -> Plan:
 
     from fedsel_flwr.simulations.comparisons.contenders import every_selector
     from fedsel_flwr.simulations.comparisons.plan import Plan
-    from fedsel_flwr.simulations.on_flower.ray_resources import Where
+    from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 
     left_out: dict[str, str] = {}
     if everybody:
         named, left_out = every_selector(scenario)
     return Plan.of(
         scenario, named, seeds=seeds, engine=scenario.engine, reference=getattr(args, "reference", None),
-        rounds_on_flower=getattr(args, "rounds_on_flower", 0), where=Where(**where_of(args)),
+        rounds_on_flower=getattr(args, "rounds_on_flower", 0), where=RayResources(**where_of(args)),
         device=args.device or "cpu", processes=args.processes, left_out=left_out, checkpoints=checkpoints,
         jobs=1 if (jobs := getattr(args, "jobs", None)) is None else jobs,
     )  # fmt: skip
@@ -299,9 +299,9 @@ def _plan(args: argparse.Namespace) -> Plan:
 def _plan_of(folder: Path, args: argparse.Namespace) -> Plan:
     """What was begun in a folder, to be run where the command line says."""
     from fedsel_flwr.simulations.comparisons.plan import Plan
-    from fedsel_flwr.simulations.on_flower.ray_resources import Where
+    from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 
-    elsewhere: dict[str, Any] = {"where": Where(**given)} if (given := where_of(args)) else {}
+    elsewhere: dict[str, Any] = {"where": RayResources(**given)} if (given := where_of(args)) else {}
     named = ("device", "processes", "jobs")
     elsewhere |= {key: value for key in named if (value := getattr(args, key, None)) is not None}
     elsewhere |= {"trust": args.trust, "checkpoint_dir": getattr(args, "checkpoint_dir", None), "command": args.typed}

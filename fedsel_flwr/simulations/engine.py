@@ -38,10 +38,10 @@ from fedsel_flwr.simulations.existing_runs import (
 from fedsel_flwr.simulations.fingerprints import Fingerprints, code_of, fingerprints
 from fedsel_flwr.simulations.logs import silent
 from fedsel_flwr.simulations.on_flower.app import ScenarioApp
-from fedsel_flwr.simulations.on_flower.building import given_or_made, make_strategy
-from fedsel_flwr.simulations.on_flower.driving import count_nodes, run_rounds
-from fedsel_flwr.simulations.on_flower.ray_resources import Where, check_device
-from fedsel_flwr.simulations.on_flower.ray_session import Session
+from fedsel_flwr.simulations.on_flower.building import make_strategy, resolve_strategy
+from fedsel_flwr.simulations.on_flower.driving import run_rounds, wait_for_nodes
+from fedsel_flwr.simulations.on_flower.ray_resources import RayResources, check_device
+from fedsel_flwr.simulations.on_flower.ray_session import RaySession
 from fedsel_flwr.simulations.parallelism import Staff, check_processes
 from fedsel_flwr.simulations.results import RunFolder, RunResult, worked_out
 from fedsel_flwr.simulations.scenario import Scenario
@@ -53,7 +53,7 @@ ENGINES = ("ray", "vectorized")
 """What can run a scenario."""
 
 
-def check_engine(scenario: Scenario, where: Where, device: str = "cpu", rounds_on_flower: int = 0) -> None:
+def check_engine(scenario: Scenario, where: RayResources, device: str = "cpu", rounds_on_flower: int = 0) -> None:
     """Refuse a scenario that its engine cannot run, or where.
 
     Args:
@@ -69,10 +69,10 @@ def check_engine(scenario: Scenario, where: Where, device: str = "cpu", rounds_o
         check_vectorized(scenario)
         check_device(device)
         if rounds_on_flower == 0:
-            if where.asked:
+            if where.non_default:
                 raise ParameterError(
-                    f"{where.asked[0]} is for Ray, but the vectorized engine runs in one process: choose the engine "
-                    "'ray', or leave it out"
+                    f"{where.non_default[0]} is for Ray, but the vectorized engine runs in one process: choose the "
+                    "engine 'ray', or leave it out"
                 )
             return
     elif device != "cpu":
@@ -212,7 +212,7 @@ def simulate(
         )
     if engine is not None:
         scenario = scenario.model_copy(update={"engine": one_of("engine", engine, ENGINES)})
-    where = Where(num_cpus, num_gpus, client_cpus, client_gpus, ray_address)
+    where = RayResources(num_cpus, num_gpus, client_cpus, client_gpus, ray_address)
     if not isinstance(processes, Staff):
         check_processes(scenario, processes, device)
     check_engine(scenario, where, device)
@@ -253,10 +253,10 @@ def simulate(
     if finished is not None and not again:
         keeping.finished()  # it may have been cut off before they were removed
         return finished
-    session = Session(where, WaitNotice("Starting Ray", "Ray started", tell=on_wait, quiet=quiet))
+    session = RaySession(where, WaitNotice("Starting Ray", "Ray started", tell=on_wait, quiet=quiet))
     run = partial(_run, world, device=device, session=session, quiet=quiet, processes=processes, keeping=keeping)
     if folder is None:
-        made = given_or_made(world, strategy, on_round, selector, keeping.options(scenario, selector), should_stop)
+        made = resolve_strategy(world, strategy, on_round, selector, keeping.options(scenario, selector), should_stop)
         keeping.begin(made, world, prints)
         result = replace(run(made), fingerprints=prints)
         rows = made.history.clients
@@ -296,7 +296,7 @@ def _run(
     strategy: Any,
     *,
     device: str,
-    session: Session,
+    session: RaySession,
     quiet: bool,
     processes: int | Staff | None,
     keeping: Keeping,
@@ -312,13 +312,13 @@ def _run(
 
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
-        session.attend(grid)
+        session.watch_grid(grid)
         try:
-            with session.stopping(strategy):
-                count_nodes(grid, scenario)
+            with session.watch_strategy(strategy):
+                wait_for_nodes(grid, scenario)
                 results.append(run_rounds(grid, world, strategy))
         finally:
-            session.ending()
+            session.expect_shutdown()
 
     try:
         with silent(quiet):
@@ -343,7 +343,7 @@ class _Constant:
         return self.scenario
 
 
-def _run_on_flower(server_app: ServerApp, client_app: ClientApp, num_supernodes: int, session: Session) -> None:
+def _run_on_flower(server_app: ServerApp, client_app: ClientApp, num_supernodes: int, session: RaySession) -> None:
     """Flower's simulation, on a cluster or on Ray of its own.
 
     This process connects to Ray itself, before Flower's threads start: they would go on after a failure.
@@ -357,7 +357,7 @@ def _run_on_flower(server_app: ServerApp, client_app: ClientApp, num_supernodes:
     )
 
 
-def run_simulation(*, session: Session, **kwargs: Any) -> None:
+def run_simulation(*, session: RaySession, **kwargs: Any) -> None:
     """Flower's ``run_simulation`` within a session of Ray."""
     with session.open():
         flower.run_simulation(**kwargs)

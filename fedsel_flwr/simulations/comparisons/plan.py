@@ -42,7 +42,7 @@ from fedsel_flwr.simulations.on_flower.building import (
     make_availability,
     make_strategy,
 )
-from fedsel_flwr.simulations.on_flower.ray_resources import Where
+from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 from fedsel_flwr.simulations.parallelism import Staff, check_processes
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
@@ -76,7 +76,7 @@ class Plan:
     reference: str | None
     rounds_on_flower: int
     processes: int | None = None
-    where: Where = field(default_factory=Where)
+    where: RayResources = field(default_factory=RayResources)
     device: str = "cpu"
     left_out: Mapping[str, str] = field(default_factory=dict)
     checkpoints: Mapping[str, Any] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class Plan:
         reference: str | None = None,
         rounds_on_flower: int = 0,
         processes: int | None = None,
-        where: Where | None = None,
+        where: RayResources | None = None,
         device: str = "cpu",
         left_out: Mapping[str, str] | None = None,
         checkpoints: Mapping[str, Any] | None = None,
@@ -107,7 +107,7 @@ class Plan:
         if engine not in ENGINES:
             raise ParameterError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
         scenario = scenario.model_copy(update={"engine": engine})
-        where = where or Where()
+        where = where or RayResources()
         processes = check_processes(scenario, processes, device)
         check_engine(scenario, where, device, rounds_on_flower)
         jobs = check_jobs(scenario, jobs, device)
@@ -165,7 +165,7 @@ class Plan:
             engine=changed.engine,
             **{key: said[key] for key in ("reference", "rounds_on_flower", "left_out", "checkpoints") if key in said},
             **{"device": said.get("device", "cpu"), "processes": said.get("processes"), "jobs": said.get("jobs", 1)}
-            | {"where": Where(**said.get("where", {}))}
+            | {"where": RayResources(**said.get("where", {}))}
             | where,
         )
 
@@ -185,7 +185,7 @@ class Plan:
             "reference": self.reference,
             "rounds_on_flower": self.rounds_on_flower,
             "left_out": dict(self.left_out),
-            "where": {name: getattr(self.where, name) for name in self.where.asked},
+            "where": {name: getattr(self.where, name) for name in self.where.non_default},
             "device": self.device,
             "processes": self.processes,
             "jobs": self.jobs,
@@ -226,7 +226,7 @@ class Plan:
             write_plan(folder, self.said() | named | {FINGERPRINTS: made_of})
             options = {"resume": resume, "replay": replay, **self.checkpoints, **options}
         on_flower: History | None = None
-        on_ray = options | {name: getattr(self.where, name) for name in self.where.asked}
+        on_ray = options | {name: getattr(self.where, name) for name in self.where.non_default}
         runs = [
             Job(one.scenario(self.scenario, seed), one, self._place(folder, one, seed, single))
             for seed, one in itertools.product(self.seeds, self.them)
