@@ -285,14 +285,14 @@ def _plan(args: argparse.Namespace) -> Plan:
 
     from fedsel_flwr.simulations.comparisons.contenders import runnable_selectors
     from fedsel_flwr.simulations.comparisons.plan import Plan
-    from fedsel_flwr.simulations.on_flower.ray_resources import Where
+    from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 
     left_out: dict[str, str] = {}
     if everybody:
         named, left_out = runnable_selectors(scenario)
     return Plan.of(
         scenario, named, seeds=seeds, engine=scenario.engine, reference=getattr(args, "reference", None),
-        rounds_on_flower=getattr(args, "rounds_on_flower", 0), where=Where(**ray_options_of(args)),
+        rounds_on_flower=getattr(args, "rounds_on_flower", 0), where=RayResources(**ray_options_of(args)),
         device=args.device or "cpu", processes=args.processes, left_out=left_out, checkpoints=checkpoints,
         jobs=1 if (jobs := getattr(args, "jobs", None)) is None else jobs,
     )  # fmt: skip
@@ -301,9 +301,9 @@ def _plan(args: argparse.Namespace) -> Plan:
 def _plan_of(folder: Path, args: argparse.Namespace) -> Plan:
     """What was begun in a folder, to be run where the command line says."""
     from fedsel_flwr.simulations.comparisons.plan import Plan
-    from fedsel_flwr.simulations.on_flower.ray_resources import Where
+    from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 
-    elsewhere: dict[str, Any] = {"where": Where(**given)} if (given := ray_options_of(args)) else {}
+    elsewhere: dict[str, Any] = {"where": RayResources(**given)} if (given := ray_options_of(args)) else {}
     named = ("device", "processes", "jobs")
     elsewhere |= {key: value for key in named if (value := getattr(args, key, None)) is not None}
     elsewhere |= {"trust": args.trust, "checkpoint_dir": getattr(args, "checkpoint_dir", None), "command": args.typed}

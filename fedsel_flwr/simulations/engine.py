@@ -35,10 +35,10 @@ from fedsel_flwr.simulations.existing_runs import (
 from fedsel_flwr.simulations.fingerprints import Fingerprints, code_fingerprints, fingerprints
 from fedsel_flwr.simulations.logs import silent
 from fedsel_flwr.simulations.on_flower.app import ScenarioApp
-from fedsel_flwr.simulations.on_flower.building import given_or_made, make_strategy
-from fedsel_flwr.simulations.on_flower.driving import count_nodes, run_rounds
-from fedsel_flwr.simulations.on_flower.ray_resources import Where, check_device
-from fedsel_flwr.simulations.on_flower.ray_session import Session
+from fedsel_flwr.simulations.on_flower.building import make_strategy, resolve_strategy
+from fedsel_flwr.simulations.on_flower.driving import run_rounds, wait_for_nodes
+from fedsel_flwr.simulations.on_flower.ray_resources import RayResources, check_device
+from fedsel_flwr.simulations.on_flower.ray_session import RaySession
 from fedsel_flwr.simulations.parallelism import WorkerPool, check_processes
 from fedsel_flwr.simulations.results import RunFolder, RunResult, derived_tables
 from fedsel_flwr.simulations.scenario import Scenario
@@ -154,7 +154,7 @@ def simulate(
         )
     if engine is not None:
         scenario = scenario.model_copy(update={"engine": one_of("engine", engine, ENGINES)})
-    where = Where(num_cpus, num_gpus, client_cpus, client_gpus, ray_address)
+    where = RayResources(num_cpus, num_gpus, client_cpus, client_gpus, ray_address)
     if not isinstance(processes, WorkerPool):
         check_processes(scenario, processes, device)
     check_engine(scenario, where, device)
@@ -198,12 +198,14 @@ def simulate(
         # The earlier process may have been killed between the result and this.
         checkpoints.discard()
         return finished
-    session = Session(where, WaitNotice("Starting Ray", "Ray started", tell=on_wait, quiet=quiet))
+    session = RaySession(where, WaitNotice("Starting Ray", "Ray started", tell=on_wait, quiet=quiet))
     run = partial(
         _run, world, device=device, session=session, quiet=quiet, processes=processes, checkpoints=checkpoints
     )
     if folder is None:
-        made = given_or_made(world, strategy, on_round, selector, checkpoints.options(scenario, selector), should_stop)
+        made = resolve_strategy(
+            world, strategy, on_round, selector, checkpoints.options(scenario, selector), should_stop
+        )
         checkpoints.attach(made, world, prints)
         result = replace(run(made), fingerprints=prints)
         rows = made.history.clients
@@ -248,7 +250,7 @@ def _run(
     strategy: Any,
     *,
     device: str,
-    session: Session,
+    session: RaySession,
     quiet: bool,
     processes: int | WorkerPool | None,
     checkpoints: CheckpointPlan,
@@ -266,13 +268,13 @@ def _run(
 
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
-        session.attend(grid)
+        session.watch_grid(grid)
         try:
-            with session.stopping(strategy):
-                count_nodes(grid, scenario)
+            with session.watch_strategy(strategy):
+                wait_for_nodes(grid, scenario)
                 results.append(run_rounds(grid, world, strategy))
         finally:
-            session.ending()
+            session.expect_shutdown()
 
     try:
         with silent(quiet):
@@ -298,7 +300,7 @@ class SameScenario:
         return self.scenario
 
 
-def _run_on_flower(server_app: ServerApp, client_app: ClientApp, num_supernodes: int, session: Session) -> None:
+def _run_on_flower(server_app: ServerApp, client_app: ClientApp, num_supernodes: int, session: RaySession) -> None:
     """Run Flower's simulation, on a cluster or on Ray of its own.
 
     This process connects to Ray itself, before Flower's threads start: they would keep running after a failure.
@@ -312,13 +314,13 @@ def _run_on_flower(server_app: ServerApp, client_app: ClientApp, num_supernodes:
     )
 
 
-def run_simulation(*, session: Session, **kwargs: Any) -> None:
+def run_simulation(*, session: RaySession, **kwargs: Any) -> None:
     """Run Flower's ``run_simulation`` within a session of Ray."""
     with session.open():
         flower.run_simulation(**kwargs)
 
 
-def check_engine(scenario: Scenario, where: Where, device: str = "cpu", rounds_on_flower: int = 0) -> None:
+def check_engine(scenario: Scenario, where: RayResources, device: str = "cpu", rounds_on_flower: int = 0) -> None:
     """Refuse a scenario that its engine cannot run, and resources that it cannot use.
 
     Args:
@@ -334,10 +336,10 @@ def check_engine(scenario: Scenario, where: Where, device: str = "cpu", rounds_o
         check_vectorized(scenario)
         check_device(device)
         if rounds_on_flower == 0:
-            if where.asked:
+            if where.non_default:
                 raise ParameterError(
-                    f"{where.asked[0]} is for Ray, but the vectorized engine runs in one process. Choose the engine "
-                    "'ray', or leave it out"
+                    f"{where.non_default[0]} is for Ray, but the vectorized engine runs in one process. Choose the "
+                    "engine 'ray', or leave it out"
                 )
             return
     elif device != "cpu":

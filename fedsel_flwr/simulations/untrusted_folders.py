@@ -21,7 +21,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.references import is_reference
 from fedsel_flwr.rounds.untrusted import one_line, shown
-from fedsel_flwr.simulations.on_flower.ray_resources import Where
+from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import REFERENCE_KEYS
 from fedsel_flwr.simulations.scenario_tables import Count, CountOrZero, Table
@@ -182,13 +182,13 @@ def _unique(names: list[Any]) -> list[Any]:
 
 def _read_where(given: Any) -> Any:
     # A plain dataclass: by itself pydantic would pass over unknown keys.
-    if isinstance(given, Where):
+    if isinstance(given, RayResources):
         return given
     if not isinstance(given, Mapping):
         raise ValueError("expected an object")
-    if unknown := sorted(given.keys() - Where.__dataclass_fields__.keys()):
-        raise ValueError(f"unknown key {shown(unknown[0])}; allowed are {', '.join(Where.__dataclass_fields__)}")
-    return Where(**given)
+    if unknown := sorted(given.keys() - RayResources.__dataclass_fields__.keys()):
+        raise ValueError(f"unknown key {shown(unknown[0])}; allowed are {', '.join(RayResources.__dataclass_fields__)}")
+    return RayResources(**given)
 
 
 def _writable(scenario: Scenario) -> Scenario:
@@ -231,7 +231,7 @@ class PlanTable(Table):
     reference: Label | None = None
     rounds_on_flower: CountOrZero = 0
     left_out: dict[Label, str] = Field(default_factory=dict)
-    where: Annotated[Where, BeforeValidator(_read_where)] = Where()
+    where: Annotated[RayResources, BeforeValidator(_read_where)] = RayResources()
     device: str = "cpu"
     processes: Count | None = None
     jobs: Count = 1

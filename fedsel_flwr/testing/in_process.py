@@ -31,7 +31,7 @@ from flwr.common import (
 from flwr.server.client_manager import SimpleClientManager
 from flwr.serverapp import Grid
 
-from fedsel_flwr.flower import ClientProxy, identity
+from fedsel_flwr.flower import ClientProxy, task_identity
 
 Model = list[npt.NDArray[Any]]
 Fit = Callable[[Model, dict[str, Any]], tuple[Model, int, dict[str, Any]]]

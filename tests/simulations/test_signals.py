@@ -58,7 +58,7 @@ import signal, sys
 from types import SimpleNamespace
 from ray._private import utils
 from fedsel_flwr.simulations.on_flower import ray_session
-from fedsel_flwr.simulations.on_flower.ray_resources import Where
+from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 
 def init(**options):
     utils.set_sigterm_handler(lambda *_: sys.exit(15))
@@ -67,7 +67,7 @@ def init(**options):
 during, ours = [], lambda *_: None
 for handler in (ours, signal.SIG_DFL):
     signal.signal(signal.SIGTERM, handler)
-    ray_session._start(SimpleNamespace(init=init), Where(num_cpus=1), None)
+    ray_session._start(SimpleNamespace(init=init), RayResources(num_cpus=1), None)
     print(during[-1] is handler, signal.getsignal(signal.SIGTERM) is handler)
 """
 

@@ -14,7 +14,7 @@ from fedsel_flwr.simulations.comparisons.contenders import ALL, SelectorLike, ru
 from fedsel_flwr.simulations.comparisons.parallel_runs import StartRun, Update
 from fedsel_flwr.simulations.comparisons.plan import Plan
 from fedsel_flwr.simulations.comparisons.plan_files import read_plan
-from fedsel_flwr.simulations.on_flower.ray_resources import Where
+from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.worlds.ingredients import MakeModel, OwnParts, as_data
 
@@ -114,7 +114,7 @@ def compare(
         rounds_on_flower=rounds_on_flower,
         processes=processes,
         jobs=jobs,
-        where=Where(num_cpus, num_gpus, client_cpus, client_gpus, ray_address),
+        where=RayResources(num_cpus, num_gpus, client_cpus, client_gpus, ray_address),
         device=device,
         left_out=left_out,
         checkpoints={} if checkpoint_every is None else {"checkpoint_every": checkpoint_every},

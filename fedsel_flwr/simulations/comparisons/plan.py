@@ -42,7 +42,7 @@ from fedsel_flwr.simulations.on_flower.building import (
     make_availability,
     make_strategy,
 )
-from fedsel_flwr.simulations.on_flower.ray_resources import Where
+from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 from fedsel_flwr.simulations.parallelism import WorkerPool, check_processes
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
@@ -82,7 +82,7 @@ class Plan:
     reference: str | None
     rounds_on_flower: int
     processes: int | None = None
-    where: Where = field(default_factory=Where)
+    where: RayResources = field(default_factory=RayResources)
     device: str = "cpu"
     left_out: Mapping[str, str] = field(default_factory=dict)
     checkpoints: Mapping[str, Any] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class Plan:
         reference: str | None = None,
         rounds_on_flower: int = 0,
         processes: int | None = None,
-        where: Where | None = None,
+        where: RayResources | None = None,
         device: str = "cpu",
         left_out: Mapping[str, str] | None = None,
         checkpoints: Mapping[str, Any] | None = None,
@@ -113,7 +113,7 @@ class Plan:
         if engine not in ENGINES:
             raise ParameterError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
         scenario = scenario.model_copy(update={"engine": engine})
-        where = where or Where()
+        where = where or RayResources()
         processes = check_processes(scenario, processes, device)
         check_engine(scenario, where, device, rounds_on_flower)
         jobs = check_jobs(scenario, jobs, device)
@@ -175,7 +175,7 @@ class Plan:
             engine=changed.engine,
             **{key: plan[key] for key in ("reference", "rounds_on_flower", "left_out", "checkpoints") if key in plan},
             **{"device": plan.get("device", "cpu"), "processes": plan.get("processes"), "jobs": plan.get("jobs", 1)}
-            | {"where": Where(**plan.get("where", {}))}
+            | {"where": RayResources(**plan.get("where", {}))}
             | where,
         )
 
@@ -195,7 +195,7 @@ class Plan:
             "reference": self.reference,
             "rounds_on_flower": self.rounds_on_flower,
             "left_out": dict(self.left_out),
-            "where": {name: getattr(self.where, name) for name in self.where.asked},
+            "where": {name: getattr(self.where, name) for name in self.where.non_default},
             "device": self.device,
             "processes": self.processes,
             "jobs": self.jobs,
@@ -241,7 +241,7 @@ class Plan:
             write_plan(folder, self.as_dict() | named | {FINGERPRINTS: fingerprints})
             options = {"resume": resume, "replay": replay, **self.checkpoints, **options}
         on_flower: History | None = None
-        on_ray = options | {name: getattr(self.where, name) for name in self.where.asked}
+        on_ray = options | {name: getattr(self.where, name) for name in self.where.non_default}
         if self.rounds_on_flower:
             title = f"{self._title(runs[0])}, with Flower on Ray"
             on_round = report_progress(title, self.rounds_on_flower, start_run, update)
