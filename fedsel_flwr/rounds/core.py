@@ -348,13 +348,13 @@ def _new_parts(
     """Return the owners of a new run."""
     s = settings
     measurer = Measurer(selector, s.validation, s.filter, s.learning_rate, s.momentum)
-    counts_everybody = s.averaging in READS_TOTAL_EXAMPLES
+    reads_total_examples = s.averaging in READS_TOTAL_EXAMPLES
     return Parts(
         selector=selector,
         roster=roster,
         roll_call=RollCall(roll_call_timeout),
         registrar=Registrar(
-            selector, roster, measurer, client_values, s.max_examples, counts_everybody=counts_everybody
+            selector, roster, measurer, client_values, s.max_examples, reads_total_examples=reads_total_examples
         ),
         probing=Probing(selector, roster, settings),
         busy=Busy(s.busy_timeout),
