@@ -105,8 +105,8 @@ class SelectionCore:
         return self.parts.registrar.max_examples()
 
     def in_simulation(self) -> None:
-        """Declare that times and failures are modelled: the log counts stragglers and dropouts once, after the run."""
-        self._collector.modelled = True
+        """Declare that times and failures are simulated: the log counts stragglers and dropouts once, after the run."""
+        self._collector.simulated = True
 
     def waits_for(self, chosen: int) -> int | None:
         """Return how many usable answers end a round of ``chosen`` clients; None: all of them."""

@@ -260,9 +260,7 @@ def test_a_full_disk_names_the_file_and_leaves_what_was_there(
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     with monkeypatch.context() as patch:
         patch.setattr(os, call, _full)
-        wanted = (
-            r"round 3: the checkpoint '.*round-000003\.json' cannot be written: No space left on device"
-        )
+        wanted = r"round 3: the checkpoint '.*round-000003\.json' cannot be written: No space left on device"
         with pytest.raises(RunError, match=wanted):
             store.write(checkpoint(3))
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
