@@ -123,7 +123,7 @@ class ColdStarts(ClientArrays):
     def _check_loaded(self, loaded: Mapping[str, Any]) -> None:
         last = loaded["_last"]
         if (last < 0).any() or np.isinf(last).any():
-            raise StateError(f"last must be seconds of at least 0, NaN where unknown, got {last!r:.80}")
+            raise StateError(f"last must be seconds of at least 0, NaN if unknown, got {last!r:.80}")
 
 
 def _own_seconds(result: ClientResult) -> float:

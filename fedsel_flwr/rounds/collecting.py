@@ -39,7 +39,7 @@ class Collector:
         cold_starts: Replaces the first time of each client.
 
     Attributes:
-        modelled: Whether a simulation draws the clients' times and failures, which are then not logged as warnings.
+        simulated: Whether a simulation draws the clients' times and failures, which are then not logged as warnings.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Collector:
         self._selector, self._settings, self._roster = selector, settings, roster
         self._registrar, self._measurer, self._identities = registrar, measurer, identities
         self._cold_starts, self._wanted = cold_starts, selector.needs & FROM_REPLY
-        self.modelled = False
+        self.simulated = False
 
     def waits_for(self, chosen: int) -> int | None:
         """Return how many of the chosen clients the round waits for; None waits for all of them.
@@ -109,7 +109,7 @@ class Collector:
                 # the last problem of a spare says that others were earlier, which is no fault
                 for problem in results[node].problems[: -1 if results[node].spare else None]
             ],
-            simulated=self.modelled,
+            simulated=self.simulated,
         )
         # the claims themselves, not what they count as: the limit follows the median of the claims
         counted = np.array([result.num_examples > 0 for result in results.values()], dtype=np.bool_)

@@ -105,8 +105,8 @@ class SelectionCore:
         return self.parts.registrar.max_examples()
 
     def in_simulation(self) -> None:
-        """Declare that times and failures are modelled: the log counts stragglers and dropouts once, after the run."""
-        self._collector.modelled = True
+        """Declare that times and failures are simulated: the log counts stragglers and dropouts once, after the run."""
+        self._collector.simulated = True
 
     def waits_for(self, chosen: int) -> int | None:
         """Return how many usable answers end a round of ``chosen`` clients; None: all of them."""
@@ -348,13 +348,13 @@ def _new_parts(
     """Return the owners of a new run."""
     s = settings
     measurer = Measurer(selector, s.validation, s.filter, s.learning_rate, s.momentum)
-    counts_everybody = s.averaging in READS_TOTAL_EXAMPLES
+    reads_total_examples = s.averaging in READS_TOTAL_EXAMPLES
     return Parts(
         selector=selector,
         roster=roster,
         roll_call=RollCall(roll_call_timeout),
         registrar=Registrar(
-            selector, roster, measurer, client_values, s.max_examples, counts_everybody=counts_everybody
+            selector, roster, measurer, client_values, s.max_examples, reads_total_examples=reads_total_examples
         ),
         probing=Probing(selector, roster, settings),
         busy=Busy(s.busy_timeout),

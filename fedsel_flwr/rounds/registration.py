@@ -81,7 +81,7 @@ class Registrar:
         roster: Connections, client ids and rows.
         measurer: Measures the first global model, for selectors that read ``accuracy``.
         client_values: Selector parameters given by client id; clients they do not cover are refused.
-        counts_everybody: Whether the averaging scheme reads :meth:`total_examples`.
+        reads_total_examples: Whether the averaging scheme reads :meth:`total_examples`.
         max_examples: Most examples that a client may claim; a larger claim counts as this number. "auto" takes four
             times the median claim. None for no limit.
     """
@@ -94,10 +94,10 @@ class Registrar:
         client_values: tuple[ClientValues, ...] = (),
         max_examples: MaxExamples | None = None,
         *,
-        counts_everybody: bool = False,
+        reads_total_examples: bool = False,
     ) -> None:
         self._selector, self._roster, self._measurer, self._client_values = selector, roster, measurer, client_values
-        self._max_examples, self._counts_everybody = max_examples, counts_everybody
+        self._max_examples, self._reads_total_examples = max_examples, reads_total_examples
         # by row: the number of examples that a client claims, 0 if unknown
         self._sizes: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self._initial_accuracy: float | None = None
@@ -107,7 +107,7 @@ class Registrar:
     @property
     def reads_properties(self) -> bool:
         """Return whether the selector or the averaging scheme reads more of a client than its id."""
-        return self._selector.takes_information or self._counts_everybody
+        return self._selector.takes_information or self._reads_total_examples
 
     def register(
         self,
