@@ -12,7 +12,7 @@ from fedsel_flwr.strategies.wrapping.paper import PaperStrategy
 class BSFL(PaperStrategy, SelectionStrategy):
     """Trades speed against even participation.
 
-    What the paper asks for:
+    The paper asks for:
         * Selector: :class:`fedsel_flwr.selectors.BSFL`, with all of its parameters.
         * Averaging: that of ``base``. Filter and validation set: none.
         * Refused: a client that ``data_weights`` does not cover, and on the virtual clock a missing ``min_latency``.

@@ -12,7 +12,7 @@ from fedsel_flwr.strategies.wrapping.paper import PaperStrategy
 class CSUCB(PaperStrategy, SelectionStrategy):
     """Trains the clients with the largest upper confidence bound on speed.
 
-    What the paper asks for:
+    The paper asks for:
         * Selector: :class:`fedsel_flwr.selectors.CSUCB`, with all of its parameters.
         * Averaging: that of ``base``. Filter and validation set: none.
         * Refused: a missing ``max_latency`` on the virtual clock.

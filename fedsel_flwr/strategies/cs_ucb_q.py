@@ -12,7 +12,7 @@ from fedsel_flwr.strategies.wrapping.paper import PaperStrategy
 class CSUCBQ(PaperStrategy, SelectionStrategy):
     """Trains fast clients under a fairness constraint.
 
-    What the paper asks for:
+    The paper asks for:
         * Selector: :class:`fedsel_flwr.selectors.CSUCBQ`, with all of its parameters.
         * Averaging: that of ``base``. Filter and validation set: none.
         * Refused: a missing ``max_latency`` on the virtual clock, ``fairness`` that does not cover a client or adds up

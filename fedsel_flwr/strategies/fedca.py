@@ -13,7 +13,7 @@ from fedsel_flwr.strategies.wrapping.adapter import Adapter
 
 
 class CombinatorialAveraging(Adapter):
-    """What FedCA asks of a strategy, in both of Flower's APIs."""
+    """FedCA's selector, filter and averaging, the same in both of Flower's APIs."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class CombinatorialAveraging(Adapter):
 class FedCA(CombinatorialAveraging, SelectionStrategy):
     """Averages the combination of the round's models that scores best on the server's examples.
 
-    What the paper asks for:
+    The paper asks for:
         * Selector: any; uniform sampling of ``clients_per_round`` clients if none is given.
         * Filter: :class:`fedsel_flwr.aggregation.filter.Filter`, which keeps the best combination (4).
         * Averaging: FedPdp of the kept models (5).
@@ -57,7 +57,7 @@ class FedCA(CombinatorialAveraging, SelectionStrategy):
         3. ``base`` configures the instructions; exactly the chosen clients get them and train.
         4. ``aggregate_fit`` drops unusable updates. The filter averages the logits of every combination of the others
            on ``validation`` and keeps the combination of the best score (4).
-        5. ``base`` averages the kept models with FedPdp's weights (5); the selector is told which were kept.
+        5. ``base`` averages the kept models with FedPdp's weights (5). The selector observes which were kept.
 
     Deviations:
         * FedPdp's weights are normalized; ``averaging="fedpdp-exact"`` is (5) as printed.

@@ -12,7 +12,7 @@ from fedsel_flwr.strategies.selection_strategy import SelectionStrategy
 
 
 class CombinatorialBandit(CombinatorialAveraging):
-    """What FedCM asks of a strategy, in both of Flower's APIs: FedCA over one of the paper's two samplings."""
+    """FedCA over one of FedCM's two samplings, the same in both of Flower's APIs."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class CombinatorialBandit(CombinatorialAveraging):
 class FedCM(CombinatorialBandit, SelectionStrategy):
     """Samples clients by how often FedCA's filter kept their models.
 
-    What the paper asks for:
+    The paper asks for:
         * Selector: :class:`~fedsel_flwr.selectors.FedCMUCB`, or :class:`~fedsel_flwr.selectors.FedCMTS`.
         * Filter, averaging and validation set: those of :class:`~fedsel_flwr.strategies.fedca.FedCA`.
         * Refused: what FedCA refuses, and an unknown ``sampler``.

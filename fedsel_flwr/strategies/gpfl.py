@@ -12,7 +12,7 @@ from fedsel_flwr.strategies.wrapping.paper import PaperStrategy
 class GPFL(PaperStrategy, SelectionStrategy):
     """Trains the clients whose gradients point in the global model's direction.
 
-    What the paper asks for:
+    The paper asks for:
         * Selector: :class:`fedsel_flwr.selectors.GPFL`, with all of its parameters.
         * Averaging: the unweighted mean of the models (section II). Filter: none.
         * Validation set: accuracy and loss of the global model after each round, for (8).

@@ -12,14 +12,15 @@ from fedsel_flwr.strategies.wrapping.paper import PaperStrategy
 class PCZFL(PaperStrategy, SelectionStrategy):
     """Trains the clients on the Pareto front of accuracy and energy.
 
-    What the paper asks for:
+    The paper asks for:
         * Selector: :class:`fedsel_flwr.selectors.PCZFL`, with all of its parameters.
         * Averaging: that of ``base``. Filter: none.
         * Validation set: the server's interview set, on which each client's model is measured.
         * Clients report ``energy_score``, or ``energy_j``, from which the score is derived.
         * Refused: a missing ``validation``, and updates that the server sees in sum only (secure aggregation).
 
-    The selector would ask a client that always fails again and again, so ``cooldown="auto"`` is on.
+    The selector itself would never stop asking a client that always fails: ``cooldown="auto"`` leaves such a client
+    out for a while.
 
     A round:
         1. ``configure_fit`` waits a bounded time for clients, and asks newcomers for their ids and energy scores. Their

@@ -35,7 +35,7 @@ from fedsel_flwr.flower import ClientProxy, task_identity
 
 Model = list[npt.NDArray[Any]]
 Fit = Callable[[Model, dict[str, Any]], tuple[Model, int, dict[str, Any]]]
-"""What a client does with the global model and the round's config, as ``fit`` of Flower's ``NumPyClient``."""
+"""A client's training on the global model with the round's config, as ``fit`` of Flower's ``NumPyClient``."""
 
 RUN, TASK, SERVER = 1, 1, 0
 """Flower's numbers of the run, of its task and of the server's node."""
@@ -87,7 +87,7 @@ class InProcessProxy(ClientProxy):
 
     Args:
         number: Its ``client_id``; its connection is named alike.
-        fit: What it does when it is asked to train.
+        fit: Its training.
     """
 
     def __init__(self, number: int, fit: Fit) -> None:
@@ -120,7 +120,7 @@ class InProcessGrid(Grid):
     """The Message API's grid over clients that are functions; each message is answered at once.
 
     Args:
-        clients: What the clients do when they are asked to train.
+        clients: The clients' training.
     """
 
     def __init__(self, clients: Sequence[Fit]) -> None:

@@ -316,7 +316,7 @@ class SelectionStrategy(Adapter, Strategy):
             getattr(self._result_so_far, kind)[number] = metrics
 
     def _cleaner(self) -> Cleaner:
-        # made for each round: under "auto" max_examples follows the clients' last claims
+        # a new one each round: under "auto" max_examples follows the clients' last claims
         return Cleaner(self.base, self.core.settings.keys, self.core.max_examples)
 
     def _decode(self, record: ArrayRecord) -> Arrays:

@@ -33,8 +33,8 @@ class PaperStrategy(Adapter):
 
     Attributes:
         selector_class: The paper's selector; a subclass sets it.
-        auto_on_server_clock: Parameters of the selector that may be left out on the server's clock, where "auto" takes
-            the observed times; a subclass may set it.
+        auto_on_server_clock: Parameters of the selector that may be left out on the server's clock, and are then
+            "auto": the observed times decide. A subclass may set it.
 
     Raises:
         ParameterError: An unknown or missing parameter, or a value out of range.
