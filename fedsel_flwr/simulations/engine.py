@@ -39,7 +39,7 @@ from fedsel_flwr.simulations.on_flower.building import make_strategy, resolve_st
 from fedsel_flwr.simulations.on_flower.driving import run_rounds, wait_for_nodes
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources, check_device
 from fedsel_flwr.simulations.on_flower.ray_session import RaySession
-from fedsel_flwr.simulations.parallelism import WorkerPool, check_processes
+from fedsel_flwr.simulations.parallelism import TrainerPool, check_processes
 from fedsel_flwr.simulations.results import RunFolder, RunResult, derived_tables
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.vectorized import check_vectorized, run_vectorized
@@ -66,7 +66,7 @@ def simulate(
     strategy: Any = None,
     selector: Selector | None = None,
     device: str = "cpu",
-    processes: int | WorkerPool | None = None,
+    processes: int | TrainerPool | None = None,
     model: MakeModel | None = None,
     data: Any = None,
     objective: Objective | None = None,
@@ -155,7 +155,7 @@ def simulate(
     if engine is not None:
         scenario = scenario.model_copy(update={"engine": one_of("engine", engine, ENGINES)})
     where = RayResources(num_cpus, num_gpus, client_cpus, client_gpus, ray_address)
-    if not isinstance(processes, WorkerPool):
+    if not isinstance(processes, TrainerPool):
         check_processes(scenario, processes, device)
     check_engine(scenario, where, device)
     _check_types(selector, objective, on_round)
@@ -252,14 +252,14 @@ def _run(
     device: str,
     session: RaySession,
     quiet: bool,
-    processes: int | WorkerPool | None,
+    processes: int | TrainerPool | None,
     checkpoints: CheckpointPlan,
 ) -> RunResult:
     """Run a scenario's world with a strategy, on the scenario's engine."""
     scenario = world.scenario
     if scenario.engine == "vectorized":
         # A pool of the caller's outlives the run.
-        own_pool = contextlib.nullcontext(processes) if isinstance(processes, WorkerPool) else WorkerPool(processes)
+        own_pool = contextlib.nullcontext(processes) if isinstance(processes, TrainerPool) else TrainerPool(processes)
         with silent(quiet), own_pool as pool:
             return run_vectorized(world, strategy, device, pool, CheckpointPace(checkpoints.share))
     # Flower's run_simulation returns nothing: the server app leaves its result here.

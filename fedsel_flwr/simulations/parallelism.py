@@ -32,13 +32,13 @@ Loading takes about a second; a compiled step saves forty microseconds.
 """
 
 
-class WorkerPool:
+class TrainerPool:
     """A pool of worker processes, and the trainers of the vectorized engine that use it.
 
     The workers start with the first trainer that needs them and end with the pool. Keep a pool over several runs, and
     they do not start again::
 
-        with WorkerPool() as pool:
+        with TrainerPool() as pool:
             for seed in range(20):
                 simulate(scenario.model_copy(update={"seed": seed}), engine="vectorized", processes=pool)
 
@@ -56,7 +56,7 @@ class WorkerPool:
         self.way = way if way is None else one_of("way", way, WAYS)
         self._helpers: Helpers | None = None
 
-    def __enter__(self) -> WorkerPool:
+    def __enter__(self) -> TrainerPool:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

@@ -34,7 +34,7 @@ from fedsel_flwr.rounds.round import Outcome
 from fedsel_flwr.rounds.untrusted import log_simulated_faults
 from fedsel_flwr.simulations.divergence import diagnose
 from fedsel_flwr.simulations.existing_runs import CheckpointPace
-from fedsel_flwr.simulations.parallelism import WorkerPool, threads_for
+from fedsel_flwr.simulations.parallelism import TrainerPool, threads_for
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.worlds.world import World
@@ -49,7 +49,7 @@ TRAINING_LOSSES = frozenset({"loss", "rms_loss"})
 
 
 def run_vectorized(
-    world: World, strategy: Any, device: str = "cpu", pool: WorkerPool | None = None, pace: CheckpointPace | None = None
+    world: World, strategy: Any, device: str = "cpu", pool: TrainerPool | None = None, pace: CheckpointPace | None = None
 ) -> RunResult:
     """Run a scenario's rounds with a strategy of the legacy API, from its checkpoint on if it has one.
 
@@ -135,9 +135,9 @@ class InProcessClients:
         model: The current global model.
     """
 
-    def __init__(self, world: World, device: str = "cpu", pool: WorkerPool | None = None) -> None:
+    def __init__(self, world: World, device: str = "cpu", pool: TrainerPool | None = None) -> None:
         self._world, self._settings = world, world.scenario.training.settings()
-        self._trainer = (pool or WorkerPool(1)).trainer(world, device)
+        self._trainer = (pool or TrainerPool(1)).trainer(world, device)
         self.nodes = frozenset(str(k) for k in range(world.scenario.num_clients))
         self.model: Arrays = []
 

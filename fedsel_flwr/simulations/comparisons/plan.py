@@ -43,7 +43,7 @@ from fedsel_flwr.simulations.on_flower.building import (
     make_strategy,
 )
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
-from fedsel_flwr.simulations.parallelism import WorkerPool, check_processes
+from fedsel_flwr.simulations.parallelism import TrainerPool, check_processes
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import replace_keys
@@ -306,7 +306,7 @@ class Plan:
     ) -> Generator[RunResult]:
         """Play one run after the other in this process."""
         # One pool for all runs: its workers start once.
-        with WorkerPool(self.processes) as pool:
+        with TrainerPool(self.processes) as pool:
             here = options if self.scenario.engine == "ray" else {**options, "processes": pool}
             for job in runs:
                 on_round = report_progress(self._title(job), job.scenario.rounds, start_run, update)
