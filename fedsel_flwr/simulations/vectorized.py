@@ -49,7 +49,11 @@ TRAINING_LOSSES = frozenset({"loss", "rms_loss"})
 
 
 def run_vectorized(
-    world: World, strategy: Any, device: str = "cpu", pool: TrainerPool | None = None, pace: CheckpointPace | None = None
+    world: World,
+    strategy: Any,
+    device: str = "cpu",
+    pool: TrainerPool | None = None,
+    pace: CheckpointPace | None = None,
 ) -> RunResult:
     """Run a scenario's rounds with a strategy of the legacy API, from its checkpoint on if it has one.
 
