@@ -279,6 +279,6 @@ def with_late_replies(proxy: ClientProxy, timeout: float | None, late: LateRepli
 
 
 def grid_of(proxies: Iterable[ClientProxy]) -> Any:
-    """Return the grid that proxies send through, all of them through the same; None if there is none."""
+    """Return the grid that proxies send through, if late replies can be fetched from it; None if there is none."""
     grids = (getattr(proxy, "grid", None) for proxy in proxies)
     return next((grid for grid in grids if hasattr(grid, "pull_messages")), None)
