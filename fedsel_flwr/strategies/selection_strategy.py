@@ -147,7 +147,7 @@ class SelectionStrategy(Adapter, Strategy):
         }
         self._timeout = next((proxy.timeout_s for proxy in self._dispatched.values()), None)
         deaf = {cid: proxy for cid, proxy in self._dispatched.items() if grid_of([proxy.proxy]) is None}
-        self.core.parts.busy.add(cid for cid in deaf if replies[cid].timed_out)  # of the others it is known
+        self.core.parts.busy.owe(cid for cid in deaf if replies[cid].timed_out)  # of the others it is known
         outcome = self.core.collect(replies)
         parameters: Parameters | None = None
         metrics: dict[str, Scalar] = {}

@@ -167,7 +167,7 @@ def ask_all(
     asked_in_vain = [cid for cid, future in futures.items() if future in done and _not_reached(future)]
     left = {*answered, *asked_in_vain}
     missed = [cid for cid, future in futures.items() if cid not in left and not future.cancelled()]
-    busy.add(missed)
+    busy.owe(missed)
     for cid in missed:
         futures[cid].add_done_callback(partial(_came_late, busy, cid))
     return {cid: futures[cid].result() for cid in answered}, missed

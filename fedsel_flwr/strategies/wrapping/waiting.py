@@ -123,7 +123,7 @@ class LateAnswers:
         with self._lock:
             for data in (message.metadata for message in messages):
                 self._owed[data.message_id] = (str(data.dst_node_id), data.created_at + data.ttl - MARGIN_S)
-                self.busy.add([str(data.dst_node_id)])
+                self.busy.owe([str(data.dst_node_id)])
 
     def look(self) -> None:
         """Fetch what has come since, in one request; none if nobody owes anything."""
