@@ -92,7 +92,7 @@ def _new(selector: Any, nodes: dict[str, int], m: int) -> tuple[Callable[[], Non
     facts = {node: {"client_id": k, "num_examples": 120} for node, k in nodes.items()}
 
     def enrol() -> None:
-        core.enroll({node: facts[node] for node in core.parts.roster.unregistered(nodes)})
+        core.register({node: facts[node] for node in core.parts.roster.unregistered(nodes)})
 
     replies = [Reply(num_examples=120, metrics=_metrics(i)) for i in range(m)]
 
@@ -114,7 +114,7 @@ def _old(selector: Any, nodes: dict[str, int], m: int) -> tuple[Callable[[], Non
     facts = {node: Introduction(client_id=k, num_examples=120) for node, k in nodes.items()}
 
     def enrol() -> None:
-        core.enroll({node: facts[node] for node in core.strangers(nodes)})
+        core.register({node: facts[node] for node in core.strangers(nodes)})
 
     def one_round(model: Any, layers: Any) -> None:
         core.strangers(nodes)

@@ -178,7 +178,7 @@ class SelectionCore:
             self.finish()
         return list(chosen.values())
 
-    def enroll(
+    def register(
         self, properties: Mapping[str, Properties], known: Mapping[str, ConnectionIdentity] | None = None
     ) -> None:
         """Enter connections into the roster; every part forgets the rows of evicted clients.
@@ -285,7 +285,7 @@ class SelectionCore:
         if known and (identities.by_claim or parts.registrar.reads_properties):
             one_first = identities.one_first(transport)
             properties = parts.roll_call.call(known, upcoming, transport.introduce, one_first=one_first)
-        self.enroll(properties, known)
+        self.register(properties, known)
 
     def _available(self, connected: Collection[str], upcoming: int) -> ConnectedClients:
         """Return the clients that are available in the next round, those above ``max_participation`` included."""

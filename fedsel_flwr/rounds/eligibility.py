@@ -108,7 +108,7 @@ class Busy:
         clock: Seconds on a clock that all processes share.
 
     >>> busy = Busy(timeout=60.0)
-    >>> busy.add(["a", "b"])
+    >>> busy.owe(["a", "b"])
     >>> busy.answered("b")
     >>> busy.free(["a", "b", "c"])
     ['b', 'c']
@@ -124,8 +124,8 @@ class Busy:
         """Return whether a connection is busy."""
         return isinstance(node, str) and self._clock() < self._until.get(node, -inf)
 
-    def add(self, nodes: Iterable[str]) -> None:
-        """Mark connections as busy, because the server gave up waiting for their answers."""
+    def owe(self, nodes: Iterable[str]) -> None:
+        """Note that connections owe an answer: the server gave up waiting for it."""
         self._until |= dict.fromkeys(nodes, self._clock() + self._timeout)
 
     def answered(self, node: str) -> None:

@@ -234,8 +234,8 @@ class Registrar:
         """Refuse clients without an entry in a parameter given by client.
 
         Raises:
-            ParameterError: Nearly always the user's mistake: in the first roll call, a client with a known id lacks an
-                entry, or all clients do.
+            ParameterError: In the first roll call, a client with a known id lacks an entry, or all clients do. That is
+                the user's mistake; a newcomer without an entry is only refused.
         """
         for values in self._client_values:
             lacking = [node for node, one in ids.items() if not values.covers(one or node)]

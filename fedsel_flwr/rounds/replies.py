@@ -148,7 +148,7 @@ def read_reply(
     problems: list[str] = []
     faulty: set[str] = set()
     lost = "" if reply.error else _LOST.get(finite_number(metrics.get(SIMULATED_FAILURE)) or 0, "")
-    # the first fault counts; the arrays come last, since their comparison is the dearest
+    # the first fault counts; the arrays come last, since comparing them costs most
     failed = reply.error or lost or _fault_in_metrics(metrics) or _fault_in_count(reply.num_examples)
     if not failed:
         failed = _fault_in_model(reply.arrays, reference, settings.max_update_norm) if fault is None else fault
@@ -194,9 +194,8 @@ def read_reply(
         if not latency.late:
             faulty.add(keys.latency)
     completed = not failed and not latency.late
-    latency_s = (
-        min(latency.seconds, settings.max_latency) if completed else settings.max_latency
-    )  # Xia (4), Ben Ami (2)
+    seconds = latency.seconds if completed else math.inf
+    latency_s = min(seconds, settings.max_latency)  # Xia (4), Ben Ami (2)
     count, claimed = (0 if failed else usable_count(reply.num_examples)), finite_number(reply.weight)
     weight = float(count) if failed or claimed is None else claimed
     if max_examples is not None and max(count, weight) > max_examples:

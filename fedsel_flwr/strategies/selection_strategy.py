@@ -184,7 +184,7 @@ class SelectionStrategy(Adapter, Strategy):
         self._timeout = next((proxy.timeout_s for proxy in self._dispatched.values()), None)
         # a client with a grid was noted as busy by the grid's own wait; nothing else knows that these still work
         without_grid = {cid: proxy for cid, proxy in self._dispatched.items() if grid_of([proxy.proxy]) is None}
-        self.core.parts.busy.add(cid for cid in without_grid if replies[cid].timed_out)
+        self.core.parts.busy.owe(cid for cid in without_grid if replies[cid].timed_out)
         # the models are measured in here, as a base may aggregate in place
         outcome = self.core.collect(replies)
         parameters: Parameters | None = None

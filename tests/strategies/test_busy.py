@@ -151,7 +151,7 @@ def test_over_selection_on_the_servers_clock_leaves_the_others_in_peace_until_th
 def test_who_is_late_in_simulated_time_has_answered() -> None:
     strategy = SelectionStrategy(_everybody(1), max_latency=0.5, round_deadline_s=0.25)
     busy = strategy.core.parts.busy
-    busy.add(["a"])
+    busy.owe(["a"])
     assert (busy.free(["a", "b"]), busy.eligible(["a", "b"]).tolist()) == (["b"], [False, True])
     other = SelectionStrategy(_everybody(1), max_latency=0.5)
     other.load_state_dict(strategy.state_dict())
@@ -179,15 +179,15 @@ def test_a_run_that_goes_on_asks_those_that_were_busy_and_takes_checkpoints_from
 def test_a_bound_passes_and_who_is_gone_owes_nothing() -> None:
     now = [0.0]
     busy = Busy(10.0, lambda: now[0])
-    busy.add(["a", "b"])
+    busy.owe(["a", "b"])
     now[0] = 9.5
-    busy.add(["b"])
+    busy.owe(["b"])
     busy.release(["b", "c"])
     assert busy.free(["a", "b", "c"]) == ["a", "c"]
     now[0] = 19.5
     assert "b" not in busy
     forever = Busy(None, lambda: now[0])
-    forever.add(["a"])
+    forever.owe(["a"])
     now[0] = 1e12
     assert "a" in forever
 

@@ -103,7 +103,7 @@ def ask_all(
     unreached = [cid for cid, f in futures.items() if f in done and isinstance(f.exception(), NotReached)]
     settled = {*answered, *unreached}
     missed = [cid for cid, future in futures.items() if cid not in settled and not future.cancelled()]
-    busy.add(missed)
+    busy.owe(missed)
     for cid in missed:
         futures[cid].add_done_callback(partial(_free_if_answered, busy, cid))
     return {cid: futures[cid].result() for cid in answered}, missed

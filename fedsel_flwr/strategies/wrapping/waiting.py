@@ -96,7 +96,7 @@ class LateReplies:
         with self._lock:
             for data in (message.metadata for message in messages):
                 self._owed[data.message_id] = (str(data.dst_node_id), data.created_at + data.ttl - EXPIRY_MARGIN_S)
-                self.busy.add([str(data.dst_node_id)])
+                self.busy.owe([str(data.dst_node_id)])
 
     def fetch(self) -> None:
         """Fetch the replies that have come since, in one request; in none if no client owes a reply."""
