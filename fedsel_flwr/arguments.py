@@ -1,4 +1,4 @@
-"""Reading the command line: what argparse leaves open, what the arguments mean, hints where a word is nearly right."""
+"""Arguments of the command line: parsing with hints for misspelt options, and their translation into settings."""
 
 from __future__ import annotations
 
@@ -15,32 +15,33 @@ from fedsel_flwr.errors import ParameterError
 
 NOT_EMPTY = ("scenario", "selector", "selectors", "seeds", "reference", "runs_dir", "data_dir", "out", "resume",
              "checkpoint_dir")  # fmt: skip
-"""Options whose value must not be empty: an unset variable of a shell would pass for a value that was never given."""
+"""Options whose value must not be empty: an unset shell variable would count as an option that was left out."""
 
-WHAT = (
+FIXED_BY_FOLDER = (
     "scenario", "overrides", "engine", "selector", "selectors", "seed", "seeds", "reference", "rounds_on_flower",
     "no_checkpoints",
 )  # fmt: skip
-"""Arguments that say what is run; the folder of a run knows them."""
+"""Arguments that a run's folder already fixes, refused with ``--resume FOLDER``."""
 
 
 def parse(
     parser: argparse.ArgumentParser, commands: Mapping[str, argparse.ArgumentParser], argv: Sequence[str] | None
 ) -> argparse.Namespace:
-    """Read the command line; what nobody knows is refused with what was meant, if that can be guessed.
+    """Parse the command line; an unknown option is refused with the nearest known one.
 
     Args:
-        parser: Of the whole command.
+        parser: Parser of the whole command line.
         commands: Name -> parser of each command.
-        argv: Without the program's name; None takes that of the process.
+        argv: Arguments without the program's name; None takes those of the process.
 
     Returns:
-        What was read; ``typed`` is the line itself.
+        The arguments; ``typed`` is the line itself.
 
     Raises:
         ParameterError: An option has an empty value, or ``--trust`` stands without ``--resume``.
-        SystemExit: With status 2, after a message, where the line cannot be read.
+        SystemExit: With status 2, after a message, if the line cannot be parsed.
     """
+    # parse_known_args, not parse_args: argparse gives no hint, and names the wrong command's usage.
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         commands[args.command].error(f"unrecognized arguments: {' '.join(unknown)}{_hint(args, unknown, commands)}")
@@ -49,15 +50,15 @@ def parse(
         values = value if isinstance(value, list) else [value]
         if any(isinstance(one, str) and not one.strip() for one in values):
             option = name if name == "scenario" else f"--{name.replace('_', '-')}"
-            raise ParameterError(f"{option} must not be empty: give a value, or leave it out")
+            raise ParameterError(f"{option} must not be empty. Give a value, or leave it out")
     if getattr(args, "trust", False) and args.resume is None:
-        raise ParameterError("--trust is for code that a folder names: give it with --resume FOLDER, or leave it out")
+        raise ParameterError("--trust is for code that a folder names. Give it with --resume FOLDER, or leave it out")
     args.typed = shlex.join(["fedsel", *(sys.argv[1:] if argv is None else argv)])
     return args
 
 
 def _hint(args: argparse.Namespace, unknown: Sequence[str], commands: Mapping[str, argparse.ArgumentParser]) -> str:
-    """The options that were probably meant, or the command that has them."""
+    """Return the options that were probably meant, or the command that has them."""
     hints = []
     for word in (one.partition("=")[0] for one in unknown if one.startswith("--")):
         elsewhere = [name for name, other in commands.items() if word in _options(other)]
@@ -73,7 +74,7 @@ def _options(parser: argparse.ArgumentParser) -> list[str]:
 
 
 def seeds_of(args: argparse.Namespace) -> int | list[int]:
-    """How many seeds, or the seeds themselves."""
+    """Return the number of seeds, or the seeds themselves."""
     given = args.seeds or "1"
     try:
         numbers = [int(part) for part in given.split(",")]
@@ -85,13 +86,13 @@ def seeds_of(args: argparse.Namespace) -> int | list[int]:
 
 
 def ray_options_of(args: argparse.Namespace) -> dict[str, Any]:
-    """What Ray is given, as far as it was said."""
+    """Return the options for Ray that were given."""
     named = ("num_cpus", "num_gpus", "client_cpus", "client_gpus", "ray_address")
     return {name: value for name in named if (value := getattr(args, name)) is not None}
 
 
 def overrides_of(args: argparse.Namespace) -> dict[str, Any]:
-    """The scenario keys that were set: dotted key -> value; None leaves the scenario's own."""
+    """Return the scenario keys that were set: dotted key -> value; None keeps the scenario's own."""
     overrides: dict[str, Any] = {"data.data_dir": args.data_dir, "rounds": args.rounds}
     overrides |= {key: getattr(args, key, None) for key in ("selector", "seed")}
     overrides["engine"] = args.engine or ("vectorized" if args.command == "compare" else None)
@@ -100,13 +101,13 @@ def overrides_of(args: argparse.Namespace) -> dict[str, Any]:
         if not equals or not key.strip():
             raise ParameterError(f"--set expects KEY=VALUE, as in training.learning_rate=0.05, got {text!r}")
         if not value.strip():
-            raise ParameterError(f"--set {text} lacks a value: give one, or leave it out to keep the scenario's")
+            raise ParameterError(f"--set {text} lacks a value. Give one, or leave it out to keep the scenario's")
         overrides[key.strip()] = _toml_value(value.strip())
     return overrides
 
 
 def _toml_value(text: str) -> Any:
-    """A number, boolean or list as TOML reads it, else the text itself."""
+    """Return a number, boolean or list as TOML reads it, else the text itself."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -114,27 +115,27 @@ def _toml_value(text: str) -> Any:
 
 
 def resumed_folder(args: argparse.Namespace) -> str | None:
-    """The folder that the command is to go on in; None where it begins a run, or is to look for the folder itself.
+    """Return the folder to resume; None if the command begins a run, or looks for the folder itself.
 
     Raises:
-        ParameterError: Something is given that the folder says already.
+        ParameterError: An argument is given that the folder fixes already.
     """
     if not isinstance(args.resume, str):
         return None
     begun = (Path(args.resume) / "plan.json").is_file()
     if getattr(args, "checkpoint_dir", None) is not None and not begun:
         raise ParameterError(
-            f"--resume {args.resume} names the folder of a run, which knows its checkpoints: leave out "
+            f"--resume {args.resume} names the folder of a run, which knows its checkpoints. Leave out "
             "--checkpoint-dir, or begin with the scenario and end with --resume"
         )
-    said = [name for name in WHAT if getattr(args, name, None)]
+    fixed = [name for name in FIXED_BY_FOLDER if getattr(args, name, None)]
     if args.runs_dir != "runs":
-        said.append("runs_dir")
-    if said:
-        option = "set" if said[0] == "overrides" else said[0].replace("_", "-")
+        fixed.append("runs_dir")
+    if fixed:
+        option = "set" if fixed[0] == "overrides" else fixed[0].replace("_", "-")
         what = f"the scenario {args.scenario!r}" if option == "scenario" else f"--{option}"
         raise ParameterError(
-            f"--resume {args.resume} goes on with what was begun in that folder: leave out {what}; --rounds, "
-            "--data-dir and where it runs may be given"
+            f"--resume {args.resume} resumes the run in that folder as it was begun. Leave out {what}; --rounds, "
+            "--data-dir and the options of the machine may be given"
         )
     return args.resume

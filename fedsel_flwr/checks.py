@@ -68,8 +68,8 @@ def real(
     given = [(words, limit, holds) for words, limit, holds in limits if limit is not None]
     ok = isinstance(value, Real) and not isinstance(value, bool | np.bool_) and math.isfinite(value)
     if not ok or not all(holds(float(value), limit) for _, limit, holds in given):  # type: ignore[arg-type]
-        said = " and ".join(f"{words} {limit:g}" for words, limit, _ in given)
-        raise ParameterError(f"{name} must be a finite number{' ' if said else ''}{said}, got {value!r}")
+        wanted = " and ".join(f"{words} {limit:g}" for words, limit, _ in given)
+        raise ParameterError(f"{name} must be a finite number{' ' if wanted else ''}{wanted}, got {value!r}")
     return float(value)  # type: ignore[arg-type]
 
 
@@ -83,7 +83,7 @@ def seconds(name: str, value: object) -> Seconds:
 
     Args:
         name: The parameter, for the message.
-        value: What was given.
+        value: The value to check.
 
     Raises:
         ParameterError: It is neither.
@@ -96,7 +96,7 @@ def seconds(name: str, value: object) -> Seconds:
     try:
         return real(name, value, above=0.0)
     except ParameterError as error:
-        raise ParameterError(f'{error}; "auto" takes it from the observed times') from None
+        raise ParameterError(f'{error}. Give "auto" to estimate it from the observed times') from None
 
 
 def indices(name: str, value: Any) -> IntArray:
@@ -111,7 +111,8 @@ def indices(name: str, value: Any) -> IntArray:
         )
     if array.min() < 0:
         raise ParameterError(f"{name} must hold indices of at least 0, got {int(array.min())}")
-    if not _ascends(array) and np.unique(array).size != array.size:  # the common case: then nothing is repeated
+    # Ascending indices, the common case, are unique without a sort.
+    if not _ascends(array) and np.unique(array).size != array.size:
         raise ParameterError(f"{name} must name each client once, got {array.size - np.unique(array).size} repeated")
     return array.astype(np.int64)
 
@@ -154,8 +155,8 @@ def one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
 def by_client(name: str, values: Any, *, at_least: float = 0.0) -> Mapping[int, float]:
     """Return numbers given per client, as an array by index or a mapping, as a mapping from index.
 
-    A mapping is kept as it is, as it may be a view that grows with the fleet, and is empty at first: :func:`lookup`
-    checks the newcomers' numbers.
+    A mapping is kept as it is: it may be a view that is empty at first and grows with the fleet. :func:`lookup` checks
+    the numbers of newcomers.
     """
     items: Mapping[int, float] = values
     if not isinstance(values, Mapping):
@@ -169,5 +170,5 @@ def lookup(name: str, values: Mapping[int, float], clients: IntArray, *, at_leas
     """Return the numbers of ``clients``, shape (n,); every one must have one."""
     missing = [int(k) for k in clients if int(k) not in values]
     if missing:
-        raise ParameterError(f"{name} covers {len(values)} clients, but not {missing}: give one number per client")
+        raise ParameterError(f"{name} covers {len(values)} clients, but not {missing}. Give one number per client")
     return np.array([real(f"every one of {name}", values[int(k)], at_least=at_least) for k in clients])

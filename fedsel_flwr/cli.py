@@ -1,6 +1,6 @@
-"""The command ``fedsel``: list, run, compare, report.
+"""Command line of ``fedsel``: its commands list, run, compare and report, and their options.
 
-The commands of ``fedsel`` and what each takes.
+What a command needs is imported when it runs, so that ``fedsel --help`` and errors in the arguments come at once.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from fedsel_flwr.simulations.comparisons.plan import Plan
     from fedsel_flwr.simulations.shutdown import SignalShutdown
 
+EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
+INTERRUPTED = "fedsel: interrupted"
 DEFAULT_SCENARIO = "digits"
-"""What is run where nothing is named."""
+"""The scenario that runs if none is named."""
 DEFAULT_SELECTORS = "bsfl,cs-ucb,random"
-"""Who is compared where nobody is named."""
+"""The selectors that are compared if none are named."""
 
 
 def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
@@ -141,24 +143,24 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
     return parser, commands.choices
 
 
-EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
-INTERRUPTED = "fedsel: interrupted"
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status (0, 2 after an error, 130 after Ctrl-C)."""
-    parser, of_commands = build_parser()
-    alone = argv is None and threading.current_thread() is threading.main_thread()
-    if alone:  # until shutdown_on_signal listens, SIGTERM is as Ctrl-C
+    parser, commands = build_parser()
+    owns_process = argv is None and threading.current_thread() is threading.main_thread()
+    # Until shutdown_on_signal handles signals, SIGTERM interrupts as Ctrl-C does.
+    if owns_process:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        status = _command(parse(parser, of_commands, argv))
+        status = _run_command(parse(parser, commands, argv))
         sys.stdout.flush()
-        if alone:  # everything is said: Python ends, which takes a while with all that was loaded
+        # Everything is printed. Python's end takes a while with torch and Ray loaded, and an interrupt would now
+        # only add a traceback.
+        if owns_process:
             for each in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(each, signal.SIG_IGN)
         return status
-    except BrokenPipeError:  # the reader has what it wants, as in | head
+    # The reader has what it wants, as in "| head".
+    except BrokenPipeError:
         from fedsel_flwr.report.progress import discard_stdout
 
         discard_stdout()
@@ -166,15 +168,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except FedSelError as error:
         print(f"fedsel: error: {error}", file=sys.stderr)
         return EXIT_ERROR
-    except MemoryError as error:  # numbers of the scenario, or of a plan that somebody else made
+    # Sizes come from scenarios, or from plans that others made.
+    except MemoryError as error:
         print(f"fedsel: error: there is not enough memory for this: {error}", file=sys.stderr)
         return EXIT_ERROR
-    except KeyboardInterrupt:  # before shutdown_on_signal listens
+    # Ctrl-C before shutdown_on_signal handles signals.
+    except KeyboardInterrupt:
         print(INTERRUPTED, file=sys.stderr)
         return EXIT_INTERRUPTED
 
 
-def _command(args: argparse.Namespace) -> int:
+def _run_command(args: argparse.Namespace) -> int:
     if args.command == "list":
         _require("pydantic")
         return _list()
@@ -206,11 +210,13 @@ def _list() -> int:
 
 
 def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
-    """Run the runs, print table, verdict and folder; ``fedsel run`` is a comparison of one."""
-    going_on = resumed_folder(args)
+    """Run a comparison, print its table, verdict and folder; ``fedsel run`` is a comparison of one selector."""
+    resumed = resumed_folder(args)
     if args.replay and args.resume is None:
-        raise ParameterError("--replay needs --resume: it plays runs of a folder again that do not fit")
-    plan = _plan(args) if going_on is None else _plan_of(Path(going_on), args)
+        raise ParameterError(
+            "--replay needs --resume: it plays runs of a folder again that do not fit. Give both, or neither"
+        )
+    plan = _new_plan(args) if resumed is None else _resumed_plan(Path(resumed), args)
 
     from fedsel_flwr.report.progress import Progress
     from fedsel_flwr.report.run_folder import create_run_folder, load_optional
@@ -220,14 +226,15 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
     from fedsel_flwr.simulations.shutdown import adopt_orphans, end_descendants
     from fedsel_flwr.simulations.worlds.world import world_of
 
-    if going_on is None and args.resume and getattr(args, "checkpoint_dir", None) is None:
-        going_on = str(find_newest_run(plan.as_dict(), Path(args.runs_dir), _say))
-    # Faults in the data come before anything is written.
+    if resumed is None and args.resume and getattr(args, "checkpoint_dir", None) is None:
+        resumed = str(find_newest_run(plan.as_dict(), Path(args.runs_dir), _print_note))
+    # Errors in the data come before anything is written.
     world_of(plan.contenders[0].scenario(plan.scenario, plan.seeds[0]))
-    folder = (Path(going_on) if going_on else create_run_folder(plan.scenario.name, args.runs_dir)).resolve()
-    held = lock_comparison(folder)  # before the log is opened: the refusal must not name rounds of another process
+    folder = (Path(resumed) if resumed else create_run_folder(plan.scenario.name, args.runs_dir)).resolve()
+    # Before the log is opened: a refusal must not name rounds of another process.
+    held = lock_comparison(folder)
     adopt_orphans()
-    # A signal in the midst of this import, at the first run's end, would find half a module to read the rounds with.
+    # Now, not when the first run ends: a signal during the import would find half a module to read the rounds with.
     load_optional("pyarrow.parquet")
 
     def holds() -> str:
@@ -255,6 +262,7 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
         raise RunError(f"{error}; {holds()}") from error
     finally:
         end_descendants()
+        # The lock ends with this object.
         del held
     _show(comparison, args.json)
     if not args.json:
@@ -262,25 +270,25 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
     return 0
 
 
-def _plan(args: argparse.Namespace) -> Plan:
-    """What the command line asks for."""
+def _new_plan(args: argparse.Namespace) -> Plan:
+    """Return the plan that the command line describes."""
     from fedsel_flwr.references import absolute_reference
     from fedsel_flwr.simulations.scenario_files import load_scenario
 
     given = ",".join(args.selectors or [DEFAULT_SELECTORS]) if args.command == "compare" else ""
     named = [name.strip() for name in given.split(",") if name.strip()]
-    everybody = named == ["all"]
-    named = [] if everybody else [absolute_reference(name, Path.cwd()) for name in named]
+    all_selectors = named == ["all"]
+    named = [] if all_selectors else [absolute_reference(name, Path.cwd()) for name in named]
     scenario = load_scenario(args.scenario or DEFAULT_SCENARIO, overrides_of(args), named)
     if args.command == "run":
         named = [scenario.selector]
-    elif not everybody and (not named or len(set(named)) != len(named)):
+    elif not all_selectors and (not named or len(set(named)) != len(named)):
         raise ParameterError(f"--selectors must name at least one selector, each once, got {given!r}")
     seeds = seeds_of(args) if args.command == "compare" else 1
     checkpoints: dict[str, Any] = {"checkpoint_every": 0} if args.no_checkpoints else {}
     if getattr(args, "checkpoint_dir", None) is not None:
         if args.no_checkpoints:
-            raise ParameterError("--checkpoint-dir and --no-checkpoints contradict each other: leave out one of them")
+            raise ParameterError("--checkpoint-dir and --no-checkpoints contradict each other. Leave out one of them")
         checkpoints = {"checkpoint_dir": str(Path(args.checkpoint_dir).expanduser().resolve())}
 
     from fedsel_flwr.simulations.comparisons.contenders import runnable_selectors
@@ -288,7 +296,7 @@ def _plan(args: argparse.Namespace) -> Plan:
     from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 
     left_out: dict[str, str] = {}
-    if everybody:
+    if all_selectors:
         named, left_out = runnable_selectors(scenario)
     return Plan.of(
         scenario, named, seeds=seeds, engine=scenario.engine, reference=getattr(args, "reference", None),
@@ -298,8 +306,8 @@ def _plan(args: argparse.Namespace) -> Plan:
     )  # fmt: skip
 
 
-def _plan_of(folder: Path, args: argparse.Namespace) -> Plan:
-    """What was begun in a folder, to be run where the command line says."""
+def _resumed_plan(folder: Path, args: argparse.Namespace) -> Plan:
+    """Return the plan in a folder, with the command line's options for the machine."""
     from fedsel_flwr.simulations.comparisons.plan import Plan
     from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 
@@ -311,13 +319,14 @@ def _plan_of(folder: Path, args: argparse.Namespace) -> Plan:
 
 
 def _report(args: argparse.Namespace) -> int:
-    """Pool runs that are there: table and verdict; into a folder, picture and files too."""
+    """Pool existing runs: print table and verdict, and write picture and files into a folder."""
     from fedsel_flwr.simulations.comparisons.comparison import Comparison
 
     comparison = Comparison.load(*args.folders, reference=args.reference)
     target = args.out or (args.folders[0] if len(args.folders) == 1 else None)
     if target or not comparison.runs:
-        comparison.report(Path(target or "."))  # refuses a comparison without a finished run
+        # Without a finished run this raises the error that says so.
+        comparison.report(Path(target or "."))
     _show(comparison, args.json)
     if target and not args.json:
         print(f"{Path(target).resolve()}")
@@ -325,13 +334,14 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _console(args: argparse.Namespace) -> Any:
-    """Where the progress goes: nowhere, if it is not wanted or standard output is for JSON."""
+    """Return a silent console if progress is not wanted or standard output is for JSON; None for the default."""
     from rich.console import Console
 
     return Console(quiet=True) if args.json or args.quiet else None
 
 
 def _show(comparison: Comparison, as_json: bool) -> None:
+    """Print a comparison's table, troubles and verdict, or its figures as JSON."""
     from fedsel_flwr.report.summary import aggregate
     from fedsel_flwr.report.tables import render_table
 
@@ -348,22 +358,22 @@ def _show(comparison: Comparison, as_json: bool) -> None:
         print(f"left out: {run.selector}, seed {run.scenario.seed}, cut off after {len(run.history.rounds)} rounds")
     if comparison.agreement:
         print(comparison.agreement.sentence)
-    if said := comparison.verdict:
-        print(said.sentence)
+    if verdict := comparison.verdict:
+        print(verdict.sentence)
 
 
-def _say(line: str) -> None:
+def _print_note(line: str) -> None:
     print(f"fedsel: {line}", file=sys.stderr)
 
 
 def _require(*packages: str) -> None:
     lacking = [name for name in packages if not importlib.util.find_spec(name)]
     if lacking:
-        raise RunError(f"{', '.join(lacking)} not installed: pip install 'fedsel-flwr[sim]'")
+        raise RunError(f"{', '.join(lacking)} not installed. Install with pip install 'fedsel-flwr[sim]'")
 
 
 def _set_environment() -> None:
-    """What Flower and Ray read when they are imported."""
+    """Set the variables that Flower and Ray read when they are imported; those of the user stay."""
     for key, value in (
         ("FLWR_TELEMETRY_ENABLED", "0"),
         ("RAY_USAGE_STATS_ENABLED", "0"),

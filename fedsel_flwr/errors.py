@@ -1,7 +1,7 @@
-"""The exceptions that fedsel-flwr raises.
+"""Errors: the exceptions that fedsel-flwr raises.
 
-Every message says what was expected, what came, and what to do about it. A client that fails is data, never an
-exception: it ends up in the round's history.
+Every message says the problem, then the cure. A client that fails is data, never an exception: the round's history
+holds it.
 """
 
 from __future__ import annotations
@@ -10,20 +10,8 @@ import sysconfig
 import traceback
 from pathlib import Path
 
+# Paths of code that is not the user's: this package, Python's own library, and installed packages.
 _NOT_THE_USERS = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), "site-packages", "<frozen")
-
-
-def described(error: BaseException) -> str:
-    """An exception of somebody's own code in one line: its class, what it says, and the last line of that code.
-
-    >>> described(KeyError("speed"))
-    "KeyError: 'speed'"
-    """
-    said = " ".join(str(error).split())
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [one for one in frames if not any(part in one.filename for part in _NOT_THE_USERS)]
-    place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
-    return f"{type(error).__name__}{': ' if said else ''}{said}{place}"
 
 
 class FedSelError(Exception):
@@ -39,4 +27,17 @@ class StateError(FedSelError, ValueError):
 
 
 class RunError(FedSelError, RuntimeError):
-    """A federated run cannot go on: too few clients, an unsuitable base strategy, a missing dependency."""
+    """A federated run cannot continue: too few clients, an unsuitable base strategy, a missing dependency."""
+
+
+def described(error: BaseException) -> str:
+    """Describe an exception of the user's code in one line: class, message, and the last line of that code.
+
+    >>> described(KeyError("speed"))
+    "KeyError: 'speed'"
+    """
+    message = " ".join(str(error).split())
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [one for one in frames if not any(part in one.filename for part in _NOT_THE_USERS)]
+    place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}{': ' if message else ''}{message}{place}"

@@ -1,13 +1,13 @@
-"""Everything of Flower's that is deprecated or not public: no other file of this package imports such a name.
+"""Flower's deprecated and private names: no other file of this package imports one.
 
-Public is what stands in ``__all__`` of flwr.app, flwr.client, flwr.clientapp, flwr.common, flwr.server,
+Public names are those in ``__all__`` of flwr.app, flwr.client, flwr.clientapp, flwr.common, flwr.server,
 flwr.server.strategy, flwr.serverapp, flwr.serverapp.strategy or flwr.simulation, and is not deprecated. Each name was
 found in flwr 1.22, 1.41, 1.42 and the nightly of 1.43; ``make flower-matrix`` says so again.
 
 ``flwr.simulation.run_simulation``
     Deprecated ("use `flwr run`"). Ends with: not announced; its removal is proposed (flwr's pull request 7119).
-    Plan: `fedsel run` and `simulate` on Ray start the app of ``simulations.app`` as `flwr run` does. A strategy or a
-    selector given as an object is then left to the vectorized engine.
+    Plan: `fedsel run` and `simulate` on Ray start the app of ``simulations.on_flower.app`` as `flwr run` does. A
+    strategy or a selector given as an object is then left to the vectorized engine.
 ``flwr.server.compat.start_grid``
     Private; drives a legacy ``Server`` that we made, for its number of threads. Ends with: not announced. Plan: without
     it scenarios run in the Message API alone.
@@ -51,7 +51,7 @@ __all__ = [
 
 
 def run_simulation(**options: Any) -> None:
-    """Flower's simulation on Ray, which this process waits for.
+    """Run Flower's simulation on Ray and wait for it.
 
     Args:
         **options: Those of ``flwr.simulation.run_simulation``.
@@ -62,7 +62,7 @@ def run_simulation(**options: Any) -> None:
 
 
 def start_grid(**options: Any) -> None:
-    """A legacy server's rounds over a grid.
+    """Run a legacy server's rounds over a grid.
 
     Args:
         **options: Those of ``flwr.server.compat.start_grid``.
@@ -73,19 +73,22 @@ def start_grid(**options: Any) -> None:
 
 
 def disable_actor_retries() -> None:
-    """Have Flower's actors end when they are told to: what dies of a message is given it once more, and Ray says so."""
+    """Switch off the retry of the message that ends Flower's actors."""
+    # An actor dies of this message; with a retry Ray sends it again, and warns that the actor is dead.
     from flwr.simulation.ray_transport.ray_actor import ClientAppActor
 
-    with contextlib.suppress(AttributeError):  # Ray has no public way to set this for a class of somebody else's
+    # Ray has no public way to set this for a class that others have decorated.
+    with contextlib.suppress(AttributeError):
         ClientAppActor.__ray_metadata__.method_meta.max_task_retries["terminate"] = 0  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
 def task_identity(run_id: int, task_id: int, node_id: int) -> Iterator[None]:
-    """Be a run of Flower's for a while: outside of one it makes no message."""
+    """Set the identity of a Flower run for a block of code: outside of a run Flower makes no message."""
+    # Flower before TaskIdentity makes messages without it.
     try:
         from flwr.supercore.task_identity import TaskIdentity
-    except ImportError:  # an older Flower, which knows of no identities
+    except ImportError:
         yield
         return
     names = ("_task_id", "_run_id", "_node_id")

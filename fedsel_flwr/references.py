@@ -1,4 +1,4 @@
-"""Objects by reference, "package.module:name" or "./file.py:name": how own code gets into scenarios and commands."""
+"""References to objects, "package.module:name" or "./file.py:name": the user's code in scenarios and commands."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import Any
 from fedsel_flwr.errors import ParameterError, described
 
 OWN_FILES = "fedsel_own_"
-"""How the names of modules begin that are read from files."""
+"""Prefix of the names of modules that are loaded from files."""
 
 
 def is_reference(text: str) -> bool:
-    """Whether a text refers to an object, rather than being a plain name.
+    """Return whether a text refers to an object, rather than being a plain name.
 
     >>> is_reference("bsfl"), is_reference("./mine.py:Fastest")
     (False, True)
@@ -28,7 +28,7 @@ def is_reference(text: str) -> bool:
 
 
 def absolute_reference(text: str, folder: Path) -> str:
-    """A reference whose file is relative to a folder, with the file's absolute path; anything else as it is.
+    """Return a reference with its file's absolute path, relative to a folder; anything else unchanged.
 
     >>> absolute_reference("mine.py:Fastest", Path("/projects"))
     '/projects/mine.py:Fastest'
@@ -45,25 +45,26 @@ def load_reference(text: str, what: str) -> Any:
     Args:
         text: "package.module:name", or "FILE.py:name" with a path, relative to the working directory; the name may
             have dots.
-        what: What is wanted, for errors.
+        what: The kind of object, for errors.
 
     Returns:
         The object.
 
     Raises:
-        ParameterError: The module or file cannot be imported or has no such name, or the standard library is meant.
+        ParameterError: The module or file cannot be imported or has no such name, or is of the standard library.
     """
     place, _, name = text.rpartition(":")
     if not place or not name:
         raise ParameterError(f"{what} {text!r} must read package.module:name or ./file.py:name")
-    # before it is imported: that alone opens a browser (antigravity)
+    # Before the import, which alone may act: importing antigravity opens a browser.
     if not place.endswith(".py") and _is_of_python(place):
         raise _of_python(text, what)
     try:
         module = _load_file(Path(place).expanduser().resolve()) if place.endswith(".py") else _import(place)
     except ParameterError as error:
         raise ParameterError(f"{what} {text!r}: {error}") from error
-    except (Exception, SystemExit) as error:  # whatever the user's own code raises when it is imported
+    # The user's code may raise anything when it is imported; a script without a main guard exits.
+    except (Exception, SystemExit) as error:
         raise ParameterError(f"{what} {text!r}: importing {place} failed: {described(error)}") from error
     found: Any = module
     for part in name.split("."):
@@ -81,22 +82,23 @@ def _is_of_python(module: str) -> bool:
 
 def _of_python(text: str, what: str) -> ParameterError:
     return ParameterError(
-        f"{what} {text!r} is of Python's standard library, which is never called: name a class or function of your "
+        f"{what} {text!r} is of Python's standard library, which is never called. Name a class or function of your "
         "own, in a package or as ./file.py:name"
     )
 
 
 def _home(found: Any) -> str:
-    """The module in which a class or function was made; of a partial one, that of the function inside."""
+    """Return the module that defines a class or function; for a partial, that of the function inside."""
     while isinstance(found, functools.partial):
         found = found.func
+    # Another object is the user's own, whatever its class.
     if not (inspect.isclass(found) or inspect.isroutine(found)):
-        return ""  # an object that somebody made, whatever its class
+        return ""
     return str(getattr(found, "__module__", None) or type(getattr(found, "__self__", None)).__module__)
 
 
 def _own_names(module: ModuleType) -> str:
-    """What a module defines itself, by name; without what it imports."""
+    """Return the public names that a module defines itself, without its imports."""
     public = {key: value for key, value in vars(module).items() if not key.startswith("_")}
     return ", ".join(
         sorted(
@@ -108,7 +110,8 @@ def _own_names(module: ModuleType) -> str:
 
 
 def _import(place: str) -> ModuleType:
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:  # a command of an environment does not search here
+    # An installed command, unlike ``python -m``, does not search the working directory.
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     return importlib.import_module(place)
 
@@ -122,7 +125,8 @@ def _load_file(path: Path) -> ModuleType:
         if spec is None or spec.loader is None:
             raise ParameterError(f"{str(path)!r} is no Python file")
         module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # before it runs, as import does; pickle and dataclasses look there
+        # Before it runs, as import does: pickle and dataclasses look there.
+        sys.modules[name] = module
         try:
             spec.loader.exec_module(module)
         except BaseException:

@@ -1,7 +1,14 @@
-"""What the papers claim, as functions: each paper's genie, regret, bounds, and the fair optimum.
+"""Theory: each paper's genie, regret and bounds, and the fair optimum, to judge selectors against their papers.
 
-No run needs this part; it is for judging selectors against their papers. NumPy only, but for
-:func:`~fedsel_flwr.theory.program.fair_optimum`, which imports SciPy when it is called.
+No run needs this part. NumPy only, except :func:`~fedsel_flwr.theory.program.fair_optimum`, which imports SciPy when it
+is called. The rooms:
+
+===========  ===========================================================================================
+``genie``    the choice of each paper's genie, which knows every client's mean
+``program``  the fair optimum: the best policy under fairness and availability, by linear programming
+``regret``   what a run of choices lost against the genie or the fair optimum
+``bounds``   the papers' upper bounds on the expected regret
+===========  ===========================================================================================
 
 >>> import numpy as np
 >>> from fedsel_flwr.theory import xia_genie, xia_regret

@@ -1,4 +1,4 @@
-"""The papers' upper bounds on the expected regret.
+"""Bounds: the papers' upper bounds on the expected regret.
 
 References:
     [1] W. Xia et al., Multi-armed bandit-based client scheduling for federated learning, IEEE Transactions on
@@ -32,11 +32,11 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.theory.genie import finite_means, xia_genie
 
 ROUNDING = 1e-12
-"""Means no further apart than this share of the largest in size are equal."""
+"""Means no further apart than this share of the largest one are equal."""
 
 
 def cs_ucb_gaps(mean_reward: npt.ArrayLike, clients_per_round: int) -> tuple[float, float]:
-    """Return Delta_min and Delta_max of (19), exactly and without going through the sets.
+    """Return Delta_min and Delta_max of (19), exactly and without enumerating the sets.
 
     Any set differs from the genie's by swaps, each of which loses the difference of two means, never less than 0. So
     the smallest loss is one swap's, and the largest leaves the m smallest means.
@@ -71,7 +71,7 @@ def cs_ucb_gaps(mean_reward: npt.ArrayLike, clients_per_round: int) -> tuple[flo
     if not losing.size:
         raise ParameterError(
             f"mean_reward must leave something to lose: every set of m = {clients_per_round} of the {mean.size} "
-            "clients is optimal, the regret is 0 and Delta_min of (19) is undefined; take a smaller m or other means"
+            "clients is optimal, the regret is 0 and Delta_min of (19) is undefined. Take a smaller m or other means"
         )
     slowest = np.sort(mean)[: best.size]
     return float(losing.min()), float(mean[best].sum() - slowest.sum())  # Delta_min, Delta_max, below (19)
@@ -104,12 +104,12 @@ def cs_ucb_regret_bound(mean_reward: npt.ArrayLike, clients_per_round: int, roun
 
 
 def cs_ucb_q_regret_bound(fairness: npt.ArrayLike, clients_per_round: int, queue_weight: float, rounds: int) -> float:
-    """Return the bound on CS-UCB-Q's regret (25), sub-linear where queue_weight <= 1 / sqrt(rounds).
+    """Return the bound on CS-UCB-Q's regret (25), sub-linear if queue_weight <= 1 / sqrt(rounds).
 
     As printed. Two steps of its proof do not hold in general:
 
     * (63) goes from the regret (25), in smallest means, to sums of means. That needs a best policy which chooses the
-      fastest clients. Where fairness forbids it, the regret can be linear and pass this bound
+      fastest clients. If fairness forbids it, the regret can be linear and exceed this bound
       (``tests/theory/test_cs_ucb_q.py`` has a case with K = 6); in sums of means, or for m = 1, the theorem stands.
     * (62) drops the factor 1 - beta of Upsilon_1: summing (61) gives this bound divided by 1 - beta.
 
@@ -178,7 +178,7 @@ def bsfl_regret_bound(
         rounds: n, at least 1.
         smallest_loss: Delta_min, the smallest difference of two rewards. The paper assumes quantized rewards; the proof
             needs no more than the smallest loss above 0 of any choice the policy makes.
-        largest_loss: Delta_max (14); where every g_k is in [-1, 1], at most :func:`bsfl_largest_loss`.
+        largest_loss: Delta_max (14); if every g_k is in [-1, 1], at most :func:`bsfl_largest_loss`.
 
     Returns:
         The bound, in units of the reward.

@@ -1,4 +1,4 @@
-"""The genie of each paper: whom one would choose who knows every client's mean.
+"""Genies: the choice of each paper's benchmark policy, which knows every client's mean.
 
 References:
     [1] W. Xia et al., Multi-armed bandit-based client scheduling for federated learning, IEEE Transactions on
@@ -30,7 +30,7 @@ def xia_genie(mean_reward: npt.ArrayLike, clients_per_round: int) -> tuple[IntAr
         clients_per_round: m, the paper's N; all K clients are returned when m >= K.
 
     Returns:
-        Indices of the set, ascending (the lower index where means are equal), and its mean reward, the smallest of
+        Indices of the set, ascending (the lower index if means are equal), and its mean reward, the smallest of
         its members' means.
 
     Raises:
@@ -49,14 +49,14 @@ def xia_genie(mean_reward: npt.ArrayLike, clients_per_round: int) -> tuple[IntAr
 
 
 def sorted_groups(mean_latency: npt.ArrayLike, clients_per_round: int) -> list[IntArray]:
-    """Return the groups that wait least for each other when every client is to be chosen equally often.
+    """Return the groups with the shortest rounds if every client is chosen equally often.
 
-    Clients sorted by mean latency, m at a time: a round lasts as long as its slowest client, so equals belong together.
-    No other way of dealing them out in groups of m has a smaller sum of largest means.
+    Clients are sorted by mean latency and taken m at a time. A round lasts as long as its slowest client, so clients of
+    similar latency belong together: no other partition into groups of m has a smaller sum of largest means.
 
     Args:
         mean_latency: Each client's mean latency, s, shape (K,).
-        clients_per_round: m; where it does not divide K, the fastest group is the small one.
+        clients_per_round: m; if it does not divide K, the fastest group is the small one.
 
     Returns:
         The groups in turn, each of indices ascending.
@@ -70,6 +70,7 @@ def sorted_groups(mean_latency: npt.ArrayLike, clients_per_round: int) -> list[I
     mean = finite_means("mean_latency", mean_latency)
     m = whole("clients_per_round", clients_per_round, 1)
     order = np.argsort(mean, kind="stable")
+    # The remainder goes to the fastest clients: a small group costs least there.
     first = mean.size % m
     cuts = range(first, mean.size, m) if first else range(m, mean.size, m)
     return [np.sort(group) for group in np.split(order, list(cuts))]
@@ -110,5 +111,7 @@ def finite_means(name: str, values: Any) -> FloatArray:
     """Return ``values`` as a copied array of shape (K,), K >= 1, of finite numbers."""
     array = column(name, values, np.shape(values)[0] if np.ndim(values) else 0)
     if array.size == 0 or not np.isfinite(array).all():
-        raise ParameterError(f"{name} must hold one finite number per client, got {values!r}; give it every client's")
+        raise ParameterError(
+            f"{name} must hold one finite number per client, got {values!r}. Give every client's number"
+        )
     return array

@@ -36,7 +36,8 @@ from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.theory.genie import finite_means
 
 Clients = tuple[int, ...]
-MAX_VARIABLES = 20_000  # about 10 clients that come and go, or m = 5 of 20 that are always there
+MAX_VARIABLES = 20_000
+"""Most variables of the program: about 10 clients that come and go, or m = 5 of 20 that are always available."""
 
 
 def fair_optimum(
@@ -45,7 +46,7 @@ def fair_optimum(
     fairness: npt.ArrayLike,
     clients_per_round: int,
 ) -> tuple[float, dict[Clients, dict[Clients, float]]]:
-    """Return the largest mean reward of a policy that sees only who is available, and that policy.
+    """Return the largest mean reward of a policy that knows only the available clients, and that policy.
 
     Args:
         mean_reward: mu_k, each client's mean reward, shape (K,).
@@ -59,7 +60,7 @@ def fair_optimum(
 
     Raises:
         ParameterError: An argument is out of range, no policy meets the fairness, or the program is too large.
-        RunError: SciPy is missing, or its solver gave up.
+        RunError: SciPy is missing, or its solver did not finish.
 
     References:
         Xia et al., equations (23) and (24).
@@ -86,7 +87,7 @@ def fair_optimum(
             f"fairness cannot be met: its sum is {share.sum():.6g}, and with m = {m} the available clients fill "
             f"{places:.6g} places a round on average"
             + (f"; clients {absent} are available less often than their fairness" if absent else "")
-            + "; lower the fairness"
+            + ". Lower the fairness"
         )
     policy: dict[Clients, dict[Clients, float]] = {e: {} for e in chances}
     for (e, chosen), probability in zip(pairs, q.tolist(), strict=True):
@@ -98,12 +99,14 @@ def fair_optimum(
 def _solve(
     weight: FloatArray, value: FloatArray, pairs: list[tuple[Clients, Clients]], sets: list[Clients], share: FloatArray
 ) -> FloatArray | None:
-    """Solve (23), whose variables are the pairs (e, S); None where no policy meets the fairness."""
+    """Solve (23), whose variables are the pairs (e, S); None if no policy meets the fairness."""
     try:
         from scipy.optimize import linprog
         from scipy.sparse import csr_array
     except ImportError as error:
-        raise RunError("the linear program (23) needs SciPy, which is not installed; pip install scipy") from error
+        raise RunError(
+            "the linear program (23) needs SciPy, which is not installed. Install it with pip install scipy"
+        ) from error
     row_of = {e: row for row, e in enumerate(sets)}
     rows = np.array([row_of[e] for e, _ in pairs])
     members = np.array([(k, j) for j, (_, chosen) in enumerate(pairs) for k in chosen], dtype=np.int64).reshape(-1, 2)
@@ -112,10 +115,12 @@ def _solve(
     result: Any = linprog(
         -weight * value, A_ub=-served, b_ub=-share, A_eq=of_set, b_eq=np.ones(len(sets)), method="highs"
     )  # (23); q >= 0 is linprog's default, and q <= 1 follows
+    # linprog's status 2: infeasible.
     if result.status == 2:
         return None
     if result.status != 0:
         raise RunError(f"the linear program (23) was not solved: {result.message}")
+    # HiGHS may return a probability outside [0, 1] by its tolerance.
     return np.array(np.clip(result.x, 0.0, 1.0), dtype=np.float64)
 
 
@@ -137,6 +142,7 @@ def _available_sets(availability: Any, num_clients: int, m: int) -> dict[Clients
     always, sometimes = chance_of.count(1.0), sum(0.0 < p < 1.0 for p in chance_of)
     sizes = ((math.comb(sometimes, n), always + n) for n in range(sometimes + 1))
     _check_size(sum(ways * math.comb(size, min(m, size)) for ways, size in sizes))
+    # Clients that are always available get one state, not two: the product would double for each of them.
     states = [[(k, 1.0)] if p == 1.0 else [(-1, 1.0 - p), (k, p)] for k, p in enumerate(chance_of) if p > 0.0]
     return {
         tuple(k for k, _ in outcome if k >= 0): math.prod(p for _, p in outcome) for outcome in sorted(product(*states))
@@ -144,14 +150,16 @@ def _available_sets(availability: Any, num_clients: int, m: int) -> dict[Clients
 
 
 def _check_size(num_variables: int) -> None:
+    """Refuse a program with more than :data:`MAX_VARIABLES` variables, before it takes minutes and memory."""
     if num_variables > MAX_VARIABLES:
         raise ParameterError(
-            f"the linear program (23) must have at most {MAX_VARIABLES} variables, got {num_variables}; take fewer "
-            "clients: about 10 where they come and go, or 20 that are always available"
+            f"the linear program (23) must have at most {MAX_VARIABLES} variables, got {num_variables}. Take fewer "
+            "clients: about 10 that come and go, or 20 that are always available"
         )
 
 
 def _probabilities(name: str, values: Any, num_clients: int) -> FloatArray:
+    """Return one probability for each client; a single number holds for all."""
     array = np.full(num_clients, real(name, values)) if np.ndim(values) == 0 else finite_means(name, values)
     if array.shape != (num_clients,) or array.min() < 0.0 or array.max() > 1.0:
         raise ParameterError(f"{name} must be {num_clients} numbers in [0, 1], one per client, got {values!r}")

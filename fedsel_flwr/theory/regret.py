@@ -1,4 +1,4 @@
-"""Regret: what a run of choices lost against the genie, as a sum of differences of means.
+"""Regret: the loss of a run of choices against the genie, as a sum of differences of means.
 
 References:
     [1] W. Xia et al., Multi-armed bandit-based client scheduling for federated learning, IEEE Transactions on
@@ -30,7 +30,7 @@ def xia_regret(mean_reward: npt.ArrayLike, choices: Choices, clients_per_round: 
 
     Args:
         mean_reward: mu_k, each client's mean reward, shape (K,).
-        choices: Who was chosen: a boolean array of shape (rounds, K), or a sequence with one array of indices per
+        choices: The chosen clients: a boolean array of shape (rounds, K), or a sequence with one array of indices per
             round. A round that chose nobody has reward 0.
         clients_per_round: m of the genie, the paper's N.
 
@@ -57,7 +57,7 @@ def fair_regret(
 
     Args:
         mean_reward: mu_k, each client's mean reward, shape (K,).
-        choices: Who was chosen, as in :func:`xia_regret`.
+        choices: The chosen clients, as in :func:`xia_regret`.
         best_reward: r*, from :func:`~fedsel_flwr.theory.program.fair_optimum`.
         clients_per_round: m; None does not check how many were chosen.
 
@@ -75,8 +75,8 @@ def fair_regret(
     [0.1, 0.0]
     """
     mean = finite_means("mean_reward", mean_reward)
-    chosen = _matrix(choices, mean.size, clients_per_round)
-    return np.asarray(np.cumsum(real("best_reward", best_reward) - _slowest(mean, chosen)))  # (14), (25)
+    chosen = _as_matrix(choices, mean.size, clients_per_round)
+    return np.asarray(np.cumsum(real("best_reward", best_reward) - _smallest_mean(mean, chosen)))  # (14), (25)
 
 
 def bsfl_regret(
@@ -93,14 +93,14 @@ def bsfl_regret(
 
     Args:
         mean_speed: mu_k, each client's mean of tau_min / tau_k, shape (K,).
-        choices: Who was chosen, as in :func:`xia_regret`.
+        choices: The chosen clients, as in :func:`xia_regret`.
         clients_per_round: m.
         alpha: Weight of the generalization term, at least 0.
         beta: Exponent of g_k, a natural number.
         data_weights: d_k of (4), shape (K,), any positive scale; None for the i.i.d. balanced target m/K of (3).
 
     Returns:
-        Regret after rounds 1, 2, …, shape (rounds,); it never falls where every round chose m clients.
+        Regret after rounds 1, 2, …, shape (rounds,); it never falls if every round chose m clients.
 
     Raises:
         ParameterError: An argument has the wrong shape or is out of range, or a round chose an unknown client or more
@@ -115,7 +115,7 @@ def bsfl_regret(
     mean = finite_means("mean_speed", mean_speed)
     m, beta = whole("clients_per_round", clients_per_round, 1), whole("beta", beta, 1)
     alpha = real("alpha", alpha, at_least=0.0)
-    chosen = _matrix(choices, mean.size, m)
+    chosen = _as_matrix(choices, mean.size, m)
     weights = np.ones(mean.size) if data_weights is None else finite_means("data_weights", data_weights)
     if weights.size != mean.size or weights.min() < 0 or not weights.sum() > 0:
         raise ParameterError(f"data_weights must be {mean.size} numbers of at least 0, not all 0, got {data_weights!r}")
@@ -124,17 +124,17 @@ def bsfl_regret(
     below = m * weights / weights.sum() - plays_before / rounds  # (3), (4)
     g = np.abs(below) ** beta * np.sign(below)  # (3), (4)
     best = np.array([bsfl_genie(mean, row, m, alpha)[1] for row in g])  # r*(t), (6)
-    reward = _slowest(mean, chosen) + alpha / m * np.where(chosen, g, 0.0).sum(axis=1)  # (5)
+    reward = _smallest_mean(mean, chosen) + alpha / m * np.where(chosen, g, 0.0).sum(axis=1)  # (5)
     return np.asarray(np.cumsum(best - reward))  # (7)
 
 
-def _slowest(mean: FloatArray, chosen: BoolArray) -> FloatArray:
-    """mu(S) = the smallest mean among the chosen of each round, 0 where nobody was."""
+def _smallest_mean(mean: FloatArray, chosen: BoolArray) -> FloatArray:
+    """Return mu(S), the smallest mean among the chosen clients of each round; 0 for an empty round."""
     smallest = np.where(chosen, mean, np.inf).min(axis=1)  # mu(S), below (14)
     return np.asarray(np.where(np.isfinite(smallest), smallest, 0.0))
 
 
-def _matrix(choices: Choices, num_clients: int, clients_per_round: int | None) -> BoolArray:
+def _as_matrix(choices: Choices, num_clients: int, clients_per_round: int | None) -> BoolArray:
     """Return ``choices`` as a boolean array of shape (rounds, K)."""
     if isinstance(choices, np.ndarray) and choices.dtype == np.bool_:
         if choices.ndim != 2 or choices.shape[1] != num_clients:
@@ -149,5 +149,5 @@ def _matrix(choices: Choices, num_clients: int, clients_per_round: int | None) -
             row[chosen_now] = True
     most = int(chosen.sum(axis=1).max(initial=0))
     if clients_per_round is not None and most > clients_per_round:
-        raise ParameterError(f"choices must name at most m = {clients_per_round} clients a round, got {most}; raise m")
+        raise ParameterError(f"choices must name at most m = {clients_per_round} clients a round, got {most}. Raise m")
     return chosen

@@ -195,7 +195,7 @@ def test_refuses_what_is_out_of_range(availability: object, fairness: object, me
 
 @pytest.mark.parametrize(("num_clients", "availability", "m"), [(12, 0.9, 5), (30, 1.0, 5), (40, 0.5, 1)])
 def test_refuses_a_program_that_is_too_large_before_building_it(num_clients: int, availability: float, m: int) -> None:
-    with pytest.raises(ParameterError, match=r"at most 20000 variables, got \d+; take fewer clients"):
+    with pytest.raises(ParameterError, match=r"at most 20000 variables, got \d+"):
         fair_optimum(np.ones(num_clients), availability, 0.0, m)
 
 
