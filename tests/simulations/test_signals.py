@@ -57,7 +57,7 @@ RAY = """
 import signal, sys
 from types import SimpleNamespace
 from ray._private import utils
-from fedsel_flwr.simulations import ray_session
+from fedsel_flwr.simulations.on_flower import ray_session
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 
 def init(**options):
