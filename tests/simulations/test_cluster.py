@@ -125,7 +125,9 @@ def test_nobody_at_the_address_is_one_line_and_quick(
     """Ray itself would try for minutes."""
     address = f"127.0.0.1:{free_port()}"
     monkeypatch.setenv("RAY_ADDRESS", address)
-    with pytest.raises(RunError, match=f"RAY_ADDRESS = '{address}': nobody answers there .*ray start --head") as error:
+    with pytest.raises(
+        RunError, match=f"RAY_ADDRESS = '{address}': no server answers there .*ray start --head"
+    ) as error:
         simulate(SMOKE)
     assert "\n" not in str(error.value)
     assert (asked, ray.inits) == ([], [])
@@ -163,7 +165,7 @@ def test_the_command_says_it_in_one_line(
     monkeypatch.setenv("RAY_ADDRESS", address)
     assert cli.main(["run", "smoke", "--runs-dir", str(tmp_path)]) == cli.EXIT_ERROR
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"fedsel: error: RAY_ADDRESS = '{address}': nobody answers there")
+    assert line.startswith(f"fedsel: error: RAY_ADDRESS = '{address}': no server answers there")
     assert list(tmp_path.iterdir()) == []  # said before anything was written
 
 

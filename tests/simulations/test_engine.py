@@ -245,7 +245,7 @@ def test_the_name_of_a_scenario_is_no_scenario(no_flower: None) -> None:
 @pytest.mark.parametrize(("api", "other"), [("legacy", "message"), ("message", "legacy")])
 def test_a_strategy_of_the_other_api_is_refused(api: str, other: str, no_flower: None) -> None:
     package = "fedsel_flwr.strategies" + (".message" if api == "message" else "")
-    said = rf"selection strategy of the API '{api}', such as {package}\.SelectionStrategy\(.*, got .*{other}.*Strategy$"
+    said = rf"strategy .* API '{api}', got .*Strategy\. .*{package}\.SelectionStrategy\("
     with pytest.raises(ParameterError, match=said):
         simulate(SMOKE.model_copy(update={"api": api}), strategy=own_strategy(other))
 
@@ -253,7 +253,7 @@ def test_a_strategy_of_the_other_api_is_refused(api: str, other: str, no_flower:
 @pytest.mark.parametrize("thing", [FedAvg(), create("random", clients_per_round=2), "bsfl"])
 def test_what_is_no_selection_strategy_is_refused(thing: object, no_flower: None) -> None:
     """A strategy of Flower's own has no history, and a selector or its name is no strategy."""
-    with pytest.raises(ParameterError, match=rf"must be a selection strategy .*{type(thing).__name__}$"):
+    with pytest.raises(ParameterError, match=rf"strategy must be .*{type(thing).__name__}\."):
         simulate(SMOKE, strategy=thing)
 
 

@@ -131,7 +131,7 @@ def resolve_strategy(
     if not isinstance(strategy, api.strategy_type) or not isinstance(getattr(strategy, "history", None), History):
         raise ParameterError(
             f"strategy must be a selection strategy of the API {name!r}, got "
-            f"{type(strategy).__module__}.{type(strategy).__qualname__}. Wrap it: "
+            f"{type(strategy).__module__}.{type(strategy).__qualname__}. Give one, such as "
             f"{api.package}.SelectionStrategy(selector, base)."
         )
     return strategy

@@ -175,17 +175,17 @@ def visible_gpus() -> int:
     return torch.cuda.device_count()
 
 
-def flower_actor_count(cpus: int, gpus: int, where: RayResources) -> int:
+def flower_actor_count(cpus: int, gpus: int, resources: RayResources) -> int:
     """Return the number of actors that Flower starts on a machine, as Flower computes it."""
-    share = where.gpus_per_client()
-    count = int(cpus / where.client_cpus)
+    share = resources.gpus_per_client()
+    count = int(cpus / resources.client_cpus)
     return min(count, int(gpus / share)) if share else count
 
 
-def actors_that_fit(cpus: int, gpus: int, where: RayResources) -> int:
+def actors_that_fit(cpus: int, gpus: int, resources: RayResources) -> int:
     """Return the number of actors that Ray finds room for on a machine, each with its share on one GPU."""
-    share = where.gpus_per_client()
-    count = int(cpus / where.client_cpus)
+    share = resources.gpus_per_client()
+    count = int(cpus / resources.client_cpus)
     if not share:
         return count
     return min(count, int(gpus / share) if share >= 1 else gpus * int(1 / share))
@@ -243,7 +243,7 @@ def check_cluster(address: str, source: str = VARIABLE) -> None:
     try:
         try_connect(address)
     except (OSError, OverflowError) as error:
-        raise RunError(f"{source} = {address!r}: nobody answers there ({error}). {start_hint(source)}") from error
+        raise RunError(f"{source} = {address!r}: no server answers there ({error}). {start_hint(source)}") from error
     if reason := _why_not_ray(address):
         raise RunError(
             f"{source} = {address!r}: the server there is not the head of Ray ({reason}). {start_hint(source)}"

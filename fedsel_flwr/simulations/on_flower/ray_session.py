@@ -52,12 +52,12 @@ class RaySession:
     A connection that the caller has already opened is used as it is, without notice and without watchdog.
 
     Args:
-        where: The resources of Ray, or the cluster to join.
+        resources: The resources of Ray, or the cluster to join.
         waiting: Notice that Ray starts, from :meth:`open` to the first client's answer.
     """
 
-    def __init__(self, where: RayResources, waiting: WaitNotice) -> None:
-        self._where, self._notice = where, waiting
+    def __init__(self, resources: RayResources, waiting: WaitNotice) -> None:
+        self._resources, self._notice = resources, waiting
         self.watchdog: RayWatchdog | None = None
 
     @contextlib.contextmanager
@@ -77,15 +77,15 @@ class RaySession:
         # Guard: Flower shuts Ray down itself at the end of a run, and Ray's C++ then resets the handler of SIGTERM. So
         # the guard spans the whole run, not only our own shutdown below.
         with self._notice, keep_sigterm_while_ray_ends():
-            address = self._where.address
-            _start(ray, self._where, address)
+            address = self._resources.address
+            _start(ray, self._resources, address)
             try:
                 if address is not None:
-                    self._where.check_nodes([node["Resources"] for node in ray.nodes() if node["Alive"]])
+                    self._resources.check_nodes([node["Resources"] for node in ray.nodes() if node["Alive"]])
                 with RayWatchdog(address) as self.watchdog:
                     yield
             except Exception:
-                # Guard: after Ray's death Flower raises some error of its own. The cause is reported in its place.
+                # Guard: after Ray's death Flower raises an error that hides the cause. The cause is reported instead.
                 self.check()
                 raise
             finally:
@@ -97,7 +97,7 @@ class RaySession:
     @property
     def client_resources(self) -> dict[str, float]:
         """Resources of each of Flower's actors."""
-        return self._where.client_resources()
+        return self._resources.client_resources()
 
     @property
     def died(self) -> bool:
@@ -258,7 +258,7 @@ def _alive(process: psutil.Process) -> bool:
         return False
 
 
-def _start(ray: Any, where: RayResources, address: str | None) -> None:
+def _start(ray: Any, resources: RayResources, address: str | None) -> None:
     """Start Ray, or join a cluster; raise :class:`RunError` with Ray's message in one line."""
     # The workers must find the user's modules, as under Flower's own start of Ray. A Ray that we start inherits the
     # variable, so that the workers that it starts beforehand can be used. A cluster has other processes and needs a
@@ -270,9 +270,9 @@ def _start(ray: Any, where: RayResources, address: str | None) -> None:
     try:
         if address is None:
             # Guard: without "local" Ray joins a cluster that runs on this machine, and then refuses a number of cores.
-            options |= {"address": "local", "num_cpus": where.cpus, "include_dashboard": False}
-            if where.num_gpus is not None or where.client_gpus:
-                options["num_gpus"] = where.gpus()
+            options |= {"address": "local", "num_cpus": resources.cpus, "include_dashboard": False}
+            if resources.num_gpus is not None or resources.client_gpus:
+                options["num_gpus"] = resources.gpus()
             # Guard: ray.init installs its own handler of SIGTERM, which ends the process without a word.
             with _environment("PYTHONPATH", path), keep_sigterm_while_ray_starts():
                 ray.init(**options)
@@ -284,7 +284,7 @@ def _start(ray: Any, where: RayResources, address: str | None) -> None:
         message = " ".join(str(error).split())
         if address is None:
             raise RunError(f"Ray cannot be started on this machine: {message}") from error
-        raise RunError(f"{where.source} = {address!r}: {message}. {start_hint(where.source)}") from error
+        raise RunError(f"{resources.source} = {address!r}: {message}. {start_hint(resources.source)}") from error
 
 
 def _ray() -> Any:

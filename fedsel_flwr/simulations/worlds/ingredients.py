@@ -231,7 +231,7 @@ def _check_named(scenario: Scenario, dataset: Dataset) -> None:
 
 
 def as_data(given: Any) -> OwnData | SeededData:
-    """Return data that a caller gives: examples, or a function of the seed that makes them."""
+    """Convert data that the user gives: examples, or a function of the seed that makes them."""
     if isinstance(given, SeededData):
         return given
     return SeededData.from_function(given) if callable(given) and not isinstance(given, OwnData) else as_own_data(given)

@@ -184,7 +184,7 @@ class SeededData:
 
 
 def as_own_data(given: Any, what: str = "data") -> OwnData:
-    """Return data that a caller gives, as ``OwnData`` or as a pair (train, test), as ``OwnData``."""
+    """Convert data that the user gives, ``OwnData`` or a pair (train, test), to ``OwnData``."""
     if isinstance(given, OwnData):
         return given
     if isinstance(given, tuple | list) and len(given) == 2:

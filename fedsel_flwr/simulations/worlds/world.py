@@ -104,7 +104,7 @@ class World:
     def train_test_rows(self, partition_ids: Sequence[int]) -> list[tuple[IntArray, IntArray]]:
         """Return the rows on which each client trains and those on which it tests.
 
-        A client without a test set of its own tests on its training rows.
+        A client without a local test set tests on its training rows.
         """
         # The first rows are the test set: no draw, and so the same in every process and under every selector.
         counts = self._test_sizes[list(partition_ids)].tolist()
