@@ -252,7 +252,7 @@ def all_faults(latency: str, energy: str, train_loss: str, client_id: str, max_l
         Fault("reports a text for its latency", _metric(latency, "fast"), "never", True),
         Fault("reports negative joules", _metric(energy, -3.0), "never", True),
         Fault("reports huge metrics", _huge(energy, train_loss), "never", True),
-        Fault("reports metrics that nobody else reports", _metric("fleet-own", 0.5), "never"),
+        Fault("reports metrics that no other client reports", _metric("fleet-own", 0.5), "never"),
         Fault("claims another client's id", _metric(client_id, 10**6), "never", True),
     )
 

@@ -163,7 +163,7 @@ def differing_key(state: dict[str, Any], other: dict[str, Any]) -> str:
 
 
 def nonfinite_key(selector: Selector, state: dict[str, Any] | None = None) -> str:
-    """Return the first key of the state that holds NaN or an infinity where a newcomer has none; "" without one."""
+    """Return the first key of the state that holds NaN or an infinity although a newcomer's has none; "" if none."""
     for key, value in (selector.state_dict() if state is None else state).items():
         if not np.isfinite(value).all():
             newcomer = {name.lstrip("_"): new for name, new in selector.client_state.items()}

@@ -175,7 +175,7 @@ def check_model_stays(harness: StrategyHarness) -> None:
 
 
 def check_base_gets_failures(harness: StrategyHarness) -> None:
-    """A base that aggregates receives a failure for every client whose update is lost.
+    """A base that aggregates receives a failure for every lost update.
 
     In the Message API this leaves out clients that never answer, of which Flower itself reports nothing.
     """
