@@ -10,7 +10,7 @@ export FLWR_DISABLE_UPDATE_CHECK := 1
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help demo test slow e2e flower-matrix lint clean
+.PHONY: help demo test slow e2e flower-matrix lint house architecture clean
 
 help:
 	@sed -n '/^# make/s/^# //p' Makefile
@@ -38,6 +38,14 @@ lint: .venv/installed
 # make flower-matrix   the tests of the strategies, and programs of both APIs, with the oldest, pinned, newest and nightly Flower
 flower-matrix: .venv/installed
 	$(BIN)/python tests/flower_matrix.py
+
+# make house   files, lines, floors and import arrows of each folder; AGAINST=COMMIT compares
+house: .venv/installed
+	$(BIN)/python tests/house.py $(if $(AGAINST),--against $(AGAINST))
+
+# make architecture   write the walks, the rooms and the picture of docs/architecture.md from the code
+architecture: .venv/installed
+	$(BIN)/python -m tests.architecture
 
 # make clean  remove .venv and the tools' caches; runs/ stays
 clean:

@@ -1,7 +1,7 @@
 """What a checkpoint costs: ``python benchmarks/checkpoints.py --folder-on-disk DIR``.
 
 Rounds of the core with models of an MLP 784-64-30-10: 25 of 500 clients, 25 and 1,000 of 100,000. Nobody trains; the
-clients' models are given. After each round its checkpoint is written, as the strategies write it: ledger, arrays and
+clients' models are given. After each round its checkpoint is written, as the strategies write it: journal, arrays and
 JSON, each synced to the disk, and the one before the last three removed. Writes checkpoints.md and checkpoints.csv
 beside itself: milliseconds of a checkpoint, of its parts and of the round without training, and the share of a round on
 Ray.
@@ -31,7 +31,7 @@ from fedsel_flwr.rounds import checkpoints as checkpoint
 from fedsel_flwr.rounds.core import SelectionCore
 from fedsel_flwr.rounds.models import Arrays, ModelStack
 from fedsel_flwr.rounds.replies import Reply
-from fedsel_flwr.simulations.vectorized import aggregated
+from fedsel_flwr.simulations.vectorized import aggregate
 from fedsel_flwr.strategies import BSFL
 
 SHAPES = ((64, 784), (64,), (30, 64), (30,), (10, 30), (10,))
@@ -84,7 +84,7 @@ def measured(base: str, clients: int, asked: int, rounds: int, disk: Path, parts
             for node in chosen
         }
         outcome = core.collect(replies, stack)
-        after = core.finish(aggregated(strategy.base, number, outcome))
+        after = core.finish(aggregate(strategy.base, number, outcome))
         model = model if after is None else list(after)
         trained = time.perf_counter()
         parts.clear()
@@ -122,10 +122,10 @@ def main() -> None:
     lines = [
         "# What a checkpoint costs\n\n",
         f"Written by `python benchmarks/checkpoints.py`: median of {args.rounds} rounds, BSFL, MLP 784-64-30-10. A\n"
-        "checkpoint is the ledger, the arrays and the JSON, each synced to the disk, and the removal of an old one;\n"
-        "its parts are given beside it (packing is part of the files, most syncs are part of them, that of the ledger\n"
-        "is part of the state). The round is that of the core without training; the share is that of a round on Ray\n"
-        f"of {args.ray_round_s} s. Machine: {platform.machine()}, {os.cpu_count()} cores, Python "
+        "checkpoint is the journal, the arrays and the JSON, each synced to the disk, and the removal of an old one;\n"
+        "its parts are given beside it (packing is part of the files, most syncs are part of them, that of the\n"
+        "journal is part of the state). The round is that of the core without training; the share is that of a round\n"
+        f"on Ray of {args.ray_round_s} s. Machine: {platform.machine()}, {os.cpu_count()} cores, Python "
         f"{platform.python_version()}{args.note and '; '}{args.note}.\n\n",
         f"| {' | '.join(column.replace('_ms', ', ms').replace('_', ' ') for column in COLUMNS)} |\n",
         f"|{' --- |' * 3}{' ---: |' * (len(COLUMNS) - 3)}\n",

@@ -28,9 +28,9 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedsel_flwr.rounds.core import SelectionCore
 from fedsel_flwr.rounds.models import ModelStack
 from fedsel_flwr.rounds.replies import Reply
-from fedsel_flwr.rounds.settings import settled
+from fedsel_flwr.rounds.settings import resolve_settings
 from fedsel_flwr.selectors import create
-from fedsel_flwr.simulations.vectorized import Named, stack_mean
+from fedsel_flwr.simulations.vectorized import NamedClient, stack_mean
 from fedsel_flwr.strategies.wrapping.client_manager import TimedProxy
 from fedsel_flwr.strategies.wrapping.legacy_results import cleaned
 from fedsel_flwr.strategies.wrapping.legacy_results import reply_of as legacy_reply
@@ -52,7 +52,7 @@ class Everybody:
 
     def __init__(self, clients: int, limit: float | None) -> None:
         selector = create("cs-ucb", clients_per_round=clients, max_latency=60.0, seed=1)
-        self.core = SelectionCore(selector, settled(selector, max_update_norm=limit))
+        self.core = SelectionCore(selector, resolve_settings(selector, max_update_norm=limit))
         self.nodes = [str(k) for k in range(1000, 1000 + clients)]
         self.reference = [np.zeros(shape, dtype=np.float32) for shape in SHAPES]
 
@@ -84,12 +84,12 @@ def timed(action: Callable[[], Any]) -> float:
 def legacy(everybody: Everybody, models: list[Any]) -> tuple[Callable[[], Any], Callable[[], Any]]:
     """Cleaning and averaging in the legacy API."""
     base, ok = LegacyFedAvg(fit_metrics_aggregation_fn=lambda metrics: {}), Status(Code.OK, "")
-    proxies = {node: TimedProxy(Named(node)) for node in everybody.nodes}
+    proxies = {node: TimedProxy(NamedClient(node)) for node in everybody.nodes}
     results = {
         node: (proxies[node], FitRes(ok, ndarrays_to_parameters(own), 10, {**METRICS, "client_id": node}))
         for node, own in zip(everybody.nodes, models, strict=True)
     }
-    ours = everybody.core.settings.keys.ours()
+    ours = everybody.core.settings.keys.own_keys()
 
     def clean() -> Any:
         outcome = everybody.core.collect(

@@ -78,14 +78,14 @@ def measure(args: argparse.Namespace) -> None:
     from flwr.server import ServerApp
     from flwr.serverapp import Grid
 
-    from fedsel_flwr.report.progress import Waiting
+    from fedsel_flwr.report.progress import WaitNotice
     from fedsel_flwr.simulations import engine
     from fedsel_flwr.simulations.on_flower import flower_apis
     from fedsel_flwr.simulations.on_flower.app import ScenarioApp
     from fedsel_flwr.simulations.on_flower.building import make_strategy
-    from fedsel_flwr.simulations.on_flower.driving import count_nodes
-    from fedsel_flwr.simulations.on_flower.ray_resources import Where
-    from fedsel_flwr.simulations.on_flower.ray_session import Session
+    from fedsel_flwr.simulations.on_flower.driving import wait_for_nodes
+    from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
+    from fedsel_flwr.simulations.on_flower.ray_session import RaySession
     from fedsel_flwr.simulations.scenario_files import load_scenario
     from fedsel_flwr.simulations.shutdown import adopt_orphans, end_descendants
     from fedsel_flwr.simulations.worlds.world import World, world_of
@@ -115,13 +115,13 @@ def measure(args: argparse.Namespace) -> None:
     def main(grid: Grid, context: Context) -> None:
         events["loop"] = time.time()
         if args.side == "ours":
-            count_nodes(grid, scenario)
+            wait_for_nodes(grid, scenario)
         flower_apis.APIS[api].run(grid, world, strategy)
 
     adopt_orphans()
     try:
-        app = ScenarioApp(engine._Constant(scenario))
-        session = Session(Where(), Waiting("Starting Ray", "Ray started", quiet=True))
+        app = ScenarioApp(engine.SameScenario(scenario))
+        session = RaySession(RayResources(), WaitNotice("Starting Ray", "Ray started", quiet=True))
         engine._run_on_flower(server_app, app, scenario.num_clients, session)
     finally:
         end_descendants()

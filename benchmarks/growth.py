@@ -79,7 +79,7 @@ def _new(selector: Any, nodes: dict[str, int], m: int) -> tuple[Callable[[], Non
     from fedsel_flwr.rounds.core import SelectionCore
     from fedsel_flwr.rounds.models import ModelStack
     from fedsel_flwr.rounds.replies import Reply
-    from fedsel_flwr.rounds.settings import settled
+    from fedsel_flwr.rounds.settings import resolve_settings
 
     class Transport:
         def introduce(self, asked: list[str]) -> Any:
@@ -88,11 +88,11 @@ def _new(selector: Any, nodes: dict[str, int], m: int) -> tuple[Callable[[], Non
         def probe(self, asked: list[str], config: Any) -> Any:
             raise AssertionError
 
-    core, transport = SelectionCore(selector, settled(selector, max_latency=5.0)), Transport()
+    core, transport = SelectionCore(selector, resolve_settings(selector, max_latency=5.0)), Transport()
     facts = {node: {"client_id": k, "num_examples": 120} for node, k in nodes.items()}
 
     def enrol() -> None:
-        core.enroll({node: facts[node] for node in core.parts.roster.strangers(nodes)})
+        core.enroll({node: facts[node] for node in core.parts.roster.unregistered(nodes)})
 
     replies = [Reply(num_examples=120, metrics=_metrics(i)) for i in range(m)]
 

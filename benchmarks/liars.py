@@ -18,7 +18,7 @@ import numpy as np
 
 from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.rounds.eligibility import Participation
-from fedsel_flwr.rounds.registration import MULTIPLE
+from fedsel_flwr.rounds.registration import MEDIAN_MULTIPLE
 from fedsel_flwr.selectors import Oort, RoundReport, Selector, create, names
 
 K, M, ROUNDS, LIAR, CAP = 20, 5, 200, 7, 0.5
@@ -79,7 +79,7 @@ class Fleet:
             self._like[name][LIAR] = value * self._like[name][LIAR] if self._like[name].ndim == 2 else value
         if max_examples:
             claims = np.sort(self._like["num_examples"])
-            self._like["num_examples"] = np.minimum(claims[(K - 1) // 2] * MULTIPLE, self._like["num_examples"])
+            self._like["num_examples"] = np.minimum(claims[(K - 1) // 2] * MEDIAN_MULTIPLE, self._like["num_examples"])
 
     def column(self, name: str, clients: IntArray, number: int) -> FloatArray:
         """What clients report of a column in a round."""
@@ -140,7 +140,7 @@ def play(name: str, lie: str, seed: int, *, cap: float | None = None, max_exampl
     selector.inform(EVERYBODY, energy_score=fleet.column("energy_score", EVERYBODY, 0), accuracy=np.full(K, 0.1))
     counts = np.zeros(K)
     for number in range(1, ROUNDS + 1):
-        here = EVERYBODY[guard.offered(EVERYBODY, int(selector.clients_per_round or 1))]
+        here = EVERYBODY[guard.eligible(EVERYBODY, int(selector.clients_per_round or 1))]
         if (question := selector.probe(here)) is not None:
             told = {one: fleet.column(_likeness(one), question.clients, number) for one in question.columns}
             selector.inform(question.clients, **told)

@@ -30,8 +30,8 @@ from fedsel_flwr.simulations.worlds.world import World, world_of
 
 PARTS = {
     "selection and roll call": (SelectionCore, "choose"), "training": (BatchedTrainer, "train"),
-    "rows, delays, metrics": (vectorized.InProcess, "train"), "reading replies": (SelectionCore, "collect"),
-    "mean": (vectorized, "aggregated"), "report and history": (SelectionCore, "finish"), "test": (World, "test"),
+    "rows, delays, metrics": (vectorized.InProcessClients, "train"), "reading replies": (SelectionCore, "collect"),
+    "mean": (vectorized, "aggregate"), "report and history": (SelectionCore, "finish"), "test": (World, "test"),
 }  # fmt: skip
 
 

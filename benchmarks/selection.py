@@ -29,7 +29,7 @@ from fedsel_flwr.rounds.measuring import Validation
 from fedsel_flwr.rounds.models import ModelStack
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roster import Roster
-from fedsel_flwr.rounds.settings import settled
+from fedsel_flwr.rounds.settings import resolve_settings
 from fedsel_flwr.selectors import RoundReport, Selector, create, names
 
 FLEETS = (1_000, 10_000, 100_000, 1_000_000)
@@ -137,9 +137,9 @@ def made(name: str, roster: Roster, cohort: int, fleet: str) -> tuple[SelectionC
         seen(selector, num_clients)
     validation = Validation(lambda arrays, inputs: np.eye(2), None, np.array([0, 1]))
     options = {"filter": EveryOther()} if "kept" in selector.needs else {}
-    settings = settled(selector, max_latency=5.0, validation=validation, learning_rate=0.1, **options)
+    settings = resolve_settings(selector, max_latency=5.0, validation=validation, learning_rate=0.1, **options)
     core = SelectionCore(selector, settings, roster=roster)
-    core.parts.enrolment.reported(everybody, np.full(num_clients, 120))
+    core.parts.registrar.note_sizes(everybody, np.full(num_clients, 120))
     return core, selector
 
 
@@ -186,7 +186,7 @@ def enrolled(num_clients: int) -> tuple[Roster, frozenset[str], float]:
     """A roster in which everybody is bound, the connections, and the seconds a first roll call takes."""
     nodes, roster = frozenset(str(k) for k in range(num_clients)), Roster()
     selector = create("random", clients_per_round=1, seed=1)
-    core = SelectionCore(selector, settled(selector, max_latency=5.0), roster=roster)
+    core = SelectionCore(selector, resolve_settings(selector, max_latency=5.0), roster=roster)
     start = CLOCK[0]()
     core.choose(nodes, MODEL, Clients())
     return roster, nodes, CLOCK[0]() - start

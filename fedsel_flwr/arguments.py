@@ -84,7 +84,7 @@ def seeds_of(args: argparse.Namespace) -> int | list[int]:
     return numbers if "," in given else numbers[0]
 
 
-def where_of(args: argparse.Namespace) -> dict[str, Any]:
+def ray_options_of(args: argparse.Namespace) -> dict[str, Any]:
     """What Ray is given, as far as it was said."""
     named = ("num_cpus", "num_gpus", "client_cpus", "client_gpus", "ray_address")
     return {name: value for name in named if (value := getattr(args, name)) is not None}

@@ -1,7 +1,4 @@
-"""Checks of arguments, shared by the whole package: each says what was expected, what came and what to do.
-
-Seconds that a selector takes from what it has seen: a parameter's value "auto".
-"""
+"""Checks of arguments, shared by the whole package: each error says what was expected and what came."""
 
 from __future__ import annotations
 
@@ -28,9 +25,13 @@ __all__ = [
     "lookup",
     "one_of",
     "real",
+    "seconds",
     "whole",
 ]
 
+AUTO: Final = "auto"
+"""The value of a parameter whose seconds the selector estimates from the times it has observed."""
+Seconds = float | Literal["auto"]
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
@@ -75,6 +76,27 @@ def real(
 def fraction(name: str, value: object) -> float:
     """Return ``value`` as a float from 0 to 1, both included."""
     return real(name, value, at_least=0.0, at_most=1.0)
+
+
+def seconds(name: str, value: object) -> Seconds:
+    """Return ``value`` as a number of seconds above 0, or "auto".
+
+    Args:
+        name: The parameter, for the message.
+        value: What was given.
+
+    Raises:
+        ParameterError: It is neither.
+
+    >>> seconds("min_latency", 2), seconds("min_latency", "auto")
+    (2.0, 'auto')
+    """
+    if isinstance(value, str) and value == AUTO:
+        return AUTO
+    try:
+        return real(name, value, above=0.0)
+    except ParameterError as error:
+        raise ParameterError(f'{error}; "auto" takes it from the observed times') from None
 
 
 def indices(name: str, value: Any) -> IntArray:
@@ -149,28 +171,3 @@ def lookup(name: str, values: Mapping[int, float], clients: IntArray, *, at_leas
     if missing:
         raise ParameterError(f"{name} covers {len(values)} clients, but not {missing}: give one number per client")
     return np.array([real(f"every one of {name}", values[int(k)], at_least=at_least) for k in clients])
-
-
-AUTO: Final = "auto"
-Seconds = float | Literal["auto"]
-
-
-def seconds(name: str, value: object) -> Seconds:
-    """Return ``value`` as a number of seconds above 0, or "auto".
-
-    Args:
-        name: The parameter, for the message.
-        value: What was given.
-
-    Raises:
-        ParameterError: It is neither.
-
-    >>> seconds("min_latency", 2), seconds("min_latency", "auto")
-    (2.0, 'auto')
-    """
-    if isinstance(value, str) and value == AUTO:
-        return AUTO
-    try:
-        return real(name, value, above=0.0)
-    except ParameterError as error:
-        raise ParameterError(f'{error}; "auto" takes it from the observed times') from None

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsel_flwr import __version__
-from fedsel_flwr.arguments import overrides_of, parse, resumed_folder, seeds_of, where_of
+from fedsel_flwr.arguments import overrides_of, parse, ray_options_of, resumed_folder, seeds_of
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError
 
 if TYPE_CHECKING:
     from fedsel_flwr.simulations.comparisons.comparison import Comparison
     from fedsel_flwr.simulations.comparisons.plan import Plan
-    from fedsel_flwr.simulations.shutdown import Leaving
+    from fedsel_flwr.simulations.shutdown import SignalShutdown
 
 DEFAULT_SCENARIO = "digits"
 """What is run where nothing is named."""
@@ -31,7 +31,7 @@ DEFAULT_SELECTORS = "bsfl,cs-ucb,random"
 """Who is compared where nobody is named."""
 
 
-def parser_of() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
     """Return the parser of the whole command, and those of its commands by name."""
     parser = argparse.ArgumentParser(
         prog="fedsel", description="Compare client selectors for federated learning.", allow_abbrev=False
@@ -147,9 +147,9 @@ INTERRUPTED = "fedsel: interrupted"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status (0, 2 after an error, 130 after Ctrl-C)."""
-    parser, of_commands = parser_of()
+    parser, of_commands = build_parser()
     alone = argv is None and threading.current_thread() is threading.main_thread()
-    if alone:  # until leaving_at_once listens, SIGTERM is as Ctrl-C
+    if alone:  # until shutdown_on_signal listens, SIGTERM is as Ctrl-C
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         status = _command(parse(parser, of_commands, argv))
@@ -159,9 +159,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 signal.signal(each, signal.SIG_IGN)
         return status
     except BrokenPipeError:  # the reader has what it wants, as in | head
-        from fedsel_flwr.report.progress import fall_silent
+        from fedsel_flwr.report.progress import discard_stdout
 
-        fall_silent()
+        discard_stdout()
         return 0
     except FedSelError as error:
         print(f"fedsel: error: {error}", file=sys.stderr)
@@ -169,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MemoryError as error:  # numbers of the scenario, or of a plan that somebody else made
         print(f"fedsel: error: there is not enough memory for this: {error}", file=sys.stderr)
         return EXIT_ERROR
-    except KeyboardInterrupt:  # before leaving_at_once listens
+    except KeyboardInterrupt:  # before shutdown_on_signal listens
         print(INTERRUPTED, file=sys.stderr)
         return EXIT_INTERRUPTED
 
@@ -183,10 +183,10 @@ def _command(args: argparse.Namespace) -> int:
     if args.command == "report":
         return _report(args)
 
-    from fedsel_flwr.simulations.shutdown import leaving_at_once
+    from fedsel_flwr.simulations.shutdown import shutdown_on_signal
 
-    with leaving_at_once(lambda: None, lambda: INTERRUPTED, EXIT_INTERRUPTED) as leaving:
-        return _compare(args, leaving)
+    with shutdown_on_signal(lambda: None, lambda: INTERRUPTED, EXIT_INTERRUPTED) as shutdown:
+        return _compare(args, shutdown)
 
 
 def _list() -> int:
@@ -205,7 +205,7 @@ def _list() -> int:
     return 0
 
 
-def _compare(args: argparse.Namespace, leaving: Leaving) -> int:
+def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
     """Run the runs, print table, verdict and folder; ``fedsel run`` is a comparison of one."""
     going_on = resumed_folder(args)
     if args.replay and args.resume is None:
@@ -214,33 +214,35 @@ def _compare(args: argparse.Namespace, leaving: Leaving) -> int:
 
     from fedsel_flwr.report.progress import Progress
     from fedsel_flwr.report.run_folder import create_run_folder, load_optional
-    from fedsel_flwr.simulations.comparisons.plan_files import held_folder, newest_like
-    from fedsel_flwr.simulations.logs import in_one_line, logging_to
-    from fedsel_flwr.simulations.results import rounds_in
+    from fedsel_flwr.simulations.comparisons.plan_files import find_newest_run, lock_comparison
+    from fedsel_flwr.simulations.logs import errors_in_one_line, logging_to
+    from fedsel_flwr.simulations.results import describe_runs
     from fedsel_flwr.simulations.shutdown import adopt_orphans, end_descendants
     from fedsel_flwr.simulations.worlds.world import world_of
 
     if going_on is None and args.resume and getattr(args, "checkpoint_dir", None) is None:
-        going_on = str(newest_like(plan.said(), Path(args.runs_dir), _say))
-    world_of(plan.them[0].scenario(plan.scenario, plan.seeds[0]))  # faults in the data come before anything is written
+        going_on = str(find_newest_run(plan.as_dict(), Path(args.runs_dir), _say))
+    # Faults in the data come before anything is written.
+    world_of(plan.contenders[0].scenario(plan.scenario, plan.seeds[0]))
     folder = (Path(going_on) if going_on else create_run_folder(plan.scenario.name, args.runs_dir)).resolve()
-    held = held_folder(folder)  # before the log is opened: the refusal must not name rounds of another process
+    held = lock_comparison(folder)  # before the log is opened: the refusal must not name rounds of another process
     adopt_orphans()
     # A signal in the midst of this import, at the first run's end, would find half a module to read the rounds with.
     load_optional("pyarrow.parquet")
 
     def holds() -> str:
-        there = rounds_in(folder)
-        further = f"; fedsel {args.command} {plan.resumed_by(folder)} goes on"
+        there = describe_runs(folder)
+        further = f"; fedsel {args.command} {plan.resume_options(folder)} goes on"
         return f"{folder} holds {there or 'no round yet'}{further if there and not args.no_checkpoints else ''}"
 
     try:
         with (
             logging_to(folder / "flower.log"),
-            in_one_line(folder / "flower.log"),
+            errors_in_one_line(folder / "flower.log"),
             Progress(_console(args)) as progress,
         ):
-            leaving.last, leaving.message, leaving.folder = progress.stop, lambda: f"{INTERRUPTED}; {holds()}", folder
+            shutdown.on_signal, shutdown.folder = progress.stop, folder
+            shutdown.message = lambda: f"{INTERRUPTED}; {holds()}"
             options = {"replay": args.replay, "quiet": args.quiet, "on_wait": progress.on_wait}
             comparison = plan.run(
                 folder,
@@ -262,13 +264,13 @@ def _compare(args: argparse.Namespace, leaving: Leaving) -> int:
 
 def _plan(args: argparse.Namespace) -> Plan:
     """What the command line asks for."""
-    from fedsel_flwr.references import located
+    from fedsel_flwr.references import absolute_reference
     from fedsel_flwr.simulations.scenario_files import load_scenario
 
     given = ",".join(args.selectors or [DEFAULT_SELECTORS]) if args.command == "compare" else ""
     named = [name.strip() for name in given.split(",") if name.strip()]
     everybody = named == ["all"]
-    named = [] if everybody else [located(name, Path.cwd()) for name in named]
+    named = [] if everybody else [absolute_reference(name, Path.cwd()) for name in named]
     scenario = load_scenario(args.scenario or DEFAULT_SCENARIO, overrides_of(args), named)
     if args.command == "run":
         named = [scenario.selector]
@@ -281,16 +283,16 @@ def _plan(args: argparse.Namespace) -> Plan:
             raise ParameterError("--checkpoint-dir and --no-checkpoints contradict each other: leave out one of them")
         checkpoints = {"checkpoint_dir": str(Path(args.checkpoint_dir).expanduser().resolve())}
 
-    from fedsel_flwr.simulations.comparisons.contenders import every_selector
+    from fedsel_flwr.simulations.comparisons.contenders import runnable_selectors
     from fedsel_flwr.simulations.comparisons.plan import Plan
-    from fedsel_flwr.simulations.on_flower.ray_resources import Where
+    from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 
     left_out: dict[str, str] = {}
     if everybody:
-        named, left_out = every_selector(scenario)
+        named, left_out = runnable_selectors(scenario)
     return Plan.of(
         scenario, named, seeds=seeds, engine=scenario.engine, reference=getattr(args, "reference", None),
-        rounds_on_flower=getattr(args, "rounds_on_flower", 0), where=Where(**where_of(args)),
+        rounds_on_flower=getattr(args, "rounds_on_flower", 0), where=RayResources(**ray_options_of(args)),
         device=args.device or "cpu", processes=args.processes, left_out=left_out, checkpoints=checkpoints,
         jobs=1 if (jobs := getattr(args, "jobs", None)) is None else jobs,
     )  # fmt: skip
@@ -299,9 +301,9 @@ def _plan(args: argparse.Namespace) -> Plan:
 def _plan_of(folder: Path, args: argparse.Namespace) -> Plan:
     """What was begun in a folder, to be run where the command line says."""
     from fedsel_flwr.simulations.comparisons.plan import Plan
-    from fedsel_flwr.simulations.on_flower.ray_resources import Where
+    from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 
-    elsewhere: dict[str, Any] = {"where": Where(**given)} if (given := where_of(args)) else {}
+    elsewhere: dict[str, Any] = {"where": RayResources(**given)} if (given := ray_options_of(args)) else {}
     named = ("device", "processes", "jobs")
     elsewhere |= {key: value for key in named if (value := getattr(args, key, None)) is not None}
     elsewhere |= {"trust": args.trust, "checkpoint_dir": getattr(args, "checkpoint_dir", None), "command": args.typed}
@@ -338,8 +340,8 @@ def _show(comparison: Comparison, as_json: bool) -> None:
         return
     render_table(aggregate(comparison.summaries), comparison.scenario.target_accuracy)
     for run in comparison.runs:
-        if run.result.trouble:
-            print(f"{run.selector}, seed {run.scenario.seed}: {run.result.trouble}")
+        if run.result.diagnosis:
+            print(f"{run.selector}, seed {run.scenario.seed}: {run.result.diagnosis}")
     for name, reason in comparison.left_out.items():
         print(f"left out: {name}: {reason}")
     for run in comparison.cut_off:

@@ -39,7 +39,15 @@ from flwr.common.constant import ErrorCode
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.criterion import Criterion
 
-__all__ = ["ClientProxy", "Criterion", "ErrorCode", "end_once", "identity", "run_simulation", "start_grid"]
+__all__ = [
+    "ClientProxy",
+    "Criterion",
+    "ErrorCode",
+    "disable_actor_retries",
+    "run_simulation",
+    "start_grid",
+    "task_identity",
+]
 
 
 def run_simulation(**options: Any) -> None:
@@ -64,7 +72,7 @@ def start_grid(**options: Any) -> None:
     flowers(**options)
 
 
-def end_once() -> None:
+def disable_actor_retries() -> None:
     """Have Flower's actors end when they are told to: what dies of a message is given it once more, and Ray says so."""
     from flwr.simulation.ray_transport.ray_actor import ClientAppActor
 
@@ -73,7 +81,7 @@ def end_once() -> None:
 
 
 @contextlib.contextmanager
-def identity(run_id: int, task_id: int, node_id: int) -> Iterator[None]:
+def task_identity(run_id: int, task_id: int, node_id: int) -> Iterator[None]:
     """Be a run of Flower's for a while: outside of one it makes no message."""
     try:
         from flwr.supercore.task_identity import TaskIdentity

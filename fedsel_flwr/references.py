@@ -27,10 +27,10 @@ def is_reference(text: str) -> bool:
     return ":" in text
 
 
-def located(text: str, folder: Path) -> str:
+def absolute_reference(text: str, folder: Path) -> str:
     """A reference whose file is relative to a folder, with the file's absolute path; anything else as it is.
 
-    >>> located("mine.py:Fastest", Path("/projects"))
+    >>> absolute_reference("mine.py:Fastest", Path("/projects"))
     '/projects/mine.py:Fastest'
     """
     place, _, name = text.rpartition(":")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedsel_flwr import cli
-from fedsel_flwr.cli import parser_of
+from fedsel_flwr.cli import build_parser
 from fedsel_flwr.report import run_folder
 from fedsel_flwr.report.run_folder import JOURNAL
 from fedsel_flwr.rounds.history import ClientRecord, RoundRecord
@@ -21,7 +21,7 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "command-line.md"
 
 
 def commands() -> dict[str, argparse.ArgumentParser]:
-    return dict(parser_of()[1])
+    return dict(build_parser()[1])
 
 
 def table(parser: argparse.ArgumentParser) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.references import is_reference, load_reference, located
+from fedsel_flwr.references import absolute_reference, is_reference, load_reference
 
 
 def test_a_package_and_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,8 +54,8 @@ def test_what_is_not_there_is_said(text: str, said: list[str], tmp_path: Path, m
 
 
 def test_a_file_is_located_from_a_folder_and_a_package_is_left_alone() -> None:
-    assert located("./mine.py:A", Path("/x/y")) == "/x/y/mine.py:A"
-    assert located("../mine.py:A", Path("/x/y")) == "/x/mine.py:A"
-    assert located("package.mine:A", Path("/x")) == "package.mine:A"
-    assert located("bsfl", Path("/x")) == "bsfl"
+    assert absolute_reference("./mine.py:A", Path("/x/y")) == "/x/y/mine.py:A"
+    assert absolute_reference("../mine.py:A", Path("/x/y")) == "/x/mine.py:A"
+    assert absolute_reference("package.mine:A", Path("/x")) == "package.mine:A"
+    assert absolute_reference("bsfl", Path("/x")) == "bsfl"
     assert not is_reference("bsfl")

@@ -126,7 +126,7 @@ WRONG: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "a streamed Dataset": (_data(train=Streamed()), ["of one shape, and a length", "no len()"]),
     "another width of test": (_data(test=(X[:, :2], Y)), ["like train's, (4,)", "got (2,)"]),
     "foreign rows": (_rows([5, 100]), ["client 9", "[0, 100)", "from 5 to 100"]),
-    "a row twice": (_rows([5, 7, 5]), ["client 9", "each once; row 5 stands there 2 times"]),
+    "a row twice": (_rows([5, 7, 5]), ["client 9", "each once; row 5 occurs 2 times"]),
     "a client without rows": (_rows([]), ["client 9", "at least one row"]),
     "rows that are fractions": (_rows([1.5]), ["client 9", "float64"]),
     "nine clients": (_data(partition=ROWS[:9]), ["9 clients, but num_clients = 10"]),
@@ -163,7 +163,7 @@ WRONG: dict[str, tuple[Callable[[], Any], list[str]]] = {
         ["finished after 2 rounds", "new run with rounds = 9"],
     ),
     "fewer rounds than were done": (_again("checkpoint_dir", rounds=1), ["has done 2 rounds", "give at least 2"]),
-    "checkpoints of a run": (_again("checkpoint_dir", resume=False), ["of another run", "go on with resume=True"]),
+    "checkpoints of a run": (_again("checkpoint_dir", resume=False), ["of another run", "resume=True"]),
     "no folder to load": (lambda: Comparison.load(), ["at least one folder"]),
     "a folder that is not there": (lambda: Comparison.load("nosuch"), ["'nosuch' does not exist"]),
     "a scenario's number": (lambda: load_scenario(3), ["name or the path of a TOML file, got int"]),  # type: ignore

@@ -29,7 +29,7 @@ from playing import play
 from fedsel_flwr.errors import FedSelError
 from fedsel_flwr.selectors import names
 from fedsel_flwr.simulations import Scenario, load_scenario
-from fedsel_flwr.simulations.comparisons.contenders import every_selector
+from fedsel_flwr.simulations.comparisons.contenders import runnable_selectors
 from fedsel_flwr.simulations.worlds.availability import find_trace
 
 HERE = Path(__file__).resolve().parent
@@ -59,7 +59,7 @@ def main() -> None:
     left_out = {}
     plan: list[Cell] = []
     for scenario in worlds:
-        able, left_out[scenario.name] = every_selector(scenario)
+        able, left_out[scenario.name] = runnable_selectors(scenario)
         able = [name for name in able if name in args.selectors]
         plan += cells(scenario, [*able, *KNOWING], args.seeds, args.runs_dir)
     plan.sort(key=lambda cell: cell.scenario.seed)  # stable: a seed of each world, then the next seed

@@ -13,7 +13,7 @@ import numpy as np
 from cells import Cell
 from references import CHANCE, GENIE, GROUPS
 
-from fedsel_flwr.report.summary import RunSummary, smoothed, summarize
+from fedsel_flwr.report.summary import RunSummary, moving_average, summarize
 from fedsel_flwr.report.verdict import PairedDifference, paired_differences
 from fedsel_flwr.rounds.history import History
 
@@ -77,7 +77,7 @@ def _row(cell: Cell, history: History, cost: Mapping[str, float], equal_s: float
         rounds=len(rounds),
         selections=len(history.clients),
         equal_s=equal_s,
-        accuracy_at_s=float(smoothed(measured)[-1]) if measured else math.nan,
+        accuracy_at_s=float(moving_average(measured)[-1]) if measured else math.nan,
         rounds_at_s=len(until),
         probe_s=float(np.mean([record.probe_s for record in rounds])),
         probe_j=float(np.mean([record.probe_j for record in rounds])),

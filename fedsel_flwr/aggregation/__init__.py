@@ -1,4 +1,10 @@
-"""How updates are averaged, and which of them (Kim et al.): NumPy only."""
+"""Aggregation of updates by Kim et al.: the model filter and the averaging schemes. NumPy only.
+
+===========  =====================================================================
+``filter``   FedCA's combinatorial filter: the models that are averaged
+``schemes``  averaging schemes: the weights of the kept models and of the old one
+===========  =====================================================================
+"""
 
 from __future__ import annotations
 

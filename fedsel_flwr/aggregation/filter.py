@@ -1,7 +1,4 @@
-"""FedCA's combinatorial filter on the models of a round (Kim et al., (4)).
-
-FedCA's model filter: the subset of a round's models whose averaged logits score best (Kim et al.).
-"""
+"""FedCA's combinatorial filter: the subset of a round's models whose averaged logits score best (Kim et al., (4))."""
 
 from __future__ import annotations
 
@@ -17,12 +14,12 @@ from fedsel_flwr.checks import BoolArray, FloatArray, IntArray
 from fedsel_flwr.errors import ParameterError
 
 Score = Literal["loss", "accuracy"]
-Found = tuple[tuple[int, ...], float]  # members, ascending, and their score
-
+Subset = tuple[tuple[int, ...], float]
+"""A subset's members, ascending, and its score."""
 MAX_EXACT = 20
-"""Up to this many models every subset is searched."""
+"""Up to this many models, every subset is searched."""
 TIE = 1e-12
-"""Scores no further apart than this, or this share of a score above 1 in size, are equal."""
+"""Scores no further apart than this are equal; for scores above 1 in size, than this share of them."""
 
 
 def best_subset(logits: FloatArray, labels: IntArray, score: Score = "loss") -> tuple[BoolArray, float]:
@@ -56,7 +53,8 @@ def best_subset(logits: FloatArray, labels: IntArray, score: Score = "loss") -> 
     """
     stack, right = _checked(logits, labels, score)
     scorer = _Loss(stack, right) if score == "loss" else _Accuracy(stack, right)
-    with np.errstate(all="ignore"):  # sums of huge logits overflow
+    # Sums of huge logits overflow: such subsets score worst, without a warning.
+    with np.errstate(all="ignore"):
         members, value = _exact(stack, scorer) if len(stack) <= MAX_EXACT else _greedy(stack, scorer)
     kept = np.zeros(len(stack), dtype=np.bool_)
     kept[list(members)] = True  # S_opt (4)
@@ -89,26 +87,26 @@ class _Accuracy:
         return float((total.argmax(axis=0) == self._right).mean())  # Dirac delta, below (4)
 
 
-def _exact(stack: FloatArray, scorer: Any) -> Found:
-    """Every subset: one walk for each choice among the first three models, a thread for each processor."""
+def _exact(stack: FloatArray, scorer: Any) -> Subset:
+    """Search every subset: one walk for each choice among the first three models, a thread for each processor."""
+    # Eight walks of equal length; NumPy releases the interpreter lock in them.
     n = len(stack)
     fixed = min(n - 1, 3)
     parts = [tuple(k for k in range(fixed) if prefix >> k & 1) for prefix in range(1 << fixed)]
 
-    def walk(part: tuple[int, ...]) -> Found:
-        with np.errstate(all="ignore"):  # a thread has its own
+    def walk(part: tuple[int, ...]) -> Subset:
+        # NumPy's error state is each thread's own.
+        with np.errstate(all="ignore"):
             return _walk(stack, scorer, part, range(fixed, n))
 
     with ThreadPoolExecutor(min(len(parts), os.cpu_count() or 1)) as pool:
         return _best(list(pool.map(walk, parts)))
 
 
-def _walk(stack: FloatArray, scorer: Any, fixed: tuple[int, ...], free: range) -> Found:
-    """The best non-empty subset that holds ``fixed`` and any of ``free``, depth first.
-
-    Nothing is ever subtracted from a sum: a model with huge logits would leave its rounding behind.
-    """
-    sums = np.empty((len(free) + 1, *stack.shape[1:]))  # one for each depth
+def _walk(stack: FloatArray, scorer: Any, fixed: tuple[int, ...], free: range) -> Subset:
+    """Return the best non-empty subset that holds ``fixed`` and any of ``free``, depth first."""
+    # A sum for each depth, so that nothing is subtracted: the rounding error of huge logits would remain in the sum.
+    sums = np.empty((len(free) + 1, *stack.shape[1:]))
     sums[0] = stack[list(fixed)].sum(axis=0)
     best = _candidate(fixed, scorer(sums[0], len(fixed))) if fixed else ((), -np.inf)
 
@@ -124,8 +122,8 @@ def _walk(stack: FloatArray, scorer: Any, fixed: tuple[int, ...], free: range) -
     return best
 
 
-def _greedy(stack: FloatArray, scorer: Any) -> Found:
-    """The best single model, then, one at a time, the best addition while it does not lower the score."""
+def _greedy(stack: FloatArray, scorer: Any) -> Subset:
+    """Return the best single model, extended by the best addition as long as the score does not fall."""
     best = _best([_candidate((k,), scorer(stack[k], 1)) for k in range(len(stack))])
     while len(best[0]) < len(stack):
         total, members = stack[list(best[0])].sum(axis=0), best[0]
@@ -139,24 +137,24 @@ def _greedy(stack: FloatArray, scorer: Any) -> Found:
     return best
 
 
-def _candidate(members: tuple[int, ...], value: float) -> Found:
-    """A set and its score; a score that is no number, of sums that overflowed, is the worst."""
+def _candidate(members: tuple[int, ...], value: float) -> Subset:
+    """Return a subset with its score; NaN, from sums that overflowed, becomes the worst score."""
     return members, -np.inf if np.isnan(value) else value
 
 
 def _reaches(value: float, top: float) -> bool:
-    """Whether a score is at least ``top``, or equal but for rounding."""
+    """Return whether a score is at least ``top``, up to rounding."""
     return bool(value >= top - TIE * max(1.0, abs(top)))
 
 
-def _best(found: list[Found]) -> Found:
-    """The best score; among equals the larger subset, then the lowest indices."""
+def _best(found: list[Subset]) -> Subset:
+    """Return the subset with the best score; among equals the larger one, then the lowest indices."""
     top = max(value for _, value in found)
     return min((one for one in found if _reaches(one[1], top)), key=lambda one: (-len(one[0]), one[0]))
 
 
 def _checked(logits: FloatArray, labels: IntArray, score: str) -> tuple[FloatArray, IntArray]:
-    """The logits with classes before examples, and the labels; both checked."""
+    """Check the arguments; return the logits with classes before examples, and the labels."""
     if score not in ("loss", "accuracy"):
         raise ParameterError(f"score must be 'loss' or 'accuracy', got {score!r}")
     stack, right = np.asarray(logits, dtype=np.float64), np.asarray(labels)
@@ -169,7 +167,8 @@ def _checked(logits: FloatArray, labels: IntArray, score: str) -> tuple[FloatArr
     if right.min() < 0 or right.max() >= stack.shape[2]:
         raise ParameterError(f"labels must lie in 0..{stack.shape[2] - 1}, got {right.min()}..{right.max()}")
     if not np.isfinite(stack).all():
-        raise ParameterError("logits must be finite; drop the models that give NaN or infinities first")
+        raise ParameterError("logits must be finite. Drop the models that give NaN or infinities first")
+    # Classes first: maxima and sums over classes then run over contiguous examples.
     return np.ascontiguousarray(stack.transpose(0, 2, 1)), right.astype(np.int64)
 
 

@@ -1,4 +1,4 @@
-"""The averaging schemes of Kim et al., Table 1, as weights of the round's models and of the old one.
+"""Averaging schemes of Kim et al., Table 1, as weights of the round's models and of the old global one.
 
 A scheme gives each model's weight in the base strategy's mean, then mixes that mean with the old model:
 ``w^t = old * w^{t-1} + new * mean``.
@@ -20,7 +20,7 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Averaging:
-    """How a round's models become the new one.
+    """Weights and mix that turn a round's models into the new global one.
 
     Attributes:
         weights: Weight of each model in the base strategy's mean, shape (n,), positive.
@@ -34,11 +34,11 @@ class Averaging:
 
     @property
     def mixes(self) -> bool:
-        """Whether the new model is another one than the mean."""
+        """Whether the new model differs from the mean."""
         return not (self.old == 0.0 and self.new == 1.0)
 
     def mix(self, before: Sequence[npt.NDArray[Any]], mean: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
-        """The new model, of the old one and the mean of the round's models."""
+        """Return the new model, made of the old one and the mean of the round's models."""
         if not self.mixes:
             return list(mean)
         pairs = zip(before, mean, strict=True)
@@ -52,7 +52,7 @@ def averaging(
     num_clients: int,
     draws: npt.ArrayLike | None = None,
 ) -> Averaging:
-    """Return what a scheme does with the models of a round.
+    """Return a scheme's weights for the models of a round.
 
     ====================  ================  ==================================================
     scheme                Table 1           new model
@@ -84,7 +84,7 @@ def averaging(
     Averaging(weights=array([10., 30.]), old=0.6, new=0.4)
     """
     if scheme not in SCHEMES:
-        raise ParameterError(f"unknown averaging scheme {scheme!r}; choose one of {', '.join(SCHEMES)}")
+        raise ParameterError(f"unknown averaging scheme {scheme!r}. Choose one of {', '.join(SCHEMES)}")
     weights = np.asarray(num_examples, dtype=np.float64)
     if weights.ndim != 1 or not weights.size or not (weights > 0).all() or not total_examples > 0:
         raise ParameterError(f"num_examples must be positive, one per model, got {weights}")
@@ -118,5 +118,5 @@ SCHEMES: dict[str, Callable[[FloatArray, float, int, FloatArray], Averaging]] = 
     "mean": _mean,
 }
 """The schemes by name."""
-COUNT_EVERYBODY = frozenset({"fedpdp-exact", "fedavg-absent"})
+READS_TOTAL_EXAMPLES = frozenset({"fedpdp-exact", "fedavg-absent"})
 """The schemes that read the number of examples of all clients, absent ones included."""

@@ -1,6 +1,6 @@
-"""What the callbacks of all libraries have in common: which figures, and what happens when the library fails.
+"""The recorder: base class of the callbacks for tracking libraries, with the figures of a round.
 
-Several callbacks in place of one.
+A library that fails does not end the run. :func:`together` combines several callbacks into one.
 """
 
 from __future__ import annotations
@@ -18,33 +18,34 @@ from fedsel_flwr.errors import RunError, described
 from fedsel_flwr.rounds.records import RoundRecord
 
 logger = logging.getLogger("fedsel_flwr")
+OnRound = Callable[[RoundRecord], None]
 
 
 class Recorder(ABC):
     """A callback for ``on_round``; also a context manager that closes at the end.
 
-    An exception in a round or at the end ends nothing: the first one is logged as a warning, and later rounds are tried
-    all the same.
+    An exception in a round or at the end does not end the run. The first one is logged as a warning, and later rounds
+    are still handed over.
     """
 
     _failed = False
 
     def __call__(self, record: RoundRecord) -> None:
-        """Hand a round over.
+        """Write a finished round.
 
         Args:
             record: The round.
         """
-        with self._told(f"in round {record.round}"):
+        with self._logging_errors(f"in round {record.round}"):
             self.write(record.round, figures(record))
 
     def close(self, *, failed: bool = False) -> None:
-        """The run is over.
+        """Close the library's run.
 
         Args:
-            failed: Whether it was cut off.
+            failed: Whether an exception ended the run.
         """
-        with self._told("at the end"):
+        with self._logging_errors("at the end"):
             self.end(failed=failed)
 
     @abstractmethod
@@ -53,23 +54,24 @@ class Recorder(ABC):
 
     @abstractmethod
     def end(self, *, failed: bool) -> None:
-        """Close the library's run; may raise likewise."""
+        """Close the library's run; may raise whatever the library raises."""
 
     def __enter__(self) -> Self:
-        """The callback itself."""
+        """Return the callback itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close; a run that an exception ended has failed."""
+        """Close the library's run, as failed if an exception ended it."""
         self.close(failed=error is not None)
 
     @contextlib.contextmanager
-    def _told(self, when: str) -> Iterator[None]:
+    def _logging_errors(self, when: str) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # a run of hours does not end because a tracking server is away
+        # Any exception: a run of hours must not end because a tracking server is away.
+        except Exception as error:
             if not self._failed:
                 logger.warning(
                     "%s failed %s, the run goes on, further failures are not logged: %s",
@@ -79,7 +81,7 @@ class Recorder(ABC):
 
 
 def figures(record: RoundRecord) -> dict[str, float]:
-    """A round's figures under the names of :class:`~fedsel_flwr.rounds.records.RoundRecord`, the known ones.
+    """Return a round's finite figures under the names of :class:`~fedsel_flwr.rounds.records.RoundRecord`.
 
     >>> record = RoundRecord(round=1, num_available=9, num_selected=3, num_completed=2, round_s=0.5, simulated_s=0.5,
     ...                      energy_j=float("nan"), total_energy_j=float("nan"), accuracy=0.25)
@@ -90,29 +92,26 @@ def figures(record: RoundRecord) -> dict[str, float]:
     return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
-def load(module: str, package: str) -> ModuleType:
+def import_library(module: str, package: str) -> ModuleType:
     """Import a library's module.
 
     Args:
-        module: Its name.
-        package: What is installed for it.
+        module: The module's name.
+        package: The package that holds it.
 
     Raises:
-        RunError: It is not installed.
+        RunError: The package is not installed.
     """
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise RunError(
-            f"this callback needs {package}, which is not installed ({error}): pip install {package}"
+            f"this callback needs {package}, which is not installed ({error}). Install it with pip install {package}"
         ) from error
 
 
-OnRound = Callable[[RoundRecord], None]
-
-
 def together(*callbacks: OnRound) -> OnRound:
-    """A callback that calls others, in the order given.
+    """Combine callbacks into one that calls them in the order given.
 
     >>> seen = []
     >>> together(seen.append, lambda record: seen.append(2 * record))(1)

@@ -1,11 +1,29 @@
-"""What a user sees of a run: summaries, the table, the picture, the progress display, the run folder.
+"""Reports of runs: run folder, progress display, summaries, verdict, tables and pictures.
 
-Importing this package loads NumPy only. ``table`` and ``progress`` need rich, ``plots`` needs matplotlib and
-``run_folder`` loads pyarrow and safetensors at the moment it reads or writes; import those modules by name.
+In the order in which a run passes through them:
+
+==============  =====================================================================================================
+``progress``    display on the terminal while runs proceed; notices while Ray starts (needs rich)
+``run_folder``  the folder of a run: scenario, journal or Parquet files, model (pyarrow, safetensors on first use)
+``summary``     the figures of a run (accuracy, time and energy to the target, Jain index); their spread over seeds
+``verdict``     paired differences to a reference, Student's intervals, Holm's correction; one sentence (SciPy)
+``tables``      the comparison as a terminal table, data frames, LaTeX (needs rich; pandas on first use)
+``plots``       the comparison as PNG, by simulated seconds and by rounds (matplotlib on first use)
+==============  =====================================================================================================
+
+Importing this package loads NumPy only; import the rooms by name.
 """
 
 from __future__ import annotations
 
-from fedsel_flwr.report.summary import RunSummary, SelectorRow, Spread, aggregate, jain_index, reaching, summarize
+from fedsel_flwr.report.summary import (
+    RunSummary,
+    SelectorRow,
+    Spread,
+    aggregate,
+    find_target_round,
+    jain_index,
+    summarize,
+)
 
-__all__ = ["RunSummary", "SelectorRow", "Spread", "aggregate", "jain_index", "reaching", "summarize"]
+__all__ = ["RunSummary", "SelectorRow", "Spread", "aggregate", "find_target_round", "jain_index", "summarize"]

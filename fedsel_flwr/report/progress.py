@@ -1,10 +1,7 @@
-"""The progress of runs: a live display on a terminal, single plain lines elsewhere.
+"""Progress of runs on the terminal: a live display, plain lines in a pipe, a notice while something starts.
 
-Printing with rich to a reader that may go, as ``| head`` does.
-
-A reader of standard output that has gone, as ``| head`` does.
-
-Saying what is waited for, with the seconds: only where it takes time.
+A reader of standard output may leave before the program ends, as ``| head`` does. The run then continues without
+output.
 """
 
 from __future__ import annotations
@@ -30,30 +27,15 @@ if TYPE_CHECKING:
     from fedsel_flwr.rounds.history import RoundRecord
 
 
-def fall_silent() -> None:
-    """Send standard output to nowhere, so that flushing it at the end raises nothing."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
-
-
-class PipedConsole(Console):
-    """rich's console, which ends the program where its reader has gone; this one falls silent, and the run goes on."""
-
-    def on_broken_pipe(self) -> None:
-        """Say nothing more."""
-        self.quiet = True
-        fall_silent()
-
-
 LINES_PER_RUN = 10
+"""Lines that a run prints outside a terminal, about."""
 
 
 class Progress:
-    """Show how one run after another proceeds.
+    """Display of the progress of one run after another.
 
-    On a terminal the current run has a bar, and its last line stays when the next run starts. Elsewhere about ten
-    plain lines per run are printed, the first and the last round always among them.
+    On a terminal the current run has a bar, and its last line stays when the next run starts. Elsewhere each run prints
+    about ten plain lines, among them always those of the first and the last round.
 
     Args:
         console: Where to print; standard output by default.
@@ -66,8 +48,8 @@ class Progress:
     """
 
     def __init__(self, console: Console | None = None) -> None:
-        """Prepare the display; nothing is printed yet."""
-        self._console = console or PipedConsole()
+        """Prepare the display, without printing."""
+        self._console = console or PipeSafeConsole()
         self._live: LiveProgress | None = None
         if self._console.is_interactive:
             self._live = LiveProgress(
@@ -77,6 +59,7 @@ class Progress:
                 TimeRemainingColumn(compact=True),
                 console=self._console,
                 expand=True,
+                # rich removes the bar at the end: `_end_run` prints the run's last line in its place, which stays.
                 transient=True,
             )
         self._label: str | None = None
@@ -97,7 +80,7 @@ class Progress:
         self.stop()
 
     def stop(self) -> None:
-        """End the display; the last line of the last run stays, whether it ended well or not."""
+        """End the display; the last line of the last run stays, even after an error."""
         self._end_run()
         if self._live:
             self._live.stop()
@@ -116,7 +99,7 @@ class Progress:
 
     @property
     def on_wait(self) -> Callable[[str], None] | None:
-        """Takes what is waited for, on a terminal; None elsewhere, where no line is free for it."""
+        """Function that shows what the run waits for; None outside a terminal, which has no line to overwrite."""
         return self._wait if self._live else None
 
     def update(self, record: RoundRecord, failures: int) -> None:
@@ -130,7 +113,7 @@ class Progress:
             RunError: If no run was started.
         """
         if self._label is None:
-            raise RunError("Progress.update was called before start_run. Start the run first.")
+            raise RunError("Progress.update was called before start_run. Call start_run first.")
         done = f"{record.round:{len(str(self._rounds))}d}/{self._rounds}"
         accuracy = f"{100 * record.accuracy:4.1f} %" if math.isfinite(record.accuracy) else "-"
         seconds, joules = _number(record.simulated_s, "s"), _number(record.total_energy_j, "J")
@@ -141,7 +124,9 @@ class Progress:
         if self._live:
             figures = f"{done}  {accuracy}  {seconds}  {joules}  {failures} failed"
             self._live.update(self._live.task_ids[-1], completed=record.round, figures=figures)
-        elif record.round in (1, self._rounds) or record.round % max(1, math.ceil(self._rounds / LINES_PER_RUN)) == 0:
+            return
+        period = max(1, math.ceil(self._rounds / LINES_PER_RUN))
+        if record.round in (1, self._rounds) or record.round % period == 0:
             self._print_line()
 
     def _wait(self, text: str) -> None:
@@ -150,6 +135,7 @@ class Progress:
 
     def _end_run(self) -> None:
         if self._live:
+            # Before the line is printed: rich would draw the bar below it once more.
             for task in self._live.task_ids:
                 self._live.remove_task(task)
             self._live.refresh()
@@ -166,25 +152,25 @@ def _number(value: float, unit: str) -> str:
     return f"{value:.{decimals_of(value)}f} {unit}" if math.isfinite(value) else f"- {unit}"
 
 
-AFTER_S = 1.0
-"""What takes less is not told."""
+NOTICE_AFTER_S = 1.0
+"""A wait shorter than this is not announced."""
 
 
-class Waiting:
-    """Tell that something starts, and how long it took.
+class WaitNotice:
+    """Notice on standard error that something starts, and how long it took.
 
-    On a terminal the seconds run in one line. Elsewhere there are two lines, one at the start and one at the end.
+    On a terminal one line counts the seconds. Elsewhere there are two lines, one at the start and one at the end.
 
     Args:
-        what: What is waited for, for example "Starting Ray".
-        there: What is said at the end, before the seconds.
+        what: What the program waits for, for example "Starting Ray".
+        there: The text at the end, before the seconds.
         tell: Takes the running text in place of standard error, once a second ("Starting Ray, 3 s"), and nothing at
             the end.
-        quiet: Say nothing.
+        quiet: Write nothing.
 
     Example::
 
-        with Waiting("Starting Ray", "Ray started"):
+        with WaitNotice("Starting Ray", "Ray started"):
             ray.init()
     """
 
@@ -192,11 +178,13 @@ class Waiting:
         self, what: str, there: str, *, tell: Callable[[str], None] | None = None, quiet: bool = False
     ) -> None:
         self._what, self._there, self._tell, self._quiet = what, there, tell, quiet
-        self._over, self._turn = threading.Event(), threading.Lock()
-        self._told, self._began = False, 0.0
+        self._over = threading.Event()
+        # Both threads write: without the lock a last "3 s" could follow the line that closes the notice.
+        self._lock = threading.Lock()
+        self._shown, self._began = False, 0.0
 
-    def __enter__(self) -> Waiting:
-        """Begin."""
+    def __enter__(self) -> WaitNotice:
+        """Begin to count."""
         self._began = time.monotonic()
         if not self._quiet:
             threading.Thread(target=self._run, name="waiting", daemon=True).start()
@@ -205,46 +193,68 @@ class Waiting:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """End, if :meth:`done` has not; after an error only the line is closed."""
+        """End the notice unless :meth:`done` has; after an error only close the line."""
         self._end("" if kind else self._there)
 
     def done(self) -> None:
-        """It is there."""
+        """Announce that the wait is over."""
         self._end(self._there)
 
     def _run(self) -> None:
-        while not self._over.wait(AFTER_S):
-            with self._turn:
+        while not self._over.wait(NOTICE_AFTER_S):
+            with self._lock:
                 if not self._over.is_set():
-                    self._say(int(time.monotonic() - self._began))
+                    self._show(int(time.monotonic() - self._began))
 
-    def _say(self, seconds: int) -> None:
+    def _show(self, seconds: int) -> None:
         if self._tell:
             self._tell(f"{self._what}, {seconds} s")
-        elif _terminal():
+        elif _stderr_is_terminal():
             self._write(f"\r{self._what} ... {seconds} s")
-        elif not self._told:
+        elif not self._shown:
             self._write(f"{self._what} ...\n")
-        self._told = True
+        self._shown = True
 
     def _end(self, there: str) -> None:
-        with self._turn:
+        with self._lock:
             if self._over.is_set():
                 return
             self._over.set()
-            if not self._told or self._tell:
+            if not self._shown or self._tell:
                 return
-            begin = "\r\x1b[K" if _terminal() else ""
-            said = f"{there} in {time.monotonic() - self._began:.1f} s\n" if there else ""
-            self._write(begin + said)
+            # Carriage return and "erase to the end of the line": the notice takes the place of the running seconds.
+            erase = "\r\x1b[K" if _stderr_is_terminal() else ""
+            text = f"{there} in {time.monotonic() - self._began:.1f} s\n" if there else ""
+            self._write(erase + text)
 
     def _write(self, text: str) -> None:
         try:
             sys.stderr.write(text)
             sys.stderr.flush()
-        except (OSError, ValueError):  # nobody reads it
+        except (OSError, ValueError):
+            # The reader of standard error is gone, or the stream is closed: a notice is not worth the run.
             return
 
 
-def _terminal() -> bool:
+def _stderr_is_terminal() -> bool:
+    # pythonw and some services have no standard error: sys.stderr is None there.
     return bool(sys.stderr and sys.stderr.isatty())
+
+
+def discard_stdout() -> None:
+    """Send standard output to the null device.
+
+    Python flushes standard output when it exits. Without a reader that would raise once more, after all error handling.
+    """
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
+
+
+class PipeSafeConsole(Console):
+    """Console that stops printing when its reader is gone; rich's own ends the program then."""
+
+    def on_broken_pipe(self) -> None:
+        """Stop printing and let the run continue."""
+        self.quiet = True
+        discard_stdout()

@@ -1,4 +1,4 @@
-"""Numbers that summarize a run, and their mean and spread over the seeds of one selector."""
+"""Summaries of runs: the figures of one run, and their mean and spread over the seeds of one selector."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 
     from fedsel_flwr.rounds.history import History, RoundRecord
 
-SMOOTHED = 5
-"""Measured rounds whose mean accuracy has to reach the target."""
+WINDOW = 5
+"""Measured rounds whose mean accuracy must reach the target."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """One run in one line: one selector, one seed.
+    """Figures of one run: one selector, one seed.
 
     Attributes:
         selector: Name of the selector.
         seed: Seed of the run.
         accuracy: Last measured test accuracy, a fraction; NaN if it was never measured.
-        time_to_target_s: Simulated seconds until the target was reached (:func:`reaching`); infinity if never.
+        time_to_target_s: Simulated seconds until the target was reached (:func:`find_target_round`); infinity if never.
         energy_to_target_j: Energy until then, in joules; infinity if never.
         energy_j: Energy of the whole run, in joules.
-        jain: Jain index of the clients' selection counts; NaN if nobody was selected.
-        failed_clients: Selections that did not end in a usable model.
+        jain: Jain index of the clients' selection counts; NaN if no client was selected.
+        failed_clients: Selections without a usable update.
         simulated_s: Simulated length of the whole run, in seconds.
         loss: Last measured test loss; NaN if it was never measured.
         accuracy_last10: Mean test accuracy of the last ten measured rounds (GPFL's Table II).
@@ -84,12 +84,12 @@ class Spread:
 
 
 UNKNOWN = Spread(mean=math.nan, deviation=math.nan, count=0, total=0)
-"""The spread of a figure that nobody measured."""
+"""The spread of a figure that no run has."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SelectorRow:
-    """All runs of one selector: each figure of ``RunSummary`` as a ``Spread`` over the seeds."""
+    """Figures of one selector: each figure of ``RunSummary`` as a ``Spread`` over the seeds."""
 
     selector: str
     seeds: int
@@ -116,7 +116,7 @@ FIGURES = tuple(field.name for field in fields(SelectorRow) if field.name not in
 
 
 def jain_index(counts: ArrayLike) -> float:
-    """Measure how evenly something is shared: 1 is perfectly even, 1/n is one client taking everything.
+    """Compute Jain's fairness index: 1 if all clients have equal shares, 1/n if one client has everything.
 
     Args:
         counts: Non-negative amounts, one per client, shape (n,).
@@ -138,34 +138,33 @@ def jain_index(counts: ArrayLike) -> float:
     x = np.asarray(counts, dtype=np.float64)
     if x.ndim != 1 or not np.isfinite(x).all() or (x < 0).any():
         raise ParameterError(
-            "jain_index expects a vector of finite counts that are 0 or more; "
-            f"it got shape {x.shape}. Pass one number per client."
+            f"counts must be a vector of finite numbers of at least 0, got shape {x.shape}. Give one number per client."
         )
     squares = float(x @ x)
     return float(x.sum()) ** 2 / (x.size * squares) if squares > 0 else math.nan
 
 
-def smoothed(accuracies: ArrayLike) -> NDArray[np.float64]:
-    """Average each measured accuracy with those before it: the last five, or all of them while there are fewer.
+def moving_average(accuracies: ArrayLike) -> NDArray[np.float64]:
+    """Average each measured accuracy with the four before it, or with all of them while there are fewer.
 
-    From round to round a measured accuracy goes up and down, and a single lucky round is no arrival.
+    Accuracy fluctuates from round to round; without the average one lucky round would count as the target reached.
 
     Args:
-        accuracies: Measured ones in order, finite, shape (n,).
+        accuracies: Measured accuracies in order, finite, shape (n,).
 
     Returns:
         Shape (n,).
 
     Examples:
-        >>> smoothed([0.2, 0.4, 0.6, 0.6, 0.7, 0.7]).round(2).tolist()
+        >>> moving_average([0.2, 0.4, 0.6, 0.6, 0.7, 0.7]).round(2).tolist()
         [0.2, 0.3, 0.4, 0.45, 0.5, 0.6]
     """
     values = np.asarray(accuracies, dtype=np.float64)
-    return np.array([values[max(0, i + 1 - SMOOTHED) : i + 1].mean() for i in range(len(values))])
+    return np.array([values[max(0, i + 1 - WINDOW) : i + 1].mean() for i in range(len(values))])
 
 
-def reaching(rounds: Sequence[RoundRecord], target_accuracy: float) -> RoundRecord | None:
-    """Find the first round at which the mean of the last five measured accuracies (:func:`smoothed`) is the target.
+def find_target_round(rounds: Sequence[RoundRecord], target_accuracy: float) -> RoundRecord | None:
+    """Find the first round whose mean of the last five measured accuracies (:func:`moving_average`) is the target.
 
     Args:
         rounds: The rounds of a run, in order.
@@ -175,7 +174,7 @@ def reaching(rounds: Sequence[RoundRecord], target_accuracy: float) -> RoundReco
         The round; None if there is none.
     """
     measured = [record for record in rounds if math.isfinite(record.accuracy)]
-    means = smoothed([record.accuracy for record in measured])
+    means = moving_average([record.accuracy for record in measured])
     return next((record for record, mean in zip(measured, means, strict=True) if mean >= target_accuracy), None)
 
 
@@ -193,12 +192,12 @@ def summarize(history: History, *, selector: str, seed: int, num_clients: int, t
         The summary; a run without rounds has no accuracy (NaN), 0 joules and 0 seconds.
 
     Raises:
-        ParameterError: If ``target_accuracy`` is not a fraction.
+        ParameterError: ``target_accuracy`` is not a fraction.
     """
     check_target(target_accuracy)
     measured = [r for r in history.rounds if math.isfinite(r.accuracy)]
     last = history.rounds[-1] if history.rounds else None
-    reached = reaching(history.rounds, target_accuracy)
+    reached = find_target_round(history.rounds, target_accuracy)
     last10 = _last_ten(history.rounds)
     scores = np.array([row.energy_score for row in history.clients])
     return RunSummary(
@@ -224,14 +223,14 @@ def summarize(history: History, *, selector: str, seed: int, num_clients: int, t
 
 
 def aggregate(summaries: Iterable[RunSummary]) -> list[SelectorRow]:
-    """Join the runs of each selector.
+    """Aggregate the runs of each selector.
 
     Args:
         summaries: Runs in any order.
 
     Returns:
         One row per selector, in the order in which the selectors first appear. The time to target is the mean over
-        the seeds that reached it: its ``count`` says how many did.
+        the seeds that reached it; its ``count`` is their number.
     """
     runs: dict[str, list[RunSummary]] = {}
     for summary in summaries:
@@ -247,17 +246,19 @@ def aggregate(summaries: Iterable[RunSummary]) -> list[SelectorRow]:
 
 
 def _last_ten(rounds: Sequence[RoundRecord]) -> NDArray[np.float64]:
-    """The accuracies of the last ten measured rounds."""
+    """Return the accuracies of the last ten measured rounds."""
     return np.array([record.accuracy for record in rounds if math.isfinite(record.accuracy)][-10:])
 
 
 def _mean_until(rounds: Sequence[RoundRecord], share: float) -> float:
-    """The mean of the last ten measured rounds, when so large a share of the rounds was over."""
+    """Return the mean accuracy of the last ten measured rounds within the first ``share`` of all rounds."""
+    # Rounded first: a product of floats may lie just above a whole number, and its ceiling one round too far.
     last10 = _last_ten(rounds[: math.ceil(round(share * len(rounds), 9))])
     return float(last10.mean()) if last10.size else math.nan
 
 
 def _rounds_to_all(history: History, num_clients: int) -> float:
+    """Return the round after which every client had been selected; infinity if some never were."""
     seen: set[int] = set()
     for row in history.clients:
         seen.add(row.client)
@@ -273,15 +274,16 @@ def check_target(target_accuracy: float) -> None:
         target_accuracy: The value to check.
 
     Raises:
-        ParameterError: If it is not in (0, 1].
+        ParameterError: It is not in (0, 1].
     """
     if not 0 < target_accuracy <= 1:
         raise ParameterError(
-            f"target_accuracy must be a fraction above 0 and at most 1; it is {target_accuracy!r}. Write 80 % as 0.8."
+            f"target_accuracy must be above 0 and at most 1, got {target_accuracy!r}. Write 80 % as 0.8."
         )
 
 
 def _spread(values: Sequence[float]) -> Spread:
+    """Return mean and standard deviation of the finite values; infinity is a target never reached, NaN no value."""
     finite = np.asarray([v for v in values if math.isfinite(v)], dtype=np.float64)
     return Spread(
         mean=float(finite.mean()) if finite.size else math.nan,
@@ -304,5 +306,6 @@ def decimals_of(value: float) -> int:
         >>> [decimals_of(x) for x in (1234.5, 123.4, 12.3, 1.23, 0.0123)]
         [0, 1, 1, 2, 4]
     """
+    # From 100 to 999 three significant digits leave no decimal; one is kept there all the same.
     exponent = math.floor(math.log10(abs(value))) if value else 0
     return 1 if exponent == 2 else max(0, 2 - exponent)

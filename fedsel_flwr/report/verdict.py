@@ -1,19 +1,18 @@
-"""The verdict on a comparison: one sentence on time and energy to the target, against a reference.
+"""Verdict of a comparison: paired differences to a reference, and one sentence on time and energy to the target.
 
-Differences between selectors, paired by seed: the same seed is the same data, phones and channels.
-
-Between two seeds the time to a target differs more than between two selectors, so the means of two selectors say
-little. Their difference on one seed does: with d_1 … d_n the differences to the reference, the interval is
+The same seed gives every selector the same data, phones and channels. The time to a target varies more between two
+seeds than between two selectors, so that the means of two selectors say little. Their difference on one seed says more:
+with d_1 … d_n the differences to the reference, the interval is
 
     mean(d) ± t_{n-1, (1 + confidence) / 2} · sd(d) / √n,
 
-Student's, which holds for differences that are about normal. Where a run never reached the target, a difference is not
-known and leaving it out would favour whoever failed: there is no interval then, only the counts.
+Student's, which holds for differences that are about normal. If a run never reached the target, its difference is
+unknown. Leaving it out would favour the selector that failed: there is then no interval, only the counts.
 
-Of several selectors compared with one reference, some look different by chance. Holm's correction keeps the probability
-that any of them does so wrongly below 1 - confidence: the p-values in ascending order are multiplied by n, n - 1, … 1,
+Among several selectors that are compared with one reference, some look different by chance. Holm's correction keeps
+the probability of any such error below 1 - confidence. The p-values in ascending order are multiplied by n, n - 1, … 1,
 each at least as large as the one before. A selector differs if its corrected p-value is at most 1 - confidence. The
-intervals stand each for itself.
+intervals are pointwise: they are not corrected.
 
 References: Student, "The Probable Error of a Mean", Biometrika 6, 1908. S. Holm, "A Simple Sequentially Rejective
 Multiple Test Procedure", Scandinavian Journal of Statistics 6, 1979.
@@ -38,16 +37,20 @@ Figure = Literal[
 ]
 
 
+CONFIDENCE = 0.95
+"""Of the intervals, and of the verdict."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PairedDifference:
-    """One figure of one selector against the reference, over the seeds that both ran.
+    """Difference in one figure between a selector and the reference, over the seeds that both ran.
 
     Attributes:
         selector: Name of the selector.
-        reference: Name of the selector that it is compared with.
-        figure: What is compared, a field of ``RunSummary``.
-        mean: Mean of selector minus reference; NaN where a pair lacks a value.
-        low: Lower end of the interval; NaN where a pair lacks a value, or with fewer than two pairs.
+        reference: Name of the reference.
+        figure: A field of ``RunSummary``.
+        mean: Mean of selector minus reference; NaN if a pair lacks a value.
+        low: Lower end of the interval; NaN if a pair lacks a value, or with fewer than two pairs.
         high: Upper end.
         confidence: Of the interval.
         p: Of the paired t-test that there is no difference, after Holm's correction over the selectors compared at the
@@ -55,8 +58,8 @@ class PairedDifference:
         pairs: Seeds that both ran.
         reached: Of these, the seeds on which the selector has a finite value.
         reference_reached: Of these, the seeds on which the reference has one.
-        reference_mean: Mean of the reference over the pairs; NaN where one lacks a value.
-        differences: Selector minus reference, a pair each; NaN where one of the two has no finite value.
+        reference_mean: Mean of the reference over the pairs; NaN if one lacks a value.
+        differences: Selector minus reference, one per pair; NaN if one of the two has no finite value.
     """
 
     selector: str
@@ -75,14 +78,66 @@ class PairedDifference:
 
     @property
     def differs(self) -> bool:
-        """Whether there is a difference, as far as such runs can show one."""
+        """Whether the difference is significant at ``confidence``, after Holm's correction."""
         return self.p <= 1 - self.confidence
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Result of a comparison.
+
+    Attributes:
+        sentence: The verdict in one sentence.
+        times: Differences of the simulated seconds to the target.
+        energies: Differences of the joules to the target.
+    """
+
+    sentence: str
+    times: list[PairedDifference]
+    energies: list[PairedDifference]
+
+
+def verdict(
+    summaries: Sequence[RunSummary], reference: str, target_accuracy: float, shared: str = " and partitions"
+) -> Verdict:
+    """Compare every selector with the reference, on the seeds that both ran.
+
+    Differences that are not significant after Holm's correction over the selectors are reported as "no difference".
+
+    Args:
+        summaries: Runs of at least two selectors, one of them the reference.
+        reference: Name of the selector to compare with.
+        target_accuracy: The target that the summaries refer to, a fraction in (0, 1].
+        shared: What runs on the same seed have in common, as words that continue the sentence.
+
+    Returns:
+        The sentence and its figures.
+
+    Raises:
+        ParameterError: There is nothing to compare, or :func:`paired_differences` refuses the runs.
+    """
+    times = paired_differences(summaries, reference, "time_to_target_s", CONFIDENCE)
+    energies = paired_differences(summaries, reference, "energy_to_target_j", CONFIDENCE)
+    (own,) = aggregate(summary for summary in summaries if summary.selector == reference)
+    seeds, goal = own.seeds, f"{100 * target_accuracy:g} % accuracy"
+    if own.time_to_target_s.count == seeds:
+        energy = f" and {_amount(own.energy_to_target_j)} J" if own.energy_to_target_j.count == seeds else ""
+        opening = f"{reference} takes {_amount(own.time_to_target_s)} s{energy} to {goal}"
+    else:
+        opening = f"{reference} reaches {goal} on {own.time_to_target_s.count} of {seeds} seeds"
+    clauses = [_clause(time, energy) for time, energy in zip(times, energies, strict=True)]
+    same = f"on the same {seeds} seeds{shared}"
+    if seeds == 1:
+        same = "on the same seed and partition (one seed gives no interval)"
+    elif any(math.isfinite(time.low) for time in times):
+        same += f", with {100 * CONFIDENCE:g} % intervals,"
+    return Verdict(f"{opening}; {same} " + ", ".join(clauses) + ".", times, energies)
 
 
 def paired_differences(
     summaries: Iterable[RunSummary], reference: str, figure: Figure, confidence: float = 0.95
 ) -> list[PairedDifference]:
-    """Compare every selector with a reference.
+    """Compare every selector with a reference in one figure.
 
     Args:
         summaries: Runs in any order, one for each selector and seed.
@@ -101,10 +156,12 @@ def paired_differences(
     for summary in summaries:
         own = values.setdefault(summary.selector, {})
         if summary.seed in own:
-            raise ParameterError(f"Runs are paired by seed, but {summary.selector!r} has two of seed {summary.seed}.")
+            raise ParameterError(
+                f"Selector {summary.selector!r} has two runs on seed {summary.seed}. Give one run per seed."
+            )
         own[summary.seed] = float(getattr(summary, figure))
     if reference not in values:
-        raise ParameterError(f"The reference {reference!r} has no run; there are {', '.join(values) or 'none at all'}.")
+        raise ParameterError(f"The reference {reference!r} has no run. Choose one of: {', '.join(values) or 'none'}.")
     found = [
         _difference(selector, own, reference, values[reference], figure, confidence)
         for selector, own in values.items()
@@ -135,7 +192,7 @@ def student_interval(differences: FloatArray, confidence: float = 0.95) -> tuple
 
 
 def student_p(differences: FloatArray) -> float:
-    """Return the two-sided p-value of the paired t-test; differences that are all alike are told apart from 0 only.
+    """Return the two-sided p-value of the paired t-test; 0 for equal differences, 1 if they are all 0.
 
     Args:
         differences: Shape (n,), n at least 2.
@@ -145,13 +202,14 @@ def student_p(differences: FloatArray) -> float:
         0.0742
     """
     error = float(differences.std(ddof=1)) / math.sqrt(len(differences))
+    # Equal differences have no spread, and t would be infinite or 0/0.
     if error == 0:
         return float(differences[0] == 0)
     return 2 * float(load_optional("scipy.stats").t.sf(abs(float(differences.mean())) / error, len(differences) - 1))
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Correct p-values for how many there are, in their order; NaN ones are passed over.
+    """Correct p-values for multiple comparisons (Holm), in the given order; NaN is skipped and not counted.
 
     >>> [round(value, 3) for value in holm([0.01, 0.04, 0.03, 0.005])]
     [0.03, 0.06, 0.06, 0.02]
@@ -173,11 +231,13 @@ def _difference(
     figure: Figure,
     confidence: float,
 ) -> PairedDifference:
+    """Return the paired difference of two selectors, each given as seed -> value; ``p`` is not corrected yet."""
     seeds = sorted(own.keys() & others.keys())
     if not seeds:
-        raise ParameterError(f"Runs are paired by seed, but {selector!r} and {reference!r} have no seed in common.")
+        raise ParameterError(f"{selector!r} and {reference!r} have no seed in common. Run both on the same seeds.")
     mine, theirs = np.array([own[seed] for seed in seeds]), np.array([others[seed] for seed in seeds])
     both = np.isfinite(mine) & np.isfinite(theirs)
+    # NaN first: infinity (target never reached) minus infinity would be NaN with a warning.
     differences = np.where(both, mine, math.nan) - theirs
     low = high = p = math.nan
     if both.all() and len(seeds) > 1:
@@ -199,73 +259,18 @@ def _difference(
     )
 
 
-CONFIDENCE = 0.95
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What a comparison found.
-
-    Attributes:
-        sentence: In words.
-        times: Differences of the simulated seconds to the target.
-        energies: Differences of the joules to the target.
-    """
-
-    sentence: str
-    times: list[PairedDifference]
-    energies: list[PairedDifference]
-
-
-def verdict(
-    summaries: Sequence[RunSummary], reference: str, target_accuracy: float, shared: str = " and partitions"
-) -> Verdict:
-    """Compare every selector with the reference, on the seeds that both ran.
-
-    What cannot be told from chance, with Holm's correction over the selectors, is told as "no difference"; the
-    intervals stand each for itself.
-
-    Args:
-        summaries: Runs of at least two selectors, one of them the reference.
-        reference: Name of the selector to compare with.
-        target_accuracy: The target that the summaries refer to, a fraction in (0, 1].
-        shared: What the runs on the same seeds share besides them, in words, as the sentence continues.
-
-    Returns:
-        The sentence and its figures.
-
-    Raises:
-        ParameterError: There is nothing to compare, or as
-            :func:`~fedsel_flwr.report.verdict.paired_differences` says.
-    """
-    times = paired_differences(summaries, reference, "time_to_target_s", CONFIDENCE)
-    energies = paired_differences(summaries, reference, "energy_to_target_j", CONFIDENCE)
-    (own,) = aggregate(summary for summary in summaries if summary.selector == reference)
-    seeds, goal = own.seeds, f"{100 * target_accuracy:g} % accuracy"
-    if own.time_to_target_s.count == seeds:
-        energy = f" and {_amount(own.energy_to_target_j)} J" if own.energy_to_target_j.count == seeds else ""
-        opening = f"{reference} takes {_amount(own.time_to_target_s)} s{energy} to {goal}"
-    else:
-        opening = f"{reference} reaches {goal} on {own.time_to_target_s.count} of {seeds} seeds"
-    clauses = [_clause(time, energy) for time, energy in zip(times, energies, strict=True)]
-    same = f"on the same {seeds} seeds{shared}"
-    if seeds == 1:
-        same = "on the same seed and partition (one seed gives no interval)"
-    elif any(math.isfinite(time.low) for time in times):
-        same += f", with {100 * CONFIDENCE:g} % intervals,"
-    return Verdict(f"{opening}; {same} " + ", ".join(clauses) + ".", times, energies)
-
-
 def _clause(time: PairedDifference, energy: PairedDifference) -> str:
+    """Return the part of the verdict's sentence about one selector."""
     if math.isnan(time.mean):
         return f"{time.selector} reaches it on {time.reached} of {time.pairs} (a difference cannot be given)"
-    told = [_part(time, "s")]
+    parts = [_size(time, "s")]
     if not math.isnan(energy.mean):
-        told.append(_part(energy, "J"))
-    return f"{time.selector} takes " + " and ".join(told)
+        parts.append(_size(energy, "J"))
+    return f"{time.selector} takes " + " and ".join(parts)
 
 
-def _part(d: PairedDifference, unit: str) -> str:
+def _size(d: PairedDifference, unit: str) -> str:
+    """Return the size of a difference in words, with its interval and whether it is significant."""
     digits = decimals_of(d.reference_mean)
     size = f"{abs(d.mean):.{digits}f} {unit} {'less' if d.mean < 0 else 'more'}"
     if math.isnan(d.low):

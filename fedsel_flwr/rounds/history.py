@@ -1,6 +1,6 @@
-"""What happened in a run, round by round and client by client.
+"""History: the record of a run, round by round and client by client.
 
-The log's one line for each round, with the same fields in every round.
+The log gets one line for each round, with the same fields in every round (:func:`log_round`).
 """
 
 from __future__ import annotations
@@ -18,147 +18,73 @@ import numpy as np
 from fedsel_flwr.checks import IntArray
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds import state_dicts
-from fedsel_flwr.rounds.history_storage import InMemory, Ledger, OnDisk
+from fedsel_flwr.rounds.history_storage import Journal, JournalStorage, MemoryStorage
 from fedsel_flwr.rounds.records import ClientRecord, RoundRecord
 from fedsel_flwr.rounds.replies import NUMBERS
 from fedsel_flwr.selectors.columns import COLUMNS
 
-logger = logging.getLogger("fedsel_flwr")
-LATE = "late"
-MINOR = frozenset({*NUMBERS, *COLUMNS, "identity", "max_examples"} - {"num_examples"})
-"""Kinds of problems that do not cost an update."""
-MOST_REASONS = 8
-"""Reasons in a line; further ones count as "other"."""
-Value = int | float | str
-
-
-def log_round(rounds: Sequence[RoundRecord], clients: Sequence[ClientRecord]) -> None:
-    """Log the last round of a history; ``fedsel`` of the log record has the fields."""
-    if not rounds or not logger.isEnabledFor(logging.INFO):
-        return
-    last = rounds[-1]
-    rows = clients[-last.num_selected :] if last.num_selected else []
-    fields = round_fields(last, [row for row in rows if row.round == last.round])
-    logger.info(round_line(fields), extra={"fedsel": fields})
-
-
-def round_fields(record: RoundRecord, clients: Sequence[ClientRecord]) -> dict[str, Value]:
-    """What the line says of a round.
-
-    Args:
-        record: The round.
-        clients: Its clients.
-
-    Returns:
-        ``round``, ``available``, ``selected``, ``completed``, ``kept``, ``late`` (answers that came after the end of
-        the round), ``timeouts`` (no answer came while the server waited), ``round_s``, ``simulated_s``, ``joules``,
-        ``loss``, ``accuracy`` (NaN where they are unknown), and ``failures``: why the other updates could not be used,
-        each reason with its count, the most frequent first.
-    """
-    reasons = Counter(reason(row) for row in clients if not row.completed and not row.timed_out)
-    late = reasons.pop(LATE, 0)
-    named = reasons.most_common(MOST_REASONS)
-    if rest := reasons.total() - sum(count for _, count in named):
-        named.append(("other", rest))
-    return {
-        "round": record.round,
-        "available": record.num_available,
-        "selected": record.num_selected,
-        "completed": record.num_completed,
-        "kept": record.num_kept,
-        "late": late,
-        "timeouts": record.num_timeouts,
-        "round_s": record.round_s,
-        "simulated_s": record.simulated_s,
-        "joules": record.energy_j,
-        "loss": record.loss,
-        "accuracy": record.accuracy,
-        "failures": ",".join(f"{name}:{count}" for name, count in named),
-    }
-
-
-def round_line(fields: dict[str, Value]) -> str:
-    """The fields in logfmt.
-
-    >>> round_line({"round": 3, "round_s": 1.25, "loss": float("nan"), "failures": "exception:2"})
-    'round=3 round_s=1.25 loss=nan failures="exception:2"'
-    """
-    return " ".join(f"{name}={_shown(value)}" for name, value in fields.items())
-
-
-def reason(row: ClientRecord) -> str:
-    """Why a client's update could not be used: the kind of the problem that cost it.
-
-    >>> from fedsel_flwr.rounds.records import ClientRecord
-    >>> nothing = dict.fromkeys(["latency_s", "energy_j", "download_s", "compute_s", "upload_s", "train_loss"], 0.0)
-    >>> reason(ClientRecord(round=1, client_id="a", client=0, completed=False, num_examples=0, **nothing,
-    ...                     problem="energy: -1 cannot be used; late: done after 3 s"))
-    'late'
-    """
-    kinds = [problem.split(":")[0].replace(",", " ")[:40] for problem in row.problem.split("; ")]
-    return next((kind for kind in kinds if kind not in MINOR), kinds[0])
-
-
-def _shown(value: Value) -> str:
-    if isinstance(value, str):
-        return json.dumps(value)
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
 __all__ = ["ClientRecord", "History", "RoundRecord"]
 
-USELESS = 3
-"""Rounds in a row without a usable update after which the log says so."""
+logger = logging.getLogger("fedsel_flwr")
+LATE = "late"
+MINOR_PROBLEMS = frozenset({*NUMBERS, *COLUMNS, "identity", "max_examples"} - {"num_examples"})
+"""Kinds of problems after which the update is still used."""
+MAX_REASONS = 8
+"""Most reasons in a line; further ones count as "other"."""
+UNUSABLE_ROUNDS = 3
+"""Consecutive rounds without a usable update after which the log reports an error."""
+Value = int | float | str
 
 
 class History:
     """The record of a run.
 
-    Without a ledger everything is in memory, in lists. With one the last rounds are, and the ones before are read from
-    it where they are asked for; ``rounds`` and ``clients`` are complete sequences in both cases.
+    Without a journal everything is in memory, in lists. With a journal the last rounds are in memory, and older rounds
+    are read from the file when they are asked for. ``rounds`` and ``clients`` are complete sequences in both cases.
 
-    The last round's evaluation can still be entered (:meth:`evaluated`); it goes to the ledger with
-    :meth:`close_round`, at the latest when the next one is appended.
+    The last round stays open, so that its evaluation can be entered (:meth:`record_evaluation`). :meth:`close_round`
+    writes it to the journal, at the latest when the next round is appended.
 
     Args:
-        ledger: Takes the finished rounds; what its file holds is replaced, unless a state is loaded. None: memory.
+        journal: Takes the finished rounds; its file is overwritten, unless a state is loaded. None: memory.
     """
 
-    def __init__(self, ledger: Ledger | None = None) -> None:
-        self._kept: InMemory | OnDisk = InMemory() if ledger is None else OnDisk(ledger)
-        self._told = True  # whether the log has the last round
+    def __init__(self, journal: Journal | None = None) -> None:
+        self._storage: MemoryStorage | JournalStorage = MemoryStorage() if journal is None else JournalStorage(journal)
+        # Whether the log has the last round's line.
+        self._logged = True
 
     @classmethod
-    def of(cls, rounds: Iterable[RoundRecord], clients: Iterable[ClientRecord]) -> History:
-        """A history in memory."""
+    def from_records(cls, rounds: Iterable[RoundRecord], clients: Iterable[ClientRecord]) -> History:
+        """Make a history in memory."""
         history = cls()
-        history._kept = InMemory(list(rounds), list(clients))
+        history._storage = MemoryStorage(list(rounds), list(clients))
         return history
 
     @property
     def rounds(self) -> Sequence[RoundRecord]:
         """One record a round."""
-        return self._kept.rounds
+        return self._storage.rounds
 
     @property
     def clients(self) -> Sequence[ClientRecord]:
         """One record for each selected client of each round."""
-        return self._kept.clients
+        return self._storage.clients
 
     @property
-    def ledger(self) -> Ledger | None:
-        """Where finished rounds go; None: nowhere."""
-        return self._kept.ledger if isinstance(self._kept, OnDisk) else None
+    def journal(self) -> Journal | None:
+        """The journal of finished rounds; None if the history is in memory."""
+        return self._storage.journal if isinstance(self._storage, JournalStorage) else None
 
-    def write_to(self, ledger: Ledger) -> None:
-        """Have the rounds to come written to a ledger.
+    def write_to(self, journal: Journal) -> None:
+        """Write the rounds to come to a journal.
 
         Raises:
             RunError: There are rounds already.
         """
         if self.rounds:
-            raise RunError(f"a ledger takes a history from its first round on, but there are {len(self.rounds)} rounds")
-        self._kept = OnDisk(ledger)
+            raise RunError(f"the history has {len(self.rounds)} rounds already. Give it a journal before round 1")
+        self._storage = JournalStorage(journal)
 
     def append(
         self,
@@ -170,12 +96,13 @@ class History:
         probe_s: float = 0.0,
         probe_j: float = 0.0,
     ) -> RoundRecord:
-        """Add a round and its clients; times and joules are accumulated here, probes are added to the round's.
+        """Add a round and its clients; accumulate times and joules, those of probes included.
 
         Raises:
-            RunError: The round before cannot be written.
+            RunError: The previous round cannot be written.
         """
         self.close_round()
+        # NaN unless a client or a probe reported joules; 0 in a round without clients.
         joules = np.array([row.energy_j for row in clients])
         probed = probe_j if probe_s or probe_j else math.nan
         measured = not math.isnan(probed) or bool(np.isfinite(joules).any())
@@ -199,8 +126,8 @@ class History:
             probe_s=probe_s,
             probe_j=probe_j,
         )
-        self._kept.add(record, clients)
-        self._told = False
+        self._storage.add(record, clients)
+        self._logged = False
         return record
 
     @property
@@ -208,35 +135,36 @@ class History:
         """The last round; None before the first."""
         return self.rounds[-1] if self.rounds else None
 
-    def evaluated(self, round: int, *, loss: float, accuracy: float) -> None:
+    def record_evaluation(self, round: int, *, loss: float, accuracy: float) -> None:
         """Enter the central evaluation of ``round``, if that round is the last one recorded."""
         last = self.last
         if last is not None and last.round == round:
-            self._kept.replace(replace(last, loss=loss, accuracy=accuracy))
+            self._storage.replace(replace(last, loss=loss, accuracy=accuracy))
 
     def close_round(self) -> None:
-        """The last round has ended: it is told in the log and written to the ledger, once.
+        """Close the last round: log it and write it to the journal, once.
 
         Raises:
             RunError: It cannot be written.
         """
-        if not self._told:
-            self._told = True
+        # Set before logging: a log handler that raises must not make the line come twice.
+        if not self._logged:
+            self._logged = True
             log_round(self.rounds, self.clients)
-        self._kept.close()
+        self._storage.close()
 
     def selection_counts(self, num_clients: int) -> IntArray:
-        """How often each client was selected, by row, shape (num_clients,)."""
-        return self._kept.tally().selections(num_clients)
+        """Return how often each client was selected, by row, shape (num_clients,)."""
+        return self._storage.counts().selections(num_clients)
 
     def problem_counts(self) -> Counter[str]:
-        """How often each kind of problem was met."""
-        return Counter(self._kept.tally().problems)
+        """Return how often each kind of problem occurred."""
+        return Counter(self._storage.counts().problems)
 
-    def complain_of_useless_rounds(self) -> None:
-        """Say loudly that several rounds in a row had no usable update."""
-        last = self.rounds[-USELESS:]
-        if len(last) < USELESS or any(one.num_completed or not one.num_selected for one in last):
+    def log_unusable_rounds(self) -> None:
+        """Log an error if the last :data:`UNUSABLE_ROUNDS` rounds had no usable update."""
+        last = self.rounds[-UNUSABLE_ROUNDS:]
+        if len(last) < UNUSABLE_ROUNDS or any(one.num_completed or not one.num_selected for one in last):
             return
         problems = Counter(row.problem for row in self.clients[-sum(one.num_selected for one in last) :])
         logger.error(
@@ -245,29 +173,30 @@ class History:
         )  # fmt: skip
 
     def state_dict(self) -> state_dicts.State:
-        """Every record, a column a field; with a ledger where it stands, and the records of the last round.
+        """Return every record, a column for each field; with a journal its position and the last round's records.
 
-        The ledger is synced to the disk before.
+        The journal is synced to the disk first.
 
         Raises:
-            RunError: It cannot be.
+            RunError: It cannot be synced.
         """
-        return self._kept.state_dict()
+        return self._storage.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state; nothing changes if it does not fit.
+        """Load a state; nothing changes if it does not fit.
 
-        With a ledger its lines behind the state's offset are given up, and the last round is open again. The state of a
-        history in memory fits as well: it is written to the ledger.
+        With a journal its lines after the state's offset are dropped, and the last round is open again. The state of a
+        history in memory fits as well: it is written to the journal.
         """
-        self._kept.load_state_dict(state)
-        self._told = not (isinstance(self._kept, OnDisk) and "offset" in state)
+        self._storage.load_state_dict(state)
+        # A state of a journal was taken before its last round was closed, and so logged.
+        self._logged = not (isinstance(self._storage, JournalStorage) and "offset" in state)
 
     def forget(self, rows: IntArray) -> None:
-        """What happened stays."""
+        """Keep everything: an evicted client's past rounds stay in the history."""
 
     def __eq__(self, other: object) -> bool:
-        """Equal to a history of the same records."""
+        """Return whether two histories have the same records."""
         if not isinstance(other, History):
             return NotImplemented
         return self.rounds == other.rounds and self.clients == other.clients
@@ -275,9 +204,83 @@ class History:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        """Every record."""
+        """Return every record as text."""
         return f"History(rounds={self.rounds!r}, clients={self.clients!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy, or what goes to another process, is in memory."""
-        return History.of, (list(self.rounds), list(self.clients))
+        """Return a history in memory: a copy, or one in another process, must not write to the same file."""
+        return History.from_records, (list(self.rounds), list(self.clients))
+
+
+def log_round(rounds: Sequence[RoundRecord], clients: Sequence[ClientRecord]) -> None:
+    """Log the last round of a history; the log record's attribute ``fedsel`` holds the fields."""
+    if not rounds or not logger.isEnabledFor(logging.INFO):
+        return
+    last = rounds[-1]
+    rows = clients[-last.num_selected :] if last.num_selected else []
+    fields = round_fields(last, [row for row in rows if row.round == last.round])
+    logger.info(format_line(fields), extra={"fedsel": fields})
+
+
+def round_fields(record: RoundRecord, clients: Sequence[ClientRecord]) -> dict[str, Value]:
+    """Return the fields of a round's line.
+
+    Args:
+        record: The round.
+        clients: Its clients.
+
+    Returns:
+        ``round``, ``available``, ``selected``, ``completed``, ``kept``, ``late`` (answers that came after the end of
+        the round), ``timeouts`` (no answer came while the server waited), ``round_s``, ``simulated_s``, ``joules``,
+        ``loss``, ``accuracy`` (NaN if unknown), and ``failures``: the reasons why other updates could not be used, each
+        with its count, the most frequent first.
+    """
+    reasons = Counter(failure_reason(row) for row in clients if not row.completed and not row.timed_out)
+    late = reasons.pop(LATE, 0)
+    named = reasons.most_common(MAX_REASONS)
+    if rest := reasons.total() - sum(count for _, count in named):
+        named.append(("other", rest))
+    return {
+        "round": record.round,
+        "available": record.num_available,
+        "selected": record.num_selected,
+        "completed": record.num_completed,
+        "kept": record.num_kept,
+        "late": late,
+        "timeouts": record.num_timeouts,
+        "round_s": record.round_s,
+        "simulated_s": record.simulated_s,
+        "joules": record.energy_j,
+        "loss": record.loss,
+        "accuracy": record.accuracy,
+        "failures": ",".join(f"{name}:{count}" for name, count in named),
+    }
+
+
+def format_line(fields: dict[str, Value]) -> str:
+    """Format the fields as logfmt.
+
+    >>> format_line({"round": 3, "round_s": 1.25, "loss": float("nan"), "failures": "exception:2"})
+    'round=3 round_s=1.25 loss=nan failures="exception:2"'
+    """
+    return " ".join(f"{name}={_shown(value)}" for name, value in fields.items())
+
+
+def failure_reason(row: ClientRecord) -> str:
+    """Return the kind of problem because of which a client's update could not be used.
+
+    >>> from fedsel_flwr.rounds.records import ClientRecord
+    >>> nothing = dict.fromkeys(["latency_s", "energy_j", "download_s", "compute_s", "upload_s", "train_loss"], 0.0)
+    >>> failure_reason(ClientRecord(round=1, client_id="a", client=0, completed=False, num_examples=0, **nothing,
+    ...                     problem="energy: -1 cannot be used; late: done after 3 s"))
+    'late'
+    """
+    # A base strategy's exception may hold commas and be long: the field joins reasons by commas, on one line.
+    kinds = [problem.split(":")[0].replace(",", " ")[:40] for problem in row.problem.split("; ")]
+    return next((kind for kind in kinds if kind not in MINOR_PROBLEMS), kinds[0])
+
+
+def _shown(value: Value) -> str:
+    if isinstance(value, str):
+        return json.dumps(value)
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

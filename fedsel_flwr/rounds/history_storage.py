@@ -1,9 +1,9 @@
-"""Where a history keeps its records: all in memory, or the last ones there and the ones before in a ledger.
+"""Storage of a history's records: all in memory, or the last rounds in memory and the others in a journal.
 
-The file of finished rounds: a line of JSON for each, only ever added to.
-
-A line is whole or does not count: one that was being written when the process died is passed over, and cut off by the
-next one that is written.
+The :class:`Journal` is the file of finished rounds, a line of JSON for each, to which lines are only added. A line
+counts if it is complete. One that was being written when the process died is skipped, and cut off by the next write.
+:class:`MemoryStorage` and :class:`JournalStorage` have the same methods; :class:`~fedsel_flwr.rounds.history.History`
+uses one of them.
 """
 
 from __future__ import annotations
@@ -16,58 +16,63 @@ from typing import Any
 
 from fedsel_flwr.errors import RunError, StateError
 from fedsel_flwr.rounds import state_dicts
-from fedsel_flwr.rounds.append_file import Clients, CutError, GrowingFile, Rounds
+from fedsel_flwr.rounds.append_file import AppendFile, ClientSequence, FileTruncatedError, RoundSequence
 from fedsel_flwr.rounds.records import (
-    DAMAGED,
+    DECODE_ERRORS,
     ClientRecord,
-    Entry,
-    Lines,
+    LineIndex,
+    ParticipationCounts,
+    RoundEntry,
     RoundRecord,
-    Tally,
-    entry_of,
-    in_columns,
-    line_of,
-    of_columns,
-    round_of,
+    decode_entry,
+    decode_round,
+    encode_entry,
+    from_columns,
+    to_columns,
 )
 
-PART = 2**11
-"""Bytes of a line in which the round's own record ends."""
+MAX_RECORDS = 10_000
+"""Most records in memory when there is a journal, those of rounds and of clients together."""
+MIN_ROUNDS = 3
+"""Last rounds that stay in memory, however large they are."""
+RECORD_BYTES = 2**11
+"""Bytes read of a line for the round alone: its record, without those of the clients, is shorter."""
 
 
-class Ledger:
+class Journal:
     """Writes rounds to a file and reads them back.
 
-    A new ledger holds nothing, whatever the file holds: :meth:`load` takes the file's lines in, and without that the
-    first line that is written replaces them. Nothing happens on disk before the first line or :meth:`begin`.
+    A new journal is empty, whatever the file holds. :meth:`load` takes the file's lines in; without it the first write
+    replaces them. Nothing happens on disk before the first line or :meth:`begin`.
 
     Args:
         path: The file; its folder is made if needed.
 
     Attributes:
         path: The file.
-        lines: Where the lines stand in it.
+        lines: The index of its lines.
         failure: The error of the last write, if that failed.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self.lines = Lines()
+        self.lines = LineIndex()
         self.failure: RunError | None = None
-        self._file = GrowingFile(self.path)
-        self._last_read: tuple[int, Entry] | None = None
+        self._file = AppendFile(self.path)
+        # The last line that was read: iterating over its clients asks for it again and again.
+        self._last_read: tuple[int, RoundEntry] | None = None
 
     def __len__(self) -> int:
-        """How many rounds there are."""
+        """Return how many rounds there are."""
         return len(self.lines)
 
     @property
     def offset(self) -> int:
-        """Bytes of all lines."""
+        """The bytes of all lines together."""
         return self.lines.start(len(self))
 
     def load(self, offset: int | None = None, *, rounds: int | None = None, checksum: int | None = None) -> None:
-        """Take in the lines of the file; what stands behind them is cut off when the next one is written.
+        """Take in the lines of the file; what follows them is cut off by the next write.
 
         Args:
             offset: Bytes to read; None: all whole lines.
@@ -77,14 +82,15 @@ class Ledger:
         Raises:
             StateError: The file cannot be read, is shorter, or holds something else; nothing has changed then.
         """
-        found = Lines()
+        found = LineIndex()
         try:
+            # Every line is decoded once: damage is found here, and not rounds later.
             for number, line in enumerate(self._file.lines() if offset != 0 else (), start=1):
                 if found.start(len(found)) == offset or not line.endswith(b"\n"):
                     break
                 try:
-                    found.add(line, len(entry_of(line).clients))
-                except DAMAGED as error:
+                    found.add(line, len(decode_entry(line).clients))
+                except DECODE_ERRORS as error:
                     raise StateError(f"line {number} of {str(self.path)!r} is no round: {error}") from error
         except OSError as error:
             raise StateError(f"{str(self.path)!r} cannot be read: {error.strerror}") from error
@@ -102,7 +108,7 @@ class Ledger:
         self.lines, self._last_read = found, None
 
     def begin(self) -> None:
-        """Make the file, and cut off what is not this ledger's.
+        """Make the file, and cut off what does not belong to this journal.
 
         Raises:
             RunError: It cannot be made.
@@ -122,18 +128,22 @@ class Ledger:
         Raises:
             RunError: The disk is full, or otherwise refuses; the rounds before are as they were.
         """
-        line = line_of(Entry(record, clients))
+        line = encode_entry(RoundEntry(record, clients))
         try:
             self._file.write(line, self.offset)
         except OSError as error:
-            before = "rounds before it are lost" if isinstance(error, CutError) else "the rounds before it are there"
+            before = (
+                "rounds before it are lost"
+                if isinstance(error, FileTruncatedError)
+                else "the rounds before it are there"
+            )
             raise self._failed(
                 f"round {record.round} cannot be written to {str(self.path)!r}: {error.strerror}; {before}"
             ) from error
         self.lines.add(line, len(clients))
 
     def truncate(self, offset: int) -> None:
-        """Give up the lines behind an offset; they are cut off when the next one is written.
+        """Drop the lines after an offset; the next write cuts them off.
 
         Raises:
             StateError: No line ends there.
@@ -145,17 +155,17 @@ class Ledger:
         self._last_read = None
 
     def sync(self) -> None:
-        """Have everything written reach the disk.
+        """Sync everything written to the disk.
 
         Raises:
-            RunError: It does not.
+            RunError: The disk refuses.
         """
         try:
             self._file.sync()
         except OSError as error:
             raise self._failed(f"{str(self.path)!r} cannot be synced: {error.strerror}") from error
 
-    def entry(self, line: int) -> Entry:
+    def entry(self, line: int) -> RoundEntry:
         """Read a round with its clients; lines count from 0.
 
         Raises:
@@ -164,8 +174,8 @@ class Ledger:
         found = self._last_read
         if found is None or found[0] != line:
             try:
-                found = line, entry_of(self._file.read(self.lines.start(line), self.lines.start(line + 1)))
-            except (OSError, *DAMAGED) as error:
+                found = line, decode_entry(self._file.read(self.lines.start(line), self.lines.start(line + 1)))
+            except (OSError, *DECODE_ERRORS) as error:
                 where = f"round {line + 1} cannot be read from {str(self.path)!r}"
                 raise RunError(f"{where}, which another program has changed: {error}") from error
             self._last_read = found
@@ -175,16 +185,17 @@ class Ledger:
         """Read a round without its clients; errors as in :meth:`entry`."""
         start = self.lines.start(line)
         try:
-            return round_of(self._file.read(start, min(start + PART, self.lines.start(line + 1))))
-        except (OSError, *DAMAGED):  # its record is longer than that, or something is wrong
+            return decode_round(self._file.read(start, min(start + RECORD_BYTES, self.lines.start(line + 1))))
+        # The record is longer than expected, or damaged: reading the whole line tells which.
+        except (OSError, *DECODE_ERRORS):
             return self.entry(line).round
 
     def close(self) -> None:
-        """Close the file; it is opened again when that is needed."""
+        """Close the file; it is opened again when needed."""
         self._file.close()
 
     def remove(self) -> None:
-        """Delete the file, whose content stands elsewhere now; what this ledger holds can still be read."""
+        """Delete the file once its content is stored elsewhere; this journal's rounds can still be read."""
         self._file.remove(self.offset)
 
     def _failed(self, message: str) -> RunError:
@@ -192,153 +203,155 @@ class Ledger:
         return self.failure
 
 
-MOST = 10_000
-"""Records in memory beside a ledger, of rounds and clients together; the last rounds stay, however large they are."""
-LEAST = 3
-"""How many rounds these are."""
-
-
-class InMemory:
-    """Rounds and clients in lists, which their owner may change."""
+class MemoryStorage:
+    """Rounds and clients in lists, which callers may change."""
 
     def __init__(self, rounds: Sequence[RoundRecord] = (), clients: Sequence[ClientRecord] = ()) -> None:
         self.rounds, self.clients = list(rounds), list(clients)
 
     def add(self, record: RoundRecord, clients: Sequence[ClientRecord]) -> None:
-        """A round was played."""
+        """Add a round that was played."""
         self.rounds.append(record)
         self.clients.extend(clients)
 
     def replace(self, record: RoundRecord) -> None:
-        """Put another record in place of the last one."""
+        """Replace the last round's record."""
         self.rounds[-1] = record
 
     def close(self) -> None:
-        """Nothing is to be written."""
+        """Do nothing: there is no file."""
 
-    def tally(self) -> Tally:
-        """The counts over all clients."""
-        tally = Tally()
-        tally.add(self.clients)
-        return tally
+    def counts(self) -> ParticipationCounts:
+        """Return the participation counts over all rounds."""
+        counts = ParticipationCounts()
+        counts.add(self.clients)
+        return counts
 
     def state_dict(self) -> state_dicts.State:
-        """Every record, a column a field."""
-        return in_columns(self.rounds, self.clients)
+        """Return every record, a column for each field."""
+        return to_columns(self.rounds, self.clients)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state; nothing changes if it does not fit."""
+        """Load a state; nothing changes if it does not fit."""
         if isinstance(state, Mapping) and "offset" in state:
-            raise StateError("the rounds before stand in a file: give the strategy the checkpoint_dir that it had")
-        self.rounds[:], self.clients[:] = of_columns(state)
+            raise StateError(
+                "the earlier rounds of this state are in a file. Give the strategy its former checkpoint_dir"
+            )
+        self.rounds[:], self.clients[:] = from_columns(state)
 
 
-class OnDisk:
-    """The last rounds in memory, the ones before them in a ledger.
+class JournalStorage:
+    """The last rounds in memory, and all closed rounds in a journal.
 
-    The last one is open until it is closed: it is in memory alone, and its record may be replaced.
+    The last round is open until it is closed: it is in memory alone, and its record may be replaced.
 
     Args:
-        ledger: Takes the closed ones.
+        journal: Takes the closed rounds.
 
     Attributes:
-        ledger: Holds the closed ones.
+        journal: Holds the closed rounds.
     """
 
-    def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
-        self._open = False  # whether the last round is not in the ledger
-        self._ring: deque[Entry] = deque()
-        self._held = 0  # records in the ring
-        self._tally = Tally()
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        # Whether the last round is still open, and so not in the journal.
+        self._open = False
+        self._recent: deque[RoundEntry] = deque()
+        # Records in ``_recent``, of rounds and clients together.
+        self._in_memory = 0
+        self._counts = ParticipationCounts()
 
     def __len__(self) -> int:
-        """How many rounds there are."""
-        return len(self.ledger) + self._open
+        """Return how many rounds there are."""
+        return len(self.journal) + self._open
 
     @property
     def rounds(self) -> Sequence[RoundRecord]:
         """All rounds."""
-        return Rounds(self)
+        return RoundSequence(self)
 
     @property
     def clients(self) -> Sequence[ClientRecord]:
         """All clients of all rounds."""
-        return Clients(self)
+        return ClientSequence(self)
 
     @property
-    def lines(self) -> Lines:
-        """Of the closed rounds."""
-        return self.ledger.lines
+    def lines(self) -> LineIndex:
+        """The index of the closed rounds."""
+        return self.journal.lines
 
     @property
     def num_clients(self) -> int:
-        """How many records of clients there are."""
-        return self.lines.num_clients(len(self.lines)) + (len(self._ring[-1].clients) if self._open else 0)
+        """How many client records there are."""
+        return self.lines.num_clients(len(self.lines)) + (len(self._recent[-1].clients) if self._open else 0)
 
     def add(self, record: RoundRecord, clients: Sequence[ClientRecord]) -> None:
-        """A round was played; the one before is closed."""
+        """Add a round that was played; the one before is closed."""
         self.close()
-        self._ring.append(Entry(record, clients))
-        self._held += 1 + len(clients)
+        self._recent.append(RoundEntry(record, clients))
+        self._in_memory += 1 + len(clients)
         self._open = True
-        while self._held > MOST and len(self._ring) > LEAST:
-            self._held -= 1 + len(self._ring.popleft().clients)
+        while self._in_memory > MAX_RECORDS and len(self._recent) > MIN_ROUNDS:
+            self._in_memory -= 1 + len(self._recent.popleft().clients)
 
     def replace(self, record: RoundRecord) -> None:
-        """Put another record in place of the last one, which is open again then."""
+        """Replace the last round's record; a closed round is open again then."""
+        # Its line is dropped from the journal, and written again when the round is closed.
         if not self._open:
-            self.ledger.truncate(self.lines.start(len(self) - 1))
+            self.journal.truncate(self.lines.start(len(self) - 1))
             self._open = True
-        self._ring[-1] = Entry(record, self._ring[-1].clients)
+        self._recent[-1] = RoundEntry(record, self._recent[-1].clients)
 
     def close(self) -> None:
         """Write the last round, if it is open."""
         if self._open:
-            self.ledger.append(*self._ring[-1])
+            self.journal.append(*self._recent[-1])
             self._open = False
 
-    def entry(self, place: int) -> Entry:
-        """A round and its clients, by its place from 0."""
-        in_ring = place - len(self) + len(self._ring)
-        return self._ring[in_ring] if in_ring >= 0 else self.ledger.entry(place)
+    def entry(self, place: int) -> RoundEntry:
+        """Return a round and its clients, by its place from 0."""
+        in_recent = place - len(self) + len(self._recent)
+        return self._recent[in_recent] if in_recent >= 0 else self.journal.entry(place)
 
     def round(self, place: int) -> RoundRecord:
-        """A round by its place from 0."""
-        in_ring = place - len(self) + len(self._ring)
-        return self._ring[in_ring].round if in_ring >= 0 else self.ledger.round(place)
+        """Return a round by its place from 0."""
+        in_recent = place - len(self) + len(self._recent)
+        return self._recent[in_recent].round if in_recent >= 0 else self.journal.round(place)
 
-    def tally(self) -> Tally:
-        """The counts over all clients; only rounds that are new to it are looked at."""
-        while self._tally.rounds < len(self):
-            self._tally.add(self.entry(self._tally.rounds).clients)
-            self._tally.rounds += 1
-        return self._tally
+    def counts(self) -> ParticipationCounts:
+        """Return the participation counts over all rounds; only rounds not counted before are read."""
+        # Counted when asked for, not as rounds end: after a resume it reads the journal only if somebody asks.
+        while self._counts.rounds < len(self):
+            self._counts.add(self.entry(self._counts.rounds).clients)
+            self._counts.rounds += 1
+        return self._counts
 
     def state_dict(self) -> state_dicts.State:
-        """Where the ledger stands before the last round, and the last round; the ledger is synced to the disk."""
+        """Return the journal's position before the last round, and the last round; the journal is synced first."""
+        # The last round goes into the state itself: its evaluation may still be entered after a resume.
         before = max(0, len(self) - 1)
-        last = [self._ring[-1]] if len(self) else []
-        self.ledger.sync()
+        last = [self._recent[-1]] if len(self) else []
+        self.journal.sync()
         return {
             "offset": self.lines.start(before),
             "rounds": before,
             "checksum": self.lines.checksum(before),
-            "last": in_columns([one.round for one in last], [row for one in last for row in one.clients]),
+            "last": to_columns([one.round for one in last], [row for one in last for row in one.clients]),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state, the last round open again; nothing changes if it does not fit.
+        """Load a state and open its last round again; nothing changes if it does not fit.
 
-        What the ledger holds behind the state's offset is given up. A state of :class:`InMemory` is written to it.
+        The journal's lines after the state's offset are dropped. A state of :class:`MemoryStorage` is written to it.
         """
+        # Only a state of MemoryStorage has every client.
         if isinstance(state, Mapping) and "clients" in state:
-            rounds, clients = of_columns(state)
+            rounds, clients = from_columns(state)
             played: dict[int, list[ClientRecord]] = {record.round: [] for record in rounds}
             for row in clients:
                 played.setdefault(row.round, []).append(row)
-            self.ledger.truncate(0)
-            self._begin_with(None)
+            self.journal.truncate(0)
+            self._restart(None)
             for record in rounds:
                 self.add(record, played[record.round])
             return
@@ -346,12 +359,12 @@ class OnDisk:
         offset, count, checksum = (
             state_dicts.whole_number(key, state[key]) for key in ("offset", "rounds", "checksum")
         )
-        records, clients = of_columns(state["last"])
+        records, clients = from_columns(state["last"])
         if len(records) > 1 or (not records and (clients or count)):
-            raise StateError(f"the last round must be one, got {len(records)} records")
-        self.ledger.load(offset, rounds=count, checksum=checksum)
-        self._begin_with(Entry(records[0], clients) if records else None)
+            raise StateError(f"last must hold one round, got {len(records)}")
+        self.journal.load(offset, rounds=count, checksum=checksum)
+        self._restart(RoundEntry(records[0], clients) if records else None)
 
-    def _begin_with(self, last: Entry | None) -> None:
-        self._ring, self._held = (deque([last]), 1 + len(last.clients)) if last else (deque(), 0)
-        self._open, self._tally = last is not None, Tally()
+    def _restart(self, last: RoundEntry | None) -> None:
+        self._recent, self._in_memory = (deque([last]), 1 + len(last.clients)) if last else (deque(), 0)
+        self._open, self._counts = last is not None, ParticipationCounts()

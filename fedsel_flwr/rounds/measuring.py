@@ -1,11 +1,8 @@
-"""What the server measures on the models of a round, each only when a selector or the filter reads it.
+"""Measuring the models of a round on the server: on validation examples, and along the global model's direction.
 
-Everything happens before the base strategy may overwrite the replies, in plain NumPy; the model comes in through one
-function, ``predict(arrays, inputs) -> logits``.
-
-The server's examples, and how to run a model on them.
-
-The direction in which the global model goes, and how far each client's gradient points there (GPFL).
+A column is measured only if the selector or FedCA's filter reads it, and before the base strategy may overwrite the
+replies. Everything is plain NumPy; the model comes in through one function, ``predict(arrays, inputs) -> logits``.
+GPFL projects each client's gradient on the direction in which the global model moves:
 
 ===========  ==========================  =================================================================
 paper        here                        meaning
@@ -40,8 +37,8 @@ from fedsel_flwr.selectors.columns import ON_VALIDATION, PER_UPDATE
 
 Predict = Callable[[Arrays, Any], FloatArray]
 PredictStack = Callable[[Sequence[npt.NDArray[Any]], Any], FloatArray]
-DIVERGED = 1e6
-"""Loss of a model that overflows, and the largest there is."""
+MAX_LOSS = 1e6
+"""Loss of a model that overflows, and the largest that is reported."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +47,13 @@ class Validation:
 
     Args:
         predict: Returns the logits, shape (n_examples, n_classes), of the model with these arrays on ``inputs``.
-        inputs: The examples, of whatever type ``predict`` takes.
+        inputs: The examples, of the type that ``predict`` takes.
         labels: Their classes, shape (n_examples,).
-        predict_stack: The same of a whole stack of models at once, shape (n_models, n_examples, n_classes), from their
-            layers; None: one after the other.
+        predict_stack: Returns the logits of a whole stack of models at once, shape (n_models, n_examples, n_classes),
+            from their layers; None: ``predict`` takes one model after the other.
 
     Raises:
-        ParameterError: ``predict`` cannot be called, there are no labels, or not as many as inputs (where these are an
+        ParameterError: ``predict`` cannot be called, there are no labels, or not one per example (if ``inputs`` is an
             array).
 
     >>> validation = Validation(lambda arrays, inputs: inputs @ arrays[0], np.eye(2), np.array([0, 1]))
@@ -75,14 +72,16 @@ class Validation:
         labels = np.asarray(self.labels)
         if not callable(self.predict) or labels.ndim != 1 or not labels.size or labels.dtype.kind not in "iu":
             raise ParameterError(
-                "validation needs a function predict(arrays, inputs) -> logits and integer labels, one per example, "
-                f"got {type(self.predict).__name__} and labels of shape {labels.shape}"
+                f"validation got {type(self.predict).__name__} and labels of shape {labels.shape}. Pass a function "
+                "predict(arrays, inputs) -> logits and integer labels, one per example."
             )
         if hasattr(self.inputs, "shape") and len(self.inputs) != len(labels):
-            raise ParameterError(f"validation needs one label per example, got {len(self.inputs)} and {len(labels)}")
+            raise ParameterError(
+                f"validation got {len(self.inputs)} examples and {len(labels)} labels. Pass one label per example."
+            )
 
     def logits(self, arrays: Arrays) -> FloatArray:
-        """The outputs of the model with these arrays.
+        """Return the outputs of the model with these arrays.
 
         Returns:
             Shape (n_examples, n_classes); NaN throughout if the model overflows.
@@ -90,21 +89,20 @@ class Validation:
         Raises:
             ParameterError: ``predict`` returned another shape, or too few classes for the labels.
         """
+        # a diverged model overflows, which is a result and no warning
         with np.errstate(all="ignore"):
             logits = np.asarray(self.predict(arrays, self.inputs), dtype=np.float64)
         return self._checked(logits)
 
     def logits_of(self, models: Models) -> list[FloatArray]:
-        """The outputs of each model, as :meth:`logits`; a stack's in one pass where there is one for it."""
+        """Return the outputs of each model, as :meth:`logits`; those of a stack in one pass, if there is one."""
         if self.predict_stack is None or not isinstance(models, ModelStack):
             return models.logits(self.logits)
         with np.errstate(all="ignore"):
-            together = np.asarray(self.predict_stack(models.layers, self.inputs), dtype=np.float64)
-        if len(together) != len(models):
-            raise ParameterError(
-                f"predict_stack must return logits of {len(models)} models, got shape {together.shape}"
-            )
-        return [self._checked(logits) for logits in together]
+            stacked = np.asarray(self.predict_stack(models.layers, self.inputs), dtype=np.float64)
+        if len(stacked) != len(models):
+            raise ParameterError(f"predict_stack must return logits of {len(models)} models, got shape {stacked.shape}")
+        return [self._checked(logits) for logits in stacked]
 
     def _checked(self, logits: FloatArray) -> FloatArray:
         if logits.ndim != 2 or len(logits) != len(self.labels):
@@ -114,10 +112,11 @@ class Validation:
         low, high = np.min(self.labels), np.max(self.labels)
         if low < 0 or high >= logits.shape[1]:
             raise ParameterError(f"labels must lie in 0..{logits.shape[1] - 1}, predict's classes, got {low}..{high}")
+        # a model that overflows anywhere has diverged; argmax would take its NaN for the largest logit
         return logits if np.isfinite(logits).all() else np.full_like(logits, np.nan)
 
     def loss_and_accuracy(self, arrays: Arrays) -> tuple[float, float]:
-        """Mean cross-entropy in nats and fraction correct; a model that overflows has a large finite loss.
+        """Return mean cross-entropy in nats and fraction correct; a model that overflows has a large finite loss.
 
         Raises:
             ParameterError: As :meth:`logits`.
@@ -126,77 +125,12 @@ class Validation:
         return _loss(logits, self.labels), self.accuracy(logits)
 
     def accuracy(self, logits: FloatArray) -> float:
-        """Fraction of logits, shape (n_examples, n_classes), that are largest at the label; 0 where there are NaN."""
+        """Return the fraction of logits, shape (n_examples, n_classes), largest at the label; 0 if there are NaN."""
         return 0.0 if np.isnan(logits).any() else float((logits.argmax(axis=1) == self.labels).mean())
 
 
-def _loss(logits: FloatArray, labels: IntArray) -> float:
-    with np.errstate(over="ignore", invalid="ignore"):
-        shifted = logits - logits.max(axis=1, keepdims=True)
-        chosen = shifted[np.arange(len(labels)), labels]
-        loss = float((np.log(np.exp(shifted).sum(axis=1)) - chosen).mean())
-    return min(loss, DIVERGED) if math.isfinite(loss) else DIVERGED
-
-
-class Direction:
-    """Follows the global model.
-
-    Args:
-        learning_rate: eta, above 0.
-        momentum: gamma, at least 0 and below 1.
-
-    Raises:
-        ParameterError: A parameter is out of range.
-
-    >>> import numpy as np
-    >>> direction = Direction(learning_rate=0.5, momentum=0.1)
-    >>> direction.move(np.array([1.0, 2.0]), np.array([1.0, 0.0]))  # G = (0, 2) / .5
-    >>> direction.project(direction.gradients(np.array([[1.5, -1.0]])))  # d = (-3, 2); <d, G> / |G|
-    array([2.])
-    """
-
-    def __init__(self, learning_rate: float, momentum: float = 0.1) -> None:
-        self.learning_rate = real("learning_rate", learning_rate, above=0.0)
-        self.momentum = real("momentum", momentum, at_least=0.0)
-        if self.momentum >= 1.0:
-            raise ParameterError(f"momentum must be below 1, got {momentum!r}")
-        self._direction: FloatArray | None = None
-
-    def gradients(self, updates: FloatArray, *, in_place: bool = False) -> FloatArray:
-        """d_k of updates w_k - w^{t-1}, both of shape (n_models, parameters); ``in_place`` overwrites the updates."""
-        return np.divide(updates, -self.learning_rate, out=updates if in_place else None)  # d_k
-
-    def start(self, gradients: FloatArray) -> None:
-        """Begin with the mean of these gradients, shape (n_models, parameters)."""
-        self._direction = gradients.mean(axis=0)  # G of round 1, ours
-
-    def move(self, before: FloatArray, after: FloatArray) -> None:
-        """Follow the global model from ``before`` to ``after``, shape (parameters,)."""
-        old = np.zeros_like(before) if self._direction is None else self._direction
-        self._direction = self.momentum * old + (before - after) / self.learning_rate  # G^t
-
-    def project(self, gradients: FloatArray) -> FloatArray:
-        """c_k of these gradients, shape (n_models, parameters), on the direction; 0 while it has no length."""
-        if self._direction is None or not (length := float(np.linalg.norm(self._direction))):
-            return np.zeros(len(gradients))
-        return np.asarray(gradients @ self._direction / length)  # (3) of GPFL
-
-    def state_dict(self) -> state_dicts.State:
-        """G; an empty array before the first."""
-        return {"direction": np.zeros(0) if self._direction is None else self._direction.copy()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state; nothing changes if it does not fit."""
-        state_dicts.expect_keys(state, self.state_dict())
-        direction = state_dicts.array("direction", state["direction"], np.float64)
-        self._direction = direction if direction.size else None
-
-    def forget(self, rows: IntArray) -> None:
-        """Nothing is known by row."""
-
-
 class Measurer:
-    """Measures what a selector needs.
+    """Measures the columns that a selector needs and FedCA's filter.
 
     Args:
         selector: Its ``needs`` say what is measured.
@@ -221,28 +155,33 @@ class Measurer:
         if validation is not None and not isinstance(validation, Validation):
             raise ParameterError(f"validation must be a Validation, got {type(validation).__name__}")
         if validation is None and (filter is not None or needs & ON_VALIDATION):
-            what = "FedCA's filter" if filter is not None else f"{name} ({', '.join(sorted(needs & ON_VALIDATION))})"
-            raise ParameterError(f"{what} needs a validation set on the server: pass validation=Validation(...)")
+            reader = "FedCA's filter" if filter is not None else f"{name} ({', '.join(sorted(needs & ON_VALIDATION))})"
+            raise ParameterError(f"{reader} needs a validation set on the server. Pass validation=Validation(...).")
         if "kept" in needs and filter is None:
-            raise ParameterError(f"{name} learns from FedCA's filter: pass filter=Filter(), or use the strategy FedCM")
+            raise ParameterError(
+                f"{name} learns from FedCA's filter, but there is none. Pass filter=Filter() or use the strategy FedCM."
+            )
         if "projection" in needs and learning_rate is None:
-            raise ParameterError(f"{name} needs learning_rate, the clients' nominal initial learning rate")
+            raise ParameterError(
+                f"{name} reads gradients, but learning_rate is missing. Pass the clients' nominal initial one."
+            )
         self.selector, self.validation, self.filter = selector, validation, filter
+        # without a learning rate nothing reads the direction, but the checkpoint has a place for it
         self.direction = Direction(1.0 if learning_rate is None else learning_rate, momentum)
 
     @property
     def reads_global(self) -> bool:
-        """Whether :meth:`global_model` has something to do."""
+        """Return whether :meth:`global_model` needs the arrays of the global model."""
         return bool(self.selector.needs & {"projection", "global_accuracy", "global_loss"})
 
     @property
     def reads_updates(self) -> bool:
-        """Whether anything is read off individual updates."""
+        """Return whether the selector or the filter reads individual updates."""
         return self.filter is not None or bool(self.selector.needs & PER_UPDATE)
 
     @property
     def reader(self) -> str:
-        """What reads individual updates, for messages."""
+        """Name what reads individual updates, for messages."""
         return self.selector.name if self.selector.needs & PER_UPDATE else "FedCA's filter"
 
     def models(
@@ -253,62 +192,64 @@ class Measurer:
         Args:
             models: The clients' models, in row order.
             reference: The global model they started from.
-            draws: How often the client behind each model was drawn, shape (n_models,); None for once each.
+            draws: How often the client of each model was drawn, shape (n_models,); None for once each.
 
         Returns:
-            As needed: kept (bool) and, of a multiset, draws, how many of the model's the filter keeps; accuracy and
-            projection of shape (n_models,); update of shape (n_models, parameters).
+            As needed: kept (bool); if clients were drawn repeatedly also draws, the number of a model's copies that the
+            filter keeps; accuracy and projection of shape (n_models,); update of shape (n_models, parameters).
         """
         needs, columns = self.selector.needs, dict[str, FloatArray | BoolArray | IntArray]()
         if not len(models):
             return columns
         if self.filter is not None or "accuracy" in needs:
-            logits = self._server.logits_of(models)
+            logits = self._examples.logits_of(models)
             if "accuracy" in needs:
-                columns["accuracy"] = np.array([self._server.accuracy(one) for one in logits])  # PCZFL's A_k of (3)
+                columns["accuracy"] = np.array([self._examples.accuracy(one) for one in logits])  # PCZFL's A_k of (3)
             if self.filter is not None:
                 if draws is not None and (draws > 1).any():
-                    columns["draws"] = self.filter.copies(logits, self._server.labels, draws)
+                    columns["draws"] = self.filter.copies(logits, self._examples.labels, draws)
                     columns["kept"] = columns["draws"] > 0
                 else:
-                    columns["kept"] = self.filter.kept(logits, self._server.labels)
+                    columns["kept"] = self.filter.kept(logits, self._examples.labels)
         if needs & {"projection", "update"}:
+            # in place, here and for the gradients: one copy of all clients' parameters is the round's largest array
             updates = models.flat()
             updates -= flat(reference)
             if "update" in needs:
                 columns["update"] = updates
             if "projection" in needs:
                 gradients = self.direction.gradients(updates, in_place="update" not in needs)
-                if self._begins:
+                # before projecting: the first direction is the mean of these very gradients
+                if self._starts_direction:
                     self.direction.start(gradients)
                 columns["projection"] = self.direction.project(gradients)
         return columns
 
     def global_model(self, before: Arrays, after: Arrays) -> dict[str, float]:
-        """Measure the new global model (the old one where the round kept it), and follow it with the direction.
+        """Measure the global model after the round, and follow it with the direction.
 
         Args:
             before: The global model of the round.
-            after: The new one.
+            after: The new one; ``before`` itself if the round kept it.
 
         Returns:
             global_accuracy and global_loss, as needed.
         """
         needs = self.selector.needs
-        if "projection" in needs and not self._begins:
+        if "projection" in needs and not self._starts_direction:
             self.direction.move(flat(before), flat(after))
         if not needs & {"global_accuracy", "global_loss"}:
             return {}
-        loss, accuracy = self._server.loss_and_accuracy(after)
+        loss, accuracy = self._examples.loss_and_accuracy(after)
         values = {"global_accuracy": accuracy, "global_loss": loss}
         return {name: value for name, value in values.items() if name in needs}
 
     def initial_accuracy(self, arrays: Arrays) -> float:
-        """Accuracy of a model on the validation set."""
-        return self._server.accuracy(self._server.logits(arrays))  # PCZFL's A_k of (3)
+        """Return the accuracy of a model on the validation set."""
+        return self._examples.accuracy(self._examples.logits(arrays))  # PCZFL's A_k of (3)
 
     def state_dict(self) -> state_dicts.State:
-        """The direction's."""
+        """Return the state of the direction."""
         return self.direction.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -316,15 +257,84 @@ class Measurer:
         self.direction.load_state_dict(state)
 
     def forget(self, rows: IntArray) -> None:
-        """Nothing is known by row."""
+        """Keep everything: nothing here is known by row."""
 
     @property
-    def _begins(self) -> bool:
-        """Whether the direction begins with this round's gradients, so that its step does not move it once more."""
+    def _starts_direction(self) -> bool:
+        """Return whether the direction starts with this round's gradients, so that its step does not move it again."""
         return self.selector.keeps_model or (self.selector.warming_up and self.selector.round == 1)
 
     @property
-    def _server(self) -> Validation:
-        if self.validation is None:  # refused at construction
-            raise ParameterError("there is no validation set")
+    def _examples(self) -> Validation:
+        # cannot happen: a selector or filter that needs one is refused at construction
+        if self.validation is None:
+            raise ParameterError("validation is missing. Pass validation=Validation(...).")
         return self.validation
+
+
+class Direction:
+    """The direction in which the global model moves (GPFL).
+
+    Args:
+        learning_rate: eta, above 0.
+        momentum: gamma, at least 0 and below 1.
+
+    Raises:
+        ParameterError: A parameter is out of range.
+
+    >>> import numpy as np
+    >>> direction = Direction(learning_rate=0.5, momentum=0.1)
+    >>> direction.move(np.array([1.0, 2.0]), np.array([1.0, 0.0]))  # G = (0, 2) / .5
+    >>> direction.project(direction.gradients(np.array([[1.5, -1.0]])))  # d = (-3, 2); <d, G> / |G|
+    array([2.])
+    """
+
+    def __init__(self, learning_rate: float, momentum: float = 0.1) -> None:
+        self.learning_rate = real("learning_rate", learning_rate, above=0.0)
+        self.momentum = real("momentum", momentum, at_least=0.0)
+        if self.momentum >= 1.0:
+            raise ParameterError(f"momentum must be below 1, got {momentum!r}")
+        self._direction: FloatArray | None = None
+
+    def gradients(self, updates: FloatArray, *, in_place: bool = False) -> FloatArray:
+        """Return d_k of updates w_k - w^{t-1}, both (n_models, parameters); ``in_place`` overwrites the updates."""
+        return np.divide(updates, -self.learning_rate, out=updates if in_place else None)  # d_k
+
+    def start(self, gradients: FloatArray) -> None:
+        """Start with the mean of these gradients, shape (n_models, parameters)."""
+        self._direction = gradients.mean(axis=0)  # G of round 1, ours
+
+    def move(self, before: FloatArray, after: FloatArray) -> None:
+        """Follow the global model from ``before`` to ``after``, shape (parameters,)."""
+        old = np.zeros_like(before) if self._direction is None else self._direction
+        self._direction = self.momentum * old + (before - after) / self.learning_rate  # G^t
+
+    def project(self, gradients: FloatArray) -> FloatArray:
+        """Return c_k of gradients, shape (n_models, parameters), on the direction; 0 while it has no length."""
+        # a global model that did not move gives no direction, and a division by 0
+        if self._direction is None or not (length := float(np.linalg.norm(self._direction))):
+            return np.zeros(len(gradients))
+        return np.asarray(gradients @ self._direction / length)  # (3) of GPFL
+
+    def state_dict(self) -> state_dicts.State:
+        """Return G; an empty array before the first."""
+        return {"direction": np.zeros(0) if self._direction is None else self._direction.copy()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state; nothing changes if it does not fit."""
+        state_dicts.expect_keys(state, self.state_dict())
+        direction = state_dicts.array("direction", state["direction"], np.float64)
+        self._direction = direction if direction.size else None
+
+    def forget(self, rows: IntArray) -> None:
+        """Keep everything: nothing here is known by row."""
+
+
+def _loss(logits: FloatArray, labels: IntArray) -> float:
+    """Return the mean cross-entropy in nats, at most :data:`MAX_LOSS`."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        # the largest logit becomes 0, so that exp cannot overflow
+        shifted = logits - logits.max(axis=1, keepdims=True)
+        chosen = shifted[np.arange(len(labels)), labels]
+        loss = float((np.log(np.exp(shifted).sum(axis=1)) - chosen).mean())
+    return min(loss, MAX_LOSS) if math.isfinite(loss) else MAX_LOSS

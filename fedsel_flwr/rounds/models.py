@@ -1,6 +1,7 @@
-"""The models of a round: a list of models, or a stack with a layer an array; and which of them can be used.
+"""Models of a round, as a list or as a stack of layers: which of them can be used, and the size of their updates.
 
-How far clients' models are from the global one.
+:class:`ModelList` holds models as they arrive from clients, :class:`ModelStack` those that were trained in one batch.
+What the server measures works on both (:class:`Models`). A fault is a text, empty if a model can be used.
 """
 
 from __future__ import annotations
@@ -16,28 +17,28 @@ import numpy.typing as npt
 from fedsel_flwr.checks import FloatArray, IntArray
 
 Arrays = Sequence[npt.NDArray[Any]]
-"""One model, an array a layer."""
+"""One model, an array for each layer."""
 LARGEST = 1e18
-"""Largest size of a number in a client's model: in float32, means, squares and distances of such models stay finite."""
+"""Largest size of a number in a client's model: its square, and sums of them, are still finite in float32."""
 
 
 class Models(Protocol):
-    """What the server measures asks of the models of a round."""
+    """The models of a round, as the server's measurements use them."""
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of models."""
 
     def flat(self) -> FloatArray:
-        """A new array, shape (n_models, parameters)."""
+        """Return the models' numbers as a new array, shape (n_models, parameters)."""
 
     def logits(self, logits: Callable[[Arrays], FloatArray]) -> list[FloatArray]:
-        """What ``logits`` says of each."""
+        """Return the logits of each model."""
 
     def take(self, positions: IntArray) -> Models:
-        """Those at ``positions``, shape (n,)."""
+        """Return the models at ``positions``, shape (n,)."""
 
-    def listed(self) -> Sequence[Arrays]:
-        """Each by itself."""
+    def as_list(self) -> Sequence[Arrays]:
+        """Return the models one by one."""
 
 
 @dataclass(frozen=True)
@@ -52,29 +53,29 @@ class ModelList:
     models: Sequence[Arrays]
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of models."""
         return len(self.models)
 
     def flat(self) -> FloatArray:
-        """A new array, shape (n_models, parameters)."""
+        """Return the models' numbers as a new array, shape (n_models, parameters)."""
         return np.array([flat(arrays) for arrays in self.models])
 
     def logits(self, logits: Callable[[Arrays], FloatArray]) -> list[FloatArray]:
-        """What ``logits`` says of each."""
+        """Return the logits of each model."""
         return [logits(arrays) for arrays in self.models]
 
     def take(self, positions: IntArray) -> ModelList:
-        """Those at ``positions``, shape (n,)."""
+        """Return the models at ``positions``, shape (n,)."""
         return ModelList([self.models[i] for i in positions])
 
-    def listed(self) -> Sequence[Arrays]:
-        """Each by itself."""
+    def as_list(self) -> Sequence[Arrays]:
+        """Return the models one by one."""
         return self.models
 
 
 @dataclass(frozen=True)
 class ModelStack:
-    """Models trained together: one array a layer, shape (n_models, ...), a row a model.
+    """Models trained in one batch: one array for each layer, shape (n_models, ...), a row for each model.
 
     >>> import numpy as np
     >>> ModelStack([np.ones((1, 1, 2)), np.zeros((1, 1))]).flat()
@@ -84,54 +85,55 @@ class ModelStack:
     layers: Sequence[npt.NDArray[Any]]
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of models."""
         return len(self.layers[0]) if self.layers else 0
 
     def flat(self) -> FloatArray:
-        """A new array, shape (n_models, parameters)."""
+        """Return the models' numbers as a new array, shape (n_models, parameters)."""
         parts = [layer.reshape(len(layer), -1) for layer in self.layers]
         return np.concatenate(parts, axis=1).astype(np.float64, copy=False)
 
     def logits(self, logits: Callable[[Arrays], FloatArray]) -> list[FloatArray]:
-        """What ``logits`` says of each."""
-        return [logits(arrays) for arrays in self.listed()]
+        """Return the logits of each model."""
+        return [logits(arrays) for arrays in self.as_list()]
 
-    def listed(self) -> Sequence[Arrays]:
-        """Each by itself, as views."""
+    def as_list(self) -> Sequence[Arrays]:
+        """Return the models one by one, as views of the layers."""
         return [[layer[i] for layer in self.layers] for i in range(len(self))]
 
     def take(self, positions: IntArray) -> ModelStack:
-        """Those at ``positions``, shape (n,)."""
+        """Return the models at ``positions``, shape (n,)."""
         if len(positions) == len(self) and (positions == np.arange(len(self))).all():
             return self
         return ModelStack([layer[positions] for layer in self.layers])
 
     def faults(self, reference: Arrays) -> list[str]:
-        """What is wrong with each model, empty if nothing; the verdicts of :func:`fault_in_arrays`."""
+        """Return each model's fault, as :func:`fault_in_arrays` does."""
         if not len(self):
             return []
         if wrong := _fault_in_form(reference, [layer[0] for layer in self.layers]):
             return [wrong] * len(self)
         faults = [""] * len(self)
+        # Backwards, so that of several faults of a model the one in the first layer stays.
         for i, (layer, own) in reversed(list(enumerate(zip(self.layers, reference, strict=True)))):
             for row, fault in _faults_in_rows(layer, own.dtype, i).items():
                 faults[row] = fault
         return faults
 
-    def like(self, reference: Arrays) -> ModelStack:
-        """The same models in the types of ``reference``."""
+    def cast_like(self, reference: Arrays) -> ModelStack:
+        """Return the same models with the types of ``reference``."""
         if all(layer.dtype == own.dtype for layer, own in zip(self.layers, reference, strict=True)):
             return self
         return ModelStack([x.astype(own.dtype, copy=False) for x, own in zip(self.layers, reference, strict=True)])
 
 
 def flat(arrays: Arrays) -> FloatArray:
-    """A model's numbers in one new array, shape (parameters,)."""
+    """Return a model's numbers in one new array, shape (parameters,)."""
     return np.concatenate([np.asarray(array, dtype=np.float64).ravel() for array in arrays])
 
 
 def fault_in_arrays(arrays: Arrays | None, reference: Arrays) -> str:
-    """What is wrong with a client's model beside the global one; empty if nothing.
+    """Return the fault of a client's model, compared with the global one; empty if there is none.
 
     >>> import numpy as np
     >>> fault_in_arrays([np.zeros(2)], [np.zeros(3)])
@@ -147,17 +149,16 @@ def fault_in_arrays(arrays: Arrays | None, reference: Arrays) -> str:
     return ""
 
 
-def in_types_of(reference: Arrays, arrays: Arrays) -> Arrays | None:
-    """A model in the types of the global one; None if it is already.
-
-    Flower's averages would take the type of whoever comes first.
-    """
+def cast_like(reference: Arrays, arrays: Arrays) -> Arrays | None:
+    """Return a model with the types of the global one; None if it has them already."""
+    # Flower's averages take the type of the first model: one client's float64 would change the global model's.
     if all(array.dtype == own.dtype for array, own in zip(arrays, reference, strict=True)):
         return None
     return [array.astype(own.dtype, copy=False) for array, own in zip(arrays, reference, strict=True)]
 
 
 def _fault_in_form(reference: Arrays, arrays: Arrays) -> str:
+    """Return what is wrong with the number, shapes or types of a model's arrays; empty if nothing."""
     if len(arrays) != len(reference):
         return f"arrays: expected {len(reference)}, got {len(arrays)}"
     for i, (array, own) in enumerate(zip(arrays, reference, strict=True)):
@@ -169,18 +170,17 @@ def _fault_in_form(reference: Arrays, arrays: Arrays) -> str:
 
 
 def _faults_in_rows(layer: npt.NDArray[Any], dtype: np.dtype[Any], position: int) -> dict[int, str]:
-    """What is wrong with the numbers of each row, in the type of the global model; rows of sound ones are left out.
-
-    A sum of squares bounds every number at once; where it is large, the numbers themselves are looked at.
-    """
+    """Return row -> fault of its numbers, in the type of the global model; rows without a fault are left out."""
     if dtype.kind != "f":
         return {}
     limit = min(LARGEST, float(np.finfo(dtype).max))
     faults = {}
+    # A float64 beyond float32 overflows in the cast: that is a fault of the model, not a warning.
     with np.errstate(over="ignore", invalid="ignore"):
         held = layer.astype(dtype, copy=False).reshape(len(layer), -1)
         for row, numbers in enumerate(held):
-            if float(np.dot(numbers, numbers)) <= limit * limit:  # NaN is not
+            # One dot product bounds every number. It is False for NaN, and then the numbers themselves are checked.
+            if float(np.dot(numbers, numbers)) <= limit * limit:
                 continue
             if not np.isfinite(numbers).all():
                 faults[row] = f"arrays: not finite at {position}"
@@ -190,7 +190,7 @@ def _faults_in_rows(layer: npt.NDArray[Any], dtype: np.dtype[Any], position: int
 
 
 def update_norm(arrays: Arrays, reference: Arrays) -> float:
-    """The L2 norm of a client's update over all its arrays, computed in float64.
+    """Return the L2 norm of a client's update over all its arrays, computed in float64.
 
     Args:
         arrays: The client's model, finite and in the form of the global one.
@@ -207,7 +207,7 @@ def update_norm(arrays: Arrays, reference: Arrays) -> float:
 
 
 def fault_in_norm(arrays: Arrays, reference: Arrays, limit: float | None) -> str:
-    """Why an update is too large; empty if it is not, or there is no limit."""
+    """Return why an update is too large; empty if it is not, or if there is no limit."""
     if limit is None or (norm := update_norm(arrays, reference)) <= limit:
         return ""
     return f"update norm: {norm:.6g} is above max_update_norm = {limit:g}"

@@ -1,4 +1,4 @@
-"""What a selector asks before it chooses, and what the answers cost."""
+"""Probes: what a selector asks clients before it chooses, and what their answers cost."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.rounds import state_dicts
 from fedsel_flwr.rounds.models import Arrays
-from fedsel_flwr.rounds.replies import of_other_lengths, usual_length
-from fedsel_flwr.rounds.roster import Present, Roster
+from fedsel_flwr.rounds.replies import column_of, length_faults
+from fedsel_flwr.rounds.roster import ConnectedClients, Roster
 from fedsel_flwr.rounds.settings import Settings
-from fedsel_flwr.rounds.untrusted import finite_number, log_faults, longest, within
+from fedsel_flwr.rounds.untrusted import column_value, finite_number, log_faults, max_vector_length
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors.columns import COLUMNS, LARGEST, PROBED, check_columns
 from fedsel_flwr.wireless import round_time
@@ -29,8 +29,8 @@ class Question:
 
     Attributes:
         asked: Row -> connection.
-        columns: What is asked for.
-        config: What to send beside the current model: the columns, comma-separated, under ``probe``, and the absolute
+        columns: The columns asked for.
+        config: What to send with the current model: the columns, comma-separated, under ``probe``, and the absolute
             round about to be chosen under ``round``.
     """
 
@@ -40,7 +40,7 @@ class Question:
 
     @property
     def nodes(self) -> list[str]:
-        """The connections to ask."""
+        """Return the connections to ask."""
         return list(self.asked.values())
 
 
@@ -49,32 +49,33 @@ class Probing:
 
     Args:
         selector: The selector that asks.
-        roster: Where rows find their ids.
+        roster: The client ids by row, for messages.
         settings: Names of the metrics, longest wait, channels.
     """
 
     def __init__(self, selector: Selector, roster: Roster, settings: Settings) -> None:
         self._selector, self._roster, self._settings = selector, roster, settings
-        self._seconds = self._joules = 0.0  # spent on questions since the last round that ended
+        # spent on probes since the last finished round
+        self._seconds = self._joules = 0.0
 
-    def question(self, here: Present) -> Question | None:
-        """Ask the selector what must be asked of the clients who are here; None if nothing."""
+    def question(self, here: ConnectedClients) -> Question | None:
+        """Return what the selector asks the eligible clients in ``here``; None if nothing."""
         probe = self._selector.probe(here.rows)
         if probe is None or not len(probe.clients):
             return None
         check_columns(type(self._selector).__name__, "probe", probe.columns, PROBED)
         config: dict[str, str | int] = {"probe": ",".join(probe.columns), "round": self._selector.round + 1}
-        return Question(asked=here.of(np.asarray(probe.clients)), columns=tuple(probe.columns), config=config)
+        return Question(asked=here.nodes_of(np.asarray(probe.clients)), columns=tuple(probe.columns), config=config)
 
     def answer(self, question: Question, answers: Answers, model: Arrays | None = None) -> None:
-        """Pass the answers on to the selector, and charge their simulated time and energy.
+        """Inform the selector of the answers, and charge their simulated time and energy.
 
-        A client that did not answer, or not with a finite number, informs with NaN and costs ``max_latency``.
+        A client without a usable answer informs with NaN and costs ``max_latency``.
 
         Args:
-            question: What was asked of whom.
-            answers: Connection -> the metrics it returned; ``local_accuracy`` may be called ``accuracy``, as Flower's
-                clients call it.
+            question: The question, and the clients that were asked.
+            answers: Connection -> the metrics it returned; ``local_accuracy`` may have the name ``accuracy``, as in
+                Flower's own apps.
             model: The global model; None if it cannot be decoded.
         """
         keys, limit = self._settings.keys, self._settings.max_latency
@@ -86,7 +87,8 @@ class Probing:
             answered = True
             for name, column in columns.items():
                 said = metrics.get(keys.of(name), metrics.get("accuracy") if name == "local_accuracy" else None)
-                column.append(value := within(COLUMNS[name], said, longest(name, model)))
+                column.append(value := column_value(COLUMNS[name], said, max_vector_length(name, model)))
+                # a client could skip the work and still be paid its short time otherwise
                 if value is None:
                     answered = False
                     faults.append((self._roster.ids[row], f"probe: no {name}"))
@@ -95,24 +97,26 @@ class Probing:
             energy = finite_number(metrics.get(keys.energy))
             if energy is not None and 0 <= energy <= LARGEST:
                 joules, measured = joules + energy, True
+        # probes go in waves through the channels, like the round itself
         self._seconds += round_time(np.array(latency), self._settings.channels or len(latency))
+        # NaN, not 0, if no client reports energy: the history must not count an unmeasured probe as free
         self._joules += joules if measured else np.nan
         rows = np.array(list(question.asked), dtype=np.int64)
         for name, column in columns.items():
-            for i, fault in of_other_lengths(column).items():
+            for i, fault in length_faults(column).items():
                 faults.append((self._roster.ids[rows[i]], f"probe: {name}: {fault}"))
         log_faults(f"round {self._selector.round + 1}", faults)
-        told = {name: in_rows(name, column) for name, column in columns.items()}
-        self._selector.inform(rows, **{name: column for name, column in told.items() if column is not None})
+        informed = {name: column_of(name, column) for name, column in columns.items()}
+        self._selector.inform(rows, **{name: column for name, column in informed.items() if column is not None})
 
-    def settle(self) -> tuple[float, float]:
-        """Seconds and joules of the questions since the last call; joules are NaN where nobody measured any."""
+    def take_costs(self) -> tuple[float, float]:
+        """Return seconds and joules of the probes since the last call; joules are NaN if no client measured any."""
         spent = (self._seconds, self._joules)
         self._seconds = self._joules = 0.0
         return spent
 
     def state_dict(self) -> state_dicts.State:
-        """What was spent on questions since the last round that ended."""
+        """Return what was spent on probes since the last finished round."""
         return {"seconds": self._seconds, "joules": self._joules}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -122,30 +126,4 @@ class Probing:
         self._seconds, self._joules = loaded
 
     def forget(self, rows: IntArray) -> None:
-        """Nothing is known by row."""
-
-
-def in_rows(name: str, values: list[float | FloatArray | None]) -> FloatArray | None:
-    """A column of what clients reported, NaN where there is nothing usable.
-
-    Vectors are of the length that most have; others count as not usable.
-
-    Args:
-        name: The column's name.
-        values: A number or vector a client, None where there is none.
-
-    Returns:
-        Shape (n,), or (n, d) for vectors; None where nobody has a vector.
-
-    >>> in_rows("gradient", [np.ones(2), None, np.ones(3), np.zeros(2)]).tolist()
-    [[1.0, 1.0], [nan, nan], [nan, nan], [0.0, 0.0]]
-    """
-    if COLUMNS[name].shape != "vector":
-        return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
-    if not (length := usual_length(values)):
-        return None
-    column = np.full((len(values), length), np.nan)
-    for row, value in enumerate(values):
-        if isinstance(value, np.ndarray) and len(value) == length:
-            column[row] = value
-    return column
+        """Keep everything: nothing here is known by row."""

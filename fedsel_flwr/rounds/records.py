@@ -1,10 +1,8 @@
-"""The history's rows: a round, and a client in a round.
+"""Records: the rows of a run's history, and the forms in which they are stored.
 
-A round as a line of JSON, and back; and where a file's lines stand.
-
-How often each client was selected and each kind of problem met, kept as rounds go by.
-
-The history's records as columns, and back: how a state holds them.
+A :class:`RoundRecord` is a round, a :class:`ClientRecord` a selected client in it. The journal holds a round with its
+clients as a line of JSON (:func:`encode_entry`), and :class:`LineIndex` knows where each line is. A state holds the
+records as columns (:func:`to_columns`). :class:`ParticipationCounts` counts over them as rounds end.
 """
 
 from __future__ import annotations
@@ -25,6 +23,14 @@ from fedsel_flwr.checks import IntArray
 from fedsel_flwr.errors import StateError
 from fedsel_flwr.rounds import state_dicts
 
+LINE_START = '{"round": '
+"""The first bytes of a line; the round's own record follows."""
+DECODE_ERRORS = (ValueError, KeyError, TypeError, RecursionError)
+"""Errors that decoding a damaged line raises."""
+_decoder = json.JSONDecoder()
+TYPES: dict[str, type[np.generic]] = {"int": np.int64, "float": np.float64, "bool": np.bool_}
+"""Annotation of a record's field -> type of its column; texts stay lists."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClientRecord:
@@ -39,7 +45,7 @@ class ClientRecord:
         problem: Empty, or what was wrong: a kind, a colon and details; several are joined by "; ".
         latency_s: Seconds the selector was told.
         latency_source: Where they come from: "reported", "observed", "clipped", "first" or "max_latency". "first": the
-            server measured this client for the first time, and the selector was given what is known of other times.
+            server measured this client for the first time, and the selector was given an estimate from other times.
         first_s: The first time itself, seconds; NaN unless ``latency_source`` is "first".
         energy_j: Joules the client reported.
         energy_score: PCZFL's score in [0, 1] that the client reported.
@@ -48,7 +54,7 @@ class ClientRecord:
         upload_s: Reported seconds to send the update.
         train_loss: Reported training loss.
         num_examples: Examples behind the update; 0 where unknown.
-        timed_out: Whether no answer came for as long as the server waited: the timeout, or the round's deadline.
+        timed_out: Whether no answer came before the timeout or the round's deadline.
     """
 
     round: int
@@ -74,8 +80,9 @@ class ClientRecord:
         """Seconds of the round trip that were not computing: sending, waiting, starting the client's process.
 
         NaN unless the server timed the client (``latency_source`` "observed" or "first") and the client reported
-        ``compute_s``. Of a latency that was cut at max_latency it is the least that it can have been.
+        ``compute_s``. For a latency that was capped at max_latency it is a lower bound.
         """
+        # A clipped or reported latency is not the server's own measurement of the round trip.
         took = {"observed": self.latency_s, "first": self.first_s}.get(self.latency_source, math.nan)
         return max(took - self.compute_s, 0.0) if not math.isnan(took - self.compute_s) else math.nan
 
@@ -89,16 +96,16 @@ class RoundRecord:
         num_available: Clients that could have been chosen.
         num_selected: Clients that were chosen.
         num_completed: Clients whose update arrived in time and could be used.
-        num_kept: Clients whose update was averaged; fewer where FedCA's filter dropped some.
+        num_kept: Clients whose update was averaged; fewer than completed if FedCA's filter dropped some.
         round_s: Seconds the round took on the strategy's clock.
         simulated_s: Seconds since the start, cumulative.
-        energy_j: Joules reported in this round; NaN where clients took part and nobody reported any.
-        total_energy_j: Joules since the start, cumulative; NaN as long as nobody reported any.
+        energy_j: Joules reported in this round; NaN if clients took part and none reported any.
+        total_energy_j: Joules since the start, cumulative; NaN as long as no client reported any.
         accuracy: Accuracy of the new global model.
         loss: Loss of the new global model.
-        probe_s: Seconds that questions before the choice took, part of ``round_s``.
-        probe_j: Joules they took, part of ``energy_j``.
-        num_timeouts: Clients of whom no answer came for as long as the server waited.
+        probe_s: Seconds that probes before the choice took, part of ``round_s``.
+        probe_j: Joules that probes took, part of ``energy_j``.
+        num_timeouts: Clients whose answer did not come before the timeout or the round's deadline.
     """
 
     round: int
@@ -117,63 +124,66 @@ class RoundRecord:
     num_timeouts: int = 0
 
 
-HEAD = '{"round": '
-"""How a line begins; the round's own record follows."""
-DAMAGED = (ValueError, KeyError, TypeError, RecursionError)
-"""What a line that is no round raises."""
-_decoder = json.JSONDecoder()
+Record = TypeVar("Record", ClientRecord, RoundRecord)
 
 
-class Entry(NamedTuple):
-    """A round and its clients."""
+class RoundEntry(NamedTuple):
+    """A round and its clients, as one line of the journal holds them."""
 
     round: RoundRecord
     clients: Sequence[ClientRecord]
 
 
-def line_of(entry: Entry) -> bytes:
-    """A round as one line; NaN and infinities are written as JavaScript has them, floats in full.
+def encode_entry(entry: RoundEntry) -> bytes:
+    """Encode a round as one line of JSON; NaN and infinities as JavaScript writes them, floats exactly.
 
     >>> from fedsel_flwr.rounds.records import RoundRecord
     >>> record = RoundRecord(round=1, num_available=2, num_selected=0, num_completed=0, round_s=0.1, simulated_s=0.1,
     ...                      energy_j=0.0, total_energy_j=0.0)
-    >>> entry_of(line_of(Entry(record, []))).round.round_s
+    >>> decode_entry(encode_entry(RoundEntry(record, []))).round.round_s
     0.1
     """
-    said = {"round": vars(entry.round), "clients": [vars(row) for row in entry.clients]}
-    return json.dumps(said, default=_plain).encode() + b"\n"
+    content = {"round": vars(entry.round), "clients": [vars(row) for row in entry.clients]}
+    return json.dumps(content, default=_plain).encode() + b"\n"
 
 
-def entry_of(line: bytes) -> Entry:
-    """Read a line; raises one of :data:`DAMAGED` if it is no round."""
-    said = json.loads(line)
-    return Entry(RoundRecord(**said["round"]), [ClientRecord(**row) for row in said["clients"]])
+def decode_entry(line: bytes) -> RoundEntry:
+    """Decode a line; raises one of :data:`DECODE_ERRORS` if it is no round."""
+    content = json.loads(line)
+    return RoundEntry(RoundRecord(**content["round"]), [ClientRecord(**row) for row in content["clients"]])
 
 
-def round_of(line: bytes) -> RoundRecord:
-    """Read the round of a line, of which the beginning is enough; clients are passed over."""
+def decode_round(line: bytes) -> RoundRecord:
+    """Decode a line's round without its clients; the beginning of the line is enough."""
     text = line.decode("ascii")
-    if not text.startswith(HEAD):
-        return entry_of(line).round
-    said, _ = _decoder.raw_decode(text, len(HEAD))
-    return RoundRecord(**said)
+    # A line in another order of keys, as an editor may write it, is decoded as a whole.
+    if not text.startswith(LINE_START):
+        return decode_entry(line).round
+    content, _ = _decoder.raw_decode(text, len(LINE_START))
+    return RoundRecord(**content)
 
 
-class Lines:
-    """Where each line ends, how many clients there are up to it, and the checksum (CRC-32) of everything up to it.
+def _plain(value: Any) -> Any:
+    """Return a NumPy scalar as a Python number."""
+    return value.item()
+
+
+class LineIndex:
+    """Index of the journal's lines: where each ends, the clients up to it, and the CRC-32 of everything up to it.
 
     24 bytes a line, whatever it holds.
     """
 
     def __init__(self) -> None:
+        # Arrays of 8-byte integers, not lists: runs may have millions of rounds.
         self._ends, self._clients, self._sums = array("q"), array("q"), array("q")
 
     def __len__(self) -> int:
-        """How many lines there are."""
+        """Return how many lines there are."""
         return len(self._ends)
 
     def add(self, line: bytes, num_clients: int) -> None:
-        """A line was added."""
+        """Add a line at the end."""
         count = len(self)
         checksum = zlib.crc32(line, self.checksum(count))
         self._ends.append(self.start(count) + len(line))
@@ -181,75 +191,67 @@ class Lines:
         self._sums.append(checksum)
 
     def cut(self, count: int) -> None:
-        """Forget all but the first ``count`` lines."""
+        """Drop all but the first ``count`` lines."""
         for column in (self._ends, self._clients, self._sums):
             del column[count:]
 
     def start(self, line: int) -> int:
-        """Where a line begins, bytes; lines count from 0. That after the last one begins at the end."""
+        """Return the byte at which a line begins; lines count from 0, and the one after the last begins at the end."""
         return self._ends[line - 1] if line else 0
 
     def num_clients(self, count: int) -> int:
-        """Clients in the first ``count`` lines."""
+        """Return the number of clients in the first ``count`` lines."""
         return self._clients[count - 1] if count else 0
 
     def checksum(self, count: int) -> int:
-        """CRC-32 of the first ``count`` lines."""
+        """Return the CRC-32 of the first ``count`` lines."""
         return self._sums[count - 1] if count else 0
 
     def with_client(self, index: int) -> int:
-        """The line that holds a client's record; both count from 0."""
+        """Return the line that holds a client's record; both count from 0."""
+        # Counts ascend; a round without clients repeats its predecessor's and is skipped by the left bisection.
         return bisect_left(self._clients, index + 1)
 
     def ending_at(self, offset: int) -> int | None:
-        """How many lines end at a byte; None where that is in the middle of one."""
+        """Return how many lines end at or before a byte; None if the byte is inside a line."""
         count = bisect_left(self._ends, offset) + 1 if offset else 0
         return count if count <= len(self) and self.start(count) == offset else None
 
 
-def _plain(value: Any) -> Any:
-    """A NumPy scalar as Python's own."""
-    return value.item()
-
-
-class Tally:
-    """Counts over clients' records.
+class ParticipationCounts:
+    """Participation counts: how often each client was selected, and how often each kind of problem occurred.
 
     Attributes:
-        rounds: How many rounds are in it, as its owner counts them.
-        problems: Kind -> how often it was met.
+        rounds: Number of rounds counted; its owner sets it.
+        problems: Kind of problem -> number of occurrences.
     """
 
     def __init__(self) -> None:
         self.rounds = 0
         self.problems: Counter[str] = Counter()
-        self._selections = np.zeros(0, dtype=np.int64)  # by row
+        self._selections = np.zeros(0, dtype=np.int64)
 
     def add(self, clients: Sequence[ClientRecord]) -> None:
-        """Count some records."""
+        """Count clients' records."""
         self.problems.update(problem.split(":")[0] for row in clients for problem in row.problem.split("; ") if problem)
         more = np.bincount([row.client for row in clients], minlength=self._selections.size).astype(np.int64)
         more[: self._selections.size] += self._selections
         self._selections = more
 
     def selections(self, num_clients: int) -> IntArray:
-        """How often each client was selected, by row, shape (num_clients,) or longer where there are more rows."""
+        """Return how often each client was selected, by row; shape (num_clients,), or longer if there are more rows."""
         counts = np.zeros(max(num_clients, self._selections.size), dtype=np.int64)
         counts[: self._selections.size] = self._selections
         return counts
 
 
-Record = TypeVar("Record", ClientRecord, RoundRecord)
-TYPES: dict[str, type[np.generic]] = {"int": np.int64, "float": np.float64, "bool": np.bool_}
-
-
-def in_columns(rounds: Sequence[RoundRecord], clients: Sequence[ClientRecord]) -> state_dicts.State:
-    """Rounds and clients, a column a field."""
+def to_columns(rounds: Sequence[RoundRecord], clients: Sequence[ClientRecord]) -> state_dicts.State:
+    """Return rounds and clients as columns, one for each field."""
     return {"rounds": _columns(RoundRecord, rounds), "clients": _columns(ClientRecord, clients)}
 
 
-def of_columns(state: Any) -> tuple[list[RoundRecord], list[ClientRecord]]:
-    """The records in a state of :func:`in_columns`; raises :class:`StateError` if it is none."""
+def from_columns(state: Any) -> tuple[list[RoundRecord], list[ClientRecord]]:
+    """Return the records in a state of :func:`to_columns`; raises :class:`StateError` if it is none."""
     state_dicts.expect_keys(state, ("rounds", "clients"))
     rounds = _records("rounds", RoundRecord, state["rounds"])
     return rounds, _records("clients", ClientRecord, state["clients"])
@@ -264,10 +266,11 @@ def _columns(kind: type[Record], records: Sequence[Record]) -> state_dicts.State
 
 
 def _records(name: str, kind: type[Record], columns: Any) -> list[Record]:
-    newer = {one.name for one in fields(kind) if one.default is not MISSING}  # an older version's records lack some
+    # Fields with a default came with later versions: a state of an older version may lack them.
+    absent = {one.name for one in fields(kind) if one.default is not MISSING}
     if isinstance(columns, Mapping):
-        newer -= set(columns)
-    known = [one for one in fields(kind) if one.name not in newer]
+        absent -= set(columns)
+    known = [one for one in fields(kind) if one.name not in absent]
     state_dicts.expect_keys(columns, [one.name for one in known])
     loaded: dict[str, list[Any]] = {}
     for one in known:

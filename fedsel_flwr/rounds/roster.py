@@ -1,12 +1,11 @@
-"""Who is who: connections, client ids and the selector's rows.
+"""The roster: which connection is which client, and in which row of the selector.
 
-A connection (Flower's node id) is bound to a row once. The id a client reports names that row, but a claim never
-moves an observation: a second connection that claims the id of a connected client is refused. Where the server knows
-who a connection is, its row is never given to another, be it connected or not.
+A connection (Flower's node id) is bound to a row once. The client id that a client reports names this row, but a claim
+never moves an observation. A second connection that claims the id of a connected client is refused. If the server knows
+whose connection it is, the row is never given to another client, connected or not.
 
-Which texts can be client ids, and their order.
-
-Selector parameters that users give by client id and selectors read by row.
+Client ids are canonical texts with one order (:func:`canonical_id`, :func:`id_order`). Selector parameters that users
+give by client id are read by row through the roster (:class:`ClientValues`).
 """
 
 from __future__ import annotations
@@ -26,55 +25,34 @@ from fedsel_flwr.rounds import state_dicts
 from fedsel_flwr.rounds.untrusted import shown
 
 MAX_ID_LENGTH = 256
+"""Most characters of a client id."""
 MAX_ID_DIGITS = 40
-
-
-def canonical_id(claim: object) -> str | None:
-    """Return a reported identity as a string; None if it cannot serve as one.
-
-    >>> canonical_id(7), canonical_id(" phone-7 "), canonical_id(None), canonical_id(float("nan"))
-    ('7', 'phone-7', None, None)
-    """
-    if type(claim) is not int:  # the common case goes by: fleets are large
-        if isinstance(claim, bool | np.bool_):
-            return None
-        if isinstance(claim, Integral) or (isinstance(claim, float | np.floating) and float(claim).is_integer()):
-            claim = int(claim)
-    if isinstance(claim, int):
-        return str(claim) if abs(claim) < 10**MAX_ID_DIGITS else None
-    if isinstance(claim, str) and 0 < len(claim.strip()) <= MAX_ID_LENGTH and claim.strip().isprintable():
-        return claim.strip()
-    return None
-
-
-def id_order(client_id: str) -> tuple[int, int, str]:
-    """Sort key of ids: all-digit ids first, as integers, then the others as text.
-
-    >>> sorted(["b", "10", "9"], key=id_order)
-    ['9', '10', 'b']
-    """
-    digits = client_id.isascii() and client_id.isdigit()
-    return (0, int(client_id), client_id) if digits else (1, 0, client_id)
+"""Most digits of a client id that is an integer."""
 
 
 @dataclass(frozen=True)
-class Present:
-    """Clients and their connections.
+class ConnectedClients:
+    """Registered clients that are connected.
 
     Args:
         rows: Rows of the selector, ascending, shape (n,).
-        nodes: The connection of each.
+        nodes: The connection of each row.
     """
 
     rows: IntArray
     nodes: tuple[str, ...]
 
-    def only(self, mask: BoolArray) -> Present:
-        """Those where ``mask``, shape (n,), is True."""
-        return self if mask.all() else Present(self.rows[mask], tuple(self.nodes[i] for i in np.flatnonzero(mask)))
+    def only(self, mask: BoolArray) -> ConnectedClients:
+        """Return the clients for which ``mask``, shape (n,), is True."""
+        return (
+            self
+            if mask.all()
+            else ConnectedClients(self.rows[mask], tuple(self.nodes[i] for i in np.flatnonzero(mask)))
+        )
 
-    def of(self, rows: IntArray) -> dict[int, str]:
-        """Row -> connection of some of them, in the order given."""
+    def nodes_of(self, rows: IntArray) -> dict[int, str]:
+        """Return row -> connection for some of the rows, in the order given."""
+        # ``rows`` ascends, so a binary search finds each position.
         return {int(row): self.nodes[i] for row, i in zip(rows, np.searchsorted(self.rows, rows), strict=True)}
 
 
@@ -84,14 +62,14 @@ class Roster:
 
     Args:
         max_clients: Refuse newcomers beyond this many clients; None for no limit.
-        max_new_per_round: Admit at most this many newcomers a round after the first roll call, and let at most so many
-            be chosen in a round that have delivered no usable update yet; None for no limit.
+        max_new_per_round: Admit at most this many newcomers a round after the first roll call. Also the most clients
+            chosen in a round that have delivered no usable update yet. None for no limit.
         evict_after: With ``max_clients`` reached, give the row of the client that has been away longest, and for
             more than this many rounds, to a newcomer; None never evicts.
 
     Attributes:
         ids: Row -> client id.
-        holders: Row -> who has held it, in the server's words; empty where nobody but the client vouches for it.
+        holders: Row -> the identity that the server knows for the row's client; empty if the server knows none.
         refused: Connection -> why it takes no part.
     """
 
@@ -104,18 +82,21 @@ class Roster:
     _row_of_id: dict[str, int] = field(default_factory=dict)
     _row_of_node: dict[str, int] = field(default_factory=dict)
     _last_seen: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    _waits_for: dict[str, int] = field(default_factory=dict)  # refused connection -> row; -1 for any
-    _memo: tuple[frozenset[str], Present] | None = None  # the crowd looked at last, and who of it is bound
+    # Refused connection -> the row that must become free before it is asked again; -1 for any row.
+    _waits_for: dict[str, int] = field(default_factory=dict)
+    # The connections seen last and the bound clients among them: sorting a large fleet in every round would be slow.
+    _cached: tuple[frozenset[str], ConnectedClients] | None = None
 
     def name(self, node: str) -> str:
-        """The client id behind a connection; the connection's own name before it is enrolled."""
+        """Return the client id of a connection, or the connection's own name before it is registered."""
         row = self._row_of_node.get(node)
         return node if row is None else self.ids[row]
 
-    def strangers(self, connected: Collection[str]) -> list[str]:
-        """Connections that are neither bound nor refused, in id order."""
-        if self._memo is not None and len(self._memo[1].nodes) == len(connected) and self._same_crowd(connected):
-            return []  # all of them are bound
+    def unregistered(self, connected: Collection[str]) -> list[str]:
+        """Return the connections that are neither bound nor refused, in id order."""
+        # All of them are bound, as in most rounds.
+        if self._cached is not None and len(self._cached[1].nodes) == len(connected) and self._is_unchanged(connected):
+            return []
         return sorted(
             (node for node in connected if node not in self._row_of_node and node not in self.refused), key=id_order
         )
@@ -123,13 +104,13 @@ class Roster:
     def release(self, connected: Collection[str], round: int = 0) -> None:
         """Forget the bindings and refusals of connections that are gone; ids and rows stay.
 
-        Connections refused because their id was connected, or the roster full, are lifted when that has passed.
+        A refusal because the id was connected, or the roster full, is lifted as soon as this is no longer so.
         """
-        if self._same_crowd(connected) and not self.refused:
+        if self._is_unchanged(connected) and not self.refused:
             return
         here = set(connected)
         if gone := [node for node in self._row_of_node if node not in here]:
-            self._memo = None
+            self._cached = None
             for node in gone:
                 del self._row_of_node[node]
         taken = set(self._row_of_node.values())
@@ -141,29 +122,31 @@ class Roster:
                 self._waits_for.pop(node, None)
 
     def refuse(self, node: str, reason: str, waits_for: int | None = None) -> None:
-        """Leave a connection out; until ``waits_for``, a row, is free, -1 for any, where that is given."""
+        """Leave a connection out, for good or until the row ``waits_for`` is free (-1: any row)."""
         self.refused[node] = reason
         if waits_for is not None:
             self._waits_for[node] = waits_for
 
-    def enroll(
+    def register(
         self, claims: Mapping[str, str], round: int, holders: Mapping[str, str] = MappingProxyType({})
     ) -> tuple[dict[int, str], IntArray]:
-        """Bind connections to the ids they claim, in id order; of several with one id those first that are vouched for.
+        """Bind connections to the ids they claim, in id order.
+
+        If several connections claim one id, those that the server knows come first.
 
         Args:
             claims: Connection -> canonical client id.
             round: The round about to be chosen.
-            holders: Connection -> who it is in the server's words; missing or empty where nobody vouches for it.
+            holders: Connection -> the identity that the server knows; missing or empty if it knows none.
 
         Returns:
-            Row -> connection of clients seen for the first time, and the rows of these that were taken from others.
+            Row -> connection of clients seen for the first time, and those of these rows that evicted clients held.
         """
         taken = set(self._row_of_node.values())
         first_call, free = not self.ids, self._free_rows(round, taken)
         new: dict[int, str] = {}
         evicted: list[int] = []
-        self._memo = None
+        self._cached = None
 
         def order(claim: tuple[str, str]) -> tuple[object, ...]:
             return id_order(claim[1]), not holders.get(claim[0]), id_order(claim[0])
@@ -172,7 +155,8 @@ class Roster:
             row, holder = self._row_of_id.get(client_id), holders.get(node, "")
             if row is None:
                 if self.max_new_per_round is not None and not first_call and len(new) >= self.max_new_per_round:
-                    continue  # asked again next round
+                    # Neither bound nor refused: it is asked again next round.
+                    continue
                 row = next(free, None)
                 if row is None:
                     self.refuse(node, f"client {client_id!r} refused: max_clients = {self.max_clients} reached", -1)
@@ -196,23 +180,23 @@ class Roster:
             self._row_of_node[node] = row
             self.holders[row] = holder or self.holders[row]
             taken.add(row)
-        self._last_seen = state_dicts.long_enough(self._last_seen, len(self.ids), 0)
+        self._last_seen = state_dicts.extended(self._last_seen, len(self.ids), 0)
         return new, np.array(evicted, dtype=np.int64)
 
-    def present(self, connected: Collection[str]) -> Present:
-        """The connected clients that are enrolled; made anew only when somebody came or went."""
-        if self._memo is None or not self._same_crowd(connected):
+    def present(self, connected: Collection[str]) -> ConnectedClients:
+        """Return the connected clients that are registered; computed again only if a connection came or went."""
+        if self._cached is None or not self._is_unchanged(connected):
             bound = sorted((self._row_of_node[node], node) for node in set(connected) if node in self._row_of_node)
             rows = np.array([row for row, _ in bound], dtype=np.int64)
-            self._memo = frozenset(connected), Present(rows, tuple(node for _, node in bound))
-        return self._memo[1]
+            self._cached = frozenset(connected), ConnectedClients(rows, tuple(node for _, node in bound))
+        return self._cached[1]
 
     def seen(self, rows: IntArray, round: int) -> None:
-        """Remember that the clients in ``rows`` were connected before ``round``."""
+        """Record that the clients in ``rows`` were connected before ``round``."""
         self._last_seen[rows] = round
 
     def state_dict(self) -> state_dicts.State:
-        """Who is who, who is bound, and who was refused why."""
+        """Return a copy of the ids, the bindings and the refusals."""
         return {
             "ids": list(self.ids),
             "holders": list(self.holders),
@@ -223,7 +207,7 @@ class Roster:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state; nothing changes if it does not fit."""
+        """Load a state; nothing changes if it does not fit."""
         state_dicts.expect_keys(state, self.state_dict())
         ids = state_dicts.texts("ids", state["ids"])
         holders = state_dicts.texts("holders", state["holders"])
@@ -239,35 +223,37 @@ class Roster:
         if len(holders) != len(ids):
             raise StateError(f"holders must be one for each of {len(ids)} ids, got {len(holders)}")
         if len(set(ids)) < len(ids) or not all(0 <= row < len(ids) for row in bound.values()):
-            raise StateError(f"ids must differ and connections be bound to one of {len(ids)} rows, got {ids!r:.80}")
+            raise StateError(f"ids must differ, and connections be bound to one of {len(ids)} rows, got {ids!r:.80}")
         refused = state["refused"]
         if not isinstance(refused, Mapping):
             raise StateError(f"refused must be a mapping from connection to reason, got {refused!r:.80}")
+        # In place: callers may hold these lists.
         self.ids[:], self.holders[:] = ids, holders
-        self._last_seen, self._memo = last_seen, None
+        self._last_seen, self._cached = last_seen, None
         self._row_of_id = {client_id: row for row, client_id in enumerate(ids)}
         self._row_of_node, self._waits_for = bound, waits
         self.refused.clear()
         self.refused.update({str(node): str(reason) for node, reason in refused.items()})
 
     def forget(self, rows: IntArray) -> None:
-        """Drop when the clients in ``rows`` were seen; the rows have new ids already."""
+        """Drop the rounds in which the clients in ``rows`` were seen; the rows have new ids already."""
         self._last_seen[rows] = 0
 
-    def _same_crowd(self, connected: Collection[str]) -> bool:
-        """Whether exactly the connections looked at last are connected."""
-        if self._memo is None:
+    def _is_unchanged(self, connected: Collection[str]) -> bool:
+        """Return whether exactly the connections of the cache are connected."""
+        if self._cached is None:
             return False
-        crowd = self._memo[0]
-        return connected is crowd or (len(connected) == len(crowd) and crowd.issuperset(connected))
+        before = self._cached[0]
+        return connected is before or (len(connected) == len(before) and before.issuperset(connected))
 
     def _free_rows(self, round: int, taken: set[int]) -> Iterator[int]:
-        """Rows for newcomers, one after the other; ``taken`` may grow meanwhile."""
+        """Yield rows for newcomers, one after the other; ``taken`` may grow meanwhile."""
         while self.max_clients is None or len(self.ids) < self.max_clients:
             yield len(self.ids)
         if self.evict_after is None:
             return
-        for row in np.argsort(self._last_seen, kind="stable").tolist():  # away longest first, then by row
+        # Stable: the client away longest comes first, then the lower row.
+        for row in np.argsort(self._last_seen, kind="stable").tolist():
             if round - int(self._last_seen[row]) <= self.evict_after:
                 return
             if row not in taken:
@@ -275,24 +261,24 @@ class Roster:
 
 
 class ClientValues(Mapping[int, float]):
-    """A number for each enrolled client, given by client id, read by row through the roster.
+    """A number for each registered client, given by client id and read by row through the roster.
 
-    As a mapping it holds the rows of the clients that are enrolled and have a number; it grows with the roster.
+    As a mapping it holds the rows of the registered clients that have a number. It grows with the roster.
 
     Args:
         name: The parameter's name, for messages.
         values: An array (accepted only if the client ids are 0..K-1) or a mapping from client id.
-        roster: Where rows find their ids.
+        roster: Maps rows to client ids.
 
     Attributes:
-        given: Every number by client id, of clients not enrolled yet too.
+        given: Every number by client id, those of clients not registered yet included.
 
     Raises:
         ParameterError: ``values`` is neither, or two keys mean the same client.
 
     >>> roster = Roster()
     >>> values = ClientValues("fairness", {"a": 0.1, "b": 0.2}, roster)
-    >>> _ = roster.enroll({"node-1": "b"}, 1)
+    >>> _ = roster.register({"node-1": "b"}, 1)
     >>> dict(values), values.given
     ({0: 0.2}, {'a': 0.1, 'b': 0.2})
     """
@@ -303,28 +289,61 @@ class ClientValues(Mapping[int, float]):
         else:
             array = np.asarray(values, dtype=np.float64)
             if array.ndim != 1:
-                raise ParameterError(f"{name} must have one number per client, got shape {array.shape}")
+                raise ParameterError(
+                    f"{name} must have shape (clients,), got {array.shape}. Give one number per client"
+                )
             items = [(str(k), float(value)) for k, value in enumerate(array)]
         self.name = name
         self.given: dict[str, float] = {key: value for key, value in items if key is not None}
         if len(self.given) != len(items):
-            raise ParameterError(f"{name} must name each client once by its id (an integer or a string)")
+            raise ParameterError(
+                f"{name} names a client twice, or has a key that is no id. Give integers or strings, once each"
+            )
         self._roster = roster
 
     def covers(self, client_id: str) -> bool:
-        """Whether there is a number for ``client_id``."""
+        """Return whether there is a number for ``client_id``."""
         return client_id in self.given
 
     def __getitem__(self, row: int) -> float:
-        """The number of the client in ``row``."""
+        """Return the number of the client in ``row``."""
         if not 0 <= row < len(self._roster.ids) or self._roster.ids[row] not in self.given:
             raise KeyError(row)
         return self.given[self._roster.ids[row]]
 
     def __iter__(self) -> Iterator[int]:
-        """The rows that have a number."""
+        """Iterate over the rows that have a number."""
         return (row for row, client_id in enumerate(self._roster.ids) if client_id in self.given)
 
     def __len__(self) -> int:
-        """How many enrolled clients have a number."""
+        """Return how many registered clients have a number."""
         return sum(client_id in self.given for client_id in self._roster.ids)
+
+
+def canonical_id(claim: object) -> str | None:
+    """Return a reported identity as a string; None if it cannot serve as one.
+
+    >>> canonical_id(7), canonical_id(" phone-7 "), canonical_id(None), canonical_id(float("nan"))
+    ('7', 'phone-7', None, None)
+    """
+    # The common case skips the slower checks: fleets are large.
+    if type(claim) is not int:
+        if isinstance(claim, bool | np.bool_):
+            return None
+        if isinstance(claim, Integral) or (isinstance(claim, float | np.floating) and float(claim).is_integer()):
+            claim = int(claim)
+    if isinstance(claim, int):
+        return str(claim) if abs(claim) < 10**MAX_ID_DIGITS else None
+    if isinstance(claim, str) and 0 < len(claim.strip()) <= MAX_ID_LENGTH and claim.strip().isprintable():
+        return claim.strip()
+    return None
+
+
+def id_order(client_id: str) -> tuple[int, int, str]:
+    """Return the sort key of a client id: all-digit ids first, as integers, then the others as text.
+
+    >>> sorted(["b", "10", "9"], key=id_order)
+    ['9', '10', 'b']
+    """
+    digits = client_id.isascii() and client_id.isdigit()
+    return (0, int(client_id), client_id) if digits else (1, 0, client_id)

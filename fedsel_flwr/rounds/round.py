@@ -1,6 +1,6 @@
-"""One round: what lives from the choice to the end, made once and never saved.
+"""One round: its cohort, its outcome, and the report and records written of it at its end.
 
-What a round's results become: the selector's report and the history's records.
+A round is never saved: checkpoints are written between rounds.
 """
 
 from __future__ import annotations
@@ -17,60 +17,22 @@ from fedsel_flwr.checks import BoolArray, FloatArray, IntArray
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds import state_dicts
 from fedsel_flwr.rounds.models import Arrays, ModelList, Models
-from fedsel_flwr.rounds.probing import in_rows
 from fedsel_flwr.rounds.records import ClientRecord
-from fedsel_flwr.rounds.replies import NUMBERS, ClientResult
+from fedsel_flwr.rounds.replies import NUMBERS, ClientResult, column_of
 from fedsel_flwr.rounds.roster import Roster
-from fedsel_flwr.rounds.untrusted import some
+from fedsel_flwr.rounds.untrusted import first_ids
 from fedsel_flwr.selectors import RoundReport, Selector
 from fedsel_flwr.selectors.columns import MEASURED, VECTORS, columns_where
 
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What came back in a round.
-
-    Attributes:
-        results: Connection -> its reply after reading, for every chosen client, by ascending row.
-        usable: The connections whose updates may be aggregated, by ascending row.
-        enough: Whether at least ``min_completed`` are usable and the round may change the model; else it must stay.
-        models: The usable models in the types of the global one; none where arrays are not looked at.
-        columns: What was measured on the usable models, a row for each.
-        averaging: How the kept models are to be averaged; None leaves it to the base strategy.
-        round_s: Seconds that the round took, without its probes.
-    """
-
-    results: Mapping[str, ClientResult]
-    usable: list[str]
-    enough: bool
-    models: Models = field(default_factory=lambda: ModelList([]))
-    columns: Mapping[str, FloatArray | BoolArray | IntArray] = field(default_factory=dict)
-    averaging: Averaging | None = None
-    round_s: float = 0.0
-
-    @property
-    def positions(self) -> IntArray:
-        """Which of the usable models FedCA's filter keeps; without a filter all of them."""
-        if "kept" not in self.columns:
-            return np.arange(len(self.usable))
-        return np.flatnonzero(self.columns["kept"])
-
-    @property
-    def kept(self) -> list[str]:
-        """The connections of the kept models, by ascending row."""
-        return [self.usable[i] for i in self.positions]
-
-    @property
-    def weights(self) -> FloatArray:
-        """What each kept model weighs in the mean, shape (n_kept,): the scheme's weight, else the client's."""
-        if self.averaging is not None:
-            return self.averaging.weights
-        return np.array([self.results[node].weight for node in self.kept])
+logger = logging.getLogger("fedsel_flwr")
+FROM_REPLY = columns_where(lambda column: column.source == "reply")
+"""Columns that clients report."""
+ORDER_OF_CALLS = "Call choose, collect and finish once each, in this order."
 
 
 @dataclass(kw_only=True)
 class Round:
-    """A round in the making: chosen, then collected, then finished, each once.
+    """A round at work: chosen, then collected, then finished, each once.
 
     Attributes:
         number: The absolute round.
@@ -78,7 +40,7 @@ class Round:
         available: Rows of the clients that were available, those above ``max_participation`` too, shape (n,).
         chosen: Row -> connection, by ascending row.
         reference: The global model the clients receive; None if it cannot be decoded.
-        outcome: What came back; None until then.
+        outcome: What the replies came to; None before they are collected.
         finished: Whether the round is in the history.
     """
 
@@ -92,20 +54,18 @@ class Round:
 
     @property
     def rows(self) -> IntArray:
-        """The chosen rows, ascending, shape (n,)."""
+        """Return the chosen rows, ascending, shape (n,)."""
         return np.fromiter(self.chosen, dtype=np.int64, count=len(self.chosen))
 
     def collected(self) -> Outcome:
-        """What came back in this round, which is not finished yet.
+        """Return the outcome of this round, which is not finished yet.
 
         Raises:
             RunError: Nothing was collected yet, or the round is finished.
         """
         if self.outcome is None or self.finished:
-            raise RunError(
-                f"round {self.number} " + ("is finished already" if self.finished else "has no replies yet")
-                + ": call choose, collect and finish once each, in this order"
-            )  # fmt: skip
+            problem = "is finished already" if self.finished else "has no replies yet"
+            raise RunError(f"round {self.number} {problem}. {ORDER_OF_CALLS}")
         return self.outcome
 
     def check_open(self) -> None:
@@ -115,22 +75,57 @@ class Round:
             RunError: Replies were collected already.
         """
         if self.outcome is not None:
-            raise RunError(
-                f"round {self.number} has its replies already: call choose, collect and finish once each, in this order"
-            )
+            raise RunError(f"round {self.number} has its replies already. {ORDER_OF_CALLS}")
 
 
-logger = logging.getLogger("fedsel_flwr")
-FROM_REPLY = columns_where(lambda column: column.source == "reply")
-"""What clients report."""
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What the replies of a round came to.
+
+    Attributes:
+        results: Connection -> its reply after reading, for every chosen client, by ascending row.
+        usable: The connections whose updates may be aggregated, by ascending row.
+        enough: Whether at least ``min_completed`` are usable, so that the round may change the model.
+        models: The usable models in the types of the global one; none if arrays are not looked at.
+        columns: The columns measured on the usable models, a row for each.
+        averaging: The scheme that averages the kept models; None leaves it to the base strategy.
+        round_s: Seconds that the round took, without its probes.
+    """
+
+    results: Mapping[str, ClientResult]
+    usable: list[str]
+    enough: bool
+    models: Models = field(default_factory=lambda: ModelList([]))
+    columns: Mapping[str, FloatArray | BoolArray | IntArray] = field(default_factory=dict)
+    averaging: Averaging | None = None
+    round_s: float = 0.0
+
+    @property
+    def positions(self) -> IntArray:
+        """Return the positions of the usable models that FedCA's filter keeps; without a filter all of them."""
+        if "kept" not in self.columns:
+            return np.arange(len(self.usable))
+        return np.flatnonzero(self.columns["kept"])
+
+    @property
+    def kept(self) -> list[str]:
+        """Return the connections of the kept models, by ascending row."""
+        return [self.usable[i] for i in self.positions]
+
+    @property
+    def weights(self) -> FloatArray:
+        """Return the weight of each kept model in the mean, shape (n_kept,): the scheme's, else the client's."""
+        if self.averaging is not None:
+            return self.averaging.weights
+        return np.array([self.results[node].weight for node in self.kept])
 
 
 class Reporter:
-    """Writes reports and records.
+    """Writes the selector's report and the history's records of a round.
 
     Args:
         selector: Its ``needs`` say which columns a report has, its ``requires`` which of them no client may lack.
-        roster: Where rows find their ids.
+        roster: The client ids by row.
         max_latency: Seconds reported for clients that failed.
     """
 
@@ -139,31 +134,32 @@ class Reporter:
         self._energy_max = 0.0
 
     def report(self, round: Round, outcome: Outcome, scalars: Mapping[str, float]) -> RoundReport:
-        """The selector's report of a round.
+        """Return the selector's report of a round.
 
         Args:
-            round: Who was chosen.
-            outcome: What came back.
-            scalars: What was measured on the new global model.
+            round: The chosen clients.
+            outcome: What their replies came to.
+            scalars: The columns measured on the new global model.
 
         Returns:
             A row for each chosen client. One that lacks a column that the selector requires counts as failed, and is
             named in the log; another column that a client did not report is NaN in its row. A selector that reads
-            "spare" is told what is known of spares; for any other they have failed. One that reads "first" is told
-            whose latency stands in place of a first time.
+            "spare" gets what is known of spares; for any other they have failed. For one that reads "first", that
+            column marks the clients whose latency replaces a cold start.
         """
         results = list(outcome.results.values())
         completed = np.array([result.completed for result in results], dtype=np.bool_)
-        columns: dict[str, Any] = self._reported(results) | self._measured(round, outcome)
+        columns: dict[str, Any] = self._reported_columns(results) | self._measured_columns(outcome)
         for name in sorted((self._selector.requires & columns.keys()) | (MEASURED & columns.keys())):
             value = columns[name]
+            # a vector column lacks a row if any of its numbers is missing
             lacking = completed & ~np.isfinite(value).all(axis=tuple(range(1, value.ndim)))
             if lacking.any():
                 ids = [self._roster.ids[row] for row in round.rows[lacking]]
                 remedy = "have them report it" + (", or their joules" if name == "energy_score" else "")
                 logger.warning(
                     "round %d: clients %s lack %s and count as failed for the selector: %s",
-                    round.number, some(ids), name, remedy,
+                    round.number, first_ids(ids), name, remedy,
                 )  # fmt: skip
                 completed &= ~lacking
         if "kept" in self._selector.needs:
@@ -171,6 +167,7 @@ class Reporter:
             columns["kept"] = np.array([node in kept for node in outcome.results], dtype=np.bool_) & completed
         latency = np.array([result.latency_s for result in results], dtype=np.float64)
         latency = np.where(completed, latency, self._max_latency)
+        # last, since an answered spare counts as completed from here on, with the time it really took
         if "spare" in self._selector.needs:
             spare = np.array([result.spare for result in results], dtype=np.bool_)
             completed |= spare & np.array([result.answered for result in results], dtype=np.bool_)
@@ -187,7 +184,7 @@ class Reporter:
         )
 
     def records(self, round: Round, outcome: Outcome) -> list[ClientRecord]:
-        """The history's records of the chosen clients."""
+        """Return the history's records of the chosen clients."""
         kept = set(outcome.kept)
         return [
             ClientRecord(
@@ -196,6 +193,7 @@ class Reporter:
                 client=row,
                 completed=(result := outcome.results[node]).completed,
                 kept=node in kept,
+                # the semicolon separates problems: a client's own text must not add one
                 problem="; ".join([problem.replace(";", ",") for problem in result.problems]),
                 latency_s=result.latency_s,
                 latency_source=result.latency_source,
@@ -213,7 +211,7 @@ class Reporter:
         ]
 
     def state_dict(self) -> state_dicts.State:
-        """The largest energy, of which the scores are shares."""
+        """Return the largest energy, of which the scores are shares."""
         return {"energy_max": self._energy_max}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -222,50 +220,54 @@ class Reporter:
         self._energy_max = state_dicts.plain_number("energy_max", state["energy_max"]) or 0.0
 
     def forget(self, rows: IntArray) -> None:
-        """Nothing is known by row."""
+        """Keep everything: nothing here is known by row."""
 
-    def _reported(self, results: list[ClientResult]) -> dict[str, FloatArray]:
-        """What clients reported of the columns that the selector needs, NaN where they did not."""
-        told: dict[str, FloatArray] = {}
+    def _reported_columns(self, results: list[ClientResult]) -> dict[str, FloatArray]:
+        """Return the reported columns that the selector needs, NaN for clients that did not report them."""
+        columns: dict[str, FloatArray] = {}
+        # in every round, needed or not: E_max follows the energies
         scores = self._energy_scores(results)
         for name in self._selector.needs & FROM_REPLY:
             if name == "energy_score":
-                told[name] = scores
+                columns[name] = scores
             elif name == "num_examples":
-                told[name] = np.array([result.num_examples or np.nan for result in results], dtype=np.float64)
+                columns[name] = np.array([result.num_examples or np.nan for result in results], dtype=np.float64)
             elif name in NUMBERS:
-                told[name] = _arrived(results, name)
+                columns[name] = _numbers(results, name)
             else:
-                column = in_rows(name, [result.columns.get(name) for result in results])
-                told[name] = np.full((len(results), 1), np.nan) if column is None else column
-        return told
+                # without any usable vector the length is unknown; one NaN a row says that nothing was reported
+                column = column_of(name, [result.columns.get(name) for result in results])
+                columns[name] = np.full((len(results), 1), np.nan) if column is None else column
+        return columns
 
-    def _measured(self, round: Round, outcome: Outcome) -> dict[str, FloatArray]:
-        """Measured columns with a row for each chosen client, NaN where nothing was measured."""
-        spread: dict[str, FloatArray] = {}
-        place = {node: i for i, node in enumerate(outcome.results)}
+    def _measured_columns(self, outcome: Outcome) -> dict[str, FloatArray]:
+        """Return the measured columns with a row for each chosen client, NaN if nothing was measured on it."""
+        columns: dict[str, FloatArray] = {}
+        position = {node: i for i, node in enumerate(outcome.results)}
         for name in self._selector.needs & MEASURED:
             measured = outcome.columns.get(name)
             shape = np.shape(measured)[1:] if measured is not None else (0,) * (name in VECTORS)
-            spread[name] = np.full((len(place), *shape), np.nan)
+            columns[name] = np.full((len(position), *shape), np.nan)
             if measured is not None:
-                spread[name][[place[node] for node in outcome.usable]] = measured
-        return spread
+                columns[name][[position[node] for node in outcome.usable]] = measured
+        return columns
 
     def _energy_scores(self, results: list[ClientResult]) -> FloatArray:
-        """The reported energy scores; where there is none, 1 - E / E_max of the reported joules.
+        """Return the reported energy scores; without one, 1 - E / E_max of the reported joules.
 
-        E_max is the largest energy seen up to the end of the selector's warm-up, at least until there was one.
+        E_max is the largest energy up to the end of the selector's warm-up. If there is none by then, it is the
+        largest of the first round that has one.
         """
-        joules = _arrived(results, "energy")
+        joules = _numbers(results, "energy")
         warmup = max(self._selector.common_warmup, getattr(self._selector, "warmup_rounds", 0))
         if not self._energy_max or self._selector.round <= warmup:
             self._energy_max = max([self._energy_max, *joules[np.isfinite(joules)]])
-        scores = _arrived(results, "energy_score")
+        scores = _numbers(results, "energy_score")
         derived = np.clip(1.0 - joules / (self._energy_max or 1.0), 0.0, 1.0)  # energy score, ours; NaN without joules
         return np.where(np.isfinite(scores), scores, derived)
 
 
-def _arrived(results: list[ClientResult], name: str) -> FloatArray:
-    """One of :data:`~fedsel_flwr.rounds.replies.NUMBERS` of each client, NaN if its answer was lost."""
+def _numbers(results: list[ClientResult], name: str) -> FloatArray:
+    """Return one of :data:`~fedsel_flwr.rounds.replies.NUMBERS` of each client, NaN if its answer was lost."""
+    # the history has the numbers of a lost answer, but no server could have read them
     return np.array([np.nan if result.lost else result.values[name] for result in results], dtype=np.float64)

@@ -1,6 +1,8 @@
-"""Which absolute round the server means: Flower counts from 1 in every run, the selector goes on.
+"""Run length: the absolute number of a round, and the criteria that end a run early.
 
-When a run ends before its rounds are over: its budget, its selector, or the caller says so.
+Flower counts rounds from 1 in every run, while the selector counts on over resumed runs; :class:`RoundNumbering` maps
+one to the other. A run ends before its last round if its budget is spent, its selector is done, or the caller asks for
+it (:class:`StopCriteria`).
 """
 
 from __future__ import annotations
@@ -15,15 +17,13 @@ from fedsel_flwr.rounds.history import History
 from fedsel_flwr.selectors import Selector
 
 
-class Numbering:
-    """Keeps the server's rounds and the selector's together.
+class RoundNumbering:
+    """Maps the server's round numbers to absolute ones, the selector's.
 
-    The first round of a run fixes the offset, which is 0, or the rounds that a loaded selector has seen where the
-    server counts from 1 again.
+    The first round of a run fixes the offset: 0, or the rounds that a loaded selector has seen if the server counts
+    from 1 again. A resumed run begins after the rounds it has done: Flower's round 0 is the last of these.
 
-    A run that goes on from a checkpoint begins after the rounds it has done: Flower's round 0 is the last of these.
-
-    >>> numbering = Numbering()
+    >>> numbering = RoundNumbering()
     >>> numbering.check(server_round=1, seen=40), numbering.absolute(1)
     (None, 41)
     >>> numbering.begin_run(done=50)
@@ -32,31 +32,33 @@ class Numbering:
     """
 
     def __init__(self) -> None:
-        self._offset: int | None = None  # absolute round - the server's; None before a run's first
+        # The absolute round minus the server's; None before a run's first round.
+        self._offset: int | None = None
         self._done = 0
 
     def begin_run(self, done: int = 0) -> None:
-        """A run begins: the server may count from 1 again.
+        """Begin a run, in which the server may count from 1 again.
 
         Args:
-            done: The rounds that were done before, where the server is known to count from 1.
+            done: The rounds that were done before, if the server is known to count from 1.
         """
         self._offset, self._done = None, done
 
     def absolute(self, server_round: int) -> int:
-        """The absolute number of a round that the server counts."""
+        """Return the absolute number of one of the server's rounds."""
         return server_round + (self._done if self._offset is None else self._offset)
 
     def check(self, server_round: int, seen: int) -> None:
-        """Take in the server's number of the round about to be chosen.
+        """Check the server's number of the round about to be chosen; the first of a run fixes the offset.
 
         Args:
             server_round: The server's number.
             seen: How many rounds the selector has seen.
 
         Raises:
-            RunError: The two have not gone on together.
+            RunError: The server's rounds and the selector's do not match.
         """
+        # Only two offsets make sense: the server counts absolutely, or from 1 after ``seen`` rounds.
         offset = seen + 1 - server_round
         if self._offset is None and offset in (0, seen):
             self._offset = offset
@@ -65,17 +67,17 @@ class Numbering:
             expected = " or ".join(map(str, sorted(allowed)))
             raise RunError(
                 f"the server begins round {server_round}, but the selector has seen {seen} rounds, so that round "
-                f"{expected} was expected: use a strategy for one run at a time, and do not call select yourself"
+                f"{expected} was expected. Use a strategy for one run at a time, and do not call select yourself"
             )
 
 
 ShouldStop = Callable[[int, History], bool]
-"""Called with the number of the round that ended last and the history so far; True ends the run."""
+"""Function of the last round's number and the history; True ends the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What a run may spend; it ends with the round in which one of them is used up.
+    """Budget of a run, which ends with the round in which a limit is reached.
 
     Args:
         simulated_s: Seconds on the strategy's clock, above 0; infinite for no limit.
@@ -100,33 +102,33 @@ class Budget:
                 real(name, value, above=0.0)
 
     def spent(self, history: History) -> bool:
-        """Whether nothing is left."""
+        """Return whether a limit is reached."""
         if not history.rounds:
             return False
         last = history.rounds[-1]
         return last.simulated_s >= self.simulated_s or last.total_energy_j >= self.joules
 
 
-class Ending:
-    """Says whether a run has ended; all reasons end it in the same way.
+class StopCriteria:
+    """Stop criteria: the budget, the selector and the caller's signals, any of which ends the run.
 
     Args:
-        selector: Ends the run when it has nothing left to choose.
-        history: What happened so far.
+        selector: Ends the run when it is done.
+        history: The rounds so far.
         budget: What the run may spend; None sets no limit.
-        should_stop: The caller's signal; None: there is none.
+        should_stop: The caller's signal; None if there is none.
 
     Raises:
         ParameterError: ``should_stop`` cannot be called.
 
     >>> from fedsel_flwr.selectors import Random
     >>> history = History()
-    >>> ending = Ending(Random(clients_per_round=1), history, should_stop=lambda number, history: number >= 2)
+    >>> stop = StopCriteria(Random(clients_per_round=1), history, should_stop=lambda number, history: number >= 2)
     >>> ended = []
     >>> for number in (1, 2, 3):
     ...     _ = history.append(round=number, num_available=1, round_s=2.0, clients=[])
-    ...     ending.ask()
-    ...     ended.append(ending.reached)
+    ...     stop.check()
+    ...     ended.append(stop.met)
     >>> ended
     [False, True, True]
     """
@@ -138,36 +140,37 @@ class Ending:
         budget: Budget | None = None,
         should_stop: ShouldStop | None = None,
     ) -> None:
-        check_signal(should_stop)
+        check_should_stop(should_stop)
         self._selector, self._history, self._budget = selector, history, budget or Budget()
-        self._own, self._signals = should_stop, [should_stop]
-        self._asked, self._stopped = 0, False
+        self._lasting, self._signals = should_stop, [should_stop]
+        self._checked, self._stopped = 0, False
 
     @property
-    def reached(self) -> bool:
-        """Whether the run is over: the budget is spent, the selector is done, or ``should_stop`` has said so."""
+    def met(self) -> bool:
+        """Whether the run is over: the budget is spent, the selector is done, or a signal returned True."""
         return self._stopped or self._budget.spent(self._history) or self._selector.done
 
     def begin_run(self, should_stop: ShouldStop | None = None) -> None:
-        """A run begins: signals are asked again, also about a last round from before.
+        """Begin a run: signals are asked again, even about the last round of an earlier run.
 
         Args:
-            should_stop: A signal of this run alone, on top of the lasting one; None: there is none.
+            should_stop: A signal of this run alone, in addition to the lasting one; None if there is none.
         """
-        self._signals, self._asked, self._stopped = [self._own, should_stop], 0, False
+        self._signals, self._checked, self._stopped = [self._lasting, should_stop], 0, False
 
-    def ask(self) -> None:
-        """Ask the signals about the last round, once for each round."""
+    def check(self) -> None:
+        """Call the signals for the last round, once for each round."""
         last = self._history.last
-        if last is None or last.round == self._asked or self._stopped:
+        if last is None or last.round == self._checked or self._stopped:
             return
-        self._asked = last.round
-        said = [bool(signal(last.round, self._history)) for signal in self._signals if signal is not None]
-        self._stopped = any(said)
+        self._checked = last.round
+        # A list, not any(): every signal is called, as each may count rounds or log.
+        answers = [bool(signal(last.round, self._history)) for signal in self._signals if signal is not None]
+        self._stopped = any(answers)
 
 
-def check_signal(should_stop: object) -> None:
-    """Refuse a signal that is no function.
+def check_should_stop(should_stop: object) -> None:
+    """Refuse a signal that cannot be called.
 
     Raises:
         ParameterError: It cannot be called.

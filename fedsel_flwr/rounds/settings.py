@@ -1,4 +1,4 @@
-"""The options of a strategy, resolved once for every adapter."""
+"""Settings: the options of a strategy, resolved once for every adapter."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from fedsel_flwr.aggregation.filter import Filter
 from fedsel_flwr.checks import one_of, real, whole
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.measuring import Validation
-from fedsel_flwr.rounds.untrusted import number
+from fedsel_flwr.rounds.untrusted import to_float
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors.base import over_selected
 
 logger = logging.getLogger("fedsel_flwr")
 Clock = Literal["virtual", "server"]
 Identity = Literal["node", "key", "name", "claim"]
-"""By what a client is known: its node id, its public key, the name that it is registered with, or its own word."""
+"""What identifies a client: its node id, its public key, the name it is registered with, or its own claim."""
 MaxExamples = int | Literal["auto"]
 """Most examples that a client may claim; "auto" takes a multiple of the median claim."""
-Cooling = bool | Literal["auto"]
-"""Whether clients are left out after failures; "auto" asks the selector's class."""
-OURS = (
+CooldownSetting = bool | Literal["auto"]
+"""Whether clients are left out after failures; "auto" follows the selector's class."""
+OWN_METRICS = (
     "latency", "energy", "energy_modelled", "energy_score", "download", "compute", "upload", "client_id",
 )  # fmt: skip
-"""Metrics that nobody but this package reads."""
+"""Metrics that only this package reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricKeys:
-    """The names under which clients report; change them where a deployment has names of its own."""
+    """The names under which clients report; change them if a deployment uses others."""
 
     latency: str = "latency_s"
     energy: str = "energy_j"
@@ -45,18 +45,18 @@ class MetricKeys:
     energy_score: str = "energy_score"
     energy_modelled: str = "energy_modelled"
 
-    def ours(self) -> frozenset[str]:
-        """The keys of metrics that nobody but this package reads."""
-        return frozenset(getattr(self, name) for name in OURS)
+    def own_keys(self) -> frozenset[str]:
+        """Return the keys of metrics that only this package reads."""
+        return frozenset(getattr(self, name) for name in OWN_METRICS)
 
     def of(self, column: str) -> str:
-        """The key of a column that clients report; a column without one of its own goes by its name."""
+        """Return the key of a column that clients report; the column's name if no field is called so."""
         return str(getattr(self, column, column))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How clients are treated, what is measured, and how models are averaged; :func:`settled` fills in the rest.
+    """The options of a strategy: eligibility, time, measurement and averaging. See :func:`resolve_settings`.
 
     Args:
         max_latency: Longest wait for a client, seconds.
@@ -64,30 +64,30 @@ class Settings:
         channels: Clients that transmit at the same time (Xia's N); None takes as many as are chosen.
         averaging: How the kept models are averaged, one of :data:`fedsel_flwr.aggregation.SCHEMES`; None leaves it to
             whoever aggregates.
-        averaging_is_papers: Whether ``averaging`` is only what the selector's paper does; models that nobody can decode
-            are then weighed so too, where asking for a scheme refuses them.
+        averaging_is_papers: Whether ``averaging`` comes from the selector's paper. Models that cannot be decoded are
+            then averaged with its weights; if the user asks for a scheme, they are refused.
         filter: FedCA's filter; None keeps every usable model.
         validation: The server's examples; None if there are none.
         learning_rate: The clients' nominal initial learning rate, for selectors that read gradients.
         momentum: Momentum of the server's direction (GPFL's gamma).
-        clock: "virtual" believes the reported latency; "server" holds it against the server's own time.
-        clock_slack: On the server's clock, seconds by which a report may undercut the observed time; None allows a
-            tenth of it: what a client can gain by lying then stays small beside any latency, short or long.
-        identity: By what clients are known; None: in a simulation by their own word, else by the name that they are
-            registered with or, without one, by their node id.
-        busy_timeout: Seconds after which a client that has not answered an earlier question is asked again all the
-            same; None: it is not.
-        cooldown: Leave a client out for 2^n rounds after n failures in a row; :func:`settled` knows "auto" too.
+        clock: "virtual" takes the reported latency; "server" bounds it by the time that the server measured.
+        clock_slack: On the server's clock, seconds by which a report may undercut the observed time. None allows a
+            tenth of the observed time: a false report then gains little, whether latencies are short or long.
+        identity: What identifies clients. None: in a simulation their own claim, else the name that they are
+            registered with or, without one, their node id.
+        busy_timeout: Seconds after which a client that has not answered an earlier question is asked again; None
+            never asks it again.
+        cooldown: Leave a client out for 2^n rounds after n failures in a row. :func:`resolve_settings` resolves "auto".
         over_selection: Ask ceil((1 + x) m) clients and keep the m that answer first; the others are late.
-        round_deadline_s: Seconds after which a round ends, and who has not answered is late; None sets no end.
-        max_update_norm: Largest L2 norm of a client's update, over all its arrays; who sends a larger one has failed.
-            None for no limit.
-        max_examples: Most examples that a client may claim; a larger claim counts as so many. "auto" takes four times
+        round_deadline_s: Seconds after which a round ends; clients that have not answered are late. None: no deadline.
+        max_update_norm: Largest L2 norm of a client's update, over all its arrays; a client with a larger one has
+            failed. None for no limit.
+        max_examples: Most examples that a client may claim; a larger claim counts as this many. "auto" takes four times
             the median of what clients claim. None for no limit.
         max_participation: Largest share of its last 20 rounds in which a client may have been asked, in (0, 1]; None
             for no limit.
-        warmup_rounds: The first rounds, in which everybody available is asked in place of the selector's choice.
-        compare_models: Whether clients' arrays must have the global model's shapes; trees grow.
+        warmup_rounds: The first rounds, in which all available clients are asked instead of the selector's choice.
+        compare_models: Whether clients' arrays must have the global model's shapes; boosted trees grow.
         keys: Names under which clients report.
 
     Raises:
@@ -138,6 +138,7 @@ class Settings:
         if self.busy_timeout is not None:
             real("busy_timeout", self.busy_timeout, at_least=0.0)
         if not isinstance(self.cooldown, bool):
+            # "auto" is resolved before: Settings hold what is done.
             raise ParameterError(f'cooldown must be True, False or "auto", got {self.cooldown!r}')
         one_of("clock", self.clock, get_args(Clock))
         if self.identity is not None:
@@ -146,29 +147,29 @@ class Settings:
             real("max_update_norm", self.max_update_norm, above=0.0)
             if not self.compare_models:
                 raise ParameterError(
-                    "max_update_norm needs models that are arrays of one shape, but those of the base strategy grow: "
-                    "leave max_update_norm out"
+                    "max_update_norm needs models of one shape, but the base strategy's models grow. Leave "
+                    "max_update_norm out"
                 )
 
     @property
     def ends_early(self) -> bool:
-        """Whether a round may end before everybody has answered."""
+        """Whether a round may end before all chosen clients have answered."""
         return bool(self.over_selection) or self.round_deadline_s is not None
 
 
-def settled(
+def resolve_settings(
     selector: Selector,
     *,
     max_latency: float | None = None,
     channels: int | None = None,
     averaging: str | None = None,
     filter: Filter | None = None,
-    cooldown: Cooling = "auto",
+    cooldown: CooldownSetting = "auto",
     over_selection: float = 0.0,
     keys: MetricKeys | None = None,
     **others: Any,
 ) -> Settings:
-    """Settle the options for a selector: what is not given is the selector's own, its paper's, or the default.
+    """Resolve the options for a selector: what is not given is the selector's own, its paper's, or the default.
 
     Args:
         selector: The selector; its ``paper_options`` say how its paper averages and filters.
@@ -176,7 +177,7 @@ def settled(
         channels: None takes as many as are asked, ``clients_per_round`` or more with ``over_selection``.
         averaging: None takes the paper's.
         filter: None takes the paper's.
-        cooldown: "auto" is on for selectors that would ask a client that never answers for ever, off for all others.
+        cooldown: "auto" is on for selectors that would ask an unresponsive client for ever, off for all others.
         over_selection: Needs a selector that has ``clients_per_round``.
         keys: None takes the default names.
         **others: Further options of :class:`Settings`.
@@ -191,10 +192,10 @@ def settled(
     if over_selection and m is None:
         raise ParameterError(
             f"over_selection = {over_selection:g} asks for more than clients_per_round, but {selector.name} has none "
-            f"and decides itself how many: give the selector clients_per_round, or leave over_selection out"
+            "and decides itself how many it asks. Give the selector clients_per_round, or leave over_selection out"
         )
     settings = Settings(
-        max_latency=_one_max_latency(selector, max_latency),
+        max_latency=_common_max_latency(selector, max_latency),
         channels=over_selected(m, over_selection) if channels is None and m is not None else channels,
         cooldown=selector.asks_failed_for_ever if cooldown == "auto" else cooldown,
         over_selection=over_selection,
@@ -206,43 +207,45 @@ def settled(
     )
     _check_warmup(selector, settings.warmup_rounds)
     _check_fairness(selector, settings.max_participation)
-    low, high = number(getattr(selector, "min_latency", None)), settings.max_latency
+    # A warning, not an error: the run is valid, but every client gets the best latency reward.
+    low, high = to_float(getattr(selector, "min_latency", None)), settings.max_latency
     if low is not None and low >= high:
         logger.warning("min_latency is %g s and max_latency %g s: every client counts as the fastest", low, high)
     return settings
 
 
-def _one_max_latency(selector: Selector, given: float | None) -> float:
-    """One number for strategy and selector; "auto" is none."""
+def _common_max_latency(selector: Selector, given: float | None) -> float:
+    """Return the one ``max_latency`` of strategy and selector; a selector's "auto" counts as not given."""
     own: float | str | None = getattr(selector, "max_latency", None)
     if own is None or isinstance(own, str):
         return 60.0 if given is None else given
     if given is None:
         return own
     if own != given:
-        raise ParameterError(f"max_latency is {given} for the strategy but {own} for the selector; give it once")
+        raise ParameterError(f"max_latency is {given} for the strategy but {own} for the selector. Give it once")
     return given
 
 
 def _check_warmup(selector: Selector, rounds: int) -> None:
-    """Refuse a warm-up that leaves nothing to a selector which knows how long the run is."""
-    total = number(getattr(selector, "total_rounds", None))
+    """Refuse a warm-up as long as the run, if the selector knows how long the run is."""
+    total = to_float(getattr(selector, "total_rounds", None))
     if rounds and total is not None and rounds >= total:
         raise ParameterError(
-            f"warmup_rounds = {rounds} leaves {selector.name} nothing to choose in total_rounds = {total:g}: lower "
+            f"warmup_rounds = {rounds} leaves {selector.name} nothing to choose in total_rounds = {total:g}. Lower "
             "warmup_rounds, or raise the number of rounds"
         )
 
 
 def _check_fairness(selector: Selector, max_participation: float | None) -> None:
-    """Refuse a cap below a share that the selector guarantees to a client."""
+    """Refuse a ``max_participation`` below a share that the selector guarantees to a client."""
     fairness = getattr(selector, "fairness", None)
-    shares = getattr(fairness, "given", fairness)  # by client id, of clients that are yet to come too
+    # ClientValues show registered clients alone; ``given`` has those still to come as well.
+    shares = getattr(fairness, "given", fairness)
     if max_participation is None or not isinstance(shares, Mapping) or not shares:
         return
     client, share = max(shares.items(), key=lambda item: item[1])
     if share > max_participation:
         raise ParameterError(
-            f"max_participation = {max_participation:g} is below the fairness {share:g} of client {client}: raise "
+            f"max_participation = {max_participation:g} is below the fairness {share:g} of client {client}. Raise "
             "max_participation, or lower the fairness"
         )

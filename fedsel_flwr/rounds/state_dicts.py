@@ -1,12 +1,10 @@
-"""What the owners of a run's lasting state have in common: they save, load and forget.
+"""State dicts: saving, loading and checking what outlives a round, and packing it as JSON and arrays.
 
-A state is a dict of numbers, texts, lists and NumPy arrays. Loading refuses what does not fit by name and reason, and
-then changes nothing.
+Every owner of lasting state is :class:`Stateful`. A state is made of dicts, lists, tuples, numbers, texts, bytes, None,
+and NumPy arrays and numbers. Loading refuses a state that does not fit, by name and reason, and then changes nothing.
 
-A state as JSON and arrays, and back, bit for bit.
-
-A state is made of dicts, lists, tuples, numbers, texts, bytes, None, and NumPy arrays and numbers. What JSON has no
-word for becomes an object with a key that begins with ``$``; everything else stays as it is.
+:func:`pack_state` turns a state into JSON and arrays, :func:`unpack_state` restores it bit for bit. What JSON cannot
+hold becomes an object with a key that begins with ``$``.
 """
 
 from __future__ import annotations
@@ -21,29 +19,34 @@ from fedsel_flwr.checks import IntArray
 from fedsel_flwr.errors import StateError
 
 State = dict[str, Any]
+Array = npt.NDArray[Any]
+NATIVE: Final = frozenset(["|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8"])
+"""Types that safetensors has; arrays of other types are stored as bytes."""
+PLAIN: Final = frozenset({bool, int, float, str, type(None)})
+"""Types that JSON holds unchanged; a list or dict of these alone, which may be long, is not walked in Python."""
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 
-class Owner(Protocol):
-    """Owns something that outlives a round."""
+class Stateful(Protocol):
+    """Owner of state that outlives a round."""
 
     def state_dict(self) -> State:
-        """A copy of the state."""
+        """Return a copy of the state."""
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
-        """Continue from a state; raises :class:`StateError` and changes nothing if it does not fit."""
+        """Load a state; raises :class:`StateError` and changes nothing if it does not fit."""
 
     def forget(self, rows: IntArray, /) -> None:
         """Drop what is known of the clients in ``rows``, which are given to newcomers."""
 
 
-def save_parts(parts: Mapping[str, Owner]) -> State:
-    """The states of several owners, by name."""
+def save_parts(parts: Mapping[str, Stateful]) -> State:
+    """Return the states of several owners, by name."""
     return {name: part.state_dict() for name, part in parts.items()}
 
 
-def load_parts(parts: Mapping[str, Owner], state: Mapping[str, Any]) -> None:
-    """Load several owners' states; all of them, or none.
+def load_parts(parts: Mapping[str, Stateful], state: Mapping[str, Any]) -> None:
+    """Load the states of several owners: all of them, or none.
 
     Raises:
         StateError: A part is missing or unknown, or one does not fit; says which and why.
@@ -54,6 +57,7 @@ def load_parts(parts: Mapping[str, Owner], state: Mapping[str, Any]) -> None:
         for name, part in parts.items():
             loaded.append(name)
             part.load_state_dict(state[name])
+    # The failed part has changed nothing; those loaded before it get their old states back.
     except StateError as error:
         for name in loaded[:-1]:
             parts[name].load_state_dict(before[name])
@@ -61,7 +65,7 @@ def load_parts(parts: Mapping[str, Owner], state: Mapping[str, Any]) -> None:
 
 
 def expect_keys(state: object, keys: Collection[str]) -> None:
-    """Refuse a state that is no mapping with exactly these keys."""
+    """Refuse a state that is not a mapping with exactly these keys."""
     if not isinstance(state, Mapping):
         raise StateError(f"a state must be a mapping with the keys {sorted(keys)}, got {type(state).__name__}")
     if set(state) != set(keys):
@@ -70,11 +74,12 @@ def expect_keys(state: object, keys: Collection[str]) -> None:
 
 
 def array(name: str, value: object, dtype: type[Scalar], *, rows: int | None = None) -> npt.NDArray[Scalar]:
-    """A copy of the one-dimensional array in a state, in its type; ``rows`` long where that is given."""
+    """Return a copy of a state's one-dimensional array, as ``dtype``; of length ``rows``, if that is given."""
     try:
         got = np.array(value)
     except ValueError as error:
         raise StateError(f"{name} must be an array of {dtype.__name__}, got {value!r:.80}") from error
+    # An empty list becomes an array of floats, which does not cast to every type.
     if not got.size:
         got = got.astype(dtype)
     if got.ndim != 1 or not np.can_cast(got.dtype, dtype, "same_kind") or rows not in (None, len(got)):
@@ -85,14 +90,14 @@ def array(name: str, value: object, dtype: type[Scalar], *, rows: int | None = N
 
 
 def texts(name: str, value: object) -> list[str]:
-    """A copy of the list of texts in a state."""
+    """Return a copy of a state's list of texts."""
     if not isinstance(value, list | tuple) or not all(isinstance(text, str) for text in value):
         raise StateError(f"{name} must be a list of texts, got {value!r:.80}")
     return list(value)
 
 
 def plain_number(name: str, value: object, *, or_none: bool = False) -> float | None:
-    """The number in a state; None where that is allowed."""
+    """Return a state's number; None if that is allowed."""
     if or_none and value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
@@ -101,14 +106,14 @@ def plain_number(name: str, value: object, *, or_none: bool = False) -> float | 
 
 
 def whole_number(name: str, value: object) -> int:
-    """The whole number, 0 or above, in a state."""
+    """Return a state's whole number, 0 or above."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
         raise StateError(f"{name} must be a whole number of at least 0, got {value!r:.80}")
     return int(value)
 
 
 def whole_numbers(name: str, value: object) -> dict[str, int]:
-    """A copy of the mapping from text to whole numbers in a state."""
+    """Return a copy of a state's mapping from text to whole numbers."""
     if not isinstance(value, Mapping) or not all(
         isinstance(key, str) and isinstance(number, int) and not isinstance(number, bool)
         for key, number in value.items()
@@ -117,88 +122,82 @@ def whole_numbers(name: str, value: object) -> dict[str, int]:
     return dict(value)
 
 
-def long_enough(values: npt.NDArray[Scalar], rows: int, fill: object) -> npt.NDArray[Scalar]:
-    """``values``, one a row, or a longer copy filled up to ``rows`` rows."""
+def extended(values: npt.NDArray[Scalar], rows: int, fill: object) -> npt.NDArray[Scalar]:
+    """Return ``values`` itself if it has ``rows`` rows or more, else a longer copy filled with ``fill``."""
     missing = rows - len(values)
     return values if missing <= 0 else np.append(values, np.full(missing, fill, dtype=values.dtype))
 
 
-Array = npt.NDArray[Any]
-NATIVE: Final = frozenset(["|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8"])
-"""Types that safetensors has; arrays of others are kept as their bytes."""
-PLAIN: Final = frozenset({bool, int, float, str, type(None)})
-"""What JSON holds as it is; a list or dict of these alone, which may be long, is not looked at one by one."""
-
-
-def packed(tree: object, name: str) -> tuple[Any, dict[str, Array]]:
-    """Take a state apart.
+def pack_state(tree: object, name: str) -> tuple[Any, dict[str, Array]]:
+    """Split a state into JSON and arrays.
 
     Args:
         tree: The state.
-        name: What the names of its arrays begin with.
+        name: Prefix of the arrays' names.
 
     Returns:
-        What JSON can hold, and the arrays by name, each contiguous.
+        The JSON content, and the arrays by name, each contiguous.
 
     Raises:
-        StateError: There is something in it that cannot be saved; says where and what.
+        StateError: The state holds something that cannot be saved; says where and what.
 
-    >>> text, arrays = packed({"plays": np.arange(3), "mean": 0.5}, "selector")
+    >>> text, arrays = pack_state({"plays": np.arange(3), "mean": 0.5}, "selector")
     >>> text
     {'plays': {'$array': 'selector/plays'}, 'mean': 0.5}
     >>> arrays
     {'selector/plays': array([0, 1, 2])}
     """
     arrays: dict[str, Array] = {}
-    return _packed(tree, name, arrays), arrays
+    return _pack(tree, name, arrays), arrays
 
 
-def unpacked(text: Any, arrays: Mapping[str, Array]) -> Any:
-    """Put a state together again; its arrays are copies.
+def unpack_state(text: Any, arrays: Mapping[str, Array]) -> Any:
+    """Restore a state from JSON and arrays; its arrays are copies.
 
     Raises:
         StateError: An array is missing, or is not what was saved.
     """
     if isinstance(text, list):
-        return text if _is_plain(text) else [unpacked(one, arrays) for one in text]
+        return text if _is_plain(text) else [unpack_state(one, arrays) for one in text]
     if not isinstance(text, dict):
         return text
     if "$array" in text:
-        return _array(text, arrays)
+        return _unpack_array(text, arrays)
     if "$number" in text:
-        return unpacked(text["$number"], arrays)[()]
+        return unpack_state(text["$number"], arrays)[()]
     if "$bytes" in text:
-        return unpacked(text["$bytes"], arrays).tobytes()
+        return unpack_state(text["$bytes"], arrays).tobytes()
     if "$tuple" in text:
-        return tuple(unpacked(text["$tuple"], arrays))
+        return tuple(unpack_state(text["$tuple"], arrays))
     if "$items" in text:
-        return {unpacked(key, arrays): unpacked(value, arrays) for key, value in text["$items"]}
-    return text if _is_plain(text.values()) else {key: unpacked(value, arrays) for key, value in text.items()}
+        return {unpack_state(key, arrays): unpack_state(value, arrays) for key, value in text["$items"]}
+    return text if _is_plain(text.values()) else {key: unpack_state(value, arrays) for key, value in text.items()}
 
 
-def _packed(tree: object, name: str, arrays: dict[str, Array]) -> Any:
+def _pack(tree: object, name: str, arrays: dict[str, Array]) -> Any:
     if isinstance(tree, np.ndarray):
-        return _kept(tree, name, arrays)
-    if isinstance(tree, np.generic):  # before float: float64 is one
-        return {"$number": _kept(np.asarray(tree), name, arrays)}
+        return _pack_array(tree, name, arrays)
+    # Before float, of which np.float64 is a subclass.
+    if isinstance(tree, np.generic):
+        return {"$number": _pack_array(np.asarray(tree), name, arrays)}
     if tree is None or isinstance(tree, bool | int | float | str):
         return tree
     if isinstance(tree, bytes | bytearray):
-        return {"$bytes": _kept(np.frombuffer(tree, np.uint8), name, arrays)}
+        return {"$bytes": _pack_array(np.frombuffer(tree, np.uint8), name, arrays)}
     if isinstance(tree, list):
-        return tree if _is_plain(tree) else [_packed(one, f"{name}/{i}", arrays) for i, one in enumerate(tree)]
+        return tree if _is_plain(tree) else [_pack(one, f"{name}/{i}", arrays) for i, one in enumerate(tree)]
     if isinstance(tree, tuple):
-        return {"$tuple": [_packed(one, f"{name}/{i}", arrays) for i, one in enumerate(tree)]}
+        return {"$tuple": [_pack(one, f"{name}/{i}", arrays) for i, one in enumerate(tree)]}
     if isinstance(tree, Mapping):
-        if not _has_names(tree):
+        # JSON's keys are texts, and "$" is ours: other keys are stored as pairs.
+        if not _has_plain_keys(tree):
             pairs = [
-                [_packed(key, f"{name}/key", arrays), _packed(one, f"{name}/{key}", arrays)]
-                for key, one in tree.items()
+                [_pack(key, f"{name}/key", arrays), _pack(one, f"{name}/{key}", arrays)] for key, one in tree.items()
             ]
             return {"$items": pairs}
         if _is_plain(tree.values()):
             return dict(tree)
-        return {key: _packed(one, f"{name}/{key}", arrays) for key, one in tree.items()}
+        return {key: _pack(one, f"{name}/{key}", arrays) for key, one in tree.items()}
     raise StateError(
         f"{name} cannot be saved: a state holds numbers, texts, bytes, lists, dicts and NumPy arrays, got "
         f"{type(tree).__name__}"
@@ -206,41 +205,45 @@ def _packed(tree: object, name: str, arrays: dict[str, Array]) -> Any:
 
 
 def _is_plain(values: Collection[object]) -> bool:
+    # By exact type, at the speed of C: states hold lists of every client's id.
     return PLAIN.issuperset(map(type, values))
 
 
-def _has_names(tree: Mapping[Any, object]) -> bool:
-    """Whether all keys are texts that do not begin with a dollar sign."""
+def _has_plain_keys(tree: Mapping[Any, object]) -> bool:
+    """Return whether all keys are texts that do not begin with a dollar sign."""
+    # One search in the joined keys is faster than a look at each.
     return {str}.issuperset(map(type, tree)) and "\n$" not in "\n" + "\n".join(tree)
 
 
-def _kept(array: Array, name: str, arrays: dict[str, Array]) -> dict[str, Any]:
-    """Put an array among the others; what stands in its place says how to read it again."""
+def _pack_array(array: Array, name: str, arrays: dict[str, Array]) -> dict[str, Any]:
+    """Add an array to the others; return the JSON that says how to restore it."""
     if array.dtype.hasobject or array.dtype.fields is not None:
         raise StateError(f"{name} cannot be saved: expected an array of numbers or texts, got {array.dtype}")
     if not array.size:
         return {"$array": None, "dtype": array.dtype.str, "shape": list(array.shape)}
-    said: dict[str, Any] = {}
-    if array.flags.f_contiguous and not array.flags.c_contiguous:  # sums may depend on the order in memory
-        array, said["order"] = array.T, "F"
+    entry: dict[str, Any] = {}
+    # The order in memory is restored too: the rounding of sums may depend on it.
+    if array.flags.f_contiguous and not array.flags.c_contiguous:
+        array, entry["order"] = array.T, "F"
     if array.dtype.str not in NATIVE:
-        said |= {"dtype": array.dtype.str, "shape": list(array.shape)}
+        entry |= {"dtype": array.dtype.str, "shape": list(array.shape)}
         array = np.frombuffer(array.tobytes(), np.uint8)
     name = name.encode("ascii", "backslashreplace").decode("ascii")
-    while name in arrays:  # a key with a slash
+    # Keys with slashes can give two arrays one name.
+    while name in arrays:
         name += "_"
     arrays[name] = array if array.flags.c_contiguous else array.copy(order="C")
-    return {"$array": name, **said}
+    return {"$array": name, **entry}
 
 
-def _array(said: dict[str, Any], arrays: Mapping[str, Array]) -> Array:
-    name = said["$array"]
+def _unpack_array(entry: dict[str, Any], arrays: Mapping[str, Array]) -> Array:
+    name = entry["$array"]
     if name is None:
-        return np.zeros(said["shape"], np.dtype(said["dtype"]))
+        return np.zeros(entry["shape"], np.dtype(entry["dtype"]))
     if name not in arrays:
         raise StateError(f"the array {name!r} is missing")
     array = arrays[name]
-    if "dtype" in said:
-        array = np.frombuffer(array.tobytes(), np.dtype(said["dtype"])).reshape(said["shape"])
+    if "dtype" in entry:
+        array = np.frombuffer(array.tobytes(), np.dtype(entry["dtype"])).reshape(entry["shape"])
     array = array.copy()
-    return array.T if said.get("order") == "F" else array
+    return array.T if entry.get("order") == "F" else array

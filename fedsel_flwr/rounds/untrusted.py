@@ -1,6 +1,7 @@
-"""Values that clients sent, and what they may have meant: whatever comes, these functions do not raise.
+"""Untrusted values from clients: reading them, showing them in messages, and logging clients' faults.
 
-The log's lines for what was wrong with clients: some are named, the rest are counted.
+Whatever a client sends, these functions do not raise, and take no longer than its size allows. Log lines name the first
+clients and count the others.
 """
 
 from __future__ import annotations
@@ -21,28 +22,35 @@ from fedsel_flwr.selectors.columns import Column
 if TYPE_CHECKING:
     from fedsel_flwr.rounds.history import History
 
-MAX_EXAMPLES = 2**53  # what a float holds exactly
+logger = logging.getLogger("fedsel_flwr")
+MAX_NAMED = 8
+"""Clients named for each kind of problem in a round; the history has all of them."""
+SIMULATED_FAULTS = ("late", "lost", "crashed")
+"""Kinds of problems that a simulation draws itself; one warning at the end of the run counts them."""
+MAX_EXAMPLES = 2**53
+"""Most examples of a client: a float holds integers exactly up to here."""
 MAX_METRICS = 10_000
-"""Metrics of a reply; one with more of them is refused unread."""
+"""Most metrics of a reply; one with more is refused unread."""
 MAX_SKETCH = 2**16
-"""Numbers of a client's sketch."""
+"""Most numbers of a client's sketch."""
 MAX_NUMBERS = 2**24
-"""Numbers of a vector where nobody can say how many the model has."""
-LONG = 1000
-"""Characters of a client's text that are looked at for a message."""
-FEW = 8
-"""Elements of a client's list that are written into a message."""
-LINES = 20
-"""Lines that the log gets of one thing in one round, whatever number of connections there are."""
+"""Most numbers of a client's gradient if the global model cannot be decoded."""
+MAX_CHARACTERS = 1000
+"""Characters of a client's text that are read for a message."""
+MAX_SHOWN = 8
+"""Most elements of a client's list that a message shows."""
+MAX_LINES = 20
+"""Most log lines of one kind in a round, for any number of connections."""
 
 
 def usable_count(value: object) -> int:
-    """A reported number of examples; 0 if it cannot be one.
+    """Return a reported number of examples; 0 if it cannot be one.
 
     >>> usable_count(12), usable_count(-1), usable_count("12"), usable_count(10**400)
     (12, 0, 0, 0)
     """
-    if type(value) is int:  # the common case first: fleets are large
+    # The common case first: fleets are large.
+    if type(value) is int:
         return value if 1 <= value <= MAX_EXAMPLES else 0
     if isinstance(value, bool | np.bool_) or not isinstance(value, Integral) or not 1 <= int(value) <= MAX_EXAMPLES:
         return 0
@@ -50,13 +58,13 @@ def usable_count(value: object) -> int:
 
 
 def finite_number(value: object) -> float | None:
-    """``value`` as a float; None if it is no finite number."""
-    as_float = number(value)
+    """Return ``value`` as a float; None if it is no finite number."""
+    as_float = to_float(value)
     return as_float if as_float is not None and math.isfinite(as_float) else None
 
 
 def fraction(value: object) -> float | None:
-    """``value`` as a float in [0, 1]; None if it is none.
+    """Return ``value`` as a float in [0, 1]; None if it is none.
 
     >>> fraction(0.25), fraction(1.5), fraction("0.25")
     (0.25, None, None)
@@ -65,82 +73,9 @@ def fraction(value: object) -> float | None:
     return as_float if as_float is not None and 0.0 <= as_float <= 1.0 else None
 
 
-def one_line(text: str) -> str:
-    r"""A client's text as at most 300 printable characters on one line: it can neither forge nor colour log lines.
-
-    >>> one_line("done\n\x1b[31mround 7: all well\x00")
-    'done [31mround 7: all well'
-    """
-    return " ".join("".join([c if c.isprintable() else " " for c in text[:LONG]]).split())[:300]
-
-
-def several_lines(text: str) -> str:
-    r"""A client's text for a log of several lines: all but the first are indented, so that none can be forged.
-
-    >>> several_lines("Traceback:\n\x1b[31mINFO : all well")
-    'Traceback:\n     [31mINFO : all well'
-    """
-    lines = both_ends(text).splitlines()
-    return "\n    ".join(["".join([c if c.isprintable() else " " for c in line]) for line in lines])
-
-
-def both_ends(text: str) -> str:
-    """A text, or the beginning and the end of one that is too long to be looked at as a whole."""
-    return text if len(text) <= 20 * LONG else f"{text[: 10 * LONG]}\n...\n{text[-10 * LONG :]}"
-
-
-def few(lines: Sequence[str]) -> list[str]:
-    """Lines for the log, of many the first ones and how many more there are.
-
-    >>> few(["a"] * 25)[-1], len(few(["a"] * 25))
-    ('and 5 more of the kind', 21)
-    """
-    more = len(lines) - LINES
-    return [*lines] if more <= 0 else [*lines[:LINES], f"and {more} more of the kind"]
-
-
-def shown(value: object) -> str:
-    """A client's value in at most 80 printable characters, for a message; a long one is not written out for that.
-
-    >>> shown("fast"), shown([1.0] * 10**6), shown(10**400)
-    ("'fast'", 'a list of 1000000', 'an integer of 1329 bits')
-    """
-    try:
-        return _shown(value)[:80]
-    except Exception:  # whatever a client sent
-        return f"a {type(value).__name__} that cannot be shown"
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, str | bytes | bytearray):
-        return repr(value[:80])
-    if isinstance(value, BaseException):
-        return f"{type(value).__name__}: {one_line(str(value))}"
-    if isinstance(value, np.ndarray):
-        return f"an array of shape {value.shape}" if value.size > FEW else repr(value.tolist())
-    if isinstance(value, list | tuple | dict | set | frozenset):
-        if len(value) > FEW or isinstance(value, dict):
-            return f"a {type(value).__name__} of {len(value)}"
-        return f"[{', '.join([_shown(one) for one in value])}]"
-    if isinstance(value, int) and value.bit_length() > 256:
-        return f"an integer of {value.bit_length()} bits"
-    return repr(value)
-
-
-def longest(column: str, model: Sequence[npt.NDArray[Any]] | None) -> int:
-    """How many numbers a client's vector of a column may have: a gradient no more than the model has.
-
-    >>> longest("gradient", [np.zeros((2, 3)), np.zeros(2)]), longest("gradient", None)
-    (8, 16777216)
-    """
-    if column == "sketch":
-        return MAX_SKETCH
-    return MAX_NUMBERS if model is None else sum(array.size for array in model)
-
-
-def number(value: object) -> float | None:
-    """``value`` as a float, NaN and infinities included; None if it is no number."""
-    if type(value) is float:  # the common case first
+def to_float(value: object) -> float | None:
+    """Return ``value`` as a float, NaN and infinities included; None if it is no number."""
+    if type(value) is float:
         return value
     if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
         return None
@@ -150,79 +85,149 @@ def number(value: object) -> float | None:
         return None
 
 
-def vector(value: object, longest: int | None = None, high: float = math.inf) -> FloatArray | None:
-    """A vector of finite numbers, from an array or the bytes of one in float32; None if it is none.
+def finite_vector(value: object, max_length: int | None = None, high: float = math.inf) -> FloatArray | None:
+    """Return a vector of finite numbers, from an array or the bytes of one in float32; None if it is none.
 
     Args:
         value: What a client sent.
-        longest: Numbers that it may have; one with more is not copied. None for no limit.
+        max_length: Most numbers of the vector; a longer one is not copied. None for no limit.
         high: Largest size of a number.
 
-    >>> vector(np.array([1.0, 2.0], dtype=np.float32).tobytes()).tolist(), vector(b"abc"), vector(b"")
+    >>> sent = np.array([1.0, 2.0], dtype=np.float32).tobytes()
+    >>> finite_vector(sent).tolist(), finite_vector(b"abc"), finite_vector(b"")
     ([1.0, 2.0], None, None)
     """
     if isinstance(value, bytes):
         value = np.frombuffer(value, dtype="<f4") if len(value) % 4 == 0 else None
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf" or not value.size:
         return None
-    if longest is not None and value.size > longest:
+    if max_length is not None and value.size > max_length:
         return None
     as_floats = value.astype(np.float64).ravel()
     return as_floats if np.isfinite(as_floats).all() and np.abs(as_floats).max() <= high else None
 
 
-def within(column: Column, value: object, longest: int | None = None) -> float | FloatArray | None:
-    """What a column may hold of a value; None if it is nothing of the kind.
+def column_value(column: Column, value: object, max_length: int | None = None) -> float | FloatArray | None:
+    """Return a client's value if the column may hold it, else None.
 
     Args:
         column: The column.
         value: What a client sent.
-        longest: Numbers that a vector may have; None for no limit.
+        max_length: Most numbers of a vector; None for no limit.
 
     >>> from fedsel_flwr.selectors.columns import COLUMNS
-    >>> within(COLUMNS["local_accuracy"], 0.5), within(COLUMNS["local_accuracy"], 1.5)
+    >>> column_value(COLUMNS["local_accuracy"], 0.5), column_value(COLUMNS["local_accuracy"], 1.5)
     (0.5, None)
     """
     if column.shape == "vector":
-        return vector(value, longest, column.high)
+        return finite_vector(value, max_length, column.high)
     as_float = finite_number(value)
     return as_float if as_float is not None and column.admits(as_float) else None
 
 
-logger = logging.getLogger("fedsel_flwr")
-NAMED = 8
-"""Clients that are named for each kind of problem in a round; the history has all of them."""
+def max_vector_length(column: str, model: Sequence[npt.NDArray[Any]] | None) -> int:
+    """Return how many numbers a client's vector of a column may have: for a gradient, the model's parameters.
+
+    >>> max_vector_length("gradient", [np.zeros((2, 3)), np.zeros(2)]), max_vector_length("gradient", None)
+    (8, 16777216)
+    """
+    if column == "sketch":
+        return MAX_SKETCH
+    return MAX_NUMBERS if model is None else sum(array.size for array in model)
 
 
-MODELLED = ("late", "lost", "crashed")
-"""Kinds of problems that a simulation's own clocks and draws bring about: a warning tells them once a run."""
+def one_line(text: str) -> str:
+    r"""Return a client's text as at most 300 printable characters on one line, so that it cannot forge log lines.
+
+    >>> one_line("done\n\x1b[31mround 7: all well\x00")
+    'done [31mround 7: all well'
+    """
+    return " ".join("".join([c if c.isprintable() else " " for c in text[:MAX_CHARACTERS]]).split())[:300]
 
 
-def log_faults(where: str, faults: Iterable[tuple[str, str]], modelled: bool = False) -> None:
-    """Warn of clients' problems.
+def indented_lines(text: str) -> str:
+    r"""Return a client's text with all lines but the first indented, so that none looks like a line of the log.
+
+    >>> indented_lines("Traceback:\n\x1b[31mINFO : all well")
+    'Traceback:\n     [31mINFO : all well'
+    """
+    lines = without_middle(text).splitlines()
+    return "\n    ".join(["".join([c if c.isprintable() else " " for c in line]) for line in lines])
+
+
+def without_middle(text: str) -> str:
+    """Return a text, or of a long one its beginning and its end."""
+    return (
+        text
+        if len(text) <= 20 * MAX_CHARACTERS
+        else f"{text[: 10 * MAX_CHARACTERS]}\n...\n{text[-10 * MAX_CHARACTERS :]}"
+    )
+
+
+def first_lines(lines: Sequence[str]) -> list[str]:
+    """Return the first :data:`MAX_LINES` lines for the log, and how many more there are.
+
+    >>> first_lines(["a"] * 25)[-1], len(first_lines(["a"] * 25))
+    ('and 5 more of the kind', 21)
+    """
+    more = len(lines) - MAX_LINES
+    return [*lines] if more <= 0 else [*lines[:MAX_LINES], f"and {more} more of the kind"]
+
+
+def shown(value: object) -> str:
+    """Return a client's value in at most 80 characters, for a message; a large one is described, not written out.
+
+    >>> shown("fast"), shown([1.0] * 10**6), shown(10**400)
+    ("'fast'", 'a list of 1000000', 'an integer of 1329 bits')
+    """
+    try:
+        return _shown(value)[:80]
+    # A client's object may raise anything when it is printed.
+    except Exception:
+        return f"a {type(value).__name__} that cannot be shown"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, str | bytes | bytearray):
+        return repr(value[:80])
+    if isinstance(value, BaseException):
+        return f"{type(value).__name__}: {one_line(str(value))}"
+    if isinstance(value, np.ndarray):
+        return f"an array of shape {value.shape}" if value.size > MAX_SHOWN else repr(value.tolist())
+    if isinstance(value, list | tuple | dict | set | frozenset):
+        if len(value) > MAX_SHOWN or isinstance(value, dict):
+            return f"a {type(value).__name__} of {len(value)}"
+        return f"[{', '.join([_shown(one) for one in value])}]"
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"an integer of {value.bit_length()} bits"
+    return repr(value)
+
+
+def log_faults(where: str, faults: Iterable[tuple[str, str]], simulated: bool = False) -> None:
+    """Log clients' problems as warnings.
 
     Args:
-        where: The round, in words.
+        where: The round, as text.
         faults: Client id and problem; the text before a problem's colon is its kind.
-        modelled: Whether a simulation draws them: problems of :data:`MODELLED` are then no warnings, but of level INFO.
+        simulated: Whether a simulation draws them: problems of :data:`SIMULATED_FAULTS` are then logged at level INFO.
     """
     faults = list(faults)
-    if modelled:
-        own = [fault for fault in faults if _kind(fault[1]) in MODELLED]
-        faults = [fault for fault in faults if _kind(fault[1]) not in MODELLED]
+    if simulated:
+        own = [fault for fault in faults if _kind(fault[1]) in SIMULATED_FAULTS]
+        faults = [fault for fault in faults if _kind(fault[1]) not in SIMULATED_FAULTS]
         _log(logging.INFO, where, own)
     _log(logging.WARNING, where, faults)
 
 
-def log_modelled(history: History, spares: bool = False) -> None:
-    """Warn once, when a simulation is over, of the answers that were late or lost.
+def log_simulated_faults(history: History, spares: bool = False) -> None:
+    """Log one warning after a simulation with the number of stragglers and lost answers.
 
     Args:
-        history: The run's.
-        spares: Whether rounds asked more clients than they waited for; the others count as late there.
+        history: The run's history.
+        spares: Whether rounds asked more clients than they waited for; the others count as late in the history.
     """
     counts = history.problem_counts()
-    told = [f"{counts[kind]:,} {kind}" for kind in MODELLED if counts[kind]]
+    told = [f"{counts[kind]:,} {kind}" for kind in SIMULATED_FAULTS if counts[kind]]
     if told:
         asked = sum(record.num_selected for record in history.rounds)
         more = ", those included that no round waited for" if spares else ""
@@ -235,9 +240,9 @@ def _log(level: int, where: str, faults: Iterable[tuple[str, str]]) -> None:
     for client_id, problem in faults:
         kind = _kind(problem)
         met[kind] += 1
-        if met[kind] <= NAMED:
+        if met[kind] <= MAX_NAMED:
             logger.log(level, "%s, client %s: %s", where, client_id, problem)
-    more = {kind: count - NAMED for kind, count in met.most_common() if count > NAMED}
+    more = {kind: count - MAX_NAMED for kind, count in met.most_common() if count > MAX_NAMED}
     if more:
         told = ", ".join(f"{kind} ({count})" for kind, count in more.items())
         logger.log(level, "%s: %d more problems that are not listed one by one: %s", where, sum(more.values()), told)
@@ -247,11 +252,11 @@ def _kind(problem: str) -> str:
     return problem.split(":")[0]
 
 
-def some(ids: Sequence[str]) -> str:
-    """A list of clients for a message; of a long one the first.
+def first_ids(ids: Sequence[str]) -> str:
+    """Return a list of client ids for a message; of a long one the first :data:`MAX_NAMED`.
 
-    >>> some(["a", "b"]), some(list("abcdefghijk"))
+    >>> first_ids(["a", "b"]), first_ids(list("abcdefghijk"))
     ("['a', 'b']", "['a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'] and 3 more")
     """
-    rest = len(ids) - NAMED
-    return str(list(ids)) if rest <= 0 else f"{list(ids[:NAMED])} and {rest} more"
+    rest = len(ids) - MAX_NAMED
+    return str(list(ids)) if rest <= 0 else f"{list(ids[:MAX_NAMED])} and {rest} more"

@@ -1,10 +1,32 @@
-"""Federations simulated on one machine: scenarios, the two engines, comparisons.
+"""Simulations of a federation: scenarios, the two engines, comparisons.
 
 >>> from fedsel_flwr.simulations import load_scenario
 >>> load_scenario("smoke").num_clients
 10
 
-Importing this package loads neither torch nor Flower; each name brings what it needs when it is first used.
+The rooms, in the order in which a run passes through them:
+
+======================  ============================================================================================
+``scenario_tables``     the tables of a scenario that describe its world, and synthetic data
+``scenario``            the scenario: everything that defines a simulation
+``scenario_files``      reading TOML, overriding keys, errors that name the key
+``worlds``              data, partition, model and availability of a scenario
+``engine``              :func:`simulate`: checks, engine, folder and checkpoints of a run
+``fingerprints``        what tells one version of a run's code and data from another
+``existing_runs``       resuming: a run's folder compared with what is to be run, and its checkpoints
+``parallelism``         the vectorized engine's way of training, processes and threads
+``vectorized``          the vectorized engine: a round's clients as one batch in this process
+``on_flower``           the Ray engine, and the app of ``flwr run``: a scenario on Flower
+``divergence``          the diagnosis of a finished run
+``results``             the run's folder, its result, and the tables derived from it
+``run_record``          ``run.json``: what was run, and a digest of each file
+``comparisons``         several selectors on the same seeds
+``untrusted_folders``   checks of folders that another person may have made
+``logs``                log records during a run
+``shutdown``            Ctrl-C and SIGTERM
+======================  ============================================================================================
+
+Importing this package loads neither torch nor Flower; each name loads what it needs when it is first used.
 """
 
 from __future__ import annotations
@@ -24,6 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Comparison", "OwnData", "Scenario", "compare", "load_scenario", "simulate"]
 
+# Loaded on first use: the command line and selectors import this package without torch and Flower.
 _HOMES = {
     "Comparison": "comparisons.comparison",
     "OwnData": "worlds.own_data",
@@ -40,10 +63,12 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
     except ModuleNotFoundError as error:
+        # A module of ours that is missing is a fault of the package, which installing an extra does not cure.
         if str(error.name).startswith("fedsel_flwr"):
             raise
         raise RunError(
-            f"fedsel_flwr.simulations.{name} needs {error.name}, which is not installed: pip install 'fedsel-flwr[sim]'"
+            f"fedsel_flwr.simulations.{name} needs {error.name}, which is not installed. Install it with "
+            "pip install 'fedsel-flwr[sim]'"
         ) from error
 
 

@@ -1,6 +1,7 @@
-"""What is wrong with a run that is over: it has diverged, or nobody delivered an update.
+"""Diagnose a finished run: it has diverged, or no client delivered an update.
 
-A run has diverged if its loss is not finite, or its clients send no model of finite size, or it only guesses.
+A run has diverged if its loss is not finite, if its clients send no model of finite size, or if it is no better than
+guessing.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from fedsel_flwr.rounds.history import History
 from fedsel_flwr.simulations.worlds.world import World
 
 logger = logging.getLogger("fedsel_flwr")
-LAST = 5
-"""So many rounds in a row must say so."""
-CURE = "lower training.learning_rate"
+WINDOW = 5
+"""Rounds in a row that must agree before a run counts as diverged."""
+CURE = "Lower training.learning_rate"
+"""The usual remedy for divergence."""
 
 
-def trouble(world: World, history: History) -> str:
-    """Say what is wrong with a run that is over, in the log too.
+def diagnose(world: World, history: History) -> str:
+    """Return what is wrong with a finished run, and log it.
 
     Args:
         world: The scenario's world; its test set says what guessing achieves.
@@ -32,15 +34,20 @@ def trouble(world: World, history: History) -> str:
     Returns:
         One sentence; empty if nothing is, or there are too few measured rounds to tell.
     """
-    diverged = _not_finite(history) or _no_finite_models(history)
-    said = diverged or _nothing_delivered(history) or _guessing(world, history)
-    if said:
-        logger.warning("%s", said)
-    return said
+    # In this order: a model that is not finite also guesses, and the first reason is the one that helps.
+    found = (
+        _loss_not_finite(history)
+        or _no_finite_models(history)
+        or _no_updates(history)
+        or _no_better_than_guessing(world, history)
+    )
+    if found:
+        logger.warning("%s", found)
+    return found
 
 
-def chance(world: World) -> float:
-    """The quality that guessing achieves, two standard errors included; NaN if nobody knows.
+def chance_level(world: World) -> float:
+    """Return the quality that guessing achieves, two standard errors included; NaN if that is unknown.
 
     Args:
         world: Its test set.
@@ -54,45 +61,46 @@ def chance(world: World) -> float:
     if world.dataset.task == "regression":
         return 0.0
     labels = world.dataset.test.labels.astype(np.int64, copy=False)
+    # Two standard errors of a share on a test set of this size: chance alone passes the share itself half of the time.
     share = float(np.bincount(labels).max() / len(labels))
     return math.nan if share == 1 else share + 2 * math.sqrt(share * (1 - share) / len(labels))
 
 
-def _not_finite(history: History) -> str:
+def _loss_not_finite(history: History) -> str:
     measured = [record for record in history.rounds if not math.isnan(record.accuracy)]
     if not measured or math.isfinite(measured[-1].loss):
         return ""
-    return f"the run diverged: the loss of round {measured[-1].round} is {measured[-1].loss}; {CURE}"
+    return f"the run diverged: the loss of round {measured[-1].round} is {measured[-1].loss}. {CURE}"
 
 
 def _no_finite_models(history: History) -> str:
-    last = [record for record in history.rounds if record.num_selected][-LAST:]
-    if len(last) < LAST or any(record.num_completed for record in last):
+    last = [record for record in history.rounds if record.num_selected][-WINDOW:]
+    if len(last) < WINDOW or any(record.num_completed for record in last):
         return ""
     rows = history.clients[-sum(record.num_selected for record in last) :]
     if not any(re.search("arrays: (not finite|.*beyond)", row.problem) for row in rows):
         return ""
     return (
         f"the run diverged: in rounds {last[0].round} to {last[-1].round} no client sent a model of finite size, and "
-        f"the model stays as it was; {CURE}"
+        f"the model stays as it was. {CURE}"
     )
 
 
-def _nothing_delivered(history: History) -> str:
+def _no_updates(history: History) -> str:
     asked = sum(record.num_selected for record in history.rounds)
     if not asked or any(record.num_completed for record in history.rounds):
         return ""
-    # the rows of the last rounds stand for all: a long history is on the disk
+    # The last thousand rows stand for all: those of a long history are read back from the disk.
     reasons = Counter(row.problem for row in history.clients[-min(asked, 1000) :])
     return f"no update could be used in {len(history.rounds)} rounds; most often: {reasons.most_common(1)[0][0]}"
 
 
-def _guessing(world: World, history: History) -> str:
-    last = [record for record in history.rounds if not math.isnan(record.accuracy)][-LAST:]
-    if len(last) < LAST or not max(record.accuracy for record in last) <= chance(world):
+def _no_better_than_guessing(world: World, history: History) -> str:
+    last = [record for record in history.rounds if not math.isnan(record.accuracy)][-WINDOW:]
+    if len(last) < WINDOW or not max(record.accuracy for record in last) <= chance_level(world):
         return ""
     best = max(record.accuracy for record in last)
     return (
-        f"the run diverged or has learned nothing: in its last {LAST} measured rounds the model is no better than "
-        f"guessing (at most {best:.3g}); {CURE}, or give it more rounds"
+        f"the run diverged or has learned nothing: in its last {WINDOW} measured rounds the model is no better than "
+        f"guessing (at most {best:.3g}). {CURE}, or give it more rounds"
     )

@@ -1,7 +1,4 @@
-"""Runs whose folder is there already: is it the same run, and has it finished?
-
-What a simulation keeps so that it can go on: where its checkpoints go, how often, and what must be the same then.
-"""
+"""Resume a run: compare its folder with what is to be run, and plan its checkpoints."""
 
 from __future__ import annotations
 
@@ -23,33 +20,143 @@ from fedsel_flwr.references import is_reference
 from fedsel_flwr.report import run_folder
 from fedsel_flwr.rounds.checkpoints import Checkpoint, Resume
 from fedsel_flwr.selectors import Selector
-from fedsel_flwr.simulations.fingerprints import Fingerprints, differing
+from fedsel_flwr.simulations.fingerprints import Fingerprints, changed_parts
 from fedsel_flwr.simulations.results import RunResult, read_label, read_run
 from fedsel_flwr.simulations.run_record import RUN, has_digests, read_fingerprints, read_record
-from fedsel_flwr.simulations.scenario import Scenario, in_words, shortened
+from fedsel_flwr.simulations.scenario import Scenario, abbreviate, course_settings
 from fedsel_flwr.simulations.worlds.world import World
 
 CHECKPOINTS = "checkpoints"
-"""The folder of the checkpoints in that of a run."""
-SHARE = 0.02
-"""Longest part of a vectorized run's time that goes into checkpoints of its own folder."""
+"""Name of the folder of checkpoints inside that of a run."""
+CHECKPOINT_SHARE = 0.02
+"""Largest share of a vectorized run's time that goes into checkpoints of its own folder."""
+END_KEYS = ("rounds", "simulated_s", "joules")
+"""Keys of a scenario that say where a run ends."""
+REPLAY_CURE = "Play it again with --replay (replay=True), or begin a new run in another folder"
+"""The remedy if a run does not fit."""
+
+
+def has_begun(folder: Path) -> bool:
+    """Tell whether a folder holds a run, finished or not."""
+    return (folder / RUN).is_file() and (folder / run_folder.SCENARIO).is_file()
+
+
+def has_finished(folder: Path) -> bool:
+    """Tell whether a folder holds a run with its result."""
+    # The model is written last, after the digests of all other files.
+    return has_begun(folder) and (folder / run_folder.MODEL).is_file()
+
+
+def finished_run(folder: str | Path, scenario: Scenario, label: str | None = None) -> RunResult | None:
+    """Read a finished run back.
+
+    Args:
+        folder: Of the run.
+        scenario: What is to be run there.
+        label: The selector's label; None: as in the scenario.
+
+    Returns:
+        Its result; None if there is no run, or one that was cut off.
+
+    Raises:
+        RunError: The folder holds another run; names the key that differs.
+        ParameterError: A file is damaged.
+    """
+    place = Path(folder)
+    if not has_begun(place):
+        return None
+    named, other = read_label(place)
+    _check_same_settings(place, scenario, other)
+    if named != (label or scenario.selector):
+        raise _different_run(place, f"selector is called {named!r} there, and {label or scenario.selector!r} here")
+    if not has_finished(place):
+        return None
+    if not has_digests(read_record(place)):
+        raise RunError(
+            f"the run in {str(place)!r} is of an older version, which wrote no digest of each file, so that damage to "
+            f"them would not show. {REPLAY_CURE}; fedsel report still reads this one"
+        )
+    _, _, result = read_run(place)
+    done = len(result.history.rounds)
+    for key in END_KEYS:
+        if (mine := getattr(scenario, key)) != (theirs := getattr(other, key)):
+            raise RunError(
+                f"the run in {str(place)!r} finished after {done} rounds with {key} = {theirs}, and its checkpoints "
+                f"are gone. Begin a new run with {key} = {mine}"
+            )
+    return result
+
+
+def check_fingerprints(folder: Path, label: str, here: Fingerprints) -> None:
+    """Refuse to resume a run whose code, data or scenario has changed.
+
+    Args:
+        folder: Of a run that has begun.
+        label: The selector's label.
+        here: The fingerprints of the code and data of this process.
+
+    Raises:
+        RunError: Names what has changed, or says that the run is of an older version.
+    """
+    there = read_fingerprints(folder)
+    if not there:
+        raise RunError(
+            f"the run in {str(folder)!r} is of an older version, which kept no fingerprint of selector, model and "
+            f"data, so that changes to them would not show. {REPLAY_CURE}"
+        )
+    if names := changed_parts(there, here):
+        changed = ", ".join(f"selector {label!r}" if name == "selector" else name for name in names)
+        raise RunError(
+            f"the run in {str(folder)!r} was made with other code or data than there is now: {changed}. {REPLAY_CURE}"
+        )
+
+
+def discard_progress(folder: Path) -> None:
+    """Remove the checkpoints and the result of a run, so that it is played again."""
+    shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+    (folder / run_folder.MODEL).unlink(missing_ok=True)
+
+
+def _check_same_settings(folder: Path, mine: Scenario, theirs: Scenario) -> None:
+    """Refuse to resume in a folder with another run.
+
+    Raises:
+        RunError: Names the keys that differ.
+    """
+    # First by the reference itself: the keys of another selector's parameters begin with its label, which is known only
+    # once its code has run.
+    if theirs.selector != mine.selector and is_reference(theirs.selector):
+        raise _different_run(folder, f"selector is {theirs.selector!r} there and {mine.selector!r} here")
+    here, there = course_settings(mine), course_settings(theirs)
+    different = [key for key in {**there, **here} if here.get(key) != there.get(key)]
+    if different:
+        listed = ", ".join(f"{key} is {there.get(key, 'not set')} there and {here.get(key, 'not set')} here"
+                           for key in different)  # fmt: skip
+        raise _different_run(folder, listed)
+
+
+def _different_run(folder: Path, differences: str) -> RunError:
+    return RunError(
+        f"{str(folder)!r} holds another run, so that this one cannot be resumed there: {differences}. Begin a new run "
+        "in another folder, or resume the one that this folder holds"
+    )
 
 
 @dataclass(frozen=True)
-class Keeping:
-    """Where a run's checkpoints go, and whether it goes on from them.
+class CheckpointPlan:
+    """Checkpoints of a run: their folder, how often they are written, and whether the run resumes from them.
 
     Attributes:
         folder: Of the checkpoints; None keeps none.
-        own: Whether it belongs to the run's folder: it is removed when the run has finished.
-        every: A checkpoint after every so many rounds.
-        keep: So many stay.
-        resume: Whether to go on.
-        share: Longest part of the run's time that goes into checkpoints; 1 sets no limit.
+        temporary: Whether the folder belongs to that of the run, and is removed when the run has finished.
+        every: Rounds between two checkpoints.
+        keep: Number of checkpoints that stay.
+        resume: Whether to resume.
+        share: Largest share of the run's time that goes into checkpoints; 1 sets no limit.
     """
 
     folder: Path | None = None
-    own: bool = False
+    temporary: bool = False
     every: int = 1
     keep: int = 3
     resume: Resume = False
@@ -64,7 +171,7 @@ class Keeping:
         every: int | None,
         keep: int,
         resume: Resume,
-    ) -> Keeping:
+    ) -> CheckpointPlan:
         """Read the arguments of :func:`~fedsel_flwr.simulations.engine.simulate`.
 
         Raises:
@@ -76,20 +183,21 @@ class Keeping:
         keep = whole("keep_checkpoints", keep, 1)
         if not number and (resume == "must" or checkpoint_dir is not None):
             what = "checkpoint_dir" if checkpoint_dir is not None else "resume = 'must'"
-            raise ParameterError(f"{what} needs checkpoints: leave out checkpoint_every = 0, which writes none")
+            raise ParameterError(f"{what} needs checkpoints. Leave out checkpoint_every = 0, which writes none")
         if checkpoint_dir is not None:
             return cls(Path(checkpoint_dir), False, number, keep, resume)
         if folder is None and resume:
             raise ParameterError(
-                f"resume = {resume!r} needs the folder of the run, or checkpoint_dir, where its checkpoints are"
+                f"resume = {resume!r} needs the folder of the run, or checkpoint_dir with its checkpoints. Give one"
             )
         if folder is None or not number:
             return cls()
-        share = SHARE if every is None and scenario.engine == "vectorized" else 1.0
+        # A vectorized round may take less time than its checkpoint; on Ray no round does.
+        share = CHECKPOINT_SHARE if every is None and scenario.engine == "vectorized" else 1.0
         return cls(Path(folder) / CHECKPOINTS, True, number, keep, resume, share)
 
     def options(self, scenario: Scenario, selector: Selector | None = None) -> dict[str, Any]:
-        """The options of a strategy.
+        """Return the options of a strategy.
 
         Args:
             scenario: What is run.
@@ -103,8 +211,8 @@ class Keeping:
             "resume": self.resume, "total_rounds": total,
         }  # fmt: skip
 
-    def begin(self, strategy: Any, world: World, fingerprints: Mapping[str, str]) -> None:
-        """Tell a strategy what its run is made of, and have it go on from its checkpoint, if there is one.
+    def attach(self, strategy: Any, world: World, fingerprints: Mapping[str, str]) -> None:
+        """Give a strategy the fingerprint of its run, and let it read its checkpoint, if there is one.
 
         Args:
             strategy: Made with :meth:`options`.
@@ -116,165 +224,58 @@ class Keeping:
         """
         if self.folder is None:
             return
-        strategy.made_for.update(made_for(world, strategy.selector))
-        strategy.made_for.update({f"fingerprint of {key}": found for key, found in fingerprints.items()})
+        # Before `resumed` is read: reading the checkpoint compares it with all of this.
+        strategy.fingerprint.update(run_fingerprint(world, strategy.selector))
+        strategy.fingerprint.update({f"fingerprint of {key}": found for key, found in fingerprints.items()})
         resumed: Checkpoint | None = strategy.resumed
         if resumed is not None and resumed.round > world.scenario.rounds:
             raise RunError(
                 f"the run in {str(self.folder)!r} has done {resumed.round} rounds, more than rounds = "
-                f"{world.scenario.rounds}: give at least {resumed.round}, or begin a new run elsewhere"
+                f"{world.scenario.rounds}. Give at least {resumed.round}, or begin a new run elsewhere"
             )
 
-    def finished(self) -> None:
-        """Remove checkpoints that the run's folder does not need any more."""
-        if self.own and self.folder is not None:
+    def discard(self) -> None:
+        """Remove checkpoints that the folder of a finished run no longer needs."""
+        if self.temporary and self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
-class Pace:
-    """How often a checkpoint is worth its time.
+class CheckpointPace:
+    """Limits the share of a run's time that goes into checkpoints.
 
     Args:
-        share: Longest part of the time that may go into checkpoints; 1 sets no limit.
+        share: Largest share of the time; 1 sets no limit.
     """
 
     def __init__(self, share: float = 1.0) -> None:
         self._share, self._next = share, -np.inf
 
     def __call__(self, write: Callable[[], None]) -> None:
-        """Write a checkpoint, unless the last one was too short a while ago."""
+        """Write a checkpoint, unless the last one was written too recently."""
         began = time.monotonic()
         if began < self._next:
             return
         write()
         ended = time.monotonic()
         if self._share < 1.0:
+            # Waiting cost / share from here on keeps the cost below its share, whatever the disk is busy with.
             self._next = ended + (ended - began) / self._share
 
 
-def made_for(world: World, selector: Selector) -> dict[str, str]:
-    """What a run is made of, as far as its course depends on it: what -> how, in words.
+def run_fingerprint(world: World, selector: Selector) -> dict[str, str]:
+    """Return what a checkpoint must agree with for a run to resume from it: name -> value as text.
 
     Args:
         world: The scenario's world.
-        selector: Who chooses.
+        selector: The one that chooses.
     """
     scenario = world.scenario
-    said = {f"scenario.{key}": value for key, value in in_words(scenario).items()}
-    if "total_rounds" in inspect.signature(type(selector)).parameters:  # another plan from the first round on
-        said["scenario.rounds"] = str(scenario.rounds)
+    found = {f"scenario.{key}": value for key, value in course_settings(scenario).items()}
+    # A selector that plans for the number of rounds chooses otherwise from the first round on.
+    if "total_rounds" in inspect.signature(type(selector)).parameters:
+        found["scenario.rounds"] = str(scenario.rounds)
     examples = hashlib.sha256(world.sizes.tobytes())
     examples.update(np.asarray(world.dataset.train.labels).tobytes())
-    said["data"] = f"{len(world.dataset.train)} examples, SHA-256 {examples.hexdigest()[:16]}"
+    found["data"] = f"{len(world.dataset.train)} examples, SHA-256 {examples.hexdigest()[:16]}"
     shapes = [tuple(array.shape) for array in world.initial_arrays()]
-    return {**said, "model": shortened(f"arrays of the shapes {shapes}")}
-
-
-AGAIN = "Play it again with --replay (replay=True), or begin a new run in another folder"
-"""What helps if a run does not fit."""
-ENDS = ("rounds", "simulated_s", "joules")
-"""Keys that say where a run ends."""
-
-
-def has_begun(folder: Path) -> bool:
-    """Whether a folder holds a run, as far as it has come."""
-    return (folder / RUN).is_file() and (folder / run_folder.SCENARIO).is_file()
-
-
-def has_finished(folder: Path) -> bool:
-    """Whether a folder holds a run with its result; the model is written last."""
-    return has_begun(folder) and (folder / run_folder.MODEL).is_file()
-
-
-def finished_run(folder: str | Path, scenario: Scenario, label: str | None = None) -> RunResult | None:
-    """Read back a run that had finished.
-
-    Args:
-        folder: Of the run.
-        scenario: What is to be run there.
-        label: What the selector is called; None: as in the scenario.
-
-    Returns:
-        What came out; None where there is no run, or one that was cut off.
-
-    Raises:
-        RunError: The folder holds another run; says by which key.
-        ParameterError: A file is damaged.
-    """
-    place = Path(folder)
-    if not has_begun(place):
-        return None
-    named, other = read_label(place)
-    check_same(place, scenario, other)
-    if named != (label or scenario.selector):
-        raise _another(place, f"selector is called {named!r} there, and {label or scenario.selector!r} here")
-    if not has_finished(place):
-        return None
-    if not has_digests(read_record(place)):
-        raise RunError(
-            f"the run in {str(place)!r} is of an older version, which wrote no digest of each file, so that damage to "
-            f"them would not show. {AGAIN}; fedsel report still reads this one"
-        )
-    _, _, result = read_run(place)
-    done = len(result.history.rounds)
-    for key in ENDS:
-        if (mine := getattr(scenario, key)) != (theirs := getattr(other, key)):
-            raise RunError(
-                f"the run in {str(place)!r} finished after {done} rounds with {key} = {theirs}, and its checkpoints "
-                f"are gone: begin a new run with {key} = {mine}"
-            )
-    return result
-
-
-def check_fingerprints(folder: Path, label: str, here: Fingerprints) -> None:
-    """Refuse to go on with a run whose code, data or scenario is not what there is now.
-
-    Args:
-        folder: Of a run that has begun.
-        label: What the selector is called.
-        here: The fingerprints of what there is now.
-
-    Raises:
-        RunError: Names what is not the same, or says that the run is of an older version.
-    """
-    there = read_fingerprints(folder)
-    if not there:
-        raise RunError(
-            f"the run in {str(folder)!r} is of an older version, which kept no fingerprint of selector, model and "
-            f"data: nobody can tell whether they are the same. {AGAIN}"
-        )
-    if names := differing(there, here):
-        told = ", ".join(f"selector {label!r}" if name == "selector" else name for name in names)
-        raise RunError(
-            f"the run in {str(folder)!r} was made with other code or data than there is now: {told}. {AGAIN}"
-        )
-
-
-def forget(folder: Path) -> None:
-    """Remove what a run would go on from, so that it is played again."""
-    shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
-    (folder / run_folder.MODEL).unlink(missing_ok=True)
-
-
-def check_same(folder: Path, mine: Scenario, theirs: Scenario) -> None:
-    """Refuse to go on in a folder with another run.
-
-    Raises:
-        RunError: Says by which keys.
-    """
-    if theirs.selector != mine.selector and is_reference(theirs.selector):
-        # what another selector is called is known only once its code has run
-        raise _another(folder, f"selector is {theirs.selector!r} there and {mine.selector!r} here")
-    here, there = in_words(mine), in_words(theirs)
-    differing = [key for key in {**there, **here} if here.get(key) != there.get(key)]
-    if differing:
-        said = ", ".join(f"{key} is {there.get(key, 'not set')} there and {here.get(key, 'not set')} here"
-                         for key in differing)  # fmt: skip
-        raise _another(folder, said)
-
-
-def _another(folder: Path, said: str) -> RunError:
-    return RunError(
-        f"{str(folder)!r} holds another run, so that this one cannot go on there: {said}. Begin a new run in a "
-        "folder of its own, or go on with what was run there"
-    )
+    return {**found, "model": abbreviate(f"arrays of the shapes {shapes}")}

@@ -1,4 +1,4 @@
-"""Where Flower's log records and our own go during a run."""
+"""Logs of a run: send Flower's records and our own to a file, or nowhere, and report an error in one line."""
 
 from __future__ import annotations
 
@@ -10,30 +10,43 @@ from pathlib import Path
 from fedsel_flwr.errors import FedSelError, RunError, described
 
 LOGGERS = ("flwr", "fedsel_flwr")
+"""Names of Flower's logger and of ours."""
 
 
 @contextlib.contextmanager
 def logging_to(path: Path) -> Iterator[None]:
-    """Send Flower's and our own log records to a file; the terminal belongs to the progress display."""
+    """Send Flower's and our own log records to a file; the terminal belongs to the progress display.
+
+    Raises:
+        RunError: The file cannot be opened.
+    """
     try:
         handler = _LogFile(path, encoding="utf-8")
     except OSError as error:
-        raise RunError(f"{str(path)!r} cannot be begun: {error.strerror or error}") from error
+        raise RunError(
+            f"{str(path)!r} cannot be opened: {error.strerror or error}. Give a folder that can be written to"
+        ) from error
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     try:
-        with only(handler):
+        with _only_handler(handler):
             yield
     finally:
-        with contextlib.suppress(OSError):  # what could not be written
+        # Closing writes what the buffer still holds, for which the disk may have no room.
+        with contextlib.suppress(OSError):
             handler.close()
 
 
 @contextlib.contextmanager
-def in_one_line(log: Path) -> Iterator[None]:
-    """Say in one line what somebody's own code raised during a run; the traceback goes to the log."""
+def errors_in_one_line(log: Path) -> Iterator[None]:
+    """Report in one line what the user's own code raised during a run; the traceback goes to the log.
+
+    Raises:
+        RunError: In place of whatever is no error of ours.
+    """
     try:
         yield
     except (FedSelError, BrokenPipeError):
+        # Ours name their cure already; a broken pipe means that nobody reads the output, which is no fault of the run.
         raise
     except Exception as error:
         logging.getLogger("fedsel_flwr").exception("the run broke off")
@@ -41,16 +54,17 @@ def in_one_line(log: Path) -> Iterator[None]:
 
 
 class _LogFile(logging.FileHandler):
-    """A file of log records; without room for one it goes on, as the log is not worth the run."""
+    """A file of log records that drops what it cannot write: a log is not worth ending the run."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Say nothing: the disk is full, and what matters of the run says so."""
+        """Drop the record: the disk is full, and the files of the run report that."""
 
 
 @contextlib.contextmanager
-def only(handler: logging.Handler) -> Iterator[None]:
+def _only_handler(handler: logging.Handler) -> Iterator[None]:
     """Send Flower's and our own log records to one handler, and to nothing else."""
     loggers = [logging.getLogger(name) for name in LOGGERS]
+    # A copy: the assignment below replaces the content of the list itself.
     before = [(logger.handlers[:], logger.propagate) for logger in loggers]
     for logger in loggers:
         logger.handlers[:], logger.propagate = [handler], False
@@ -62,19 +76,16 @@ def only(handler: logging.Handler) -> Iterator[None]:
 
 
 def log_file() -> Path | None:
-    """The file that these records go to; None where they go to none."""
+    """Return the file that these records go to; None if they go to none."""
     handlers = (handler for name in LOGGERS for handler in logging.getLogger(name).handlers)
     return next((Path(each.baseFilename) for each in handlers if isinstance(each, logging.FileHandler)), None)
 
 
 @contextlib.contextmanager
 def silent(quiet: bool) -> Iterator[None]:
-    """Let nothing of these records through, if ``quiet``; handlers that write files keep them."""
-    if not quiet:
+    """Drop these records if ``quiet``, unless they go to a file."""
+    if not quiet or log_file():
         yield
         return
-    if log_file():
-        yield  # they go to a file already
-        return
-    with only(logging.NullHandler()):
+    with _only_handler(logging.NullHandler()):
         yield

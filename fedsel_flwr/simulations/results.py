@@ -1,7 +1,4 @@
-"""What a simulation leaves behind, in memory and on disk.
-
-What is worked out when a run is over, from what no selector and no server knows.
-"""
+"""Results of a run: in memory, in the run's folder, and the tables that are computed when it is over."""
 
 from __future__ import annotations
 
@@ -25,9 +22,9 @@ from fedsel_flwr.errors import FedSelError, ParameterError, RunError
 from fedsel_flwr.report import run_folder
 from fedsel_flwr.report.run_folder import JOURNAL, load_optional
 from fedsel_flwr.rounds.history import ClientRecord, History
-from fedsel_flwr.rounds.history_storage import Ledger
+from fedsel_flwr.rounds.history_storage import Journal
 from fedsel_flwr.rounds.models import Arrays
-from fedsel_flwr.rounds.storage import WRITES, hold
+from fedsel_flwr.rounds.storage import RUN_IN_USE, lock_folder
 from fedsel_flwr.rounds.untrusted import shown
 from fedsel_flwr.simulations.fingerprints import Fingerprints
 from fedsel_flwr.simulations.run_record import (
@@ -41,39 +38,43 @@ from fedsel_flwr.simulations.run_record import (
     write_record,
 )
 from fedsel_flwr.simulations.scenario import Scenario
-from fedsel_flwr.simulations.untrusted_folders import check_label, check_links, check_tree, faults_of
+from fedsel_flwr.simulations.untrusted_folders import check_label, check_links, check_tree, describe_faults
 from fedsel_flwr.simulations.worlds.world import World
 from fedsel_flwr.theory import fair_regret, xia_genie
 
 if TYPE_CHECKING:
     from fedsel_flwr.strategies.wrapping.round_end import LastModel
 
+MAX_CLIENTS = 10_000
+"""Largest fleet whose regret is computed: the table of choices has a cell for each client and round."""
+Columns = Mapping[str, npt.NDArray[Any]]
+
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a simulation leaves behind.
+    """Result of a simulation.
 
     Attributes:
         history: Round by round and client by client.
         arrays: The final global model.
-        trouble: One sentence if the run diverged, or no update could be used; empty if not, or of a run read back.
-        fingerprints: What the run was made of (:mod:`fedsel_flwr.simulations.fingerprints`); empty if not known.
+        diagnosis: One sentence if the run diverged, or no update could be used; empty if not, or of a run read back.
+        fingerprints: Those of code and data (:mod:`fedsel_flwr.simulations.fingerprints`); empty if not known.
     """
 
     history: History
     arrays: Arrays
-    trouble: str = ""
+    diagnosis: str = ""
     fingerprints: Fingerprints = field(default_factory=dict)
 
 
 class RunFolder:
-    """The folder of a run: the scenario from the start, each round as it ends, history and model at the end.
+    """Folder of a run: the scenario from the start, each round as it ends, history and model at the end.
 
     Args:
-        folder: Where; made if needed.
+        folder: Its path; made if needed.
         scenario: What is run.
-        label: What the selector is called; None: as in the scenario.
-        fingerprints: What the run is made of.
+        label: The selector's label; None: as in the scenario.
+        fingerprints: Those of code and data.
 
     Raises:
         ParameterError: There is a link in the folder.
@@ -87,124 +88,137 @@ class RunFolder:
         label: str | None = None,
         fingerprints: Fingerprints | None = None,
     ) -> None:
-        load_optional("pyarrow.parquet")  # before a long run, not behind it
+        # Needed only when the run finishes: a missing package should not cost the run.
+        load_optional("pyarrow.parquet")
         self.path, self._scenario, self._label = Path(folder), scenario, label or scenario.selector
         self._fingerprints = dict(fingerprints or {})
-        self._ledger: Ledger | None = None
+        self._journal: Journal | None = None
         check_links(self.path)
-        with self._told("begun"):
+        with self._disk_errors("begun"):
             self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = hold(self.path, WRITES)
+        self._lock = lock_folder(self.path, RUN_IN_USE)
 
     def begin(self) -> None:
-        """Write what is run, and begin the journal.
+        """Write the scenario and the record of the run, and begin the journal.
 
         Raises:
             RunError: That cannot be done.
         """
-        made_by = {"python": platform.python_version()} | {
+        versions = {"python": platform.python_version()} | {
             package: importlib.metadata.version(package) for package in ("fedsel-flwr", "flwr", "torch", "numpy")
         }
         scenario = self._scenario
-        said = {
+        record = {
             "scenario": scenario.name,
             "selector": self._label,
-            "versions": made_by,
+            "versions": versions,
             FINGERPRINTS: self._fingerprints,
         }
-        with self._told("begun"):
-            for name in (run_folder.MODEL, run_folder.ROUNDS, run_folder.CLIENTS):  # of a run that was here before
+        with self._disk_errors("begun"):
+            # Files of an earlier run here. The model goes first: with it the folder would count as finished.
+            for name in (run_folder.MODEL, run_folder.ROUNDS, run_folder.CLIENTS):
                 (self.path / name).unlink(missing_ok=True)
-            self._forget_rescued()
+            self._remove_saved_models()
             text = tomli_w.dumps(scenario.model_dump(exclude={"name"}))
-            write_record(self.path, said | {FILES: {run_folder.SCENARIO: digest_of(text.encode())}})
+            write_record(self.path, record | {FILES: {run_folder.SCENARIO: digest_of(text.encode())}})
             run_folder.write_scenario(self.path, text)
-        if self._ledger is not None:
-            self._ledger.begin()
+        if self._journal is not None:
+            self._journal.begin()
 
-    def follow(self, history: History, *, elsewhere: bool = False) -> None:
-        """Have each round of a history written as it ends; to be called before the history goes on from a checkpoint.
+    def record_rounds(self, history: History, *, elsewhere: bool = False) -> None:
+        """Write each round of a history as it ends; call this before the history is restored from a checkpoint.
 
         Args:
             history: Of the run.
-            elsewhere: Whether it has a place of its own; else it goes to the folder's journal.
+            elsewhere: Whether the checkpoints' folder has its journal; else it goes to this folder.
         """
         if not elsewhere:
-            history.write_to(Ledger(self.path / JOURNAL))
-        self._ledger = history.ledger
+            history.write_to(Journal(self.path / JOURNAL))
+        self._journal = history.journal
 
     @property
     def failure(self) -> RunError | None:
-        """What the disk said when a round could not be written."""
-        return self._ledger.failure if self._ledger else None
+        """The error of a round that could not be written, if there is one."""
+        return self._journal.failure if self._journal else None
 
     def finish(self, result: RunResult, tables: Mapping[str, Mapping[str, Any]] | None = None) -> None:
-        """Write history and model in place of the journal, and tables that were worked out of them by name.
+        """Write history and model in place of the journal, and the tables derived from them.
 
-        What the history has in the journal can still be read.
+        The history stays readable, though it had rows in the journal.
+
+        Args:
+            result: History and model.
+            tables: Name -> columns.
 
         Raises:
             RunError: That cannot be done.
         """
-        with self._told("finished; the journal in it holds every round"):
+        with self._disk_errors("finished; the journal in it holds every round"):
             written = [*run_folder.write_history(self.path, result.history)]
             for name, columns in (tables or {}).items():
                 written.append(self.path / f"{name}.parquet")
                 run_folder.write_table(written[-1], columns)
             digests = {path.name: digest_of_file(path) for path in written}
 
-            def note(model: bytes) -> None:
-                """Record the digests before the model is there, which says that the run has finished."""
+            # A folder with a model counts as finished. So the record has every digest before the model gets its name.
+            def record_digests(model: bytes) -> None:
                 record = read_record(self.path)
                 files = record.get(FILES, {}) | digests | {run_folder.MODEL: digest_of(model)}
                 write_record(self.path, record | {FILES: files})
 
-            run_folder.write_model(self.path, list(result.arrays), before=note)
-        journal, ledger = self.path / JOURNAL, result.history.ledger
-        if ledger is not None and ledger.path.resolve() == journal.resolve():
-            ledger.remove()
-        journal.unlink(missing_ok=True)
-        self._forget_rescued()
+            run_folder.write_model(self.path, list(result.arrays), before=record_digests)
+        path, journal = self.path / JOURNAL, result.history.journal
+        # Through the journal if this file is its own: it keeps open what the history may still read.
+        if journal is not None and journal.path.resolve() == path.resolve():
+            journal.remove()
+        path.unlink(missing_ok=True)
+        self._remove_saved_models()
 
-    def rescue(self, last: LastModel | None) -> Path | None:
+    def save_last_model(self, last: LastModel | None) -> Path | None:
         """Write the last model of a run that an error ends, if a round has ended and the run has not finished.
 
         Returns:
-            The file; None where there is none, or the disk refuses: the error that ends the run says more.
+            The file; None if there is none, or it cannot be written.
         """
         if last is None or not last.round or (self.path / run_folder.MODEL).exists():
             return None
+        # The error that ends the run says more than one about this file would.
         with contextlib.suppress(OSError, FedSelError):
-            return run_folder.write_model(self.path, last.arrays, run_folder.AFTER_ROUND.format(last.round))
+            return run_folder.write_model(self.path, last.arrays, run_folder.MODEL_AFTER_ROUND.format(last.round))
         return None
 
     def close(self) -> None:
-        """Leave the journal as it is, and let other processes write to the folder."""
-        if self._ledger is not None:
-            self._ledger.close()
+        """Close the journal, and let other processes write to the folder."""
+        if self._journal is not None:
+            self._journal.close()
+        # The lock is released with its last reference.
         self._lock = None
 
-    def _forget_rescued(self) -> None:
-        """Remove the model of an attempt that an error ended."""
-        for path in self.path.glob(run_folder.AFTER_ROUND.format("*")):
+    def _remove_saved_models(self) -> None:
+        """Remove the models of earlier attempts that an error ended."""
+        for path in self.path.glob(run_folder.MODEL_AFTER_ROUND.format("*")):
             path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def _told(self, what: str) -> Iterator[None]:
+    def _disk_errors(self, what: str) -> Iterator[None]:
+        """Turn the disk's errors into ours, which name the folder."""
         try:
             yield
         except OSError as error:
-            raise RunError(f"{str(self.path)!r} cannot be {what}: {error.strerror or error}") from error
+            raise RunError(
+                f"{str(self.path)!r} cannot be {what}: {error.strerror or error}. Make room or give the right to "
+                "write, and run again with --resume (resume=True)"
+            ) from error
 
 
 def write_run(folder: Path, scenario: Scenario, result: RunResult, label: str | None = None) -> None:
-    """Write the resolved scenario, the history and the model of one run that is over.
+    """Write the resolved scenario, the history and the model of a finished run.
 
     Args:
-        folder: Where to; made if needed.
+        folder: Its folder; made if needed.
         scenario: What was run.
-        result: What came out.
-        label: What the selector is called; None: as in the scenario.
+        result: History and model.
+        label: The selector's label; None: as in the scenario.
 
     Raises:
         RunError: The folder cannot be written to.
@@ -215,17 +229,17 @@ def write_run(folder: Path, scenario: Scenario, result: RunResult, label: str | 
     written.close()
 
 
-def write_cut_off(folder: Path, scenario: Scenario, history: History, last: LastModel | None) -> Path | None:
-    """Write what there is of a run that an error ended: the resolved scenario, the rounds, the last model.
+def write_interrupted_run(folder: Path, scenario: Scenario, history: History, last: LastModel | None) -> Path | None:
+    """Write the resolved scenario, the rounds and the last model of a run that an error ended.
 
     Args:
-        folder: Where to; made if needed.
+        folder: Its folder; made if needed.
         scenario: What was run.
         history: Its rounds.
         last: Its last model.
 
     Returns:
-        The model's file; None where there is none.
+        The model's file; None if there is none.
 
     Raises:
         RunError: The folder cannot be written to.
@@ -233,25 +247,25 @@ def write_cut_off(folder: Path, scenario: Scenario, history: History, last: Last
     written = RunFolder(folder, scenario)
     written.begin()
     run_folder.write_history(folder, history)
-    rescued = written.rescue(last)
+    model = written.save_last_model(last)
     written.close()
-    return rescued
+    return model
 
 
-def rounds_in(folder: Path) -> str:
-    """Say what the runs in a folder hold: "bsfl-seed1: 300 rounds, finished; random-seed1: 17 rounds"."""
+def describe_runs(folder: Path) -> str:
+    """Return what the runs in a folder hold: "bsfl-seed1: 300 rounds, finished; random-seed1: 17 rounds"."""
     places = [folder, *sorted(folder.glob("*/"))]
-    told = []
+    described = []
     for place in places:
         with contextlib.suppress(ParameterError):
             count = len(run_folder.read_history(place).rounds)
             end = ", finished" if (place / run_folder.MODEL).exists() else ""
-            told.append(f"{place.name}: {count} round{'' if count == 1 else 's'}{end}")
-    return "; ".join(told)
+            described.append(f"{place.name}: {count} round{'' if count == 1 else 's'}{end}")
+    return "; ".join(described)
 
 
 def read_label(folder: Path) -> tuple[str, Scenario]:
-    """Read back what is run in a folder; the selector itself is not needed.
+    """Read the label and the scenario of a run back; the selector's code is not needed.
 
     Args:
         folder: The folder of one run.
@@ -263,27 +277,30 @@ def read_label(folder: Path) -> tuple[str, Scenario]:
         ParameterError: A file is missing or damaged.
     """
     try:
-        said = read_record(folder)
+        record = read_record(folder)
         tables = tomllib.loads((folder / run_folder.SCENARIO).read_text("utf-8"))
-        check_tree(said)
+        # Before anything else looks at them: the folder may come from somebody else.
+        check_tree(record)
         check_tree(tables)
-        return check_label(str(said["selector"])), Scenario.model_validate({"name": str(said["scenario"])} | tables)
+        return check_label(str(record["selector"])), Scenario.model_validate({"name": str(record["scenario"])} | tables)
     except FileNotFoundError as error:
         raise ParameterError(
-            f"{str(folder)!r} is no run: it has no {Path(str(error.filename)).name}, which fedsel run and compare write"
+            f"{str(folder)!r} is no run: it has no {Path(str(error.filename)).name}. Give a folder that fedsel run or "
+            "compare has written"
         ) from error
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:  # JSON's and TOML's are ValueErrors
-        raise ParameterError(f"{str(folder)!r} is no run: {faults_of(error)}") from error
+    # The errors of JSON and TOML are ValueErrors; a file nested too deeply raises RecursionError.
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ParameterError(f"{str(folder)!r} is no run: {describe_faults(error)}") from error
 
 
 def read_run(folder: Path) -> tuple[str, Scenario, RunResult]:
-    """Read back what :func:`write_run` wrote, if every file is as it was; the selector itself is not needed.
+    """Read back what :func:`write_run` wrote, if every file is unchanged; the selector's code is not needed.
 
     Args:
         folder: The folder of one run.
 
     Returns:
-        The selector's label, the scenario, and what came out; no model of a run that was cut off.
+        The selector's label, the scenario and the result, whose model is empty if the run was cut off.
 
     Raises:
         ParameterError: A file is missing or damaged.
@@ -295,21 +312,18 @@ def read_run(folder: Path) -> tuple[str, Scenario, RunResult]:
     return label, scenario, RunResult(run_folder.read_history(folder), arrays, fingerprints=read_fingerprints(folder))
 
 
-MAX_CLIENTS = 10_000
-"""In larger fleets regret is left out."""
-Columns = Mapping[str, npt.NDArray[Any]]
+def derived_tables(world: World, history: History, arrays: Arrays) -> dict[str, Columns]:
+    """Compute the tables of a finished run: name -> columns.
 
-
-def worked_out(world: World, history: History, arrays: Arrays) -> dict[str, Columns]:
-    """Return the tables of a run that is over: name -> columns.
+    They need the true latencies and every client's examples, which neither a selector nor a server knows.
 
     Args:
         world: The scenario's world.
-        history: What happened.
+        history: Of the run.
         arrays: The final global model.
 
     Returns:
-        ``regret``, where the system model gives the latencies; ``classes``, where the scenario asks for it.
+        ``regret`` if the system model gives the latencies; ``classes`` if the scenario asks for it.
     """
     tables: dict[str, Columns] = {}
     if world.scenario.clients.latency_mode == "model" and world.scenario.num_clients <= MAX_CLIENTS:
@@ -320,12 +334,12 @@ def worked_out(world: World, history: History, arrays: Arrays) -> dict[str, Colu
 
 
 def regret(world: World, clients: Sequence[ClientRecord], rounds: int) -> Columns:
-    """What the choices lost in seconds a round, against the m clients of the least mean latency (Xia, (14)).
+    """Compute the seconds a round that the choices lost to the m clients of the least mean latency (Xia, (14)).
 
     Args:
         world: Its system model gives the mean latencies.
-        clients: Who was chosen.
-        rounds: How many rounds there were.
+        clients: The clients chosen in each round.
+        rounds: Number of rounds.
 
     Raises:
         RunError: A client or a round is none of the scenario's.
@@ -334,16 +348,17 @@ def regret(world: World, clients: Sequence[ClientRecord], rounds: int) -> Column
         ``round``; ``Theta``, the seconds lost since the start, tau_max times the regret; ``theta`` = Theta / round.
     """
     scenario, longest = world.scenario, world.system.max_latency_s
-    answers = 1.0 - world.failing.share  # who does not answer has reward 0
-    mean_reward = answers * (1.0 - mean_latencies(world.system) / longest)  # of Xia (5); capped, hence never below 0
+    # A client that does not answer has reward 0. Latencies are capped at the longest, so no reward is below 0.
+    answers = 1.0 - world.failing.share
+    mean_reward = answers * (1.0 - mean_latencies(world.system) / longest)  # mean of Xia (5)
     chosen = np.zeros((rounds, scenario.num_clients), dtype=np.bool_)
     known = {str(client): client for client in range(scenario.num_clients)}
     for row in clients:
         if row.client_id not in known or not 1 <= row.round <= rounds:
             raise RunError(
                 f"the history holds client {shown(row.client_id)} in round {row.round}, but the scenario has clients 0 "
-                f"to {scenario.num_clients - 1} and {rounds} rounds. The checkpoints that the run was resumed from are "
-                "of another run: begin a new one"
+                f"to {scenario.num_clients - 1} and {rounds} rounds: the checkpoints that it was resumed from are of "
+                "another run. Begin a new one"
             )
         chosen[row.round - 1, known[row.client_id]] = True
     _, best = xia_genie(mean_reward, scenario.clients_per_round)
@@ -353,7 +368,7 @@ def regret(world: World, clients: Sequence[ClientRecord], rounds: int) -> Column
 
 
 def per_class_accuracy(world: World, arrays: Arrays) -> Columns:
-    """How often the model is right on each client's examples of each class (Kim, Fig. 5).
+    """Compute the model's accuracy on each client's examples of each class (Kim, Fig. 5).
 
     Args:
         world: The clients' training examples.
@@ -365,6 +380,7 @@ def per_class_accuracy(world: World, arrays: Arrays) -> Columns:
     set_arrays(world.model, list(arrays))
     data = world.dataset.train
     labels = np.asarray(data.labels)
+    # All outputs in one pass: clients may share examples.
     right = (outputs(world.model, data.inputs).argmax(-1).numpy() == labels).astype(np.float64)
     rows: list[tuple[int, int, int, float]] = []
     for k in range(world.scenario.num_clients):

@@ -1,7 +1,7 @@
-"""The record of a run, ``run.json``: what is run, by which versions, and a digest of each file of a finished run.
+"""The record of a run, ``run.json``: scenario, selector, versions, and a digest of each file of a finished run.
 
 A bit that flips in a file of numbers gives other numbers, which nothing else would show. The record has a digest of
-itself too. Digests find damage; they are no protection against somebody who writes new ones.
+itself too. Digests find damage; they do not protect against a person who writes new ones.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from typing import Any
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report import run_folder
-from fedsel_flwr.report.run_folder import replacing
+from fedsel_flwr.report.run_folder import atomic_write
 
 RUN = "run.json"
-"""The file."""
+"""Name of the file."""
 FILES, DIGEST, FINGERPRINTS = "files", "digest", "fingerprints"
-"""The keys of the digests of the files, of the record's own, and of what the run is made of."""
+"""Keys of the files' digests, of the record's own digest, and of the fingerprints of code and data."""
 NEEDED = (run_folder.SCENARIO, run_folder.ROUNDS, run_folder.CLIENTS, run_folder.MODEL)
 """Files that every finished run has."""
-CURE = "play the run again with --resume and --replay (replay=True), or restore the folder from a copy"
-"""What helps against damage."""
+CURE = "Play the run again with --resume and --replay (replay=True), or restore the folder from a copy"
+"""The remedy for damage."""
 
 logger = logging.getLogger("fedsel_flwr")
 
 
 def digest_of(data: bytes) -> str:
-    """The digest of some bytes.
+    """Return the digest of some bytes.
 
     >>> digest_of(b"abc")[:20]
     'sha256:ba7816bf8f01c'
@@ -40,38 +40,38 @@ def digest_of(data: bytes) -> str:
 
 
 def digest_of_file(path: Path) -> str:
-    """The digest of a file, which is never in memory as a whole."""
+    """Return the digest of a file, which is never in memory as a whole."""
     with path.open("rb") as file:
         return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
-def write_record(folder: Path, said: Mapping[str, Any]) -> None:
-    """Write the record of a run with its own digest.
+def write_record(folder: Path, record: Mapping[str, Any]) -> None:
+    """Write the record of a run, with a digest of itself.
 
     Raises:
         OSError: It cannot be written.
     """
-    rest = {key: value for key, value in said.items() if key != DIGEST}
-    with replacing(folder / RUN) as temporary:
-        temporary.write_text(json.dumps(rest | {DIGEST: _own(rest)}, indent=2) + "\n", encoding="utf-8")
+    rest = {key: value for key, value in record.items() if key != DIGEST}
+    with atomic_write(folder / RUN) as temporary:
+        temporary.write_text(json.dumps(rest | {DIGEST: _record_digest(rest)}, indent=2) + "\n", encoding="utf-8")
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """Read the record of a run as it is.
+    """Read the record of a run, unchecked.
 
     Raises:
         OSError: It cannot be read.
         ValueError: It is no JSON.
         TypeError: It is no object.
     """
-    said = json.loads((folder / RUN).read_text("utf-8"))
-    if not isinstance(said, dict):
-        raise TypeError(f"{RUN} must hold an object, got {type(said).__name__}")
-    return said
+    record = json.loads((folder / RUN).read_text("utf-8"))
+    if not isinstance(record, dict):
+        raise TypeError(f"{RUN} must hold an object, got {type(record).__name__}")
+    return record
 
 
 def read_fingerprints(folder: Path) -> dict[str, str]:
-    """What the run in a folder is made of; empty if its record does not say, as those of older versions.
+    """Read the fingerprints of a run's code and data; empty if a version without them wrote its record.
 
     Raises:
         ParameterError: The record cannot be read, or holds something else there.
@@ -79,20 +79,20 @@ def read_fingerprints(folder: Path) -> dict[str, str]:
     try:
         found = read_record(folder).get(FINGERPRINTS, {})
     except (OSError, ValueError, TypeError) as error:
-        raise ParameterError(f"{str(folder / RUN)!r} cannot be read: {error}") from error
+        raise ParameterError(f"{str(folder / RUN)!r} cannot be read: {error}. {CURE}") from error
     if not isinstance(found, dict) or not all(isinstance(one, str) for one in found.values()):
-        raise ParameterError(f"{str(folder / RUN)!r} is damaged: {FINGERPRINTS} must hold texts")
+        raise ParameterError(f"{str(folder / RUN)!r} is damaged: {FINGERPRINTS} must hold texts. {CURE}")
     return found
 
 
 def has_digests(record: Mapping[str, Any]) -> bool:
-    """Whether a finished run's record has a digest of each file that every finished run has."""
+    """Tell whether a finished run's record has a digest of each file that every finished run has."""
     files = record.get(FILES)
     return isinstance(files, Mapping) and set(NEEDED) <= set(files)
 
 
 def check_digests(folder: Path, *, finished: bool) -> None:
-    """Refuse a run with a file that is not as it was written; of an older version, say that damage would not show.
+    """Refuse a run with a damaged file; warn if an older version wrote it, so that damage would not show.
 
     Args:
         folder: Of the run.
@@ -104,11 +104,11 @@ def check_digests(folder: Path, *, finished: bool) -> None:
     try:
         record = read_record(folder)
     except (OSError, ValueError, TypeError) as error:
-        raise ParameterError(f"{str(folder / RUN)!r} cannot be read: {error}") from error
-    if (DIGEST in record or FILES in record) and record.get(DIGEST) != _own(
-        {key: one for key, one in record.items() if key != DIGEST}
-    ):
-        raise ParameterError(f"{str(folder / RUN)!r} is damaged: it has another digest than it says. Cure: {CURE}")
+        raise ParameterError(f"{str(folder / RUN)!r} cannot be read: {error}. {CURE}") from error
+    rest = {key: one for key, one in record.items() if key != DIGEST}
+    # Records of older versions have neither key. One with either lost the other by damage.
+    if (DIGEST in record or FILES in record) and record.get(DIGEST) != _record_digest(rest):
+        raise ParameterError(f"{str(folder / RUN)!r} is damaged: it has another digest than it says. {CURE}")
     if finished and not has_digests(record):
         logger.warning(
             "%s holds a run of an older version, without a digest of each file: damage to them would not show", folder
@@ -117,21 +117,24 @@ def check_digests(folder: Path, *, finished: bool) -> None:
     files = record.get(FILES)
     kept: dict[str, Any] = dict(files) if isinstance(files, Mapping) else {}
     for name, expected in kept.items():
+        # A plain name: the folder may come from somebody else, and no file outside is to be opened.
         if not re.fullmatch(r"[\w-][\w.-]*", name):
-            raise ParameterError(f"{str(folder / RUN)!r} is damaged: {name!r} is no file of a run")
+            raise ParameterError(f"{str(folder / RUN)!r} is damaged: {name!r} is no file of a run. {CURE}")
+        # A run cut off between its record and its model has digests of files that resuming writes again.
         if not finished and name != run_folder.SCENARIO:
             continue
         try:
             found = digest_of_file(folder / name)
         except OSError as error:
             raise ParameterError(
-                f"{str(folder / name)!r} cannot be compared with its digest: {error.strerror or error}. Cure: {CURE}"
+                f"{str(folder / name)!r} cannot be compared with its digest: {error.strerror or error}. {CURE}"
             ) from error
         if found != expected:
             raise ParameterError(
-                f"{str(folder / name)!r} is damaged: its content has another digest than {RUN} says. Cure: {CURE}"
+                f"{str(folder / name)!r} is damaged: its content has another digest than {RUN} says. {CURE}"
             )
 
 
-def _own(rest: Mapping[str, Any]) -> str:
+def _record_digest(rest: Mapping[str, Any]) -> str:
+    # Sorted, so that the digest does not depend on the order in which keys were added.
     return digest_of(json.dumps(rest, sort_keys=True).encode())

@@ -32,17 +32,17 @@ from fedsel_flwr.simulations.scenario_tables import (
     Wireless,
 )
 
-FREE = frozenset({
+CHANGEABLE_ON_RESUME = frozenset({
     "name", "description", "rounds", "simulated_s", "joules", "target_accuracy", "per_class_accuracy", "selectors",
     "data.data_dir", "aggregation.round_timeout_s", "aggregation.wait_timeout_s",
 })  # fmt: skip
-"""Keys in which a run that goes on may differ: where it ends, where its data lie, patience, what is only reported."""
-SHOWN = 60
-"""Longest value that is kept in words; of a longer one there is the digest."""
+"""Keys that may change when a run is resumed: its end, the folder of its data, timeouts, and what is only reported."""
+MAX_TEXT = 60
+"""Longest text of a value, characters; a longer one is cut and gets a digest."""
 
 
 class Clients(Table):
-    """How clients keep time, and how often they fail.
+    """Clients' clocks and dropout.
 
     ``energy_score_low`` below 1 draws each client's PCZFL score from U[low, 1], once. In each round a chosen client
     crashes before training with ``crash_probability``; one that trained does not answer with ``failure_probability``.
@@ -62,14 +62,14 @@ class Aggregation(Table):
     """The base strategy, what is averaged, and the server's patience.
 
     ``filter`` = "loss" or "accuracy" is FedCA's filter, on the validation set. ``averaging`` is one of Kim et al.'s
-    schemes. Where one of the two is empty, the paper of the selector says, or else the base.
-    ``direction_momentum`` is GPFL's gamma. With ``over_selection`` a round asks that share more clients and keeps the
-    first ``clients_per_round`` answers; ``round_deadline_s`` ends a round (0 is no deadline). ``cooldown``
-    leaves a client out for 2^n rounds after n failures in a row; "auto" does so for selectors that would ask it for
-    ever (DivFL, PCZFL). An update whose L2 norm is above ``max_update_norm`` is refused, and a client that claims more
-    than ``max_examples`` counts as having so many (0 is no limit); "auto" is four times the median claim. A client that
-    was asked in a larger share than ``max_participation`` of its last 20 rounds is not offered to the selector (0 is no
-    limit). In the first ``warmup_rounds`` everybody available trains, whatever the selector.
+    schemes. If one of the two is empty, the selector's paper decides, or else the base. ``direction_momentum`` is
+    GPFL's gamma. With ``over_selection`` a round asks that share more clients and keeps the first
+    ``clients_per_round`` answers. ``round_deadline_s`` ends a round (0 is no deadline). ``cooldown`` excludes a client
+    for 2^n rounds after n failures in a row; "auto" does so for selectors that would ask it for ever (DivFL, PCZFL).
+    An update whose L2 norm is above ``max_update_norm`` is refused (0 is no limit). A client's claimed number of
+    examples is capped at ``max_examples`` (0 is no limit; "auto" is four times the median claim). A client that was
+    asked in a larger share than ``max_participation`` of its last 20 rounds is not eligible (0 is no limit). In the
+    first ``warmup_rounds`` every available client trains, whatever the selector.
     """
 
     filter: Literal["", "loss", "accuracy"] = ""
@@ -93,9 +93,9 @@ class Aggregation(Table):
 class Scenario(Table):
     """Everything that defines a simulation.
 
-    The global model is evaluated every ``evaluation_every`` rounds; with ``per_class_accuracy`` the last one also
-    on each client's examples of each class. ``simulated_s`` and ``joules`` are budgets that end the run before
-    ``rounds`` do; 0 is no budget.
+    The global model is evaluated every ``evaluation_every`` rounds, with ``per_class_accuracy`` at the end also on each
+    client's examples of each class. ``simulated_s`` and ``joules`` are budgets that end the run before ``rounds`` do; 0
+    is no budget.
     """
 
     name: str
@@ -126,8 +126,9 @@ class Scenario(Table):
 
     @model_validator(mode="before")
     @classmethod
-    def _longest_wait(cls, tables: Any) -> Any:
-        """The longest wait is that of the strategies, but for Xia's cell, where it is the paper's."""
+    def _default_max_latency(cls, tables: Any) -> Any:
+        """Set the default of ``wireless.max_latency_s``: the paper's in Xia's cell, the strategies' for phones."""
+        # Before validation: afterwards a default cannot be told from a value that the user gave.
         if not isinstance(tables, dict):
             return tables
         system, wireless = tables.get("system"), tables.get("wireless", {})
@@ -139,7 +140,8 @@ class Scenario(Table):
     def _cohort_fits(self) -> Scenario:
         if self.clients_per_round > self.num_clients:
             raise ValueError(
-                f"clients_per_round = {self.clients_per_round} is more than num_clients = {self.num_clients}"
+                f"clients_per_round = {self.clients_per_round} is more than num_clients = {self.num_clients}. "
+                "Lower it, or raise num_clients"
             )
         return self
 
@@ -148,17 +150,18 @@ class Scenario(Table):
         if self.aggregation.warmup_rounds >= self.rounds:
             raise ValueError(
                 f"aggregation.warmup_rounds = {self.aggregation.warmup_rounds} leaves nothing to choose in rounds = "
-                f"{self.rounds}; lower it, or raise rounds"
+                f"{self.rounds}. Lower it, or raise rounds"
             )
         return self
 
     def system_model(self, sizes: IntArray | None = None, model_bytes: int = 0, multiplications: int = 0) -> AnySystem:
-        """Delays and energy of the clients.
+        """Return the system model: delays and energy of the clients.
 
         Args:
             sizes: Training examples of each client, shape (num_clients,); phones need them, Xia's cell does not.
-            model_bytes: Size of the model as it is sent, bytes; for phones without ``payload_bytes`` of their own.
-            multiplications: Of the model, an example, for ``clients.reference_multiplications``; 0: those themselves.
+            model_bytes: Size of the model as it is sent, bytes; read for phones if ``payload_bytes`` is 0.
+            multiplications: The model's for an example, read if ``clients.reference_multiplications`` is set; 0: as
+                many as the reference.
 
         Raises:
             ParameterError: Phones without sizes or payload.
@@ -172,7 +175,7 @@ class Scenario(Table):
         payload = self.system.payload_bytes or model_bytes
         if sizes is None or not payload:
             raise ParameterError(
-                "system.kind = 'phones' takes its times from the clients' examples and the model's size: give sizes "
+                "system.kind = 'phones' takes its times from the clients' examples and the model's size. Give sizes "
                 "and model_bytes, or take the attribute system of fedsel_flwr.simulations.worlds.world.World"
             )
         return PhoneModel(
@@ -186,7 +189,8 @@ class Scenario(Table):
 
     def _cell(self, factor: float) -> SystemModel:
         w, device = self.wireless, self.device.model_dump()
-        device["samples_per_round"] *= factor  # as many of the reference model's
+        # Xia's model has no speed in multiplications: a model of twice the size is twice as many samples.
+        device["samples_per_round"] *= factor
         return SystemModel(
             num_clients=self.num_clients,
             seed=self.seed,
@@ -200,19 +204,28 @@ class Scenario(Table):
         )
 
 
-def in_words(scenario: Scenario) -> dict[str, str]:
-    """Dotted key -> value, of the keys of a scenario on which the course of its run depends."""
+def course_settings(scenario: Scenario) -> dict[str, str]:
+    """Return the settings on which the course of a run depends: dotted key -> value as text."""
     flat: dict[str, Any] = {}
     for key, value in scenario.model_dump().items():
         flat |= {f"{key}.{inner}": one for inner, one in value.items()} if isinstance(value, Mapping) else {key: value}
-    kept = {key: value for key, value in flat.items() if key not in FREE and not key.startswith("selectors.")}
+    kept = {
+        key: value
+        for key, value in flat.items()
+        if key not in CHANGEABLE_ON_RESUME and not key.startswith("selectors.")
+    }
+    # Of the selectors' tables only that of the selector that runs.
     label = label_of(scenario.selector)
     kept |= {f"selectors.{label}.{key}": value for key, value in scenario.selectors.get(label, {}).items()}
-    return {key: shortened(repr(value)) for key, value in kept.items()}
+    return {key: abbreviate(repr(value)) for key, value in kept.items()}
 
 
-def shortened(text: str) -> str:
-    """A text, or of a longer one than 60 characters its beginning and its digest."""
-    if len(text) <= SHOWN:
+def abbreviate(text: str) -> str:
+    """Return a text, cut and with its digest if it is longer than 60 characters.
+
+    >>> abbreviate("0.1")
+    '0.1'
+    """
+    if len(text) <= MAX_TEXT:
         return text
-    return f"{text[: SHOWN // 2]}..., SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    return f"{text[: MAX_TEXT // 2]}..., SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:16]}"

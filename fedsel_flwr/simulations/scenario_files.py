@@ -1,4 +1,4 @@
-"""Scenarios as TOML files: reading, overriding single keys, and errors that name the key."""
+"""Scenario files: read TOML, override single keys, and name the key in every error."""
 
 from __future__ import annotations
 
@@ -16,27 +16,30 @@ from pydantic import BaseModel, ValidationError
 
 from fedsel_flwr.checks import AUTO
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.references import is_reference, located
+from fedsel_flwr.references import absolute_reference, is_reference
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors import names as selector_names
 from fedsel_flwr.selectors.registry import label_of, selector_class
 from fedsel_flwr.simulations.scenario import Scenario
 
-REFERRING = ("selector", "model.name", "data.dataset")
-"""Keys whose value may refer to the user's own code."""
+REFERENCE_KEYS = ("selector", "model.name", "data.dataset")
+"""Keys whose value may refer to code of the user's."""
 COMMON_PARAMETERS = ("clients_per_round", "seed", "max_latency", "total_rounds", "channels")
-"""Selector parameters that the scenario sets itself; ``max_latency`` may be "auto" in a selector's table, and a
-selector that decides itself how many it asks has a cap of its own, ``clients_per_round``."""
+"""Selector parameters that the scenario sets.
+
+``max_latency`` may be "auto" in a selector's table. A selector that chooses the size of its cohort takes
+``clients_per_round`` there too, as a cap.
+"""
 EXPECTED = {
     "model_type": "expected a table, whose keys are set one by one",
     "dict_type": "expected a table, whose keys are set one by one",
     "tuple_type": "expected a list of numbers, such as 3, 4, 5",
 }
-"""Type of a fault -> what was expected, where pydantic speaks of Python's types."""
+"""Type of a fault whose message by pydantic is about Python's types -> what a TOML file should hold."""
 
 
 def scenario_names() -> tuple[str, ...]:
-    """Names of the scenarios inside the package, sorted."""
+    """Return the names of the scenarios inside the package, sorted."""
     folder = resources.files("fedsel_flwr.simulations") / "scenarios"
     return tuple(sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml")))
 
@@ -53,7 +56,7 @@ def load_scenario(
         source: A name of :func:`scenario_names`, or the path of a TOML file.
         overrides: Dotted key -> value, as in ``{"training.learning_rate": 0.05}``; values that are None or "" leave
             the scenario's own. A list may be given as a string, "1, 2, 3".
-        selectors: References of selectors beside the scenario's, whose parameters the scenario may hold.
+        selectors: References of other selectors whose parameters the scenario may hold.
 
     Returns:
         The scenario, checked.
@@ -72,14 +75,19 @@ def load_scenario(
     try:
         tables = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ParameterError(f"scenario {source!r} is not valid TOML: {error}") from error
+        raise ParameterError(f"scenario {source!r} is not valid TOML: {error}. Correct the file there") from error
     if not tables:
         raise ParameterError(f"scenario file {source!r} is empty: give at least one key, such as rounds = 10")
-    for key in REFERRING:
+    # Before overrides are set: their files are relative to another folder.
+    for key in REFERENCE_KEYS:
         _locate(tables, key, Path(source).expanduser().parent)
     for key, value in (overrides or {}).items():
         if value is not None and value != "":
-            _put(tables, key, located(value, Path.cwd()) if key in REFERRING and isinstance(value, str) else value)
+            _set_key(
+                tables,
+                key,
+                absolute_reference(value, Path.cwd()) if key in REFERENCE_KEYS and isinstance(value, str) else value,
+            )
     try:
         scenario = Scenario.model_validate({"name": name} | tables)
     except ValidationError as error:
@@ -88,28 +96,29 @@ def load_scenario(
     return scenario
 
 
-def merged(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> Scenario:
-    """Make a scenario of its tables, single keys replaced.
+def replace_keys(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> Scenario:
+    """Return a scenario made from its tables, with single keys replaced.
 
     Args:
-        tables: What ``Scenario.model_dump`` gave.
-        changes: Dotted key -> value; None leaves what is there.
+        tables: Those of ``Scenario.model_dump``.
+        changes: Dotted key -> value; None leaves the value in the tables.
 
     Raises:
         ParameterError: A key is unknown, or a value not allowed.
     """
-    own = copy.deepcopy(dict(tables))
+    # A deep copy: keys are set in inner tables, which belong to the caller.
+    changed = copy.deepcopy(dict(tables))
     for key, value in changes.items():
         if value is not None:
-            _put(own, key, value)
+            _set_key(changed, key, value)
     try:
-        return Scenario.model_validate(own)
+        return Scenario.model_validate(changed)
     except ValidationError as error:
-        raise ParameterError(f"scenario {own.get('name')!r}: {_explain(error)}") from None
+        raise ParameterError(f"scenario {changed.get('name')!r}: {_explain(error)}") from None
 
 
 def override_keys() -> tuple[str, ...]:
-    """Every key that can be overridden, dotted; selector parameters as ``selectors.<name>.<parameter>``."""
+    """Return every key that can be overridden, dotted; selector parameters as ``selectors.<name>.<parameter>``."""
     own = tuple(key for key in _keys(Scenario) if key not in ("name", "description", "selectors"))
     return own + tuple(
         f"selectors.{name}.{parameter}"
@@ -119,14 +128,14 @@ def override_keys() -> tuple[str, ...]:
 
 
 def own_parameters(cls: type[Selector]) -> tuple[str, ...]:
-    """The parameters that a selector's table in a scenario may hold."""
+    """Return the parameters that a selector's table in a scenario may hold."""
     parameters = inspect.signature(cls).parameters
-    optional = {"clients_per_round"} if decides_itself(parameters) else set()
+    optional = {"clients_per_round"} if chooses_cohort_size(parameters) else set()
     return tuple(name for name in parameters if name not in COMMON_PARAMETERS or name in optional)
 
 
-def decides_itself(parameters: Mapping[str, inspect.Parameter]) -> bool:
-    """Whether a selector with these parameters decides itself how many clients it asks (FedCS, PCZFL)."""
+def chooses_cohort_size(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    """Tell whether a selector with these parameters chooses the size of its cohort (FedCS, PCZFL)."""
     return "clients_per_round" in parameters and parameters["clients_per_round"].default is None
 
 
@@ -137,20 +146,22 @@ def _read(source: str) -> tuple[str, str]:
     if not source.strip():
         raise ParameterError(f"scenario must be a name or the path of a TOML file, got {source!r}")
     if path.is_dir():
-        raise ParameterError(f"scenario {source!r} is a folder: give the path of a TOML file in it")
+        raise ParameterError(f"scenario {source!r} is a folder. Give the path of a TOML file in it")
     if not path.exists():
         close = difflib.get_close_matches(source.removesuffix(".toml"), scenario_names(), n=1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
         what = "there is no scenario file" if path.suffix == ".toml" else "unknown scenario"
         raise ParameterError(
-            f"{what} {source!r}{hint}; choose one of {', '.join(scenario_names())}, or give the path of a TOML file"
+            f"{what} {source!r}{hint}. Choose one of {', '.join(scenario_names())}, or give the path of a TOML file"
         )
     try:
         return path.stem, path.read_text("utf-8")
     except UnicodeDecodeError as error:
-        raise ParameterError(f"scenario file {source!r} is no text in UTF-8: {error}") from error
+        raise ParameterError(f"scenario file {source!r} is no text in UTF-8: {error}. Save it as UTF-8") from error
     except OSError as error:
-        raise ParameterError(f"cannot read scenario file {source!r}: {error.strerror}") from error
+        raise ParameterError(
+            f"scenario file {source!r} cannot be read: {error.strerror}. Check its path and permissions"
+        ) from error
 
 
 def _locate(tables: dict[str, Any], key: str, folder: Path) -> None:
@@ -161,21 +172,21 @@ def _locate(tables: dict[str, Any], key: str, folder: Path) -> None:
         if not isinstance(tables, dict):
             return
     if isinstance(tables.get(last), str):
-        tables[last] = located(tables[last], folder)
+        tables[last] = absolute_reference(tables[last], folder)
 
 
-def _put(tables: dict[str, Any], key: str, value: Any) -> None:
+def _set_key(tables: dict[str, Any], key: str, value: Any) -> None:
     """Set a dotted key; intermediate tables are made where missing."""
     *parents, last = key.split(".")
     for parent in parents:
         tables = tables.setdefault(parent, {})
         if not isinstance(tables, dict):
-            raise ParameterError(f"cannot set {key!r}: {parent!r} is a value, not a table")
+            raise ParameterError(f"cannot set {key!r}: {parent!r} is a value, not a table. Check the key")
     tables[last] = _as_list(value)
 
 
 def _as_list(value: Any) -> Any:
-    """A string of numbers with commas as a list; anything else as it is."""
+    """Return a string of numbers with commas as a list, and anything else unchanged."""
     if not isinstance(value, str) or "," not in value:
         return value
     try:
@@ -185,6 +196,7 @@ def _as_list(value: Any) -> Any:
 
 
 def _keys(table: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted keys of a table and of those inside it."""
     for key, field in table.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -194,7 +206,7 @@ def _keys(table: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def _explain(error: ValidationError) -> str:
-    """One line: each key, its value and what is allowed."""
+    """Return the faults in one line: each key, its value and what is allowed."""
     lines = []
     for fault in error.errors():
         key = ".".join(str(part) for part in fault["loc"])
@@ -212,10 +224,11 @@ def _explain(error: ValidationError) -> str:
                     and issubclass(f.annotation, BaseModel)
                 ]
             )
+            # The same key in another table is what people mean most often.
             same = [k for k in _keys(Scenario) if k.rpartition(".")[2] == key.rpartition(".")[2]]
             same = same or difflib.get_close_matches(key, list(_keys(Scenario)), n=1)
             meant = f" (did you mean {' or '.join(map(repr, same))}?)" if same else ""
-            lines.append(f"unknown key {key!r}{meant}; allowed are {', '.join(known + tables)}")
+            lines.append(f"unknown key {key!r}{meant}. Allowed are {', '.join(known + tables)}")
         elif key:
             said = EXPECTED.get(fault["type"]) or str(fault["msg"]).removeprefix("Value error, ")
             lines.append(f"{key} = {fault['input']!r}: {said}")
@@ -225,19 +238,24 @@ def _explain(error: ValidationError) -> str:
 
 
 def _check_selectors(source: str, scenario: Scenario, selectors: Sequence[str]) -> None:
+    """Refuse an unknown selector, and parameters that a selector does not take."""
     own = {label_of(name): selector_class(name) for name in (scenario.selector, *selectors) if is_reference(name)}
     selector_class(scenario.selector)
     for name, params in scenario.selectors.items():
         cls = own[name] if name in own else selector_class(name)
         allowed = sorted(own_parameters(cls))
         for key, value in params.items():
+            # "auto" concerns the selector's rewards only, not the latency at which a client has failed.
             if key == "max_latency" and value == AUTO and key in inspect.signature(cls).parameters:
-                continue  # of the rewards alone
+                continue
             if key in COMMON_PARAMETERS and key not in allowed:
                 instead = "wireless.max_latency_s" if key == "max_latency" else key
-                raise ParameterError(f"scenario {source!r}: set {instead!r} in place of 'selectors.{name}.{key}'")
+                raise ParameterError(
+                    f"scenario {source!r}: the key 'selectors.{name}.{key}' is the scenario's. Set {instead!r} in its "
+                    "place"
+                )
             if key not in allowed:
                 raise ParameterError(
-                    f"scenario {source!r}: unknown key 'selectors.{name}.{key}'; "
-                    f"allowed are {', '.join(allowed) or 'none'}"
+                    f"scenario {source!r}: unknown key 'selectors.{name}.{key}'. "
+                    f"Allowed are {', '.join(allowed) or 'none'}"
                 )

@@ -1,8 +1,6 @@
-"""The tables of a scenario that describe its world: data, model, training, who is there, how long things take.
+"""The tables of a scenario that describe its world: data, partition, model, training, availability, delays.
 
-Defaults of the channel, the devices and the training are those of the classes that they are handed to.
-
-Synthetic data for linear regression, drawn by the seed: no file, no network.
+Defaults of the synthetic data, the channel, the devices and the training are those of the classes that get them.
 """
 
 from __future__ import annotations
@@ -27,12 +25,12 @@ Numbers = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
 
 @dataclass(frozen=True, kw_only=True)
 class Synthetic:
-    """A linear model with noise: y = w·x + b + noise, x of independent standard normal features.
+    """Synthetic data of a linear model with noise: y = w·x + b + noise, x of independent standard normal features.
 
     w is normal with variance 1 / num_features, so that w·x has a variance of about 1, and b is standard normal. The
     best R² is about 1 / (1 + noise²).
 
-    Deviations: Ben Ami et al. give neither the number of examples, nor that of features, nor a law of anything; all of
+    Deviations: Ben Ami et al. give neither the number of examples, nor that of features, nor any distribution; all of
     them are ours. Their non-i.i.d. scenario differs from the i.i.d. one in how much data each client has (section V-A):
     that is the partition's part, for example ``partition.kind = "sizes"``.
 
@@ -42,7 +40,7 @@ class Synthetic:
         noise: Standard deviation of the noise, at least 0.
 
     Raises:
-        ParameterError: If a value is out of its range.
+        ParameterError: A value is out of its range.
 
     References:
         D. Ben Ami, K. Cohen and Q. Zhao, "Client selection for generalization in accelerated federated learning: a
@@ -74,6 +72,7 @@ class Synthetic:
             >>> inputs.shape, numbers.shape
             ((3, 2), (3,))
         """
+        # The order of the draws is part of the data: another one would give other examples for the same seed.
         generator = stream(seed, "synthetic", 0)
         weights = generator.standard_normal(self.num_features) / np.sqrt(self.num_features)
         bias = generator.standard_normal()
@@ -83,7 +82,7 @@ class Synthetic:
         return inputs.astype(np.float32), numbers.astype(np.float32)
 
 
-# strict: a number given as text or as a boolean is a mistake
+# Strict: a number given as text or as a boolean is a mistake, which pydantic would otherwise convert.
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
 Finite = Annotated[float, Field(allow_inf_nan=False, strict=True)]
@@ -93,25 +92,25 @@ Count = Annotated[int, Field(ge=1, le=10**9, strict=True)]
 CountOrZero = Annotated[int, Field(ge=0, le=2**53, strict=True)]
 
 
-def _whole(values: Any) -> Any:
-    """Numbers of a list that came as text are floats: whole ones as integers, anything else as it is."""
+def _floats_to_integers(values: Any) -> Any:
+    """Convert the whole numbers of a list to integers, and leave anything else unchanged."""
+    # A list that came as text, as on the command line, holds floats, which strict integers refuse.
     if not isinstance(values, list | tuple):
         return values
     return tuple(int(v) if isinstance(v, float) and v.is_integer() else v for v in values)
 
 
-Counts = Annotated[tuple[Count, ...], BeforeValidator(_whole)]
+Counts = Annotated[tuple[Count, ...], BeforeValidator(_floats_to_integers)]
+
+PYTHON_PREFIX = "python "
+"""Beginning of the name of a model or of data given in Python, which no file can name."""
 
 
-GIVEN = "python "
-"""How the name of something begins that was given in Python, and that no file can name."""
-
-
-def named(*names: str) -> AfterValidator:
-    """One of some names, or a reference to the user's own (:mod:`fedsel_flwr.references`)."""
+def name_or_reference(*names: str) -> AfterValidator:
+    """Accept one of these names, or a reference to code of the user's (:mod:`fedsel_flwr.references`)."""
 
     def check(value: str) -> str:
-        if value not in names and not is_reference(value) and not value.startswith(GIVEN):
+        if value not in names and not is_reference(value) and not value.startswith(PYTHON_PREFIX):
             known = ", ".join(map(repr, names))
             raise ValueError(f"expected one of {known}, or package.module:function or ./file.py:function")
         return value
@@ -120,20 +119,20 @@ def named(*names: str) -> AfterValidator:
 
 
 class Table(BaseModel):
-    """A table of a scenario: unknown keys are refused, and nothing changes."""
+    """A table of a scenario, immutable; unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Data(Table):
-    """The examples; ``data_dir`` is needed by torchvision's data sets only, ``synthetic_...`` by synthetic data only.
+    """The examples; torchvision's data sets need ``data_dir``, synthetic data ``synthetic_...``.
 
-    ``local_test_fraction`` of each client's examples are its own test set; with 0 it tests on what it trains on.
+    ``local_test_fraction`` of each client's examples are its own test set; with 0 it tests on its training examples.
     """
 
-    dataset: Annotated[str, named("digits", "mnist", "fashion-mnist", "emnist", "cifar-10", "synthetic-regression")] = (
-        "digits"
-    )
+    dataset: Annotated[
+        str, name_or_reference("digits", "mnist", "fashion-mnist", "emnist", "cifar-10", "synthetic-regression")
+    ] = "digits"
     data_dir: str = ""
     validation_fraction: Fraction = 0.1
     test_fraction: Fraction = 0.2
@@ -143,17 +142,17 @@ class Data(Table):
     synthetic_noise: NotNegative = Synthetic.noise
 
     def synthetic(self) -> Synthetic:
-        """Size and noise of synthetic data."""
+        """Return the synthetic data of these settings."""
         return Synthetic(
             num_examples=self.synthetic_examples, num_features=self.synthetic_features, noise=self.synthetic_noise
         )
 
 
 class Availability(Table):
-    """Who is there: everybody, each with a probability, or as the CSV file ``trace`` says.
+    """Availability: every client always, each with a probability, or by the CSV file ``trace``.
 
     ``trace`` is a path from the working directory or from the data folder. ``seconds_per_round`` above 0 maps rounds
-    onto the trace's seconds, in place of the simulated clock.
+    to the trace's seconds, in place of the simulated clock.
     """
 
     kind: Literal["always", "bernoulli", "trace"] = "always"
@@ -163,7 +162,7 @@ class Availability(Table):
 
 
 class Partition(Table):
-    """How the training examples are spread over the clients.
+    """The partition of the training examples.
 
     ``sizes`` (kind "sizes") and ``classes_per_client`` (kind "classes") hold a number for each client;
     ``examples_per_client`` belongs to kind "sampled", in which clients may share examples. "dirichlet" is Kim's client
@@ -183,7 +182,7 @@ class Partition(Table):
 class Model(Table):
     """The model that is trained."""
 
-    name: Annotated[str, named("logistic", "mlp", "cnn", "cnn5", "cnn3", "vgg11", "linear")] = "mlp"
+    name: Annotated[str, name_or_reference("logistic", "mlp", "cnn", "cnn5", "cnn3", "vgg11", "linear")] = "mlp"
 
 
 class Training(Table):
@@ -204,15 +203,15 @@ class Training(Table):
     halved_at: Counts = ()
 
     def settings(self) -> TrainingSettings:
-        """The settings of a client."""
+        """Return the settings of a client."""
         return TrainingSettings(**self.model_dump() | {"local_steps": self.local_steps or None})
 
 
 class System(Table):
-    """Where the clients' delays come from: Xia's cell (tables ``wireless`` and ``device``), or phones on Wi-Fi.
+    """The system model: Xia's cell (tables ``wireless`` and ``device``), or phones on Wi-Fi.
 
-    The other keys are those of phones; ``payload_bytes`` = 0 means the size of the model. Of ``wireless``, phones use
-    ``max_latency_s`` and ``channels``.
+    The keys other than ``kind`` are for phones; ``payload_bytes`` = 0 means the size of the model. Of ``wireless``,
+    phones use ``max_latency_s`` and ``channels``.
     """
 
     kind: Literal["cell", "phones"] = "cell"
@@ -250,7 +249,7 @@ class Wireless(Table):
     channels: CountOrZero = 0
 
     def channel(self, transmit_power_dbm: float) -> OFDMAChannel:
-        """The channel of a sender with this power."""
+        """Return the channel of a sender with this power."""
         return OFDMAChannel(
             bandwidth_hz=self.bandwidth_hz,
             transmit_power_dbm=transmit_power_dbm,

@@ -1,6 +1,7 @@
-"""A folder that somebody else may have made: the code that its plan names, and ways that lead out of it.
+"""Untrusted folders: check what a folder that another person may have made names, links to and holds.
 
-The form of ``plan.json``, and of whatever else is read from a folder that somebody else may have made.
+A plan may name code, or checkpoints elsewhere. A link leads out of the folder. ``plan.json`` and other files must have
+their form before anything else reads them.
 """
 
 from __future__ import annotations
@@ -20,74 +21,84 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.references import is_reference
 from fedsel_flwr.rounds.untrusted import one_line, shown
-from fedsel_flwr.simulations.on_flower.ray_resources import Where
+from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 from fedsel_flwr.simulations.scenario import Scenario
-from fedsel_flwr.simulations.scenario_files import REFERRING
+from fedsel_flwr.simulations.scenario_files import REFERENCE_KEYS
 from fedsel_flwr.simulations.scenario_tables import Count, CountOrZero, Table
 
+MAX_DEPTH = 20
+"""Levels of a plan; ours have four."""
+PLAN_CURE = "Restore the folder from a copy, or begin a new comparison"
+"""The remedy for a plan that cannot be read."""
+MAX_FAULTS = 3
+"""Faults of a file that an error names; there may be thousands."""
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Characters on which a terminal acts, and halves of characters, which no file can hold, but not line ends and tabs."""
 
-def code_in(said: Mapping[str, Any]) -> dict[str, str]:
+
+def referenced_code(plan: Mapping[str, Any]) -> dict[str, str]:
     """Find what a plan names that runs code: references, and a Ray cluster, which sends objects to unpickle.
 
     Args:
-        said: The plan, as its file holds it.
+        plan: The plan, as its file holds it.
 
     Returns:
         Key of the plan -> reference or address.
 
     >>> plan = {"selectors": [{"label": "mine", "name": "mine.py:Mine"}], "scenario": {"model": {"name": "mlp"}}}
-    >>> code_in(plan)
+    >>> referenced_code(plan)
     {'selectors[0].name': 'mine.py:Mine'}
     """
-    named = {f"selectors[{number}].name": one["name"] for number, one in enumerate(said["selectors"])}
-    for key in REFERRING:
-        value: Any = said["scenario"]
+    named = {f"selectors[{number}].name": one["name"] for number, one in enumerate(plan["selectors"])}
+    for key in REFERENCE_KEYS:
+        value: Any = plan["scenario"]
         for part in key.split("."):
             value = value.get(part, {})
         named[f"scenario.{key}"] = value
-    named["where.ray_address"] = said.get("where", {}).get("ray_address")
+    named["where.ray_address"] = plan.get("where", {}).get("ray_address")
     return {key: value for key, value in named.items() if isinstance(value, str) and is_reference(value)}
 
 
-def check_trusted(folder: Path, said: Mapping[str, Any], trust: bool, again: str) -> None:
-    """Refuse to load the code that a plan names, unless its reader trusts it.
+def check_trusted(folder: Path, plan: Mapping[str, Any], trust: bool, command: str) -> None:
+    """Refuse to load the code that a plan names, unless the user trusts it.
 
     Args:
         folder: Of the plan.
-        said: The plan.
+        plan: The plan.
         trust: Whether it may be loaded.
-        again: What to type to have it loaded.
+        command: The command that loads it.
 
     Raises:
         ParameterError: Names each reference, and says what to type.
     """
-    if trust or not (found := code_in(said)):
+    if trust or not (found := referenced_code(plan)):
         return
     named = ", ".join(f"{key} = {value!r}" for key, value in found.items())
     raise ParameterError(
         f"{str(folder)!r} names code that would run with your rights: {named}. Read it, and if you trust it, give "
-        f"{again}"
+        f"{command}"
     )
 
 
-def check_checkpoints(folder: Path, said: Mapping[str, Any], confirmed: str | None, command: str) -> None:
-    """Refuse a folder of checkpoints outside that of the plan, unless its reader has named it himself.
+def check_checkpoints(folder: Path, plan: Mapping[str, Any], confirmed: str | None, command: str) -> None:
+    """Refuse a folder of checkpoints outside that of the plan, unless the user has named it.
 
     Args:
         folder: Of the plan.
-        said: The plan.
-        confirmed: The folder of checkpoints that the reader has named.
-        command: What to type, without that folder.
+        plan: The plan.
+        confirmed: The folder of checkpoints that the user has named.
+        command: The command that resumes, without that folder.
 
     Raises:
         ParameterError: Names the folder, and says what to type.
     """
-    place = outside(folder, said)
+    place = outside_checkpoints(folder, plan)
     if confirmed is not None and place is None:
         raise ParameterError(
-            f"{str(folder)!r} is the folder of a run, which knows its checkpoints: leave out --checkpoint-dir, or "
+            f"{str(folder)!r} is the folder of a run, which knows its checkpoints. Leave out --checkpoint-dir, or "
             "begin with the scenario and end with --resume"
         )
+    # Resolved: the user may name the same folder by another path.
     if place is not None and (confirmed is None or Path(confirmed).expanduser().resolve() != Path(place).resolve()):
         raise ParameterError(
             f"{str(folder)!r} keeps its checkpoints elsewhere, in {place!r}. Check that the folder is yours, and name "
@@ -96,12 +107,10 @@ def check_checkpoints(folder: Path, said: Mapping[str, Any], confirmed: str | No
 
 
 def check_label(label: str) -> str:
-    """Return the label of a selector; checked when it is written and when it is read.
-
-    It stands in tables and LaTeX, on the terminal, and in the name of a folder.
+    """Return the label of a selector if it is safe in tables, LaTeX, a terminal and the name of a folder.
 
     Args:
-        label: What the selector is to be called.
+        label: The label, when it is written or read.
 
     Raises:
         ParameterError: It cannot be part of a folder's name, or a terminal would act on it.
@@ -111,8 +120,8 @@ def check_label(label: str) -> str:
     """
     if not re.fullmatch(r"[^/\\]{1,100}", label) or not label.isprintable() or label.strip(". ") != label:
         raise ParameterError(
-            f"label {shown(label)} names a folder: use up to 100 printable characters, no slash, no dot or space at "
-            "the ends"
+            f"label {shown(label)} cannot name a folder. Use up to 100 printable characters, no slash, no dot or space "
+            "at the ends"
         )
     return label
 
@@ -120,7 +129,7 @@ def check_label(label: str) -> str:
 def check_links(folder: Path) -> None:
     """Refuse links, pipes and devices anywhere inside a folder that is to be read or written.
 
-    The folder itself and those above it may be links: whoever names it has chosen them.
+    The folder itself and those above it may be links: the user who names the folder has chosen them.
 
     Args:
         folder: Of a comparison or of a run; nothing needs to be there.
@@ -128,6 +137,7 @@ def check_links(folder: Path) -> None:
     Raises:
         ParameterError: Names the first one.
     """
+    # os.walk lists links to folders among the folders, and does not go into them.
     for place, folders, files in os.walk(folder):
         for name in sorted(folders + files):
             _check_plain(Path(place) / name)
@@ -143,52 +153,47 @@ def check_entries(folder: Path) -> None:
 def _check_plain(path: Path) -> None:
     try:
         mode = path.lstat().st_mode
-    except FileNotFoundError:  # another process has just removed it
+    except FileNotFoundError:
+        # Another process has just removed it, as a run does with its old checkpoints.
         return
     if stat.S_ISLNK(mode):
         raise ParameterError(
-            f"{str(path)!r} is a link, and leads out of its folder: a run is neither read nor written through links. "
-            "Delete it, or put what it leads to in its place"
+            f"{str(path)!r} is a link, and a run is neither read nor written through links. Delete it, or put what it "
+            "leads to in its place"
         )
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise ParameterError(f"{str(path)!r} is neither a file nor a folder: delete it")
+        raise ParameterError(f"{str(path)!r} is neither a file nor a folder. Delete it")
 
 
-def outside(folder: Path, said: Mapping[str, Any]) -> str | None:
-    """The folder of the checkpoints of a plan, if that is not inside the plan's own."""
-    place = said.get("checkpoints", {}).get("checkpoint_dir")
+def outside_checkpoints(folder: Path, plan: Mapping[str, Any]) -> str | None:
+    """Return the folder of a plan's checkpoints if it is outside the plan's own folder."""
+    place = plan.get("checkpoints", {}).get("checkpoint_dir")
     if place is None or Path(place).resolve().is_relative_to(folder.resolve()):
         return None
     return str(place)
 
 
-DEEPEST = 20
-"""Levels of a plan; ours have four."""
-FAULTS = 3
-"""Faults of a file that are named; there may be thousands."""
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-"""What a terminal acts on, and halves of characters, which no file can hold; line ends and tabs are text."""
-
-
-def _named_once(names: list[Any]) -> list[Any]:
+def _unique(names: list[Any]) -> list[Any]:
     keys = [getattr(one, "label", one) for one in names]
     if twice := [key for key in keys if keys.count(key) > 1]:
-        raise ValueError(f"{twice[0]!r} stands there twice")
+        raise ValueError(f"{twice[0]!r} is there twice, expected each once")
     return names
 
 
-def _where(given: Any) -> Any:
-    if isinstance(given, Where):
+def _read_where(given: Any) -> Any:
+    # A plain dataclass: by itself pydantic would pass over unknown keys.
+    if isinstance(given, RayResources):
         return given
     if not isinstance(given, Mapping):
         raise ValueError("expected an object")
-    if unknown := sorted(given.keys() - Where.__dataclass_fields__.keys()):
-        raise ValueError(f"unknown key {shown(unknown[0])}; allowed are {', '.join(Where.__dataclass_fields__)}")
-    return Where(**given)
+    if unknown := sorted(given.keys() - RayResources.__dataclass_fields__.keys()):
+        raise ValueError(f"unknown key {shown(unknown[0])}; allowed are {', '.join(RayResources.__dataclass_fields__)}")
+    return RayResources(**given)
 
 
 def _writable(scenario: Scenario) -> Scenario:
-    """Refuse what cannot stand in the file of a run's scenario: parameters of selectors may be anything else."""
+    """Refuse a scenario that the file of a run cannot hold."""
+    # Parameters of selectors may be anything, such as null in JSON, which TOML lacks.
     try:
         tomli_w.dumps(scenario.model_dump(exclude={"name"}))
     except TypeError as error:
@@ -200,7 +205,7 @@ Label = Annotated[str, AfterValidator(check_label)]
 Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
 
 
-class OneSelector(Table):
+class SelectorEntry(Table):
     """A selector of a plan; ``name`` is None for one that was given in Python."""
 
     label: Label
@@ -215,18 +220,18 @@ class CheckpointOptions(Table):
 
 
 class PlanTable(Table):
-    """What is run in a folder, and where: the fields of :class:`~fedsel_flwr.simulations.comparisons.plan.Plan`.
+    """The form of ``plan.json``: the fields of :class:`~fedsel_flwr.simulations.comparisons.plan.Plan`.
 
-    ``fingerprints`` holds what tells one version of the code from another.
+    ``fingerprints`` tell one version of code and data from another.
     """
 
     scenario: Annotated[Scenario, AfterValidator(_writable)]
-    selectors: Annotated[list[OneSelector], Field(min_length=1), AfterValidator(_named_once)]
-    seeds: Annotated[list[Seed], Field(min_length=1), AfterValidator(_named_once)]
+    selectors: Annotated[list[SelectorEntry], Field(min_length=1), AfterValidator(_unique)]
+    seeds: Annotated[list[Seed], Field(min_length=1), AfterValidator(_unique)]
     reference: Label | None = None
     rounds_on_flower: CountOrZero = 0
     left_out: dict[Label, str] = Field(default_factory=dict)
-    where: Annotated[Where, BeforeValidator(_where)] = Where()
+    where: Annotated[RayResources, BeforeValidator(_read_where)] = RayResources()
     device: str = "cpu"
     processes: Count | None = None
     jobs: Count = 1
@@ -241,39 +246,41 @@ def parse_plan(path: Path) -> dict[str, Any]:
         path: Its file.
 
     Returns:
-        The plan as it stands there.
+        The plan as the file holds it.
 
     Raises:
-        ParameterError: It is no plan; says which key, what came and what was expected.
+        ParameterError: It is no plan; names the key, its value and what was expected.
     """
     try:
-        said = json.loads(path.read_text("utf-8"))
+        plan = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ParameterError(f"{str(path)!r} cannot be read: {one_line(str(error))}") from error
-    said = said if isinstance(said, dict) else {}
-    if missing := [key for key in ("scenario", "seeds", "selectors") if key not in said]:
-        raise ParameterError(f"{str(path)!r} is no plan: it lacks {', '.join(missing)}")
+        raise ParameterError(f"{str(path)!r} cannot be read: {one_line(str(error))}. {PLAN_CURE}") from error
+    plan = plan if isinstance(plan, dict) else {}
+    if missing := [key for key in ("scenario", "seeds", "selectors") if key not in plan]:
+        raise ParameterError(f"{str(path)!r} is no plan: it lacks {', '.join(missing)}. {PLAN_CURE}")
     try:
-        check_tree(said)
-        PlanTable.model_validate(said)
+        # First: the validator goes into nested values, and its errors print them.
+        check_tree(plan)
+        PlanTable.model_validate(plan)
     except (ValidationError, ParameterError) as error:
-        raise ParameterError(f"{str(path)!r} is no plan: {faults_of(error)}") from None
-    return said
+        raise ParameterError(f"{str(path)!r} is no plan: {describe_faults(error)}") from None
+    return plan
 
 
 def check_tree(tree: Any) -> None:
-    """Refuse what is nested too deeply, and texts with control characters, before anything else looks at it.
+    """Refuse a file's content that is nested too deeply, or holds texts with control characters.
 
     Args:
-        tree: What JSON or TOML holds.
+        tree: The content of a JSON or TOML file.
 
     Raises:
-        ParameterError: Says what.
+        ParameterError: Names the fault.
     """
+    # Level by level, not by recursion, which a deep tree would exhaust.
     level, depth = [tree], 0
     while level:
-        if (depth := depth + 1) > DEEPEST:
-            raise ParameterError(f"it is nested more than {DEEPEST} levels deep")
+        if (depth := depth + 1) > MAX_DEPTH:
+            raise ParameterError(f"it is nested more than {MAX_DEPTH} levels deep")
         below: list[Any] = []
         for one in level:
             if isinstance(one, str) and _CONTROL.search(one):
@@ -285,15 +292,16 @@ def check_tree(tree: Any) -> None:
         level = below
 
 
-def faults_of(error: Exception) -> str:
-    """The first faults in one line: key, value and what was expected; of other errors what they say."""
+def describe_faults(error: Exception) -> str:
+    """Return a validation error's first faults in one line: key, value and what was expected; else the message."""
     if not isinstance(error, ValidationError):
         return one_line(str(error))
     faults = error.errors(include_url=False)
+    # Keys and values are the file's: `shown` and `one_line` keep them from acting on a terminal.
     lines = [
         f"{one_line('.'.join(map(str, fault['loc'])))} = {shown(fault['input'])}: "
         f"{one_line(str(fault['msg']).removeprefix('Value error, '))}"
-        for fault in faults[:FAULTS]
+        for fault in faults[:MAX_FAULTS]
     ]
-    more = len(faults) - FAULTS
+    more = len(faults) - MAX_FAULTS
     return "; ".join([*lines, *([f"and {more} more"] if more > 0 else [])])

@@ -1,27 +1,50 @@
-"""CS-UCB (Xia et al.) as a Flower strategy of either API."""
+"""CS-UCB (Xia et al.) as a Flower strategy: the clients that answer fastest."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
 from fedsel_flwr import selectors
+from fedsel_flwr.strategies.selection_strategy import SelectionStrategy
 from fedsel_flwr.strategies.wrapping.paper import PaperStrategy
 
 
-class CSUCB(PaperStrategy):
-    """Trains the clients with the largest upper confidence bound on speed; see :class:`fedsel_flwr.selectors.CSUCB`.
+class CSUCB(PaperStrategy, SelectionStrategy):
+    """Trains the clients with the largest upper confidence bound on speed.
+
+    The paper asks for:
+        * Selector: :class:`fedsel_flwr.selectors.CSUCB`, with all of its parameters.
+        * Averaging: that of ``base``. Filter and validation set: none.
+        * Refused: a missing ``max_latency`` on the virtual clock.
 
     On the server's clock ``max_latency`` may be left out: "auto" takes the slowest time seen for the rewards, and
     ``longest_wait`` (60 s) is how long a client may take. A number given as ``max_latency`` is both.
 
+    A round:
+        1. ``configure_fit`` waits a bounded time for clients, and asks newcomers for their ids.
+        2. The selector takes the m clients with the largest mean reward plus confidence radius (18). Until every
+           client has been asked once, clients without a play come first.
+        3. ``base`` configures the instructions; exactly the chosen clients get them and train.
+        4. ``aggregate_fit`` drops unusable updates and lets ``base`` average the others.
+        5. The selector takes the reward 1 - latency / ``max_latency`` of each chosen client into its mean (16), (17).
+           A client that failed counts as one that needed ``max_latency``.
+
+    >>> import numpy as np
     >>> from fedsel_flwr.strategies import CSUCB
-    >>> strategy = CSUCB(clients_per_round=5, max_latency=5.0)
+    >>> from fedsel_flwr.testing.in_process import play_round
+    >>> clients = [lambda model, config, k=k: ([model[0] + k], 10, {"latency_s": 0.5 + k}) for k in range(4)]
+    >>> strategy = CSUCB(clients_per_round=2, max_latency=5.0, seed=1)
     >>> strategy.selector.max_latency
     5.0
+    >>> model = [np.zeros(2)]
+    >>> for number in (1, 2, 3):
+    ...     model = play_round(strategy, clients, model, number)
+    >>> [row.client_id for row in strategy.history.clients]  # everybody once, then the two fastest
+    ['0', '1', '2', '3', '0', '1']
     >>> strategy = CSUCB(clients_per_round=5, longest_wait=30.0, clock="server")
     >>> strategy.selector.max_latency, strategy.core.settings.max_latency
     ('auto', 30.0)
     """
 
     selector_class: ClassVar[type[selectors.Selector]] = selectors.CSUCB
-    auto: ClassVar[tuple[str, ...]] = ("max_latency",)
+    auto_on_server_clock: ClassVar[tuple[str, ...]] = ("max_latency",)

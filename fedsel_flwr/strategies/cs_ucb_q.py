@@ -1,29 +1,54 @@
-"""CS-UCB-Q (Xia et al.) as a Flower strategy of either API."""
+"""CS-UCB-Q (Xia et al.) as a Flower strategy: fast clients, each in its share of the rounds at least."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
 from fedsel_flwr import selectors
+from fedsel_flwr.strategies.selection_strategy import SelectionStrategy
 from fedsel_flwr.strategies.wrapping.paper import PaperStrategy
 
 
-class CSUCBQ(PaperStrategy):
-    """Trains fast clients under a fairness constraint; see :class:`fedsel_flwr.selectors.CSUCBQ`.
+class CSUCBQ(PaperStrategy, SelectionStrategy):
+    """Trains fast clients under a fairness constraint.
+
+    The paper asks for:
+        * Selector: :class:`fedsel_flwr.selectors.CSUCBQ`, with all of its parameters.
+        * Averaging: that of ``base``. Filter and validation set: none.
+        * Refused: a missing ``max_latency`` on the virtual clock, ``fairness`` that does not cover a client or adds up
+          to more than m, and a share above ``max_participation``.
 
     On the server's clock ``max_latency`` may be left out: "auto" takes the slowest time seen for the rewards, and
     ``longest_wait`` (60 s) is how long a client may take. A number given as ``max_latency`` is both.
 
     Without ``fairness`` the shares follow the numbers of examples that clients report in the roll call.
 
+    A round:
+        1. ``configure_fit`` waits a bounded time for clients, and asks newcomers for their ids and data sizes.
+        2. Each client's virtual queue grows by its share, and falls by 1 if it was chosen in the round before (27).
+           The selector takes the m clients with the largest mix of optimistic reward (26) and queue (28).
+        3. ``base`` configures the instructions; exactly the chosen clients get them and train.
+        4. ``aggregate_fit`` drops unusable updates and lets ``base`` average the others.
+        5. The selector takes the reward 1 - latency / ``max_latency`` of each chosen client into its mean (16), (17).
+           A client that failed counts as one that needed ``max_latency``, and as served.
+
+    >>> import numpy as np
     >>> from fedsel_flwr.strategies import CSUCBQ
-    >>> strategy = CSUCBQ(clients_per_round=5, max_latency=5.0, fairness_scale=0.4)
-    >>> strategy.selector.fairness_scale
-    0.4
+    >>> from fedsel_flwr.testing.in_process import play_round
+    >>> clients = [lambda model, config, k=k: ([model[0] + k], 10, {"latency_s": 0.5 + k}) for k in range(4)]
+    >>> shares = {"0": 0.0, "1": 0.0, "2": 0.0, "3": 0.9}
+    >>> strategy = CSUCBQ(clients_per_round=2, max_latency=5.0, fairness=shares, queue_weight=0.9, seed=1)
+    >>> strategy.selector.queue_weight
+    0.9
+    >>> model = [np.zeros(2)]
+    >>> for number in range(1, 6):
+    ...     model = play_round(strategy, clients, model, number)
+    >>> [row.client_id for row in strategy.history.clients]  # client 3 is the slowest
+    ['0', '1', '0', '3', '0', '3', '2', '3', '1', '3']
     >>> strategy = CSUCBQ(clients_per_round=5, longest_wait=30.0, clock="server")
     >>> strategy.selector.max_latency, strategy.core.settings.max_latency
     ('auto', 30.0)
     """
 
     selector_class: ClassVar[type[selectors.Selector]] = selectors.CSUCBQ
-    auto: ClassVar[tuple[str, ...]] = ("max_latency",)
+    auto_on_server_clock: ClassVar[tuple[str, ...]] = ("max_latency",)

@@ -1,4 +1,4 @@
-"""FedCA (Kim et al.) as a Flower strategy of either API."""
+"""FedCA (Kim et al.) as a Flower strategy: of the round's models the best-scoring combination is averaged."""
 
 from __future__ import annotations
 
@@ -8,37 +8,12 @@ from fedsel_flwr.aggregation.filter import Filter
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.measuring import Validation
 from fedsel_flwr.selectors import Random, Selector
+from fedsel_flwr.strategies.selection_strategy import SelectionStrategy
 from fedsel_flwr.strategies.wrapping.adapter import Adapter
 
 
-class FedCA(Adapter):
-    """FedCA: any sampling; of the round's models the best-scoring combination is averaged.
-
-    Deviations:
-        * FedPdp's weights are normalized; ``averaging="fedpdp-exact"`` is (5) as printed.
-        * The loss score is minus the cross-entropy of the softmax of the averaged logits; the print takes the logarithm
-          of a logit, and its sign would keep the worst combination.
-        * Above 20 models the search is greedy. Ties: the larger subset, then the lowest indices. Never the empty one.
-        * A model whose logits are not finite is never kept.
-        * A client of unknown size counts in p_k as an average one.
-
-    Args:
-        base: Any Flower strategy of the same API; FedAvg without federated evaluation if None.
-        validation: Examples on the server and how to run the model on them.
-        selector: Chooses the clients; None draws ``clients_per_round`` uniformly.
-        clients_per_round: m, where no selector is given.
-        seed: Seed of the uniform draws, where no selector is given.
-        score: "loss" or "accuracy" (the paper's Dirac delta), of the averaged logits.
-        averaging: The averaging scheme of the kept models, (5): "fedpdp" normalized, or "fedpdp-exact" as printed.
-        **options: Those of :class:`fedsel_flwr.strategies.wrapping.adapter.Adapter`.
-
-    Raises:
-        ParameterError: There is no validation set, neither or both of ``selector`` and ``clients_per_round`` are
-            given, or a value is out of range.
-
-    References:
-        T. Kim et al., Accurate and fast federated learning via combinatorial multi-armed bandits, 2020, section 3.
-    """
+class CombinatorialAveraging(Adapter):
+    """FedCA's selector, filter and averaging, the same in both of Flower's APIs."""
 
     def __init__(
         self,
@@ -53,9 +28,70 @@ class FedCA(Adapter):
         **options: Any,
     ) -> None:
         if (selector is None) == (clients_per_round is None):
-            raise ParameterError("give either selector or clients_per_round (for uniform sampling), not both or none")
+            given = "none" if selector is None else "both"
+            raise ParameterError(
+                f"expected either selector or clients_per_round, got {given}. "
+                "Give clients_per_round for uniform sampling, or a selector for any other."
+            )
         if selector is None:
             selector = Random(clients_per_round=clients_per_round or 0, seed=seed)
         super().__init__(
             selector, base, validation=validation, filter=Filter(score=score), averaging=averaging, **options
         )
+
+
+class FedCA(CombinatorialAveraging, SelectionStrategy):
+    """Averages the combination of the round's models that scores best on the server's examples.
+
+    The paper asks for:
+        * Selector: any; uniform sampling of ``clients_per_round`` clients if none is given.
+        * Filter: :class:`fedsel_flwr.aggregation.filter.Filter`, which keeps the best combination (4).
+        * Averaging: FedPdp of the kept models (5).
+        * Validation set: required, for the filter.
+        * Refused: a missing ``validation``, a base that needs several models, updates that the server sees in sum only
+          (secure aggregation).
+
+    A round:
+        1. ``configure_fit`` waits a bounded time for clients, and asks newcomers for their ids and data sizes.
+        2. The selector chooses, here m clients uniformly.
+        3. ``base`` configures the instructions; exactly the chosen clients get them and train.
+        4. ``aggregate_fit`` drops unusable updates. The filter averages the logits of every combination of the others
+           on ``validation`` and keeps the combination of the best score (4).
+        5. ``base`` averages the kept models with FedPdp's weights (5). The selector observes which were kept.
+
+    Deviations:
+        * FedPdp's weights are normalized; ``averaging="fedpdp-exact"`` is (5) as printed.
+        * The loss score is minus the cross-entropy of the softmax of the averaged logits; the print takes the logarithm
+          of a logit, and its sign would keep the worst combination.
+        * Above 20 models the search is greedy. Ties: the larger subset, then the lowest indices. Never the empty one.
+        * A model whose logits are not finite is never kept.
+        * A client of unknown size counts in p_k as an average one.
+
+    Args:
+        base: Any Flower strategy of the same API; FedAvg without federated evaluation if None.
+        validation: Examples on the server and how to run the model on them.
+        selector: Chooses the clients; None draws ``clients_per_round`` uniformly.
+        clients_per_round: m, if no selector is given.
+        seed: Seed of the uniform draws, if no selector is given.
+        score: "loss" or "accuracy" (the paper's Dirac delta), of the averaged logits.
+        averaging: The averaging scheme of the kept models, (5): "fedpdp" normalized, or "fedpdp-exact" as printed.
+        **options: Those of :class:`fedsel_flwr.strategies.wrapping.adapter.Adapter`.
+
+    Raises:
+        ParameterError: There is no validation set, neither or both of ``selector`` and ``clients_per_round`` are
+            given, or a value is out of range.
+
+    References:
+        T. Kim et al., Accurate and fast federated learning via combinatorial multi-armed bandits, 2020, section 3.
+
+    >>> import numpy as np
+    >>> from fedsel_flwr.strategies import FedCA, Validation
+    >>> from fedsel_flwr.testing.in_process import play_round
+    >>> clients = [lambda model, config, k=k: ([model[0] + k], 10, {"latency_s": 0.5 + k}) for k in range(4)]
+    >>> held_out = Validation(lambda model, inputs: inputs * model[0], np.eye(2), np.array([0, 1]))
+    >>> strategy = FedCA(clients_per_round=3, validation=held_out, seed=1)
+    >>> play_round(strategy, clients, [np.zeros(2)])
+    [array([2., 2.])]
+    >>> [(row.client_id, row.kept) for row in strategy.history.clients]  # the larger the model, the smaller the loss
+    [('0', False), ('1', False), ('2', True)]
+    """

@@ -1,18 +1,59 @@
-"""FedCM (Kim et al.) as a Flower strategy of either API."""
+"""FedCM (Kim et al.) as a Flower strategy: FedCA, with clients sampled by how often the filter kept their models."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from fedsel_flwr.aggregation.filter import Filter
 from fedsel_flwr.checks import one_of
 from fedsel_flwr.rounds.measuring import Validation
 from fedsel_flwr.selectors import FedCMTS, FedCMUCB
-from fedsel_flwr.strategies.wrapping.adapter import Adapter
+from fedsel_flwr.strategies.fedca import CombinatorialAveraging
+from fedsel_flwr.strategies.selection_strategy import SelectionStrategy
 
 
-class FedCM(Adapter):
-    """FedCM: FedCA, with clients sampled by how often the filter kept their models.
+class CombinatorialBandit(CombinatorialAveraging):
+    """FedCA over one of FedCM's two samplings, the same in both of Flower's APIs."""
+
+    def __init__(
+        self,
+        base: Any = None,
+        *,
+        clients_per_round: int,
+        validation: Validation | None = None,
+        sampler: str = "ucb",
+        seed: int | None = None,
+        score: str = "loss",
+        averaging: str = "fedpdp",
+        **options: Any,
+    ) -> None:
+        one_of("sampler", sampler, ("ucb", "ts"))
+        selector_class = FedCMUCB if sampler == "ucb" else FedCMTS
+        super().__init__(
+            base,
+            validation=validation,
+            selector=selector_class(clients_per_round=clients_per_round, seed=seed),
+            score=score,
+            averaging=averaging,
+            **options,
+        )
+
+
+class FedCM(CombinatorialBandit, SelectionStrategy):
+    """Samples clients by how often FedCA's filter kept their models.
+
+    The paper asks for:
+        * Selector: :class:`~fedsel_flwr.selectors.FedCMUCB`, or :class:`~fedsel_flwr.selectors.FedCMTS`.
+        * Filter, averaging and validation set: those of :class:`~fedsel_flwr.strategies.fedca.FedCA`.
+        * Refused: what FedCA refuses, and an unknown ``sampler``.
+
+    A round:
+        1. ``configure_fit`` waits a bounded time for clients, and asks newcomers for their ids and data sizes.
+        2. The selector takes the m clients whose models are most likely to be kept: by upper confidence bound
+           (Algorithm 2), or by a draw from each client's Beta posterior (Algorithm 3).
+        3. ``base`` configures the instructions; exactly the chosen clients get them and train.
+        4. ``aggregate_fit`` drops unusable updates. FedCA's filter keeps the best-scoring combination of the others
+           (4), and ``base`` averages it with FedPdp's weights (5).
+        5. A chosen client's reward is 1 if its model was kept, else 0; a client that failed counts as not kept.
 
     Deviations: as :class:`~fedsel_flwr.strategies.fedca.FedCA`; of the sampling, see
     :class:`~fedsel_flwr.selectors.FedCMUCB`.
@@ -32,27 +73,17 @@ class FedCM(Adapter):
 
     References:
         T. Kim et al., Accurate and fast federated learning via combinatorial multi-armed bandits, 2020, section 4.
-    """
 
-    def __init__(
-        self,
-        base: Any = None,
-        *,
-        clients_per_round: int,
-        validation: Validation | None = None,
-        sampler: str = "ucb",
-        seed: int | None = None,
-        score: str = "loss",
-        averaging: str = "fedpdp",
-        **options: Any,
-    ) -> None:
-        one_of("sampler", sampler, ("ucb", "ts"))
-        kind = FedCMUCB if sampler == "ucb" else FedCMTS
-        super().__init__(
-            kind(clients_per_round=clients_per_round, seed=seed),
-            base,
-            validation=validation,
-            filter=Filter(score=score),
-            averaging=averaging,
-            **options,
-        )
+    >>> import numpy as np
+    >>> from fedsel_flwr.strategies import FedCM, Validation
+    >>> from fedsel_flwr.testing.in_process import play_round
+    >>> clients = [lambda model, config, k=k: ([model[0] + k], 10, {"latency_s": 0.5 + k}) for k in range(4)]
+    >>> held_out = Validation(lambda model, inputs: inputs * model[0], np.eye(2), np.array([0, 1]))
+    >>> strategy = FedCM(clients_per_round=2, validation=held_out, seed=1)
+    >>> model = [np.zeros(2)]
+    >>> for number in range(1, 11):
+    ...     model = play_round(strategy, clients, model, number)
+    >>> asked = [row.client_id for row in strategy.history.clients]
+    >>> [asked.count(str(number)) for number in range(4)]  # client 3 takes the largest steps: its models are kept
+    [2, 4, 4, 10]
+    """

@@ -1,18 +1,49 @@
-"""PCZFL as a Flower strategy of either API."""
+"""PCZFL as a Flower strategy: clients on the Pareto front of accuracy and energy."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
 from fedsel_flwr import selectors
+from fedsel_flwr.strategies.selection_strategy import SelectionStrategy
 from fedsel_flwr.strategies.wrapping.paper import PaperStrategy
 
 
-class PCZFL(PaperStrategy):
-    """Trains the clients on the Pareto front of accuracy and energy; see :class:`fedsel_flwr.selectors.PCZFL`.
+class PCZFL(PaperStrategy, SelectionStrategy):
+    """Trains the clients on the Pareto front of accuracy and energy.
 
-    ``validation`` is the server's interview set. Clients report ``energy_score``, or ``energy_j``, from which the
-    score is derived.
+    The paper asks for:
+        * Selector: :class:`fedsel_flwr.selectors.PCZFL`, with all of its parameters.
+        * Averaging: that of ``base``. Filter: none.
+        * Validation set: the server's interview set, on which each client's model is measured.
+        * Clients report ``energy_score``, or ``energy_j``, from which the score is derived.
+        * Refused: a missing ``validation``, and updates that the server sees in sum only (secure aggregation).
+
+    The selector itself would never stop asking a client that always fails: ``cooldown="auto"`` leaves such a client
+    out for a while.
+
+    A round:
+        1. ``configure_fit`` waits a bounded time for clients, and asks newcomers for their ids and energy scores. Their
+           accuracy is that of the initial model on ``validation``.
+        2. The selector scores the balls that cover the clients' contexts (5), and takes every client in a ball of the
+           Pareto front.
+        3. ``base`` configures the instructions; exactly the chosen clients get them and train.
+        4. ``aggregate_fit`` drops unusable updates, measures each of the others on ``validation``, and lets ``base``
+           average them.
+        5. The selector updates the contexts and the mean rewards of the chosen balls. A ball that has been chosen often
+           enough gets a smaller one inside it (Algorithm 1).
+
+    >>> import numpy as np
+    >>> from fedsel_flwr.strategies import PCZFL, Validation
+    >>> from fedsel_flwr.testing.in_process import play_round
+    >>> def client(number):
+    ...     return lambda model, config: ([model[0] + number], 10, {"latency_s": 0.5, "energy_score": number / 4})
+    >>> interview = Validation(lambda model, inputs: inputs * model[0], np.eye(2), np.array([0, 1]))
+    >>> strategy = PCZFL(validation=interview, seed=1)
+    >>> play_round(strategy, [client(k) for k in range(4)], [np.zeros(2)])
+    [array([1.5, 1.5])]
+    >>> [row.client_id for row in strategy.history.clients]  # one ball covers everybody
+    ['0', '1', '2', '3']
     """
 
     selector_class: ClassVar[type[selectors.Selector]] = selectors.PCZFL

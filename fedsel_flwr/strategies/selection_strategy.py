@@ -1,4 +1,9 @@
-"""Selection for Flower's legacy strategy API."""
+"""Client selection around any strategy of Flower's legacy API: the round that all papers share.
+
+``configure_fit`` asks the selector who trains, and ``aggregate_fit`` reads what came back. The base strategy configures
+and averages. The course of the round is :class:`~fedsel_flwr.rounds.core.SelectionCore`'s, and this room translates
+Flower's types for it.
+"""
 
 from __future__ import annotations
 
@@ -28,19 +33,25 @@ from fedsel_flwr.rounds.roster import id_order
 from fedsel_flwr.selectors.columns import VECTORS
 from fedsel_flwr.strategies.wrapping import bases
 from fedsel_flwr.strategies.wrapping.adapter import Adapter
-from fedsel_flwr.strategies.wrapping.client_manager import BoundedManager, ChosenCohort, TimedProxy, wait_for_clients
+from fedsel_flwr.strategies.wrapping.client_manager import (
+    BoundedManager,
+    ChosenCohort,
+    TimedProxy,
+    grid_of,
+    wait_for_clients,
+)
 from fedsel_flwr.strategies.wrapping.legacy_results import (
     cleaned,
     decode,
-    evaluations,
-    named,
-    original,
-    parameters_of,
+    from_checkpoint,
+    named_arrays,
     reply_of,
-    saved_model,
+    to_checkpoint,
+    unwrapped,
+    usable_evaluations,
 )
-from fedsel_flwr.strategies.wrapping.legacy_transport import Asking, grid_of
-from fedsel_flwr.strategies.wrapping.round_end import rescued
+from fedsel_flwr.strategies.wrapping.legacy_transport import LegacyTransport
+from fedsel_flwr.strategies.wrapping.round_end import saves_on_error
 
 logger = logging.getLogger("fedsel_flwr")
 FitFailure = tuple[ClientProxy, FitRes] | BaseException
@@ -50,14 +61,29 @@ EvaluateFailure = tuple[ClientProxy, EvaluateRes] | BaseException
 class SelectionStrategy(Adapter, Strategy):
     """Wraps a Flower strategy: a selector decides who trains, ``base`` decides how their updates are aggregated.
 
-    It is the outermost wrapper (differential-privacy wrappers go inside). Each round it waits a bounded time for
-    clients, asks new ones who they are (``get_properties``), dispatches what ``base`` configures to exactly the
-    chosen clients, drops updates that cannot be used, lets ``base`` aggregate the rest in a fixed order, and tells
-    the selector what came back. Options and attributes are those of
+    It is the outermost wrapper; differential-privacy wrappers go inside. Options and attributes are those of
     :class:`fedsel_flwr.strategies.wrapping.adapter.Adapter`.
+
+    A round:
+        1. ``configure_fit`` waits a bounded time for clients, and registers newcomers (``get_properties``).
+        2. The selector chooses; before that it may probe clients.
+        3. ``base`` configures the instructions, which go to exactly the chosen clients.
+        4. ``aggregate_fit`` drops updates that cannot be used, and lets ``base`` aggregate the others in a fixed order.
+        5. The selector observes the round, and the history gets its record.
 
     References:
         Flower 1.22 to 1.43, ``flwr.server.strategy.Strategy``.
+
+    >>> import numpy as np
+    >>> from flwr.server.strategy import FedAvgM
+    >>> from fedsel_flwr.selectors import RoundRobin
+    >>> from fedsel_flwr.testing.in_process import play_round
+    >>> clients = [lambda model, config, k=k: ([model[0] + k], 10, {"latency_s": 0.5 + k}) for k in range(4)]
+    >>> strategy = SelectionStrategy(RoundRobin(clients_per_round=2), FedAvgM(fraction_evaluate=0.0))
+    >>> play_round(strategy, clients, [np.zeros(2)])
+    [array([0.5, 0.5])]
+    >>> [(row.client_id, row.latency_s) for row in strategy.history.clients]
+    [('0', 0.5), ('1', 1.5)]
     """
 
     strategy_type: ClassVar[type] = Strategy
@@ -65,30 +91,35 @@ class SelectionStrategy(Adapter, Strategy):
     waits_for_everybody: ClassVar[bool] = True
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters | None:
-        """Return the base's initial model, else that of the first client that answers; or the checkpoint's."""
+        """Return the checkpoint's model, else the base's initial model, else that of the first client that answers.
+
+        Raises:
+            RunError: No client returned a model, or there are checkpoints, but none can be used.
+        """
         known = (getattr(layer, "initial_parameters", None) for layer in bases.layers(self.base))
-        checkpoint = self._begin_run(named(next((one for one in known if one is not None), None)))
+        checkpoint = self._begin_run(named_arrays(next((one for one in known if one is not None), None)))
         if checkpoint is not None:
             if self._resuming.total_rounds is None:
                 logger.warning(
-                    "the server's rounds come on top of the %d that were done: give the strategy total_rounds to end "
-                    "where the run would have ended", checkpoint.round,
+                    "the server's rounds come on top of the %d that were done. Give the strategy total_rounds to end "
+                    "the run with its last round", checkpoint.round,
                 )  # fmt: skip
-            return parameters_of(checkpoint)
-        parameters: Parameters | None = self.base.initialize_parameters(self._bounded(client_manager))
+            return from_checkpoint(checkpoint)
+        parameters: Parameters | None = self.base.initialize_parameters(self._bounded_manager(client_manager))
         if parameters is not None:
             return parameters
         clients = wait_for_clients(client_manager, 1, self.wait_timeout, "one to get the initial model from")
         for client in clients.values():
             try:
                 answer = client.get_parameters(GetParametersIns(config={}), self._question_timeout, None)
-            except Exception:  # the next client may do better
+            except Exception:
+                # a client may raise anything, and any other client's model is as good
                 continue
             if answer.status.code == Code.OK:
                 return answer.parameters
-        raise RunError("no client returned an initial model: give the base strategy initial_parameters")
+        raise RunError("no client returned an initial model. Give the base strategy initial_parameters.")
 
-    @rescued
+    @saves_on_error
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
@@ -99,12 +130,13 @@ class SelectionStrategy(Adapter, Strategy):
                 Flower's round does not follow the selector's.
         """
         self._dispatched = {}
-        if self._resuming.over:
+        if self._resuming.is_over:
             return []
-        self._keeper.keep(self.core.round, partial(saved_model, parameters))
+        # before anything can fail: an error of this round then says where the model is
+        self._keeper.keep(self.core.round, partial(to_checkpoint, parameters))
         connected = partial(wait_for_clients, client_manager, self.min_available, self.wait_timeout, "min_available")
         clients = self._wait_for_free(connected)
-        transport = Asking(clients, parameters, self._question_timeout, self._late)
+        transport = LegacyTransport(clients, parameters, self._question_timeout, self._late)
         chosen = {cid: clients[cid] for cid in self.core.choose(clients, decode(parameters), transport, server_round)}
         if not chosen:
             return []
@@ -113,30 +145,34 @@ class SelectionStrategy(Adapter, Strategy):
             parameters=parameters,
             client_manager=ChosenCohort(chosen, len(clients)),
         )
+        # sorted lists, not sets: a base that sends a client two instructions is refused too
         dispatched = sorted(client.cid for client, _ in instructions)
         if dispatched != sorted(chosen):
             raise RunError(
                 f"{type(self.base).__name__} dispatched {len(dispatched)} instructions, but the selector chose "
-                f"{len(chosen)} clients: this base decides itself who trains and cannot be combined with a selector"
+                f"{len(chosen)} clients. A base that decides itself who trains cannot be combined with a selector: "
+                "wrap another base."
             )
         self._dispatched = {
             client.cid: TimedProxy(client, round=self.core.round, late=self._late) for client, _ in instructions
         }
-        return [(self._dispatched[client.cid], self._asking(ins)) for client, ins in instructions]
+        return [(self._dispatched[client.cid], self._with_needs(ins)) for client, ins in instructions]
 
-    @rescued
+    @saves_on_error
     def aggregate_fit(
         self, server_round: int, results: list[tuple[ClientProxy, FitRes]], failures: list[FitFailure]
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
-        """Clean the results, let the base aggregate them, and tell the selector what came back.
+        """Clean the results, let the base aggregate them, and report the round to the selector.
 
         Raises:
             RunError: The base needs more models, updates must be read that are not there (secure aggregation), or
                 Flower's simulation has lost its actors.
         """
         if not self._dispatched:
-            return None, {}  # nobody was chosen: the round is in the history already
+            # nobody was chosen, and the history got its record with the choice
+            return None, {}
         self._check_actors(str(failure) for failure in failures if isinstance(failure, BaseException))
+        # before replies are read: under secure aggregation every result holds the sum, which looks like an update
         if reader := self.core.update_reader:
             bases.check_not_aggregated([res.parameters for _, res in results], reader)
         arrived = {result[0].cid: result for result in results}
@@ -146,72 +182,79 @@ class SelectionStrategy(Adapter, Strategy):
             for cid, proxy in self._dispatched.items()
         }
         self._timeout = next((proxy.timeout_s for proxy in self._dispatched.values()), None)
-        deaf = {cid: proxy for cid, proxy in self._dispatched.items() if grid_of([proxy.proxy]) is None}
-        self.core.parts.busy.owe(cid for cid in deaf if replies[cid].timed_out)  # of the others it is known
+        # a client with a grid was noted as busy by the grid's own wait; nothing else knows that these still work
+        without_grid = {cid: proxy for cid, proxy in self._dispatched.items() if grid_of([proxy.proxy]) is None}
+        self.core.parts.busy.add(cid for cid in without_grid if replies[cid].timed_out)
+        # the models are measured in here, as a base may aggregate in place
         outcome = self.core.collect(replies)
         parameters: Parameters | None = None
         metrics: dict[str, Scalar] = {}
         if outcome.enough:
             bases.check_survivors(self.base, len(outcome.kept), self.core.round)
-            ours = self.core.settings.keys.ours()
+            ours = self.core.settings.keys.own_keys()
             vectors = VECTORS.intersection(self.core.asks.split(","))
             kept = [cleaned(arrived[cid], outcome.results[cid], ours, vectors) for cid in outcome.kept]
             if outcome.averaging is not None:
                 kept = [
                     (c, replace(res, num_examples=int(w))) for (c, res), w in zip(kept, outcome.weights, strict=True)
                 ]
-            garbage = [
+            # a base counts failures, for accept_failures or to calibrate noise: an unusable update is one as well
+            unusable = [
                 RunError(self._fault(cid, result.problems))
                 for cid, result in outcome.results.items()
                 if cid in arrived and not result.completed and not result.spare
             ]
-            passed = [(original(f[0]), f[1]) if isinstance(f, tuple) else f for f in failures]
+            failed = [(unwrapped(f[0]), f[1]) if isinstance(f, tuple) else f for f in failures]
             number = bases.aggregation_round(self.base, self.core.round)
-            parameters, metrics = self.base.aggregate_fit(number, kept, [*passed, *garbage])
+            parameters, metrics = self.base.aggregate_fit(number, kept, [*failed, *unusable])
+        # decoding a model takes time and memory, so it is left out if nothing reads the arrays
         after = decode(parameters) if parameters is not None and self.core.reads_global(outcome) else None
         model = self.core.finish(after)
         if model is not None and model is not after:
+            # the averaging scheme has mixed the old model in
             parameters = ndarrays_to_parameters(list(model))
         if parameters is not None:
-            self._keeper.keep(self.core.round, partial(saved_model, parameters))
+            self._keeper.keep(self.core.round, partial(to_checkpoint, parameters))
         return parameters, metrics
 
-    @rescued
+    @saves_on_error
     def configure_evaluate(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, EvaluateIns]]:
         """Return the base's evaluation instructions; waits a bounded time."""
-        if self._resuming.over and self.core.numbering.absolute(server_round) > self.core.round:
-            return []  # the run has ended, and Flower counts on
+        if self._resuming.is_over and self.core.numbering.absolute(server_round) > self.core.round:
+            # the run has ended, but Flower counts its remaining rounds
+            return []
         instructions: list[tuple[ClientProxy, EvaluateIns]] = self.base.configure_evaluate(
             server_round=self.core.numbering.absolute(server_round),
             parameters=parameters,
-            client_manager=self._bounded(client_manager),
+            client_manager=self._bounded_manager(client_manager),
         )
         return [(TimedProxy(client, late=self._late), ins) for client, ins in instructions]
 
-    @rescued
+    @saves_on_error
     def aggregate_evaluate(
         self, server_round: int, results: list[tuple[ClientProxy, EvaluateRes]], failures: list[EvaluateFailure]
     ) -> tuple[float | None, dict[str, Scalar]]:
         """Let the base aggregate what can be averaged, in id order."""
         absolute = self.core.numbering.absolute(server_round)
+        # results arrive in any order, and a sum of floats depends on it
         ordered = sorted(results, key=lambda result: id_order(self.roster.name(result[0].cid)))
-        usable, faults = evaluations(ordered, self.core.max_examples)
+        usable, faults = usable_evaluations(ordered, self.core.max_examples)
         for cid, fault in faults.items():
             logger.warning("round %d, client %s: evaluation: %s", absolute, self.roster.name(cid), fault)
-        garbage = [RunError(self._fault(cid, (fault,))) for cid, fault in faults.items()]
-        passed = [(original(f[0]), f[1]) if isinstance(f, tuple) else f for f in failures]
+        unusable = [RunError(self._fault(cid, (fault,))) for cid, fault in faults.items()]
+        failed = [(unwrapped(f[0]), f[1]) if isinstance(f, tuple) else f for f in failures]
         aggregated: tuple[float | None, dict[str, Scalar]] = self.base.aggregate_evaluate(
-            absolute, usable, [*passed, *garbage]
+            absolute, usable, [*failed, *unusable]
         )
         return aggregated
 
-    @rescued
+    @saves_on_error
     def evaluate(self, server_round: int, parameters: Parameters) -> tuple[float, dict[str, Scalar]] | None:
         """Let the base evaluate the global model, and enter loss and accuracy into the history.
 
-        The round's checkpoint is written before that.
+        The round's checkpoint is written first: an evaluation that fails loses no training.
 
         Raises:
             RunError: The checkpoint cannot be written.
@@ -219,7 +262,7 @@ class SelectionStrategy(Adapter, Strategy):
         number = self.core.numbering.absolute(server_round)
         self._save(number, parameters)
         if number == self.core.round:
-            self._keeper.keep(number, partial(saved_model, parameters))
+            self._keeper.keep(number, partial(to_checkpoint, parameters))
             self._resuming.hold(number)
         result: tuple[float, dict[str, Scalar]] | None = None
 
@@ -233,14 +276,17 @@ class SelectionStrategy(Adapter, Strategy):
 
     def _save(self, number: int, parameters: Parameters) -> None:
         """Write the round's checkpoint, if one is due."""
-        if self._resuming.wants(number):
-            names, model = saved_model(parameters)
+        if self._resuming.is_due(number):
+            names, model = to_checkpoint(parameters)
             self.round_trained(number, model, names)
 
-    def _asking(self, ins: FitIns) -> FitIns:
-        """The instruction with the columns that the selector needs in a config of its own."""
+    def _with_needs(self, ins: FitIns) -> FitIns:
+        """Return the instruction with the names of the columns that the selector needs."""
+        # a copy of the config, since base strategies hand one config to all clients, and may keep it
         return replace(ins, config={**ins.config, "needs": self.core.asks}) if self.core.asks else ins
 
-    def _bounded(self, manager: ClientManager) -> BoundedManager:
-        generator = np.random.default_rng(self.core.round)  # not global, and the same where a run is resumed
+    def _bounded_manager(self, manager: ClientManager) -> BoundedManager:
+        """Return Flower's client manager with a bounded wait, for what the base samples itself."""
+        # seeded with the round: the global generator stays untouched, and a resumed run draws the same clients
+        generator = np.random.default_rng(self.core.round)
         return BoundedManager(manager, self.wait_timeout, generator, self.roster.name, self.core.parts.busy)

@@ -10,7 +10,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-from fedsel_flwr.flower import ErrorCode, identity
+from fedsel_flwr.flower import ErrorCode, task_identity
 from fedsel_flwr.testing.fleet import Model, NoReply, Reply
 from fedsel_flwr.testing.observed_run import ObservedRun, ReceivedUpdate
 
@@ -143,7 +143,7 @@ def play_messages(run: ObservedRun, rounds: int) -> None:
     vars(strategy).update(configure_train=configure_train, aggregate_train=aggregate_train)
     initial = ArrayRecord({name: Array(array) for name, array in zip(names, run.model, strict=True)})
     # Outside of a run Flower refuses to construct messages.
-    with identity(RUN, 1, SERVER):
+    with task_identity(RUN, 1, SERVER):
         strategy.start(
             FleetGrid(run),
             initial,

@@ -1,4 +1,11 @@
-"""The wireless cell: an OFDMA channel, its fading, where the clients stand, and how long a round takes."""
+"""The wireless cell of Xia et al.: distances and fading, an OFDMA channel, and the time of a round. NumPy only.
+
+===========  =================================================================================
+``cell``     random draws: the clients' distances to the access point, and Rayleigh fading
+``channel``  an OFDMA channel: path loss, signal-to-noise ratio, rate, transfer time, energy
+``waves``    the time of a round, in waves if there are more clients than channels
+===========  =================================================================================
+"""
 
 from __future__ import annotations
 

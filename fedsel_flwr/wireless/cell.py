@@ -1,9 +1,4 @@
-"""Where the clients stand: uniformly over a disc around the access point.
-
-References:
-    Xia et al., "Multi-armed bandit-based client scheduling for federated learning", section V-A.
-
-Small-scale fading: the power of a Rayleigh channel.
+"""The cell's random draws: clients uniformly over a disc around the access point, and Rayleigh fading.
 
 References:
     Xia et al., "Multi-armed bandit-based client scheduling for federated learning", section V-A: "Rayleigh
@@ -66,11 +61,11 @@ def uniform_disc(
         0.25
     """
     if not (math.isfinite(radius_km) and radius_km > 0):
-        raise ParameterError(f"radius_km must be a finite number above 0, got {radius_km!r}; give the disc's radius")
+        raise ParameterError(f"radius_km must be a finite number above 0, got {radius_km!r}. Give the disc's radius")
     if not 0 <= min_distance_km <= radius_km:
         raise ParameterError(
-            f"min_distance_km must lie between 0 and radius_km = {radius_km!r}, got {min_distance_km!r}; "
-            "lower it or enlarge the disc"
+            f"min_distance_km must lie between 0 and radius_km = {radius_km!r}, got {min_distance_km!r}. "
+            "Lower it or enlarge the disc"
         )
     distance = np.maximum(radius_km * np.sqrt(generator.random(size)), min_distance_km)
     return float(distance) if size is None else distance

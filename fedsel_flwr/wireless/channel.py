@@ -35,10 +35,10 @@ _NOT_NEGATIVE = frozenset({"path_loss_slope_db"})
 
 @dataclass(frozen=True, kw_only=True)
 class OFDMAChannel:
-    """One channel between a client and its access point; the defaults are Xia's but for `min_distance_km`.
+    """One channel between a client and its access point; the defaults are Xia's, except `min_distance_km`.
 
     Every method takes scalars or arrays, which broadcast against each other, and returns an array of the common shape
-    (a NumPy float where all inputs are scalars), with the numbers of single calls.
+    (a NumPy float if all inputs are scalars). Array calls give exactly the numbers of single calls.
 
     Deviations: distances below `min_distance_km` count as it; the print has no limit at 0.
 
@@ -86,7 +86,7 @@ class OFDMAChannel:
                 wanted += " of at least 0"
                 usable = usable and value >= 0
             if not usable:
-                raise ParameterError(f"{name} must be {wanted}, got {value!r}; change {name} of the channel")
+                raise ParameterError(f"{name} must be {wanted}, got {value!r}. Change {name} of the channel")
 
     @property
     def transmit_power_w(self) -> float:
@@ -138,11 +138,12 @@ class OFDMAChannel:
         Raises:
             ParameterError: If an input is negative or not a number.
         """
-        nats = np.log1p(self.snr(distance_km, fading_power))  # keeps a deep fade above 0, where log2(1 + snr) is 0
+        # log1p keeps the rate of a deep fade above 0, at which log2(1 + snr) rounds to 0.
+        nats = np.log1p(self.snr(distance_km, fading_power))
         return nats / math.log(2.0)  # (33), (35)
 
     def transfer_time(self, bits: ArrayLike, distance_km: ArrayLike, fading_power: ArrayLike) -> FloatArray:
-        """Return how long a payload takes.
+        """Return the transfer time of a payload.
 
         Args:
             bits: Size of the payload, bit, at least 0.
@@ -157,12 +158,13 @@ class OFDMAChannel:
         """
         size = _not_negative("bits", bits)
         speed = self.bandwidth_hz * self.rate(distance_km, fading_power)  # bit/s
+        # A rate of 0 makes the time infinite, and an empty payload over it NaN, which the last line replaces.
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             seconds = size / speed  # (32), (34)
         return np.where(size > 0, seconds, 0.0)[()]
 
     def transmit_energy(self, airtime_s: ArrayLike) -> FloatArray:
-        """Return the energy the sender's radio spends; this is ours, no paper defines joules.
+        """Return the energy of the sender's radio; ours, as no paper defines joules.
 
         Args:
             airtime_s: Time spent sending, s, at least 0.
@@ -177,19 +179,22 @@ class OFDMAChannel:
 
 
 def _ratio(decibels: FloatArray) -> FloatArray:
-    """Decibels as a ratio, number by number: NumPy's powers of whole arrays round otherwise than single ones."""
+    """Return decibels as a ratio."""
+    # Number by number: NumPy's power of an array may round differently from that of a single number.
     exponents = np.asarray(decibels / 10.0)
     powers = [10.0**exponent for exponent in exponents.ravel()]
     return np.array(powers, dtype=np.float64).reshape(exponents.shape)[()]
 
 
 def _not_negative(name: str, value: ArrayLike) -> FloatArray:
-    if type(value) is float and value >= 0.0:  # the common case: a client asks for itself
+    """Return numbers of at least 0 as a float array."""
+    # The common case, without the cost of an array: a client computes its own times.
+    if type(value) is float and value >= 0.0:
         return np.float64(value)
     try:
         array = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise ParameterError(f"{name} must hold numbers, got {value!r}; give a number or an array of them") from error
+        raise ParameterError(f"{name} must hold numbers, got {value!r}. Give a number or an array of them") from error
     if not np.all(array >= 0):
-        raise ParameterError(f"{name} must be at least 0 and not NaN, got {value!r}; remove the values that are not")
+        raise ParameterError(f"{name} must be at least 0 and not NaN, got {value!r}. Remove the values that are not")
     return array

@@ -1,4 +1,4 @@
-"""How long a round takes: the slowest client of each wave, when a wave fills the channels."""
+"""Waves: the time of a round whose clients share a number of channels."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ def round_time(latency_s: ArrayLike, channels: int) -> float:
     latency, width = _checked(latency_s, channels)
     if latency.size == 0:
         return 0.0
-    return float(_slowest(latency, width).sum())
+    return float(_slowest_per_wave(latency, width).sum())
 
 
 def finish_times(latency_s: ArrayLike, channels: int) -> FloatArray:
-    """Return when each client of a cohort is done.
+    """Return the time at which each client of a cohort finishes.
 
     Args:
         latency_s: Seconds of each client of the cohort, shape (n,), already capped at the deadline.
         channels: Clients that can be served at the same time, at least 1.
 
     Returns:
-        Seconds from the start of the round, shape (n,): those of the waves before, and the client's own.
+        Seconds from the start of the round, shape (n,): the waves before, and the client's own latency.
 
     Raises:
-        ParameterError: As of :func:`round_time`, which is the latest of them.
+        ParameterError: As for :func:`round_time`, whose result is the latest of these times.
 
     Example:
         >>> finish_times([1.0, 3.0, 2.0], 2).tolist()
@@ -60,27 +60,27 @@ def finish_times(latency_s: ArrayLike, channels: int) -> FloatArray:
     latency, width = _checked(latency_s, channels)
     if latency.size == 0:
         return latency
-    ends = np.cumsum(_slowest(latency, width))
+    ends = np.cumsum(_slowest_per_wave(latency, width))
     starts = np.concatenate([[0.0], ends[:-1]])
     return np.asarray(starts[np.arange(latency.size) // width] + latency)
 
 
-def _slowest(latency: FloatArray, width: int) -> FloatArray:
-    """Each wave's slowest client."""
+def _slowest_per_wave(latency: FloatArray, width: int) -> FloatArray:
+    """Return each wave's largest latency."""
     return np.asarray(np.maximum.reduceat(latency, np.arange(0, latency.size, width)))  # (7), once per wave
 
 
 def _checked(latency_s: ArrayLike, channels: int) -> tuple[FloatArray, int]:
-    """Both arguments as they are used."""
+    """Check both arguments and convert them."""
     latency = np.asarray(latency_s, dtype=np.float64)
     if latency.ndim != 1:
-        raise ParameterError(f"latency_s must have shape (n,), got {latency.shape}; give one number per client")
+        raise ParameterError(f"latency_s must have shape (n,), got {latency.shape}. Give one number per client")
     if not np.all(np.isfinite(latency) & (latency >= 0)):
-        raise ParameterError(f"latency_s must be finite and at least 0, got {latency_s!r}; cap it at the deadline")
+        raise ParameterError(f"latency_s must be finite and at least 0, got {latency_s!r}. Cap it at the deadline")
     try:
         width = index(channels)
     except TypeError:
         width = 0
     if width < 1:
-        raise ParameterError(f"channels must be an integer of at least 1, got {channels!r}; give the cell a channel")
+        raise ParameterError(f"channels must be an integer of at least 1, got {channels!r}. Give the cell a channel")
     return latency, width

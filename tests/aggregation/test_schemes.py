@@ -127,7 +127,7 @@ def test_draws_are_counts_one_for_each_model(draws: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "numbers", "total", "message"),
     [
-        ("fedsgd", [1.0], 2.0, "unknown averaging scheme 'fedsgd'; choose one of fedpdp, fedpdp-exact"),
+        ("fedsgd", [1.0], 2.0, "unknown averaging scheme 'fedsgd'"),
         ("fedpdp", [], 2.0, "positive"),
         ("fedpdp", [1.0, 0.0], 2.0, "positive"),
         ("fedpdp", [1.0, -1.0], 2.0, "positive"),
@@ -260,7 +260,7 @@ def test_an_evicted_clients_size_does_not_count_for_the_newcomer_in_its_row() ->
         outcome = core.collect(dict.fromkeys(chosen, reply))
         core.finish()
     assert outcome.averaging is not None
-    core.parts.enrolment.reported(np.array([1]), np.array([70]))  # b, if it was chosen, said 10
+    core.parts.registrar.note_sizes(np.array([1]), np.array([70]))  # b, if it was chosen, said 10
     core.choose(["x"], model, transport)
     outcome = core.collect({"x": reply})
     core.finish()

@@ -88,11 +88,11 @@ def test_both_engines_lose_the_same_answers(probabilities: tuple[float, float], 
 
 
 def _on_a_grid(scenario: Scenario) -> RunResult:
-    from fedsel_flwr.simulations.engine import _Constant
+    from fedsel_flwr.simulations.engine import SameScenario
     from fedsel_flwr.simulations.on_flower.app import ScenarioApp
     from fedsel_flwr.simulations.on_flower.driving import drive
 
-    return drive(inprocess.AppGrid(ScenarioApp(_Constant(scenario)), scenario.num_clients), scenario)  # type: ignore[arg-type]
+    return drive(inprocess.AppGrid(ScenarioApp(SameScenario(scenario)), scenario.num_clients), scenario)  # type: ignore[arg-type]
 
 
 def test_the_selector_learns_nothing_of_a_lost_answer() -> None:

@@ -12,7 +12,7 @@ import pytest
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report.run_folder import JOURNAL, read_history, read_journal, write_history
 from fedsel_flwr.rounds.history import History
-from fedsel_flwr.rounds.history_storage import Ledger
+from fedsel_flwr.rounds.history_storage import Journal
 
 
 @pytest.fixture
@@ -20,8 +20,8 @@ def history(make_history) -> History:
     return make_history([[0, 1], [2, 0], [1]], accuracy=[0.1, float("nan"), 0.3], failed=[(2, 0)])
 
 
-def journal_of(history: History, folder: Path, rounds: int) -> Ledger:
-    journal = Ledger(folder / JOURNAL)
+def journal_of(history: History, folder: Path, rounds: int) -> Journal:
+    journal = Journal(folder / JOURNAL)
     for record in history.rounds[:rounds]:
         journal.append(record, [row for row in history.clients if row.round == record.round])
     return journal
@@ -58,8 +58,8 @@ def test_a_line_that_was_cut_off_is_passed_over(history: History, tmp_path: Path
 
 def test_each_round_is_on_disk_when_the_process_dies(history: History, tmp_path: Path) -> None:
     code = (
-        "import os, sys; from fedsel_flwr.rounds.history_storage import Ledger;"
-        "from fedsel_flwr.rounds.records import RoundRecord; journal = Ledger(sys.argv[1] + '/journal.jsonl');"
+        "import os, sys; from fedsel_flwr.rounds.history_storage import Journal;"
+        "from fedsel_flwr.rounds.records import RoundRecord; journal = Journal(sys.argv[1] + '/journal.jsonl');"
         "new = lambda r: RoundRecord(round=r, num_available=1, num_selected=0, num_completed=0, round_s=0.0,"
         " simulated_s=0.0, energy_j=0.0, total_energy_j=0.0);"
         "[journal.append(new(r), []) for r in (1, 2, 3)]; os.kill(os.getpid(), 9)"
@@ -73,7 +73,7 @@ def test_a_full_disk_is_one_clear_error(history: History, tmp_path: Path) -> Non
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
     (tmp_path / JOURNAL).symlink_to("/dev/full")
-    journal = Ledger(tmp_path / JOURNAL)
+    journal = Journal(tmp_path / JOURNAL)
     with pytest.raises(RunError, match=r"round 1 cannot be written .*No space left on device"):
         journal.append(history.rounds[0], history.clients[:2])
     assert "No space left on device" in str(journal.failure)
@@ -86,5 +86,5 @@ def test_a_damaged_line_is_refused_by_number(history: History, tmp_path: Path) -
     path.write_text(path.read_text().replace('"round": 2', '"runde": 2', 1))
     with pytest.raises(ParameterError, match="line 2 of"):
         read_journal(tmp_path)
-    with pytest.raises(ParameterError, match="holds no journal"):
+    with pytest.raises(ParameterError, match="journal"):
         read_journal(tmp_path / "elsewhere")

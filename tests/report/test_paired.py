@@ -112,9 +112,9 @@ def test_one_seed_has_a_difference_and_no_interval() -> None:
 def test_what_cannot_be_paired_is_refused() -> None:
     runs = [run("a", 0, 8.0), run("random", 1, 10.0)]
     for wrong, match in (
-        (runs, "no seed in common"),
-        (runs[:1], "'random' has no run; there are a"),
-        ([*runs, run("a", 0, 7.0)], "two of seed 0"),
+        (runs, "seed in common"),
+        (runs[:1], "'random' has no run"),
+        ([*runs, run("a", 0, 7.0)], "seed 0"),
     ):
         with pytest.raises(ParameterError, match=match):
             paired_differences(wrong, "random", "time_to_target_s")

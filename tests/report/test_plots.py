@@ -11,7 +11,14 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.report.plots import COLOURS, carry_forward, draw_accuracy, draw_differences, look_of, plot_comparison
+from fedsel_flwr.report.plots import (
+    COLOURS,
+    carry_forward,
+    draw_accuracy,
+    draw_differences,
+    line_style,
+    plot_comparison,
+)
 from fedsel_flwr.report.run_folder import load_optional
 from fedsel_flwr.report.verdict import PairedDifference
 
@@ -96,7 +103,7 @@ def test_the_same_histories_draw_the_same_picture_whatever_the_state_of_pyplot(m
 
 
 def test_a_picture_of_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ParameterError, match="at least one history"):
+    with pytest.raises(ParameterError, match="plot_comparison"):
         plot_comparison({"bsfl": []}, tmp_path / "x.png", num_clients=3, target_accuracy=0.5)
     assert list(tmp_path.iterdir()) == []
 
@@ -113,7 +120,7 @@ def difference(selector: str, *values: float) -> PairedDifference:
 
 def test_the_middle_panel_shows_each_difference_left_or_right_of_the_reference() -> None:
     axes = load_optional("matplotlib.figure").Figure().subplots()
-    looks = {name: look_of(i, 3) for i, name in enumerate(("bsfl", "cs-ucb", "never"))}
+    looks = {name: line_style(i, 3) for i, name in enumerate(("bsfl", "cs-ucb", "never"))}
     shown = [difference("bsfl", -8.0, -6.0), difference("cs-ucb", 3.0, 1.0), difference("never", math.nan, 2.0)]
     draw_differences(axes, shown, looks)
     drawn = [(line.get_color(), line.get_xdata().tolist()) for line in axes.lines[1:]]
@@ -141,7 +148,7 @@ def test_the_curve_is_the_mean_of_five_rounds_with_one_standard_deviation(make_h
     accuracy = np.array([[0.1, 0.2, 0.3, 0.4, 0.5, 0.6], [0.3, 0.4, 0.3, 0.6, 0.9, 1.0]])
     axes = load_optional("matplotlib.figure").Figure().subplots()
     histories = [make_history([[0]] * 6, accuracy=own.tolist()) for own in accuracy]
-    draw_accuracy(axes, "bsfl", histories, look_of(0, 1))
+    draw_accuracy(axes, "bsfl", histories, line_style(0, 1))
     means = 100 * np.array([own[1:].mean() for own in accuracy])  # of the last five, at the last round
     assert axes.lines[0].get_ydata()[-1] == pytest.approx(means.mean())
     band = axes.collections[0].get_paths()[0].vertices[:, 1]

@@ -86,7 +86,7 @@ def test_what_was_not_measured_is_a_dash(make_history) -> None:
 
 def test_an_update_before_a_run_is_refused(make_history) -> None:
     progress, _ = plain()
-    with progress, pytest.raises(RunError, match="before start_run"):
+    with progress, pytest.raises(RunError, match="start_run"):
         progress.update(make_history([[0]], accuracy=[0.5]).rounds[0], failures=0)
 
 

@@ -35,5 +35,5 @@ def test_the_picture(make_history, tmp_path: Path) -> None:
     lost = {"one": [[0.5, 0.4, 0.3], [0.1, 0.2]], "other": [[0.0, 0.0, 0.0]]}
     wide = plot_rounds(runs, tmp_path / "wide.png", num_clients=3, target_accuracy=0.8, lost=lost)
     assert matplotlib.image.imread(wide).shape[1] == 2700
-    with pytest.raises(ParameterError, match="at least one history"):
+    with pytest.raises(ParameterError, match="plot_rounds"):
         plot_rounds({"none": []}, path, num_clients=3, target_accuracy=0.8)

@@ -12,11 +12,11 @@ import pytest
 
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report.run_folder import (
+    atomic_write,
     create_run_folder,
     load_optional,
     read_history,
     read_model,
-    replacing,
     write_history,
     write_model,
     write_scenario,
@@ -40,10 +40,10 @@ def test_a_scenario_name_cannot_leave_the_root(tmp_path: Path, name: str, expect
 
 
 def test_run_folders_that_cannot_be_made(tmp_path: Path) -> None:
-    with pytest.raises(ParameterError, match="no letter or digit"):
+    with pytest.raises(ParameterError, match="scenario_name"):
         create_run_folder("../", tmp_path, NOW)
     (tmp_path / "runs").write_text("a file")
-    with pytest.raises(ParameterError, match=r"No folder for runs can be made in .*runs"):
+    with pytest.raises(ParameterError, match="runs"):
         create_run_folder("digits", tmp_path / "runs", NOW)
 
 
@@ -84,7 +84,7 @@ def test_histories_that_cannot_be_read(make_history, tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match=r"clients\.parquet"):
         read_history(tmp_path)
     clients.write_bytes(rounds.read_bytes())
-    with pytest.raises(ParameterError, match="columns of ClientRecord"):
+    with pytest.raises(ParameterError, match="ClientRecord"):
         read_history(tmp_path)
 
 
@@ -115,7 +115,7 @@ def test_models_that_cannot_be_written_or_read(tmp_path: Path) -> None:
         read_model(tmp_path)
     path = write_model(tmp_path, [np.arange(3.0)])
     for wrong in (np.array(["text"]), np.arange(3, dtype=">f4")):
-        with pytest.raises(ParameterError, match="array 01"):
+        with pytest.raises(ParameterError, match="01"):
             write_model(tmp_path, [np.zeros(2), wrong])
     np.testing.assert_array_equal(read_model(tmp_path)[0], [0, 1, 2])  # a refused write keeps the old model
     path.write_bytes(path.read_bytes()[:-4])
@@ -135,7 +135,7 @@ def test_a_write_that_fails_keeps_the_old_file_and_leaves_nothing_behind(tmp_pat
     target.write_text("old")
 
     def fail_halfway() -> None:
-        with replacing(target) as temporary:
+        with atomic_write(target) as temporary:
             temporary.write_text("half of the n")
             raise OSError("disk full")
 
@@ -143,7 +143,7 @@ def test_a_write_that_fails_keeps_the_old_file_and_leaves_nothing_behind(tmp_pat
         fail_halfway()
     assert target.read_text() == "old"
     assert list(tmp_path.iterdir()) == [target]
-    with replacing(target) as temporary:
+    with atomic_write(target) as temporary:
         temporary.write_text("new")
         assert target.read_text() == "old"
     assert target.read_text() == "new"

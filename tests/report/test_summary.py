@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.report import RunSummary, aggregate, jain_index, reaching, summarize
+from fedsel_flwr.report import RunSummary, aggregate, find_target_round, jain_index, summarize
 
 RUN = RunSummary(
     selector="bsfl",
@@ -46,7 +46,7 @@ def test_jain_index_of_nothing_is_nan_and_of_large_counts_does_not_overflow() ->
 
 @pytest.mark.parametrize("counts", [[1, -1], [math.nan, 1], [[1, 2], [3, 4]]])
 def test_jain_index_refuses_what_is_not_a_vector_of_counts(counts: list[float]) -> None:
-    with pytest.raises(ParameterError, match="one number per client"):
+    with pytest.raises(ParameterError, match="counts"):
         jain_index(counts)
 
 
@@ -102,10 +102,10 @@ def test_the_target_is_reached_by_the_mean_of_five_measured_rounds(make_history)
     """A lucky round does not count, nor does a round without measurement, nor the sixth last."""
     accuracy = [0.0, 0.95, 0.75, math.nan, 0.75, 0.75, 0.8]  # means: .475, .567, -, .6125, .64; the last five: .8
     history = make_history([[0]] * 7, accuracy=accuracy)
-    assert reaching(history.rounds, 0.8).round == 7
-    assert reaching(history.rounds[:-1], 0.8) is None
-    assert reaching(history.rounds, 0.81) is None
-    assert reaching(history.rounds, 0.64).round == 6
+    assert find_target_round(history.rounds, 0.8).round == 7
+    assert find_target_round(history.rounds[:-1], 0.8) is None
+    assert find_target_round(history.rounds, 0.81) is None
+    assert find_target_round(history.rounds, 0.64).round == 6
 
 
 def test_summarize_passes_over_rounds_without_a_measurement(make_history) -> None:
@@ -128,7 +128,7 @@ def test_summarize_of_a_run_without_rounds(make_history) -> None:
 
 @pytest.mark.parametrize("target", [0, -0.1, 80, math.nan])
 def test_a_target_that_is_no_fraction_is_refused(make_history, target: float) -> None:
-    with pytest.raises(ParameterError, match=r"Write 80 % as 0\.8"):
+    with pytest.raises(ParameterError, match="target_accuracy"):
         summarize(make_history([], accuracy=[]), selector="x", seed=0, num_clients=1, target_accuracy=target)
 
 

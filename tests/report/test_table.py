@@ -121,5 +121,5 @@ def test_in_a_pipe_the_text_is_plain_and_nothing_is_folded(encoding: str) -> Non
 
 
 def test_a_target_in_percent_is_refused() -> None:
-    with pytest.raises(ParameterError, match="fraction"):
+    with pytest.raises(ParameterError, match="target_accuracy"):
         render_table([], 80)

@@ -8,16 +8,16 @@ import time
 import pytest
 
 from fedsel_flwr.report import progress
-from fedsel_flwr.report.progress import Waiting
+from fedsel_flwr.report.progress import WaitNotice
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "AFTER_S", 0.05)
+    monkeypatch.setattr(progress, "NOTICE_AFTER_S", 0.05)
 
 
 def test_elsewhere_than_on_a_terminal_there_are_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    with Waiting("Starting Ray", "Ray started"):
+    with WaitNotice("Starting Ray", "Ray started"):
         time.sleep(0.4)
     out, err = capsys.readouterr()
     assert out == ""
@@ -25,7 +25,7 @@ def test_elsewhere_than_on_a_terminal_there_are_two_lines(capsys: pytest.Capture
 
 
 def test_what_is_there_is_told_once_and_before_the_end(capsys: pytest.CaptureFixture[str]) -> None:
-    with Waiting("Starting Ray", "Ray started") as started:
+    with WaitNotice("Starting Ray", "Ray started") as started:
         time.sleep(0.2)
         started.done()
         said = capsys.readouterr().err
@@ -38,8 +38,8 @@ def test_what_is_there_is_told_once_and_before_the_end(capsys: pytest.CaptureFix
 def test_a_terminal_shows_running_seconds_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "_terminal", lambda: True)
-    with Waiting("Starting Ray", "Ray started"):
+    monkeypatch.setattr(progress, "_stderr_is_terminal", lambda: True)
+    with WaitNotice("Starting Ray", "Ray started"):
         time.sleep(1.3)
     err = capsys.readouterr().err
     assert "\rStarting Ray ... 0 s" in err
@@ -50,9 +50,9 @@ def test_a_terminal_shows_running_seconds_in_one_line(
 
 def test_what_is_quick_or_quiet_or_told_elsewhere_leaves_no_line(capsys: pytest.CaptureFixture[str]) -> None:
     told: list[str] = []
-    with Waiting("Starting Ray", "Ray started"):
+    with WaitNotice("Starting Ray", "Ray started"):
         pass
-    for waited in (Waiting("Starting Ray", "", quiet=True), Waiting("Starting Ray", "", tell=told.append)):
+    for waited in (WaitNotice("Starting Ray", "", quiet=True), WaitNotice("Starting Ray", "", tell=told.append)):
         with waited:
             time.sleep(0.2)
     assert capsys.readouterr() == ("", "")
@@ -60,6 +60,6 @@ def test_what_is_quick_or_quiet_or_told_elsewhere_leaves_no_line(capsys: pytest.
 
 
 def test_after_an_error_it_does_not_say_that_it_is_there(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(KeyError), Waiting("Starting Ray", "Ray started"):
+    with pytest.raises(KeyError), WaitNotice("Starting Ray", "Ray started"):
         {}[time.sleep(0.2)]
     assert capsys.readouterr().err == "Starting Ray ...\n"

@@ -24,8 +24,8 @@ from safetensors.numpy import load, save
 
 from fedsel_flwr.errors import ParameterError, RunError, StateError
 from fedsel_flwr.rounds.checkpoints import Checkpoint, Checkpoints, json_path, read_checkpoint, write_checkpoint
-from fedsel_flwr.rounds.state_dicts import packed, unpacked
-from fedsel_flwr.rounds.storage import write_whole
+from fedsel_flwr.rounds.state_dicts import pack_state, unpack_state
+from fedsel_flwr.rounds.storage import write_atomically
 
 
 def checkpoint(number: int = 3, **changes: Any) -> Checkpoint:
@@ -36,7 +36,7 @@ def checkpoint(number: int = 3, **changes: Any) -> Checkpoint:
         "names": ["layer/weight", "scale"],
         "state": {"mean": generator.normal(size=400), "round": number, "ids": [f"client-{k}-ü" for k in range(300)]},
         "base": {"layers": [{"m_t": [generator.normal(size=3)], "norm": float("inf")}]},
-        "made_for": {"selector": "bsfl"},
+        "fingerprint": {"selector": "bsfl"},
     }
     return Checkpoint(**{**values, **changes})
 
@@ -80,8 +80,8 @@ TREES = st.recursive(
 @settings(max_examples=30, deadline=None)
 @given(st.dictionaries(st.text(max_size=4), TREES, max_size=3))
 def test_any_state_comes_back_bit_for_bit(state: dict[str, Any]) -> None:
-    text, arrays = packed(state, "state")
-    assert same(unpacked(json.loads(json.dumps(text)), load(save(arrays))), state)
+    text, arrays = pack_state(state, "state")
+    assert same(unpack_state(json.loads(json.dumps(text)), load(save(arrays))), state)
 
 
 def test_a_checkpoint_comes_back_bit_for_bit(tmp_path: Path) -> None:
@@ -95,14 +95,14 @@ def test_a_checkpoint_comes_back_bit_for_bit(tmp_path: Path) -> None:
 
 def test_a_generators_state_and_large_numbers_come_back() -> None:
     state = {"bits": np.random.default_rng(5).bit_generator.state, "large": 2**200, "low": -(2**70)}
-    text, arrays = packed(state, "state")
-    assert same(unpacked(json.loads(json.dumps(text)), arrays), state)
+    text, arrays = pack_state(state, "state")
+    assert same(unpack_state(json.loads(json.dumps(text)), arrays), state)
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, np.array([object()]), 1j, np.zeros(2, [("a", int)])])
 def test_what_cannot_be_saved_is_named(value: object, tmp_path: Path) -> None:
     with pytest.raises(StateError, match="state/part/key cannot be saved"):
-        packed({"part": {"key": value}}, "state")
+        pack_state({"part": {"key": value}}, "state")
     with pytest.raises(RunError, match=r"round 3: the checkpoint '.*round-000003.json' cannot be written: state/key"):
         Checkpoints(tmp_path).write(checkpoint(state={"key": value}))
     assert os.listdir(tmp_path) == []
@@ -161,9 +161,7 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path, resume=True)
     store.write(checkpoint())
     rewritten(json_path(tmp_path, 3), schema=2, written_by="fedsel-flwr 9.0")
-    reason = (
-        r"it has schema 2 \(fedsel-flwr 9\.0\), but this fedsel-flwr \S+ reads schema 1: go on with the version that"
-    )
+    reason = r"it has schema 2 \(fedsel-flwr 9\.0\), but this fedsel-flwr \S+ reads schema 1"
     with pytest.raises(RunError, match=rf"none of the checkpoints in .* can be used: round-000003\.json: {reason}"):
         store.newest(lambda one: None)
     assert json_path(tmp_path, 3).exists(), "nothing is set aside where nothing is taken"
@@ -226,9 +224,9 @@ def test_so_many_are_kept_and_leftovers_of_a_death_are_cleared(tmp_path: Path) -
 
 def test_a_folder_of_another_run_is_neither_overwritten_nor_continued_unasked(tmp_path: Path) -> None:
     Checkpoints(tmp_path).write(checkpoint())
-    with pytest.raises(RunError, match=r"holds the checkpoints of 3 rounds of another run: go on with resume=True"):
+    with pytest.raises(RunError, match=r"holds the checkpoints of 3 rounds of another run\. .*resume=True"):
         Checkpoints(tmp_path)
-    with pytest.raises(RunError, match=r"holds no checkpoint to go on from: check checkpoint_dir, or begin a new run"):
+    with pytest.raises(RunError, match=r"holds no checkpoint .*checkpoint_dir"):
         Checkpoints(tmp_path / "new", resume="must")
     assert Checkpoints(tmp_path / "new", resume=True).newest(lambda one: None) is None
     (tmp_path / "new" / "journal.jsonl").write_text("{}\n")
@@ -245,7 +243,7 @@ def test_odd_options_are_refused(options: dict[str, Any], tmp_path: Path) -> Non
 
 def test_a_place_that_is_no_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match=r"cannot be made: .*; give one that can be written to"):
+    with pytest.raises(RunError, match=r"cannot be made: "):
         Checkpoints(tmp_path / "file")
 
 
@@ -262,9 +260,7 @@ def test_a_full_disk_names_the_file_and_leaves_what_was_there(
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     with monkeypatch.context() as patch:
         patch.setattr(os, call, _full)
-        wanted = (
-            r"round 3: the checkpoint '.*round-000003\.json' cannot be written: No space left on device; .*before it"
-        )
+        wanted = r"round 3: the checkpoint '.*round-000003\.json' cannot be written: No space left on device"
         with pytest.raises(RunError, match=wanted):
             store.write(checkpoint(3))
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -277,13 +273,13 @@ def test_a_full_disk_names_the_file_and_leaves_what_was_there(
 @pytest.mark.parametrize("call", ["open", "write", "fsync", "replace"])
 def test_a_file_is_replaced_whole_or_stays(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
-    write_whole(path, b"one")
+    write_atomically(path, b"one")
     with monkeypatch.context() as patch:
         patch.setattr(os, call, _full)
         with pytest.raises(OSError, match="No space left"):
-            write_whole(path, b"another")
+            write_atomically(path, b"another")
     assert path.read_bytes() == b"one"
-    write_whole(path, b"another")
+    write_atomically(path, b"another")
     assert path.read_bytes() == b"another"
     assert os.listdir(tmp_path) == ["file"]
 
@@ -309,9 +305,9 @@ def test_a_read_only_folder_is_refused_before_the_run(tmp_path: Path) -> None:
     if mounted.returncode:
         pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
     try:
-        with pytest.raises(RunError, match="cannot be written to; give one that can, or change its permissions"):
+        with pytest.raises(RunError, match="cannot be written to"):
             Checkpoints(disk)
-        with pytest.raises(RunError, match="Read-only file system; give one that can be written to"):
+        with pytest.raises(RunError, match="Read-only file system"):
             Checkpoints(disk / "run")
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)

@@ -105,10 +105,10 @@ def test_as_a_mapping_it_holds_the_clients_that_are_enrolled() -> None:
     roster = Roster()
     values = ClientValues("data_weights", {"a": 1.0, "b": 2.0}, roster)
     assert (len(values), list(values), dict(values), list(values.items())) == (0, [], {}, [])
-    roster.enroll({"x": "b", "y": "stranger"}, 1)
+    roster.register({"x": "b", "y": "stranger"}, 1)
     assert (len(values), list(values), dict(values), list(values.values())) == (1, [0], {0: 2.0}, [2.0])
     assert (0 in values, 1 in values, values.get(1)) == (True, False, None)
-    roster.enroll({"z": "a"}, 2)
+    roster.register({"z": "a"}, 2)
     assert (len(values), dict(values), sorted(values.keys())) == (2, {0: 2.0, 2: 1.0}, [0, 2])
     assert values.given == {"a": 1.0, "b": 2.0}
     with pytest.raises(KeyError):

@@ -16,8 +16,8 @@ from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.rounds.core import SelectionCore
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roster import Roster
-from fedsel_flwr.rounds.run_length import Numbering
-from fedsel_flwr.rounds.settings import Settings, settled
+from fedsel_flwr.rounds.run_length import RoundNumbering
+from fedsel_flwr.rounds.settings import Settings, resolve_settings
 from fedsel_flwr.selectors import PCZFL, create
 from tests.processes import ROOT, Command
 from tests.rounds.written import Written, core_of, facts
@@ -84,7 +84,7 @@ def test_a_round_without_clients_is_entered_at_once() -> None:
     ("seen", "first", "offset"), [(0, 1, 0), (5, 6, 0), (5, 1, 5), (1, 2, 0), (1, 1, 1)]
 )  # fmt: skip
 def test_the_first_round_of_a_run_fixes_the_offset(seen: int, first: int, offset: int) -> None:
-    numbering = Numbering()
+    numbering = RoundNumbering()
     for i in range(3):
         numbering.check(first + i, seen + i)
         assert numbering.absolute(first + i) == seen + i + 1 == first + i + offset
@@ -94,11 +94,11 @@ def test_the_first_round_of_a_run_fixes_the_offset(seen: int, first: int, offset
 def test_a_run_that_begins_anywhere_else_is_refused(seen: int, first: int) -> None:
     expected = "1 was" if not seen else f"1 or {seen + 1} was"
     with pytest.raises(RunError, match=f"begins round {first}, but the selector has seen {seen} .* {expected}"):
-        Numbering().check(first, seen)
+        RoundNumbering().check(first, seen)
 
 
 def test_a_later_change_of_the_offset_is_refused() -> None:
-    numbering = Numbering()
+    numbering = RoundNumbering()
     numbering.check(1, 5)
     with pytest.raises(RunError, match=r"begins round 7, but the selector has seen 6 rounds, so that round 2 was"):
         numbering.check(7, 6)
@@ -164,18 +164,18 @@ def test_availability_may_be_asked_for_everybody_at_once() -> None:
 
 def test_who_is_present_is_looked_up_once_while_nobody_comes_or_goes() -> None:
     roster = Roster()
-    roster.enroll({"x": "a", "y": "b"}, 1)
+    roster.register({"x": "a", "y": "b"}, 1)
     present = roster.present(["x", "y"])
     assert roster.present({"y": 0, "x": 1}) is present
     roster.release(["x", "y"], 2)
-    assert roster.strangers(["x", "y"]) == []
+    assert roster.unregistered(["x", "y"]) == []
     assert roster.present(["x", "y"]) is present
     assert roster.present(["x"]).nodes == ("x",)
     roster.release(["x", "z"], 3)
-    assert roster.strangers(["x", "z"]) == ["z"]
-    roster.enroll({"z": "c"}, 3)
+    assert roster.unregistered(["x", "z"]) == ["z"]
+    roster.register({"z": "c"}, 3)
     assert roster.present(["x", "z"]).nodes == ("x", "z")
-    assert roster.strangers(["x", "y", "z"]) == ["y"]  # its binding is gone, its row stays
+    assert roster.unregistered(["x", "y", "z"]) == ["y"]  # its binding is gone, its row stays
 
 
 # ---- who is forgotten ------------------------------------------------------------------------------------------------
@@ -260,13 +260,15 @@ def test_vectors_of_another_length_are_missing_in_their_row_alone() -> None:
 
 def test_options_are_settled_once_for_every_adapter() -> None:
     selector = create("cs-ucb", clients_per_round=3, max_latency=7.0)
-    settings = settled(selector)
+    settings = resolve_settings(selector)
     assert (settings.max_latency, settings.channels, settings.averaging, settings.filter) == (7.0, 3, None, None)
-    assert settled(create("pczfl")).channels is None
-    assert settled(create("gpfl", clients_per_round=3, total_rounds=9)).averaging == "mean"
-    assert settled(create("gpfl", clients_per_round=3, total_rounds=9), averaging="fedpdp").averaging == "fedpdp"
+    assert resolve_settings(create("pczfl")).channels is None
+    assert resolve_settings(create("gpfl", clients_per_round=3, total_rounds=9)).averaging == "mean"
+    assert (
+        resolve_settings(create("gpfl", clients_per_round=3, total_rounds=9), averaging="fedpdp").averaging == "fedpdp"
+    )
     with pytest.raises(ParameterError, match=r"max_latency is 5\.0 for the strategy but 7\.0 for"):
-        settled(selector, max_latency=5.0)
+        resolve_settings(selector, max_latency=5.0)
     for wrong in ({"clock": "sundial"}, {"channels": 0}, {"clock_slack": -1.0}, {"averaging": "median"}):
         with pytest.raises(ParameterError, match=next(iter(wrong))):
             Settings(**wrong)  # type: ignore[arg-type]

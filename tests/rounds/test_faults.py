@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.rounds.history import History
-from fedsel_flwr.rounds.history_storage import Ledger
+from fedsel_flwr.rounds.history_storage import Journal
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.selectors import PowerOfChoice, Random
 from fedsel_flwr.strategies import SelectionStrategy
@@ -101,7 +101,7 @@ def test_one_line_a_round_with_the_same_fields_always(
     base = fedavg(evaluate_fn=lambda number, arrays, config: (0.5, {"accuracy": 0.25}) if number != 2 else None)
     strategy = SelectionStrategy(Random(clients_per_round=5, seed=0), base, max_latency=10.0, min_available=1)
     if on_disk:
-        strategy.history.write_to(Ledger(tmp_path / "j"))
+        strategy.history.write_to(Journal(tmp_path / "j"))
     with caplog.at_level(logging.INFO, logger="fedsel_flwr"):
         federation = Federation(strategy, proxies).play(2)
         for proxy in proxies[1:]:

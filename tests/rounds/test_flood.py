@@ -11,7 +11,7 @@ import pytest
 
 from fedsel_flwr.aggregation.filter import Filter
 from fedsel_flwr.errors import StateError
-from fedsel_flwr.rounds.eligibility import Trial
+from fedsel_flwr.rounds.eligibility import NewcomerQuota
 from fedsel_flwr.rounds.measuring import Validation
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roster import Roster
@@ -87,31 +87,31 @@ def test_without_a_limit_they_take_all(name: str) -> None:
 
 
 def test_a_newcomer_that_delivers_makes_room_for_the_next() -> None:
-    trial = Trial(Roster(max_new_per_round=2))
-    trial.offered(np.arange(3))
+    quota = NewcomerQuota(Roster(max_new_per_round=2))
+    quota.eligible(np.arange(3))
     everybody = np.arange(8)
     offers = []
     for _ in range(4):
-        mask = trial.offered(everybody)
+        mask = quota.eligible(everybody)
         offers.append(np.flatnonzero(mask)[3:].tolist())
-        trial.note(np.flatnonzero(mask), everybody[mask] != 4)  # client 4 never delivers
+        quota.note(np.flatnonzero(mask), everybody[mask] != 4)  # client 4 never delivers
     assert offers == [[3, 4], [3, 5, 6], [3, 4, 5, 6, 7], [3, 4, 5, 6, 7]]
 
 
-def test_the_row_of_an_evicted_client_is_on_trial_again() -> None:
-    trial = Trial(Roster(max_new_per_round=1))
-    trial.offered(np.arange(2))
-    trial.forget(np.array([1, 5]))
-    assert trial.state_dict()["trusted"].tolist() == [True, False]
-    twin = Trial(Roster(max_new_per_round=1))
-    twin.load_state_dict(trial.state_dict())
-    assert twin.offered(np.arange(4)).tolist() == trial.offered(np.arange(4)).tolist() == [True, True, False, False]
+def test_the_row_of_an_evicted_client_is_a_newcomer_again() -> None:
+    quota = NewcomerQuota(Roster(max_new_per_round=1))
+    quota.eligible(np.arange(2))
+    quota.forget(np.array([1, 5]))
+    assert quota.state_dict()["trusted"].tolist() == [True, False]
+    twin = NewcomerQuota(Roster(max_new_per_round=1))
+    twin.load_state_dict(quota.state_dict())
+    assert twin.eligible(np.arange(4)).tolist() == quota.eligible(np.arange(4)).tolist() == [True, True, False, False]
     with pytest.raises(StateError, match="tries"):
         twin.load_state_dict({"trusted": np.ones(2, dtype=bool), "tries": np.zeros(3, dtype=np.int64)})
 
 
-def test_without_a_limit_nobody_is_on_trial_and_nothing_is_kept() -> None:
-    trial = Trial(Roster())
-    trial.note(np.arange(3), np.zeros(3, dtype=bool))
-    assert trial.offered(np.arange(5)).all()
-    assert trial.state_dict()["trusted"].size == 0
+def test_without_a_limit_nobody_is_a_newcomer_and_nothing_is_kept() -> None:
+    quota = NewcomerQuota(Roster())
+    quota.note(np.arange(3), np.zeros(3, dtype=bool))
+    assert quota.eligible(np.arange(5)).all()
+    assert quota.state_dict()["trusted"].size == 0

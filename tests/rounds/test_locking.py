@@ -16,16 +16,16 @@ from tests.processes import ROOT
 OTHER = """
 import sys
 from pathlib import Path
-from fedsel_flwr.rounds.storage import hold
-lock = hold(Path(sys.argv[1]))
+from fedsel_flwr.rounds.storage import lock_folder
+lock = lock_folder(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
 """
-HOLDING = r"another process keeps its checkpoints in .* End it first, or give this run a checkpoint_dir of its own"
+HOLDING = r"another process keeps its checkpoints in .*checkpoint_dir"
 
 
 def checkpoint() -> Checkpoint:
-    return Checkpoint(round=1, model=[], names=[], state={}, base={}, made_for={})
+    return Checkpoint(round=1, model=[], names=[], state={}, base={}, fingerprint={})
 
 
 def test_a_second_process_is_refused_until_the_first_has_died(tmp_path: Path) -> None:

@@ -95,8 +95,8 @@ def _filter() -> Any:
 
 def test_models_come_in_the_types_of_the_global_one() -> None:
     stack = ModelStack([np.ones((2, *shape), dtype=np.float64) for shape in SHAPES])
-    assert {layer.dtype for layer in stack.like(REFERENCE).layers} == {np.dtype(np.float32)}
-    assert stack.like([layer[0] for layer in stack.layers]) is stack
+    assert {layer.dtype for layer in stack.cast_like(REFERENCE).layers} == {np.dtype(np.float32)}
+    assert stack.cast_like([layer[0] for layer in stack.layers]) is stack
 
 
 def test_taking_everything_copies_nothing() -> None:

@@ -55,7 +55,7 @@ def test_a_limit_must_be_a_number_above_0(value: Any) -> None:
 
 
 def test_there_is_no_limit_where_there_are_no_norms() -> None:
-    with pytest.raises(ParameterError, match="max_update_norm needs models that are arrays of one shape"):
+    with pytest.raises(ParameterError, match="max_update_norm"):
         core_of(Random(clients_per_round=1), max_update_norm=1.0, compare_models=False)
     core = core_of(Random(clients_per_round=1), max_update_norm=1.0)
     core.choose(["a"], None, Written(facts("a")))  # a global model that cannot be decoded

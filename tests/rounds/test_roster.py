@@ -37,14 +37,14 @@ def test_the_order_of_ids_is_total(ids: list[str]) -> None:
 
 
 def enroll(roster: Roster, claims: dict[str, str], number: int) -> tuple[dict[int, str], list[int]]:
-    new, evicted = roster.enroll(claims, number)
+    new, evicted = roster.register(claims, number)
     return new, evicted.tolist()
 
 
 def here(roster: Roster, connected: Any) -> dict[int, str]:
     present = roster.present(connected)
-    assert present.of(present.rows) == dict(zip(present.rows.tolist(), present.nodes, strict=True))
-    return present.of(present.rows)
+    assert present.nodes_of(present.rows) == dict(zip(present.rows.tolist(), present.nodes, strict=True))
+    return present.nodes_of(present.rows)
 
 
 def test_a_connection_is_bound_once() -> None:
@@ -52,16 +52,16 @@ def test_a_connection_is_bound_once() -> None:
     assert enroll(roster, {"n1": "b", "n2": "a"}, 1) == ({0: "n2", 1: "n1"}, [])
     assert roster.ids == ["a", "b"]
     assert here(roster, ["n1", "n2"]) == {0: "n2", 1: "n1"}
-    assert roster.strangers(["n1", "n2", "n3"]) == ["n3"]
+    assert roster.unregistered(["n1", "n2", "n3"]) == ["n3"]
     assert enroll(roster, {"n3": "a"}, 2) == ({}, [])
     assert list(roster.refused) == ["n3"]
     assert here(roster, ["n1", "n2", "n3"]) == {0: "n2", 1: "n1"}
-    assert roster.strangers(["n1", "n2", "n3"]) == []
+    assert roster.unregistered(["n1", "n2", "n3"]) == []
 
 
 def test_rows_stay_when_connections_go() -> None:
     roster = Roster()
-    roster.enroll({"n1": "a", "n2": "b"}, 1)
+    roster.register({"n1": "a", "n2": "b"}, 1)
     roster.release(["n2"])
     assert here(roster, ["n1", "n2"]) == {1: "n2"}
     assert enroll(roster, {"n9": "a"}, 2) == ({}, [])
@@ -79,8 +79,8 @@ def test_never_two_connections_on_one_row_nor_two_rows_of_one_id(
     roster = Roster(max_clients=max_clients, max_new_per_round=max_new, evict_after=1)
     for number, claims in enumerate(calls, start=1):
         roster.release(claims)
-        asked = roster.strangers(claims)
-        roster.enroll({node: claims[node] for node in asked}, number)
+        asked = roster.unregistered(claims)
+        roster.register({node: claims[node] for node in asked}, number)
         present = here(roster, claims)
         roster.seen(np.array(list(present), dtype=np.int64), number)
         assert len(set(present.values())) == len(present)
@@ -110,8 +110,8 @@ def test_a_row_that_somebody_held_by_name_is_nobody_elses(
     for number, claims in enumerate(calls, start=1):
         roster.release(claims, number)
         bound = {node: name for node, name in bound.items() if node in claims}
-        asked = {node: claims[node] for node in roster.strangers(claims)}
-        _, evicted = roster.enroll(
+        asked = {node: claims[node] for node in roster.unregistered(claims)}
+        _, evicted = roster.register(
             {node: one for node, (one, _) in asked.items()}, number, {node: name for node, (_, name) in asked.items()}
         )
         for row in evicted.tolist():
@@ -130,8 +130,8 @@ def test_a_row_that_somebody_held_by_name_is_nobody_elses(
 def test_values_by_row_follow_the_ids() -> None:
     roster = Roster()
     values = ClientValues("data_weights", {"b": 2.0, "a": 1.0, 10: 3.0}, roster)
-    roster.enroll({"n1": "b", "n2": "10"}, 1)
-    roster.enroll({"n3": "a"}, 2)
+    roster.register({"n1": "b", "n2": "10"}, 1)
+    roster.register({"n3": "a"}, 2)
     assert {row: values[row] for row in values} == {0: 3.0, 1: 2.0, 2: 1.0}
     assert 3 not in values
     assert -1 not in values
@@ -154,7 +154,7 @@ def test_values_that_do_not_name_each_client_once(given_: Any) -> None:
 def test_a_state_with_texts_that_no_client_can_have_is_refused(part: str, text: str) -> None:
     """As in a checkpoint that was written by hand; they would reach the log and the tables."""
     roster = Roster()
-    roster.enroll({"n1": "a", "n2": "b"}, 1)
+    roster.register({"n1": "a", "n2": "b"}, 1)
     state = roster.state_dict()
     state[part] = [text, "c"]
     with pytest.raises(StateError, match=f"{part} must be printable texts"):

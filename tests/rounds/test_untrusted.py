@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 
 from fedsel_flwr.rounds.replies import Reply, read_reply
 from fedsel_flwr.rounds.settings import Settings
-from fedsel_flwr.rounds.untrusted import MAX_METRICS, MAX_SKETCH, longest, one_line, several_lines, shown, within
+from fedsel_flwr.rounds.untrusted import (
+    MAX_METRICS,
+    MAX_SKETCH,
+    column_value,
+    indented_lines,
+    max_vector_length,
+    one_line,
+    shown,
+)
 from fedsel_flwr.selectors.columns import COLUMNS, LARGEST
 from fedsel_flwr.strategies.wrapping.failure_reasons import reason_in, reason_of
 
@@ -42,7 +50,7 @@ def test_texts_are_one_printable_line(text: str) -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.text(alphabet=NASTY + "INFO :", max_size=80))
 def test_a_text_of_several_lines_cannot_begin_a_line_of_its_own(text: str) -> None:
-    first, *others = several_lines(text).split("\n")
+    first, *others = indented_lines(text).split("\n")
     assert all(line.startswith("    ") and line.isprintable() for line in others)
     assert first.isprintable()
 
@@ -101,24 +109,24 @@ def test_a_long_reason_is_looked_at_at_both_ends(text: str) -> None:
 def test_numbers_beyond_their_range_are_not_read(name: str) -> None:
     beyond = [1e308, -1e308, 2 * LARGEST, float("inf"), float("nan")]
     if COLUMNS[name].shape == "vector":
-        assert [within(COLUMNS[name], np.array([0.0, one])) for one in beyond] == [None] * 5
-        assert within(COLUMNS[name], np.array([-0.0, 5e-324, LARGEST])) is not None
+        assert [column_value(COLUMNS[name], np.array([0.0, one])) for one in beyond] == [None] * 5
+        assert column_value(COLUMNS[name], np.array([-0.0, 5e-324, LARGEST])) is not None
     else:
-        assert [within(COLUMNS[name], one) for one in beyond] == [None] * 5
-        assert [within(COLUMNS[name], one) for one in (-0.0, 5e-324, LARGEST)] == [0.0, 5e-324, LARGEST]
+        assert [column_value(COLUMNS[name], one) for one in beyond] == [None] * 5
+        assert [column_value(COLUMNS[name], one) for one in (-0.0, 5e-324, LARGEST)] == [0.0, 5e-324, LARGEST]
         key = {"energy": "energy_j"}.get(name)
         if key:
             assert np.isnan(read({"latency_s": 1.0, key: 2 * LARGEST}).values[name])
 
 
 def test_a_vector_longer_than_it_can_be_is_not_copied() -> None:
-    assert longest("gradient", REFERENCE) == 6
-    assert within(COLUMNS["gradient"], np.zeros(6), 6) is not None
-    assert within(COLUMNS["gradient"], np.zeros(7), 6) is None
+    assert max_vector_length("gradient", REFERENCE) == 6
+    assert column_value(COLUMNS["gradient"], np.zeros(6), 6) is not None
+    assert column_value(COLUMNS["gradient"], np.zeros(7), 6) is None
     sent = np.zeros(16 * MB, dtype=np.float32).tobytes()
     tracemalloc.start()
     try:
-        assert within(COLUMNS["sketch"], sent, MAX_SKETCH) is None
+        assert column_value(COLUMNS["sketch"], sent, MAX_SKETCH) is None
         assert tracemalloc.get_traced_memory()[1] < MB
     finally:
         tracemalloc.stop()

@@ -51,7 +51,7 @@ def test_labels_must_be_classes_that_predict_knows(labels: list[int]) -> None:
 
 
 def test_there_is_a_label_for_each_example() -> None:
-    with pytest.raises(ParameterError, match="one label per example, got 3 and 2"):
+    with pytest.raises(ParameterError, match=r"^validation .*3 .*2 "):
         Validation(lambda a, i: i, np.eye(3), np.array([0, 1]))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedsel_flwr.rounds.core import SelectionCore
-from fedsel_flwr.rounds.settings import settled
+from fedsel_flwr.rounds.settings import resolve_settings
 from fedsel_flwr.selectors import Selector
 
 
@@ -33,4 +33,4 @@ def facts(*nodes: str, **more: Any) -> dict[str, Any]:
 
 
 def core_of(selector: Selector, *, roster: Any = None, availability: Any = None, **options: Any) -> SelectionCore:
-    return SelectionCore(selector, settled(selector, **options), roster=roster, availability=availability)
+    return SelectionCore(selector, resolve_settings(selector, **options), roster=roster, availability=availability)

@@ -13,7 +13,7 @@ from rich.console import Console
 from fedsel_flwr.checks import IntArray
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report import aggregate
-from fedsel_flwr.report.tables import latex, render_table
+from fedsel_flwr.report.tables import latex_table, render_table
 from fedsel_flwr.selectors import Selector, create
 from fedsel_flwr.simulations import compare, load_scenario
 from fedsel_flwr.testing import check_selector
@@ -82,7 +82,7 @@ def test_a_comparison_shows_how_many_a_round_asked() -> None:
     assert lines[0].split()[-1] == "asked"
     assert lines[1].split()[-2:] == ["a", "round"]
     assert [line.split()[-1] for line in lines[3:5]] == [str(scenario.clients_per_round), str(scenario.num_clients)]
-    assert "clients a round" in latex(comparison.summaries, None, 0.5).splitlines()[2]
+    assert "clients a round" in latex_table(comparison.summaries, None, 0.5).splitlines()[2]
 
 
 def test_the_table_with_the_column_has_room_at_80_columns() -> None:

@@ -65,7 +65,7 @@ def command(argv: list[str], folder: Path) -> tuple[int, str, str]:
     A checkpoint is written after every round, whatever that costs; the pictures are empty files.
     """
     os.chdir(folder)
-    existing_runs.SHARE = 1.0
+    existing_runs.CHECKPOINT_SHARE = 1.0
     for name in ("plot", "plot_rounds"):
         setattr(Comparison, name, lambda self, path, *rest: Path(path).touch())
     out, err = io.StringIO(), io.StringIO()

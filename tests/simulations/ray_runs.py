@@ -19,14 +19,14 @@ from flwr.server import ServerApp
 from flwr.server.strategy import FedAvg
 from flwr.serverapp import Grid
 
-from fedsel_flwr.report.progress import Waiting
+from fedsel_flwr.report.progress import WaitNotice
 from fedsel_flwr.selectors import create
 from fedsel_flwr.simulations import engine
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.on_flower.building import make_strategy
-from fedsel_flwr.simulations.on_flower.driving import count_nodes, run_rounds
-from fedsel_flwr.simulations.on_flower.ray_resources import Where
-from fedsel_flwr.simulations.on_flower.ray_session import Session
+from fedsel_flwr.simulations.on_flower.driving import run_rounds, wait_for_nodes
+from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
+from fedsel_flwr.simulations.on_flower.ray_session import RaySession
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
@@ -91,7 +91,7 @@ def hostile() -> dict[str, Any]:
 
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
-        count_nodes(grid, scenario)
+        wait_for_nodes(grid, scenario)
         results.append(run_rounds(grid, world_of(scenario), strategy))
 
     messages: list[str] = []
@@ -99,7 +99,7 @@ def hostile() -> dict[str, Any]:
     handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("fedsel_flwr").addHandler(handler)
     # More actors than cores: each of the three late answers keeps one asleep.
-    session = Session(Where(num_cpus=5), Waiting("Starting Ray", "Ray started"))
+    session = RaySession(RayResources(num_cpus=5), WaitNotice("Starting Ray", "Ray started"))
     engine._run_on_flower(server_app, ClientApp(client_fn=_client_fn), len(KINDS), session)
     return {
         "history": strategy.history, "arrays": results[0].arrays, "state": selector.state_dict(),

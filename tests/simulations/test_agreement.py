@@ -53,15 +53,15 @@ def _equal_weights(patch: pytest.MonkeyPatch) -> None:
 
 
 def _other_delays(patch: pytest.MonkeyPatch) -> None:
-    train = vectorized.InProcess.train
+    train = vectorized.InProcessClients.train
 
-    def trained_late(clients: vectorized.InProcess, nodes: Sequence[str], number: int, asks: str) -> Any:
+    def trained_late(clients: vectorized.InProcessClients, nodes: Sequence[str], number: int, asks: str) -> Any:
         draws = SystemModel.draws
         with pytest.MonkeyPatch.context() as inner:  # for this engine alone: clients one by one draw in the same way
             inner.setattr(SystemModel, "draws", lambda system, ids, number: draws(system, ids, number + 1))
             return train(clients, nodes, number, asks)
 
-    patch.setattr(vectorized.InProcess, "train", trained_late)
+    patch.setattr(vectorized.InProcessClients, "train", trained_late)
 
 
 FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {

@@ -71,20 +71,20 @@ def test_faults_in_the_run_config(config: dict[str, Any], message: str) -> None:
 
 
 def test_the_vectorized_engine_is_not_flowers() -> None:
-    with pytest.raises(ParameterError, match="engine = 'vectorized', but flwr run is Flower's own engine"):
+    with pytest.raises(ParameterError, match="engine = 'vectorized'"):
         scenario_of(context(scenario="smoke", engine="vectorized"))
 
 
 def test_where_checkpoints_go(tmp_path: Path) -> None:
-    assert app.keeping_of(context()) == app.keeping_of(context(checkpoint_dir="", resume="")) == {}
+    assert app.checkpoint_options(context()) == app.checkpoint_options(context(checkpoint_dir="", resume="")) == {}
     here = {"checkpoint_dir": tmp_path, "resume": False}
-    assert app.keeping_of(context(checkpoint_dir=str(tmp_path))) == here
+    assert app.checkpoint_options(context(checkpoint_dir=str(tmp_path))) == here
     for resume in (True, "must"):
-        assert app.keeping_of(context(checkpoint_dir=str(tmp_path), resume=resume)) == here | {"resume": resume}
+        assert app.checkpoint_options(context(checkpoint_dir=str(tmp_path), resume=resume)) == here | {"resume": resume}
     with pytest.raises(ParameterError, match="resume = True needs checkpoint_dir"):
-        app.keeping_of(context(resume=True))
+        app.checkpoint_options(context(resume=True))
     with pytest.raises(ParameterError, match="resume must be true, false or 'must', got 'yes'"):
-        app.keeping_of(context(checkpoint_dir=str(tmp_path), resume="yes"))
+        app.checkpoint_options(context(checkpoint_dir=str(tmp_path), resume="yes"))
 
 
 # ---- the log -------------------------------------------------------------------------------------------------------

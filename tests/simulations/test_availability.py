@@ -61,7 +61,7 @@ def test_probability_one_is_everybody() -> None:
     "client_id", ["phone-7", "-3", str(2**32), str(2**63 + 5), "9" * 5000, "", "1.0", "1_0", " 1", "+1", "\u0663"]
 )
 def test_an_id_that_is_no_partition_id_is_named(client_id: str) -> None:
-    said = f"a whole number below 2**32, but a client calls itself {client_id!r}: report the partition id as client_id"
+    said = f"a whole number below 2**32, but a client calls itself {client_id!r}"
     with pytest.raises(ParameterError, match=re.escape(said)):
         BernoulliAvailability(0.5, seed=1)(client_id, 1, 0.0)
 
@@ -135,7 +135,7 @@ def test_seconds_per_round_must_be_seconds(seconds: float, tmp_path: Path) -> No
 
 def test_a_trace_by_rounds_has_no_seconds_per_round(tmp_path: Path) -> None:
     trace(tmp_path, "round,client,state\n")
-    with pytest.raises(ParameterError, match=r"trace\.csv' counts in rounds: leave out seconds_per_round"):
+    with pytest.raises(ParameterError, match=r"trace\.csv' counts in rounds.*seconds_per_round"):
         TraceAvailability(tmp_path / "trace.csv", seconds_per_round=2000.0)
 
 
@@ -152,7 +152,7 @@ def test_a_trace_is_found_here_or_in_the_data_folder(tmp_path: Path, monkeypatch
     (here / "t.csv").touch()
     assert find_trace("t.csv", None).resolve() == here / "t.csv"
     assert find_trace(str(data / "t.csv"), None) == data / "t.csv"
-    said = r"trace 'u\.csv': it is neither in the working directory nor in the data folder .*data; .*--data-dir or "
+    said = r"trace 'u\.csv': it is neither in the working directory nor in the data folder .*data\. .*--data-dir or "
     with pytest.raises(ParameterError, match=said):
         find_trace("u.csv", None)
     with pytest.raises(ParameterError, match=r"nowhere .* does not exist"):
@@ -268,10 +268,10 @@ def test_a_client_whose_id_is_no_partition_id_ends_the_run_with_the_reason() -> 
     model = BernoulliAvailability(0.5, seed=1)
     options: dict[str, Any] = {"availability": model, "max_latency": 9.0, "min_available": 1}
     strategy = LegacyStrategy(create("random", clients_per_round=1, seed=0), legacy.fedavg(), **options)
-    with pytest.raises(ParameterError, match=r"a client calls itself 'phone-7': report the partition id"):
+    with pytest.raises(ParameterError, match=r"a client calls itself 'phone-7'"):
         legacy.run_rounds(strategy, [legacy.FakeProxy("node", "phone-7")], 1)
     strategy = MessageStrategy(create("random", clients_per_round=1, seed=0), message.fedavg(), **options)
-    with pytest.raises(ParameterError, match=r"a client calls itself 'phone-0': report the partition id"):
+    with pytest.raises(ParameterError, match=r"a client calls itself 'phone-0'"):
         message.play(strategy, message.FakeGrid(message.crowd(1, prefix="phone-")), 1)
 
 

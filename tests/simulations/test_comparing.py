@@ -16,7 +16,7 @@ from fedsel_flwr import cli
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import BSFL, PCZFL, Random, Selector, names
 from fedsel_flwr.simulations import Comparison, Scenario, compare, load_scenario
-from fedsel_flwr.simulations.comparisons.contenders import contenders
+from fedsel_flwr.simulations.comparisons.contenders import read_contenders
 
 OWN = '''
 import numpy as np
@@ -130,7 +130,7 @@ def test_installed_names_are_listed_and_ours_stay_ours(own: Path, capsys: pytest
     out = capsys.readouterr().out
     assert "quickest        The clients of the least mean latency" in out
     assert "broken          cannot be loaded: " in out
-    assert contenders("bsfl")[0].name == "bsfl"
+    assert read_contenders("bsfl")[0].name == "bsfl"
     assert "their_package" not in str(load_scenario("smoke", {"selector": "bsfl"}))
 
 
@@ -222,7 +222,7 @@ def test_a_class_gets_what_it_takes_of_the_scenario() -> None:
 
     compare(smoke(rounds=2), [Curious], seeds=[8])
     assert got == {"clients_per_round": smoke().clients_per_round, "seed": 8, "total_rounds": 2}
-    (pczfl,) = contenders([PCZFL])
+    (pczfl,) = read_contenders([PCZFL])
     assert pczfl.label == "pczfl"
 
 

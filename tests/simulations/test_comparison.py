@@ -16,7 +16,7 @@ import pytest
 from fedsel_flwr import cli
 from fedsel_flwr.rounds.history import ClientRecord, History
 from fedsel_flwr.simulations import engine
-from fedsel_flwr.simulations.comparisons.flower_agreement import Agreement, agreement
+from fedsel_flwr.simulations.comparisons.flower_agreement import Agreement, compare_choices
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from tests.simulations.inprocess import in_process
 
@@ -113,6 +113,6 @@ def test_engines_that_part_are_said_to() -> None:
         return made
 
     one, other = history([0, 1], [2, 3], [4, 5]), history([1, 0], [2, 4])
-    assert agreement(one, one) == Agreement(rounds=3, parted=0)
-    assert agreement(one, other) == Agreement(rounds=2, parted=2)  # the order within a round does not count
-    assert agreement(one, other).sentence.endswith("chose other clients from round 2 on.")
+    assert compare_choices(one, one) == Agreement(rounds=3, parted=0)
+    assert compare_choices(one, other) == Agreement(rounds=2, parted=2)  # the order within a round does not count
+    assert compare_choices(one, other).sentence.endswith("chose other clients from round 2 on.")

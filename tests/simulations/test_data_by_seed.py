@@ -11,7 +11,7 @@ import pytest
 from fedsel_flwr.cli import main
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations import Comparison, OwnData, compare, load_scenario
-from fedsel_flwr.simulations.worlds.ingredients import Own
+from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 from fedsel_flwr.simulations.worlds.world import World
 
 KEYS = {"rounds": 2, "num_clients": 5, "clients_per_round": 2, "engine": "vectorized", "target_accuracy": 0.01}
@@ -66,7 +66,7 @@ def sentence(data: Any, folder: Path | None = None) -> str:
 def test_a_partition_may_be_a_function_of_the_seed() -> None:
     data = OwnData(examples(1), examples(0), partition=dealt)
     for seed in (1, 2):
-        world = World(SMOKE.model_copy(update={"seed": seed}), Own(data=data))
+        world = World(SMOKE.model_copy(update={"seed": seed}), OwnParts(data=data))
         assert [rows.tolist() for rows in world.partitions] == [sorted(rows.tolist()) for rows in dealt(seed)]
 
 

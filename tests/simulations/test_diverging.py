@@ -11,8 +11,8 @@ from fedsel_flwr.cli import main
 from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.simulations import engine, load_scenario, simulate
-from fedsel_flwr.simulations.divergence import chance, trouble
-from fedsel_flwr.simulations.worlds.ingredients import Own
+from fedsel_flwr.simulations.divergence import chance_level, diagnose
+from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 from fedsel_flwr.simulations.worlds.world import World
 from tests.simulations.inprocess import in_process
 
@@ -23,17 +23,17 @@ def _history(world: World, losses: list[float], accuracies: list[float]) -> Hist
     history = History()
     for number, (loss, accuracy) in enumerate(zip(losses, accuracies, strict=True), 1):
         history.append(round=number, num_available=1, round_s=1.0, clients=[])
-        history.evaluated(number, loss=loss, accuracy=accuracy)
+        history.record_evaluation(number, loss=loss, accuracy=accuracy)
     return history
 
 
 def test_guessing_is_the_most_frequent_class() -> None:
     """37 of 360 digits are of one class: .1028, and two standard errors of .016."""
     world = World(load_scenario("smoke", SMOKE))
-    assert chance(world) == pytest.approx(37 / 360 + 2 * math.sqrt(37 / 360 * 323 / 360 / 360))
-    assert chance(World(load_scenario("ben-ami-unequal", {"engine": "vectorized"}))) == 0
-    own = Own(objective=Objective(CLASSIFICATION.loss, CLASSIFICATION.quality))
-    assert math.isnan(chance(World(load_scenario("smoke", SMOKE), own)))
+    assert chance_level(world) == pytest.approx(37 / 360 + 2 * math.sqrt(37 / 360 * 323 / 360 / 360))
+    assert chance_level(World(load_scenario("ben-ami-unequal", {"engine": "vectorized"}))) == 0
+    own = OwnParts(objective=Objective(CLASSIFICATION.loss, CLASSIFICATION.quality))
+    assert math.isnan(chance_level(World(load_scenario("smoke", SMOKE), own)))
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_guessing_is_the_most_frequent_class() -> None:
 )
 def test_what_counts(losses: list[float], accuracies: list[float], said: str) -> None:
     world = World(load_scenario("smoke", SMOKE))
-    found = trouble(world, _history(world, losses, accuracies))
+    found = diagnose(world, _history(world, losses, accuracies))
     assert said in found if said else not found
 
 
@@ -61,14 +61,14 @@ def test_a_run_says_so(name: str, rate: float, said: str, caplog: Any, monkeypat
     monkeypatch.setattr(engine, "run_simulation", in_process)
     scenario = load_scenario("smoke", {**SMOKE, "training.learning_rate": rate, "api": "message"})
     result = simulate(scenario, engine=name)
-    assert said in result.trouble if said else not result.trouble
-    assert (result.trouble in caplog.text) if said else ("diverged" not in caplog.text)
+    assert said in result.diagnosis if said else not result.diagnosis
+    assert (result.diagnosis in caplog.text) if said else ("diverged" not in caplog.text)
 
 
 def test_a_run_in_which_nobody_delivers_says_why(caplog: Any) -> None:
     result = simulate(load_scenario("smoke", {**SMOKE, "clients.crash_probability": 1.0}))
-    assert result.trouble.startswith("no update could be used in 6 rounds; most often: crashed: did not train")
-    assert caplog.records[-1].getMessage() == result.trouble
+    assert result.diagnosis.startswith("no update could be used in 6 rounds; most often: crashed: did not train")
+    assert caplog.records[-1].getMessage() == result.diagnosis
 
 
 def test_on_the_command_line(capsys: Any, tmp_path: Any) -> None:

@@ -201,7 +201,7 @@ def test_a_strategy_is_checked_or_made_once_a_run(own: bool, monkeypatch: pytest
     """A second one would be thrown away, with the data it measures on."""
     monkeypatch.setattr(engine, "run_simulation", in_process)
     calls: list[str] = []
-    for module, name in ((engine, "given_or_made"), (building, "make_strategy"), (driving, "make_strategy")):
+    for module, name in ((engine, "resolve_strategy"), (building, "make_strategy"), (driving, "make_strategy")):
         original = getattr(module, name)
 
         def counted(*args: Any, original: Any = original, name: str = name) -> Any:
@@ -210,7 +210,7 @@ def test_a_strategy_is_checked_or_made_once_a_run(own: bool, monkeypatch: pytest
 
         monkeypatch.setattr(module, name, counted)
     simulate(SMOKE, strategy=own_strategy("legacy") if own else None)
-    assert calls == (["given_or_made"] if own else ["given_or_made", "make_strategy"])
+    assert calls == (["resolve_strategy"] if own else ["resolve_strategy", "make_strategy"])
 
 
 def test_a_strategy_under_which_nobody_ever_completes_ends_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,12 +228,12 @@ def no_flower(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_on_round_belongs_to_a_strategy_of_ones_own(no_flower: None) -> None:
-    with pytest.raises(ParameterError, match="strategy and on_round cannot be given together: give on_round to the s"):
+    with pytest.raises(ParameterError, match="strategy and on_round cannot be given together"):
         simulate(SMOKE, strategy=own_strategy("legacy"), on_round=lambda record: None)
 
 
 def test_a_selector_belongs_to_a_strategy_of_ones_own(no_flower: None) -> None:
-    with pytest.raises(ParameterError, match="strategy and selector cannot be given together: give selector to the s"):
+    with pytest.raises(ParameterError, match="strategy and selector cannot be given together"):
         simulate(SMOKE, strategy=own_strategy("legacy"), selector=Neighbours(clients_per_round=2))
 
 

@@ -7,27 +7,27 @@ import pytest
 from fedsel_flwr import cli
 from fedsel_flwr.selectors import names
 from fedsel_flwr.simulations import compare, load_scenario
-from fedsel_flwr.simulations.comparisons.contenders import every_selector
+from fedsel_flwr.simulations.comparisons.contenders import runnable_selectors
 
 
 def test_all_but_those_that_cannot() -> None:
-    able, left_out = every_selector(load_scenario("digits"))
+    able, left_out = runnable_selectors(load_scenario("digits"))
     assert able == list(names())
     assert left_out == {}
     keys = {"data.dataset": "synthetic-regression", "model.name": "linear", "partition.kind": "iid"}
-    able, left_out = every_selector(load_scenario("digits", {**keys, "aggregation.over_selection": 0.5}))
+    able, left_out = runnable_selectors(load_scenario("digits", {**keys, "aggregation.over_selection": 0.5}))
     assert sorted([*able, *left_out]) == sorted(names())
     assert "bsfl" in able
     assert "has numbers to predict" in left_out["gpfl"]
     assert "clients_per_round" in left_out["fedcs"]
-    _, left_out = every_selector(load_scenario("phones", {"num_clients": 1001, "partition.kind": "sampled"}))
+    _, left_out = runnable_selectors(load_scenario("phones", {"num_clients": 1001, "partition.kind": "sampled"}))
     assert left_out == {"divfl": "takes at most 1000 clients, and there are 1001"}
 
 
 def test_a_comparison_of_all_says_who_is_left_out() -> None:
     keys = {"data.dataset": "synthetic-regression", "model.name": "linear", "rounds": 2, "partition.kind": "iid"}
     comparison = compare(load_scenario("smoke", keys), "all")
-    able, left_out = every_selector(load_scenario("smoke", keys))
+    able, left_out = runnable_selectors(load_scenario("smoke", keys))
     assert (comparison.selectors, comparison.left_out) == (able, left_out)
     assert left_out
 

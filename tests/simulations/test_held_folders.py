@@ -15,7 +15,7 @@ from fedsel_flwr.cli import main
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.report.run_folder import JOURNAL
 from fedsel_flwr.rounds.history import RoundRecord
-from fedsel_flwr.rounds.history_storage import Ledger
+from fedsel_flwr.rounds.history_storage import Journal
 from fedsel_flwr.simulations import Comparison, compare, load_scenario, simulate
 from tests.processes import ROOT
 
@@ -25,7 +25,7 @@ fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX)
 print("held", flush=True)
 sys.stdin.read()
 """
-HELD = r"another process writes to '.*': a run or comparison that is still running\? Nothing there was changed"
+HELD = r"another process writes to '.*'"
 SMOKE = load_scenario("smoke", {"rounds": 4, "engine": "vectorized"})
 
 
@@ -99,8 +99,8 @@ def test_the_command_says_so_and_names_no_rounds(tmp_path: Path, capsys: pytest.
 
 def test_a_journal_that_was_cut_is_not_said_to_hold_the_rounds_before(tmp_path: Path) -> None:
     records = simulate(SMOKE).history.rounds
-    ledger = Ledger(tmp_path / JOURNAL)
-    ledger.append(records[0], [])
+    journal = Journal(tmp_path / JOURNAL)
+    journal.append(records[0], [])
     (tmp_path / JOURNAL).write_bytes(b"")
     with pytest.raises(RunError, match=r"round 2 cannot be written .* to 0 bytes; rounds before it are lost"):
-        ledger.append(records[1], [])
+        journal.append(records[1], [])

@@ -24,9 +24,9 @@ from fedsel_flwr.simulations import (
     simulate,
 )
 from fedsel_flwr.simulations.comparisons.flower_agreement import Agreement
-from fedsel_flwr.simulations.existing_runs import Pace
+from fedsel_flwr.simulations.existing_runs import CheckpointPace
 from fedsel_flwr.simulations.results import RunResult
-from fedsel_flwr.simulations.scenario import FREE, in_words
+from fedsel_flwr.simulations.scenario import CHANGEABLE_ON_RESUME, course_settings
 from fedsel_flwr.simulations.scenario_files import override_keys
 from tests.simulations.cut_off_runs import content, parts
 from tests.simulations.inprocess import in_process
@@ -138,7 +138,7 @@ def test_a_folder_with_another_run_is_refused_by_key(tmp_path: Path) -> None:
     ):
         with pytest.raises(RunError, match=words):
             simulate(smoke(**keys), folder=tmp_path, resume=True)
-    with pytest.raises(RunError, match=r"holds the checkpoints of .* another run: go on with resume=True"):
+    with pytest.raises(RunError, match=r"holds the checkpoints of .* another run\. .*resume=True"):
         simulate(smoke(), folder=tmp_path)
     assert content(tmp_path) == before
 
@@ -177,12 +177,12 @@ def test_what_the_caller_brings_is_given_again(tmp_path: Path) -> None:
 
 def test_every_key_of_a_scenario_is_compared_or_free() -> None:
     scenario = smoke(selector="bsfl")
-    words = in_words(scenario)
-    own = {key for key in override_keys() if key not in FREE and not key.startswith("selectors.")}
+    words = course_settings(scenario)
+    own = {key for key in override_keys() if key not in CHANGEABLE_ON_RESUME and not key.startswith("selectors.")}
     assert own <= words.keys()
-    assert FREE - {"name", "description", "selectors"} <= {*override_keys()}
-    assert not FREE & words.keys()
-    long = in_words(smoke(partition__kind="sizes", partition__sizes=[10 + k for k in range(10)] * 1))
+    assert CHANGEABLE_ON_RESUME - {"name", "description", "selectors"} <= {*override_keys()}
+    assert not CHANGEABLE_ON_RESUME & words.keys()
+    long = course_settings(smoke(partition__kind="sizes", partition__sizes=[10 + k for k in range(10)] * 1))
     assert all(len(value) < 100 for value in long.values())
 
 
@@ -196,13 +196,13 @@ def test_checkpoints_take_no_more_than_their_share(monkeypatch: pytest.MonkeyPat
         written.append(now[0])
 
     written: list[float] = []
-    pace = Pace(0.02)
+    pace = CheckpointPace(0.02)
     while now[0] < 10.0:
         now[0] += 0.010
         pace(write)
     assert 0.002 * len(written) <= 0.02 * now[0] + 0.002
     assert len(written) >= 0.8 * 0.02 * now[0] / 0.002
-    written, pace = [], Pace()
+    written, pace = [], CheckpointPace()
     for _ in range(5):
         pace(write)
     assert len(written) == 5

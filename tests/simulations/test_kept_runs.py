@@ -17,7 +17,7 @@ from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report.run_folder import read_history
 from fedsel_flwr.rounds import append_file, history_storage
 from fedsel_flwr.simulations import Comparison, compare, load_scenario, simulate
-from fedsel_flwr.simulations.results import rounds_in
+from fedsel_flwr.simulations.results import describe_runs
 
 ARGV = ["compare", "smoke", "--rounds", "400", "--selectors", "bsfl,random", "--runs-dir"]
 
@@ -85,8 +85,8 @@ def test_a_history_that_is_not_in_memory_is_that_of_a_run_without_a_folder(
     held: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = simulate(smoke()).history
-    monkeypatch.setattr(history_storage, "MOST", 0)
-    monkeypatch.setattr(append_file, "HELD", held)
+    monkeypatch.setattr(history_storage, "MAX_RECORDS", 0)
+    monkeypatch.setattr(append_file, "MAX_IN_MEMORY", held)
     told: list[Any] = []
     kept = simulate(smoke(), folder=tmp_path / "run", on_round=told.append).history
     (tmp_path / "run").rename(tmp_path / "elsewhere")
@@ -111,7 +111,7 @@ def test_a_run_that_was_cut_off_is_left_out_and_named(tmp_path: Path) -> None:
     loaded = Comparison.load(tmp_path)
     assert len(loaded.runs) == 4
     assert [(run.selector, run.scenario.seed, len(run.history.rounds)) for run in loaded.cut_off] == [("bsfl", 3, 3)]
-    assert rounds_in(tmp_path).startswith(
+    assert describe_runs(tmp_path).startswith(
         "bsfl-seed1: 6 rounds, finished; bsfl-seed2: 6 rounds, finished; bsfl-seed3: 3 ro"
     )
 

@@ -11,7 +11,7 @@ from flwr.common.logger import log
 
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.simulations.on_flower import app
-from fedsel_flwr.simulations.on_flower.app import message_alone
+from fedsel_flwr.simulations.on_flower.app import log_message_only
 
 
 class Lines(logging.Handler):
@@ -44,7 +44,7 @@ def as_flower_does(error: Exception) -> None:
 
 def test_the_message_stands_alone_and_the_error_is_still_raised(lines: Lines) -> None:
     error = RunError("10 clients are wanted, 100 % of them:\n\n    use this")
-    with pytest.raises(RunError) as raised, message_alone():
+    with pytest.raises(RunError) as raised, log_message_only():
         raise error
     assert raised.value is error
     as_flower_does(error)
@@ -57,7 +57,7 @@ def test_the_message_stands_alone_and_the_error_is_still_raised(lines: Lines) ->
 
 
 def test_a_program_fault_keeps_its_traceback(lines: Lines) -> None:
-    with pytest.raises(KeyError) as raised, message_alone():
+    with pytest.raises(KeyError) as raised, log_message_only():
         raise KeyError("gone")
     as_flower_does(raised.value)
     assert len(lines.said) == 2

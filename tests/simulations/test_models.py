@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from fedsel_flwr.clients.objectives import get_arrays, set_arrays
 from fedsel_flwr.clients.training import evaluate, train
 from fedsel_flwr.clients.training_settings import TrainingSettings
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.simulations.worlds.architectures import MODELS, REGRESSORS, build_model, get_arrays, set_arrays, vgg11
+from fedsel_flwr.simulations.worlds.architectures import MODELS, REGRESSORS, build_model, vgg11
 
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32)]
 SMALL = tuple(name for name in MODELS if name not in ("vgg11", "cnn3"))
@@ -196,13 +197,13 @@ def test_unfit_arrays_are_refused_and_change_nothing(change: object, message: st
             ("resnet", (1, 8, 8), 10, 0),
             r"model must be one of logistic, mlp, cnn, cnn5, cnn3, vgg11, linear, got 'resnet'$",
         ),
-        (("cnn3", (1, 17, 32), 10, 0), r"'cnn3' reads images .* of at least 18x18 pixels; got \(1, 17, 32\)"),
-        (("cnn5", (1, 3, 8), 10, 0), r"the model 'cnn5' reads images .* of at least 4x4 pixels; got \(1, 3, 8\)"),
-        (("vgg11", (3, 28, 28), 10, 0), r"the model 'vgg11' reads images .* of at least 32x32 pixels; got \(3, 28"),
-        (("cnn", (1, 3, 8), 10, 0), r"at least 4x4 pixels; got \(1, 3, 8\)"),
+        (("cnn3", (1, 17, 32), 10, 0), r"'cnn3' reads images .* of at least 18x18 pixels, got \(1, 17, 32\)"),
+        (("cnn5", (1, 3, 8), 10, 0), r"the model 'cnn5' reads images .* of at least 4x4 pixels, got \(1, 3, 8\)"),
+        (("vgg11", (3, 28, 28), 10, 0), r"the model 'vgg11' reads images .* of at least 32x32 pixels, got \(3, 28"),
+        (("cnn", (1, 3, 8), 10, 0), r"at least 4x4 pixels, got \(1, 3, 8\)"),
         (("cnn", (64,), 10, 0), r"reads images \(channels, height, width\)"),
-        (("mlp", (), 10, 0), r"input_shape must hold positive sizes; got \(\)"),
-        (("mlp", (1, 0, 8), 10, 0), r"input_shape must hold positive sizes; got \(1, 0, 8\)"),
+        (("mlp", (), 10, 0), r"input_shape must hold positive sizes, got \(\)"),
+        (("mlp", (1, 0, 8), 10, 0), r"input_shape must hold positive sizes, got \(1, 0, 8\)"),
         (("mlp", (1, 8, 8), 1, 0), r"num_classes must be a whole number of at least 2, got 1"),
         (("mlp", (1, 8, 8), 10, -1), r"seed must be a whole number of at least 0, got -1"),
     ],

@@ -10,18 +10,18 @@ import torch
 from torch.utils.data import TensorDataset
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.simulations.worlds.own_data import OwnData, split_of
+from fedsel_flwr.simulations.worlds.own_data import OwnData, as_split
 
 INPUTS = np.random.default_rng(0).normal(size=(60, 4))
 LABELS = np.arange(60) % 3
 
 
 def test_arrays_tensors_and_torch_data_sets_are_the_same_examples() -> None:
-    expected = split_of((INPUTS, LABELS), "train")
+    expected = as_split((INPUTS, LABELS), "train")
     assert (expected.inputs.dtype, expected.labels.dtype) == (np.float32, np.int64)
     tensors = torch.tensor(INPUTS), torch.tensor(LABELS)
     for part in (tensors, TensorDataset(*tensors), [INPUTS.tolist(), LABELS.astype(np.int8)[:, np.newaxis]], expected):
-        found = split_of(part, "train")
+        found = as_split(part, "train")
         np.testing.assert_array_equal(found.inputs, expected.inputs)
         np.testing.assert_array_equal(found.labels, expected.labels)
 
@@ -82,7 +82,7 @@ def test_numbers_to_predict_are_a_regression() -> None:
         ({"partition": [[1, 1]]}, "each once"),
         (
             {"partition": [[4], [3, 8, 8, 1, 8]]},
-            "client 1 must have rows of train in [0, 60), each once; row 8 stands th",
+            "client 1 must have rows of train in [0, 60), each once; row 8 occurs",
         ),
         ({"train": (INPUTS, LABELS + 1), "test": (INPUTS, LABELS + 1)}, "got 1 … 3: subtract 1 from every label"),
         ({"partition": [[0.5]]}, "got float64"),

@@ -15,8 +15,8 @@ from torch import nn
 from fedsel_flwr.clients.objectives import Objective, cross_entropy
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations import OwnData, compare, engine, load_scenario, simulate
-from fedsel_flwr.simulations.comparisons.contenders import every_selector
-from fedsel_flwr.simulations.worlds.ingredients import Own
+from fedsel_flwr.simulations.comparisons.contenders import runnable_selectors
+from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 from fedsel_flwr.simulations.worlds.world import world_of
 from tests.simulations.inprocess import in_process
 
@@ -113,7 +113,7 @@ def test_a_partition_of_every_row_leaves_no_validation_set(mine: Any) -> None:
         with pytest.raises(ParameterError, match="holds every row of train") as error:
             simulate(smoke(**keys), model=mine.Net, data=data)
         assert str(error.value).startswith(said)
-    left_out = every_selector(smoke(), Own(model=mine.Net, data=data))[1]
+    left_out = runnable_selectors(smoke(), OwnParts(model=mine.Net, data=data))[1]
     refused = {name for name, why in left_out.items() if "holds every row of train" in why}
     assert refused == {"pczfl", "gpfl", "fedcm-ucb", "fedcm-ts", "lsh", "nccb"}
 
@@ -171,7 +171,7 @@ def test_a_comparison_on_ones_own(mine: Any, tmp_path: Path) -> None:
     assert compare(named, ["bsfl", "random"], seeds=2).table().equals(given.table())
     scenario = (tmp_path / "given" / "bsfl-seed1" / "scenario.toml").read_text()
     assert 'dataset = "python blobs"' in scenario
-    with pytest.raises(ParameterError, match=r"data.dataset = 'python blobs' was given in Python: give it again"):
+    with pytest.raises(ParameterError, match=r"data.dataset = 'python blobs' was given in Python"):
         simulate(load_scenario(str(tmp_path / "given" / "bsfl-seed1" / "scenario.toml")))
 
 
@@ -183,7 +183,7 @@ class Wide(nn.Linear):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"model": nn.Linear(6, 3)}, "each seed starts from its own parameters; got Linear itself"),
+        ({"model": nn.Linear(6, 3)}, "got Linear itself"),
         ({"model": 3}, "got int"),
         ({"model": lambda: 3}, "must make a torch module, got int"),
         ({"model": Wide}, "two examples must give outputs of shape (2, 3), for 3 classes; the model gave (2, 7)"),

@@ -34,13 +34,13 @@ print(end_descendants(grace_s=0.5), end_descendants(grace_s=0.5), flush=True)
 # One that says what it does when it is told to leave; its child is the sign that it may be told.
 LEAVING = """
 import os, signal, subprocess, sys, time
-from fedsel_flwr.simulations.shutdown import leaving_at_once
+from fedsel_flwr.simulations.shutdown import shutdown_on_signal
 
 before = signal.getsignal(signal.SIGTERM)
-with leaving_at_once(lambda: print("last", flush=True), lambda: "left", 7):
+with shutdown_on_signal(lambda: print("last", flush=True), lambda: "left", 7):
     pass
 assert signal.getsignal(signal.SIGTERM) is before
-with leaving_at_once(lambda: print("last", flush=True), lambda: "left", 7):
+with shutdown_on_signal(lambda: print("last", flush=True), lambda: "left", 7):
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     print(child.pid, flush=True)
     try:
@@ -52,7 +52,7 @@ with leaving_at_once(lambda: print("last", flush=True), lambda: "left", 7):
 
 
 @pytest.mark.parametrize("signal", ["SIGINT", "SIGTERM"])
-def test_leaving_at_once_ends_the_children_and_passes_no_exception(signal: str) -> None:
+def test_a_shutdown_ends_the_children_and_passes_no_exception(signal: str) -> None:
     done = subprocess.run([sys.executable, "-c", LEAVING, signal], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (7, "left\n")
     pid, *said = done.stdout.splitlines()

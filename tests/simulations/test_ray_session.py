@@ -15,15 +15,15 @@ import psutil
 import pytest
 
 from fedsel_flwr.errors import RunError
-from fedsel_flwr.report.progress import Waiting
+from fedsel_flwr.report.progress import WaitNotice
 from fedsel_flwr.report.run_folder import read_history
 from fedsel_flwr.simulations import load_scenario, simulate
-from fedsel_flwr.simulations.on_flower.ray_resources import Where
-from fedsel_flwr.simulations.on_flower.ray_session import Session, Watch
+from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
+from fedsel_flwr.simulations.on_flower.ray_session import RaySession, RayWatchdog
 from tests.processes import ROOT, Command
 
 
-def until_dead(watch: Watch) -> str:
+def until_dead(watch: RayWatchdog) -> str:
     """What is said of Ray's death."""
     deadline = time.monotonic() + 10
     while not watch.died:
@@ -54,7 +54,7 @@ def pillars(tmp_path: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
 def test_the_end_of_a_process_of_ray_is_noticed_and_the_others_end(
     victim: str, pillars: dict[str, subprocess.Popen[bytes]]
 ) -> None:
-    with Watch(None) as watch:
+    with RayWatchdog(None) as watch:
         time.sleep(0.5)
         watch.check()
         pillars[victim].kill()
@@ -64,8 +64,8 @@ def test_the_end_of_a_process_of_ray_is_noticed_and_the_others_end(
 
 
 def test_after_the_rounds_ray_may_end(pillars: dict[str, subprocess.Popen[bytes]]) -> None:
-    with Watch(None) as watch:
-        watch.over()
+    with RayWatchdog(None) as watch:
+        watch.expect_shutdown()
         pillars["raylet"].kill()
         time.sleep(0.8)
         assert not watch.died
@@ -75,7 +75,7 @@ def test_after_the_rounds_ray_may_end(pillars: dict[str, subprocess.Popen[bytes]
 def test_a_cluster_whose_head_is_gone_is_noticed() -> None:
     with socket.create_server(("127.0.0.1", 0)) as head:
         address = f"127.0.0.1:{head.getsockname()[1]}"
-        watch = Watch(address).__enter__()
+        watch = RayWatchdog(address).__enter__()
         time.sleep(0.5)
         watch.check()
     assert until_dead(watch).startswith(f"the head of the Ray cluster at {address} is gone")
@@ -87,10 +87,10 @@ def test_a_strategy_stops_where_ray_died_and_is_as_before_after_that() -> None:
         def aggregate_fit(self, number: int) -> int:
             return number + 1
 
-    session, strategy = Session(Where(), Waiting("", "")), Strategy()
-    with session.stopping(strategy):
+    session, strategy = RaySession(RayResources(), WaitNotice("", "")), Strategy()
+    with session.watch_strategy(strategy):
         assert strategy.aggregate_fit(1) == 2
-        session.watch = SimpleNamespace(check=lambda: (_ for _ in ()).throw(RunError("Ray died")))  # type: ignore[assignment]
+        session.watchdog = SimpleNamespace(check=lambda: (_ for _ in ()).throw(RunError("Ray died")))  # type: ignore[assignment]
         with pytest.raises(RunError, match="Ray died"):
             strategy.aggregate_fit(1)
     assert strategy.__dict__ == {}

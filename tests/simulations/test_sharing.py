@@ -13,14 +13,14 @@ import pytest
 from flwr.common import Context, RecordDict
 from ray import cloudpickle
 
-from fedsel_flwr.simulations.engine import _Constant
+from fedsel_flwr.simulations.engine import SameScenario
 from fedsel_flwr.simulations.on_flower import ray_session
 from fedsel_flwr.simulations.on_flower.app import ScenarioApp, client_of
-from fedsel_flwr.simulations.on_flower.ray_session import Offer, accept, offered
+from fedsel_flwr.simulations.on_flower.ray_session import SharedWorld, receive_world, share_world
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.worlds import world
-from fedsel_flwr.simulations.worlds.world import Kept, World, world_of
+from fedsel_flwr.simulations.worlds.world import World, WorldCache, world_of
 
 SMOKE = load_scenario("smoke", {"data.local_test_fraction": 0.2, "clients.energy_score_low": 0.5})
 PHONES = load_scenario("smoke", {"system.kind": "phones"})
@@ -52,19 +52,19 @@ class FakeRay:
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     """A connection to Ray, and a process that has not built anything."""
-    fake, kept = FakeRay(), Kept()
+    fake, kept = FakeRay(), WorldCache()
     monkeypatch.setitem(sys.modules, "ray", fake)
-    monkeypatch.setattr(ray_session, "_COUNTER", type(ray_session._COUNTER)())
+    monkeypatch.setattr(ray_session, "_WORLD_STORE", type(ray_session._WORLD_STORE)())
     for module in (ray_session, world):
-        monkeypatch.setattr(module, "KEPT", kept)
+        monkeypatch.setattr(module, "WORLD_CACHE", kept)
     return fake
 
 
-def in_another_process(monkeypatch: pytest.MonkeyPatch) -> Kept:
+def in_another_process(monkeypatch: pytest.MonkeyPatch) -> WorldCache:
     """From here on nothing is built yet, and nothing can be."""
-    kept = Kept()
+    kept = WorldCache()
     for module in (ray_session, world):
-        monkeypatch.setattr(module, "KEPT", kept)
+        monkeypatch.setattr(module, "WORLD_CACHE", kept)
     monkeypatch.setattr(World, "__init__", lambda *_: pytest.fail("the actor built a world of its own"))
     return kept
 
@@ -85,10 +85,10 @@ def test_an_actor_takes_the_servers_world_and_its_clients_do_the_same(
     for client in (built.client(k) for k in (0, 7)):
         trained = client.fit(built.initial_arrays(), dict(config))
         expected.append((client.get_properties({}), trained, client.evaluate(built.initial_arrays(), {})))
-    sent = cloudpickle.dumps(ScenarioApp(_Constant(scenario)))
+    sent = cloudpickle.dumps(ScenarioApp(SameScenario(scenario)))
     in_another_process(monkeypatch)
     app = pickle.loads(sent)
-    accept(app._offer)
+    receive_world(app._shared)
     for k, (properties, (arrays, count, metrics), evaluation) in zip((0, 7), expected, strict=True):
         client = client_of(scenario, context(k))
         assert client.get_properties({}) == properties
@@ -100,38 +100,38 @@ def test_an_actor_takes_the_servers_world_and_its_clients_do_the_same(
 
 def test_the_app_takes_the_world_over_when_it_answers(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
     world_of(SMOKE)
-    sent = cloudpickle.dumps(ScenarioApp(_Constant(SMOKE)))
+    sent = cloudpickle.dumps(ScenarioApp(SameScenario(SMOKE)))
     kept = in_another_process(monkeypatch)
     app = pickle.loads(sent)
-    app._apps = {"legacy": lambda message, context: (message, kept.held is not None)}
+    app._apps = {"legacy": lambda message, context: (message, kept.latest is not None)}
     assert app("hello", context(0)) == ("hello", True)
 
 
 def test_a_world_is_put_away_once_a_connection_however_many_messages_there_are(ray: FakeRay) -> None:
     world_of(SMOKE)
-    offers = [offered() for _ in range(5)]
-    assert offers == [Offer(SMOKE.model_dump_json(), 0)] * 5
+    offers = [share_world() for _ in range(5)]
+    assert offers == [SharedWorld(SMOKE.model_dump_json(), 0)] * 5
     ray.job = "02000000"  # Ray was started anew: the old reference is nothing to the new one
-    assert offered() == offered() == Offer(SMOKE.model_dump_json(), 1)
+    assert share_world() == share_world() == SharedWorld(SMOKE.model_dump_json(), 1)
     world_of(PHONES)
-    assert offered() == Offer(PHONES.model_dump_json(), 2)
+    assert share_world() == SharedWorld(PHONES.model_dump_json(), 2)
     assert len(ray.objects) == 3
 
 
 def test_an_app_that_was_offered_a_world_passes_the_same_offer_on(ray: FakeRay) -> None:
-    app = ScenarioApp(_Constant(SMOKE), Offer("a", 5))
-    assert pickle.loads(cloudpickle.dumps(app))._offer == Offer("a", 5)
+    app = ScenarioApp(SameScenario(SMOKE), SharedWorld("a", 5))
+    assert pickle.loads(cloudpickle.dumps(app))._shared == SharedWorld("a", 5)
 
 
 def test_without_ray_or_a_world_nothing_is_offered(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert offered() is None  # no world yet
+    assert share_world() is None  # no world yet
     world_of(SMOKE)
     ray.connected = False
-    assert offered() is None
+    assert share_world() is None
     monkeypatch.delitem(sys.modules, "ray")
-    assert offered() is None
-    app = pickle.loads(cloudpickle.dumps(ScenarioApp(_Constant(SMOKE))))
-    assert app._offer is None
+    assert share_world() is None
+    app = pickle.loads(cloudpickle.dumps(ScenarioApp(SameScenario(SMOKE))))
+    assert app._shared is None
     assert ray.objects == []
 
 
@@ -145,7 +145,7 @@ def test_a_world_that_cannot_be_pickled_is_built_by_each_actor(
     monkeypatch.setattr(world, "World", Stubborn)
     world_of(SMOKE)
     with caplog.at_level(logging.WARNING, logger="fedsel_flwr"):
-        assert [offered() for _ in range(3)] == [None] * 3
+        assert [share_world() for _ in range(3)] == [None] * 3
     assert [record.getMessage() for record in caplog.records] == [
         "each actor builds the data by itself, as they cannot be pickled: cannot pickle 'generator' object"
     ]

@@ -163,14 +163,14 @@ def test_what_a_run_raises_in_its_process_is_said_with_its_line() -> None:
 def test_faults_are_found_before_a_process_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The last of the selectors needs what the data do not have; the partition has a row twice."""
     started: list[Any] = []
-    monkeypatch.setattr("fedsel_flwr.simulations.comparisons.plan.side_by_side", lambda *args: started.append(args))
+    monkeypatch.setattr("fedsel_flwr.simulations.comparisons.plan.run_in_parallel", lambda *args: started.append(args))
     examples = np.random.default_rng(0).normal(size=(100, 4)), np.arange(100) % 2
     rows = [list(range(10 * k, 10 * k + 10)) for k in range(10)]
     everything = OwnData(train=examples, test=examples, partition=rows)
     with pytest.raises(ParameterError, match=r"pczfl .* needs a validation set on the server"):
         compare(scenario(), ["random", "pczfl"], seeds=2, jobs=2, data=everything, folder=tmp_path / "study")
     twice = OwnData(train=examples, test=examples, partition=[[1, 1], *rows[1:]])
-    with pytest.raises(ParameterError, match="row 1 stands there 2 times"):
+    with pytest.raises(ParameterError, match="row 1 occurs 2 times"):
         compare(scenario(), ["random", "bsfl"], seeds=2, jobs=2, data=twice, folder=tmp_path / "study")
     assert not started
     assert not (tmp_path / "study" / "plan.json").exists()

@@ -32,7 +32,7 @@ EARLY_S = 0.3
 DEAF = """
 import hashlib, signal, sys, threading, time
 from pathlib import Path
-from fedsel_flwr.simulations.shutdown import leaving_at_once
+from fedsel_flwr.simulations.shutdown import shutdown_on_signal
 
 def send():
     time.sleep(0.5)
@@ -40,7 +40,7 @@ def send():
     signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
     time.sleep(60)
 
-with leaving_at_once(lambda: None, lambda: "left", 7) as leaving:
+with shutdown_on_signal(lambda: None, lambda: "left", 7) as leaving:
     leaving.folder = Path(sys.argv[2])
     threading.Thread(target=send, daemon=True).start()
     if sys.argv[1] == "library":
@@ -48,7 +48,7 @@ with leaving_at_once(lambda: None, lambda: "left", 7) as leaving:
     elif sys.argv[1] == "wait":
         threading.Event().wait()
     else:  # a second signal, and a third, while the first is acted on
-        leaving.last = lambda: [signal.raise_signal(each) for each in (signal.SIGTERM, signal.SIGINT)]
+        leaving.on_signal = lambda: [signal.raise_signal(each) for each in (signal.SIGTERM, signal.SIGINT)]
         threading.Event().wait(60)
 """
 
@@ -57,8 +57,8 @@ RAY = """
 import signal, sys
 from types import SimpleNamespace
 from ray._private import utils
-from fedsel_flwr.simulations import ray_session
-from fedsel_flwr.simulations.on_flower.ray_resources import Where
+from fedsel_flwr.simulations.on_flower import ray_session
+from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 
 def init(**options):
     utils.set_sigterm_handler(lambda *_: sys.exit(15))
@@ -67,17 +67,17 @@ def init(**options):
 during, ours = [], lambda *_: None
 for handler in (ours, signal.SIG_DFL):
     signal.signal(signal.SIGTERM, handler)
-    ray_session._start(SimpleNamespace(init=init), Where(num_cpus=1), None)
+    ray_session._start(SimpleNamespace(init=init), RayResources(num_cpus=1), None)
     print(during[-1] is handler, signal.getsignal(signal.SIGTERM) is handler)
 """
 
 
 TAKEN = """
 import ctypes, os, signal, time
-from fedsel_flwr.simulations.shutdown import keeping_sigterm
+from fedsel_flwr.simulations.shutdown import keep_sigterm_while_ray_ends
 
 signal.signal(signal.SIGTERM, lambda *_: print("heard", flush=True))
-with keeping_sigterm():
+with keep_sigterm_while_ray_ends():
     ctypes.CDLL(None).signal(int(signal.SIGTERM), None)
     time.sleep(0.2)
     os.kill(os.getpid(), signal.SIGTERM)

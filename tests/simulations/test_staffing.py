@@ -15,11 +15,11 @@ from torch import nn
 
 from fedsel_flwr.cli import main
 from fedsel_flwr.clients.batched import BatchedTrainer, numba_kernels
-from fedsel_flwr.clients.batched.threads import using_threads
+from fedsel_flwr.clients.threads import using_threads
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.simulations import compare, load_scenario, simulate
-from fedsel_flwr.simulations.parallelism import Staff, processes_for, threads_for, way_for
+from fedsel_flwr.simulations.parallelism import TrainerPool, processes_for, threads_for, way_for
 from fedsel_flwr.simulations.worlds.world import World
 
 SMOKE = {"engine": "vectorized", "rounds": 4}
@@ -39,7 +39,7 @@ def nobody_is_left() -> Iterator[None]:
 def test_a_run_is_the_same_with_helpers_from_its_second_round() -> None:
     scenario = load_scenario("smoke", SMOKE)
     alone = simulate(scenario, processes=1)
-    with Staff(2) as staff:
+    with TrainerPool(2) as staff:
         helpers = staff.helpers(2)
         helped = simulate(scenario, processes=staff, on_round=lambda record: helpers.wait())
         assert helpers.tasks >= 2
@@ -103,11 +103,11 @@ def test_the_command_says_it_too(
 
 
 def world(rounds: int, cohort: int, model: Any) -> World:
-    from fedsel_flwr.simulations.worlds.ingredients import Own
+    from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 
     keys = {"rounds": rounds, "clients_per_round": cohort, "num_clients": 100, "training.batch_size": 10}
     keys |= {"partition.kind": "iid", "training.local_epochs": 1}
-    return World(load_scenario("digits", SMOKE | keys), Own(model))
+    return World(load_scenario("digits", SMOKE | keys), OwnParts(model))
 
 
 def wide() -> nn.Module:
@@ -167,7 +167,7 @@ def test_a_run_the_compiled_way_makes_the_same_choices(monkeypatch: pytest.Monke
         return result
 
     monkeypatch.setattr(BatchedTrainer, "train", watched)
-    with Staff(1, way="compiled") as staff:
+    with TrainerPool(1, way="compiled") as staff:
         runs = [simulate(scenario, processes=staff) for _ in range(2)]
     assert taken == ["compiled"] * 8
     for layer, repeated, expected in zip(*(run.arrays for run in (*runs, alone)), strict=True):

@@ -49,7 +49,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "marking.py").write_text(MARKING)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(existing_runs, "SHARE", 1.0)
+    monkeypatch.setattr(existing_runs, "CHECKPOINT_SHARE", 1.0)
     for name in ("plot", "plot_rounds"):
         monkeypatch.setattr(Comparison, name, lambda self, path, *rest: Path(path).touch())
     for name in ("FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):

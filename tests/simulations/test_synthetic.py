@@ -128,7 +128,7 @@ def test_the_message_api_runs_on_numbers(monkeypatch: pytest.MonkeyPatch) -> Non
         ({"aggregation.filter": "loss"}, r"FedCA's filter \(aggregation.filter\) measures classifiers"),
         ({"selector": "fedcm-ts"}, r"fedcm-ts \(kept\) measures classifiers"),
         ({"model.name": "mlp"}, "model.name = 'mlp' does not fit .*'synthetic-regression', which has numbers to"),
-        ({"partition.kind": "dirichlet"}, "'dirichlet' spreads classes, but .* use iid, sizes, sampled"),
+        ({"partition.kind": "dirichlet"}, "partition.kind = 'dirichlet' .*iid, sizes, sampled"),
         ({"data.dataset": "digits"}, "model.name = 'linear' does not fit data.dataset = 'digits', which has classes"),
     ],
 )  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 from fedsel_flwr.clients.answering import answer
 from fedsel_flwr.clients.objectives import set_arrays
 from fedsel_flwr.simulations.scenario_files import load_scenario
-from fedsel_flwr.simulations.vectorized import Answers, probed
+from fedsel_flwr.simulations.vectorized import BatchedEvaluation, probe_clients
 from fedsel_flwr.simulations.worlds.world import World
 
 WORLDS: dict[str, dict[str, Any]] = {
@@ -42,7 +42,7 @@ def test_a_probe_costs_and_says_the_same(name: str, columns: str) -> None:
     arrays = [array + np.float32(0.01) for array in world.initial_arrays()]
     config: dict[str, str | int] = {"probe": columns, "round": 3}
     for ids in ([7, 2], list(range(10))):
-        for k, together in zip(ids, probed(world, arrays, ids, config), strict=True):
+        for k, together in zip(ids, probe_clients(world, arrays, ids, config), strict=True):
             loss, _, metrics = world.client(k).evaluate(arrays, dict(config))
             alone: dict[str, Any] = {"loss": loss, **metrics}
             assert together.keys() == alone.keys()
@@ -57,12 +57,12 @@ def test_a_probe_costs_and_says_the_same(name: str, columns: str) -> None:
 def test_answers_of_a_training_round() -> None:
     world = World(load_scenario("digits", {"num_clients": 10, "clients_per_round": 2, "data.local_test_fraction": 0.2}))
     arrays, asked = world.initial_arrays(), {"loss", "rms_loss", "local_accuracy"}
-    together = Answers(world, arrays, [4, 1], asked)
+    together = BatchedEvaluation(world, arrays, [4, 1], asked)
     set_arrays(world.model, arrays)
     for k in (1, 4):
         alone = answer(world.model, asked, *world.examples(k), world.objective)
-        assert together.answer(k, asked) == pytest.approx(alone, rel=1e-5)
-        assert together.answer(k, {"loss"}).keys() == {"loss"}
+        assert together.columns(k, asked) == pytest.approx(alone, rel=1e-5)
+        assert together.columns(k, {"loss"}).keys() == {"loss"}
         for column in asked:  # the model sees only the examples that the column is about
-            (one,) = Answers(world, arrays, [4, 1], {column}).answer(k, {column}).items()
+            (one,) = BatchedEvaluation(world, arrays, [4, 1], {column}).columns(k, {column}).items()
             assert one == (column, pytest.approx(alone[column], rel=1e-5))

@@ -18,7 +18,7 @@ from fedsel_flwr.simulations.on_flower.app import ScenarioApp
 from fedsel_flwr.simulations.on_flower.driving import drive
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
-from fedsel_flwr.simulations.vectorized import Named, aggregated, stack_mean
+from fedsel_flwr.simulations.vectorized import NamedClient, aggregate, stack_mean
 from tests.simulations import inprocess
 
 pytestmark = pytest.mark.timeout(120)
@@ -192,8 +192,8 @@ def test_the_mean_of_a_stack_is_flowers_own(base: Any) -> None:
     stack = ModelStack([rng.normal(size=(4, *shape)).astype(np.float32) for shape in ((64, 30), (30,), ())])
     weights = np.array([10.0, 1.0, 250.0, 37.0])
     results = [
-        (Named(str(i)), FitRes(Status(Code.OK, ""), ndarrays_to_parameters(list(one)), int(weight), {}))
-        for i, (one, weight) in enumerate(zip(stack.listed(), weights, strict=True))
+        (NamedClient(str(i)), FitRes(Status(Code.OK, ""), ndarrays_to_parameters(list(one)), int(weight), {}))
+        for i, (one, weight) in enumerate(zip(stack.as_list(), weights, strict=True))
     ]
     parameters, _ = base.aggregate_fit(1, results, [])
     assert parameters is not None
@@ -207,4 +207,4 @@ def test_too_few_models_for_krum_are_refused() -> None:
 
     outcome = Outcome(results={}, usable=["0"], enough=True, models=ModelStack([np.zeros((1, 2))]))
     with pytest.raises(RunError, match="Krum with f = 1"):
-        aggregated(flower.Krum(num_malicious_clients=1, num_clients_to_keep=1), 1, outcome)
+        aggregate(flower.Krum(num_malicious_clients=1, num_clients_to_keep=1), 1, outcome)

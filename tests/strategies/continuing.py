@@ -18,7 +18,7 @@ from flwr.server import strategy as legacy_bases
 
 from fedsel_flwr.aggregation.filter import Filter
 from fedsel_flwr.rounds.core import SelectionCore
-from fedsel_flwr.rounds.settings import settled
+from fedsel_flwr.rounds.settings import resolve_settings
 from fedsel_flwr.selectors import create
 from fedsel_flwr.strategies import SelectionStrategy as LegacyStrategy
 from fedsel_flwr.strategies.message import SelectionStrategy as MessageStrategy
@@ -53,7 +53,7 @@ class Run:
         }  # fmt: skip
         selector = create(self.name, **world.selector_params(self.name))
         if self.adapter == "third":
-            core = SelectionCore(selector, settled(selector, **options), availability=world.available)
+            core = SelectionCore(selector, resolve_settings(selector, **options), availability=world.available)
             self._load(core)
             model = play_stacked(core, rounds, self.model)[-1]
             return Run(self.adapter, self.name, model, core.state_dict())

@@ -80,10 +80,10 @@ def test_a_state_that_does_not_fit_changes_nothing(name: str) -> None:
 
 def _loaded(name: str, state: Any) -> Any:
     from fedsel_flwr.rounds.core import SelectionCore
-    from fedsel_flwr.rounds.settings import settled
+    from fedsel_flwr.rounds.settings import resolve_settings
 
     selector = create(name, **world.selector_params(name))
-    core = SelectionCore(selector, settled(selector, learning_rate=world.ETA, validation=world.validation()))
+    core = SelectionCore(selector, resolve_settings(selector, learning_rate=world.ETA, validation=world.validation()))
     core.load_state_dict(state)
     return core
 

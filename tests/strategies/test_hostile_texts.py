@@ -108,8 +108,8 @@ def test_no_text_forges_a_line_of_the_message_api(traceback: bool, caplog: Any) 
 
 
 def test_an_error_of_plain_text_stays_the_message_it_is() -> None:
-    from fedsel_flwr.strategies.wrapping.message_transport import harmless
+    from fedsel_flwr.strategies.wrapping.message_transport import sanitized
 
     message: Any = Message.__new__(Message)
     message.__dict__.update(_error=Error(3, "the battery is empty"), _content=None)
-    assert harmless(message) is message
+    assert sanitized(message) is message

@@ -118,9 +118,9 @@ def test_auto_follows_what_clients_claim_and_keeps_it_over_a_restart() -> None:
     strategy, *_ = _play("legacy", Random(clients_per_round=2, seed=0), max_examples="auto")
     assert strategy.core.max_examples == 52
     core = strategy.core
-    core.parts.enrolment.reported(np.array([1, 2]), np.array([10, 10]))
+    core.parts.registrar.note_sizes(np.array([1, 2]), np.array([10, 10]))
     assert core.max_examples == 40
-    assert core.parts.enrolment.max_examples(np.array([3]), np.array([11])) == 40  # of two in the middle the lower
+    assert core.parts.registrar.max_examples(np.array([3]), np.array([11])) == 40  # of two in the middle the lower
     again = LegacyStrategy(Random(clients_per_round=2, seed=0), max_latency=9.0, min_available=3, max_examples="auto")
     assert again.core.max_examples is None
     again.load_state_dict(strategy.state_dict())

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.rounds.eligibility import FIRST, WINDOW, Participation
+from fedsel_flwr.rounds.eligibility import SHARE_MIN_ROUNDS, SHARE_WINDOW, Participation
 from fedsel_flwr.selectors import CSUCBQ, GPFL, Random, Selector
 from fedsel_flwr.strategies import CSUCBQ as CSUCBQStrategy
 from fedsel_flwr.strategies import SelectionStrategy
@@ -58,15 +58,15 @@ def test_no_client_is_asked_above_the_cap(api: str) -> None:
 
 def test_the_share_counts_from_the_fifth_round_and_over_the_last_twenty() -> None:
     cap, everybody = Participation(0.25), np.arange(2)
-    for number in range(1, FIRST + 1):
-        assert cap.offered(everybody, 1).all()
+    for number in range(1, SHARE_MIN_ROUNDS + 1):
+        assert cap.eligible(everybody, 1).all()
         cap.note(everybody, np.array([0]))
-        assert cap.offered(everybody, 1).tolist() == [number < FIRST, True]
-    for number in range(FIRST + 1, WINDOW + 1):
+        assert cap.eligible(everybody, 1).tolist() == [number < SHARE_MIN_ROUNDS, True]
+    for number in range(SHARE_MIN_ROUNDS + 1, SHARE_WINDOW + 1):
         cap.note(everybody, np.array([1]))
-        assert cap.offered(everybody, 0)[0] == (number == WINDOW), number  # 5 of 20 at last
+        assert cap.eligible(everybody, 0)[0] == (number == SHARE_WINDOW), number  # 5 of 20 at last
     cap.note(everybody, np.array([0]))  # one more, and one of 20 rounds ago that no longer counts
-    assert cap.offered(everybody, 0).tolist() == [True, False]
+    assert cap.eligible(everybody, 0).tolist() == [True, False]
 
 
 def test_only_rounds_in_which_a_client_was_available_count() -> None:
@@ -75,7 +75,7 @@ def test_only_rounds_in_which_a_client_was_available_count() -> None:
         cap.note(np.arange(2), np.array([0]))
     for _ in range(50):
         cap.note(np.array([1, 2]), np.array([1]))
-    assert cap.offered(np.arange(3), 1).tolist() == [False, False, True]
+    assert cap.eligible(np.arange(3), 1).tolist() == [False, False, True]
 
 
 def test_rounds_that_ask_everybody_do_not_count() -> None:

@@ -38,13 +38,13 @@ def test_only_these_are_asked(ids: Any, clock: Any) -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ("clinic-a", "got 'clinic-a'"),
-        ([], "got none"),
-        ([True], "True cannot be an id"),
-        (5, "got 5"),
-        ([""], "cannot be"),
+        ("clinic-a", "'clinic-a'"),
+        ([], "no client"),
+        ([True], "True"),
+        (5, " 5"),
+        ([""], "''"),
     ],
 )
 def test_what_are_no_ids_is_refused(wrong: Any, said: str) -> None:
-    with pytest.raises(ParameterError, match=f"availability must be a function or client ids.*{said}"):
+    with pytest.raises(ParameterError, match=f"^availability .*{said}"):
         SelectionStrategy(Random(clients_per_round=1), availability=wrong)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedsel_flwr.rounds.roll_call import CANNOT_SAY, RollCall
+from fedsel_flwr.rounds.roll_call import NO_PROPERTIES, RollCall
 from fedsel_flwr.selectors import CSUCBQ, Random
 from tests.strategies.deployed import APIS, Deployment, InMemoryGrid, Node, lines
 
@@ -44,7 +44,8 @@ def test_of_twenty_nodes_whose_app_knows_no_query_one_is_asked(
     caplog.set_level(logging.INFO, logger="fedsel_flwr")
     world = Deployment("message", selector(), nodes("message"), **options).play(2)
     assert world.questions() == 1
-    assert lines(caplog, "roll call") == [f"{NO_QUERY}, and nobody else is asked"]
+    (line,) = lines(caplog, "roll call")
+    assert line.startswith(f"{NO_QUERY}, ")
     assert [len(chosen) for chosen in world.chosen()] == [20, 20]
     assert not [record for record in caplog.records if record.name == "fedsel_flwr" and "errors" in record.getMessage()]
 
@@ -123,7 +124,7 @@ class Told:
 
 
 def test_a_first_one_that_does_not_answer_or_errs_keeps_nobody_from_being_asked() -> None:
-    hang = Told({"c": {"client_id": "c"}, "d": CANNOT_SAY})
+    hang = Told({"c": {"client_id": "c"}, "d": NO_PROPERTIES})
     assert RollCall().call("abcd", 1, hang, one_first=True) == {"c": {"client_id": "c"}, "d": {}}
     assert hang.batches == [["a"], ["b"], ["c", "d"]]
     errs = Told({"a": None, "b": {"client_id": "b"}, "c": {}, "d": {}})
@@ -133,7 +134,7 @@ def test_a_first_one_that_does_not_answer_or_errs_keeps_nobody_from_being_asked(
 
 def test_where_the_first_one_hangs_the_second_one_may_say_that_nobody_can() -> None:
     """A simulation whose processes take long to start must not be loud for that; who hung takes part later."""
-    calls, said = RollCall(), Told(dict.fromkeys("bcd", CANNOT_SAY))
+    calls, said = RollCall(), Told(dict.fromkeys("bcd", NO_PROPERTIES))
     assert calls.call("abcd", 1, said, one_first=True) == {"b": {}, "c": {}, "d": {}}
     assert said.batches == [["a"], ["b"]]
     assert calls.call("a", 2, said, one_first=True) == {"a": {}}
@@ -142,13 +143,13 @@ def test_where_the_first_one_hangs_the_second_one_may_say_that_nobody_can() -> N
 def test_once_somebody_has_answered_a_liar_silences_nobody() -> None:
     calls, first = RollCall(), Told({"a": {"client_id": "a"}})
     calls.call("a", 1, first, one_first=True)
-    later = Told({"b": CANNOT_SAY, "c": {"client_id": "c"}})
+    later = Told({"b": NO_PROPERTIES, "c": {"client_id": "c"}})
     assert calls.call("bc", 2, later, one_first=True) == {"b": {}, "c": {"client_id": "c"}}
     assert later.batches == [["b", "c"]]
 
 
 def test_one_alone_is_asked_once() -> None:
-    calls, lone = RollCall(), Told({"a": CANNOT_SAY, "b": CANNOT_SAY})
+    calls, lone = RollCall(), Told({"a": NO_PROPERTIES, "b": NO_PROPERTIES})
     assert calls.call("a", 1, lone, one_first=True) == {"a": {}}
     assert calls.call("b", 2, lone, one_first=True) == {"b": {}}
     assert lone.batches == [["a"]]

@@ -77,7 +77,7 @@ MISSING: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "GPFL without a learning rate": (
         "GPFL", {"clients_per_round": 3, "total_rounds": 9, "validation": world.validation()},
-        "gpfl needs learning_rate, the clients' nominal initial learning rate",
+        "gpfl .*learning_rate",
     ),
     "GPFL with a learning rate of 0": (
         "GPFL", {"clients_per_round": 3, "total_rounds": 9, "validation": world.validation(), "learning_rate": 0.0},
@@ -122,7 +122,7 @@ def test_fedcm_has_its_papers_filter_and_averaging_by_default(api: Any, name: st
 def test_a_base_that_needs_many_models_is_refused_with_a_filter(api: Any) -> None:
     f = {"num_malicious_clients" if api is legacy_api else "num_malicious_nodes": 1}
     krum = _bases(api).Krum(fraction_evaluate=0.0, **f)
-    with pytest.raises(ParameterError, match=r"Krum with f = 1 .* 5, but the filter may keep a single one; use f = 0"):
+    with pytest.raises(ParameterError, match=r"Krum with f = 1 .* 5\b.*filter"):
         api.FedCA(krum, clients_per_round=7, validation=world.validation())
     trusting = _bases(api).Krum(fraction_evaluate=0.0)
     assert api.FedCA(trusting, clients_per_round=7, validation=world.validation()).base is trusting
@@ -159,7 +159,7 @@ def test_a_validation_set_without_predict_or_labels(predict: Any, labels: Any) -
 def test_schemes_that_mix_in_the_old_model_are_refused_on_bases_that_are_no_averages(api: Any, averaging: str) -> None:
     bases = [_fed_adam(api), _bases(api).DifferentialPrivacyServerSideFixedClipping(_base(api), 1.0, 1.0, 3)]
     for base in bases:
-        with pytest.raises(ParameterError, match=f"{averaging}.*{type(base).__name__}; use averaging='fedpdp'"):
+        with pytest.raises(ParameterError, match=f"{averaging}.*{type(base).__name__}.*averaging='fedpdp'"):
             _strategy(api, "random", base, averaging=averaging)
         with pytest.raises(ParameterError, match=averaging):
             api.FedCA(base, clients_per_round=3, validation=world.validation(), averaging=averaging)
@@ -170,7 +170,7 @@ def test_schemes_that_mix_in_the_old_model_are_refused_on_bases_that_are_no_aver
 @pytest.mark.parametrize("averaging", ["fedpdp-exact", "fedavg-absent"])
 def test_shares_of_all_examples_are_refused_where_the_base_weighs_by_something_else(averaging: str) -> None:
     base = message_bases.FedAvg(fraction_evaluate=0.0, weighted_by_key="share")
-    with pytest.raises(ParameterError, match=f"{averaging}.* weighs by 'share'; use averaging='fedpdp'"):
+    with pytest.raises(ParameterError, match=f"{averaging}.*'share'.*averaging='fedpdp'"):
         _strategy(message_api, "random", base, averaging=averaging)
 
 

@@ -14,9 +14,10 @@ from fedsel_flwr.rounds.eligibility import Busy
 from fedsel_flwr.selectors import Random
 from fedsel_flwr.strategies import SelectionStrategy as LegacyStrategy
 from fedsel_flwr.strategies.message import SelectionStrategy, TimedGrid
-from fedsel_flwr.strategies.wrapping.legacy_transport import ask_all, introduce, patient
-from fedsel_flwr.strategies.wrapping.message_transport import send_in_turn
-from fedsel_flwr.strategies.wrapping.waiting import LateAnswers
+from fedsel_flwr.strategies.wrapping.client_manager import with_late_replies
+from fedsel_flwr.strategies.wrapping.legacy_transport import ask_all, introduce_client
+from fedsel_flwr.strategies.wrapping.message_transport import send_windowed
+from fedsel_flwr.strategies.wrapping.waiting import LateReplies
 from tests.strategies.helpers import FakeProxy, Federation
 from tests.strategies.helpers import fedavg as legacy_fedavg
 from tests.strategies.message.helpers import FakeGrid, FakeNode, crowd, fedavg, play
@@ -79,7 +80,7 @@ def test_questions_in_turn_do_not_wait_for_a_rejected_message() -> None:
     record = RecordDict({"config": ConfigRecord()})
     questions = [Message(record, dst_node_id=node, message_type="query") for node in nodes]
     start = time.monotonic()
-    replies, sent = send_in_turn(grid, questions, timeout=6.0)
+    replies, sent = send_windowed(grid, questions, timeout=6.0)
     assert time.monotonic() - start < 1.0
     assert (len(replies), len(sent)) == (2, 3)
 
@@ -102,10 +103,10 @@ class Behind(FakeProxy):
         FakeGrid()  # without the task identity that it sets, no message can be made
         self.own = GridClientProxy(1, Rejecting(), 7)  # type: ignore[arg-type]
         self.own.cid = cid
-        self.late = LateAnswers(Busy())
+        self.late = LateReplies(Busy())
 
     def fit(self, ins: Any, timeout: float | None, group_id: int | None) -> Any:
-        return patient(self.own, timeout, self.late).fit(ins, timeout, group_id)
+        return with_late_replies(self.own, timeout, self.late).fit(ins, timeout, group_id)
 
 
 def test_the_legacy_api_does_not_wait_for_a_rejected_message() -> None:
@@ -121,9 +122,11 @@ def test_the_legacy_api_does_not_wait_for_a_rejected_message() -> None:
 def test_who_could_not_be_asked_in_the_legacy_api_is_not_busy() -> None:
     client, busy = Behind("a"), Busy()
     start = time.monotonic()
-    answers, missed = ask_all(
-        [client.own], lambda one: introduce(patient(one, 6.0, client.late), 6.0), timeout=6.0, busy=busy
-    )
+
+    def question(one: Any) -> Any:
+        return introduce_client(with_late_replies(one, 6.0, client.late), 6.0)
+
+    answers, missed = ask_all([client.own], question, timeout=6.0, busy=busy)
     assert time.monotonic() - start < 1.0
     assert (answers, missed, "a" in busy) == ({}, [], False)
 
@@ -157,11 +160,11 @@ def test_pulls_are_forwarded_in_the_form_of_either_flower() -> None:
 
 
 def test_a_grid_that_a_session_of_ray_attends_takes_either_form() -> None:
-    from fedsel_flwr.report.progress import Waiting
-    from fedsel_flwr.simulations.on_flower.ray_resources import Where
-    from fedsel_flwr.simulations.on_flower.ray_session import Session
+    from fedsel_flwr.report.progress import WaitNotice
+    from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
+    from fedsel_flwr.simulations.on_flower.ray_session import RaySession
 
     grid = New()
-    Session(Where(1, None, 1, None, None), Waiting("", "", quiet=True)).attend(grid)
+    RaySession(RayResources(1, None, 1, None, None), WaitNotice("", "", quiet=True)).watch_grid(grid)
     assert grid.pull_messages(reply_to_message_ids=["a"]) == [(["a"], None)]
     assert grid.pull_messages(["a"]) == [(["a"], None)]

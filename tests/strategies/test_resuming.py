@@ -22,7 +22,7 @@ from fedsel_flwr.rounds.checkpoints import Checkpoint, read_checkpoint
 from fedsel_flwr.selectors import create
 from fedsel_flwr.strategies import GPFL, SelectionStrategy
 from fedsel_flwr.strategies.wrapping.base_state import load_base, save_base
-from fedsel_flwr.strategies.wrapping.legacy_results import parameters_of, saved_model
+from fedsel_flwr.strategies.wrapping.legacy_results import from_checkpoint, to_checkpoint
 from tests.strategies import numpy_world as world
 from tests.strategies.flower_world import legacy_base
 from tests.strategies.resumed_runs import APIS, Run, Seen
@@ -175,9 +175,12 @@ def strategy_of(base: Any, folder: Path, **options: Any) -> SelectionStrategy:
 
 
 def test_a_base_that_keeps_what_nobody_knows_is_refused_before_the_run(tmp_path: Path) -> None:
-    wanted = r"cannot save Forgetful, which keeps rounds_aggregated: give it state_dict\(\), which returns what must"
-    with pytest.raises(ParameterError, match=wanted):
+    with pytest.raises(ParameterError, match=r"Forgetful, which keeps rounds_aggregated\b.*state_dict\(\)"):
         strategy_of(Forgetful(), tmp_path)
+    namesake = Plain(fraction_evaluate=0.0)
+    namesake.num_examples = 3  # type: ignore[attr-defined]  # Flower's methods read this name, but assign it nowhere
+    with pytest.raises(ParameterError, match=r"Plain, which keeps num_examples\b"):
+        strategy_of(namesake, tmp_path)
     strategy_of(Plain(fraction_evaluate=0.0), tmp_path)
     base = Faithful()
     strategy_of(base, tmp_path)
@@ -240,7 +243,7 @@ def test_whoever_knows_more_adds_what_a_checkpoint_must_agree_with(tmp_path: Pat
     run = Run("legacy", rounds=CUT)
     for scenario, agrees in (("a", True), ("b", False)):
         strategy = run.strategy(tmp_path, Seen())
-        strategy.made_for["scenario"] = scenario
+        strategy.fingerprint["scenario"] = scenario
         if agrees:
             assert strategy.resumed is None
             drive(strategy, 2)
@@ -300,7 +303,7 @@ def test_an_engine_that_never_looked_for_a_checkpoint_overwrites_none(tmp_path: 
     before = {path.name: path.read_bytes() for path in tmp_path.glob("round-*")}
     strategy = run.strategy(tmp_path, Seen())
     (model,) = play_stacked(strategy.core, 1)
-    with pytest.raises(RunError, match=r"round 1 was played by a run that never looked for a checkpoint .*\.resumed"):
+    with pytest.raises(RunError, match=r"round 1 .*resume.*strategy\.resumed"):
         strategy.round_trained(1, [model])
     assert {path.name: path.read_bytes() for path in tmp_path.glob("round-*")} == before
 
@@ -344,7 +347,7 @@ def test_a_full_disk_ends_the_run_and_nothing_is_lost(
 def test_the_last_round_is_one_number() -> None:
     gpfl = {"clients_per_round": 2, "total_rounds": 9, "validation": world.validation(), "learning_rate": 0.1}
     assert GPFL(**gpfl)._resuming.total_rounds is None, "the selector's constant ends no run unasked"
-    with pytest.raises(ParameterError, match="total_rounds is 8 for the strategy but 9 for the selector; give it once"):
+    with pytest.raises(ParameterError, match=r"total_rounds is 8.* but 9"):
         SelectionStrategy(
             create("gpfl", clients_per_round=2, total_rounds=9), learning_rate=0.1, validation=world.validation(),
             total_rounds=8,
@@ -381,11 +384,11 @@ def test_a_server_without_a_last_round_is_told_that_its_rounds_come_on_top(
 
 def test_models_that_are_no_arrays_come_back_as_they_were() -> None:
     trees = Parameters([b'{"trees": 1}', b"\x00\xff"], "")
-    names, model = saved_model(trees)
+    names, model = to_checkpoint(trees)
     kept = Checkpoint(round=1, model=model, names=names, state={})
-    assert parameters_of(kept) == trees
-    with pytest.raises(RunError, match=r"cannot save a model of list: expected flwr\.common\.Parameters"):
-        saved_model([trees, None])  # type: ignore[arg-type]
+    assert from_checkpoint(kept) == trees
+    with pytest.raises(RunError, match=r"model of list\b.*checkpoint_dir"):
+        to_checkpoint([trees, None])  # type: ignore[arg-type]
 
 
 def test_the_initial_model_of_a_wrapped_base_is_compared_as_well(tmp_path: Path) -> None:

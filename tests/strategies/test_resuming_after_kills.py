@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsel_flwr.rounds.records import Entry, line_of
+from fedsel_flwr.rounds.records import RoundEntry, encode_entry
 from tests.strategies.failpoints import Failpoints
 from tests.strategies.resumed_runs import APIS, ROUNDS, Run, Seen
 from tests.strategies.zygote import Zygote, in_memory
@@ -64,7 +64,7 @@ def _ended(pid: int) -> bool:
 
 def journal(run: Seen) -> str:
     """What the file of finished rounds holds after a run."""
-    return "".join(line_of(Entry(*one)).decode() for one in run.finished)
+    return "".join(encode_entry(RoundEntry(*one)).decode() for one in run.finished)
 
 
 def check_killed(zygote: Zygote, run: Run, folder: Path, moments: int) -> None:

@@ -62,6 +62,17 @@ def test_bsfl_defaults() -> None:
     assert defaults == {"alpha": 1.0, "beta": 1, "data_weights": None, "seed": None}
 
 
+@pytest.mark.parametrize("name", [name for name in strategies.__all__ if name.isupper() or name.startswith("Fed")])
+def test_a_papers_twin_asks_for_what_the_legacy_class_asks_for(name: str) -> None:
+    legacy, twin = getattr(strategies, name), getattr(message, name)
+    assert issubclass(legacy, SelectionStrategy)
+    assert issubclass(twin, message.SelectionStrategy)
+    assert not issubclass(twin, SelectionStrategy)
+    assert inspect.signature(twin) == inspect.signature(legacy)
+    asked = [key for key in vars(legacy) if not key.startswith("_")]
+    assert {key: getattr(twin, key) for key in asked} == {key: getattr(legacy, key) for key in asked}
+
+
 @pytest.mark.parametrize("cls", [CSUCB, BSFL])
 def test_unknown_and_missing_parameters_are_named_with_those_that_exist(cls: Any) -> None:
     required = {"clients_per_round": 2, "max_latency": 5.0, "min_latency": 0.1}
@@ -149,7 +160,6 @@ def _loads(statement: str) -> set[str]:
     "statement",
     [
         "import fedsel_flwr",
-        "import fedsel_flwr.strategies",
         "import fedsel_flwr.rounds.core",
         "from fedsel_flwr.rounds.history import History",
         "import fedsel_flwr.selectors",
@@ -160,8 +170,19 @@ def test_plain_parts_load_neither_flower_nor_torch(statement: str) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_the_strategies_load_flower_but_not_torch() -> None:
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import fedsel_flwr.strategies",
+        "from fedsel_flwr.strategies import BSFL, CSUCB, SelectionStrategy",
+        "import fedsel_flwr.strategies.message",
+        "import fedsel_flwr.strategies.wrapping.paper",
+        "import fedsel_flwr.strategies.wrapping.adapter",
+        "import fedsel_flwr.strategies.bsfl",
+    ],
+)
+def test_the_strategies_load_flower_but_not_torch(statement: str) -> None:
     """What Flower itself loads is its own: up to some version it took Ray along."""
     flowers = _loads("import flwr.client, flwr.server, flwr.serverapp")
     assert "torch" not in flowers
-    assert _loads("from fedsel_flwr.strategies import BSFL, CSUCB, SelectionStrategy") <= {"flwr", *flowers}
+    assert _loads(statement) <= {"flwr", *flowers}

@@ -11,7 +11,7 @@ import pytest
 
 from fedsel_flwr.aggregation.filter import Filter
 from fedsel_flwr.rounds.core import SelectionCore
-from fedsel_flwr.rounds.settings import settled
+from fedsel_flwr.rounds.settings import resolve_settings
 from fedsel_flwr.selectors import create, names
 from fedsel_flwr.strategies import SelectionStrategy
 from tests.processes import ROOT, Command
@@ -32,7 +32,7 @@ CASES = [
 
 def _stacked(name: str, score: str | None, averaging: str | None) -> tuple[SelectionCore, list[world.Array]]:
     selector = create(name, **world.selector_params(name))
-    settings = settled(
+    settings = resolve_settings(
         selector, max_latency=world.MAX_LATENCY, averaging=averaging, validation=world.validation(),
         filter=None if score is None else Filter(score=score), learning_rate=world.ETA,
     )  # fmt: skip
@@ -122,12 +122,14 @@ import sys
 import numpy as np
 from fedsel_flwr.selectors import create
 from fedsel_flwr.rounds.core import SelectionCore
-from fedsel_flwr.rounds.settings import settled
+from fedsel_flwr.rounds.settings import resolve_settings
 assert not {"flwr", "torch", "ray"} & sys.modules.keys(), sorted(sys.modules)
 from tests.strategies import numpy_world as world
 from tests.strategies.third_adapter import play_stacked
 selector = create("gpfl", **world.selector_params("gpfl"))
-settings = settled(selector, max_latency=world.MAX_LATENCY, validation=world.validation(), learning_rate=world.ETA)
+settings = resolve_settings(
+    selector, max_latency=world.MAX_LATENCY, validation=world.validation(), learning_rate=world.ETA
+)
 own = SelectionCore(selector, settings, availability=world.available)
 models = play_stacked(own, world.ROUNDS)
 assert not {"flwr", "torch", "ray"} & sys.modules.keys(), sorted(sys.modules)

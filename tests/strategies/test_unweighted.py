@@ -9,7 +9,7 @@ import pytest
 from flwr.serverapp import strategy as message_bases
 
 from fedsel_flwr import strategies as legacy_api
-from fedsel_flwr.rounds.settings import settled
+from fedsel_flwr.rounds.settings import resolve_settings
 from fedsel_flwr.selectors import Random, create
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.scenario_files import load_scenario
@@ -62,11 +62,15 @@ def test_the_new_model_is_the_plain_mean_and_fedpdp_brings_the_weights_back(api:
 
 def test_a_scenario_s_own_averaging_overrules_the_paper_s() -> None:
     selector = create("rpow-d", clients_per_round=3)
-    chosen = [settled(selector), settled(selector, averaging="fedpdp"), settled(selector, averaging="mean")]
+    chosen = [
+        resolve_settings(selector),
+        resolve_settings(selector, averaging="fedpdp"),
+        resolve_settings(selector, averaging="mean"),
+    ]
     assert [(s.averaging, s.averaging_is_papers) for s in chosen] == [
         ("mean", True), ("fedpdp", False), ("mean", False),
     ]  # fmt: skip
-    assert settled(Random(clients_per_round=3)).averaging is None
+    assert resolve_settings(Random(clients_per_round=3)).averaging is None
 
 
 @pytest.mark.parametrize("name", ["rpow-d", "cpow-d", "fedcor"])

@@ -329,8 +329,8 @@ def test_the_real_manager_is_left_as_it_was() -> None:
 
 def test_a_wait_that_takes_long_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Once after a while, and again now and then; a short one is not."""
-    monkeypatch.setattr(waiting, "TOLD_AFTER_S", 0.1)
-    monkeypatch.setattr(waiting, "TOLD_EVERY_S", 0.2)
+    monkeypatch.setattr(waiting, "WARN_AFTER_S", 0.1)
+    monkeypatch.setattr(waiting, "WARN_EVERY_S", 0.2)
     words = {"what": "nodes", "start": "SuperNodes", "reason": "min_available", "poll_s": 0.01}
     with pytest.raises(RunError, match=r"waited 0\.4 s for 4 nodes"):
         waiting.wait_for(lambda: [1], 4, 0.4, **words)

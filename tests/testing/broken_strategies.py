@@ -90,8 +90,8 @@ def asks_too_few(strategy: Any, api: str) -> None:
 
 
 def _renamed(strategy: Any, rename: Callable[[str], str]) -> None:
-    enroll = strategy.roster.enroll
-    vars(strategy.roster)["enroll"] = lambda claims, *more: enroll(
+    enroll = strategy.roster.register
+    vars(strategy.roster)["register"] = lambda claims, *more: enroll(
         {node: rename(claim) if claim in strategy.roster.ids else claim for node, claim in claims.items()}, *more
     )
 

@@ -12,7 +12,7 @@ from fedsel_flwr.clients.batched import BatchedTrainer, SharedTrainer
 from fedsel_flwr.clients.objectives import get_arrays
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.on_flower.building import make_strategy
-from fedsel_flwr.simulations.parallelism import Staff
+from fedsel_flwr.simulations.parallelism import TrainerPool
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.worlds.world import world_of
 
@@ -44,10 +44,10 @@ def main() -> None:
         strategy.initialize_parameters = initialize
         result = simulate(scenario, strategy=strategy, num_cpus=plan["processes"])
     else:
-        with Staff(plan["processes"], plan["way"]) as staff:
-            staff.helpers(plan["processes"]).wait()
+        with TrainerPool(plan["processes"], plan["way"]) as pool:
+            pool.helpers(plan["processes"]).wait()
             turns.next()
-            result = simulate(scenario, strategy=strategy, device=plan["device"], processes=staff)
+            result = simulate(scenario, strategy=strategy, device=plan["device"], processes=pool)
     turns.end(result.arrays)
 
 

@@ -16,8 +16,8 @@ from torch.func import functional_call, vmap
 from fedsel_flwr.clients.batched.layers import Dropout, Now
 from fedsel_flwr.clients.batched.manual_backprop import Plan, plan
 from fedsel_flwr.clients.batched.steps import Refused
-from fedsel_flwr.clients.batched.threads import ask_in_parts
 from fedsel_flwr.clients.batched.trainer import default_chunk
+from fedsel_flwr.clients.threads import ask_in_parts
 from fedsel_flwr.clients.training import held
 from fedsel_flwr.errors import ParameterError
 

@@ -21,9 +21,9 @@ from fedsel_flwr.clients.batched.examples import Examples, Schedule, longest_fir
 from fedsel_flwr.clients.batched.manual_backprop import WrittenKernel, plan
 from fedsel_flwr.clients.batched.numba_mlp import CompiledKernel, perceptron
 from fedsel_flwr.clients.batched.steps import Descent, Kernel, Refused, Stacks, descend, mean_loss
-from fedsel_flwr.clients.batched.threads import one_thread_each
 from fedsel_flwr.clients.batched.vmap import GeneralKernel, train_in_turn
 from fedsel_flwr.clients.objectives import CLASSIFICATION, Loss, Objective, set_arrays
+from fedsel_flwr.clients.threads import one_thread_each
 from fedsel_flwr.clients.training import check_images
 from fedsel_flwr.clients.training_settings import TrainingSettings
 from fedsel_flwr.errors import ParameterError

@@ -24,9 +24,9 @@ import torch
 from fedsel_flwr.checks import FloatArray, whole
 from fedsel_flwr.clients.batched.examples import Examples, Held, longest_first, num_steps, with_generators
 from fedsel_flwr.clients.batched.shared_memory import Block, Form, nbytes_of
-from fedsel_flwr.clients.batched.threads import using_threads
 from fedsel_flwr.clients.batched.trainer import Arrays, BatchedTrainer, Pairs, Way
 from fedsel_flwr.clients.batched.worker_connection import Remote, packed
+from fedsel_flwr.clients.threads import using_threads
 from fedsel_flwr.clients.training_settings import TrainingSettings
 
 logger = logging.getLogger("fedsel_flwr")

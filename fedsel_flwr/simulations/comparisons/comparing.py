@@ -1,4 +1,4 @@
-"""Comparing selectors: every selector on every seed of one scenario, each run written as it ends."""
+"""Compare selectors: run each on every seed of one scenario, and write each run as it ends."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from fedsel_flwr.clients.objectives import Objective
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.checkpoints import Resume
 from fedsel_flwr.simulations.comparisons.comparison import Comparison
-from fedsel_flwr.simulations.comparisons.contenders import ALL, Given, every_selector
+from fedsel_flwr.simulations.comparisons.contenders import ALL, SelectorLike, runnable_selectors
 from fedsel_flwr.simulations.comparisons.parallel_runs import StartRun, Update
 from fedsel_flwr.simulations.comparisons.plan import Plan
 from fedsel_flwr.simulations.comparisons.plan_files import read_plan
-from fedsel_flwr.simulations.on_flower.ray_resources import Where
+from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 from fedsel_flwr.simulations.scenario import Scenario
-from fedsel_flwr.simulations.worlds.ingredients import MakeModel, Own, as_data
+from fedsel_flwr.simulations.worlds.ingredients import MakeModel, OwnParts, as_data
 
 
 def compare(
     scenario: Scenario,
-    selectors: Given | Sequence[Given] | Mapping[str, Given],
+    selectors: SelectorLike | Sequence[SelectorLike] | Mapping[str, SelectorLike],
     *,
     seeds: int | Sequence[int] = 5,
     engine: str = "vectorized",
@@ -46,29 +46,29 @@ def compare(
     replay: bool = False,
     checkpoint_every: int | None = None,
 ) -> Comparison:
-    """Run a scenario with several selectors on the same seeds; or go on with a comparison that was cut off.
+    """Run a scenario with several selectors on the same seeds, or resume a comparison that was cut off.
 
     Args:
-        scenario: The scenario; its selector is passed over, and its seed is the first one.
+        scenario: The scenario; its selector is ignored, and its seed is the first one.
         selectors: Names, references, classes, or callables that make a selector; with your own labels as a mapping
-            (:func:`~fedsel_flwr.simulations.comparisons.contenders.contenders`). "all": every one that can run there;
-            the result's ``left_out`` says of the others why not.
-        seeds: How many, counted up from the scenario's; or the seeds themselves.
+            (:func:`~fedsel_flwr.simulations.comparisons.contenders.read_contenders`). "all": each that can run there;
+            the result's ``left_out`` has the reasons against the others.
+        seeds: The number of seeds, counted up from the scenario's, or the seeds themselves.
         engine: "vectorized" or "ray", as in :func:`~fedsel_flwr.simulations.engine.simulate`.
-        reference: The selector that the others are compared with, by its label; None takes "random" where it runs.
-        folder: Where each run is written as it ends, and at last what is made of them; None: nowhere.
-        rounds_on_flower: So many rounds of the first run are played before, with Flower on Ray, to check that both
-            engines choose alike; 0: none.
-        start_run: Told the label and the rounds of each run.
-        update: Told each round and the failed clients so far.
-        device: Where the vectorized engine trains.
-        processes: How many processes train there, as in :func:`~fedsel_flwr.simulations.engine.simulate`; they stay for
-            all runs.
-        jobs: How many runs are played at a time on the CPU, in processes that share the cores. Each reads the data
-            itself, and is told of when it and all before it have ended. The runs are the same but for rounding where
-            several threads share an operation. 1: one after the other, in this process.
+        reference: The selector that the others are compared with, by its label; None takes "random" if it runs.
+        folder: Folder to which each run is written as it ends, and at last the summaries; None: none.
+        rounds_on_flower: Rounds of the first run that are played first with Flower on Ray, to check that both engines
+            choose the same clients; 0: none.
+        start_run: Called with the label and the rounds of each run.
+        update: Called with each round and the number of failed clients so far.
+        device: Device on which the vectorized engine trains.
+        processes: Number of processes that train on it, as in :func:`~fedsel_flwr.simulations.engine.simulate`; they
+            stay for all runs.
+        jobs: Number of runs at a time on the CPU, in processes that share the cores. Each reads the data itself, and is
+            reported when it and all before it have ended. The runs are the same up to rounding, if several threads
+            share an operation. 1: one after the other, in this process.
         num_cpus: Cores that Ray gets, as in :func:`~fedsel_flwr.simulations.engine.simulate`; this and the next four
-            are for the runs on Ray, and refused where there is none.
+            are for the runs on Ray, and refused if there are none.
         num_gpus: GPUs that Ray gets.
         client_cpus: Cores that a client takes.
         client_gpus: GPUs that a client takes.
@@ -77,21 +77,21 @@ def compare(
         model: Makes a torch module of your own, as in :func:`~fedsel_flwr.simulations.engine.simulate`.
         data: Examples of your own, likewise.
         objective: Loss and quality of your own, likewise.
-        resume: True reads finished runs of the ``folder`` back, goes on with the one that was cut off, and runs the
-            rest; selectors and seeds may be added. Nothing there: it begins anew, which "must" refuses. False refuses
-            to overwrite what was cut off. Code that the folder names is never loaded: selectors, model and data are
-            those of this call. A run is refused by name if the code of its selector, model or objective, its data,
-            partition or scenario is not the same as now.
+        resume: True reads finished runs of the ``folder`` back, resumes the one that was cut off, and runs the rest;
+            selectors and seeds may be added. If the folder holds nothing, a new comparison begins, which "must"
+            refuses. False refuses to overwrite what was cut off. Code that the folder names is never loaded:
+            selectors, model and data are those of this call. A run is refused if the code of its selector, model or
+            objective, its data, partition or scenario has changed; the error names which.
         replay: With ``resume``: play the runs again that do not fit or are damaged, in place of refusing them.
-        checkpoint_every: A checkpoint after every so many rounds, as in
-            :func:`~fedsel_flwr.simulations.engine.simulate`; 0: none.
+        checkpoint_every: Rounds between two checkpoints, as in :func:`~fedsel_flwr.simulations.engine.simulate`; 0:
+            none.
 
     Returns:
         The comparison.
 
     Raises:
         ParameterError: A selector, a seed, the data or a parameter cannot be used, or the folder holds something else.
-        RunError: A simulation broke off, or a run in the folder is another one; says by which key.
+        RunError: A simulation broke off, or a run in the folder is another one; names the key that differs.
 
     Example::
 
@@ -100,10 +100,11 @@ def compare(
     """
     options: dict[str, Any] = {"quiet": quiet, "model": model, "objective": objective}
     if data is not None:
-        options["data"] = as_data(data)  # once: it is read once for each seed
+        # One object for all runs, which reads the data once for each seed.
+        options["data"] = as_data(data)
     left_out: dict[str, str] = {}
     if isinstance(selectors, str) and selectors == ALL:
-        selectors, left_out = every_selector(scenario, Own(model, options.get("data"), objective))
+        selectors, left_out = runnable_selectors(scenario, OwnParts(model, options.get("data"), objective))
     plan = Plan.of(
         scenario,
         selectors,
@@ -113,16 +114,17 @@ def compare(
         rounds_on_flower=rounds_on_flower,
         processes=processes,
         jobs=jobs,
-        where=Where(num_cpus, num_gpus, client_cpus, client_gpus, ray_address),
+        where=RayResources(num_cpus, num_gpus, client_cpus, client_gpus, ray_address),
         device=device,
         left_out=left_out,
         checkpoints={} if checkpoint_every is None else {"checkpoint_every": checkpoint_every},
     )
     target = None if folder is None else Path(folder)
     if resume and target is None:
-        raise ParameterError(f"resume = {resume!r} needs the folder of the comparison")
+        raise ParameterError(f"resume = {resume!r} needs the folder of the comparison. Give folder=")
     if replay and not resume:
-        raise ParameterError("replay = True needs resume = True: it plays runs of the folder again that do not fit")
+        raise ParameterError("replay = True plays runs of a folder again that do not fit. Give resume = True too")
     if resume == "must" and target is not None:
+        # Only to refuse a folder without one.
         read_plan(target)
     return plan.run(target, start_run, update, resume=bool(resume), replay=replay, **options)

@@ -1,4 +1,4 @@
-"""What comes out of comparing selectors: runs of one scenario, as table, summary, verdict, picture and folder."""
+"""Result of a comparison: runs of one scenario, as table, summary, verdict, picture and folder."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report.plots import plot_comparison, plot_rounds
-from fedsel_flwr.report.run_folder import read_table, replacing
+from fedsel_flwr.report.run_folder import atomic_write, read_table
 from fedsel_flwr.report.summary import RunSummary, summarize
-from fedsel_flwr.report.tables import latex, runs_frame, summary_frame
+from fedsel_flwr.report.tables import latex_table, runs_frame, summary_frame
 from fedsel_flwr.report.verdict import Verdict, verdict
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.simulations.comparisons.flower_agreement import Agreement
-from fedsel_flwr.simulations.fingerprints import check_alike, shared
+from fedsel_flwr.simulations.fingerprints import check_poolable, describe_shared
 from fedsel_flwr.simulations.results import RunResult, read_run, write_run
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.untrusted_folders import check_entries, check_links
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("fedsel_flwr")
 REGRET = "regret.parquet"
-"""Of a run: what its choices lost against knowing the clients' means."""
+"""Table of a run: the time that its choices lost to those of a genie that knows the clients' mean latencies."""
 VARIED = frozenset({"name", "description", "selector", "seed", "selectors", "engine"})
 """Keys of a scenario in which the runs of one comparison may differ."""
 
@@ -39,9 +39,9 @@ class Run:
     """One selector on one seed.
 
     Attributes:
-        selector: Its label.
+        selector: The selector's label.
         scenario: What was run.
-        result: What came out.
+        result: History and model.
     """
 
     selector: str
@@ -59,12 +59,12 @@ class Comparison:
     """Runs of one scenario under several selectors and seeds.
 
     Args:
-        scenario: The scenario; of the runs each has its own selector and seed.
+        scenario: The scenario; each run has its own selector and seed.
         runs: In the order in which they ended.
-        reference: The selector that the others are compared with; None where there is none.
-        agreement: Whether Flower on Ray chose the same in the rounds that it played too.
-        cut_off: Runs that were loaded and had not been finished; they are part of nothing else.
-        left_out: Where all selectors were to run: those that cannot, and why.
+        reference: The selector that the others are compared with; None if there is none.
+        agreement: Whether Flower on Ray chose the same clients in the rounds that it played too.
+        cut_off: Loaded runs that have not finished; no table, picture or verdict includes them.
+        left_out: If all selectors were to run: those that cannot, and why.
     """
 
     scenario: Scenario
@@ -81,12 +81,12 @@ class Comparison:
 
     @property
     def histories(self) -> dict[str, list[History]]:
-        """Label -> histories, one a seed."""
+        """The histories of each label, one a seed."""
         return {name: [run.history for run in self.runs if run.selector == name] for name in self.selectors}
 
     @property
     def summaries(self) -> list[RunSummary]:
-        """One a run."""
+        """The figures of each run."""
         s = self.scenario
         return [
             summarize(
@@ -100,7 +100,7 @@ class Comparison:
         ]
 
     def table(self) -> pd.DataFrame:
-        """The figures of :class:`~fedsel_flwr.report.RunSummary`, a row a run."""
+        """Return the figures of :class:`~fedsel_flwr.report.RunSummary`, a row a run."""
         return runs_frame(self.summaries)
 
     @property
@@ -113,26 +113,27 @@ class Comparison:
         """One sentence on time and energy to the target; None without a reference that ran, or with one selector."""
         if self.reference not in self.selectors or len(self.selectors) < 2:
             return None
-        alike = shared({run.scenario.seed: run.result.fingerprints for run in self.runs})
+        alike = describe_shared({run.scenario.seed: run.result.fingerprints for run in self.runs})
         return verdict(self.summaries, self.reference, self.scenario.target_accuracy, alike)
 
     def plot(self, path: str | Path) -> Path:
         """Draw the picture (:func:`~fedsel_flwr.report.plots.plot_comparison`) into a PNG file; returns its path."""
-        said = self.verdict
-        return plot_comparison(self.histories, path, differences=said.times if said else (), **self._of_pictures)
+        found = self.verdict
+        return plot_comparison(self.histories, path, differences=found.times if found else (), **self._plot_options)
 
     def plot_rounds(self, path: str | Path, folder: str | Path | None = None) -> Path:
-        """Draw what happened by rounds (:func:`~fedsel_flwr.report.plots.plot_rounds`); returns its path.
+        """Draw the course of the rounds (:func:`~fedsel_flwr.report.plots.plot_rounds`); returns its path.
 
-        With the comparison's ``folder`` also what was lost against knowing the means, where every run has that.
+        With the comparison's ``folder`` also the regret, if every run has it.
         """
-        lost = self._lost(Path(folder)) if folder else {}
-        return plot_rounds(self.histories, path, lost=lost or None, **self._of_pictures)
+        lost = self._regret(Path(folder)) if folder else {}
+        return plot_rounds(self.histories, path, lost=lost or None, **self._plot_options)
 
-    def _lost(self, folder: Path) -> dict[str, list[Any]]:
-        """Selector -> theta of each of its runs; empty where a run has none."""
+    def _regret(self, folder: Path) -> dict[str, list[Any]]:
+        """Read theta of each run of each selector; empty if a run has none."""
         lost: dict[str, list[Any]] = {}
         for run in self.runs:
+            # The only run of a comparison may be in the comparison's own folder.
             places = [folder / run_name(run.selector, run.scenario.seed) / REGRET, folder / REGRET]
             path = next((path for path in places if path.exists()), None)
             if path is None:
@@ -141,26 +142,26 @@ class Comparison:
         return lost
 
     @property
-    def _of_pictures(self) -> dict[str, Any]:
-        """What every picture says of the scenario."""
+    def _plot_options(self) -> dict[str, Any]:
+        """The scenario's part of every picture."""
         s = self.scenario
         title = f"{s.name}: {s.num_clients} clients, {s.clients_per_round} a round"
         return {"num_clients": s.num_clients, "target_accuracy": s.target_accuracy, "title": title}
 
     def to_csv(self, path: str | Path | None = None) -> str:
-        """:meth:`table` as CSV; written to ``path`` if that is given."""
-        return _written(self.table().to_csv(index=False), path)
+        """Return :meth:`table` as CSV, and write it to ``path`` if that is given."""
+        return _write_text(self.table().to_csv(index=False), path)
 
     def to_latex(self, path: str | Path | None = None) -> str:
-        """The comparison as a LaTeX table (package booktabs); written to ``path`` if that is given."""
-        return _written(latex(self.summaries, self.reference, self.scenario.target_accuracy), path)
+        """Return the comparison as a LaTeX table (package booktabs), and write it to ``path`` if that is given."""
+        return _write_text(latex_table(self.summaries, self.reference, self.scenario.target_accuracy), path)
 
     def _repr_html_(self) -> str:
-        said = self.verdict
-        return str(self.summary.to_html(index=False)) + (f"<p>{html.escape(said.sentence)}</p>" if said else "")
+        found = self.verdict
+        return str(self.summary.to_html(index=False)) + (f"<p>{html.escape(found.sentence)}</p>" if found else "")
 
     def save(self, folder: str | Path) -> Path:
-        """Write every run and what is made of them; :meth:`load` reads it back.
+        """Write every run and the summaries; :meth:`load` reads the runs back.
 
         Args:
             folder: Made if needed.
@@ -179,16 +180,17 @@ class Comparison:
         return target
 
     def report(self, folder: Path) -> None:
-        """Write what is made of the runs: picture, summaries, verdict, and what belongs to the comparison.
+        """Write pictures, summaries and the verdict.
 
         Raises:
             ParameterError: No run was finished.
             RunError: The folder cannot be written to; says why.
         """
         if not self.runs:
-            told = ", ".join(f"{run.selector!r} after {len(run.history.rounds)} rounds" for run in self.cut_off)
+            unfinished = ", ".join(f"{run.selector!r} after {len(run.history.rounds)} rounds" for run in self.cut_off)
             raise ParameterError(
-                f"no run was finished: {told or 'there is none'}; cut_off of the comparison has the rounds"
+                f"no run was finished: {unfinished or 'there is none'}. Finish one; cut_off of the comparison has the "
+                "rounds so far"
             )
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -198,21 +200,21 @@ class Comparison:
             self.to_latex(folder / "comparison.tex")
             figures = self.figures()
             for name in figures.keys() & {"summary", "verdict"}:
-                with replacing(folder / f"{name}.json") as temporary:
+                with atomic_write(folder / f"{name}.json") as temporary:
                     temporary.write_text(json.dumps(figures[name], indent=2, allow_nan=False) + "\n", encoding="utf-8")
         except OSError as error:
             raise RunError(
-                f"picture and summaries cannot be written to {str(folder)!r}: {error.strerror or error}; "
-                "fedsel report makes them of the runs"
+                f"picture and summaries cannot be written to {str(folder)!r}: {error.strerror or error}. "
+                "Make them of the runs with fedsel report"
             ) from error
 
     def figures(self) -> dict[str, Any]:
-        """Everything as JSON has it, null for what is not known or infinite: ``summary``, a run each, ``verdict``."""
+        """Return everything in JSON's types, null if not finite: ``summary``, a run each, and ``verdict``."""
         figures: dict[str, Any] = {"summary": [asdict(summary) for summary in self.summaries]}
-        if said := self.verdict:
+        if found := self.verdict:
             engines = {"engines": asdict(self.agreement)} if self.agreement else {}
-            figures["verdict"] = asdict(said) | engines
-        return {key: _json(value) for key, value in figures.items()}
+            figures["verdict"] = asdict(found) | engines
+        return {key: _json_value(value) for key, value in figures.items()}
 
     @classmethod
     def load(cls, *folders: str | Path, reference: str | None = None) -> Comparison:
@@ -220,7 +222,7 @@ class Comparison:
 
         Args:
             folders: Folders of comparisons or of single runs.
-            reference: The selector to compare with; None takes "random" where it ran.
+            reference: The selector that the others are compared with; None takes "random" if it ran.
 
         Returns:
             The comparison.
@@ -228,11 +230,11 @@ class Comparison:
         Raises:
             ParameterError: A folder holds no run, a damaged one or a link, the runs are of different scenarios, two are
                 of the same selector and seed, or a selector, the model, or the data or partition of a seed are not
-                the same in all of them; says which.
+                the same in all of them; names the difference.
         """
         found = [place for folder in folders for place in _run_folders(Path(folder))]
         if not found:
-            raise ParameterError("give at least one folder of runs to load")
+            raise ParameterError("folders must hold at least one folder of runs, got none. Give one")
         loaded = [Run(*read_run(place)) for place in found]
         _check_one_scenario(loaded, found)
         _check_fingerprints(loaded, found)
@@ -240,75 +242,81 @@ class Comparison:
         cut_off = [run for run in loaded if not run.result.arrays]
         comparison = cls(loaded[0].scenario, runs, cut_off=cut_off)
         if runs:
-            comparison.reference = reference_of(reference, comparison.selectors)
+            comparison.reference = choose_reference(reference, comparison.selectors)
         return comparison
 
 
 def run_name(label: str, seed: int) -> str:
-    """What the folder of a run is called in that of its comparison."""
+    """Return the name of a run's folder inside that of its comparison."""
     return f"{label}-seed{seed}"
 
 
-def reference_of(given: str | None, labels: Sequence[str]) -> str | None:
-    """The selector that the others are compared with: the one given, else "random" where it runs beside others.
+def choose_reference(given: str | None, labels: Sequence[str]) -> str | None:
+    """Return the selector that the others are compared with: the given one, else "random" if it is one of several.
 
     Raises:
-        ParameterError: It is none of at least two.
+        ParameterError: The given one is not among the selectors, or is alone.
     """
     if given is None:
         return "random" if "random" in labels and len(labels) > 1 else None
     if given not in labels or len(labels) < 2:
-        raise ParameterError(f"reference {given!r} must be one of at least two selectors: {', '.join(labels)}")
+        raise ParameterError(
+            f"reference {given!r} must be one of at least two selectors. Choose of {', '.join(labels)}"
+        )
     return given
 
 
 def _run_folders(folder: Path) -> list[Path]:
+    """Return the folders of runs in a folder; the folder itself if it is that of a run."""
     if (folder / "scenario.toml").is_file():
         check_links(folder)
         return [folder]
+    # Of a comparison's folder only what lies directly in it: the runs' own folders are checked one by one.
     check_entries(folder)
     inside = sorted(
         path.parent for path in folder.glob("*/scenario.toml") if not path.parent.name.endswith("-on-flower")
     )
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
-        raise ParameterError(f"{str(folder)!r} {what}: give the folder of a run, or of a comparison")
+        raise ParameterError(f"{str(folder)!r} {what}. Give the folder of a run, or of a comparison")
     if not inside:
-        raise ParameterError(f"{str(folder)!r} holds no run: give a folder with scenario.toml, or one of such folders")
+        raise ParameterError(f"{str(folder)!r} holds no run. Give a folder with scenario.toml, or one of such folders")
     for place in inside:
         check_links(place)
     return inside
 
 
 def _check_one_scenario(runs: Sequence[Run], places: Sequence[Path]) -> None:
-    first = _fixed(runs[0].scenario)
+    """Refuse runs of different scenarios, and two runs of the same selector and seed."""
+    first = _fixed_settings(runs[0].scenario)
     seen: dict[tuple[str, int], Path] = {}
     for run, place in zip(runs, places, strict=True):
-        other = _fixed(run.scenario)
+        other = _fixed_settings(run.scenario)
         for key in first:
             if first[key] != other[key]:
                 raise ParameterError(
                     f"runs of one comparison share their scenario, but {key} is {first[key]!r} in {str(places[0])!r} "
-                    f"and {other[key]!r} in {str(place)!r}"
+                    f"and {other[key]!r} in {str(place)!r}. Load them separately"
                 )
         name = (run.selector, run.scenario.seed)
         if name in seen:
             raise ParameterError(
-                f"{run.selector!r} ran on seed {run.scenario.seed} in {str(seen[name])!r} and in {str(place)!r}: leave "
+                f"{run.selector!r} ran on seed {run.scenario.seed} in {str(seen[name])!r} and in {str(place)!r}. Leave "
                 "one of them out"
             )
         seen[name] = place
 
 
 def _check_fingerprints(runs: Sequence[Run], places: Sequence[Path]) -> None:
-    """Refuse to pool what was made of different code or data; what is not known is said."""
+    """Refuse to pool runs of different code or data, and warn of runs without fingerprints."""
     for run, place in zip(runs, places, strict=True):
         if not run.result.fingerprints:
             logger.warning(
-                "%s holds a run of an older version, without fingerprints: nobody can tell whether its selector, data "
-                "and partition are those of the others", place,
-            )  # fmt: skip
-    check_alike(
+                "%s holds a run of an older version, without fingerprints: its selector, data and partition may differ "
+                "from those of the others",
+                place,
+            )
+    check_poolable(
         [
             (run.selector, run.scenario.seed, run.result.fingerprints, str(place))
             for run, place in zip(runs, places, strict=True)
@@ -316,25 +324,26 @@ def _check_fingerprints(runs: Sequence[Run], places: Sequence[Path]) -> None:
     )
 
 
-def _fixed(scenario: Scenario) -> dict[str, Any]:
-    """Dotted key -> value, of the keys in which all runs of a comparison are alike."""
+def _fixed_settings(scenario: Scenario) -> dict[str, Any]:
+    """Return the settings that all runs of a comparison share: dotted key -> value."""
     flat: dict[str, Any] = {}
     for key, value in scenario.model_dump(exclude=set(VARIED)).items():
         flat |= {f"{key}.{inner}": own for inner, own in value.items()} if isinstance(value, dict) else {key: value}
     return flat
 
 
-def _json(value: Any) -> Any:
-    """JSON has no NaN and no infinity: null."""
+def _json_value(value: Any) -> Any:
+    """Return a value in JSON's types, which have neither NaN nor infinity: null."""
     if isinstance(value, dict):
-        return {key: _json(own) for key, own in value.items()}
+        return {key: _json_value(own) for key, own in value.items()}
     if isinstance(value, list | tuple):
-        return [_json(own) for own in value]
+        return [_json_value(own) for own in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _written(text: str, path: str | Path | None) -> str:
+def _write_text(text: str, path: str | Path | None) -> str:
+    """Return a text, and write it to ``path`` if that is given."""
     if path is not None:
-        with replacing(path) as temporary:
+        with atomic_write(path) as temporary:
             temporary.write_text(text, encoding="utf-8")
     return text

@@ -1,4 +1,4 @@
-"""The check that a comparison stands for Flower: its first rounds again on Ray, with the same choices."""
+"""Agreement with Flower: check that a comparison's first rounds choose the same clients on Flower and Ray."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.on_flower.building import selector_params
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
-from fedsel_flwr.simulations.worlds.ingredients import Own
+from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 from fedsel_flwr.simulations.worlds.world import world_of
 
 
@@ -21,7 +21,7 @@ class Agreement:
     """Whether two runs chose the same clients in the rounds that both have.
 
     Attributes:
-        rounds: How many rounds both have.
+        rounds: Number of rounds that both have.
         parted: The first round with another choice; 0 if there is none.
     """
 
@@ -30,7 +30,7 @@ class Agreement:
 
     @property
     def sentence(self) -> str:
-        """In words."""
+        """The agreement as a sentence."""
         if self.parted:
             return f"Flower on Ray and the vectorized engine chose other clients from round {self.parted} on."
         return f"Flower on Ray and the vectorized engine chose the same clients in all {self.rounds} rounds of both."
@@ -47,8 +47,8 @@ def run_on_flower(
 
     Args:
         scenario: The scenario.
-        rounds: How many, at least 1; the selector still plans for the scenario's.
-        selector: Chooses in place of the scenario's selector, new; None makes that one.
+        rounds: Number of rounds, at least 1; the selector still plans for the scenario's.
+        selector: A new selector in place of the scenario's; None makes the scenario's.
         on_round: Called with each finished round.
         **options: Of :func:`~fedsel_flwr.simulations.engine.simulate`.
 
@@ -59,23 +59,24 @@ def run_on_flower(
         ParameterError: As :func:`~fedsel_flwr.simulations.engine.simulate` says.
         RunError: Likewise.
     """
+    # Made here, from the full scenario: `simulate` would make it plan for the fewer rounds.
     if selector is None:
-        brought = Own(*(options.get(key) for key in ("model", "data", "objective")))
+        brought = OwnParts(*(options.get(key) for key in ("model", "data", "objective")))
         sizes = world_of(brought.named_in(scenario), brought).num_examples()
         selector = create(scenario.selector, **selector_params(scenario, sizes))
     short = scenario.model_copy(update={"rounds": min(rounds, scenario.rounds), "engine": "ray"})
     return simulate(short, selector=selector, on_round=on_round, **options)
 
 
-def agreement(one: History, other: History) -> Agreement:
-    """Compare the choices of two runs.
+def compare_choices(one: History, other: History) -> Agreement:
+    """Compare the clients chosen in two runs; the order within a round does not count.
 
     Args:
         one: A history.
         other: Another one.
 
     Returns:
-        How many rounds they share, and where they part; the order within a round does not count.
+        Number of rounds that both have, and the first that differs.
     """
     shared = min(len(one.rounds), len(other.rounds))
     for record in one.rounds[:shared]:

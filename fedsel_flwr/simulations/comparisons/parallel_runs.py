@@ -1,7 +1,4 @@
-"""Runs of a comparison side by side, each in a process of its own.
-
-Telling, while a comparison runs, how far it is.
-"""
+"""Parallel runs of a comparison, each in another process, and reports of their progress."""
 
 from __future__ import annotations
 
@@ -24,7 +21,11 @@ from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
-"""What tells the libraries of a process how many threads are theirs."""
+"""Environment variables from which libraries take their number of threads."""
+StartRun = Callable[[str, int], None]
+"""Called with the label and the rounds of a run that starts."""
+Update = Callable[[RoundRecord, int], None]
+"""Called with a finished round and the number of clients that have failed so far."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,8 @@ class Job:
 
     Attributes:
         scenario: What is run.
-        contender: Who chooses.
-        place: Where it is written and what it is called: ``folder`` and ``label`` of
-            :func:`~fedsel_flwr.simulations.engine.simulate`.
+        contender: Its selector.
+        place: ``folder`` and ``label`` of :func:`~fedsel_flwr.simulations.engine.simulate`.
     """
 
     scenario: Scenario
@@ -44,7 +44,7 @@ class Job:
 
 
 def check_jobs(scenario: Scenario, jobs: int, device: str) -> int:
-    """How many runs are played at a time.
+    """Return the number of runs at a time.
 
     Raises:
         ParameterError: It is below 1, or above 1 where runs share Ray or a device.
@@ -53,68 +53,78 @@ def check_jobs(scenario: Scenario, jobs: int, device: str) -> int:
     if number > 1 and (scenario.engine != "vectorized" or device != "cpu"):
         shared = f"the device {device!r}" if scenario.engine == "vectorized" else "Ray, which uses every core already"
         raise ParameterError(
-            f"jobs = {number} runs at a time would share {shared}: leave jobs out, or use the engine 'vectorized' on "
+            f"jobs = {number} runs at a time would share {shared}. Leave jobs out, or use the engine 'vectorized' on "
             "the CPU"
         )
     return number
 
 
-def side_by_side(jobs: Sequence[Job], options: Mapping[str, Any], at_a_time: int) -> Generator[RunResult]:
-    """Play runs in other processes, which share the cores equally and end when the generator does.
+def run_in_parallel(jobs: Sequence[Job], options: Mapping[str, Any], at_a_time: int) -> Generator[RunResult]:
+    """Play runs in worker processes, which share the cores equally and end when the generator does.
 
     Args:
         jobs: The runs; they begin in this order.
         options: Arguments of :func:`~fedsel_flwr.simulations.engine.simulate` that all of them share.
-        at_a_time: How many are played at a time.
+        at_a_time: Number of runs at a time.
 
     Yields:
         The results in the order of the runs.
 
     Raises:
         ParameterError: A run cannot be sent to another process.
-        RunError: A process was killed, or the user's own code raised something in a run; says what, and in which line.
-        FedSelError: Whatever else a run raises; the others are then broken off.
+        RunError: A process was killed, or the user's code raised an error in a run; names the error and its line.
+        FedSelError: Whatever else a run raises; the other runs are then stopped.
     """
+    # loky, not concurrent.futures: it pickles functions and classes of the main program and of notebooks.
     from loky import ProcessPoolExecutor, cpu_count
     from loky.process_executor import BrokenProcessPool
 
-    shared = _sent(options, "what the runs share")  # once: there may be much data
-    own = [_sent(job, repr(job.contender.label)) for job in jobs]
+    # Packed once for all runs: the caller's data may be large.
+    shared = _packed(options, "what the runs share")
+    own = [_packed(job, repr(job.contender.label)) for job in jobs]
     at_a_time = min(at_a_time, len(jobs))
     threads = str(max(1, cpu_count() // at_a_time))
-    workers = ProcessPoolExecutor(at_a_time, env=dict.fromkeys(THREADS, threads), initializer=_begin)
+    # By the environment: the libraries read it when they load, which is before any code of ours runs there.
+    workers = ProcessPoolExecutor(at_a_time, env=dict.fromkeys(THREADS, threads), initializer=_ignore_interrupts)
     try:
         runs = [workers.submit(_play, job, shared, log_file(), os.getpid()) for job in own]
         for run in runs:
             yield run.result()
     except BrokenProcessPool as error:
-        raise RunError(f"a process that played a run was ended from outside, for want of memory perhaps: {error}"
-                       ) from error  # fmt: skip
+        raise RunError(
+            f"a process that played a run was ended from outside, perhaps for lack of memory: {error}. Use fewer jobs, "
+            "and resume"
+        ) from error
     finally:
+        # Killed, not asked: after an error or Ctrl-C nobody waits for the rounds of the others.
         workers.shutdown(wait=True, kill_workers=True)
 
 
-def _sent(what: Any, name: str) -> bytes:
+def _packed(what: Any, name: str) -> bytes:
     try:
         return packed(what)
-    except Exception as error:  # pickle raises many kinds
+    except Exception as error:
+        # Pickling raises errors of many kinds, the user's own among them.
         raise ParameterError(
-            f"{name} cannot be sent to another process ({type(error).__name__}: {error}): leave jobs out, or give "
+            f"{name} cannot be sent to another process ({type(error).__name__}: {error}). Leave jobs out, or give "
             "selector, model, data and objective as something that pickle takes"
         ) from error
 
 
-def _begin() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that began
+def _ignore_interrupts() -> None:
+    """Ignore Ctrl-C in a worker process: the terminal sends it to all, and the parent ends its workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _play(own: bytes, shared: bytes, log: Path | None, parent: int) -> RunResult:
-    """A run, in another process; without the one that began it there is nobody to play for."""
+    """Play a run in a worker process, which ends when its parent is gone."""
+    # Here: the engine imports torch, which the parent may not need.
     from fedsel_flwr.simulations.engine import simulate
 
     def on_round(record: RoundRecord) -> None:
+        # A killed parent cannot end its workers. The round's checkpoint is written, so that the run can be resumed.
         if os.getppid() != parent:
-            os._exit(1)  # its checkpoints are there
+            os._exit(1)
 
     job: Job = unpacked(own)
     options: dict[str, Any] = {**unpacked(shared), **job.place}
@@ -123,23 +133,18 @@ def _play(own: bytes, shared: bytes, log: Path | None, parent: int) -> RunResult
             return simulate(job.scenario, selector=job.contender.selector(job.scenario), on_round=on_round, **options)
         except FedSelError:
             raise
-        except Exception as error:  # whatever the user's own code raises; its place is known in this process alone
+        except Exception as error:
+            # Whatever the user's code raises. Its traceback does not survive the way to the parent.
             if log:
                 logging.getLogger("fedsel_flwr").exception("the run broke off")
             run = f"the run of {job.contender.label!r} on seed {job.scenario.seed} broke off"
             raise RunError(f"{run}: {described(error)}") from error
 
 
-StartRun = Callable[[str, int], None]
-"""Told the label and the rounds of a run that starts."""
-Update = Callable[[RoundRecord, int], None]
-"""Told a finished round, and how many clients have failed so far."""
-
-
-def telling(
+def report_progress(
     label: str, rounds: int, start_run: StartRun | None, update: Update | None
 ) -> Callable[[RoundRecord], None]:
-    """Tell that a run starts; return what tells each of its rounds, together with the failed clients so far."""
+    """Report that a run starts, and return the callback that reports each of its rounds and the failures so far."""
     failed = 0
 
     def on_round(record: RoundRecord) -> None:
@@ -153,7 +158,7 @@ def telling(
     return on_round
 
 
-def tell_last(history: History, update: Update) -> None:
-    """Tell the last round of a run that was over before."""
+def report_last_round(history: History, update: Update) -> None:
+    """Report the last round of a run that is over."""
     if history.rounds:
         update(history.rounds[-1], sum(record.num_selected - record.num_completed for record in history.rounds))

@@ -1,4 +1,4 @@
-"""From a scenario to its selection strategy: base, selector with its parameters, measuring, availability."""
+"""Building a scenario's selection strategy: base, selector with its parameters, validation, availability."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedsel_flwr.selectors.base import over_selected
 from fedsel_flwr.selectors.registry import label_of, selector_class
 from fedsel_flwr.simulations.on_flower.flower_apis import APIS
 from fedsel_flwr.simulations.scenario import Scenario
-from fedsel_flwr.simulations.scenario_files import decides_itself
+from fedsel_flwr.simulations.scenario_files import chooses_cohort_size
 from fedsel_flwr.simulations.worlds.availability import BernoulliAvailability, TraceAvailability, find_trace
 from fedsel_flwr.simulations.worlds.world import World
 
@@ -29,7 +29,7 @@ def make_strategy(
     world: World,
     on_round: Callable[[RoundRecord], None] | None = None,
     selector: Selector | None = None,
-    keeping: Mapping[str, Any] | None = None,
+    checkpointing: Mapping[str, Any] | None = None,
     should_stop: ShouldStop | None = None,
 ) -> Any:
     """Build the scenario's selection strategy around its base strategy, in the API that the scenario names.
@@ -37,9 +37,9 @@ def make_strategy(
     Args:
         world: The scenario's world.
         on_round: Called with each finished round.
-        selector: Chooses in place of the scenario's selector; None makes that one.
-        keeping: Options of the strategy's checkpoints.
-        should_stop: Ends the run with the round that it returns True for.
+        selector: A selector in place of the scenario's; None creates the scenario's.
+        checkpointing: Options of the strategy's checkpoints.
+        should_stop: Ends the run after the round for which it returns True.
 
     Returns:
         The strategy, a ``SelectionStrategy`` of either API.
@@ -48,8 +48,10 @@ def make_strategy(
         ParameterError: A selector parameter is missing or out of range, or the availability trace cannot be used.
     """
     scenario = world.scenario
-    chooses = selector_class(scenario.selector) if selector is None else selector
-    world.check_measured(chooses.needs, label_of(scenario.selector) if selector is None else selector.name)
+    if selector is None:
+        world.check_validation_set(selector_class(scenario.selector).needs, label_of(scenario.selector))
+    else:
+        world.check_validation_set(selector.needs, selector.name)
     api, wait = APIS[scenario.api], scenario.aggregation
     options: dict[str, Any] = {
         "base": api.make_base(world),
@@ -57,7 +59,9 @@ def make_strategy(
         "min_completed": scenario.aggregation.min_completed,
         "min_available": scenario.num_clients,
         "wait_timeout": scenario.aggregation.wait_timeout_s,
-        "roll_call_timeout": scenario.aggregation.round_timeout_s,  # a busy machine must not change who is known
+        # As long as for a round: on a busy machine a shorter wait would miss clients, and the run would not be
+        # reproducible.
+        "roll_call_timeout": scenario.aggregation.round_timeout_s,
         "channels": scenario.wireless.channels or over_selected(scenario.clients_per_round, wait.over_selection),
         "over_selection": wait.over_selection,
         "round_deadline_s": wait.round_deadline_s or None,
@@ -72,66 +76,70 @@ def make_strategy(
         "on_round": on_round,
         "should_stop": should_stop,
         **_measuring(world),
-        **(keeping or {}),
+        **(checkpointing or {}),
     }
     package = importlib.import_module(api.package)
     if selector is not None:
         return package.SelectionStrategy(selector, **options)
     params = selector_params(scenario, world.num_examples())
+    # A paper's selector gets the paper's strategy, which sets averaging, filter and validation as the paper does.
     for name in package.__all__:
         paper = getattr(package, name)
         if getattr(getattr(paper, "selector_class", None), "name", None) == scenario.selector:
+            # "auto" concerns the selector's rewards; the strategy still needs the scenario's longest wait as a number.
             if params.get("max_latency") == AUTO:
                 options["longest_wait"] = options.pop("max_latency")
-            own = params.get("warmup_rounds", 0)  # PCZFL's, which is the same; where both are given, the longer holds
+            # PCZFL has a parameter of the same name and meaning: the longer warm-up holds.
+            own = params.get("warmup_rounds", 0)
             return paper(**params | options | {"warmup_rounds": max(own, wait.warmup_rounds)})
     return package.SelectionStrategy(create(scenario.selector, **params), **options)
 
 
-def given_or_made(
+def resolve_strategy(
     world: World,
     strategy: Any = None,
     on_round: Callable[[RoundRecord], None] | None = None,
     selector: Selector | None = None,
-    keeping: Mapping[str, Any] | None = None,
+    checkpointing: Mapping[str, Any] | None = None,
     should_stop: ShouldStop | None = None,
 ) -> Any:
-    """The strategy that the caller gave, if it fits the scenario, else the scenario's own.
+    """Return the caller's strategy, if it fits the scenario, or build the scenario's.
 
     Args:
         world: The scenario's world.
-        strategy: The caller's; None makes the scenario's (:func:`make_strategy`).
-        on_round: Called with each finished round of the scenario's strategy; a strategy of the caller's has its own.
-        selector: Chooses in place of the scenario's selector; None makes that one.
-        keeping: Options of the checkpoints of the scenario's strategy.
-        should_stop: Ends the run with the round that it returns True for; a strategy of the caller's has its own.
+        strategy: The caller's strategy; None builds the scenario's (:func:`make_strategy`).
+        on_round: Called with each finished round; for the scenario's strategy only.
+        selector: A selector in place of the scenario's, for the scenario's strategy only.
+        checkpointing: Options of the checkpoints of the scenario's strategy.
+        should_stop: Ends the run after the round for which it returns True; for the scenario's strategy only.
 
     Returns:
         The strategy.
 
     Raises:
-        ParameterError: A strategy together with ``on_round``, ``selector`` or ``should_stop``, a strategy that is no
-            selection strategy of the scenario's API, or a fault that :func:`make_strategy` finds.
+        ParameterError: A strategy is given together with ``on_round``, ``selector`` or ``should_stop``, it is no
+            selection strategy of the scenario's API, or :func:`make_strategy` raises.
     """
     if strategy is None:
-        return make_strategy(world, on_round, selector, keeping, should_stop)
+        return make_strategy(world, on_round, selector, checkpointing, should_stop)
     for name, value in (("on_round", on_round), ("selector", selector), ("should_stop", should_stop)):
         if value is not None:
             raise ParameterError(
-                f"strategy and {name} cannot be given together: give {name} to the strategy when you make it"
+                f"strategy and {name} cannot be given together. Give {name} to the strategy when you create it."
             )
     name, api = world.scenario.api, APIS[world.scenario.api]
     if not isinstance(strategy, api.strategy_type) or not isinstance(getattr(strategy, "history", None), History):
         raise ParameterError(
-            f"strategy must be a selection strategy of the API {name!r}, such as "
-            f"{api.package}.SelectionStrategy(selector, base), "
-            f"got {type(strategy).__module__}.{type(strategy).__qualname__}"
+            f"strategy must be a selection strategy of the API {name!r}, got "
+            f"{type(strategy).__module__}.{type(strategy).__qualname__}. Wrap it: "
+            f"{api.package}.SelectionStrategy(selector, base)."
         )
     return strategy
 
 
 def _measuring(world: World) -> dict[str, Any]:
-    """What the server measures with, and what the scenario itself says of filter and averaging."""
+    """Return the options of measuring on the server, with filter and averaging if the scenario sets them."""
+    # Unset ones are left out: then the selector's paper decides, or the base.
     chosen = world.scenario.aggregation
     options: dict[str, Any] = {
         "validation": world.validation(),
@@ -146,13 +154,13 @@ def _measuring(world: World) -> dict[str, Any]:
 
 
 def make_availability(scenario: Scenario) -> Availability | None:
-    """Who is there in a round.
+    """Build the availability of the clients.
 
     Args:
-        scenario: The scenario; its table ``availability`` says.
+        scenario: The scenario; its table ``availability`` decides.
 
     Returns:
-        Called with client id, round and simulated seconds; None where everybody is always there.
+        Called with client id, round and simulated seconds; None if all clients are always available.
 
     Raises:
         ParameterError: The trace cannot be read, or one of its rows is wrong.
@@ -167,7 +175,7 @@ def make_availability(scenario: Scenario) -> Availability | None:
 
 
 def check_selectors(scenario: Scenario, names: Sequence[str]) -> None:
-    """Find faults in the parameters of several selectors before anything starts.
+    """Check the parameters of several selectors before any run starts.
 
     Args:
         scenario: The scenario.
@@ -176,6 +184,7 @@ def check_selectors(scenario: Scenario, names: Sequence[str]) -> None:
     Raises:
         ParameterError: A selector is unknown, lacks a parameter, or has one out of range or not for every client.
     """
+    # The data are not read yet: any sizes do for a check of the other parameters.
     sizes = dict.fromkeys(range(scenario.num_clients), 1)
     for name in names:
         params = selector_params(scenario.model_copy(update={"selector": name}), sizes)
@@ -185,20 +194,20 @@ def check_selectors(scenario: Scenario, names: Sequence[str]) -> None:
             lacking = [k for k in range(scenario.num_clients) if not values.covers(str(k))]
             if lacking:
                 raise ParameterError(
-                    f"selectors.{name}.{key} has {len(values.given)} entries but none for client {lacking[0]}: give "
-                    f"one for each of the {scenario.num_clients} clients"
+                    f"selectors.{name}.{key} has {len(values.given)} entries but none for client {lacking[0]}. "
+                    f"Give one for each of the {scenario.num_clients} clients."
                 )
 
 
 def selector_params(scenario: Scenario, num_examples: Mapping[int, int]) -> dict[str, Any]:
-    """The parameters with which the scenario's selector is made.
+    """Return the parameters of the scenario's selector.
 
     Args:
         scenario: The scenario.
-        num_examples: Client -> its number of training examples; "sizes" in a per-client parameter stands for it.
+        num_examples: Client -> its number of training examples; replaces "sizes" in a per-client parameter.
 
     Returns:
-        Keyword arguments of the selector's class; whether they are in range, the class says.
+        Keyword arguments of the selector's class, which checks their range.
 
     Raises:
         ParameterError: The selector is unknown.
@@ -212,16 +221,16 @@ def selector_params(scenario: Scenario, num_examples: Mapping[int, int]) -> dict
 
 
 def common_params(scenario: Scenario, make: Callable[..., Selector]) -> dict[str, Any]:
-    """What a scenario itself says of the parameters of a selector.
+    """Return the parameters of a selector that follow from the scenario.
 
     Args:
         scenario: The scenario.
-        make: A selector's class, or a callable that makes one.
+        make: A selector's class, or a callable that creates one.
 
     Returns:
-        ``seed``, ``clients_per_round``, ``max_latency``, ``total_rounds``, ``channels`` and ``trained_examples`` (local
-        steps times batch size; None for whole passes): those of them that ``make`` takes and that are not fixed in it
-        already (``functools.partial``). ``clients_per_round`` is left out where its default is None, which says that
+        Those of ``seed``, ``clients_per_round``, ``max_latency``, ``total_rounds``, ``channels`` and
+        ``trained_examples`` (local steps times batch size; None for whole passes) that ``make`` takes and that
+        ``functools.partial`` has not fixed. ``clients_per_round`` is left out if its default is None, which means that
         the algorithm decides.
     """
     steps = scenario.training.local_steps
@@ -236,6 +245,6 @@ def common_params(scenario: Scenario, make: Callable[..., Selector]) -> dict[str
     accepted = inspect.signature(make).parameters
     fixed = getattr(make, "keywords", {})
     taken = {key: value for key, value in own.items() if key in accepted and key not in fixed}
-    if decides_itself(accepted):
+    if chooses_cohort_size(accepted):
         taken.pop("clients_per_round", None)
     return taken

@@ -1,6 +1,6 @@
-"""Where a run takes place: what Ray gets, what a client takes of it, and which cluster.
+"""Resources of a run on Ray: cores and GPUs of Ray and of each client, and the cluster to join.
 
-A Ray cluster that runs already: its address, and whether Ray answers there.
+Everything is checked before Ray starts: a cluster without Ray, a GPU that is not there, or a client that fits nowhere.
 """
 
 from __future__ import annotations
@@ -17,104 +17,20 @@ VARIABLE = "RAY_ADDRESS"
 """Ray's own variable: HOST:PORT of the head, or "auto" for the cluster that this machine is part of."""
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 10.0
-"""A head that starts at this moment answers within it; what is not Ray never does."""
+"""Seconds within which even a head that is just starting answers; another server never does."""
 _ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"
 
 
-def start(source: str = VARIABLE) -> str:
-    """What to do where there is no cluster.
-
-    Args:
-        source: What named the cluster: the variable, or an argument.
-    """
-    return f"start one with 'ray start --head' and set {source} to what it prints, or leave {source} unset"
-
-
-def cluster_address(given: str | None = None) -> str | None:
-    """The cluster that is to be joined.
-
-    Args:
-        given: An address; None takes RAY_ADDRESS.
-
-    Returns:
-        The address; None where Ray is to be started on this machine.
-
-    Raises:
-        ParameterError: The address is no HOST:PORT.
-    """
-    source = VARIABLE if given is None else "ray_address"
-    address = (os.environ.get(VARIABLE, "") if given is None else given).strip()
-    if address in ("", "local"):
-        return None
-    host, _, port = address.rpartition(":")
-    if address != "auto" and ("://" in address or not host or not port.isdecimal()):
-        raise ParameterError(
-            f"{source} must be HOST:PORT of the cluster's head, as 'ray start' prints it, or auto, got {address!r}; "
-            "start the server on a machine of the cluster"
-        )
-    return address
-
-
-def check_cluster(address: str, source: str = VARIABLE) -> None:
-    """Refuse an address where nobody listens, or something that is not Ray.
-
-    Ray itself would try for minutes, and then end the process.
-
-    Args:
-        address: Of :func:`cluster_address`.
-        source: What named it.
-
-    Raises:
-        RunError: Says which.
-    """
-    if address == "auto":
-        return
-    try:
-        knock(address)
-    except (OSError, OverflowError) as error:
-        raise RunError(f"{source} = {address!r}: nobody answers there ({error}); {start(source)}") from error
-    if said := _not_ray(address):
-        raise RunError(f"{source} = {address!r}: what listens there is not the head of Ray ({said}); {start(source)}")
-
-
-def knock(address: str) -> None:
-    """Open a connection and close it; raises :class:`OSError` if nobody listens."""
-    host, _, port = address.rpartition(":")
-    with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S):
-        return
-
-
-def _not_ray(address: str) -> str:
-    """Why what listens is not Ray; empty if it is, or if it cannot be asked because Ray uses TLS or tokens."""
-    if os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
-        return ""
-    import grpc
-
-    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
-        ask = channel.unary_unary(_ALIVE, request_serializer=bytes, response_deserializer=bytes)
-        try:
-            ask(b"", timeout=ANSWER_TIMEOUT_S)
-        except grpc.RpcError as error:
-            status = error.code()
-            if status == grpc.StatusCode.UNAVAILABLE:
-                return "it does not speak gRPC"
-            if status == grpc.StatusCode.DEADLINE_EXCEEDED:
-                return f"no answer within {ANSWER_TIMEOUT_S:g} s"
-            if status == grpc.StatusCode.UNIMPLEMENTED:
-                return "it does not know Ray's question whether it is alive"
-    return ""
-
-
 @dataclass(frozen=True)
-class Where:
-    """What Ray is given, and each of its clients.
+class RayResources:
+    """Resources of Ray and of each client.
 
     Args:
-        num_cpus: Cores that Ray gets; None: every core of this machine. The clients at work at one time are
-            ``num_cpus / client_cpus``.
-        num_gpus: GPUs that Ray gets; None: every one, if ``client_gpus`` asks for any.
-        client_cpus: Cores that a client takes, above 0; half a core lets two clients share one.
-        client_gpus: GPUs that a client takes; None: an equal share of ``num_gpus``, none where that is None or 0.
+        num_cpus: Cores that Ray gets; None: all cores of this machine. At most ``num_cpus / client_cpus`` clients train
+            at the same time.
+        num_gpus: GPUs that Ray gets; None: all, if ``client_gpus`` asks for any.
+        client_cpus: Cores that a client takes, above 0; with half a core two clients share one.
+        client_gpus: GPUs that a client takes; None: an equal share of ``num_gpus``, none if that is None or 0.
         ray_address: HOST:PORT of a cluster's head, "auto" or "local"; None takes the environment variable RAY_ADDRESS.
 
     Raises:
@@ -135,14 +51,20 @@ class Where:
         if not isinstance(self.ray_address, str | None):
             raise ParameterError(f"ray_address must be HOST:PORT, auto or local, got {self.ray_address!r:.80}")
         real("client_cpus", self.client_cpus, above=0.0)
+        # Ray's own rule: a share above one GPU must be a whole number.
         share = 0.0 if self.client_gpus is None else real("client_gpus", self.client_gpus, at_least=0.0)
         if share > 1 and share % 1:
             raise ParameterError(f"client_gpus must be whole, or a fraction of one GPU, got {self.client_gpus}")
 
     @property
     def address(self) -> str | None:
-        """The cluster that is to be joined; None where Ray is started on this machine."""
+        """Address of the cluster to join; None if Ray is started on this machine."""
         return cluster_address(self.ray_address)
+
+    @property
+    def source(self) -> str:
+        """Name of the variable or argument that gave the cluster's address."""
+        return VARIABLE if self.ray_address is None else "ray_address"
 
     @property
     def cpus(self) -> int:
@@ -150,21 +72,24 @@ class Where:
         return self.num_cpus or os.cpu_count() or 1
 
     @property
-    def asked(self) -> list[str]:
-        """What is not as it is by default: the names of arguments that only Ray can follow."""
+    def non_default(self) -> list[str]:
+        """Names of the arguments that differ from their defaults; only Ray can follow them."""
         return [name for name, default in _DEFAULTS.items() if getattr(self, name) != default]
 
     def gpus(self) -> int:
-        """GPUs that Ray gets on this machine."""
-        return self.num_gpus if self.num_gpus is not None else gpus_here() if self.client_gpus else 0
+        """Return the number of GPUs that Ray gets on this machine."""
+        # torch, and with it CUDA, is only asked if a client wants a GPU.
+        if self.num_gpus is not None:
+            return self.num_gpus
+        return visible_gpus() if self.client_gpus else 0
 
     def gpus_per_client(self) -> float:
-        """GPUs that a client takes: what was asked for, or an equal share of Ray's.
+        """Return the GPUs that a client takes: those asked for, or an equal share of Ray's.
 
         A share below one GPU is 1/n, as a client's share must lie on one GPU.
 
-        >>> Where(num_cpus=6, num_gpus=4).gpus_per_client(), Where(num_cpus=2, num_gpus=4).gpus_per_client()
-        (0.5, 2.0)
+        >>> [RayResources(num_cpus=cores, num_gpus=4).gpus_per_client() for cores in (6, 2)]
+        [0.5, 2.0]
         """
         if self.client_gpus is not None:
             return float(self.client_gpus)
@@ -173,21 +98,23 @@ class Where:
         clients = max(1, int(self.cpus / self.client_cpus))
         if self.num_gpus >= clients:
             return float(self.num_gpus // clients)
-        return math.floor(10_000 / math.ceil(clients / self.num_gpus)) / 10_000  # Ray counts ten-thousandths
+        # Rounded down to ten-thousandths, in which Ray counts: rounded up, the last of n clients would find no room.
+        return math.floor(10_000 / math.ceil(clients / self.num_gpus)) / 10_000
 
     def client_resources(self) -> dict[str, float]:
-        """What Flower gives each actor. One that dies is started again, else its pool keeps handing out the dead.
-
-        Its message is given to it once more; without that it would refuse every message until it has started.
-        """
+        """Return the resources and options that Flower passes on to each of Ray's actors."""
+        # Guard, max_restarts: Flower puts an actor that died back into its pool, which would hand it messages for ever.
+        # Guard, max_task_retries: an actor that restarts refuses messages meanwhile. With one retry Ray holds the
+        # message back until the actor has started.
         share = self.gpus_per_client()
         return {"num_cpus": self.client_cpus, "num_gpus": share, "max_restarts": -1, "max_task_retries": 1}
 
     def check(self) -> None:
-        """Refuse what there is no room for, before anything starts.
+        """Refuse resources that do not exist, before Ray starts.
 
         Raises:
-            ParameterError: More GPUs than there are, a client larger than Ray, or a number beside a cluster's address.
+            ParameterError: More GPUs than there are, a client larger than Ray, or a number together with a cluster's
+                address.
             RunError: There is no Ray at the address.
         """
         if self.address is not None:
@@ -195,69 +122,68 @@ class Where:
                 if (value := getattr(self, name)) is not None:
                     raise ParameterError(
                         f"{name} = {value} is given, but the cluster at {self.source} = {self.address!r} has what it "
-                        f"was started with: leave {name} out, or unset {self.source}"
+                        f"was started with. Leave {name} out, or unset {self.source}."
                     )
             check_cluster(self.address, self.source)
             return
         if self.gpus() > 0 or self.gpus_per_client() > 0:
-            there, asked = gpus_here(), max(self.gpus(), math.ceil(self.gpus_per_client()))
+            there, asked = visible_gpus(), max(self.gpus(), math.ceil(self.gpus_per_client()))
             if asked > there:
                 name = "num_gpus" if self.num_gpus else "client_gpus"
                 raise ParameterError(
                     f"{name} = {getattr(self, name)} asks for a GPU that is not there: torch sees {there} on this "
-                    f"machine; leave {name} out to train on the CPU"
+                    f"machine. Leave {name} out to train on the CPU."
                 )
-        if not (fit := clients_that_fit(self.cpus, self.gpus(), self)):
+        if not (fit := actors_that_fit(self.cpus, self.gpus(), self)):
             raise ParameterError(
                 f"no client fits: Ray gets {self.cpus} cores and {self.gpus()} GPUs, a client takes "
-                f"{self.client_cpus:g} and {self.gpus_per_client():g}; give Ray more or a client less"
+                f"{self.client_cpus:g} and {self.gpus_per_client():g}. Give Ray more or a client less."
             )
-        if fit < flowers_count(self.cpus, self.gpus(), self):
+        if fit < flower_actor_count(self.cpus, self.gpus(), self):
+            # Guard: Flower counts a GPU's rest as room for an actor, starts too many, and waits for ever for the last.
             share = 1 / math.ceil(1 / self.gpus_per_client())
             raise ParameterError(
                 f"client_gpus = {self.client_gpus} leaves a rest on each GPU, and Flower would wait for clients that "
-                f"find no room: give 1/n, such as {share:.4g}"
+                f"find no room. Give 1/n, such as {share:.4g}."
             )
 
     def check_nodes(self, nodes: list[dict[str, float]]) -> None:
-        """Refuse a cluster without room for a client; ``nodes`` are the machines' resources, as Ray names them.
+        """Refuse a cluster without room for a client.
+
+        Args:
+            nodes: The machines' resources, as Ray names them.
 
         Raises:
             RunError: No machine has room.
         """
         rooms = [(int(node.get("CPU", 0)), int(node.get("GPU", 0))) for node in nodes]
-        if not any(clients_that_fit(cpus, gpus, self) for cpus, gpus in rooms):
+        if not any(actors_that_fit(cpus, gpus, self) for cpus, gpus in rooms):
             raise RunError(
                 f"no client fits on any machine of the cluster: a client takes {self.client_cpus:g} cores and "
-                f"{self.gpus_per_client():g} GPUs, the machines have {rooms} (cores, GPUs); make client_cpus or "
-                "client_gpus less"
+                f"{self.gpus_per_client():g} GPUs, the machines have {rooms} (cores, GPUs). Make client_cpus or "
+                "client_gpus less."
             )
 
-    @property
-    def source(self) -> str:
-        """What named the cluster."""
-        return "RAY_ADDRESS" if self.ray_address is None else "ray_address"
+
+_DEFAULTS = {name: field.default for name, field in RayResources.__dataclass_fields__.items()}
 
 
-_DEFAULTS = {name: field.default for name, field in Where.__dataclass_fields__.items()}
-
-
-def gpus_here() -> int:
-    """How many GPUs torch sees on this machine."""
+def visible_gpus() -> int:
+    """Return the number of GPUs that torch sees on this machine."""
     import torch
 
     return torch.cuda.device_count()
 
 
-def flowers_count(cpus: int, gpus: int, where: Where) -> int:
-    """How many actors Flower starts on a machine."""
+def flower_actor_count(cpus: int, gpus: int, where: RayResources) -> int:
+    """Return the number of actors that Flower starts on a machine, as Flower computes it."""
     share = where.gpus_per_client()
     count = int(cpus / where.client_cpus)
     return min(count, int(gpus / share)) if share else count
 
 
-def clients_that_fit(cpus: int, gpus: int, where: Where) -> int:
-    """How many actors Ray finds room for on a machine, each with its share of GPU on one GPU."""
+def actors_that_fit(cpus: int, gpus: int, where: RayResources) -> int:
+    """Return the number of actors that Ray finds room for on a machine, each with its share on one GPU."""
     share = where.gpus_per_client()
     count = int(cpus / where.client_cpus)
     if not share:
@@ -265,16 +191,106 @@ def clients_that_fit(cpus: int, gpus: int, where: Where) -> int:
     return min(count, int(gpus / share) if share >= 1 else gpus * int(1 / share))
 
 
+def start_hint(source: str = VARIABLE) -> str:
+    """Return the advice for a missing cluster, a sentence without its full stop.
+
+    Args:
+        source: Name of the variable or argument that gave the address.
+    """
+    return f"Start one with 'ray start --head' and set {source} to what it prints, or leave {source} unset"
+
+
+def cluster_address(given: str | None = None) -> str | None:
+    """Return the address of the cluster to join.
+
+    Args:
+        given: An address; None takes RAY_ADDRESS.
+
+    Returns:
+        The address; None if Ray is to be started on this machine.
+
+    Raises:
+        ParameterError: The address is not HOST:PORT.
+    """
+    source = VARIABLE if given is None else "ray_address"
+    address = (os.environ.get(VARIABLE, "") if given is None else given).strip()
+    if address in ("", "local"):
+        return None
+    host, _, port = address.rpartition(":")
+    # ray:// is Ray's client protocol, which Flower's simulation cannot use.
+    if address != "auto" and ("://" in address or not host or not port.isdecimal()):
+        raise ParameterError(
+            f"{source} must be HOST:PORT of the cluster's head, as 'ray start' prints it, or auto, got {address!r}. "
+            "Start the server on a machine of the cluster."
+        )
+    return address
+
+
+def check_cluster(address: str, source: str = VARIABLE) -> None:
+    """Refuse an address without a server, or with one that is not Ray.
+
+    Guard: Ray itself tries to connect for minutes, and then ends the process.
+
+    Args:
+        address: The address, as :func:`cluster_address` returns it.
+        source: Name of the variable or argument that gave it.
+
+    Raises:
+        RunError: There is no server, or another one than Ray.
+    """
+    if address == "auto":
+        return
+    try:
+        try_connect(address)
+    except (OSError, OverflowError) as error:
+        raise RunError(f"{source} = {address!r}: nobody answers there ({error}). {start_hint(source)}") from error
+    if reason := _why_not_ray(address):
+        raise RunError(
+            f"{source} = {address!r}: the server there is not the head of Ray ({reason}). {start_hint(source)}"
+        )
+
+
+def try_connect(address: str) -> None:
+    """Open a connection and close it; raise :class:`OSError` if no server listens."""
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S):
+        return
+
+
+def _why_not_ray(address: str) -> str:
+    """Return why the server is not Ray; empty if it is, or if TLS or tokens prevent the question."""
+    if os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
+        return ""
+    # A question that Ray's head answers without login. A proxy of the environment would answer in its place.
+    import grpc
+
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        ask = channel.unary_unary(_ALIVE, request_serializer=bytes, response_deserializer=bytes)
+        try:
+            ask(b"", timeout=ANSWER_TIMEOUT_S)
+        except grpc.RpcError as error:
+            status = error.code()
+            if status == grpc.StatusCode.UNAVAILABLE:
+                return "it does not speak gRPC"
+            if status == grpc.StatusCode.DEADLINE_EXCEEDED:
+                return f"no answer within {ANSWER_TIMEOUT_S:g} s"
+            if status == grpc.StatusCode.UNIMPLEMENTED:
+                return "it does not know Ray's question whether it is alive"
+            # Any other status, such as UNAUTHENTICATED, came from a server that knows the question.
+    return ""
+
+
 def check_device(device: str) -> None:
-    """Refuse a device that torch cannot use here; raises :class:`ParameterError`."""
+    """Refuse a device that torch cannot use on this machine; raise :class:`ParameterError`."""
     if device == "cpu":
         return
     import torch
 
+    # Tried out: torch has no function that tells, and raises exceptions of many kinds, with messages of several lines.
     try:
         torch.empty(1, device=device)
-    except Exception as error:  # torch has many
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+    except Exception as error:
+        message = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ParameterError(
-            f"device = {device!r} cannot be used on this machine: {said}; use 'cpu', or leave device out"
+            f"device = {device!r} cannot be used on this machine: {message}. Use 'cpu', or leave device out."
         ) from error

@@ -1,7 +1,4 @@
-"""The models that the scenarios train, and their parameters as NumPy arrays.
-
-How much a model computes: the multiplications of its forward pass, counted once.
-"""
+"""Models of the scenarios, built by name, and the number of multiplications of a model."""
 
 from __future__ import annotations
 
@@ -16,15 +13,12 @@ import torch
 from torch import nn
 
 from fedsel_flwr.checks import one_of, whole
-from fedsel_flwr.clients.objectives import get_arrays, set_arrays
 from fedsel_flwr.errors import ParameterError
 
-__all__ = ["MODELS", "build_model", "get_arrays", "set_arrays"]
-
 MODELS = ("logistic", "mlp", "cnn", "cnn5", "cnn3", "vgg11", "linear")
-"""The names that `build_model` knows."""
+"""The names that :func:`build_model` knows."""
 REGRESSORS = ("linear",)
-"""Those that predict a number; the others classify."""
+"""The models that predict a number; the others classify."""
 
 
 def build_model(name: str, input_shape: Sequence[int], num_classes: int, seed: int) -> nn.Module:
@@ -38,28 +32,28 @@ def build_model(name: str, input_shape: Sequence[int], num_classes: int, seed: i
             pooled between, and a dense layer of 64 rectified units before the last (GPFL's on CIFAR-10); "vgg11":
             see :func:`vgg11`; "linear": a linear map to one number, for a regression.
         input_shape: The shape of one example (channels, height, width); for "cnn" and "cnn5" at least 4x4 pixels, for
-            "cnn3" 18x18, for "vgg11" at least 32x32; of any other model (features,) as well.
-        num_classes: The number of classes, at least 2; "linear" has none.
-        seed: Draws the initial parameters (torch's default distributions, but for "vgg11"). Global random states
-            stay as they are.
+            "cnn3" 18x18, for "vgg11" at least 32x32; any other model also takes (features,).
+        num_classes: The number of classes, at least 2; ignored by "linear".
+        seed: Draws the initial parameters, from torch's default distributions except for "vgg11". Global random states
+            are unchanged.
 
     Returns:
         A model from inputs of shape (n, ...) to logits of shape (n, num_classes); "linear": to numbers, shape (n, 1).
 
     Raises:
-        ParameterError: For an unknown name, a shape that the model cannot read, fewer than two classes, or a
-            negative seed.
+        ParameterError: The name is unknown, the model cannot read the shape, there are fewer than two classes, or the
+            seed is negative.
 
     Examples:
-        >>> sum(array.size for array in get_arrays(build_model("mlp", (1, 28, 28), 10, seed=0)))
+        >>> sum(layer.numel() for layer in build_model("mlp", (1, 28, 28), 10, seed=0).parameters())
         52500
     """
     one_of("model", name, MODELS)
     if not input_shape or min(input_shape) < 1:
-        raise ParameterError(f"input_shape must hold positive sizes; got {tuple(input_shape)}")
+        raise ParameterError(f"input_shape must hold positive sizes, got {tuple(input_shape)}")
     num_classes = 1 if name in REGRESSORS else whole("num_classes", num_classes, 2)
     seed = whole("seed", seed, 0)
-    with seeded(seed):
+    with torch_seeded(seed):
         if name in ("logistic", "linear"):
             return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), num_classes))
         if name == "mlp":
@@ -75,9 +69,11 @@ def build_model(name: str, input_shape: Sequence[int], num_classes: int, seed: i
 
 
 @contextlib.contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Within the block torch draws what belongs to a seed; afterwards its random state is as before."""
+def torch_seeded(seed: int) -> Iterator[None]:
+    """Seed torch's random state within the block, and restore it afterwards."""
+    # No devices: models are built on the CPU, and saving the state of every GPU would initialise CUDA.
     with torch.random.fork_rng(devices=[]):
+        # Through SeedSequence, as for the package's other random streams: neighbouring seeds become unrelated ones.
         torch.default_generator.manual_seed(int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]))
         yield
 
@@ -86,11 +82,11 @@ def vgg11(input_shape: Sequence[int], num_classes: int, width: int = 64) -> nn.M
     """VGG-11 for small images.
 
     Configuration A of the paper: 3x3 convolutions of 64, 128, 256, 256, 512, 512, 512, 512 channels with rectifiers,
-    2x2 max-pooling after the first, second, fourth, sixth and eighth. Ours, as Kim et al. only name VGG-11 for
-    CIFAR-10: no batch normalisation, whose running statistics an average of models blurs; one dense layer from the 512
-    channels that are left of 32x32 pixels, in place of three of 4,096 units for 224x224; no dropout. The convolutions
-    start from He et al.'s normal distribution, the biases from 0: from torch's default the signal fades before the
-    eighth layer.
+    2x2 max-pooling after the first, second, fourth, sixth and eighth. Kim et al. only name VGG-11 for CIFAR-10; the
+    rest is ours. No batch normalisation, because averaging models blurs its running statistics. One dense layer from
+    the 512 channels that remain of 32x32 pixels, in place of three of 4,096 units for 224x224. No dropout. The
+    convolutions start from He et al.'s normal distribution, the biases from 0: with torch's default the signal fades
+    before the eighth layer.
 
     Args:
         input_shape: The shape of one image (channels, height, width), at least 32x32 pixels.
@@ -104,7 +100,7 @@ def vgg11(input_shape: Sequence[int], num_classes: int, width: int = 64) -> nn.M
         K. Simonyan and A. Zisserman, "Very deep convolutional networks for large-scale image recognition", ICLR 2015.
 
     Examples:
-        >>> sum(array.size for array in get_arrays(vgg11((3, 32, 32), 10)))
+        >>> sum(layer.numel() for layer in vgg11((3, 32, 32), 10).parameters())
         9225610
     """
     channels, height, width_px = input_shape
@@ -122,6 +118,45 @@ def vgg11(input_shape: Sequence[int], num_classes: int, width: int = 64) -> nn.M
     return model
 
 
+def count_multiplications(model: nn.Module, example: npt.NDArray[np.float32]) -> int:
+    """Count the multiplications of matrix products and convolutions in a forward pass over one example.
+
+    They are counted, not timed, so that the result is the same on every machine. The backward pass takes about two
+    forward passes for any model. The ratio of two models is therefore that of their training.
+
+    Args:
+        model: The model; it is not changed.
+        example: One example, shape (...,).
+
+    Returns:
+        The count, above 0.
+
+    Raises:
+        ParameterError: The model has no operation that torch counts.
+
+    Example:
+        >>> count_multiplications(nn.Linear(6, 3), np.zeros(6, dtype=np.float32))
+        18
+    """
+    # Imported here: it takes a moment, and few runs count.
+    from torch.utils.flop_counter import FlopCounterMode
+
+    # Two examples, as batch normalization in training mode refuses one.
+    two = torch.tensor(example).repeat(2, *[1] * example.ndim)
+    counter = FlopCounterMode(display=False)
+    # On a copy, and with the random state restored: batch normalization would update its statistics, dropout draws.
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), counter:
+        copy.deepcopy(model).cpu().train()(two)
+    # Two examples, and torch counts a multiplication with its addition as two operations.
+    count = counter.get_total_flops() // 4
+    if count < 1:
+        raise ParameterError(
+            "clients.reference_multiplications needs a model with matrix products or convolutions, but none was "
+            f"counted in {type(model).__name__}. Set it to 0."
+        )
+    return int(count)
+
+
 def _mlp(num_inputs: int, num_classes: int) -> nn.Module:
     return nn.Sequential(
         nn.Flatten(),
@@ -134,10 +169,10 @@ def _mlp(num_inputs: int, num_classes: int) -> nn.Module:
 
 
 def _check_image(name: str, input_shape: Sequence[int], least: int) -> None:
-    """Refuse inputs that are no images, or too small ones."""
+    """Refuse inputs that are not images, or are too small."""
     if len(input_shape) != 3 or min(input_shape[1:]) < least:
         raise ParameterError(
-            f"the model {name!r} reads images (channels, height, width) of at least {least}x{least} pixels; got "
+            f"the model {name!r} reads images (channels, height, width) of at least {least}x{least} pixels, got "
             f"{tuple(input_shape)}"
         )
 
@@ -173,7 +208,8 @@ def _cnn5(input_shape: Sequence[int], num_classes: int) -> nn.Module:
 
 def _cnn3(input_shape: Sequence[int], num_classes: int) -> nn.Module:
     channels, *sides = input_shape
-    left = [((side - 2) // 2 - 2) // 2 - 2 for side in sides]  # no padding: 4x4 of 32x32
+    # Each convolution without padding takes 2 pixels, each pooling halves: 4x4 remain of 32x32.
+    left = [((side - 2) // 2 - 2) // 2 - 2 for side in sides]
     return nn.Sequential(
         nn.Conv2d(channels, 32, kernel_size=3),
         nn.ReLU(),
@@ -188,38 +224,3 @@ def _cnn3(input_shape: Sequence[int], num_classes: int) -> nn.Module:
         nn.ReLU(),
         nn.Linear(64, num_classes),
     )
-
-
-def multiplications(model: nn.Module, example: npt.NDArray[np.float32]) -> int:
-    """Count the multiplications of matrix products and convolutions in a forward pass over one example.
-
-    They are counted while the model runs once on this machine, not timed: the same on every machine. The backward pass
-    takes about two forward passes, whatever the model, so that the ratio of two models is that of their training.
-
-    Args:
-        model: The model; it stays as it is.
-        example: One example, shape (...,).
-
-    Returns:
-        The count, above 0.
-
-    Raises:
-        ParameterError: None was counted: the model is made of operations that torch does not count.
-
-    Example:
-        >>> multiplications(nn.Linear(6, 3), np.zeros(6, dtype=np.float32))
-        18
-    """
-    from torch.utils.flop_counter import FlopCounterMode  # here, as it takes a moment that few runs need
-
-    two = torch.tensor(example).repeat(2, *[1] * example.ndim)  # batch normalization cannot take one alone
-    counter = FlopCounterMode(display=False)
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), counter:
-        copy.deepcopy(model).cpu().train()(two)
-    count = counter.get_total_flops() // 4  # of two examples; a multiplication with its addition is two operations
-    if count < 1:
-        raise ParameterError(
-            "clients.reference_multiplications needs a model with matrix products or convolutions, but none was "
-            f"counted in {type(model).__name__}: set it to 0"
-        )
-    return int(count)

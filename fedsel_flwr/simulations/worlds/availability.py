@@ -1,4 +1,4 @@
-"""Who is there in a round: always everybody, everybody with a probability, or as a trace says."""
+"""Availability of clients by round: all always, each with a probability, or by a trace."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from fedsel_flwr.checks import BoolArray, real
 from fedsel_flwr.clients.streams import stream
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.simulations.worlds.image_files import DATA_DIR_VARIABLE, find_folder
+from fedsel_flwr.simulations.worlds.image_files import DATA_DIR_VARIABLE, find_data_folder
 
 UNITS = ("round", "second")
 STATES = {"up": True, "down": False}
@@ -22,7 +22,7 @@ STATES = {"up": True, "down": False}
 
 @dataclass(frozen=True)
 class BernoulliAvailability:
-    """Each client is available in each round with the same probability, independently.
+    """Availability by probability: each client is available in each round with the same one, independently.
 
     Args:
         probability: In (0, 1].
@@ -36,49 +36,50 @@ class BernoulliAvailability:
     seed: int
 
     def __call__(self, client_id: str, round: int, simulated_s: float) -> bool:
-        """Whether the client is available; its id is its partition id."""
+        """Return whether the client is available; its id must be its partition id."""
         partition_id = int(client_id) if re.fullmatch("[0-9]{1,10}", client_id) else -1
         if not 0 <= partition_id < 2**32:
             raise ParameterError(
                 "availability by probability draws by partition id, a whole number below 2**32, but a client calls "
-                f"itself {client_id!r}: report the partition id as client_id, or use a trace"
+                f"itself {client_id!r}. Report the partition id as client_id, or use a trace."
             )
         return bool(stream(self.seed, "availability", partition_id, round).random() < self.probability)
 
     def at(self, ids: Sequence[str], round: int, simulated_s: float) -> BoolArray:
-        """Whether each of the clients is available, shape (len(ids),); the answers of single calls."""
+        """Return whether each of the clients is available, shape (len(ids),), as single calls do."""
         return np.array([self(client_id, round, simulated_s) for client_id in ids], dtype=np.bool_)
 
 
 class TraceAvailability:
-    """Clients come and go as a CSV file says.
+    """Availability by a trace: a CSV file with the times at which clients appear and disappear.
 
     The file has a header and one row for each change, in any order: ``round,client,state`` or
     ``second,client,state``. ``round`` is a 1-based round, ``second`` a time on the simulated clock at which rounds
-    begin, ``client`` a client id, ``state`` is ``up`` or ``down`` from then on. A client is up before its first row,
-    and one that the file does not name is always up::
+    begin, ``client`` a client id, ``state`` is ``up`` or ``down`` from then on. A client is up before its first row. A
+    client that the file does not name is always up::
 
         round,client,state
         1,0,down
         10,0,up
 
-    After its last row a client stays as it is. A file that leaves no state to this rule names every client at second 0
-    (or round 1); the 704 phones of the scenario ``phones-704`` are of this kind.
+    After its last row a client's state does not change. A trace can name every client at second 0 (or round 1), so that
+    no state is left to these rules; that of the scenario ``phones-704`` does.
 
     Args:
         path: The file.
-        seconds_per_round: Round t takes place at second (t - 1) x seconds_per_round of the trace, however long the
-            rounds before it were: a trace of days is walked through by rounds of seconds. None: on the simulated clock.
+        seconds_per_round: Round t takes place at second (t - 1) x seconds_per_round of the trace, whatever the length
+            of the rounds before it: rounds of seconds can thus cover a trace of days. None: on the simulated clock.
 
     Raises:
-        ParameterError: The file cannot be read, or a row is wrong; the message names the line. Or
-            ``seconds_per_round`` is not above 0, or the file counts in rounds.
+        ParameterError: The file cannot be read, or a row is wrong (the message names the line). Or
+            ``seconds_per_round`` is not above 0, or is given for a file that counts in rounds.
     """
 
     def __init__(self, path: str | Path, *, seconds_per_round: float | None = None) -> None:
         if seconds_per_round is not None:
             real("seconds_per_round", seconds_per_round, above=0.0)
         self._seconds_per_round = seconds_per_round
+        # utf-8-sig: spreadsheets begin a CSV file with a byte order mark, which would become part of the first header.
         try:
             with Path(path).expanduser().open(newline="", encoding="utf-8-sig") as file:
                 rows = list(csv.reader(file))
@@ -93,37 +94,40 @@ class TraceAvailability:
         self.unit = header[0]
         if self.unit == "round" and seconds_per_round is not None:
             raise ParameterError(
-                f"availability trace {str(path)!r} counts in rounds: leave out seconds_per_round, or give a trace "
-                "whose first line is 'second,client,state'"
+                f"availability trace {str(path)!r} counts in rounds. Leave out seconds_per_round, or give a trace "
+                "whose first line is 'second,client,state'."
             )
         changes: dict[str, list[tuple[float, bool]]] = {}
         for number, row in enumerate(rows[1:], start=2):
             if row:
-                when, client, state = self._change(path, number, row)
+                when, client, state = self._read_change(path, number, row)
                 changes.setdefault(client, []).append((when, state))
+        # Sorted by time only, and stably: of two rows with the same time the later line of the file counts.
         self._changes = {client: sorted(rows, key=lambda change: change[0]) for client, rows in changes.items()}
 
     def __call__(self, client_id: str, round: int, simulated_s: float) -> bool:
-        """Whether the client is available."""
+        """Return whether the client is available."""
         changes = self._changes.get(client_id, [])
         now = self._now(round, simulated_s)
         last = bisect.bisect_right(changes, now, key=lambda change: change[0]) - 1
         return True if last < 0 else changes[last][1]
 
     def at(self, ids: Sequence[str], round: int, simulated_s: float) -> BoolArray:
-        """Whether each of the clients is available, shape (len(ids),); only those that the file names are looked up."""
+        """Return whether each of the clients is available, shape (len(ids),)."""
+        # Clients that the file does not name are always up: no call for each of a hundred thousand.
         named = self._changes
         there = (client_id not in named or self(client_id, round, simulated_s) for client_id in ids)
         return np.fromiter(there, dtype=np.bool_, count=len(ids))
 
     def _now(self, round: int, simulated_s: float) -> float:
-        """The moment of a round in the trace's own unit."""
+        """Return the time of a round in the trace's unit."""
         if self.unit == "round":
             return round
         return simulated_s if self._seconds_per_round is None else (round - 1) * self._seconds_per_round
 
     @staticmethod
-    def _change(path: str | Path, number: int, row: list[str]) -> tuple[float, str, bool]:
+    def _read_change(path: str | Path, number: int, row: list[str]) -> tuple[float, str, bool]:
+        """Return time, client id and state of a row."""
         cells = [cell.strip() for cell in row]
         try:
             when = float(cells[0])
@@ -138,11 +142,11 @@ class TraceAvailability:
 
 
 def find_trace(trace: str, data_dir: str | None) -> Path:
-    """Find a trace: an absolute path, a path from the working directory, or else one in the data folder.
+    """Find a trace: an absolute path, one relative to the working directory, or one in the data folder.
 
     Args:
         trace: The path.
-        data_dir: The data folder; None: what FEDSEL_DATA names.
+        data_dir: The data folder; None: that of FEDSEL_DATA.
 
     Returns:
         The path of the file.
@@ -157,13 +161,13 @@ def find_trace(trace: str, data_dir: str | None) -> Path:
         )
     path = Path(trace).expanduser()
     if path.is_dir():
-        raise ParameterError(f"availability.trace {trace!r} is a folder: give the path of a CSV file")
+        raise ParameterError(f"availability.trace {trace!r} is a folder. Give the path of a CSV file.")
     if path.is_absolute() or path.exists():
         return path
-    folder = find_folder(data_dir)
+    folder = find_data_folder(data_dir)
     if not (folder / path).exists():
         raise ParameterError(
             f"cannot read availability trace {trace!r}: it is neither in the working directory nor in the data folder "
-            f"{folder}; name the folder that holds it with --data-dir or {DATA_DIR_VARIABLE}, or give its full path"
+            f"{folder}. Name the folder that holds it with --data-dir or {DATA_DIR_VARIABLE}, or give its full path."
         )
     return folder / path

@@ -1,10 +1,8 @@
-"""Data sets, split into training, server-validation and test examples.
+"""Data sets: their training, server-validation and test examples.
 
 Selection and filtering see the validation split at most, never the test split. scikit-learn's digits and synthetic data
-need no file and no network; MNIST, EMNIST, Fashion-MNIST and CIFAR-10 come through torchvision, from a folder of yours
-or from the network.
-
-What a data set is: its three disjoint parts, and what its labels are.
+need no file and no network. MNIST, EMNIST, Fashion-MNIST and CIFAR-10 come through torchvision, from a local folder or
+from the network.
 """
 
 from __future__ import annotations
@@ -18,15 +16,18 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedsel_flwr.checks import one_of, real, whole
+from fedsel_flwr.checks import IntArray, one_of, real, whole
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.scenario_tables import Synthetic
-from fedsel_flwr.simulations.worlds.image_files import IMAGE_SETS, find_folder, read_digits, read_image_set
+from fedsel_flwr.simulations.worlds.image_files import IMAGE_SETS, find_data_folder, read_digits, read_image_set
 
-FloatArray = npt.NDArray[np.float32]
+Inputs = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64] | npt.NDArray[np.float32]
 """Classes, or numbers to predict."""
 Task = Literal["classification", "regression"]
+
+DATASETS = ("digits", *IMAGE_SETS, "synthetic-regression")
+"""The names that :func:`load_dataset` knows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,23 +39,23 @@ class Split:
         labels: The class of each example, int64 of shape (n,), or the number to predict, float32 of shape (n,).
 
     Raises:
-        ParameterError: If the two differ in length or are of other types.
+        ParameterError: The two differ in length or are of other types.
     """
 
-    inputs: FloatArray
+    inputs: Inputs
     labels: Labels
 
     def __post_init__(self) -> None:
         """Check lengths and types."""
         if self.labels.ndim != 1 or len(self.inputs) != len(self.labels):
             raise ParameterError(
-                f"expected one label per example; got inputs of shape {self.inputs.shape} "
-                f"and labels of shape {self.labels.shape}"
+                f"inputs of shape {self.inputs.shape} and labels of shape {self.labels.shape} do not match. Give one "
+                "label per example."
             )
         if self.inputs.dtype != np.float32 or self.labels.dtype not in (np.int64, np.float32):
             raise ParameterError(
-                "expected float32 inputs and int64 labels (classes) or float32 ones (numbers to predict); got "
-                f"{self.inputs.dtype} and {self.labels.dtype}"
+                f"inputs and labels are of types {self.inputs.dtype} and {self.labels.dtype}. Give float32 inputs, and "
+                "int64 labels (classes) or float32 labels (numbers to predict)."
             )
 
     def __len__(self) -> int:
@@ -68,12 +69,12 @@ class Dataset:
 
     Args:
         name: The name it was loaded by.
-        train: What the clients share out among themselves.
+        train: The examples that are partitioned among the clients.
         validation: The server's own examples, for filters and selectors that measure models.
-        test: The examples that measure the result, and nothing else.
-        num_classes: The number of classes, labels are 0 … num_classes - 1; or 1, of a regression.
-        input_shape: The shape of one example; of an image (channels, height, width).
-        task: Whether labels are classes or numbers to predict; says which loss and which quality belong to the data.
+        test: The examples that measure the result, and serve for nothing else.
+        num_classes: The number of classes, so that labels are 0 … num_classes - 1; 1 for a regression.
+        input_shape: The shape of one example; for an image (channels, height, width).
+        task: Whether labels are classes or numbers to predict; decides loss and quality.
     """
 
     name: str
@@ -84,13 +85,12 @@ class Dataset:
     input_shape: tuple[int, ...]
     task: Task = "classification"
 
-
-__all__ = ["DATASETS", "Dataset", "Split", "cached_dataset", "load_dataset"]
-
-IntArray = npt.NDArray[np.int64]
-
-DATASETS = ("digits", *IMAGE_SETS, "synthetic-regression")
-"""The names that `load_dataset` knows."""
+    def read_only(self) -> Dataset:
+        """Make the arrays read-only and return this data set."""
+        # Several worlds of a process share the arrays: a client that wrote to them would change the others' data.
+        for split in (self.train, self.validation, self.test):
+            split.inputs.flags.writeable = split.labels.flags.writeable = False
+        return self
 
 
 def load_dataset(
@@ -102,7 +102,7 @@ def load_dataset(
     test_fraction: float = 0.2,
     synthetic: Synthetic = Synthetic(),  # noqa: B008 (frozen)
 ) -> Dataset:
-    """Load a data set and split it, with the classes in the same proportions in every drawn part.
+    """Load a data set and split it, with classes in the same proportions in every drawn part.
 
     Args:
         name: "digits", "mnist", "fashion-mnist", "emnist" (the balanced split, 47 classes), "cifar-10" or
@@ -112,16 +112,16 @@ def load_dataset(
             none.
         seed: Draws the splits; the same seed gives the same splits in every process.
         validation_fraction: Share of the examples outside the test set that become the server's validation set.
-        test_fraction: Share of all examples that become the test set. For "digits" and synthetic data only: the others
-            have an official test set, which is used as it is.
+        test_fraction: Share of all examples that become the test set, for "digits" and synthetic data only. The others
+            have an official test set.
         synthetic: Size and noise of synthetic data.
 
     Returns:
         The data set: pixels in [0, 1] for "digits", standardised per channel for the other images.
 
     Raises:
-        ParameterError: For an unknown name, a folder that does not exist, files that are neither there nor to be had
-            from the network, damaged files, a negative seed, or a fraction outside (0, 1).
+        ParameterError: The name is unknown, the folder does not exist, the files are damaged, or neither there nor
+            available from the network, the seed is negative, or a fraction is outside (0, 1).
 
     Examples:
         >>> digits = load_dataset("digits")
@@ -132,30 +132,32 @@ def load_dataset(
     seed = whole("seed", seed, 0)
     validation_fraction = _fraction("validation_fraction", validation_fraction)
     test_fraction = _fraction("test_fraction", test_fraction)
+    # One seed for each split, so that another test fraction does not change how the rest is divided.
     test_seed, validation_seed = (int(word) for word in np.random.SeedSequence(seed).generate_state(2))
     if name == "synthetic-regression":
         inputs, numbers = synthetic.draw(seed)
-        rows, test_rows = _drawn(np.arange(len(numbers)), None, test_fraction, test_seed, "test_fraction")
-        rows, validation_rows = _drawn(rows, None, validation_fraction, validation_seed, "validation_fraction")
+        rows, test_rows = split_rows(np.arange(len(numbers)), None, test_fraction, test_seed, "test_fraction")
+        rows, validation_rows = split_rows(rows, None, validation_fraction, validation_seed, "validation_fraction")
         train, validation, test = (Split(inputs[part], numbers[part]) for part in (rows, validation_rows, test_rows))
         return Dataset(name, train, validation, test, num_classes=1, input_shape=inputs.shape[1:], task="regression")
+    # The digits' pixels are 0 … 16 and are only scaled to [0, 1].
     full: float = 16.0
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     if name == "digits":
         pixels, labels = read_digits()
-        rows, test_rows = _drawn(np.arange(len(labels)), labels, test_fraction, test_seed, "test_fraction")
+        rows, test_rows = split_rows(np.arange(len(labels)), labels, test_fraction, test_seed, "test_fraction")
         test_pixels, test_labels = pixels[test_rows], labels[test_rows]
     else:
-        (pixels, labels), (test_pixels, test_labels) = read_image_set(name, find_folder(data_dir))
+        (pixels, labels), (test_pixels, test_labels) = read_image_set(name, find_data_folder(data_dir))
         rows = np.arange(len(labels))
         full, mean, std = 255.0, IMAGE_SETS[name].mean, IMAGE_SETS[name].std
-    rows, validation_rows = _drawn(rows, labels, validation_fraction, validation_seed, "validation_fraction")
+    rows, validation_rows = split_rows(rows, labels, validation_fraction, validation_seed, "validation_fraction")
     return Dataset(
         name=name,
-        train=Split(_scaled(pixels[rows], full, mean, std), labels[rows]),
-        validation=Split(_scaled(pixels[validation_rows], full, mean, std), labels[validation_rows]),
-        test=Split(_scaled(test_pixels, full, mean, std), test_labels),
+        train=Split(_standardise(pixels[rows], full, mean, std), labels[rows]),
+        validation=Split(_standardise(pixels[validation_rows], full, mean, std), labels[validation_rows]),
+        test=Split(_standardise(test_pixels, full, mean, std), test_labels),
         num_classes=int(labels.max()) + 1,
         input_shape=tuple(int(size) for size in pixels.shape[1:]),
     )
@@ -171,10 +173,10 @@ def cached_dataset(
     test_fraction: float = 0.2,
     synthetic: Synthetic = Synthetic(),  # noqa: B008 (frozen)
 ) -> Dataset:
-    """Load a data set once per process: `load_dataset`, with arrays that nobody can write to.
+    """Load a data set once per process, as :func:`load_dataset` does, with read-only arrays.
 
     Args:
-        name: See `load_dataset`, also for the other arguments, the result and the errors.
+        name: See :func:`load_dataset`, also for the other arguments, the result and the errors.
         data_dir: The folder with the files. FEDSEL_DATA is read at the first call only.
         seed: Draws the splits.
         validation_fraction: Share of the examples outside the test set.
@@ -184,18 +186,14 @@ def cached_dataset(
     Returns:
         The data set: the same object for the same arguments (the two last used are kept).
     """
-    dataset = load_dataset(
+    return load_dataset(
         name,
         data_dir=data_dir,
         seed=seed,
         validation_fraction=validation_fraction,
         test_fraction=test_fraction,
         synthetic=synthetic,
-    )
-    for split in (dataset.train, dataset.validation, dataset.test):
-        split.inputs.flags.writeable = False
-        split.labels.flags.writeable = False
-    return dataset
+    ).read_only()
 
 
 def _fraction(name: str, value: float) -> float:
@@ -205,21 +203,41 @@ def _fraction(name: str, value: float) -> float:
     return fraction
 
 
-def _drawn(rows: IntArray, labels: IntArray | None, fraction: float, seed: int, key: str) -> tuple[IntArray, IntArray]:
-    """Split rows in two, the second part of the given share; where there are classes, each in proportion."""
+def split_rows(
+    rows: IntArray, classes: Labels | None, fraction: float, seed: int, key: str
+) -> tuple[IntArray, IntArray]:
+    """Split rows at random into two parts, the second with the given share.
+
+    Args:
+        rows: The rows, shape (n,).
+        classes: The class of each row of the data set, for equal proportions in both parts; None: no classes.
+        fraction: Share of the second part.
+        seed: Draws the parts.
+        key: The fraction's name in messages.
+
+    Returns:
+        The two parts, in random order.
+
+    Raises:
+        ParameterError: A part would be empty, or would lack a class.
+    """
+    # Imported here: the clients' processes import this module, never split, and save a second.
     from sklearn.model_selection import train_test_split
 
     try:
         kept, drawn = train_test_split(
-            rows, test_size=fraction, random_state=seed, stratify=None if labels is None else labels[rows]
+            rows, test_size=fraction, random_state=seed, stratify=None if classes is None else classes[rows]
         )
     except ValueError as problem:
-        raise ParameterError(f"{key} = {fraction!r} leaves too few of {len(rows)} examples: {problem}") from problem
+        raise ParameterError(
+            f"{key} = {fraction!r} leaves too few of {len(rows)} examples ({problem}). Choose another fraction."
+        ) from problem
     return kept, drawn
 
 
-def _scaled(pixels: npt.NDArray[Any], full: float, mean: Sequence[float], std: Sequence[float]) -> FloatArray:
+def _standardise(pixels: npt.NDArray[Any], full: float, mean: Sequence[float], std: Sequence[float]) -> Inputs:
     """Return pixels of 0 … full as (pixel / full - mean) / std per channel, a new float32 array."""
+    # In place after the one copy: CIFAR-10 in float32 is 600 MB, and each temporary would be that again.
     inputs = pixels.astype(np.float32)
     inputs /= np.float32(full)
     inputs -= np.asarray(mean, dtype=np.float32)[:, np.newaxis, np.newaxis]

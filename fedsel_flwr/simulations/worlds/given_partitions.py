@@ -1,4 +1,4 @@
-"""Partitions of a given form: so many examples each, so many classes each, or a sample each."""
+"""Partitions by given numbers: examples per client, classes per client, or a random sample for each client."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fedsel_flwr.errors import ParameterError
 
 
 def by_sizes(num_examples: int, sizes: Sequence[int], rng: np.random.Generator) -> list[IntArray]:
-    """Draw so many examples for each client, i.i.d.; what the sizes leave over belongs to nobody.
+    """Draw the given number of examples for each client, i.i.d.; examples beyond the sizes are left unused.
 
     Args:
-        num_examples: How many examples there are.
-        sizes: How many each client gets, each at least 1.
+        num_examples: The number of examples.
+        sizes: The number of examples of each client, at least 1.
         rng: Draws the order of the examples.
 
     Returns:
@@ -36,21 +36,22 @@ def by_sizes(num_examples: int, sizes: Sequence[int], rng: np.random.Generator) 
     wanted = [whole("every one of partition.sizes", size, 1) for size in sizes]
     if sum(wanted) > num_examples:
         raise ParameterError(
-            f"partition.sizes add up to {sum(wanted)}, but there are {num_examples} training examples: lower them"
+            f"partition.sizes add up to {sum(wanted)}, but there are {num_examples} training examples. Lower them."
         )
     return np.split(rng.permutation(num_examples), np.cumsum(wanted))[:-1]
 
 
 def by_classes(labels: IntArray, classes_per_client: Sequence[int], rng: np.random.Generator) -> list[IntArray]:
-    """Give each client so many classes, and the examples of a class in equal parts to the clients that have it.
+    """Give each client the given number of classes, and split each class equally among the clients that have it.
 
-    The classes are dealt like cards: shuffled, client after client, and shuffled anew when all are dealt; a client that
-    would get a class twice gets the next one. So every class goes to somebody before any goes to a second client. How
-    many examples a client holds follows from that. The examples of a class that nobody got belong to nobody.
+    The classes are dealt like cards, client after client, from a shuffled deck. When all are dealt, a new deck is
+    shuffled. A client that would get a class twice gets the next one. Each class therefore goes to one client before
+    any goes to a second. The number of examples of a client follows from that. The examples of a class that no client
+    has are left unused.
 
     Args:
         labels: The class of each example, 0 … C - 1, shape (n,).
-        classes_per_client: How many classes each client gets, each from 1 to C.
+        classes_per_client: The number of classes of each client, from 1 to C.
         rng: Deals the classes and shuffles the examples.
 
     Returns:
@@ -75,9 +76,11 @@ def by_classes(labels: IntArray, classes_per_client: Sequence[int], rng: np.rand
         wanted = whole("every one of partition.classes_per_client", given, 1)
         if wanted > num_classes:
             raise ParameterError(
-                f"partition.classes_per_client gives client {client} {wanted} classes, but there are {num_classes}"
+                f"partition.classes_per_client gives client {client} {wanted} classes, but there are {num_classes}. "
+                "Lower it."
             )
         for _ in range(wanted):
+            # The rest of the old deck stays on top, so that no class is skipped.
             if all(client in holders[label] for label in deck):
                 deck += rng.permutation(num_classes).tolist()
             label = next(label for label in deck if client not in holders[label])
@@ -88,28 +91,29 @@ def by_classes(labels: IntArray, classes_per_client: Sequence[int], rng: np.rand
         rows = rng.permutation(np.flatnonzero(labels == label))
         if len(clients) > len(rows):
             raise ParameterError(
-                f"{len(clients)} clients cannot share the {len(rows)} examples of class {label}: lower the numbers of "
-                "partition.classes_per_client, or use fewer clients"
+                f"{len(clients)} clients cannot share the {len(rows)} examples of class {label}. Lower the numbers of "
+                "partition.classes_per_client, or use fewer clients."
             )
+        # A class without holders is split into one part that `zip` drops: array_split refuses 0 parts.
         for client, share in zip(clients, np.array_split(rows, max(len(clients), 1)), strict=False):
             parts[client].append(share)
     return [np.concatenate(shares) for shares in parts]
 
 
 class SampledPartition(Sequence[IntArray]):
-    """Each client holds a random sample of all examples; two clients may hold the same example.
+    """Partition in which each client holds a random sample of all examples; clients may hold the same example.
 
-    Nothing is kept: a client's rows are drawn when they are asked for, from its own stream, the same every time. So
-    there may be more clients than examples, and a client stays itself in a larger fleet.
+    The rows are not stored: each access draws them from the client's own random stream, the same every time. There may
+    therefore be more clients than examples, and a client's sample does not depend on the number of clients.
 
     Args:
-        num_examples: How many examples there are.
-        num_clients: How many clients there are.
-        examples_per_client: How many examples each client holds, each once.
+        num_examples: The number of examples.
+        num_clients: The number of clients.
+        examples_per_client: The number of different examples that each client holds.
         seed: Seed of the run.
 
     Raises:
-        ParameterError: A client cannot hold so many examples, or a number is out of range.
+        ParameterError: ``examples_per_client`` is above ``num_examples``, or a number is out of range.
 
     Example:
         >>> fleet = SampledPartition(1000, 100_000, 3, seed=1)
@@ -123,11 +127,11 @@ class SampledPartition(Sequence[IntArray]):
         if self.examples_per_client > num_examples:
             raise ParameterError(
                 f"partition.examples_per_client = {examples_per_client} is more than the {num_examples} training "
-                "examples there are: lower it"
+                "examples. Lower it."
             )
 
     def __len__(self) -> int:
-        """How many clients there are."""
+        """Return the number of clients."""
         return self._num_clients
 
     @overload
@@ -137,13 +141,14 @@ class SampledPartition(Sequence[IntArray]):
     def __getitem__(self, client: slice) -> list[IntArray]: ...
 
     def __getitem__(self, client: int | slice) -> IntArray | list[IntArray]:
-        """The rows of a client in ascending order, shape (examples_per_client,); drawn anew at each call."""
+        """Draw the rows of a client, ascending, shape (examples_per_client,), or of a slice of clients."""
         if isinstance(client, slice):
             return self.of(range(len(self))[client])
-        return self.of([range(len(self))[client]])[0]  # IndexError past the end, as lists do
+        # The range turns negative indices round and raises IndexError past the end, as lists do.
+        return self.of([range(len(self))[client]])[0]
 
     def of(self, clients: Sequence[int]) -> list[IntArray]:
-        """The rows of several clients, each as :meth:`__getitem__` draws them, in less time."""
+        """Draw the rows of several clients, in less time than one by one."""
         drawn = streams(self._seed, "partition", clients)
         size = self.examples_per_client
         return [np.sort(own.choice(self._num_examples, size, replace=False)) for own in drawn]

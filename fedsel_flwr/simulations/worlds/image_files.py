@@ -1,4 +1,4 @@
-"""Where the pictures come from: scikit-learn's digits, and torchvision's sets from a folder or from the network."""
+"""Image files: scikit-learn's digits, and torchvision's image sets from a folder or from the network."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Examples = tuple[npt.NDArray[Any], npt.NDArray[np.int64]]
 
 DATA_DIR_VARIABLE = "FEDSEL_DATA"
 """The environment variable that names the data folder."""
-
-_DOWNLOAD_TIMEOUT_S = 30.0  # of silence on the line, so that a firewall that drops packets ends in an error
+_DOWNLOAD_TIMEOUT_S = 30.0
+"""Seconds of silence after which a download fails: a firewall that drops packets would block it for ever."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,12 +31,12 @@ class ImageSet:
 
     Args:
         torchvision_name: The class in `torchvision.datasets`.
-        expected_file: One of its files, relative to the data folder; shown when it is missing.
+        expected_file: One of its files, relative to the data folder; named in messages if it is missing.
         shape: The shape of one image (channels, height, width).
         mean: The usual mean of the training pixels in [0, 1], one per channel.
         std: Their usual standard deviation, one per channel.
-        split: The one of torchvision's splits that is read, of a set that has several.
-        transposed: Whether the files hold rows as columns.
+        split: The split of torchvision that is read, for a set with several splits.
+        transposed: Whether the files store the images transposed.
     """
 
     torchvision_name: str
@@ -80,7 +80,7 @@ IMAGE_SETS = {
         std=(0.2470, 0.2435, 0.2616),
     ),
 }
-"""The sets that torchvision reads, by our name."""
+"""The scenario's name -> the set that torchvision reads."""
 
 
 def read_digits() -> Examples:
@@ -95,17 +95,17 @@ def read_digits() -> Examples:
     return bunch.images[:, np.newaxis], bunch.target.astype(np.int64)
 
 
-def find_folder(data_dir: str | os.PathLike[str] | None) -> Path:
-    """Find the folder that holds the image sets.
+def find_data_folder(data_dir: str | os.PathLike[str] | None) -> Path:
+    """Find the folder with the image sets.
 
     Args:
-        data_dir: The folder; None: what FEDSEL_DATA names; without it, a cache folder in the home directory.
+        data_dir: The folder; None: that of FEDSEL_DATA; without the variable, a cache folder in the home directory.
 
     Returns:
         The folder. It exists, unless it is the cache folder.
 
     Raises:
-        ParameterError: If a folder was named and does not exist.
+        ParameterError: The named folder does not exist.
     """
     named = data_dir or os.environ.get(DATA_DIR_VARIABLE)
     if not named:
@@ -114,63 +114,69 @@ def find_folder(data_dir: str | os.PathLike[str] | None) -> Path:
     if not folder.is_dir():
         origin = "--data-dir" if data_dir else DATA_DIR_VARIABLE
         raise ParameterError(
-            f"the data folder {folder} (from {origin}) does not exist or is not a folder; "
-            f"name an existing one with --data-dir or {DATA_DIR_VARIABLE}, or neither to download into a cache folder"
+            f"the data folder {folder} (from {origin}) does not exist or is not a folder. Name an existing one with "
+            f"--data-dir or {DATA_DIR_VARIABLE}, or neither to download into a cache folder."
         )
     return folder
 
 
 def read_image_set(name: str, folder: Path) -> tuple[Examples, Examples]:
-    """Read a torchvision set, from the network where the folder lacks it.
+    """Read a torchvision set, and download it first if the folder lacks it.
 
     Args:
-        name: A key of `IMAGE_SETS`.
+        name: A key of :data:`IMAGE_SETS`.
         folder: The folder that holds, or will hold, the files.
 
     Returns:
         The training and the test examples: pixels uint8 of shape (n, channels, height, width), labels of shape (n,).
 
     Raises:
-        ParameterError: If the files are not there and cannot be had, or are damaged.
+        ParameterError: The files are missing and cannot be downloaded, or are damaged.
     """
     from torchvision import datasets
 
     source = IMAGE_SETS[name]
     torchvision_set = getattr(datasets, source.torchvision_name)
     top = folder / Path(source.expected_file).parts[0]
+    # Asked before reading: torchvision creates the folder before it downloads.
     existed = top.exists()
     try:
-        return _read(torchvision_set, source, folder, train=True), _read(torchvision_set, source, folder, train=False)
+        train, test = (_read_half(torchvision_set, source, folder, train=train) for train in (True, False))
+        return train, test
     except (OSError, RuntimeError) as problem:
         if not existed:
             _remove_empty(top)
         raise ParameterError(
             f"{name} was not found complete in the data folder {folder} (expected {folder / source.expected_file} and "
-            f"its companions), and the download failed ({textwrap.shorten(str(problem), 160, placeholder=' …')}); "
-            f"name the folder that holds the files with --data-dir or {DATA_DIR_VARIABLE}, or connect to the network"
+            f"its companions), and the download failed ({textwrap.shorten(str(problem), 160, placeholder=' …')}). "
+            f"Name the folder that holds the files with --data-dir or {DATA_DIR_VARIABLE}, or connect to the network."
         ) from problem
-    except Exception as problem:  # a truncated file: assertions, unpickling and reshaping errors inside torchvision
+    # A truncated file raises inside torchvision: assertions, unpickling and reshaping errors.
+    except Exception as problem:
         raise ParameterError(
             f"the files of {name} in the data folder {folder} (such as {folder / source.expected_file}) are damaged "
-            f"({type(problem).__name__}: {problem}); delete them and fetch them again"
+            f"({type(problem).__name__}: {problem}). Delete them, so that they are downloaded again."
         ) from problem
 
 
 def _remove_empty(folder: Path) -> None:
-    """Remove the folders that torchvision made for a download of which nothing came."""
+    """Remove the folders that torchvision created for a download that brought nothing."""
+    # In reverse order, so that inner folders come first. rmdir refuses files and folders that hold one: these stay.
     for path in sorted([*folder.rglob("*"), folder], reverse=True):
-        with contextlib.suppress(OSError):  # a file, or a folder that holds one
+        with contextlib.suppress(OSError):
             path.rmdir()
 
 
-def _read(torchvision_set: Any, source: ImageSet, folder: Path, *, train: bool) -> Examples:
+def _read_half(torchvision_set: Any, source: ImageSet, folder: Path, *, train: bool) -> Examples:
     """Read the training or the test half, after a download if the folder lacks it."""
     which: dict[str, Any] = {"split": source.split} if source.split else {}
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"dtype\(\): align should be passed")  # CIFAR-10's old pickles
+        # CIFAR-10's files are pickles of an old NumPy.
+        warnings.filterwarnings("ignore", message=r"dtype\(\): align should be passed")
+        # Without download=True first: a folder that has the files is never written to. "Not found" is a RuntimeError.
         try:
             loaded = torchvision_set(os.fspath(folder), train=train, **which)
-        except RuntimeError:  # torchvision's "not found"
+        except RuntimeError:
             with _socket_timeout(_DOWNLOAD_TIMEOUT_S):
                 loaded = torchvision_set(os.fspath(folder), train=train, download=True, **which)
     pixels, labels = np.asarray(loaded.data), np.asarray(loaded.targets, dtype=np.int64)
@@ -186,7 +192,7 @@ def _read(torchvision_set: Any, source: ImageSet, folder: Path, *, train: bool) 
 
 @contextlib.contextmanager
 def _socket_timeout(seconds: float) -> Iterator[None]:
-    """Give new connections a timeout, for urllib calls that set none."""
+    """Give new connections a timeout: torchvision downloads with urllib and sets none."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(seconds)
     try:

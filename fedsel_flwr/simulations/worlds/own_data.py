@@ -1,6 +1,6 @@
-"""Data of one's own in a scenario: arrays or torch data sets, and, if wanted, who holds what.
+"""The user's own data: arrays, torch data sets, or a ``FederatedDataset`` of flwr-datasets (Hugging Face).
 
-Data sets of Hugging Face: a ``FederatedDataset`` of flwr-datasets becomes data of one's own.
+The partition, that is, which client holds which examples, comes with the data or from the scenario.
 """
 
 from __future__ import annotations
@@ -15,27 +15,28 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedsel_flwr.checks import IntArray
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError, described
-from fedsel_flwr.simulations.worlds.data import Dataset, Split
+from fedsel_flwr.simulations.worlds.data import Dataset, Split, split_rows
 
-IntArray = npt.NDArray[np.int64]
+Array = npt.NDArray[Any]
 Part = Any
 """(inputs, labels), two arrays; or a torch Dataset of such pairs."""
 
 
 @dataclass(frozen=True, eq=False)
 class OwnData:
-    """Examples that a scenario does not know by name.
+    """The user's own examples, in place of a data set that the scenario names.
 
     Args:
-        train: What the clients share out: (inputs, labels), arrays of shapes (n, …) and (n,), or a torch ``Dataset`` of
-            n such pairs. Whole numbers as labels are classes 0 … C - 1, others are numbers to predict.
-        test: What measures the result, and nothing else; of the same form.
+        train: The examples of the clients: (inputs, labels), arrays of shapes (n, …) and (n,), or a torch ``Dataset``
+            of n such pairs. Whole numbers as labels are classes 0 … C - 1, others are numbers to predict.
+        test: The examples that measure the result, and serve for nothing else; of the same form.
         validation: The server's own examples, for selectors and filters that measure models. None: drawn from
-            ``train`` by the scenario's ``data.validation_fraction``; where ``partition`` is given, the examples that
-            nobody holds, if there are any.
+            ``train`` by the scenario's ``data.validation_fraction``; if ``partition`` is given, the examples that no
+            client holds, if there are any.
         partition: Client -> rows of ``train``, for each client at least one; the same on every seed. Or a function
-            that returns this for a seed. None: as the scenario says.
+            that returns this for a seed. None: the scenario's partition.
         name: For messages and files.
 
     Example:
@@ -51,44 +52,47 @@ class OwnData:
     name: str = "own"
 
     def of(self, seed: int) -> OwnData:
-        """The same with the partition of a seed."""
+        """Return the same data with the partition of a seed."""
         if not callable(self.partition):
             return self
-        return replace(self, partition=_called(self.partition, seed, f"the partition of data {self.name!r}"))
+        return replace(self, partition=_call_with_seed(self.partition, seed, f"the partition of data {self.name!r}"))
 
     def dataset(self, seed: int, validation_fraction: float) -> Dataset:
         """Read and check the examples.
 
         Args:
-            seed: Draws the validation examples, where they are not given.
+            seed: Draws the validation examples, if they are not given.
             validation_fraction: Their share of ``train``.
 
         Returns:
-            The data set; its training examples keep their rows where ``partition`` is given.
+            The data set; its training examples keep their rows if ``partition`` is given.
 
         Raises:
-            ParameterError: Something is no examples, or the parts do not belong together.
+            ParameterError: A part holds no usable examples, or the parts do not fit each other.
         """
         if callable(self.partition):
             return self.of(seed).dataset(seed, validation_fraction)
-        train, test = split_of(self.train, "train"), split_of(self.test, "test")
+        train, test = as_split(self.train, "train"), as_split(self.test, "test")
         rows = np.arange(len(train))
         if self.validation is not None:
-            validation = split_of(self.validation, "validation")
+            validation = as_split(self.validation, "validation")
         elif self.partition is not None:
-            validation = _taken(train, np.setdiff1d(rows, np.concatenate(self.rows(len(train)))))
+            # `train` stays whole: the partition's rows count in it.
+            validation = _take(train, np.setdiff1d(rows, np.concatenate(self.rows(len(train)))))
         else:
-            rows, drawn = _drawn(train, seed, validation_fraction)
-            validation, train = _taken(train, drawn), _taken(train, rows)
+            rows, drawn = _draw_validation(train, seed, validation_fraction)
+            validation, train = _take(train, drawn), _take(train, rows)
         for name, part in (("test", test), ("validation", validation)):
             _check_alike(train, part, name)
         classes = train.labels.dtype == np.int64
         parts = [part for part in (train, validation, test) if len(part)]
         largest = max((int(part.labels.max()) for part in parts), default=0)
+        # More classes than examples: probably numbers to predict, or identifiers. Without this check the model's last
+        # layer would get millions of outputs.
         if classes and largest >= (count := len(train) + len(validation) + len(test)):
             raise ParameterError(
-                f"labels must be classes 0 … C - 1, got {largest} among {count} examples: number the classes anew, or "
-                "give the labels as floats if they are numbers to predict"
+                f"labels must be classes 0 … C - 1, got {largest} among {count} examples. Number the classes from 0, "
+                "or give the labels as floats if they are numbers to predict."
             )
         if classes:
             _check_first_class(parts)
@@ -103,10 +107,10 @@ class OwnData:
         )
 
     def rows(self, count: int) -> tuple[IntArray, ...]:
-        """The partition, checked.
+        """Check the partition and return each client's rows.
 
         Args:
-            count: How many training examples there are.
+            count: The number of training examples.
 
         Returns:
             For each client its rows in ascending order.
@@ -139,7 +143,7 @@ class OwnData:
             if (twice := rows[1:][np.diff(rows) == 0]).size:
                 raise ParameterError(
                     f"partition: client {client} must have rows of train in [0, {count}), each once; row {twice[0]} "
-                    f"stands there {np.count_nonzero(rows == twice[0])} times"
+                    f"occurs {np.count_nonzero(rows == twice[0])} times"
                 )
             if rows[0] < 0 or rows[-1] >= count:
                 raise ParameterError(
@@ -152,7 +156,7 @@ class OwnData:
 
 @dataclass(frozen=True, eq=False)
 class SeededData:
-    """Examples that a function makes for each seed.
+    """The user's own examples, made by a function for each seed.
 
     Args:
         make: Called with the seed; returns ``OwnData``, or a pair (train, test).
@@ -163,23 +167,24 @@ class SeededData:
     name: str = "own"
 
     @classmethod
-    def by(cls, make: Callable[..., Any]) -> SeededData:
-        """Name the data by the function that makes them."""
+    def from_function(cls, make: Callable[..., Any]) -> SeededData:
+        """Return the data that a function makes, under the function's name."""
+        # functools.partial has no name, but its function has; a lambda's "<lambda>" cannot stand in a file's name.
         name = str(getattr(getattr(make, "func", make), "__name__", "own"))
         return cls(make, name if name.isidentifier() else "own")
 
     def of(self, seed: int) -> OwnData:
-        """The examples of a seed.
+        """Return the examples of a seed.
 
         Raises:
             ParameterError: The function raises, or returns something else.
         """
         what = f"data {self.name!r}"
-        return as_own_data(_called(self.make, seed, what), what).of(seed)
+        return as_own_data(_call_with_seed(self.make, seed, what), what).of(seed)
 
 
 def as_own_data(given: Any, what: str = "data") -> OwnData:
-    """Read what a caller gives as data: ``OwnData``, or (train, test) of the forms that it reads."""
+    """Return data that a caller gives, as ``OwnData`` or as a pair (train, test), as ``OwnData``."""
     if isinstance(given, OwnData):
         return given
     if isinstance(given, tuple | list) and len(given) == 2:
@@ -190,27 +195,29 @@ def as_own_data(given: Any, what: str = "data") -> OwnData:
     )
 
 
-def _called(make: Callable[[int], Any], seed: int, what: str) -> Any:
+def _call_with_seed(make: Callable[[int], Any], seed: int, what: str) -> Any:
+    """Call the user's function; report its exceptions as an error of the data."""
     try:
         return make(seed)
     except FedSelError:
         raise
-    except Exception as error:  # whatever the user's own code raises
+    # The user's own code may raise anything.
+    except Exception as error:
         raise ParameterError(f"{what} cannot be made for seed {seed}: {described(error)}") from error
 
 
-def split_of(part: Part, name: str) -> Split:
+def as_split(part: Part, name: str) -> Split:
     """Read examples and labels.
 
     Args:
         part: (inputs, labels), or a torch ``Dataset`` of pairs.
-        name: What they are, for errors.
+        name: The part's name in messages.
 
     Returns:
         The examples, inputs as float32, labels as int64 or float32.
 
     Raises:
-        ParameterError: They are neither, differ in length, are none, or hold what is no number.
+        ParameterError: ``part`` is neither, its arrays differ in length or are empty, or they hold non-numbers.
     """
     if isinstance(part, Split):
         return part
@@ -228,6 +235,7 @@ def split_of(part: Part, name: str) -> Split:
         )
     if inputs.dtype.kind not in "fiub" or labels.dtype.kind not in "fiub":
         raise ParameterError(f"{name} must hold numbers, got inputs of {inputs.dtype} and labels of {labels.dtype}")
+    # Data frames and regression code often give labels as a column.
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if inputs.ndim < 2 or labels.ndim != 1 or len(inputs) != len(labels) or not len(labels):
@@ -243,43 +251,39 @@ def split_of(part: Part, name: str) -> Split:
     return Split(inputs, labels.astype(np.float32) if labels.dtype.kind == "f" else labels.astype(np.int64))
 
 
-def _of_torch(part: Any, name: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+def _of_torch(part: Any, name: str) -> tuple[Array, Array]:
+    """Read every pair of a torch ``Dataset``."""
     try:
         pairs = [part[i] for i in range(len(part))]
         return np.stack([_array(pair[0]) for pair in pairs]), np.array([_array(pair[1]) for pair in pairs])
-    except Exception as error:  # whatever the user's own code raises
+    # The user's own code may raise anything.
+    except Exception as error:
         raise ParameterError(
             f"{name}: the torch Dataset must have pairs (input, label) of one shape, and a length: {described(error)}"
         ) from error
 
 
-def _array(value: Any) -> npt.NDArray[Any]:
+def _array(value: Any) -> Array:
     return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
 
 
-def _taken(split: Split, rows: IntArray) -> Split:
+def _take(split: Split, rows: IntArray) -> Split:
     return Split(split.inputs[rows], split.labels[rows])
 
 
-def _drawn(train: Split, seed: int, fraction: float) -> tuple[IntArray, IntArray]:
-    """Split the rows; classes in proportion where each has two examples."""
-    classes = train.labels.dtype == np.int64
-    proportion = train.labels if classes and np.unique(train.labels, return_counts=True)[1].min() > 1 else None
+def _draw_validation(train: Split, seed: int, fraction: float) -> tuple[IntArray, IntArray]:
+    """Return the rows that stay with the clients and those of the server, each in ascending order."""
+    # A class with one example cannot be in both parts: there the draw ignores classes.
+    classes = train.labels.dtype == np.int64 and np.unique(train.labels, return_counts=True)[1].min() > 1
+    # The second word, as in `load_dataset`: the first one draws test sets.
     draw = int(np.random.SeedSequence(seed).generate_state(2)[1])
-    from sklearn.model_selection import train_test_split  # here, as clients import this module and never split
-
-    try:
-        kept, drawn = train_test_split(
-            np.arange(len(train)), test_size=fraction, random_state=draw, stratify=proportion
-        )
-    except ValueError as error:
-        raise ParameterError(
-            f"data.validation_fraction = {fraction} leaves too few of {len(train)} training examples: {error}"
-        ) from error
+    rows = np.arange(len(train))
+    kept, drawn = split_rows(rows, train.labels if classes else None, fraction, draw, "data.validation_fraction")
     return np.sort(kept), np.sort(drawn)
 
 
 def _check_alike(train: Split, other: Split, name: str) -> None:
+    """Refuse examples of another shape or with other labels than the training examples."""
     if other.inputs.shape[1:] != train.inputs.shape[1:] or (len(other) and other.labels.dtype != train.labels.dtype):
         raise ParameterError(
             f"{name} must have examples like train's, {train.inputs.shape[1:]} with {_kind(train)}, got "
@@ -288,7 +292,7 @@ def _check_alike(train: Split, other: Split, name: str) -> None:
 
 
 def _check_first_class(parts: Sequence[Split]) -> None:
-    """Refuse classes that are numbered from 1: every class from 1 on is there, and 0 is not."""
+    """Refuse classes that are numbered from 1: every class from 1 on occurs, and 0 does not."""
     found = np.unique(np.concatenate([part.labels for part in parts]))
     count = len(found)
     if count > 1 and found[0] == 1 and found[-1] == count:
@@ -302,9 +306,6 @@ def _kind(split: Split) -> str:
     return "classes" if split.labels.dtype == np.int64 else "numbers to predict"
 
 
-Array = npt.NDArray[Any]
-
-
 def from_federated(
     federated: Any,
     *,
@@ -315,20 +316,20 @@ def from_federated(
     validation: str | None = None,
     name: str = "federated",
 ) -> OwnData:
-    """Read a ``FederatedDataset``, and who holds what.
+    """Read a ``FederatedDataset`` with its partition.
 
-    Its partitioner of the training split says what each client holds: partition k is client k, so that the scenario's
-    ``num_clients`` is the number of partitions.
+    The partitioner of the training split decides what each client holds. Partition k is client k, so that the
+    scenario's ``num_clients`` must be the number of partitions.
 
     Args:
         federated: A ``flwr_datasets.FederatedDataset`` with a partitioner for the training split.
         inputs: The column of the inputs: numbers, lists of numbers, or images, which become (channels, height, width)
             with values in [0, 1].
         labels: The column of the labels: whole numbers are classes, others are numbers to predict.
-        train: The split that the clients share out.
+        train: The split that is partitioned among the clients.
         test: The split that measures the result.
-        validation: The split of the server's own examples, for selectors and filters that measure models; None: there
-            are none. The FederatedDataset's preprocessor can divide a split.
+        validation: The split of the server's own examples, for selectors and filters that measure models; None: no such
+            examples. The FederatedDataset's preprocessor can divide a split.
         name: For messages and files.
 
     Returns:
@@ -350,9 +351,10 @@ def from_federated(
         raise RunError("data sets of Hugging Face need flwr-datasets: pip install 'fedsel-flwr[sim]'") from error
     if not isinstance(federated, kind):
         raise ParameterError(f"federated must be a flwr_datasets.FederatedDataset, got {type(federated).__name__}")
+    # The first access downloads the data set: network, hub and disk raise errors of many kinds.
     try:
         partitioners = federated.partitioners
-    except Exception as error:  # of the hub, of the disk
+    except Exception as error:
         raise ParameterError(f"the FederatedDataset cannot be read: {described(error)}") from error
     if train not in partitioners:
         raise ParameterError(
@@ -362,15 +364,17 @@ def from_federated(
     try:
         parts = [federated.load_partition(k, train) for k in range(partitioners[train].num_partitions)]
         others = {split: federated.load_split(split) for split in (test, validation) if split is not None}
-        read = [_read(part, train, inputs, labels) for part in parts]
-        measured = {split: _together([_read(rows, split, inputs, labels)], split) for split, rows in others.items()}
+        read = [_read_rows(part, train, inputs, labels) for part in parts]
+        measured = {split: _stack([_read_rows(rows, split, inputs, labels)], split) for split, rows in others.items()}
     except FedSelError:
         raise
-    except Exception as error:  # of the hub, of the disk, of a partitioner
+    # As above; partitioners raise too, such as for more partitions than examples.
+    except Exception as error:
         raise ParameterError(f"the FederatedDataset cannot be read: {described(error)}") from error
+    # The clients' examples are stacked one client after another: client k has the rows from ends[k] to ends[k + 1].
     ends = np.cumsum([0] + [len(own) for _, own in read])
     return OwnData(
-        train=_together(read, train),
+        train=_stack(read, train),
         test=measured[test],
         validation=None if validation is None else measured[validation],
         partition=[list(range(start, end)) for start, end in itertools.pairwise(ends.tolist())],
@@ -378,23 +382,19 @@ def from_federated(
     )
 
 
-def _check_columns(rows: Any, split: str, wanted: Sequence[str]) -> None:
-    lacking = [column for column in wanted if column not in rows.column_names]
+def _read_rows(rows: Any, split: str, inputs: str, labels: str) -> tuple[list[Array], list[Any]]:
+    """Return the inputs of some examples, one array each, and their labels."""
+    lacking = [column for column in (inputs, labels) if column not in rows.column_names]
     if lacking:
         raise ParameterError(
             f"the split {split!r} has no column {' and no '.join(map(repr, lacking))}; it has "
             f"{', '.join(rows.column_names)}: name them with inputs= and labels="
         )
-
-
-def _read(rows: Any, split: str, inputs: str, labels: str) -> tuple[list[Array], list[Any]]:
-    """The inputs of some examples, one array each, and their labels."""
-    _check_columns(rows, split, (inputs, labels))
     return [_example(one) for one in rows[inputs]], list(rows[labels])
 
 
-def _together(parts: Sequence[tuple[list[Array], list[Any]]], split: str) -> tuple[Array, Array]:
-    """All inputs, shape (n, …), and all labels, shape (n,)."""
+def _stack(parts: Sequence[tuple[list[Array], list[Any]]], split: str) -> tuple[Array, Array]:
+    """Return all inputs, shape (n, …), and all labels, shape (n,)."""
     examples = [one for own, _ in parts for one in own]
     shapes = sorted({one.shape for one in examples})
     if len(shapes) > 1:
@@ -408,7 +408,9 @@ def _together(parts: Sequence[tuple[list[Array], list[Any]]], split: str) -> tup
 
 
 def _example(value: Any) -> Array:
-    if not hasattr(value, "getbands"):  # no image of Pillow
+    """Return one example as an array; an image as (channels, height, width) in [0, 1]."""
+    # Only Pillow's images have `getbands`; Pillow itself need not be installed.
+    if not hasattr(value, "getbands"):
         return np.asarray(value)
     pixels = np.asarray(value, dtype=np.float32) / 255
     return pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)

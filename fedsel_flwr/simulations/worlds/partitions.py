@@ -1,6 +1,8 @@
-"""Who holds which training examples: Flower's partitions, drawn by flwr-datasets, and partitions of a given form.
+"""Partitions of the examples among the clients: i.i.d., by Dirichlet distributions, by shards, by given numbers.
 
-Partitions in which each client has a mixture of classes of its own, drawn from a Dirichlet distribution.
+"iid", "dirichlet" and "shards" are Flower's, drawn by flwr-datasets. Two more kinds give each client a mixture of
+classes drawn from a Dirichlet distribution. Partitions by given numbers are in
+:mod:`fedsel_flwr.simulations.worlds.given_partitions`.
 """
 
 from __future__ import annotations
@@ -17,120 +19,9 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.worlds.given_partitions import SampledPartition, by_classes, by_sizes
 
 WEIGHT = 1e4
-"""Of the equations against the norm, in the least-squares problem of :func:`least_norm_sizes`."""
-
-
-def by_mixtures(labels: IntArray, num_clients: int, alpha: float, rng: np.random.Generator) -> list[IntArray]:
-    """Give all clients equally many examples, whose classes follow q_k ~ Dir(alpha 1) as long as there are any.
-
-    Each example goes to one client. A class that is used up falls out of the mixtures of the clients still to come.
-
-    Args:
-        labels: The class of each example, 0 … C - 1, shape (n,).
-        num_clients: The number of clients, at most n.
-        alpha: The concentration, above 0: the smaller, the fewer classes a client has.
-        rng: Draws the mixtures and the examples.
-
-    Returns:
-        Per client, its rows.
-
-    References:
-        Hsu et al., "Measuring the effects of non-identical data distribution for federated visual classification",
-        2019; "class heterogeneity" of Kim et al.
-
-    Example:
-        >>> digits = np.arange(1000) % 10
-        >>> parts = by_mixtures(digits, 4, 0.1, np.random.default_rng(0))
-        >>> [len(rows) for rows in parts], np.bincount(digits[parts[0]], minlength=10).tolist()
-        ([250, 250, 250, 250], [0, 7, 0, 3, 45, 100, 0, 12, 0, 83])
-    """
-    deck = [rng.permutation(np.flatnonzero(labels == label)) for label in range(int(labels.max()) + 1)]
-    left = np.array([len(rows) for rows in deck])
-    parts = []
-    for client in range(num_clients):
-        q = rng.dirichlet(np.full(len(deck), alpha))
-        wanted = len(labels) // num_clients + (client < len(labels) % num_clients)
-        taken = np.zeros(len(deck), dtype=np.int64)
-        while missing := wanted - int(taken.sum()):
-            open_ = left > taken
-            weight = np.where(open_, q, 0.0)
-            if not weight.sum() > 0:  # nothing is left of any class of the mixture
-                weight = np.where(open_, (left - taken).astype(np.float64), 0.0)
-            taken = np.minimum(left, taken + rng.multinomial(missing, weight / weight.sum()))
-        parts.append(np.concatenate([deck[c][left[c] - taken[c] : left[c]] for c in range(len(deck))]))
-        left -= taken
-    return parts
-
-
-def by_least_norm(labels: IntArray, num_clients: int, alpha: float, rng: np.random.Generator) -> list[IntArray]:
-    """Draw each client's mixture q_k ~ Dir(alpha p), p the classes' shares, and find sizes that hand out everything.
-
-    Args:
-        labels: The class of each example, 0 … C - 1, shape (n,).
-        num_clients: The number of clients, at most n.
-        alpha: The concentration (GPFL's zeta), above 0.
-        rng: Draws the mixtures and the examples.
-
-    Returns:
-        Per client, its rows; a small client may have none.
-
-    Raises:
-        ParameterError: No sizes hand out every class, for example because a class is in nobody's mixture.
-
-    References:
-        GPFL, section IV ("Dir"), after FedCor.
-
-    Example:
-        >>> digits = np.arange(1000) % 10
-        >>> parts = by_least_norm(digits, 30, 0.5, np.random.default_rng(0))
-        >>> sum(len(rows) for rows in parts), max(len(rows) for rows in parts)
-        (1000, 133)
-    """
-    counts = np.bincount(labels)
-    mixtures = rng.dirichlet(alpha * counts / counts.sum(), size=num_clients).T  # Q, shape (C, K)
-    sizes = least_norm_sizes(mixtures, counts)
-    parts: list[list[IntArray]] = [[] for _ in range(num_clients)]
-    for label, count in enumerate(counts):
-        share = np.cumsum(mixtures[label] * sizes)
-        cuts = np.rint(share * (count / share[-1])).astype(np.int64)[:-1]
-        rows = rng.permutation(np.flatnonzero(labels == label))
-        for client, own in enumerate(np.split(rows, cuts)):
-            parts[client].append(own)
-    return [np.concatenate(shares) for shares in parts]
-
-
-def least_norm_sizes(mixtures: FloatArray, counts: IntArray) -> FloatArray:
-    """Return the sizes x >= 0 of least norm with Q x = d: no client is larger than it must be.
-
-    Args:
-        mixtures: Q, the share of each class in each client's data, shape (C, K).
-        counts: d, the examples of each class, shape (C,).
-
-    Returns:
-        Shape (K,).
-
-    Raises:
-        ParameterError: There are no such sizes.
-
-    Example:
-        >>> least_norm_sizes(np.array([[1.0, 0.5, 0.0], [0.0, 0.5, 1.0]]), np.array([30, 30])).round(4).tolist()
-        [20.0, 20.0, 20.0]
-    """
-    total = counts.sum()
-    rows = np.vstack([WEIGHT * mixtures, np.eye(mixtures.shape[1])])
-    sizes = total * nnls(rows, np.concatenate([WEIGHT * counts / total, np.zeros(mixtures.shape[1])]))[0]
-    missed = np.abs(mixtures @ sizes - counts)
-    if (missed > 1e-3 * total).any():
-        label = int(missed.argmax())
-        raise ParameterError(
-            f"the clients' mixtures cannot hand out the examples of class {label}: {missed[label]:.0f} of "
-            f"{counts[label]} are left; use more clients, a larger alpha or another seed"
-        )
-    return np.asarray(sizes)
-
-
+"""Weight of the equations relative to the norm, in the least-squares problem of :func:`least_norm_sizes`."""
 PARTITIONS = ("iid", "dirichlet", "dirichlet-classes", "dirichlet-sizes", "shards", "sizes", "classes", "sampled")
-"""The kinds that `partition_indices` knows."""
+"""The kinds that :func:`partition_indices` knows."""
 
 
 def partition_indices(
@@ -145,18 +36,18 @@ def partition_indices(
     examples_per_client: int = 120,
     seed: int = 0,
 ) -> Sequence[IntArray]:
-    """Share the examples out among the clients, at least one to each.
+    """Partition the examples among the clients, at least one to each.
 
-    "iid", "dirichlet" and "shards" hand out every example, to exactly one client: flwr-datasets' `IidPartitioner`,
-    `DirichletPartitioner` and `ShardPartitioner` draw on a shuffled order of the examples. Two things are done to their
-    draws. A client whom a Dirichlet draw leaves without an example gets a random one of the largest client of the
-    moment (equals: the lowest index). The examples that do not fill a whole shard, which flwr-datasets leaves out, go
-    one by one to the smallest client that already holds their class.
+    "iid", "dirichlet" and "shards" assign every example to exactly one client: flwr-datasets' `IidPartitioner`,
+    `DirichletPartitioner` and `ShardPartitioner` draw on a shuffled order of the examples. Two corrections follow. A
+    client without an example gets a random one of the client that is largest at that moment (ties: the lowest index).
+    The examples that do not fill a whole shard, which flwr-datasets leaves out, go one by one to the smallest client
+    that already holds their class.
 
-    "dirichlet-classes" and "dirichlet-sizes" hand out every example to one client too, by a mixture of classes of each
-    client's own: see :mod:`fedsel_flwr.simulations.worlds.partitions`. Empty clients are filled as above.
+    "dirichlet-classes" and "dirichlet-sizes" assign every example to one client too, by a mixture of classes for each
+    client (:func:`by_dirichlet_classes`, :func:`by_dirichlet_sizes`). Empty clients are filled as above.
 
-    "sizes" and "classes" hand out an example once at most, "sampled" as often as it is drawn: see
+    "sizes" and "classes" assign an example at most once, "sampled" any number of times: see
     :mod:`fedsel_flwr.simulations.worlds.given_partitions`.
 
     Args:
@@ -164,11 +55,11 @@ def partition_indices(
         num_clients: The number of clients, at most n unless ``kind`` is "sampled".
         kind: "iid"; "dirichlet": the share of each class that a client gets is Dirichlet distributed;
             "dirichlet-classes": the classes of a client are, and all have equally many examples; "dirichlet-sizes": the
-            classes of a client are, and sizes of least norm hand out everything; "shards": the examples
-            sorted by class are cut into equal shards, each client gets some at random; "sizes": so many i.i.d. examples
-            each; "classes": so many classes each; "sampled": a sample of all examples each.
-        alpha: The Dirichlet concentration, above 0: the smaller, the more unlike the clients. In "dirichlet-sizes" it
-            is multiplied by the classes' shares.
+            classes of a client are, and sizes of least norm assign everything; "shards": the examples sorted by class
+            are cut into equal shards, each client gets some at random; "sizes": a given number of i.i.d. examples each;
+            "classes": a given number of classes each; "sampled": a sample of all examples each.
+        alpha: The Dirichlet concentration, above 0: the smaller, the more heterogeneous the clients. In
+            "dirichlet-sizes" it is multiplied by the classes' shares.
         shards_per_client: The number of shards that each client gets.
         sizes: For "sizes" only: the number of examples of each client.
         classes_per_client: For "classes" only: the number of classes of each client.
@@ -176,12 +67,12 @@ def partition_indices(
         seed: Draws the partition; the same seed gives the same one in every process.
 
     Returns:
-        Per client, the rows of its examples in ascending order, int64 of shape (n_k,); for "sampled" drawn when they
-        are asked for.
+        Per client, the rows of its examples in ascending order, int64 of shape (n_k,); for "sampled" drawn at each
+        access.
 
     Raises:
-        ParameterError: For an unknown kind, no or more clients than examples, more shards than examples, an alpha
-            that is not positive and finite, a negative seed, or a list that ``kind`` does not read or that has not one
+        ParameterError: The kind is unknown, there are no clients, more clients or shards than examples, alpha is not
+            positive and finite, the seed is negative, or a list is given that ``kind`` does not read or that lacks a
             number for each client.
 
     References:
@@ -204,10 +95,13 @@ def partition_indices(
     _check_list("classes_per_client", classes_per_client, kind, num_clients)
     if kind == "sampled":
         return SampledPartition(len(labels), num_clients, examples_per_client, seed)
-    classes = _classes(labels, num_clients, shards_per_client if kind == "shards" else 1)
+    classes = _class_indices(labels, num_clients, shards_per_client if kind == "shards" else 1)
+    # The draws below come from this generator in this order; any change gives every scenario another partition.
     rng = np.random.default_rng(seed)
     if kind in ("dirichlet-classes", "dirichlet-sizes"):
-        mixed = (by_mixtures if kind == "dirichlet-classes" else by_least_norm)(classes, num_clients, alpha, rng)
+        mixed = (by_dirichlet_classes if kind == "dirichlet-classes" else by_dirichlet_sizes)(
+            classes, num_clients, alpha, rng
+        )
         filled = [rows.tolist() for rows in mixed]
         _fill_empty(filled, rng)
         return tuple(np.sort(np.asarray(rows, dtype=np.int64)) for rows in filled)
@@ -223,40 +117,155 @@ def partition_indices(
 
 
 def partition_sizes(partitions: Sequence[IntArray]) -> IntArray:
-    """Return how many examples each client holds, shape (num_clients,), without drawing a sampled partition."""
+    """Return the number of examples of each client, shape (num_clients,), without drawing a sampled partition."""
     if isinstance(partitions, SampledPartition):
         return np.full(len(partitions), partitions.examples_per_client, dtype=np.int64)
     return np.array([len(rows) for rows in partitions], dtype=np.int64)
 
 
 def rows_of(partitions: Sequence[IntArray], clients: Sequence[int]) -> list[IntArray]:
-    """Return the rows of several clients; those of a sampled partition are drawn together."""
+    """Return the rows of several clients; rows of a sampled partition are drawn together."""
     return partitions.of(clients) if isinstance(partitions, SampledPartition) else [partitions[k] for k in clients]
 
 
+def by_dirichlet_classes(labels: IntArray, num_clients: int, alpha: float, rng: np.random.Generator) -> list[IntArray]:
+    """Give all clients equally many examples, with classes from mixtures q_k ~ Dir(alpha 1).
+
+    Each example goes to one client. A class without examples left drops out of the mixtures of the next clients.
+
+    Args:
+        labels: The class of each example, 0 … C - 1, shape (n,).
+        num_clients: The number of clients, at most n.
+        alpha: The concentration, above 0: the smaller, the fewer classes a client has.
+        rng: Draws the mixtures and the examples.
+
+    Returns:
+        Per client, its rows.
+
+    References:
+        Hsu et al., "Measuring the effects of non-identical data distribution for federated visual classification",
+        2019; "class heterogeneity" of Kim et al.
+
+    Example:
+        >>> digits = np.arange(1000) % 10
+        >>> parts = by_dirichlet_classes(digits, 4, 0.1, np.random.default_rng(0))
+        >>> [len(rows) for rows in parts], np.bincount(digits[parts[0]], minlength=10).tolist()
+        ([250, 250, 250, 250], [0, 7, 0, 3, 45, 100, 0, 12, 0, 83])
+    """
+    deck = [rng.permutation(np.flatnonzero(labels == label)) for label in range(int(labels.max()) + 1)]
+    left = np.array([len(rows) for rows in deck])
+    parts = []
+    for client in range(num_clients):
+        q = rng.dirichlet(np.full(len(deck), alpha))
+        wanted = len(labels) // num_clients + (client < len(labels) % num_clients)
+        taken = np.zeros(len(deck), dtype=np.int64)
+        while missing := wanted - int(taken.sum()):
+            open_ = left > taken
+            weight = np.where(open_, q, 0.0)
+            # No class of the mixture has examples left: the rest comes from all classes, by what is left of each.
+            # The comparison is negated, so that weights of NaN end here too.
+            if not weight.sum() > 0:
+                weight = np.where(open_, (left - taken).astype(np.float64), 0.0)
+            taken = np.minimum(left, taken + rng.multinomial(missing, weight / weight.sum()))
+        parts.append(np.concatenate([deck[c][left[c] - taken[c] : left[c]] for c in range(len(deck))]))
+        left -= taken
+    return parts
+
+
+def by_dirichlet_sizes(labels: IntArray, num_clients: int, alpha: float, rng: np.random.Generator) -> list[IntArray]:
+    """Draw each client's mixture q_k ~ Dir(alpha p), p the classes' shares, and find sizes that assign everything.
+
+    Args:
+        labels: The class of each example, 0 … C - 1, shape (n,).
+        num_clients: The number of clients, at most n.
+        alpha: The concentration (GPFL's zeta), above 0.
+        rng: Draws the mixtures and the examples.
+
+    Returns:
+        Per client, its rows; a small client may have none.
+
+    Raises:
+        ParameterError: No sizes assign every class, for example because a class is in no client's mixture.
+
+    References:
+        GPFL, section IV ("Dir"), after FedCor.
+
+    Example:
+        >>> digits = np.arange(1000) % 10
+        >>> parts = by_dirichlet_sizes(digits, 30, 0.5, np.random.default_rng(0))
+        >>> sum(len(rows) for rows in parts), max(len(rows) for rows in parts)
+        (1000, 133)
+    """
+    counts = np.bincount(labels)
+    mixtures = rng.dirichlet(alpha * counts / counts.sum(), size=num_clients).T  # Q, shape (C, K)
+    sizes = least_norm_sizes(mixtures, counts)
+    parts: list[list[IntArray]] = [[] for _ in range(num_clients)]
+    for label, count in enumerate(counts):
+        # Cut points at rounded cumulative shares: every example is assigned, whatever the rounding.
+        share = np.cumsum(mixtures[label] * sizes)
+        cuts = np.rint(share * (count / share[-1])).astype(np.int64)[:-1]
+        rows = rng.permutation(np.flatnonzero(labels == label))
+        for client, own in enumerate(np.split(rows, cuts)):
+            parts[client].append(own)
+    return [np.concatenate(shares) for shares in parts]
+
+
+def least_norm_sizes(mixtures: FloatArray, counts: IntArray) -> FloatArray:
+    """Return the sizes x >= 0 of least norm with Q x = d, which keeps the clients as equal as possible.
+
+    Args:
+        mixtures: Q, the share of each class in each client's data, shape (C, K).
+        counts: d, the examples of each class, shape (C,).
+
+    Returns:
+        Shape (K,).
+
+    Raises:
+        ParameterError: There are no such sizes.
+
+    Example:
+        >>> least_norm_sizes(np.array([[1.0, 0.5, 0.0], [0.0, 0.5, 1.0]]), np.array([30, 30])).round(4).tolist()
+        [20.0, 20.0, 20.0]
+    """
+    total = counts.sum()
+    # One non-negative least-squares problem: the equations with a large weight, below them the norm of x.
+    rows = np.vstack([WEIGHT * mixtures, np.eye(mixtures.shape[1])])
+    sizes = total * nnls(rows, np.concatenate([WEIGHT * counts / total, np.zeros(mixtures.shape[1])]))[0]
+    missed = np.abs(mixtures @ sizes - counts)
+    if (missed > 1e-3 * total).any():
+        label = int(missed.argmax())
+        raise ParameterError(
+            f"the clients' mixtures cannot assign all examples of class {label}: {missed[label]:.0f} of "
+            f"{counts[label]} are left. Use more clients, a larger alpha or another seed."
+        )
+    return np.asarray(sizes)
+
+
 def _check_list(name: str, given: Sequence[int], kind: str, num_clients: int) -> None:
-    """Refuse a list that its kind lacks, or that another kind would pass over, or that is no list of all clients."""
+    """Refuse a list that the kind lacks, that another kind would ignore, or that lacks a number for some client."""
     own = {"sizes": "sizes", "classes_per_client": "classes"}[name]
     if len(given) and kind != own:
         raise ParameterError(
-            f"partition.{name} is given, but partition.kind is {kind!r}: set the kind to {own!r}, or remove the list"
+            f"partition.{name} is given, but partition.kind is {kind!r}. Set the kind to {own!r}, or remove the list."
         )
     if kind == own and len(given) != num_clients:
         raise ParameterError(
-            f"partition.{name} must hold a number for each of {num_clients} clients, got {len(given)}: change it or "
-            "num_clients"
+            f"partition.{name} must hold a number for each of {num_clients} clients, got {len(given)}. Change it or "
+            "num_clients."
         )
 
 
 def _draw(
     rows: IntArray, labels: IntArray, num_clients: int, kind: str, alpha: float, shards_per_client: int, seed: int
 ) -> list[list[int]]:
-    """Return what flwr-datasets gives each client; the same without it where it only cuts, as it loads for a second."""
+    """Return the rows that flwr-datasets gives each client."""
+    # What IidPartitioner does, without the import of flwr-datasets, which takes a second.
     if kind == "iid":
         return [part.tolist() for part in np.array_split(rows, num_clients)]
 
+    # Partitioners send no telemetry; only downloads by flwr-datasets do.
     import datasets
-    from flwr_datasets import partitioner as flower  # its partitioners send no telemetry: only its downloads do
+    from flwr_datasets import partitioner as flower
 
     if kind == "dirichlet":
         partitioner = flower.DirichletPartitioner(
@@ -267,14 +276,15 @@ def _draw(
             num_clients, "label", num_shards_per_partition=shards_per_client, shuffle=False, seed=seed
         )
     partitioner.dataset = datasets.Dataset.from_dict({"row": rows, "label": labels[rows]}).with_format("arrow")
-    with warnings.catch_warnings():  # `datasets` calls pyarrow the old way
+    # `datasets` calls a deprecated form of pyarrow's sort.
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Specifying null_placement", category=FutureWarning)
         columns = (partitioner.load_partition(client)["row"] for client in range(num_clients))
         return [column[:].to_pylist() for column in columns]
 
 
 def _give_leftovers(parts: list[list[int]], rows: IntArray, labels: IntArray) -> None:
-    """Give each row that nobody has to the smallest client that holds its class, else to the smallest client."""
+    """Give each unassigned row to the smallest client that holds its class, else to the smallest client."""
     left = np.ones(len(rows), dtype=bool)
     left[[row for part in parts for row in part]] = False
     if not left.any():
@@ -303,18 +313,18 @@ def _fill_empty(parts: list[list[int]], rng: np.random.Generator) -> None:
         sizes[largest] -= 1
 
 
-def _classes(labels: npt.NDArray[np.integer], num_clients: int, shards_per_client: int) -> IntArray:
-    """Return the classes as 0 … C - 1; there must be examples enough for every client, or for every shard."""
+def _class_indices(labels: npt.NDArray[np.integer], num_clients: int, shards_per_client: int) -> IntArray:
+    """Return the classes as 0 … C - 1; refuse fewer examples than clients or shards."""
     values = np.asarray(labels)
     if values.ndim != 1 or not np.issubdtype(values.dtype, np.integer):
-        raise ParameterError(f"labels must be whole numbers of shape (n,); got {values.dtype} of shape {values.shape}")
+        raise ParameterError(f"labels must be whole numbers of shape (n,), got {values.dtype} of shape {values.shape}")
     if num_clients > len(values):
         raise ParameterError(
-            f"{num_clients} clients cannot share {len(values)} examples; use at most {len(values)} clients"
+            f"{num_clients} clients cannot share {len(values)} examples. Use at most {len(values)} clients."
         )
     if num_clients * shards_per_client > len(values):
         raise ParameterError(
             f"{num_clients} clients with {shards_per_client} shards each need {num_clients * shards_per_client} "
-            f"examples; got {len(values)}: use fewer clients or a smaller shards_per_client"
+            f"examples, got {len(values)}. Use fewer clients or a smaller shards_per_client."
         )
     return np.unique(values, return_inverse=True)[1].astype(np.int64)

@@ -1,16 +1,34 @@
-"""The strategies for Flower's Message API (``configure_train``, ``aggregate_train``; flwr 1.22 to 1.43)."""
+"""The strategies for Flower's Message API (``configure_train``, ``aggregate_train``; flwr 1.22 to 1.43).
+
+Each paper's file holds the twin of the legacy API's class, and takes from it what the paper asks for.
+
+=======================  ==============================================================================================
+``bsfl``                 twin of :class:`fedsel_flwr.strategies.BSFL`
+``cs_ucb``               twin of :class:`fedsel_flwr.strategies.CSUCB`
+``cs_ucb_q``             twin of :class:`fedsel_flwr.strategies.CSUCBQ`
+``fedca``                twin of :class:`fedsel_flwr.strategies.FedCA`
+``fedcm``                twin of :class:`fedsel_flwr.strategies.FedCM`
+``gpfl``                 twin of :class:`fedsel_flwr.strategies.GPFL`
+``pczfl``                twin of :class:`fedsel_flwr.strategies.PCZFL`
+``selection_strategy``   any selector around any base strategy: the round, which all papers share
+=======================  ==============================================================================================
+"""
 
 from __future__ import annotations
-
-from typing import Any
 
 from fedsel_flwr.aggregation.filter import Filter
 from fedsel_flwr.rounds.history import ClientRecord, History, RoundRecord
 from fedsel_flwr.rounds.measuring import Validation
 from fedsel_flwr.rounds.settings import MetricKeys
+from fedsel_flwr.strategies.message.bsfl import BSFL
+from fedsel_flwr.strategies.message.cs_ucb import CSUCB
+from fedsel_flwr.strategies.message.cs_ucb_q import CSUCBQ
+from fedsel_flwr.strategies.message.fedca import FedCA
+from fedsel_flwr.strategies.message.fedcm import FedCM
+from fedsel_flwr.strategies.message.gpfl import GPFL
+from fedsel_flwr.strategies.message.pczfl import PCZFL
 from fedsel_flwr.strategies.message.selection_strategy import SelectionStrategy
 from fedsel_flwr.strategies.wrapping.grids import TimedGrid
-from fedsel_flwr.strategies.wrapping.paper import PAPERS, in_api
 
 __all__ = [
     "BSFL",
@@ -29,16 +47,3 @@ __all__ = [
     "TimedGrid",
     "Validation",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Make the strategy of a paper when it is first used."""
-    if name not in PAPERS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = paper = in_api(name, SelectionStrategy, __name__)
-    return paper
-
-
-def __dir__() -> list[str]:
-    """The names there are."""
-    return sorted(__all__)

@@ -1,6 +1,7 @@
-"""What must be known of the base strategies that are wrapped, in either of Flower's APIs.
+"""Facts about base strategies: what each asks for, what it reads of a reply, and what it cannot be combined with.
 
-Boosted trees as Flower's bagging reads them, XGBoost's models in JSON; one that does not fit would end the run.
+A base is the strategy that was given and those it wraps, a layer each. Flower does not publish these facts, so they are
+read off class names and attributes, in both of its APIs.
 """
 
 from __future__ import annotations
@@ -13,43 +14,6 @@ from typing import Any
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.rounds.untrusted import finite_number, one_line, shown
 
-KEPT = ("iteration_indptr", "tree_info", "trees")
-"""Lists of a model that bagging appends to."""
-
-
-def fault_in_trees(models: Iterable[bytes]) -> str:
-    """What keeps models from being bagged; empty if nothing does.
-
-    >>> fault_in_trees([b'{"learner": {}}'])
-    "trees: KeyError: 'gradient_booster'"
-    """
-    try:
-        for one in models:
-            _read(json.loads(one))
-    except Exception as error:  # whatever a client sent
-        return one_line(f"trees: {type(error).__name__}: {error}")
-    return ""
-
-
-def _read(document: Any) -> None:
-    """Read whatever bagging reads, as it does.
-
-    Raises:
-        Exception: Of any kind, where it would stumble.
-    """
-    model = document["learner"]["gradient_booster"]["model"]
-    sizes = model["gbtree_model_param"]
-    _, added = int(sizes["num_trees"]), int(sizes["num_parallel_tree"])
-    for name in KEPT:
-        if not isinstance(model[name], list):
-            raise TypeError(f"{name} is no list")
-    if added > len(model["trees"]):
-        raise ValueError(f"{len(model['trees'])} trees, but num_parallel_tree is {added}")
-    if not all(isinstance(tree, dict) for tree in model["trees"]):
-        raise TypeError("a tree is no object")
-    model["iteration_indptr"].append(model["iteration_indptr"][-1] + added)
-
-
 logger = logging.getLogger("fedsel_flwr")
 NEEDED_CLIENTS = (
     "min_available_clients", "min_available_nodes", "min_train_nodes",
@@ -57,37 +21,51 @@ NEEDED_CLIENTS = (
 """Attributes of bases that say how many clients must be connected."""
 TREES = ("FedXgbBagging", "FedXgbCyclic", "FedXgbNnAvg")
 """Bases whose models grow from round to round."""
+TREE_LISTS = ("iteration_indptr", "tree_info", "trees")
+"""Lists of an XGBoost model in JSON that bagging appends to."""
 NORM_BITS = {
     "DifferentialPrivacyClientSideAdaptiveClipping": "norm_bit", "DPFedAvgAdaptive": "dpfedavg_norm_bit",
 }  # fmt: skip
-"""Bases that count in how many replies a metric, the key given here, is set."""
+"""Class of a base -> the metric that it counts over the replies, a bit each."""
 
 
 def layers(base: object) -> Iterator[object]:
-    """``base`` and the strategies it wraps, outermost first."""
+    """Yield ``base`` and the strategies it wraps, outermost first."""
     current: object | None = base
     while current is not None:
         yield current
         current = getattr(current, "strategy", None)
 
 
+# Classes go by name: the two APIs have different classes of the same name, and a run needs to load one API only.
 def is_a(base: object, *names: str) -> bool:
-    """Whether the class of ``base``, or one it derives from, has one of these names."""
+    """Return whether the class of ``base``, or one it derives from, has one of these names."""
     return any(cls.__name__ in names for cls in type(base).__mro__)
 
 
 def has_layer(base: object, *names: str) -> bool:
-    """Whether ``base``, or a strategy it wraps, is one of these."""
+    """Return whether ``base``, or a strategy it wraps, is one of these."""
     return any(is_a(layer, *names) for layer in layers(base))
 
 
 def min_available(base: object) -> int:
-    """The largest number of connected clients that ``base``, or what it wraps, asks for."""
+    """Return the largest number of connected clients that a layer of ``base`` asks for."""
     return max((int(getattr(layer, name, 0)) for layer in layers(base) for name in NEEDED_CLIENTS), default=0)
 
 
-def least_models(base: object) -> tuple[int, str]:
-    """How many models ``base`` needs to do what it promises, and why.
+def min_evaluation_nodes(base: object) -> int:
+    """Return how many connected nodes ``base`` waits for before an evaluation."""
+    names = ("min_available_nodes", "min_evaluate_nodes")
+    return max(int(getattr(layer, name, 0)) for layer in layers(base) for name in names)
+
+
+def evaluates(base: object) -> bool:
+    """Return whether clients evaluate the global model for ``base``."""
+    return 0.0 not in [getattr(layer, "fraction_evaluate", None) for layer in layers(base)]
+
+
+def min_models(base: object) -> tuple[int, str]:
+    """Return how many models ``base`` needs to do what it promises, and why.
 
     Krum needs n >= 2f + 3 (Blanchard et al., NeurIPS 2017); Flower's returns the first model below. Bulyan needs
     n >= 4f + 3 (El Mhamdi et al., ICML 2018).
@@ -97,39 +75,38 @@ def least_models(base: object) -> tuple[int, str]:
         if is_a(layer, "Bulyan"):
             return 4 * f + 3, f"Bulyan with f = {f} malicious clients needs 4f + 3 models"
         if is_a(layer, "Krum", "MultiKrum"):
+            # With f = 0 nobody is malicious, and Krum over a single model is that model.
             return (2 * f + 3 if f else 1), f"Krum with f = {f} malicious clients needs 2f + 3 models"
     return 1, ""
 
 
 def compares_models(base: object) -> bool:
-    """Whether the models of ``base`` are arrays of one shape; boosted trees grow from round to round."""
+    """Return whether the models of ``base`` are arrays of one shape; boosted trees grow from round to round."""
     return not has_layer(base, *TREES)
 
 
-def fault_in_model(base: object, model: Iterable[bytes]) -> str:
-    """Why ``base`` cannot use a model of bytes, in one piece or several; empty if it can, or nobody knows."""
-    return fault_in_trees(model) if has_layer(base, "FedXgbBagging") else ""
-
-
-def check_asks_who_trains(base: object) -> None:
-    """Refuse a base that takes the nodes one after the other, whoever is chosen."""
-    if has_layer(base, "FedXgbCyclic"):
-        raise RunError(
-            f"{type(base).__name__} decides itself who trains, one node after the other; no selector can be combined"
-        )
-
-
 def weight_key(base: object) -> str:
-    """The metric that ``base`` weighs the replies of the Message API by."""
+    """Return the metric that ``base`` weighs the replies of the Message API by."""
     keys = [getattr(layer, "weighted_by_key", None) for layer in layers(base)]
     return next((str(key) for key in keys if key is not None), "num-examples")
 
 
+def averages_lists(base: object, function: str) -> bool:
+    """Return whether ``base`` averages list-valued metrics element by element; a user's own function may not.
+
+    Args:
+        base: A strategy of the Message API.
+        function: "train_metrics_aggr_fn" or "evaluate_metrics_aggr_fn".
+    """
+    own = [getattr(getattr(layer, function, None), "__name__", "") for layer in layers(base)]
+    return "aggregate_metricrecords" in own
+
+
 def read_metrics(base: object) -> dict[str, str]:
-    """The metrics of a reply that ``base`` reads by name, the weight aside: key -> the class that reads it.
+    """Return the metrics of a reply that ``base`` reads by name, except the weight: key -> the class that reads it.
 
     QFedAvg of the Message API makes a model of NaN of an odd loss. Clipping that adapts on the client counts norm bits;
-    Flower ends the run where one is missing.
+    Flower ends the run if one is missing.
     """
     read: dict[str, str] = {}
     for layer in layers(base):
@@ -140,11 +117,12 @@ def read_metrics(base: object) -> dict[str, str]:
 
 
 def fault_in_metrics(base: object, metrics: Mapping[str, object]) -> str:
-    """Why ``base`` cannot use a reply with these metrics; empty if it can."""
+    """Return why ``base`` cannot use a reply with these metrics; empty if it can."""
     for key, reader in read_metrics(base).items():
         if key not in metrics:
             return f"metrics: expected {key}, which {reader} reads of every reply, got none"
         value = metrics[key]
+        # ``finite_number`` takes no bool for a number, but a norm bit may be sent as one.
         flag = key in NORM_BITS.values()
         as_float = float(value) if flag and isinstance(value, bool) else finite_number(value)
         if as_float is None or as_float < 0.0:
@@ -153,73 +131,100 @@ def fault_in_metrics(base: object, metrics: Mapping[str, object]) -> str:
     return ""
 
 
-def adds_lists(base: object, function: str) -> bool:
-    """Whether ``base`` averages metrics that are lists element by element; a user's own function may not.
+def fault_in_model(base: object, model: Iterable[bytes]) -> str:
+    """Return why ``base`` cannot use a model of bytes, in one piece or several; empty if it can, or nobody knows."""
+    return fault_in_trees(model) if has_layer(base, "FedXgbBagging") else ""
 
-    Args:
-        base: A strategy of the Message API.
-        function: "train_metrics_aggr_fn" or "evaluate_metrics_aggr_fn".
+
+def fault_in_trees(models: Iterable[bytes]) -> str:
+    """Return what keeps XGBoost models in JSON from being bagged, since one that does not fit ends the run.
+
+    >>> fault_in_trees([b'{"learner": {}}'])
+    "trees: KeyError: 'gradient_booster'"
     """
-    own = [getattr(getattr(layer, function, None), "__name__", "") for layer in layers(base)]
-    return "aggregate_metricrecords" in own
+    try:
+        for one in models:
+            _check_trees(json.loads(one))
+    # A client may send anything, so anything may be raised.
+    except Exception as error:
+        return one_line(f"trees: {type(error).__name__}: {error}")
+    return ""
 
 
-def evaluates(base: object) -> bool:
-    """Whether clients evaluate the global model for ``base``."""
-    return 0.0 not in [getattr(layer, "fraction_evaluate", None) for layer in layers(base)]
+def _check_trees(document: Any) -> None:
+    """Read what Flower's bagging reads, as it does.
+
+    Raises:
+        Exception: Of any kind, if bagging would fail.
+    """
+    model = document["learner"]["gradient_booster"]["model"]
+    sizes = model["gbtree_model_param"]
+    # ``num_trees`` is converted for its exception alone: bagging converts it too.
+    _, added = int(sizes["num_trees"]), int(sizes["num_parallel_tree"])
+    for name in TREE_LISTS:
+        if not isinstance(model[name], list):
+            raise TypeError(f"{name} is no list")
+    if added > len(model["trees"]):
+        raise ValueError(f"{len(model['trees'])} trees, but num_parallel_tree is {added}")
+    if not all(isinstance(tree, dict) for tree in model["trees"]):
+        raise TypeError("a tree is no object")
+    model["iteration_indptr"].append(model["iteration_indptr"][-1] + added)
 
 
-def min_evaluating(base: object) -> int:
-    """How many connected nodes ``base`` waits for before an evaluation."""
-    names = ("min_available_nodes", "min_evaluate_nodes")
-    return max(int(getattr(layer, name, 0)) for layer in layers(base) for name in names)
+def check_accepts_selector(base: object) -> None:
+    """Refuse a base that takes the nodes one after the other, whoever is chosen."""
+    if has_layer(base, "FedXgbCyclic"):
+        raise RunError(
+            f"{type(base).__name__} decides itself who trains, one node after the other. It cannot be combined with a "
+            "selector: use another base"
+        )
 
 
 def check_cohort(base: object, clients_per_round: int) -> None:
     """Refuse a cohort that ``base`` can never work with."""
-    needed, why = least_models(base)
+    needed, why = min_models(base)
     if clients_per_round < needed:
-        raise ParameterError(f"{why}: {needed}, but clients_per_round is {clients_per_round}; raise it or lower f")
+        raise ParameterError(f"{why}: {needed}, but clients_per_round is {clients_per_round}. Raise it, or lower f")
 
 
 def check_filter(base: object) -> None:
-    """Refuse a base that needs several models where FedCA's filter may keep a single one."""
-    needed, why = least_models(base)
+    """Refuse a base that needs several models, since FedCA's filter may keep a single one."""
+    needed, why = min_models(base)
     if needed > 1:
-        raise ParameterError(f"{why}: {needed}, but the filter may keep a single one; use f = 0, or no filter")
+        raise ParameterError(f"{why}: {needed}, but filter may keep a single one. Use f = 0, or no filter")
 
 
 def check_survivors(base: object, survivors: int, round: int) -> None:
     """Refuse to aggregate fewer models than ``base`` needs."""
-    needed, why = least_models(base)
+    needed, why = min_models(base)
     if survivors < needed:
         raise RunError(
-            f"round {round}: {why}: {needed}, but {survivors} updates are usable; raise clients_per_round, or set "
+            f"round {round}: {why}: {needed}, but {survivors} updates are usable. Raise clients_per_round, or set "
             f"min_completed={needed} to keep the global model in such rounds"
         )
 
 
-def aggregation_round(base: object, round: int) -> int:
-    """The number of the round under which ``base`` aggregates.
-
-    FedAvgM of the legacy API makes its momentum in round 1, and ends the run where it has none later: where no update
-    of the first rounds could be used, the first round that it sees is its round 1.
-    """
-    without = (is_a(one, "FedAvgM") and getattr(one, "momentum_vector", None) is None for one in layers(base))
-    return 1 if any(without) else round
-
-
 def check_is_average(base: object, averaging: str) -> None:
-    """Refuse a scheme that needs each client's share of all examples on a base that does not weigh by examples."""
+    """Refuse a scheme that needs each client's share of all examples if ``base`` does not weigh by examples."""
     if type(base).__name__ not in ("FedAvg", "FedProx"):
         raise ParameterError(
             f"averaging {averaging!r} mixes the mean with the old model, which is right for FedAvg and FedProx only, "
-            f"got {type(base).__name__}; use averaging='fedpdp'"
+            f"got {type(base).__name__}. Use averaging='fedpdp'"
         )
     if (key := getattr(base, "weighted_by_key", "num-examples")) != "num-examples":
         raise ParameterError(
-            f"averaging {averaging!r} needs each client's share of all examples, but the base weighs by {key!r}; use "
+            f"averaging {averaging!r} needs each client's share of all examples, but the base weighs by {key!r}. Use "
             "averaging='fedpdp'"
+        )
+
+
+def check_not_aggregated(updates: list[object], reader: str) -> None:
+    """Refuse secure aggregation, under which all replies share one object, for a selector that reads updates."""
+    if len(updates) > 1 and all(update is updates[0] for update in updates):
+        raise RunError(
+            f"{reader} reads each client's update, but all replies share one, as under secure aggregation (SecAgg). "
+            "Use a selector of latencies, such as cs-ucb or bsfl, and have the clients report their latency, since "
+            "the server cannot time them either"
         )
 
 
@@ -232,11 +237,11 @@ def warn_of_privacy(base: object, reader: str) -> None:
         )  # fmt: skip
 
 
-def check_not_aggregated(updates: list[object], reader: str) -> None:
-    """Refuse secure aggregation, under which all replies share one object, for a selector that reads updates."""
-    if len(updates) > 1 and all(update is updates[0] for update in updates):
-        raise RunError(
-            f"{reader} reads each client's update, but all replies share one, as under secure aggregation (SecAgg); "
-            "use a selector of latencies, such as cs-ucb or bsfl, and have the clients report their latency: the "
-            "server cannot time them either"
-        )
+def aggregation_round(base: object, round: int) -> int:
+    """Return the number of the round under which ``base`` aggregates.
+
+    FedAvgM of the legacy API makes its momentum in round 1, and ends the run if it has none later. If no update of the
+    first rounds could be used, the first round that it sees is its round 1.
+    """
+    without = (is_a(one, "FedAvgM") and getattr(one, "momentum_vector", None) is None for one in layers(base))
+    return 1 if any(without) else round

@@ -1,12 +1,20 @@
-"""What a base strategy and Flower's server see instead of the real client manager and the real client proxies."""
+"""Client managers and client proxies around Flower's, for the legacy API.
+
+A base strategy gets :class:`ChosenCohort` or :class:`BoundedManager` in place of Flower's client manager. Flower's
+server gets a :class:`TimedProxy` of each client, whose messages may be answered after the timeout.
+"""
 
 from __future__ import annotations
 
+import copy
 import time
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
+from typing import Any
 
 import numpy as np
+from flwr.app import Message
 from flwr.common import (
+    DEFAULT_TTL,
     DisconnectRes,
     EvaluateIns,
     EvaluateRes,
@@ -23,10 +31,12 @@ from flwr.server import ClientManager
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.flower import ClientProxy, Criterion
 from fedsel_flwr.rounds.roster import id_order
-from fedsel_flwr.strategies.wrapping.legacy_transport import patient
-from fedsel_flwr.strategies.wrapping.waiting import LateAnswers, wait_for
+from fedsel_flwr.strategies.wrapping.failure_reasons import NotReached
+from fedsel_flwr.strategies.wrapping.grids import LONGEST_POLL_S, accepted
+from fedsel_flwr.strategies.wrapping.waiting import LateReplies, wait_for
 
 POLL_S = 0.1
+"""Seconds between two looks at the connected clients."""
 
 
 def wait_for_clients(manager: ClientManager, number: int, timeout: float, reason: str) -> dict[str, ClientProxy]:
@@ -49,18 +59,18 @@ def wait_for_clients(manager: ClientManager, number: int, timeout: float, reason
     return {cid: clients[cid] for cid in sorted(clients, key=id_order)}
 
 
-class _View(ClientManager):
-    """A client manager that cannot be changed."""
+class _ReadOnlyManager(ClientManager):
+    """A client manager that cannot be changed: clients register with Flower's own."""
 
     def register(self, client: ClientProxy) -> bool:
-        """Refuse: clients register with Flower's own manager."""
+        """Refuse to register a client."""
         return False
 
     def unregister(self, client: ClientProxy) -> None:
-        """Ignore: clients leave Flower's own manager."""
+        """Ignore that a client leaves."""
 
 
-class ChosenCohort(_View):
+class ChosenCohort(_ReadOnlyManager):
     """Hands out the chosen clients, whatever number is asked for.
 
     Args:
@@ -72,33 +82,33 @@ class ChosenCohort(_View):
         self._chosen, self._num_connected = dict(chosen), num_connected
 
     def num_available(self) -> int:
-        """How many clients are connected."""
+        """Return how many clients are connected."""
         return self._num_connected
 
     def all(self) -> dict[str, ClientProxy]:
-        """The chosen clients."""
+        """Return the chosen clients."""
         return dict(self._chosen)
 
     def wait_for(self, num_clients: int, timeout: int = 0) -> bool:
-        """Return at once: the wait has been done."""
+        """Return at once, since the strategy has waited before it chose."""
         return True
 
     def sample(
         self, num_clients: int, min_num_clients: int | None = None, criterion: Criterion | None = None
     ) -> list[ClientProxy]:
-        """The chosen clients."""
+        """Return the chosen clients."""
         return list(self._chosen.values())
 
 
-class BoundedManager(_View):
+class BoundedManager(_ReadOnlyManager):
     """Flower's client manager with a bounded wait and a generator of its own, for evaluation rounds.
 
     Args:
         manager: Flower's client manager.
         timeout: Longest wait, seconds.
         generator: Draws the samples.
-        name: The stable identity behind a connection; samples do not depend on connections' own names.
-        busy: Who is not asked, as it has not answered yet.
+        name: Returns the stable identity behind a connection; samples do not depend on connections' own names.
+        busy: The connections that are not asked, because they have not answered yet.
     """
 
     def __init__(
@@ -113,11 +123,11 @@ class BoundedManager(_View):
         self._busy = busy
 
     def num_available(self) -> int:
-        """How many clients are connected."""
+        """Return how many clients are connected."""
         return self._manager.num_available()
 
     def all(self) -> dict[str, ClientProxy]:
-        """A copy of the connected clients."""
+        """Return a copy of the connected clients."""
         return dict(self._manager.all())
 
     def wait_for(self, num_clients: int, timeout: int | None = None) -> bool:
@@ -139,8 +149,10 @@ class BoundedManager(_View):
         """
         needed = num_clients if min_num_clients is None else min_num_clients
         clients = wait_for_clients(self._manager, needed, self._timeout, "evaluation by the base strategy")
+        # Connections come in the order of their arrival, which no seed repeats.
         ordered = sorted(clients.values(), key=lambda client: id_order(self._name(client.cid)))
         eligible = [client for client in ordered if criterion is None or criterion.select(client)]
+        # Flower's own manager returns nobody in this case, which base strategies expect.
         if num_clients > len(eligible):
             return []
         free = [client for client in eligible if client.cid not in self._busy]
@@ -151,13 +163,13 @@ class BoundedManager(_View):
 class TimedProxy(ClientProxy):
     """Delegates to a client proxy, times ``fit`` and keeps what it raised with the client's identity.
 
-    It waits no longer than the timeout, and late answers can be heard where the proxy has a grid.
+    It waits no longer than the timeout; if the proxy has a grid, its late replies are fetched.
 
     Args:
         proxy: Flower's own proxy.
         clock: Monotonic seconds.
-        round: The absolute round, which the client is told in place of Flower's number; None leaves that.
-        late: Told of what was not answered in time; None: nobody.
+        round: The absolute round, which the client gets in place of Flower's number; None leaves that.
+        late: Takes in what was not answered in time; None drops it.
 
     Attributes:
         elapsed_s: Seconds ``fit`` took; None before it ended.
@@ -171,13 +183,14 @@ class TimedProxy(ClientProxy):
         clock: Callable[[], float] = time.monotonic,
         *,
         round: int | None = None,
-        late: LateAnswers | None = None,
+        late: LateReplies | None = None,
     ) -> None:
         super().__init__(proxy.cid)
         self.proxy, self._clock, self._round, self._late = proxy, clock, round, late
         self.elapsed_s: float | None = None
         self.error: BaseException | None = None
         self.timeout_s: float | None = None
+        # Flower's server and its strategies read these of a proxy, if it has them.
         if hasattr(proxy, "node_id"):
             self.node_id = proxy.node_id
         self.properties = proxy.properties
@@ -186,8 +199,9 @@ class TimedProxy(ClientProxy):
         """Train on the client."""
         start, self.timeout_s = self._clock(), timeout
         try:
-            proxy = patient(self.proxy, timeout, self._late)
+            proxy = with_late_replies(self.proxy, timeout, self._late)
             return proxy.fit(ins, timeout, group_id if self._round is None else self._round)
+        # Kept here because Flower's server passes failures on without saying whose they are.
         except BaseException as error:
             self.error = error
             raise
@@ -196,7 +210,7 @@ class TimedProxy(ClientProxy):
 
     def evaluate(self, ins: EvaluateIns, timeout: float | None, group_id: int | None) -> EvaluateRes:
         """Evaluate on the client."""
-        return patient(self.proxy, timeout, self._late).evaluate(ins, timeout, group_id)
+        return with_late_replies(self.proxy, timeout, self._late).evaluate(ins, timeout, group_id)
 
     def get_properties(self, ins: GetPropertiesIns, timeout: float | None, group_id: int | None) -> GetPropertiesRes:
         """Ask the client for its properties."""
@@ -209,3 +223,62 @@ class TimedProxy(ClientProxy):
     def reconnect(self, ins: ReconnectIns, timeout: float | None, group_id: int | None) -> DisconnectRes:
         """Ask the client to reconnect."""
         return self.proxy.reconnect(ins, timeout, group_id)
+
+
+class LateReplyGrid:
+    """Sends for one proxy through Flower's grid, and lets messages outlive the timeout.
+
+    Flower has a message expire with the timeout: a client that answers later is refused, and nobody learns that it is
+    free again.
+
+    Args:
+        grid: Flower's grid.
+        timeout: Longest wait, seconds.
+        late: Takes in the messages that were not answered.
+    """
+
+    def __init__(self, grid: Any, timeout: float, late: LateReplies) -> None:
+        self._grid, self._timeout, self._late = grid, timeout, late
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """Send messages, and collect the replies until all are here or the time is over.
+
+        Raises:
+            NotReached: The SuperLink took none of them.
+        """
+        sent = list(messages)
+        for message in sent:
+            message.metadata.ttl = self._timeout + DEFAULT_TTL
+        pending, deadline = accepted(self._grid.push_messages(sent)), time.monotonic() + self._timeout
+        if sent and not pending:
+            raise NotReached
+        replies: list[Message] = []
+        while pending:
+            arrived = list(self._grid.pull_messages(pending))
+            pending -= {reply.metadata.reply_to_message_id for reply in arrived}
+            replies += arrived
+            left = deadline - time.monotonic()
+            if not pending or left <= 0:
+                break
+            self._late.fetch_if_due()
+            time.sleep(max(0.0, min(getattr(self._grid, "pull_interval", LONGEST_POLL_S), left)))
+        self._late.grid = self._grid
+        self._late.owe([message for message in sent if message.metadata.message_id in pending])
+        return replies
+
+
+def with_late_replies(proxy: ClientProxy, timeout: float | None, late: LateReplies | None) -> ClientProxy:
+    """Return a copy of a proxy that sends through :class:`LateReplyGrid`; the proxy itself without grid or timeout."""
+    grid = grid_of([proxy])
+    if timeout is None or late is None or grid is None:
+        return proxy
+    # A copy, because Flower's server keeps the proxy and threads of other calls may be using it.
+    twin = copy.copy(proxy)
+    twin.grid = LateReplyGrid(grid, timeout, late)  # type: ignore[attr-defined]
+    return twin
+
+
+def grid_of(proxies: Iterable[ClientProxy]) -> Any:
+    """Return the grid that proxies send through, all of them through the same; None if there is none."""
+    grids = (getattr(proxy, "grid", None) for proxy in proxies)
+    return next((grid for grid in grids if hasattr(grid, "pull_messages")), None)

@@ -1,7 +1,4 @@
-"""Between Flower's results of ``fit`` and plain types, and what a base strategy sees of them.
-
-Between Flower's parameters and the model of a checkpoint.
-"""
+"""Results and parameters of the legacy API: read into plain types, cleaned for a base strategy, and in checkpoints."""
 
 from __future__ import annotations
 
@@ -23,14 +20,16 @@ from fedsel_flwr.strategies.wrapping.failure_reasons import no_answer, reason_in
 
 FitResult = tuple[ClientProxy, FitRes]
 EvaluateResult = tuple[ClientProxy, EvaluateRes]
+NUMPY = "numpy.ndarray"
+"""The type of Flower's parameters that are NumPy arrays."""
 
 
 def reply_of(base: object, proxy: TimedProxy, arrived: FitResult | None, refused: FitRes | None) -> Reply:
-    """What came from one client, in plain types; never raises for what a client sent.
+    """Read what came from one client into plain types; never raises for what a client sent.
 
     Args:
         base: The strategy that will aggregate the replies.
-        proxy: Whom the round was sent to.
+        proxy: The client that was asked.
         arrived: The client's result; None if it did not succeed.
         refused: Its result with a status other than OK; None if there is none.
     """
@@ -38,8 +37,9 @@ def reply_of(base: object, proxy: TimedProxy, arrived: FitResult | None, refused
         return Reply(error=f"status: {refused.status.code.name}: {refused.status.message}", observed_s=proxy.elapsed_s)
     if arrived is None:
         reason = reason_in(proxy.error, proxy.timeout_s, proxy.elapsed_s)
-        silent = proxy.timeout_s is not None and reason == no_answer(proxy.timeout_s)
-        return Reply(error=reason, observed_s=proxy.elapsed_s, timed_out=silent)
+        # Without a timeout a missing answer is a broken connection, not a straggler.
+        timed_out = proxy.timeout_s is not None and reason == no_answer(proxy.timeout_s)
+        return Reply(error=reason, observed_s=proxy.elapsed_s, timed_out=timed_out)
     res = arrived[1]
     fault = bases.fault_in_metrics(base, res.metrics or {})
     if not fault and not bases.compares_models(base) and isinstance(res.parameters, Parameters):
@@ -56,42 +56,44 @@ def reply_of(base: object, proxy: TimedProxy, arrived: FitResult | None, refused
 
 
 def decode(parameters: Parameters) -> Arrays | None:
-    """The arrays of ``parameters``; None if they are not NumPy arrays (tree ensembles, garbage) or there are none."""
+    """Return the arrays of ``parameters``; None if they are no NumPy arrays (trees, garbage) or there are none."""
     try:
         arrays = parameters_to_ndarrays(parameters)
-    except Exception:  # whatever a client sent
+    # A client may send anything, so anything may be raised.
+    except Exception:
         return None
     return arrays if arrays and all(isinstance(array, np.ndarray) for array in arrays) else None
 
 
-def original(client: ClientProxy) -> ClientProxy:
-    """Flower's own proxy."""
+def unwrapped(client: ClientProxy) -> ClientProxy:
+    """Return Flower's own proxy."""
     return client.proxy if isinstance(client, TimedProxy) else client
 
 
 def cleaned(result: FitResult, read: ClientResult, ours: Collection[str], vectors: Collection[str]) -> FitResult:
-    """A result as a base strategy sees it: with Flower's own proxy, in the model's types, at most max_examples.
+    """Return a result as a base strategy sees it: with Flower's own proxy, in the model's types, at most max_examples.
 
     Args:
         result: The client's result; it stays as it is.
         read: What was read of it.
-        ours: Keys that nobody but this package reads; they are left out where their value cannot be used.
+        ours: Keys that only this package reads; those whose value cannot be used are left out.
         vectors: Keys of vectors that the selector asked for; they are left out.
     """
     client, res = result
     if dropped := (read.faulty_keys & {*ours}) | ({*vectors} & {*(res.metrics or {})}):
         res = replace(res, metrics={key: value for key, value in res.metrics.items() if key not in dropped})
-    if res.num_examples > read.num_examples:  # above max_examples
+    # A claim above max_examples would have too large a weight in the base's average.
+    if res.num_examples > read.num_examples:
         res = replace(res, num_examples=read.num_examples)
     if read.converted is not None:
         res = replace(res, parameters=ndarrays_to_parameters(list(read.converted)))
-    return original(client), res
+    return unwrapped(client), res
 
 
-def evaluations(
+def usable_evaluations(
     results: Iterable[EvaluateResult], max_examples: int | None = None
 ) -> tuple[list[EvaluateResult], dict[str, str]]:
-    """The results of ``evaluate`` that can be averaged, and connection -> why the others cannot."""
+    """Return the results of ``evaluate`` that can be averaged, and connection -> why the others cannot."""
     usable, faults = list[EvaluateResult](), dict[str, str]()
     for client, res in results:
         if not usable_count(res.num_examples):
@@ -102,32 +104,28 @@ def evaluations(
             faults[client.cid] = f"metrics: {len(res.metrics)} of them, more than {MAX_METRICS}"
         else:
             limited = replace(res, num_examples=min(res.num_examples, max_examples or res.num_examples))
-            usable.append((original(client), limited))
+            usable.append((unwrapped(client), limited))
     return usable, faults
 
 
-NUMPY = "numpy.ndarray"
-"""The type of Flower's parameters that are NumPy arrays."""
+def to_checkpoint(parameters: Parameters) -> tuple[list[str], Arrays]:
+    """Return the names and arrays of a model in a checkpoint.
 
-
-def saved_model(parameters: Parameters) -> tuple[list[str], Arrays]:
-    """The names and arrays of a model in a checkpoint.
-
-    NumPy arrays go by their numbers. Anything else, such as trees, is kept as its bytes: an array for each tensor,
-    which goes by its type, a colon and its number.
+    NumPy arrays are named by their numbers. Anything else, such as trees, is saved as its bytes: an array for each
+    tensor, named by the tensors' type, a colon and its number.
 
     Raises:
-        RunError: It is no model of Flower's.
+        RunError: The model has no type of Flower's.
 
-    >>> saved_model(ndarrays_to_parameters([np.zeros(2)]))
+    >>> to_checkpoint(ndarrays_to_parameters([np.zeros(2)]))
     (['0'], [array([0., 0.])])
-    >>> saved_model(Parameters(tensors=[b"{}"], tensor_type="json"))
+    >>> to_checkpoint(Parameters(tensors=[b"{}"], tensor_type="json"))
     (['json:0'], [array([123, 125], dtype=uint8)])
     """
     if not isinstance(parameters, Parameters):
         raise RunError(
-            f"checkpoints cannot save a model of {type(parameters).__name__}: expected flwr.common.Parameters; leave "
-            "checkpoint_dir out"
+            f"checkpoints cannot save a model of {type(parameters).__name__}, expected flwr.common.Parameters. Have "
+            "the base return these, or leave checkpoint_dir out"
         )
     arrays = decode(parameters) if parameters.tensor_type == NUMPY else None
     if arrays is not None:
@@ -136,17 +134,17 @@ def saved_model(parameters: Parameters) -> tuple[list[str], Arrays]:
     return [f"{parameters.tensor_type}:{i}" for i in range(len(tensors))], tensors
 
 
-def parameters_of(checkpoint: Checkpoint) -> Parameters:
-    """The model of a checkpoint as Flower's parameters."""
+def from_checkpoint(checkpoint: Checkpoint) -> Parameters:
+    """Return the model of a checkpoint as Flower's parameters."""
     kind, colon, _ = checkpoint.names[0].rpartition(":") if checkpoint.names else ("", "", "")
     if not colon:
         return ndarrays_to_parameters(checkpoint.model)
     return Parameters(tensors=[array.tobytes() for array in checkpoint.model], tensor_type=kind)
 
 
-def named(parameters: object) -> Mapping[str, object] | None:
-    """Name -> array of the initial model, to be compared with a checkpoint's; None where it cannot be."""
+def named_arrays(parameters: object) -> Mapping[str, object] | None:
+    """Return name -> array of the initial model, to be compared with a checkpoint's; None if it cannot be."""
     if not isinstance(parameters, Parameters) or parameters.tensor_type != NUMPY:
         return None
-    names, arrays = saved_model(parameters)
+    names, arrays = to_checkpoint(parameters)
     return dict(zip(names, arrays, strict=True)) if ":" not in "".join(names) else None

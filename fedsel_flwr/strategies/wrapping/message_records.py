@@ -1,8 +1,7 @@
-"""Between Flower's records and plain types.
+"""Records of the Message API: read into plain types, and cleaned for a base strategy.
 
-Which metrics of a set of replies a base strategy sees: Flower ends the run where their keys are not all the same.
-
-What a base strategy sees of the replies: copies that are all alike, of those that can be used.
+A base strategy sees copies of the usable replies that all have the same metrics: Flower ends the run if the keys of two
+replies differ.
 """
 
 from __future__ import annotations
@@ -27,51 +26,19 @@ from fedsel_flwr.strategies.wrapping.failure_reasons import reason_of
 
 SENT = ASKED & VECTORS
 """The vectors that clients send, each in a record of its name."""
-
-
-def everything_in(content: RecordDict) -> dict[str, object]:
-    """Everything in the metric and config records of a reply, whatever their names, and its vector columns."""
-    records: list[Any] = [*content.config_records.values(), *content.metric_records.values()]
-    merged: dict[str, object] = {}
-    for record in records:
-        merged |= dict(record)
-    return merged | vectors_in(content, content.array_records)
-
-
-def vectors_in(content: RecordDict, records: Collection[str]) -> dict[str, object]:
-    """The vector columns among these records of a reply: an ArrayRecord of the column's name that holds one array."""
-    vectors: dict[str, object] = {}
-    for name in SENT.intersection(records):
-        arrays = list(content.array_records[name].values())
-        vectors[name] = f"an ArrayRecord of {len(arrays)} arrays"
-        if len(arrays) == 1:
-            try:
-                vectors[name] = arrays[0].numpy()
-            except Exception:  # whatever a client sent
-                vectors[name] = "an array that cannot be decoded"
-    return vectors
-
-
-def model_in(content: RecordDict) -> list[str]:
-    """The names of the records that may be the model: every ArrayRecord that is no vector column beside another."""
-    others = [name for name in content.array_records if name not in SENT]
-    return others or (list(content.array_records) if len(content.array_records) == 1 else [])
-
-
-def reference_of(arrays: ArrayRecord) -> tuple[list[str], Arrays]:
-    """The names and arrays of the global model."""
-    return list(arrays.keys()), arrays.to_numpy_ndarrays()
+SCALAR = -1
+"""The kind of a metric that is a number; that of a list is its length, or 0 if lengths may differ."""
 
 
 def reply_of(message: Message, names: Sequence[str], weight_key: str, observed_s: float | None) -> Reply:
-    """A client's message in plain types; never raises for what a client sent."""
+    """Read a client's message into plain types; never raises for what a client sent."""
     if message.has_error():
         return Reply(error=reason_of(message.error), observed_s=observed_s)
     content = message.content
     metrics = list(content.metric_records.values())
     if len(metrics) != 1:
         return Reply(error=f"metrics: expected one MetricRecord, got {len(metrics)}", observed_s=observed_s)
-    models = [content.array_records[name] for name in model_in(content)]
+    models = [content.array_records[name] for name in _model_records(content)]
     if len(models) != 1:
         return Reply(error=f"arrays: expected one ArrayRecord, got {len(models)}", observed_s=observed_s)
     arrays = _decoded(models[0], names)
@@ -79,118 +46,53 @@ def reply_of(message: Message, names: Sequence[str], weight_key: str, observed_s
         return Reply(error=f"arrays: {arrays}", observed_s=observed_s)
     return Reply(
         arrays=arrays,
-        num_examples=weight_of(metrics[0], weight_key),
+        num_examples=_weight_of(metrics[0], weight_key),
         weight=metrics[0].get(weight_key),
-        metrics=dict(metrics[0]) | vectors_in(content, content.array_records.keys() - model_in(content)),
+        metrics=dict(metrics[0]) | _vectors_in(content, content.array_records.keys() - _model_records(content)),
         observed_s=observed_s,
     )
 
 
-def _decoded(record: ArrayRecord, names: Sequence[str]) -> Arrays | str:
-    """A record's arrays in the order of the global model, or what is wrong with them."""
-    if len(record) != len(names):
-        return f"expected {len(names)}, got {len(record)}"
-    if record.keys() != set(names):
-        return f"expected the names {shown(sorted(names))}, got {shown(sorted(record.keys()))}"
-    try:
-        arrays: list[Any] = [record[name].numpy() for name in names]
-    except Exception:  # whatever a client sent
-        return "cannot be decoded"
-    return arrays if all(isinstance(array, np.ndarray) for array in arrays) else "cannot be decoded"
+def entries_in(content: RecordDict) -> dict[str, object]:
+    """Return all entries of the metric and config records of a reply, whatever their names, and its vector columns."""
+    # Metrics last: a number there is the one that was measured, if a config repeats its key.
+    records: list[Any] = [*content.config_records.values(), *content.metric_records.values()]
+    merged: dict[str, object] = {}
+    for record in records:
+        merged |= dict(record)
+    return merged | _vectors_in(content, content.array_records)
 
 
-def weight_of(metrics: Mapping[str, object], weight_key: str) -> object:
-    """What stands for the number of examples.
-
-    Flower's weights may be floats; under a key of the user's own (not num-examples) any positive one is good.
-    """
-    value = metrics.get(weight_key)
-    if not isinstance(value, float) or not math.isfinite(value):
-        return value
-    if value.is_integer() and value >= 1:
-        return int(value)
-    return max(1, int(value)) if value > 0 and weight_key != "num-examples" else value
+def metrics_of(message: Message) -> MetricRecord:
+    """Return the one MetricRecord of a reply."""
+    record: MetricRecord = next(iter(message.content.metric_records.values()))
+    return record
 
 
-def in_plain_types(record: ArrayRecord) -> tuple[list[str], Arrays]:
-    """The names and arrays of a model."""
+def names_and_arrays(record: ArrayRecord) -> tuple[list[str], Arrays]:
+    """Return the names and arrays of a model."""
     return list(record), [array.numpy() for array in record.values()]
 
 
 def query(node: str, message_type: str, config: dict[str, str | int], arrays: ArrayRecord | None = None) -> Message:
-    """A question to one node."""
+    """Return a question to one node."""
     content = RecordDict({"config": ConfigRecord(dict(config))})
     if arrays is not None:
         content["arrays"] = arrays
     return Message(content=content, dst_node_id=int(node), message_type=message_type)
 
 
-def in_absolute_rounds(result: Result, done: int) -> None:
-    """Count the rounds of a result on from those that were done before; its evaluation "0" is the last of these."""
+def renumber_rounds(result: Result, done: int) -> None:
+    """Renumber the rounds of a resumed run's result from its checkpoint on; evaluation 0 is the checkpoint's round."""
     for name in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
         setattr(result, name, {number + done: record for number, record in getattr(result, name).items()})
 
 
-NUMBER = -1
-"""The kind of a metric that is a number; that of a list is its length, or 0 where lengths may differ."""
-
-
-def agreed(
-    records: Collection[Mapping[str, Any]], ours: Collection[str], *, lengths: bool
-) -> dict[str, tuple[int, float | list[float]]]:
-    """Which metrics stay.
-
-    A metric stays that more than half of the replies carry in one kind, and one of ours only if all of them do: whoever
-    aggregates metrics must not depend on what only this package reads.
-
-    Args:
-        records: The metrics of each usable reply.
-        ours: Keys that nobody but this package reads.
-        lengths: Whether lists of different lengths are of different kinds.
-
-    Returns:
-        Key -> its kind, and what stands for it where it is missing.
-
-    >>> agreed([{"acc": 0.5}, {"acc": 1.0, "new": 1}, {"acc": [1.0]}], (), lengths=True)
-    {'acc': (-1, nan)}
-    """
-    carried = Counter((key, _kind(value, lengths)) for record in records for key, value in record.items())
-    kept: dict[str, tuple[int, float | list[float]]] = {}
-    for (key, kind), count in carried.items():
-        if count == len(records) or (key not in ours and 2 * count > len(records)):
-            kept[key] = (kind, math.nan if kind == NUMBER else _nans(key, records))
-    return kept
-
-
-def made_alike(
-    record: Mapping[str, Any], kept: Mapping[str, tuple[int, float | list[float]]], *, lengths: bool
-) -> MetricRecord:
-    """A copy of a reply's metrics with exactly the keys that stay, each in its kind."""
-    alike = {
-        key: value if _kind(value, lengths) == kept[key][0] else kept[key][1]
-        for key, value in record.items()
-        if key in kept
-    }
-    return MetricRecord(alike | {key: missing for key, (_, missing) in kept.items() if key not in alike})
-
-
-def _kind(value: object, lengths: bool) -> int:
-    if not isinstance(value, list):
-        return NUMBER
-    return len(value) if lengths else 0
-
-
-def _nans(key: str, records: Collection[Mapping[str, Any]]) -> list[float]:
-    """A list of NaN of the length that most lists of this key have."""
-    lists: Sequence[list[Any]] = [record[key] for record in records if isinstance(record.get(key), list)]
-    return [math.nan] * Counter(map(len, lists)).most_common(1)[0][0]
-
-
 class Cleaner:
-    """Finds the replies that a base strategy cannot use, and makes the others alike.
+    """Finds the replies that a base strategy cannot use, and gives the others the same metrics.
 
-    What the base reads by name is compulsory: a client that lacks it has failed. Over other metrics no reply is lost;
-    :func:`~fedsel_flwr.strategies.wrapping.message_records.agreed` says which of them stay.
+    What the base reads by name is compulsory: a client that lacks it has failed. No reply is lost because of other
+    metrics; :func:`~fedsel_flwr.strategies.wrapping.message_records.common_metrics` says which of them the base sees.
 
     Args:
         base: The strategy that will aggregate the replies.
@@ -201,10 +103,10 @@ class Cleaner:
     def __init__(self, base: object, keys: MetricKeys, max_examples: int | None = None) -> None:
         self._base, self._max_examples = base, max_examples
         self.weight_key = bases.weight_key(base)
-        self._ours = keys.ours()
+        self._ours = keys.own_keys()
 
     def faults(self, messages: Mapping[str, Message]) -> dict[str, str]:
-        """Which replies to TRAIN messages lack a metric that the base reads by name.
+        """Find the replies to TRAIN messages that lack a metric which the base reads by name.
 
         Args:
             messages: Connection -> reply; those without exactly one MetricRecord are left out.
@@ -215,7 +117,7 @@ class Cleaner:
         found = {
             node: bases.fault_in_metrics(self._base, metrics_of(message))
             for node, message in messages.items()
-            if comparable(message)
+            if _has_one_metric_record(message)
         }
         return {node: fault for node, fault in found.items() if fault}
 
@@ -226,70 +128,173 @@ class Cleaner:
         kept: Iterable[str],
         names: Sequence[str],
     ) -> list[Message]:
-        """Copies of replies to TRAIN messages in which all records agree.
+        """Copy replies to TRAIN messages so that all have the same metrics and the arrays of the global model.
 
         Args:
             messages: Connection -> reply, of every client whose update is usable.
-            results: What was read of them.
+            results: Connection -> what was read of its reply.
             kept: The connections whose updates are averaged, in their order.
             names: The names of the global model's arrays.
         """
-        copies = self._alike(messages, "train_metrics_aggr_fn", {node: results[node].weight for node in messages})
-        array_name = model_in(next(iter(messages.values())).content)[0] if copies else ""
+        limits = {node: results[node].weight for node in messages}
+        # Metrics common to all usable replies, not only to those of ``kept``: FedCA's filter must not change them.
+        copies = self._with_common_metrics(messages, "train_metrics_aggr_fn", limits)
+        array_name = _model_records(next(iter(messages.values())).content)[0] if copies else ""
         for node, twin in copies.items():
-            twin.content[array_name] = _record(messages[node], results[node], names)
+            twin.content[array_name] = _model_record(messages[node], results[node], names)
         return [copies[node] for node in kept]
 
     def evaluations(self, messages: Mapping[str, Message]) -> tuple[list[Message], dict[str, str]]:
-        """Copies of the usable replies to EVALUATE messages, and connection -> why the others cannot be used."""
+        """Copy the usable replies to EVALUATE messages, and return connection -> why the others cannot be used."""
         usable, faults = dict[str, Message](), dict[str, str]()
         for node, message in messages.items():
             if not message.has_content():
                 continue
-            if not comparable(message):
+            if not _has_one_metric_record(message):
                 faults[node] = f"metrics: expected one MetricRecord, got {len(message.content.metric_records)}"
             elif len(metrics_of(message)) > MAX_METRICS:
                 faults[node] = f"metrics: {len(metrics_of(message))} of them, more than {MAX_METRICS}"
-            elif not usable_count(weight := weight_of(metrics_of(message), self.weight_key)):
+            elif not usable_count(weight := _weight_of(metrics_of(message), self.weight_key)):
                 faults[node] = f"{self.weight_key}: expected a number above 0, got {shown(weight)}"
             else:
                 usable[node] = message
         limits = {} if self._max_examples is None else dict.fromkeys(usable, self._max_examples)
-        return list(self._alike(usable, "evaluate_metrics_aggr_fn", limits).values()), faults
+        return list(self._with_common_metrics(usable, "evaluate_metrics_aggr_fn", limits).values()), faults
 
-    def _alike(self, messages: Mapping[str, Message], function: str, limits: Mapping[str, float]) -> dict[str, Message]:
-        """Copies without arrays whose one MetricRecord has the same name and keys in all; weights are cut."""
+    def _with_common_metrics(
+        self, messages: Mapping[str, Message], function: str, limits: Mapping[str, float]
+    ) -> dict[str, Message]:
+        """Copy messages without arrays; their one MetricRecord has the same name and keys, weights are cut."""
         if not messages:
             return {}
-        lengths = bases.adds_lists(self._base, function)
-        kept = agreed([metrics_of(message) for message in messages.values()], self._ours, lengths=lengths)
+        lengths = bases.averages_lists(self._base, function)
+        kept = common_metrics([metrics_of(message) for message in messages.values()], self._ours, lengths=lengths)
         name = next(iter(next(iter(messages.values())).content.metric_records))
         copies = {}
         for node, message in messages.items():
             content = RecordDict(dict(message.content.config_records.items()))
-            content[name] = metrics = made_alike(metrics_of(message), kept, lengths=lengths)
+            content[name] = metrics = with_common_metrics(metrics_of(message), kept, lengths=lengths)
             weight = finite_number(metrics[self.weight_key])
             if node in limits and weight is not None and weight > limits[node]:
                 metrics[self.weight_key] = limits[node]
+            # A shallow copy keeps the metadata, by which Flower knows whose reply this is; the reply stays as it came.
             copies[node] = copy.copy(message)
             copies[node].content = content
         return copies
 
 
-def comparable(message: Message) -> bool:
-    """Whether a reply can be compared with others: no error, one MetricRecord."""
+def common_metrics(
+    records: Collection[Mapping[str, Any]], ours: Collection[str], *, lengths: bool
+) -> dict[str, tuple[int, float | list[float]]]:
+    """Return the metrics that a base strategy sees.
+
+    These are the metrics that more than half of the replies have in one kind. One of ours must be in all replies: a
+    function that aggregates metrics must not depend on what only this package reads.
+
+    Args:
+        records: The metrics of each usable reply.
+        ours: Keys that only this package reads.
+        lengths: Whether lists of different lengths are of different kinds.
+
+    Returns:
+        Key -> its kind, and what stands for it in replies without it.
+
+    >>> common_metrics([{"acc": 0.5}, {"acc": 1.0, "new": 1}, {"acc": [1.0]}], (), lengths=True)
+    {'acc': (-1, nan)}
+    """
+    carried = Counter((key, _kind(value, lengths)) for record in records for key, value in record.items())
+    kept: dict[str, tuple[int, float | list[float]]] = {}
+    for (key, kind), count in carried.items():
+        if count == len(records) or (key not in ours and 2 * count > len(records)):
+            kept[key] = (kind, math.nan if kind == SCALAR else _nans(key, records))
+    return kept
+
+
+def with_common_metrics(
+    record: Mapping[str, Any], kept: Mapping[str, tuple[int, float | list[float]]], *, lengths: bool
+) -> MetricRecord:
+    """Return a copy of a reply's metrics with exactly the common keys, each in its kind."""
+    common = {
+        key: value if _kind(value, lengths) == kept[key][0] else kept[key][1]
+        for key, value in record.items()
+        if key in kept
+    }
+    return MetricRecord(common | {key: missing for key, (_, missing) in kept.items() if key not in common})
+
+
+def _kind(value: object, lengths: bool) -> int:
+    if not isinstance(value, list):
+        return SCALAR
+    return len(value) if lengths else 0
+
+
+def _nans(key: str, records: Collection[Mapping[str, Any]]) -> list[float]:
+    """Return a list of NaN of the length that most lists of this key have."""
+    lists: Sequence[list[Any]] = [record[key] for record in records if isinstance(record.get(key), list)]
+    return [math.nan] * Counter(map(len, lists)).most_common(1)[0][0]
+
+
+def _has_one_metric_record(message: Message) -> bool:
+    """Return whether a reply is no error and has one MetricRecord, as Flower's strategies demand."""
     return message.has_content() and len(message.content.metric_records) == 1
 
 
-def metrics_of(message: Message) -> MetricRecord:
-    """The one MetricRecord of a reply."""
-    record: MetricRecord = next(iter(message.content.metric_records.values()))
-    return record
+def _weight_of(metrics: Mapping[str, object], weight_key: str) -> object:
+    """Return what stands for the number of examples.
+
+    Flower's weights may be floats; under a key that the user chose (not num-examples) any positive one is good.
+    """
+    value = metrics.get(weight_key)
+    if not isinstance(value, float) or not math.isfinite(value):
+        return value
+    if value.is_integer() and value >= 1:
+        return int(value)
+    # Selectors read whole examples; the base still gets the float as its weight.
+    return max(1, int(value)) if value > 0 and weight_key != "num-examples" else value
 
 
-def _record(message: Message, result: ClientResult, names: Sequence[str]) -> ArrayRecord:
-    """The arrays of a reply in the types and the order of the global model: averages take the order of the first."""
-    record: ArrayRecord = message.content.array_records[model_in(message.content)[0]]
+def _model_records(content: RecordDict) -> list[str]:
+    """Return the names of the records that may be the model: all ArrayRecords that are no vector columns."""
+    # A lone ArrayRecord is the model, even if it happens to have a column's name.
+    others = [name for name in content.array_records if name not in SENT]
+    return others or (list(content.array_records) if len(content.array_records) == 1 else [])
+
+
+def _model_record(message: Message, result: ClientResult, names: Sequence[str]) -> ArrayRecord:
+    """Return the arrays of a reply in the types and the order of the global model."""
+    # Flower's averages take the order of the first reply, which is then the order of the next global model.
+    record: ArrayRecord = message.content.array_records[_model_records(message.content)[0]]
     if result.converted is not None:
         return ArrayRecord({k: Array(np.asarray(v)) for k, v in zip(names, result.converted, strict=True)})
     return ArrayRecord({name: record[name] for name in names})
+
+
+def _vectors_in(content: RecordDict, records: Collection[str]) -> dict[str, object]:
+    """Return the vector columns among these records of a reply: ArrayRecords of a column's name that hold one array.
+
+    In place of a vector that cannot be read stands a text, which is refused later with the column's name.
+    """
+    vectors: dict[str, object] = {}
+    for name in SENT.intersection(records):
+        arrays = list(content.array_records[name].values())
+        vectors[name] = f"an ArrayRecord of {len(arrays)} arrays"
+        if len(arrays) == 1:
+            try:
+                vectors[name] = arrays[0].numpy()
+            # A client may send anything, so anything may be raised.
+            except Exception:
+                vectors[name] = "an array that cannot be decoded"
+    return vectors
+
+
+def _decoded(record: ArrayRecord, names: Sequence[str]) -> Arrays | str:
+    """Return a record's arrays in the order of the global model, or what is wrong with them."""
+    if len(record) != len(names):
+        return f"expected {len(names)}, got {len(record)}"
+    if record.keys() != set(names):
+        return f"expected the names {shown(sorted(names))}, got {shown(sorted(record.keys()))}"
+    try:
+        arrays: list[Any] = [record[name].numpy() for name in names]
+    except Exception:
+        return "cannot be decoded"
+    return arrays if all(isinstance(array, np.ndarray) for array in arrays) else "cannot be decoded"

@@ -1,14 +1,4 @@
-"""Waiting for clients, never for ever.
-
-How many questions may be on their way at once.
-
-In Flower's simulation the SuperLink lives in the server's process and looks, for each node in turn, through every
-message that is on its way: nodes times messages, ten times a second, while nothing else runs there. With questions to
-500 nodes on their way, that takes the cores from the actors for as long as these start: the roll call took 50 s on 2
-cores, where 20 suffice to start Ray and the actors. A deployed SuperLink has a process of its own.
-
-Answers that come when their round is over: they are dropped, and whoever sent them can be asked again.
-"""
+"""Bounded waiting: for clients to connect, and for replies that come after their round is over."""
 
 from __future__ import annotations
 
@@ -26,8 +16,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("fedsel_flwr")
 Connected = TypeVar("Connected", bound=Sized)
-TOLD_AFTER_S, TOLD_EVERY_S = 10.0, 60.0
+Clients = TypeVar("Clients", bound=Collection[str])
+WARN_AFTER_S, WARN_EVERY_S = 10.0, 60.0
 """Seconds without enough clients after which the log says so, and says so again."""
+FREE_POLL_S = 0.25
+"""Seconds between two looks for free clients before a round."""
+FETCH_EVERY_S = 3.0
+"""Seconds between two requests for late replies during a round."""
+EXPIRY_MARGIN_S = 60.0
+"""Seconds before a message expires after which its reply is given up: the clocks of the machines differ."""
 
 
 def wait_for(
@@ -46,8 +43,8 @@ def wait_for(
         connected: Returns what is connected at the moment.
         number: How many are needed.
         timeout: Longest wait, seconds.
-        what: What is waited for, and ...
-        start: ... what the user starts to have more of them, for the message.
+        what: The API's word for clients, for the message.
+        start: What the user starts to have more of them, for the message.
         reason: What asks for them, for the message.
         poll_s: Seconds between two looks.
 
@@ -58,92 +55,69 @@ def wait_for(
         RunError: Fewer were connected when the time was over.
     """
     start_s = time.monotonic()
-    deadline, tell = start_s + timeout, start_s + TOLD_AFTER_S
+    deadline, warn_at = start_s + timeout, start_s + WARN_AFTER_S
     while len(here := connected()) < number:
-        if tell <= time.monotonic() < deadline:
+        if warn_at <= time.monotonic() < deadline:
             logger.warning(
                 "%d of %d %s are connected (%s); waiting for at most %g s (wait_timeout)",
                 len(here), number, what, reason, timeout,
             )  # fmt: skip
-            tell += TOLD_EVERY_S
+            warn_at += WARN_EVERY_S
         if time.monotonic() >= deadline:
             raise RunError(
-                f"waited {timeout:g} s for {number} {what} ({reason}), but {len(here)} are connected: start more "
+                f"waited {timeout:g} s for {number} {what} ({reason}), but {len(here)} are connected. Start more "
                 f"{start}, lower min_available or clients_per_round, or raise wait_timeout"
             )
         time.sleep(min(poll_s, max(0.0, deadline - time.monotonic())))
     return here
 
 
-FIRST = 8
-"""Questions before the first answer: until the simulation's actors have started, each look through would slow them."""
-WINDOW = 96
-"""Questions on their way at once after that: with 500 nodes, 64 to 128 take about the same time, 32 and 256 longer."""
-POLL_S = 0.05
-"""Seconds between two looks for answers."""
+class LateReplies:
+    """Fetches the replies to messages that were not answered in time: they are dropped, but their clients are free.
 
-
-def crowds(grid: object) -> bool:
-    """Whether messages that are on their way slow down all others: a grid of Flower's simulation.
+    Threads that wait for a round's replies may fetch at the same time.
 
     Args:
-        grid: Flower's grid; None if there is none.
-    """
-    return type(grid).__name__ == "InMemoryGrid"
-
-
-Clients = TypeVar("Clients", bound=Collection[str])
-LATE_POLL_S = 0.25
-EVERY_S = 3.0
-"""Seconds between two looks while a round goes on."""
-MARGIN_S = 60.0
-"""Seconds before a message expires after which it is not looked for any more: clocks differ."""
-
-
-class LateAnswers:
-    """Looks for the answers to messages that were not answered in time.
-
-    Threads that wait for a round's answers may look at the same time.
-
-    Args:
-        busy: Who has not answered.
+        busy: The clients that have not answered.
 
     Attributes:
-        grid: Flower's, through which answers are fetched; None as long as there is none.
+        grid: Flower's grid, through which replies are fetched; None as long as there is none.
     """
 
     def __init__(self, busy: Busy) -> None:
         self.busy = busy
         self.grid: Any = None
-        self._owed: dict[str, tuple[str, float]] = {}  # message -> who was asked, and until when it is looked for
+        # Message id -> the node that was asked, and the time until which its reply is looked for.
+        self._owed: dict[str, tuple[str, float]] = {}
         self._lock, self._next = Lock(), 0.0
 
     def owe(self, messages: Iterable[Message]) -> None:
         """Note messages that the server gave up waiting for."""
         with self._lock:
             for data in (message.metadata for message in messages):
-                self._owed[data.message_id] = (str(data.dst_node_id), data.created_at + data.ttl - MARGIN_S)
-                self.busy.owe([str(data.dst_node_id)])
+                self._owed[data.message_id] = (str(data.dst_node_id), data.created_at + data.ttl - EXPIRY_MARGIN_S)
+                self.busy.add([str(data.dst_node_id)])
 
-    def look(self) -> None:
-        """Fetch what has come since, in one request; none if nobody owes anything."""
+    def fetch(self) -> None:
+        """Fetch the replies that have come since, in one request; in none if no client owes a reply."""
         with self._lock:
-            self._look()
+            self._fetch()
 
-    def look_now_and_then(self) -> None:
-        """The same, but only a few seconds after the last look, and in one thread."""
+    def fetch_if_due(self) -> None:
+        """Fetch as :meth:`fetch` does, but only a few seconds after the last time, and in one thread."""
+        # Non-blocking: in the legacy API a thread waits per client, and one of them is enough to fetch for all.
         if self._owed and time.monotonic() >= self._next and self._lock.acquire(blocking=False):
             try:
-                self._look()
+                self._fetch()
             finally:
                 self._lock.release()
 
-    def settle(self, connected: Callable[[], Clients], number: int, timeout: float) -> Clients:
-        """Wait until a round has enough free clients, at most ``timeout`` seconds; then all of them are free.
+    def wait_for_free(self, connected: Callable[[], Clients], number: int, timeout: float) -> Clients:
+        """Wait until a round has enough free clients, at most ``timeout`` seconds; after that all of them are free.
 
         Args:
             connected: Returns the connections there are; may wait for some, and raise.
-            number: How many must be free, or all where there are fewer.
+            number: How many must be free; all of them if there are fewer.
             timeout: Longest wait, seconds.
 
         Returns:
@@ -153,31 +127,34 @@ class LateAnswers:
         while True:
             here = connected()
             self.busy.release(here)
-            self.look()
+            self.fetch()
             if len(self.busy.free(here)) >= min(number, len(here)):
                 return here
             if (left := deadline - time.monotonic()) <= 0:
                 break
-            time.sleep(min(LATE_POLL_S, left))
+            time.sleep(min(FREE_POLL_S, left))
         logger.warning(
-            "%d of %d clients still owe the answer to an earlier question after another %g s, and a round needs %d "
+            "%d of %d clients have not answered an earlier message after another %g s, and a round needs %d "
             "(min_completed): they are asked again", len(here) - len(self.busy.free(here)), len(here), timeout, number,
         )  # fmt: skip
         self.busy.clear()
         return here
 
-    def _look(self) -> None:
-        self._next, now = time.monotonic() + EVERY_S, time.time()
+    def _fetch(self) -> None:
+        # ``monotonic`` for our own pauses, but ``time`` for expiry: messages carry the wall clock of their creation.
+        self._next, now = time.monotonic() + FETCH_EVERY_S, time.time()
         self._owed = {message: owed for message, owed in self._owed.items() if now < owed[1]}
         if not self._owed or self.grid is None:
             return
         try:
-            arrived = list(self.grid.pull_messages(list(self._owed)))
-        except Exception as error:  # what is late must not end the run; the bound is left
-            logger.warning("late answers cannot be fetched: %s", described(error))
+            replies = list(self.grid.pull_messages(list(self._owed)))
+        # A late reply must not end the run. Its client becomes free after busy_timeout at the latest.
+        except Exception as error:
+            logger.warning("late replies cannot be fetched: %s", described(error))
             self._owed.clear()
             return
-        for reply in arrived:
+        for reply in replies:
             node, _ = self._owed.pop(reply.metadata.reply_to_message_id, ("", 0.0))
+            # A node may owe replies to several messages, and is free after the last of them.
             if node and all(node != other for other, _ in self._owed.values()):
                 self.busy.answered(node)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fedsel_flwr.selectors import Random
 from fedsel_flwr.strategies import MetricKeys
 from fedsel_flwr.strategies.message import SelectionStrategy
-from fedsel_flwr.strategies.wrapping.message_records import agreed, made_alike
+from fedsel_flwr.strategies.wrapping.message_records import common_metrics, with_common_metrics
 from tests.strategies.helpers import FakeProxy, model, update
 from tests.strategies.message.helpers import FakeGrid, FakeNode, RecordingBase, node_id, play
 
@@ -222,8 +222,8 @@ RECORDS = st.lists(
 @settings(max_examples=300, deadline=None)
 @given(records=RECORDS, lengths=st.booleans())
 def test_whatever_is_reported_flowers_checks_pass_and_nothing_is_made_up(records: list[Extra], lengths: bool) -> None:
-    kept = agreed(records, {"latency_s"}, lengths=lengths)
-    alike = [made_alike(record, kept, lengths=lengths) for record in records]
+    kept = common_metrics(records, {"latency_s"}, lengths=lengths)
+    alike = [with_common_metrics(record, kept, lengths=lengths) for record in records]
     contents = [RecordDict({"metrics": MetricRecord({**dict(one), "num-examples": 3})}) for one in alike]
     validate_message_reply_consistency(contents, "num-examples", check_arrayrecord=False)
     if lengths:

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.strategies.message import BSFL, CSUCB, TimedGrid
 from fedsel_flwr.strategies.wrapping import grids
-from fedsel_flwr.strategies.wrapping.grids import ShownGrid, wait_for_nodes
+from fedsel_flwr.strategies.wrapping.grids import SnapshotGrid, wait_for_nodes
 from fedsel_flwr.strategies.wrapping.message_transport import addressed
 from tests.strategies.helpers import FakeProxy
 from tests.strategies.message.helpers import FakeGrid, FakeNode, crowd, fedavg, play
@@ -206,20 +206,20 @@ def test_on_the_virtual_clock_the_grid_is_not_replaced() -> None:
 def test_the_shown_nodes_are_made_up_to_the_number_a_base_asks_for() -> None:
     inner = FakeGrid(crowd(3))
     nodes = sorted(str(node) for node in inner.nodes)
-    shown = ShownGrid(inner, nodes, 1.0, at_least=6).get_node_ids()
+    shown = SnapshotGrid(inner, nodes, 1.0, at_least=6).get_node_ids()
     assert len(set(shown)) == 6
     assert shown[:3] == [int(node) for node in nodes]
-    assert ShownGrid(inner, ["1", "2", "4"], 1.0, at_least=5).get_node_ids() == [1, 2, 4, 3, 5]
-    assert ShownGrid(inner, nodes, 1.0).get_node_ids() == [int(node) for node in nodes]
+    assert SnapshotGrid(inner, ["1", "2", "4"], 1.0, at_least=5).get_node_ids() == [1, 2, 4, 3, 5]
+    assert SnapshotGrid(inner, nodes, 1.0).get_node_ids() == [int(node) for node in nodes]
 
 
 def test_a_base_cannot_send_while_it_configures() -> None:
     with pytest.raises(RunError, match="while it configures"):
-        ShownGrid(FakeGrid(), [], 1.0).send_and_receive([])
+        SnapshotGrid(FakeGrid(), [], 1.0).send_and_receive([])
 
 
 def test_even_at_no_patience_the_nodes_are_shown_once() -> None:
-    shown = ShownGrid(FakeGrid(), ["5"], 0.0)
+    shown = SnapshotGrid(FakeGrid(), ["5"], 0.0)
     assert shown.get_node_ids() == [5]
     with pytest.raises(RunError, match="wait_timeout = 0 s"):
         shown.get_node_ids()

@@ -17,7 +17,7 @@ import pytest
 from fedsel_flwr.errors import RunError, StateError
 from fedsel_flwr.rounds import append_file, history_storage
 from fedsel_flwr.rounds.history import ClientRecord, History
-from fedsel_flwr.rounds.history_storage import Ledger
+from fedsel_flwr.rounds.history_storage import Journal
 
 NaN = float("nan")
 
@@ -41,22 +41,22 @@ def play(history: History, rounds: range, *, close: Callable[[int], bool] = lamb
             probe_s=0.25 * (number % 2), probe_j=NaN,
         )  # fmt: skip
         if number % 2:
-            history.evaluated(number, loss=draw.random(), accuracy=NaN)
+            history.record_evaluation(number, loss=draw.random(), accuracy=NaN)
         if close(number):
             history.close_round()
             if number % 7 == 0:
-                history.evaluated(number, loss=draw.random(), accuracy=0.5)
+                history.record_evaluation(number, loss=draw.random(), accuracy=0.5)
     return history
 
 
 def both(path: Path, rounds: int) -> tuple[History, History]:
-    return play(History(), range(1, rounds + 1)), play(History(Ledger(path)), range(1, rounds + 1))
+    return play(History(), range(1, rounds + 1)), play(History(Journal(path)), range(1, rounds + 1))
 
 
 @pytest.fixture(params=[0, 12, 10_000])
 def ring(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """How many records stay in memory: hardly any, a few rounds, all."""
-    monkeypatch.setattr(history_storage, "MOST", request.param)
+    monkeypatch.setattr(history_storage, "MAX_RECORDS", request.param)
     return request.param
 
 
@@ -69,7 +69,7 @@ def test_on_disk_and_in_memory_it_is_the_same(ring: int, tmp_path: Path) -> None
     assert memory.clients == disk.clients
     assert disk.rounds != memory.rounds[:-1]
     assert disk.clients != memory.clients[::-1]
-    assert History(Ledger(tmp_path / "other")).rounds == []
+    assert History(Journal(tmp_path / "other")).rounds == []
     for ours, theirs in ((disk.rounds, memory.rounds), (disk.clients, memory.clients)):
         cuts = [None, 0, 3, 38, -4, 1000]
         for start in cuts:
@@ -90,11 +90,11 @@ def test_on_disk_and_in_memory_it_is_the_same(ring: int, tmp_path: Path) -> None
 
 
 def test_counts_go_on_without_reading_the_past_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history_storage, "MOST", 0)
-    history = History(Ledger(tmp_path / "j"))
+    monkeypatch.setattr(history_storage, "MAX_RECORDS", 0)
+    history = History(Journal(tmp_path / "j"))
     read: list[int] = []
-    entry = Ledger.entry
-    monkeypatch.setattr(Ledger, "entry", lambda self, line: read.append(line) or entry(self, line))
+    entry = Journal.entry
+    monkeypatch.setattr(Journal, "entry", lambda self, line: read.append(line) or entry(self, line))
     for number in range(1, 31):
         play(history, range(number, number + 1))
         assert sum(history.selection_counts(9)) == len(history.clients)
@@ -103,8 +103,8 @@ def test_counts_go_on_without_reading_the_past_again(tmp_path: Path, monkeypatch
 
 
 def test_memory_holds_the_last_rounds_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history_storage, "MOST", 20)
-    history = play(History(Ledger(tmp_path / "j")), range(1, 201))
+    monkeypatch.setattr(history_storage, "MAX_RECORDS", 20)
+    history = play(History(Journal(tmp_path / "j")), range(1, 201))
     gc.collect()
     alive = [one for one in gc.get_objects() if isinstance(one, ClientRecord)]
     assert 0 < len(alive) <= 20
@@ -112,24 +112,24 @@ def test_memory_holds_the_last_rounds_only(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_round_is_written_when_it_has_ended_or_the_next_one_begins(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "j")
-    history = History(ledger)
-    assert not ledger.path.exists()
+    journal = Journal(tmp_path / "j")
+    history = History(journal)
+    assert not journal.path.exists()
     play(history, range(1, 2), close=lambda number: False)
-    assert len(ledger) == 0
+    assert len(journal) == 0
     play(history, range(2, 3), close=lambda number: False)
-    assert len(ledger) == 1
+    assert len(journal) == 1
     history.close_round()
-    assert len(ledger) == 2
-    size = ledger.path.stat().st_size
+    assert len(journal) == 2
+    size = journal.path.stat().st_size
     history.close_round()
-    assert (ledger.offset, ledger.path.stat().st_size) == (size, size)
+    assert (journal.offset, journal.path.stat().st_size) == (size, size)
 
 
 def test_what_the_file_held_before_is_replaced_by_a_new_run(tmp_path: Path) -> None:
-    play(History(Ledger(tmp_path / "j")), range(1, 30), close=lambda number: True)
-    history = play(History(Ledger(tmp_path / "j")), range(1, 4), close=lambda number: True)
-    again = Ledger(tmp_path / "j")
+    play(History(Journal(tmp_path / "j")), range(1, 30), close=lambda number: True)
+    history = play(History(Journal(tmp_path / "j")), range(1, 4), close=lambda number: True)
+    again = Journal(tmp_path / "j")
     again.load()
     assert [again.round(line).round for line in range(len(again))] == [1, 2, 3]
     assert again.offset == again.path.stat().st_size
@@ -149,25 +149,25 @@ def test_a_state_continues_as_if_nothing_had_happened(rounds: int, closed: bool,
     play(history, range(rounds + 1, rounds + 9))  # rounds that the checkpoint knows nothing of
     with (tmp_path / "j").open("ab") as file:
         file.write(b'{"round": {"rou')  # and one that was cut off
-    resumed = History(Ledger(tmp_path / "j"))
+    resumed = History(Journal(tmp_path / "j"))
     resumed.load_state_dict(state)
     assert repr(resumed) == repr(whole)
     assert resumed.problem_counts() == whole.problem_counts()
     for one in (resumed, whole):
-        one.evaluated(rounds, loss=0.125, accuracy=0.5)
+        one.record_evaluation(rounds, loss=0.125, accuracy=0.5)
     play(resumed, range(rounds + 1, rounds + 13))
     play(whole, range(rounds + 1, rounds + 13))
     assert repr(resumed) == repr(whole)
     assert resumed.selection_counts(9).tolist() == whole.selection_counts(9).tolist()
     resumed.close_round()
-    again = Ledger(tmp_path / "j")
+    again = Journal(tmp_path / "j")
     again.load()
     assert again.offset == again.path.stat().st_size
     assert repr([again.entry(line).round for line in range(len(again))]) == repr(whole.rounds)
 
 
 def test_each_damage_of_the_file_is_refused_and_changes_nothing(tmp_path: Path) -> None:
-    history = play(History(Ledger(tmp_path / "j")), range(1, 9))
+    history = play(History(Journal(tmp_path / "j")), range(1, 9))
     state, path = history.state_dict(), tmp_path / "j"
     good = path.read_bytes()[: state["offset"]]
     lines = good.splitlines(keepends=True)
@@ -189,42 +189,42 @@ def test_each_damage_of_the_file_is_refused_and_changes_nothing(tmp_path: Path) 
     ]  # fmt: skip
     for spoilt, content, why in cases:
         path.write_bytes(content)
-        fresh = History(Ledger(path))
+        fresh = History(Journal(path))
         with pytest.raises(StateError, match=why):
             fresh.load_state_dict(spoilt)
         assert (len(fresh.rounds), path.read_bytes()) == (0, content)
     path.unlink()
     with pytest.raises(StateError, match="No such file"):
-        History(Ledger(path)).load_state_dict(state)
+        History(Journal(path)).load_state_dict(state)
 
 
 def test_no_flipped_byte_before_the_offset_is_taken_for_the_history(tmp_path: Path) -> None:
-    history = play(History(Ledger(tmp_path / "j")), range(1, 9))
+    history = play(History(Journal(tmp_path / "j")), range(1, 9))
     state, path = history.state_dict(), tmp_path / "j"
     content, draw = path.read_bytes(), random.Random(1)
     for place in draw.sample(range(state["offset"]), 120):
         path.write_bytes(content[:place] + bytes([content[place] ^ 1 << draw.randrange(8)]) + content[place + 1 :])
         with pytest.raises(StateError, match=r"is no round|is not the history"):
-            History(Ledger(path)).load_state_dict(state)
+            History(Journal(path)).load_state_dict(state)
 
 
 def test_states_of_histories_in_memory_and_on_disk(tmp_path: Path) -> None:
     memory, disk = both(tmp_path / "j", 12)
-    with pytest.raises(StateError, match="give the strategy the checkpoint_dir that it had"):
+    with pytest.raises(StateError, match="checkpoint_dir"):
         History().load_state_dict(disk.state_dict())
-    moved = History(Ledger(tmp_path / "moved"))
+    moved = History(Journal(tmp_path / "moved"))
     moved.load_state_dict(memory.state_dict())
     assert repr(moved) == repr(memory)
     play(moved, range(13, 15))
     assert repr(moved) == repr(play(memory, range(13, 15)))
-    with pytest.raises(RunError, match="from its first round on, but there are 14 rounds"):
-        memory.write_to(Ledger(tmp_path / "late"))
+    with pytest.raises(RunError, match="14 rounds already"):
+        memory.write_to(Journal(tmp_path / "late"))
 
 
 def test_a_copy_is_in_memory(tmp_path: Path) -> None:
     memory, disk = both(tmp_path / "j", 12)
     for copied in (copy.deepcopy(disk), pickle.loads(pickle.dumps(disk))):
-        assert copied.ledger is None
+        assert copied.journal is None
         assert repr(copied) == repr(memory)
 
 
@@ -233,15 +233,15 @@ def test_a_copy_is_in_memory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("held", [0, 2**24])
 def test_what_was_removed_can_still_be_read(held: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(append_file, "HELD", held)
-    monkeypatch.setattr(history_storage, "MOST", 0)
+    monkeypatch.setattr(append_file, "MAX_IN_MEMORY", held)
+    monkeypatch.setattr(history_storage, "MAX_RECORDS", 0)
     memory, disk = both(tmp_path / "j", 30)
     disk.close_round()
-    assert disk.ledger is not None
-    disk.ledger.remove()
-    disk.ledger.close()
-    disk.ledger.remove()
-    disk.ledger.close()
+    assert disk.journal is not None
+    disk.journal.remove()
+    disk.journal.close()
+    disk.journal.remove()
+    disk.journal.close()
     assert list(tmp_path.iterdir()) == []
     assert repr(disk) == repr(memory)
     open_files = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else None
@@ -255,7 +255,7 @@ def test_a_write_that_fails_leaves_whole_lines_and_can_be_done_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = play(History(), range(1, 9), close=lambda number: True)
-    history = play(History(Ledger(tmp_path / "j")), range(1, 5), close=lambda number: True)
+    history = play(History(Journal(tmp_path / "j")), range(1, 5), close=lambda number: True)
     size, pwrite = (tmp_path / "j").stat().st_size, os.pwrite
 
     def some(descriptor: int, data: Any, place: int) -> int:
@@ -272,13 +272,13 @@ def test_a_write_that_fails_leaves_whole_lines_and_can_be_done_again(
     history.close_round()
     play(history, range(6, 9), close=lambda number: True)
     assert repr(history) == repr(whole)
-    again = Ledger(tmp_path / "j")
+    again = Journal(tmp_path / "j")
     again.load()
     assert len(again) == 8
 
 
 def test_a_file_that_another_program_cut_is_not_written_on(tmp_path: Path) -> None:
-    history = play(History(Ledger(tmp_path / "j")), range(1, 5), close=lambda number: True)
+    history = play(History(Journal(tmp_path / "j")), range(1, 5), close=lambda number: True)
     os.truncate(tmp_path / "j", 100)
     with pytest.raises(RunError, match="another program has cut it from"):
         play(history, range(5, 6), close=lambda number: True)
@@ -288,7 +288,7 @@ def test_a_state_is_on_the_disk_before_it_is_given(tmp_path: Path, monkeypatch: 
     synced: list[str] = []
     fsync = os.fsync
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")) or fsync(fd))
-    history = play(History(Ledger(tmp_path / "j")), range(1, 5))
+    history = play(History(Journal(tmp_path / "j")), range(1, 5))
     assert synced == []
     history.state_dict()
     history.state_dict()
@@ -296,13 +296,13 @@ def test_a_state_is_on_the_disk_before_it_is_given(tmp_path: Path, monkeypatch: 
 
 
 def test_a_ledger_is_cut_at_the_end_of_a_line_only(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "j")
-    play(History(ledger), range(1, 5), close=lambda number: True)
-    third = ledger.lines.start(2)
-    for offset in (1, third - 1, third + 1, ledger.offset + 5):
+    journal = Journal(tmp_path / "j")
+    play(History(journal), range(1, 5), close=lambda number: True)
+    third = journal.lines.start(2)
+    for offset in (1, third - 1, third + 1, journal.offset + 5):
         with pytest.raises(StateError, match=f"no line that ends at byte {offset}"):
-            ledger.truncate(offset)
-    ledger.truncate(third)
-    assert (len(ledger), ledger.offset) == (2, third)
-    ledger.truncate(0)
-    assert len(ledger) == 0
+            journal.truncate(offset)
+    journal.truncate(third)
+    assert (len(journal), journal.offset) == (2, third)
+    journal.truncate(0)
+    assert len(journal) == 0

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.errors import StateError
+from fedsel_flwr.rounds.cold_starts import ColdStarts
 from fedsel_flwr.rounds.core import SelectionCore
-from fedsel_flwr.rounds.first_times import FirstTimes
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roster import Roster
-from fedsel_flwr.rounds.state_dicts import packed, unpacked
+from fedsel_flwr.rounds.state_dicts import pack_state, unpack_state
 from fedsel_flwr.selectors import create
 from tests.rounds.written import Written, core_of, facts
 from tests.strategies.scripted import Spy
@@ -153,7 +153,7 @@ def test_without_the_servers_time_there_is_no_first_time(clock: Any, observed: f
     core.collect({"n0": Reply(arrays=MODEL, num_examples=1, metrics={"latency_s": 1.5}, observed_s=observed)})
     core.finish(MODEL)
     assert [(row.latency_s, row.latency_source) for row in core.parts.history.clients] == [(1.5, "reported")]
-    assert core.parts.first_times.state_dict()["timed"].tolist() == []
+    assert core.parts.cold_starts.state_dict()["timed"].tolist() == []
 
 
 def test_tifl_profiles_a_client_by_a_later_time() -> None:
@@ -166,8 +166,8 @@ def test_tifl_profiles_a_client_by_a_later_time() -> None:
 def test_whose_first_time_has_passed_outlives_the_process() -> None:
     core = play(server(create("cs-ucb", clients_per_round=6, max_latency=60.0, seed=0)), 2, starting)
     other = server(create("cs-ucb", clients_per_round=6, max_latency=60.0, seed=0))
-    said, arrays = packed(core.state_dict(), "state")
-    other.load_state_dict(unpacked(json.loads(json.dumps(said)), arrays))
+    said, arrays = pack_state(core.state_dict(), "state")
+    other.load_state_dict(unpack_state(json.loads(json.dumps(said)), arrays))
     play(other, 1, starting)
     assert {row.latency_source for row in other.parts.history.clients[-6:]} == {"observed"}
 
@@ -187,7 +187,7 @@ def test_who_takes_a_row_over_has_the_first_time_before_it() -> None:
     [{"timed": np.zeros(2)}, {"last": np.zeros(3)}, {"last": np.array([-1.0])}, {"last": np.array([np.inf])}, {"x": 1}],
 )
 def test_a_state_that_does_not_fit_is_refused(change: dict[str, Any]) -> None:
-    times = FirstTimes()
+    times = ColdStarts()
     times.load_state_dict(good := {"timed": np.array([True]), "last": np.array([0.5])})
     with pytest.raises(StateError):
         times.load_state_dict(good | change)
