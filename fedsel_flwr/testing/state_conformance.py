@@ -222,6 +222,7 @@ def check_spawned_process(make: SelectorFactory) -> None:
             "the selector is defined in a session, or in a script that would run again there. Move it into a module, "
             'or the script\'s work under if __name__ == "__main__"'
         )
+    # Another PYTHONHASHSEED, so that sets have another order there.
     # Not multiprocessing: its start methods import the caller's main module, with everything that a script does.
     done = subprocess.run(
         [sys.executable, "-c", "from fedsel_flwr.testing.state_conformance import play_in_child; play_in_child()"],
