@@ -81,7 +81,7 @@ class GroupBandit(VectorSelector):
 
     def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
         if "sketch" in columns:
-            self._store(clients, columns["sketch"])
+            self._store_vectors(clients, columns["sketch"])
 
 
 def distances(bits: BoolArray, centres: BoolArray) -> IntArray:

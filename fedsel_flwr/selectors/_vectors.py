@@ -38,10 +38,10 @@ class VectorSelector(Selector):
 
     @property
     def vectors(self) -> FloatArray:
-        """The vectors by client, shape (K, length), zeros where unknown; a view."""
+        """The vectors by client, shape (K, length), zeros if unknown; a view."""
         return self._numbers.reshape(len(self._known), self._length)
 
-    def _store(self, clients: IntArray, given: FloatArray) -> IntArray:
+    def _store_vectors(self, clients: IntArray, given: FloatArray) -> IntArray:
         """Store the usable rows of ``given``, shape (n, d), and return the clients they belong to."""
         usable = np.isfinite(given).all(axis=1) & (given.shape[1] > 0)
         if not usable.any():
@@ -63,13 +63,13 @@ class VectorSelector(Selector):
         self._asked[asked] += 1
         return asked
 
-    def _grow(self, clients: IntArray) -> None:
-        super()._grow(clients)
+    def _add_rows(self, clients: IntArray) -> None:
+        super()._add_rows(clients)
         if missing := len(self._known) * self._length - len(self._numbers):
             self._numbers = np.pad(self._numbers, (0, missing))
 
-    def _reset(self, clients: IntArray) -> None:
-        super()._reset(clients)
+    def _reset_rows(self, clients: IntArray) -> None:
+        super()._reset_rows(clients)
         self.vectors[clients] = 0.0
 
     def _check_loaded(self, loaded: Mapping[str, Any]) -> None:

@@ -242,7 +242,7 @@ class Selector(SavedState, ABC):
         Args:
             clients: Client indices, shape (n,).
             **columns: Any of :data:`~fedsel_flwr.selectors.columns.INFORMED`: numbers of shape (n,), vectors (gradient,
-                sketch) of shape (n, d); NaN where unknown. Columns a selector does not use are checked and ignored.
+                sketch) of shape (n, d); NaN if unknown. Columns that the selector does not use are checked and ignored.
 
         Raises:
             ParameterError: An unknown column, or a column of the wrong shape or out of its range.
@@ -266,7 +266,7 @@ class Selector(SavedState, ABC):
             ParameterError: ``clients`` is not an array of unique indices.
         """
         clients = indices("clients", clients)
-        self._reset(clients[clients < self._registered.size])
+        self._reset_rows(clients[clients < self._registered.size])
 
     def _probe(self, available: IntArray) -> Probe | None:
         """Return the columns to ask of ``available`` (ascending, not empty) before the next choice."""
@@ -293,7 +293,7 @@ class Selector(SavedState, ABC):
 
     def _register(self, clients: IntArray) -> None:
         """Add rows for ``clients`` and mark them as registered."""
-        self._grow(clients)
+        self._add_rows(clients)
         new = clients[~self._registered[clients]]
         if new.size:
             with explaining_undeclared_state(self, "_admit"):

@@ -110,7 +110,7 @@ class RandomBySize(Selector):
             return chosen
         with np.errstate(divide="ignore"):
             score = np.log(size)
-        # Only available clients draw noise, so the choice does not depend on how many others are registered.
+        # Only available clients draw noise: the draws do not depend on how many others are registered.
         noise = np.full(score.shape, -np.inf)
         noise[available] = self._generator.gumbel(size=available.size)
         chosen = self._largest(score + noise, available)

@@ -61,7 +61,7 @@ class BSFL(Selector):
           implausibly fast play is soon forgotten. The mean is that of 1 / tau_k and is scaled at the choice: every
           speed, old ones too, is at the present tau_min.
         * ``exploration`` scales the radius of (12); the print has 1. With m = 25 of 500 clients the radius is 4.5 after
-          six plays of everybody, while speeds lie below 1: a smaller factor leaves exploration earlier.
+          six plays of every client, while speeds lie below 1: a smaller factor leaves exploration earlier.
         * The annealing solvers take the range of the finite bounds plus alpha times that of g for Delta_max (14), and a
           finite bound above all others for an infinite one.
         * (4) sums d over the registered clients, as (3) counts them.
@@ -140,7 +140,7 @@ class BSFL(Selector):
     def min_latency_now(self) -> float:
         """tau_min, seconds: ``min_latency``, or under "auto" the lower tenth percentile of the clients' mean latencies.
 
-        Only plays that completed count, not those of clients that were forgotten; infinite before there was one.
+        Only completed plays of clients that were not forgotten count; infinite before the first.
         """
         if not isinstance(self.min_latency, str):
             return self.min_latency
@@ -148,7 +148,8 @@ class BSFL(Selector):
         return max(SHORTEST, float(np.quantile(latency, FAST, method="lower"))) if latency.size else np.inf
 
     def _select(self, available: IntArray) -> IntArray:
-        shuffled = self._generator.permutation(available)  # clients equal in bound and g: at random
+        # The exact solver is deterministic: the permutation breaks ties among clients equal in bound and g.
+        shuffled = self._generator.permutation(available)
         ucb, g, m = self._bounds()[shuffled], self._generalization()[shuffled], self.asked_per_round
         if self.solver == "exact":
             best = maximize(ucb, g, m, self.alpha)  # (13)
@@ -163,6 +164,7 @@ class BSFL(Selector):
         self._completed[k] += done
         change = (report.latency[done] - self._latency[k[done]]) / self._completed[k[done]]
         self._latency[k[done]] += change
+        # After this round's latencies: the first completed play already sets tau_min.
         shortest = self.min_latency_now
         latency = np.maximum(report.latency, shortest if np.isfinite(shortest) else SHORTEST)
         unit = 1.0 if isinstance(self.min_latency, str) else self.min_latency
@@ -177,7 +179,7 @@ class BSFL(Selector):
         if self.min_latency != AUTO:
             return self._mean[played]
         shortest, fastest = self.min_latency_now, self._fastest[played]
-        # The share of the mean by which the fastest play exceeds what tau_min allows today.
+        # The mean is corrected as if the fastest play had taken tau_min: a play far too fast must not count for ever.
         with np.errstate(divide="ignore"):
             excess = np.where(fastest > 0.0, np.maximum(1.0 / fastest - 1.0 / shortest, 0.0), 0.0)
         mean = self._mean[played] - excess / self._plays[played]

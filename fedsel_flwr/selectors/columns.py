@@ -188,7 +188,7 @@ def column_values(name: str, value: Any, num_rows: int) -> FloatArray:
 
     Args:
         name: A column of numbers or vectors.
-        value: Its values, shape (num_rows,), for vectors (num_rows, d); NaN where missing.
+        value: Its values, shape (num_rows,), for vectors (num_rows, d); NaN if missing.
         num_rows: Number of clients.
 
     Raises:
@@ -202,6 +202,7 @@ def column_values(name: str, value: Any, num_rows: int) -> FloatArray:
     row = COLUMNS[name]
     array = column(name, value, num_rows, ndim=2 if row.shape == "vector" else 1)
     if not row.admits(array):
+        # The first number out of range, for the message.
         outside = next(value for value in array.flat if not row.admits(value))
         raise ParameterError(f"{name} must lie in [{row.low:g}, {row.high:g}], got {outside:g}")
     return array

@@ -21,7 +21,7 @@ from fedsel_flwr.selectors.round_report import RoundReport
 
 
 def latency_reward(report: RoundReport, max_latency: float) -> FloatArray:
-    """Return r_k, shape (n,): it falls from 1 to 0 as the latency rises from 0 to ``max_latency``; 0 where failed."""
+    """Return r_k, shape (n,): from 1 at latency 0 down to 0 at ``max_latency``; 0 if the client failed."""
     reward = 1.0 - np.minimum(report.latency, max_latency) / max_latency  # r_k, below (12)
     return np.where(report.completed, reward, 0.0)
 
@@ -110,7 +110,7 @@ class CSUCB(LatencyRewards):
           ones too, is at the present tau_max. A play that the strategy's longest wait cut off counts as that wait. A
           failure is worth -1: at 0 it would equal the slowest play, which is only a slow client.
         * ``exploration`` scales the radius of (18); the print has 1. With m = 25 of 500 clients the radius is 4.5 after
-          six plays of everybody, while rewards lie below 1: a smaller factor leaves exploration earlier.
+          six plays of every client, while rewards lie below 1: a smaller factor leaves exploration earlier.
         * Partial availability and newcomers ("modified CS-UCB" of section V-C): unplayed available clients first,
           then (18). The random top-up of the last opening round holds while every registered client has been
           available in every round.

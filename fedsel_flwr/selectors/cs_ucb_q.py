@@ -39,7 +39,7 @@ class CSUCBQ(LatencyRewards):
         * Selected clients that fail count as a play with reward 0, and as served (b_k = 1).
         * ``max_latency="auto"``: as in :class:`~fedsel_flwr.selectors.CSUCB`.
         * ``exploration`` scales the radius of (26); the print has 1.
-        * A newcomer's queue starts at 0 in its first round. A choice that is never observed serves nobody.
+        * A newcomer's queue starts at 0 in its first round. A choice that is never observed serves no client.
         * The fairness from data sizes, phi m s_k / sum(s) (section II-C with c_min at its lower limit; V-C), is capped
           below 1.
         * If new data sizes change c_k, (27) takes the value at the beginning of the round.
@@ -117,7 +117,7 @@ class CSUCBQ(LatencyRewards):
         behind = np.maximum(self._queue + share - self._served, 0.0)  # (27)
         self._queue = np.where(self._registered & ~self._new, behind, 0.0)
         self._new[self._registered] = False
-        # Unless the round is observed, its choice serves nobody.
+        # Unless the round is observed, its choice serves no client.
         self._served[:] = False
 
     def _select(self, available: IntArray) -> IntArray:

@@ -127,8 +127,8 @@ class DivFL(VectorSelector):
 
     def _greedy(self, candidates: IntArray) -> IntArray:
         """Return up to m of the candidates, the greedy set."""
-        everybody = np.flatnonzero(self._known & self._registered)
-        coverage = _Coverage(self._distances(), candidates, everybody)
+        covered = np.flatnonzero(self._known & self._registered)
+        coverage = _Coverage(self._distances(), candidates, covered)
         left = np.ones(candidates.size, dtype=np.bool_)
         chosen = np.zeros(min(self.asked_per_round, candidates.size), dtype=np.int64)
         for step in range(chosen.size):
@@ -184,7 +184,7 @@ class DivFL(VectorSelector):
             usable = np.isfinite(gradients).all(axis=1)
             clients = clients[usable]
             gradients = projected(gradients[usable], self.sketch_size, self._signs)
-        self._changed.update(self._store(clients, gradients).tolist())
+        self._changed.update(self._store_vectors(clients, gradients).tolist())
 
     def _register(self, clients: IntArray) -> None:
         count = num_registered_with(self._registered, clients)
@@ -196,8 +196,8 @@ class DivFL(VectorSelector):
             _distance_matrix(rows)
         super()._register(clients)
 
-    def _reset(self, clients: IntArray) -> None:
-        super()._reset(clients)
+    def _reset_rows(self, clients: IntArray) -> None:
+        super()._reset_rows(clients)
         self._changed.difference_update(clients.tolist())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -216,12 +216,12 @@ class _Coverage:
     Args:
         distances: Distances of all pairs, shape (K, K).
         candidates: Clients that may be chosen, shape (n,); earlier ones win ties.
-        everybody: Clients that the sum covers.
+        covered: Clients that the sum covers.
     """
 
-    def __init__(self, distances: FloatArray, candidates: IntArray, everybody: IntArray) -> None:
-        self._distances, self._candidates, self._everybody = distances, candidates, everybody
-        self._nearest = np.full(everybody.size, np.inf)
+    def __init__(self, distances: FloatArray, candidates: IntArray, covered: IntArray) -> None:
+        self._distances, self._candidates, self._covered = distances, candidates, covered
+        self._nearest = np.full(covered.size, np.inf)
         self._uncovered = math.inf  # G(S)
         # Largest possible reduction by each candidate.
         self._most = np.full(candidates.size, np.inf)
@@ -241,7 +241,7 @@ class _Coverage:
 
     def add(self, place: int) -> None:
         """Choose the candidate at ``place``."""
-        nearer = self._distances[self._candidates[place], self._everybody]
+        nearer = self._distances[self._candidates[place], self._covered]
         self._nearest = np.minimum(self._nearest, nearer)
         self._uncovered = float(self._nearest.sum())
 
@@ -253,7 +253,7 @@ class _Coverage:
 
     def _sums_with(self, places: IntArray) -> FloatArray:
         """Return the sum that each candidate at ``places`` leaves, with the clients chosen already."""
-        rows = self._distances[np.ix_(self._candidates[places], self._everybody)]
+        rows = self._distances[np.ix_(self._candidates[places], self._covered)]
         sums: FloatArray = np.minimum(self._nearest, rows, out=rows).sum(axis=1)  # (4)
         if math.isfinite(self._uncovered):
             self._most[places] = self._uncovered * (1.0 + SLACK) - sums

@@ -26,7 +26,7 @@ class FedCMUCB(Selector):
         * Algorithm 2 prints the refresh of the bound only for last round's clients; all are refreshed.
         * Rounds are counted from 1. The print's t counts from 0 (Algorithm 1), so that its second sampling has
           ln 1 = 0 in the bound, and its first ln 0; here they have ln 2 and ln 1.
-        * Line 4 as printed leaves out all clients that tie across the limit (in round 1 perhaps everybody); here
+        * Line 4 as printed leaves out all clients that tie at the limit (in round 1 perhaps all); here
           exactly m of the available clients are chosen, ties at random.
         * "The random binomial distribution" of the first means (Appendix C) is taken as a fair coin.
         * A failed client is not in S_opt, so its reward is 0.
@@ -58,6 +58,7 @@ class FedCMUCB(Selector):
     _mean: FloatArray
 
     def _select(self, available: IntArray) -> IntArray:
+        # Plays start at 1, so that no client has an infinite bound.
         bound = self._mean + np.sqrt(3.0 * np.log(self.round) / (2.0 * self._plays))  # Algorithm 2, line 3
         return self._largest(bound, available)  # Algorithm 2, line 4
 
@@ -68,6 +69,7 @@ class FedCMUCB(Selector):
         self._plays[k] += 1  # Algorithm 2, line 2
 
     def _admit(self, clients: IntArray) -> None:
+        # Drawn when a client is registered, so that the draws do not depend on later choices.
         self._mean[clients] = self._generator.integers(0, 2, clients.size)  # Bernoulli(1/2), Appendix C
 
 
@@ -112,6 +114,7 @@ class FedCMTS(Selector):
     def _select(self, available: IntArray) -> IntArray:
         draw = np.zeros(self._successes.shape)
         alpha, beta = self._successes[available], self._failures[available]
+        # Only available clients draw: the draws do not depend on how many others are registered.
         draw[available] = self._generator.beta(alpha, beta)  # Algorithm 3, line 3
         return self._largest(draw, available)  # Algorithm 3, line 4
 

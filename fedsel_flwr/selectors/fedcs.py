@@ -62,7 +62,7 @@ class FedCS(Selector):
 
     >>> import numpy as np
     >>> selector = FedCS(deadline=2.5, seed=0)
-    >>> selector.select(np.arange(3))  # nobody was measured yet
+    >>> selector.select(np.arange(3))  # no client was measured yet
     array([0, 1, 2])
     >>> selector.observe(RoundReport(clients=[0, 1, 2], completed=[True] * 3, latency=[1.0, 3.0, 2.0]))
     >>> selector.select(np.arange(3))
@@ -106,6 +106,7 @@ class FedCS(Selector):
         estimated = self._has_estimate(shuffled)
         known = shuffled[estimated]
         known = known[np.argsort(self._latency[known], kind="stable")]
+        # Each unmeasured client counts as 0 s: without a limit all would be chosen at once.
         limits = [limit for limit in (self.channels, self.asked_per_round) if limit is not None]
         unmeasured = shuffled[~estimated][: min(limits, default=available.size)]
         order = np.concatenate([unmeasured, known])  # Algorithm 3: the least additional time first

@@ -44,7 +44,7 @@ class GPFL(Selector):
         * Selection is by the score (6); Algorithm 1 sorts C.
         * In (3) d_k = (w^{t-1} - w_k) / eta, the sum over the local steps with the nominal eta, stands for the printed
           gradient of F at w_k^t, and G^t = gamma G^{t-1} + (w^{t-1} - w^t) / eta, with the G of the round before, for
-          that at w^{t-1}; where |G| = 0, c_k = 0.
+          that at w^{t-1}; if |G| = 0, c_k = 0.
         * A round without an observation gives every client its current reward (5) again, without a factor.
         * The softmax (5) is over the clients with an observed c_k, exponents of (8) are cut at 50 in size, A and F are
           taken on a validation set.
@@ -158,6 +158,7 @@ class GPFL(Selector):
         reward = np.zeros(self._projection.shape)
         if self._observed.any():
             values = self._projection[self._observed]  # C
+            # Less the largest value, which changes no share and avoids overflow.
             powers = np.exp(values - values.max())  # (5)
             reward[self._observed] = powers / powers.sum()  # (5)
         return reward

@@ -105,5 +105,5 @@ class NCCB(GroupBandit):
         return self._cluster[known]
 
     def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
-        if "sketch" in columns and self._store(clients, columns["sketch"]).size:
+        if "sketch" in columns and self._store_vectors(clients, columns["sketch"]).size:
             self._regroup = True

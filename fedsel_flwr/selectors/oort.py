@@ -102,7 +102,7 @@ class Oort(Selector):
 
     >>> import numpy as np
     >>> selector = Oort(clients_per_round=2, exploration_min=0.0, exploration_decay=0.0, seed=0)
-    >>> chosen = selector.select(np.arange(2))  # nobody was tried yet
+    >>> chosen = selector.select(np.arange(2))  # no client was tried yet
     >>> selector.observe(RoundReport(clients=[0, 1], completed=[True] * 2, latency=[1.0] * 2, rms_loss=[3.0, 1.0]))
     >>> selector.clients_per_round = 1
     >>> sorted({int(selector.select(np.arange(2))[0]) for _ in range(50)})  # scores about 1.3 and .3
@@ -200,6 +200,7 @@ class Oort(Selector):
         if reported.any():
             size = np.maximum(self._examples()[k[spare]], 1.0)
             self._rms_loss[k[spare]] = self._utility(k[reported]).mean() / size  # the code's exploredPendingWorkers
+        # Exploited clients only: newcomers' utilities say nothing about the threshold.
         gained = k[(report.used | (spare & reported.any())) & self._exploited[k]]
         self._gain = float(self._utility(gained).mean()) if gained.size else 0.0  # Algorithm 1, pacer
 
@@ -217,6 +218,7 @@ class Oort(Selector):
             return tried[:0]
         score = self._score(tried)
         near = score >= self.cut_off * np.partition(score, -count)[-count]  # Algorithm 1, cut-off utility
+        # A score of 0 has the weight 0 and is drawn last.
         with np.errstate(divide="ignore"):
             return draw(self._generator, tried[near], np.log(score[near]), count)  # Algorithm 1, by probability
 

@@ -71,7 +71,7 @@ class PCZFL(Selector):
     >>> import numpy as np
     >>> selector = PCZFL(seed=0)
     >>> selector.inform(np.arange(3), accuracy=np.array([0.1, 0.1, 0.1]), energy_score=np.array([0.5, 0.7, 0.9]))
-    >>> selector.select(np.arange(3))  # one ball covers everybody
+    >>> selector.select(np.arange(3))  # one ball covers all clients
     array([0, 1, 2])
     """
 

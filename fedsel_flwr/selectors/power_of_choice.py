@@ -139,7 +139,7 @@ class CPowD(PowerOfChoice):
     ===============  ======================  =======================================================
     paper            here                    meaning
     ===============  ======================  =======================================================
-    xi-hat_k         column ``batch_loss``   mini-batch of b examples, drawn anew for each probe
+    xi-hat_k         column ``batch_loss``   mini-batch of b examples, drawn again for each probe
     b                (the client's)          examples in it: the batch size that the client trains with
     F_k(w)           ``_loss``               mean loss of the current global model on the mini-batch
     ===============  ======================  =======================================================
@@ -238,6 +238,7 @@ class RPowD(Candidates):
 
     def _select(self, available: IntArray) -> IntArray:
         candidates = np.sort(self._draw_candidates(available, self._num_candidates()))  # A, step 1
+        # Repeatedly failed clients rank below every loss.
         return self._largest(np.where(self._last_until < self.round, self._loss, -np.inf), candidates)  # step 3
 
     def _observe(self, report: RoundReport) -> None:

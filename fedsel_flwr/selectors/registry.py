@@ -149,6 +149,7 @@ def description(name: str) -> list[str]:
 
 def _installed() -> dict[str, str]:
     """Return the names that installed packages add, with their references; they cannot replace our own."""
+    # Read at each call: a package may be installed while a notebook runs.
     found = importlib.metadata.entry_points(group=ENTRY_POINTS)
     return {point.name: point.value for point in found if point.name not in _CLASSES}
 

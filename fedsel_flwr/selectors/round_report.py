@@ -29,7 +29,7 @@ class RoundReport:
     Args:
         clients: Indices of the selected clients, shape (n,), unique.
         completed: Whether the client's update arrived in time and could be used, shape (n,).
-        latency: Seconds from sending the model to holding the update, shape (n,); ``max_latency`` where failed.
+        latency: Seconds from sending the model to holding the update, shape (n,); ``max_latency`` for failed clients.
         spare: Whether the client was asked as a spare and was not needed, shape (n,); None if no client was.
         first: Whether ``latency`` stands in place of the first time that the server measured of the client, which
             contains the start of its process, shape (n,); None if in no row.
@@ -45,7 +45,7 @@ class RoundReport:
         accuracy: Accuracy of the client's new model on the server's validation set, shape (n,).
         projection: Projection of the client's update on the server's direction (GPFL), shape (n,).
         update: Flattened update, shape (n, parameters).
-        kept: Whether FedCA's filter kept the client's model, shape (n,); False where failed.
+        kept: Whether FedCA's filter kept the client's model, shape (n,); False for failed clients.
         global_accuracy: Accuracy of the new global model on the server's validation set.
         global_loss: Loss of the new global model on the server's validation set.
 

@@ -114,7 +114,7 @@ class SavedState:
     def _check_loaded(self, loaded: Mapping[str, Any]) -> None:
         """Raise :class:`StateError` if attributes (attribute -> value) that fit by themselves do not fit together."""
 
-    def _grow(self, clients: IntArray) -> None:
+    def _add_rows(self, clients: IntArray) -> None:
         """Add rows until each of ``clients`` has one."""
         missing = int(clients.max(initial=-1)) + 1 - self._registered.size
         if missing > 0:
@@ -122,7 +122,7 @@ class SavedState:
             for attribute, value in self.client_state.items():
                 setattr(self, attribute, np.concatenate([getattr(self, attribute), _newcomer_rows(value, missing)]))
 
-    def _reset(self, clients: IntArray) -> None:
+    def _reset_rows(self, clients: IntArray) -> None:
         """Reset the rows of ``clients`` to a newcomer's values."""
         self._registered[clients] = False
         for attribute, value in self.client_state.items():

@@ -36,7 +36,7 @@ class TiFL(Selector):
           taken first, at random, and others fill the round. The paper profiles before it trains. A newcomer is profiled
           the same way, and the tiers are formed again.
         * A common warm-up of all selectors profiles all clients at once, without a tier and a credit. The rounds of
-          the interval count from its end, where the first accuracies are asked for.
+          the interval count from its end, and the first accuracies are asked for then.
         * A client that fails its profiling round is profiled again, up to five attempts. After the fifth it is in no
           tier and comes last, if a round cannot be filled otherwise. If it completes then, it has its profile.
         * On the server's clock a client's first time contains the start of its process. So it is no profile, and the

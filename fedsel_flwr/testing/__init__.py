@@ -21,6 +21,7 @@ room                            contents
 ``harness``                     runs of one strategy: in full, a second time, interrupted and resumed
 ``strategy_conformance``        ``check_strategy``: cohorts, configs, updates and models
 ``strategy_state_conformance``  a strategy's state: identities, history, the selector's reports, resumption
+``in_process``                  one round of a strategy with functions for clients, for examples and unit tests
 ==============================  =====================================================================================
 """
 

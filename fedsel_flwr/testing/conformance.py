@@ -62,7 +62,7 @@ def check_choice(make: SelectorFactory) -> None:
         promise(np.isin(chosen, available).all(), "every chosen client is available")
         promise(np.unique(chosen).size == chosen.size, "no client is chosen twice")
         promise(expected in (None, chosen.size), f"{expected} clients are chosen, as expected_count says")
-        promise(chosen.size > 0 or not available.size, "somebody is chosen if somebody is available")
+        promise(chosen.size > 0 or not available.size, "clients are chosen if clients are available")
         selector.observe(report_for(selector, chosen, rng.uniform(size=chosen.size) < 0.8, rng))
 
 
@@ -99,12 +99,12 @@ def check_growth(make: SelectorFactory) -> None:
 
 
 def check_empty_and_short(make: SelectorFactory) -> None:
-    """With nobody available the choice is empty and the round counts; with two, ``expected_count`` holds."""
+    """Without available clients the choice is empty and the round counts; with two, ``expected_count`` holds."""
     selector = make(seed=5)
     promise(selector.select(np.arange(0)).size == 0, "no available client gives an empty choice")
     promise(selector.round == 1, "a round without clients counts")
-    nobody = np.empty(0, dtype=np.int64)
-    selector.observe(report_for(selector, nobody, np.empty(0, dtype=np.bool_), np.random.default_rng(0)))
+    none = np.empty(0, dtype=np.int64)
+    selector.observe(report_for(selector, none, np.empty(0, dtype=np.bool_), np.random.default_rng(0)))
     expected = selector.expected_count(2)
     one = selector.clients_per_round == 1 and expected == 1
     try:

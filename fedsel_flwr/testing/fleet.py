@@ -180,6 +180,7 @@ class Fleet:
             OSError: The client fails.
         """
         k = self.numbers[node]
+        # Seeded by client and round alone: neither node ids nor the order of messages may change a reply.
         draws = np.random.default_rng([max(0, k), self.round])
         arrays = [
             a + np.asarray(draws.normal(0.0, 0.1, a.shape), dtype=a.dtype) if a.dtype.kind == "f" else a for a in model
@@ -205,6 +206,7 @@ class Fleet:
         return 10 + 3 * max(0, k)
 
     def _costs(self, k: int) -> dict[str, float]:
+        # The last number keeps the streams of costs, columns and updates apart.
         draws = np.random.default_rng([max(0, k), self.round, 2])
         share = 0.9 if k == STRAGGLER else float(draws.uniform(0.05, 0.5))
         keys = self.plan.keys
@@ -252,7 +254,7 @@ def all_faults(latency: str, energy: str, train_loss: str, client_id: str, max_l
         Fault("reports a text for its latency", _metric(latency, "fast"), "never", True),
         Fault("reports negative joules", _metric(energy, -3.0), "never", True),
         Fault("reports huge metrics", _huge(energy, train_loss), "never", True),
-        Fault("reports metrics that nobody else reports", _metric("fleet-own", 0.5), "never"),
+        Fault("reports metrics that no other client reports", _metric("fleet-own", 0.5), "never"),
         Fault("claims another client's id", _metric(client_id, 10**6), "never", True),
     )
 

@@ -97,10 +97,10 @@ class StrategyHarness:
         run = ObservedRun(strategy, Fleet(self.plan), self.plan.arrays)
         run.record_reports()
         if self.legacy:
-            from fedsel_flwr.testing.legacy_fleet import record_legacy_base as watch
+            from fedsel_flwr.testing.legacy_fleet import record_legacy_base as record_base
         else:
-            from fedsel_flwr.testing.message_fleet import record_message_base as watch
-        watch(run)
+            from fedsel_flwr.testing.message_fleet import record_message_base as record_base
+        record_base(run)
         return self._play(run, self.plan.num_rounds)
 
     @property

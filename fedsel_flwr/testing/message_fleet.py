@@ -19,7 +19,7 @@ RUN, SERVER = 7, 1
 TIMEOUT_S = 0.3
 """Seconds that the strategy waits for clients that never answer, if it times clients itself."""
 NO_TEXT = [1.0, 2.0]
-"""Stands for a text, which a MetricRecord cannot hold: a list, where the strategy expects a number."""
+"""Stands for a text, which a MetricRecord cannot hold: a list in place of a number."""
 
 
 class FleetGrid(Grid):
@@ -142,7 +142,7 @@ def play_messages(run: ObservedRun, rounds: int) -> None:
 
     vars(strategy).update(configure_train=configure_train, aggregate_train=aggregate_train)
     initial = ArrayRecord({name: Array(array) for name, array in zip(names, run.model, strict=True)})
-    # Flower reads the run id of the calling task from a global, which a SuperLink would have set.
+    # Outside of a run Flower refuses to construct messages.
     with task_identity(RUN, 1, SERVER):
         strategy.start(
             FleetGrid(run),

@@ -1,4 +1,4 @@
-"""The record of a run: whom the strategy asked, which updates its base received, and how the model changed."""
+"""The record of a run: the clients asked, the updates that the base received, and the model's changes."""
 
 from __future__ import annotations
 

@@ -14,6 +14,11 @@ from fedsel_flwr.selectors.base import Selector
 from fedsel_flwr.selectors.columns import COLUMNS, FLAGS, SCALARS, VECTORS
 from fedsel_flwr.selectors.round_report import RoundReport
 
+MOST_PER_ROUND = 100
+"""Largest ``clients_per_round`` that the suites take, since the fleets grow with it."""
+MAX_LATENCY = 5.0
+"""Seconds reported for failed clients."""
+
 
 class SelectorFactory(Protocol):
     """Builds the selector under test, with ``clients_per_round`` from 1 to 100; 3 is the quickest."""
@@ -22,54 +27,39 @@ class SelectorFactory(Protocol):
         """Return a new selector that draws from ``seed``."""
 
 
-MOST_PER_ROUND = 100
-"""Largest ``clients_per_round`` that the suites take, since the fleets grow with it."""
+def play(
+    selector: Selector,
+    rounds: Iterable[int],
+    *,
+    num_clients: int | None = None,
+    availability: float = 0.8,
+    dead: tuple[int, ...] = (),
+) -> list[list[int]]:
+    """Play random rounds and return the choices.
 
+    A round's generator depends on the round's number alone, so two selectors can be played the same rounds.
 
-def build_selector(make: SelectorFactory) -> Selector:
-    """Return ``make(seed=1)``; raise :class:`ParameterError` if the suites cannot test what the factory builds."""
-    try:
-        selector = make(seed=1)
-    except TypeError as error:
-        raise ParameterError(
-            f"make(seed=1) must build a selector, but raised: {error}. Use functools.partial(MySelector, "
-            "clients_per_round=3)"
-        ) from error
-    m = selector.clients_per_round
-    if m is not None and not (isinstance(m, int | np.integer) and 1 <= m <= MOST_PER_ROUND):
-        raise ParameterError(
-            f"clients_per_round must be a whole number from 1 to {MOST_PER_ROUND}, or None, for this suite, but "
-            f"make(seed=1) has {m!r}. Build the selector with clients_per_round=3"
-        )
-    return selector
-
-
-def fleet_size(selector: Selector, num_clients: int) -> int:
-    """Return the number of clients: ``num_clients`` for up to three a round, in proportion for more.
-
-    So some clients are left out in every round.
+    Args:
+        selector: The selector.
+        rounds: Numbers of the rounds.
+        num_clients: Number of clients; None takes ten for up to three clients a round, in proportion for more.
+        availability: Chance that a client is available.
+        dead: Clients that never complete.
     """
-    return num_clients * max(1, math.ceil((selector.clients_per_round or 1) / 3))
-
-
-MAX_LATENCY = 5.0
-"""Seconds reported for failed clients."""
-
-
-def promise(kept: bool | np.bool_, words: str) -> None:
-    """Raise :class:`AssertionError` with the promise's words if it was broken."""
-    if not kept:
-        raise AssertionError(f"broken promise: {words}")
-
-
-def optional_columns(selector: Selector) -> frozenset[str]:
-    """Return the columns that a completed client may lack: reported by clients, needed, not required."""
-    return frozenset(name for name in selector.needs - selector.requires if COLUMNS[name].source == "reply")
-
-
-def values_for(name: str, num_rows: int, rng: np.random.Generator) -> FloatArray:
-    """Return values in [0, 1) of a column: numbers of shape (n,), vectors of shape (n, 4)."""
-    return rng.uniform(size=(num_rows, 4) if name in VECTORS else (num_rows,))
+    choices = []
+    num_clients = fleet_size(selector, 10) if num_clients is None else num_clients
+    for number in rounds:
+        rng = np.random.default_rng([7, number])
+        available = np.flatnonzero(rng.uniform(size=num_clients) < availability)
+        request = selector.probe(available)
+        if request is not None:
+            answers = {name: values_for(name, request.clients.size, rng) for name in request.columns}
+            selector.inform(request.clients, **answers)
+        chosen = selector.select(available)
+        completed = (rng.uniform(size=chosen.size) < 0.85) & ~np.isin(chosen, dead)
+        selector.observe(report_for(selector, chosen, completed, rng))
+        choices.append(chosen.tolist())
+    return choices
 
 
 def report_for(
@@ -116,39 +106,64 @@ def report_for(
     return RoundReport(clients=chosen, completed=completed, latency=latency, **values)
 
 
-def play(
-    selector: Selector,
-    rounds: Iterable[int],
-    *,
-    num_clients: int | None = None,
-    availability: float = 0.8,
-    dead: tuple[int, ...] = (),
-) -> list[list[int]]:
-    """Play random rounds and return the choices.
+def values_for(name: str, num_rows: int, rng: np.random.Generator) -> FloatArray:
+    """Return values in [0, 1) of a column: numbers of shape (n,), vectors of shape (n, 4)."""
+    return rng.uniform(size=(num_rows, 4) if name in VECTORS else (num_rows,))
 
-    A round's generator depends on the round's number alone, so two selectors can be played the same rounds.
 
-    Args:
-        selector: The selector.
-        rounds: Numbers of the rounds.
-        num_clients: Number of clients; None takes ten for up to three clients a round, in proportion for more.
-        availability: Chance that a client is available.
-        dead: Clients that never complete.
+def optional_columns(selector: Selector) -> frozenset[str]:
+    """Return the columns that a completed client may lack: reported by clients, needed, not required."""
+    return frozenset(name for name in selector.needs - selector.requires if COLUMNS[name].source == "reply")
+
+
+def fleet_size(selector: Selector, num_clients: int) -> int:
+    """Return the number of clients: ``num_clients`` for up to three a round, in proportion for more.
+
+    So some clients are left out in every round.
     """
-    choices = []
-    num_clients = fleet_size(selector, 10) if num_clients is None else num_clients
-    for number in rounds:
-        rng = np.random.default_rng([7, number])
-        available = np.flatnonzero(rng.uniform(size=num_clients) < availability)
-        request = selector.probe(available)
-        if request is not None:
-            answers = {name: values_for(name, request.clients.size, rng) for name in request.columns}
-            selector.inform(request.clients, **answers)
-        chosen = selector.select(available)
-        completed = (rng.uniform(size=chosen.size) < 0.85) & ~np.isin(chosen, dead)
-        selector.observe(report_for(selector, chosen, completed, rng))
-        choices.append(chosen.tolist())
-    return choices
+    return num_clients * max(1, math.ceil((selector.clients_per_round or 1) / 3))
+
+
+def build_selector(make: SelectorFactory) -> Selector:
+    """Return ``make(seed=1)``; raise :class:`ParameterError` if the suites cannot test what the factory builds."""
+    try:
+        selector = make(seed=1)
+    except TypeError as error:
+        raise ParameterError(
+            f"make(seed=1) must build a selector, but raised: {error}. Use functools.partial(MySelector, "
+            "clients_per_round=3)"
+        ) from error
+    m = selector.clients_per_round
+    if m is not None and not (isinstance(m, int | np.integer) and 1 <= m <= MOST_PER_ROUND):
+        raise ParameterError(
+            f"clients_per_round must be a whole number from 1 to {MOST_PER_ROUND}, or None, for this suite, but "
+            f"make(seed=1) has {m!r}. Build the selector with clients_per_round=3"
+        )
+    return selector
+
+
+def promise(kept: bool | np.bool_, words: str) -> None:
+    """Raise :class:`AssertionError` with the promise's words if it was broken."""
+    if not kept:
+        raise AssertionError(f"broken promise: {words}")
+
+
+def promise_finite(selector: Selector, when: str, state: dict[str, Any] | None = None) -> None:
+    """Raise :class:`AssertionError` if the state holds NaN or an infinity, with a hint at rows of failed clients."""
+    if key := nonfinite_key(selector, state):
+        columns = sorted(selector.needs - {"latency", "spare"})
+        hint = f"; in rows of failed clients the columns ({', '.join(columns)}) are NaN: read them at report.completed"
+        promise(False, f"state {key!r} stays finite {when}{hint if columns else ''}")
+
+
+def nonfinite_key(selector: Selector, state: dict[str, Any] | None = None) -> str:
+    """Return the first key of the state that holds NaN or an infinity although a newcomer's has none; "" if none."""
+    for key, value in (selector.state_dict() if state is None else state).items():
+        if not np.isfinite(value).all():
+            newcomer = {name.lstrip("_"): new for name, new in selector.client_state.items()}
+            if np.isfinite(newcomer.get(key, 0.0)).all():
+                return key
+    return ""
 
 
 def differing_key(state: dict[str, Any], other: dict[str, Any]) -> str:
@@ -160,21 +175,3 @@ def differing_key(state: dict[str, Any], other: dict[str, Any]) -> str:
         if one.dtype != two.dtype or one.shape != two.shape or one.tobytes() != two.tobytes():
             return key
     return ""
-
-
-def nonfinite_key(selector: Selector, state: dict[str, Any] | None = None) -> str:
-    """Return the first key of the state that holds NaN or an infinity where a newcomer has none; "" without one."""
-    for key, value in (selector.state_dict() if state is None else state).items():
-        if not np.isfinite(value).all():
-            newcomer = {name.lstrip("_"): new for name, new in selector.client_state.items()}
-            if np.isfinite(newcomer.get(key, 0.0)).all():
-                return key
-    return ""
-
-
-def promise_finite(selector: Selector, when: str, state: dict[str, Any] | None = None) -> None:
-    """Raise :class:`AssertionError` if the state holds NaN or an infinity, with a hint at rows of failed clients."""
-    if key := nonfinite_key(selector, state):
-        columns = sorted(selector.needs - {"latency", "spare"})
-        hint = f"; in rows of failed clients the columns ({', '.join(columns)}) are NaN: read them at report.completed"
-        promise(False, f"state {key!r} stays finite {when}{hint if columns else ''}")

@@ -95,9 +95,9 @@ def check_forget(make: SelectorFactory) -> None:
         rows = state[attribute.lstrip("_")][gone]
         new = np.broadcast_to(np.asarray(value), rows.shape)
         promise(np.array_equal(rows, new, equal_nan=new.dtype.kind == "f"), f"forget resets {attribute!r} of a client")
-    # The stranger loads the declared state only: what else the selector keeps of the forgotten clients it cannot know.
-    stranger = make(seed=8)
-    stranger.load_state_dict(state)
+    # The new selector loads the declared state only, so it knows nothing else of the forgotten clients.
+    reloaded = make(seed=8)
+    reloaded.load_state_dict(state)
     again, fresh = make(seed=8), make(seed=8)
     again.load_state_dict(state)
     fresh.load_state_dict(state)
@@ -113,7 +113,7 @@ def check_forget(make: SelectorFactory) -> None:
             )
     promise(
         play(selector, range(25, 60), num_clients=num_clients)
-        == play(stranger, range(25, 60), num_clients=num_clients),
+        == play(reloaded, range(25, 60), num_clients=num_clients),
         "a forgotten client is a newcomer. Declare what is kept for each client in client_state",
     )
 
@@ -160,11 +160,11 @@ def before_warmup(make: SelectorFactory, *, seed: int, rounds: int = WARMUP_ROUN
 def _play_warmup_round(selector: Selector, available: IntArray) -> IntArray:
     """Select in a round of the warm-up, check the choice and return it."""
     request = selector.probe(available)
-    promise(request is None, "no client is probed in the warm-up, where there is nothing to choose")
+    promise(request is None, "no client is probed in the warm-up: there is nothing to choose")
     expected = selector.expected_count(available.size)
     chosen = selector.select(available)
-    everybody = np.array_equal(chosen, np.sort(available))
-    promise(everybody, f"in the warm-up every available client is chosen, {np.sort(available)}, not {chosen}")
+    complete = np.array_equal(chosen, np.sort(available))
+    promise(complete, f"in the warm-up every available client is chosen, {np.sort(available)}, not {chosen}")
     promise(expected in (None, chosen.size), f"{expected} clients are chosen, as expected_count says")
     promise(np.array_equal(selector.draws(chosen), np.ones(chosen.size)), "in the warm-up each client is drawn once")
     return chosen
@@ -205,7 +205,7 @@ DEFINITIONS = (ast.Import, ast.ImportFrom, ast.ClassDef, ast.FunctionDef, ast.As
 
 
 def check_spawned_process(make: SelectorFactory) -> None:
-    """The same seed gives the same choices in a fresh process, where sets have another order.
+    """The same seed gives the same choices in a fresh process, in which sets have another order.
 
     The factory is pickled. The check is left out with a warning if the factory is a lambda, or is defined in a
     notebook, in a session, or in a script that does more than define things outside ``if __name__ == "__main__"``.
@@ -222,6 +222,7 @@ def check_spawned_process(make: SelectorFactory) -> None:
             "the selector is defined in a session, or in a script that would run again there. Move it into a module, "
             'or the script\'s work under if __name__ == "__main__"'
         )
+    # Another PYTHONHASHSEED, so that sets have another order there.
     # Not multiprocessing: its start methods import the caller's main module, with everything that a script does.
     done = subprocess.run(
         [sys.executable, "-c", "from fedsel_flwr.testing.state_conformance import play_in_child; play_in_child()"],
@@ -254,7 +255,7 @@ def play_in_child() -> None:
     except (ImportError, AttributeError) as error:
         print(json.dumps({"left_out": str(error)}))
         return
-    # On a line of its own, the last one: the author's code may print too.
+    # On the last line: the author's code may print too.
     print("\n" + json.dumps({"choices": play(make(seed=SEED), range(SPAWNED_ROUNDS))}))
 
 

@@ -66,7 +66,8 @@ class SelectorMachine(RuleBasedStateMachine):
         self.selector, self.twin = make(seed=3), make(seed=3)
         self.size, self.most, self.round = fleet_size(self.selector, FEWEST), fleet_size(self.selector, MOST), 0
         self.registered: frozenset[int] = frozenset()
-        self.chosen: IntArray | None = None  # the choice that waits for its report
+        # The choice that waits for its report.
+        self.chosen: IntArray | None = None
         self.saved: tuple[Any, ...] | None = None
 
     @rule()

@@ -77,6 +77,8 @@ def check_cohort_size(harness: StrategyHarness) -> None:
             available, here = record.num_available, len(set(seen.connected.values()) - {IMPOSTOR})
             promise(available <= here, f"no more clients are available than are connected, {here}, not {available}")
             warmup = seen.number <= run.strategy.core.settings.warmup_rounds
+            # Counts from before the round, for every number of available clients: which of them a cool-down or the
+            # availability excludes shows only afterwards, in the history.
             expected = available if warmup else seen.expected[available]
             promise(
                 expected in (None, len(seen.asked)),
@@ -128,6 +130,7 @@ def check_base_gets_kept_updates(harness: StrategyHarness) -> None:
     for seen in run.rounds:
         kept = {row.client_id for row in run.rows(seen.number) if row.kept}
         usable = {row.client_id for row in run.rows(seen.number) if row.completed}
+        # FedCA's filter drops usable updates on purpose.
         promise(
             kept <= usable if settings.filter is not None else kept == usable,
             f"every usable update is kept unless a filter drops it, and no other; in round {seen.number} clients "
@@ -175,7 +178,7 @@ def check_model_stays(harness: StrategyHarness) -> None:
 
 
 def check_base_gets_failures(harness: StrategyHarness) -> None:
-    """A base that aggregates receives a failure for every client whose update is lost.
+    """A base that aggregates receives a failure for every lost update.
 
     In the Message API this leaves out clients that never answer, of which Flower itself reports nothing.
     """

@@ -138,6 +138,7 @@ def check_save_and_load(harness: StrategyHarness) -> None:
     if not harness.clock_is_virtual:
         _left_out("check_save_and_load")
         return
+    # After a third of the rounds, so that faults come before the save and after it.
     interrupted = harness.interrupted_run(harness.plan.num_rounds // 3)
     played = interrupted.fleet.round
     try:

@@ -262,7 +262,7 @@ def test_a_refusal_says_how_much_memory_the_distances_would_take() -> None:
 def test_more_clients_than_the_machine_can_hold_are_refused_before_anybody_is_asked() -> None:
     """Five million clients: 182 TiB, more than a process can address."""
     selector = build(max_clients=10**7)
-    said = "^distances of 5,000,000 clients take 182 TiB, more than this machine has to give; lower max_clients"
+    said = "^distances of 5,000,000 clients take 182 TiB, more than this machine has"
     with pytest.raises(FedSelError, match=said):
         selector.probe(np.arange(5_000_000))
     assert selector.num_clients == 0
