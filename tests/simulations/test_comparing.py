@@ -111,7 +111,7 @@ def test_parameters_of_ones_own_selector_by_its_name(own: Path, capsys: pytest.C
     assert cli.main([*argv, "--set", "selectors.Fastest.patience=2.0"]) == 0
     capsys.readouterr()
     assert cli.main([*argv, "--set", "selectors.Fastest.patients=0.0"]) == 2
-    assert "unknown key 'selectors.Fastest.patients'; allowed are patience" in capsys.readouterr().err
+    assert "unknown key 'selectors.Fastest.patients'" in capsys.readouterr().err
 
 
 def test_a_scenario_names_a_file_beside_it(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,15 +177,15 @@ class NoSelector:
     ("selectors", "options", "said"),
     [
         ([], {}, "at least one selector"),
-        (["bsfl", "bsfl"], {}, "two selectors are called 'bsfl'"),
-        ([partial(BSFL, min_latency=1.0), BSFL], {}, "two selectors are called 'bsfl'"),
+        (["bsfl", "bsfl"], {}, "two selectors .*'bsfl'"),
+        ([partial(BSFL, min_latency=1.0), BSFL], {}, "two selectors .*'bsfl'"),
         ([lambda: Random(clients_per_round=1)], {}, "needs a label"),
         ([Random(clients_per_round=1)], {}, "every seed needs a new one"),
         ([NoSelector], {}, "NoSelector must be a subclass"),
         ({"x": lambda: NoSelector()}, {}, "made a NoSelector"),
         ([3], {}, "a name, a class or a callable that makes one, got int"),
-        ({"a/b": "bsfl"}, {}, "names a folder"),
-        ({"..": "bsfl"}, {}, "names a folder"),
+        ({"a/b": "bsfl"}, {}, "label .*a/b"),
+        ({"..": "bsfl"}, {}, r"label .*\.\."),
         (["bsfk"], {}, "did you mean 'bsfl'"),
         (["bsfl"], {"seeds": 0}, "seeds"),
         (["bsfl"], {"seeds": []}, "at least one seed"),

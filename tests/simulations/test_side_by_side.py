@@ -128,7 +128,7 @@ def test_numpy_numbers_are_as_good(tmp_path: Path) -> None:
 
 
 def test_one_device_is_not_shared() -> None:
-    with pytest.raises(ParameterError, match="jobs = 2 runs at a time would share the device 'cuda': leave jobs out"):
+    with pytest.raises(ParameterError, match="jobs = 2 runs at a time would share the device 'cuda'"):
         check_jobs(scenario(), 2, "cuda")
     assert check_jobs(scenario(), 1, "cuda") == 1
 
