@@ -1,4 +1,4 @@
-"""A folder that somebody else made: what it names is not run unless its reader says so, and nothing leads out of it."""
+"""Untrusted folders: code that they name runs only if the user trusts it, and nothing leads out of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a simulation keeps, and what must be the same where it goes on."""
+"""Resuming: checkpoints, what must be the same, and runs that have finished."""
 
 from __future__ import annotations
 
