@@ -156,7 +156,7 @@ class Breaks(Random):
 def test_what_a_run_raises_in_its_process_is_said_with_its_line() -> None:
     with pytest.raises(RunError) as error:
         compare(scenario(), [Breaks, "random"], seeds=1, jobs=2)
-    said = r"the run of 'breaks' on seed 1 broke off: ValueError: broken as asked \(test_parallel_runs.py, line [0-9]+\)"
+    said = r"the run of 'breaks' on seed 1 broke off: ValueError: broken as asked \(test_parallel_runs\.py, line \d+\)"
     assert re.fullmatch(said, str(error.value))
 
 
