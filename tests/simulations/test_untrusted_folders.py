@@ -233,11 +233,11 @@ def test_plans_that_cannot_be_read_are_skipped_and_named(here: Path, capsys: pyt
     assert main([*line, "--resume"]) == 0
     out, err = capsys.readouterr()
     assert out.splitlines()[-1] == str(mine)
-    assert sorted(err.splitlines(), reverse=True) == [
-        "fedsel: a folder is skipped: 'runs/linked/plan.json' is a link, and leads out of its folder: a run is neither "
-        "read nor written through links. Delete it, or put what it leads to in its place",
-        "fedsel: a folder is skipped: 'runs/garbled/plan.json' is no plan: it lacks seeds, selectors",
-    ]
+    linked, garbled = sorted(err.splitlines(), reverse=True)
+    assert linked.startswith("fedsel: a folder is skipped: 'runs/linked/plan.json' is a link")
+    assert garbled.startswith(
+        "fedsel: a folder is skipped: 'runs/garbled/plan.json' is no plan: it lacks seeds, selectors"
+    )
 
 
 # ---- links ---------------------------------------------------------------------------------------------------------
