@@ -169,7 +169,7 @@ FAULTS: list[tuple[list[str], list[str]]] = [
     (["run", "smoke", "--set", "data.dataset=mnist", "--data-dir", "nowhere"], ["nowhere", "--data-dir"]),
     (["run", "nosuch"], ["'nosuch'", "smoke"]),
     (["run", "nosuch.toml"], ["nosuch.toml"]),
-    (["run", "smoke", "--set", "bogus=1"], ["unknown key 'bogus'", "allowed are"]),
+    (["run", "smoke", "--set", "bogus=1"], ["unknown key 'bogus'", "llowed are"]),
     (["run", "smoke", "--set", "rounds"], ["KEY=VALUE", "'rounds'"]),
     (["run", "smoke", "--set", "=3"], ["KEY=VALUE", "'=3'"]),
     (["run", "smoke", "--set", "model.name=vgg"], ["model.name = 'vgg'", "'logistic', 'mlp', 'cnn'"]),

@@ -126,7 +126,7 @@ FAULTS: list[tuple[list[str], list[str]]] = [
     (["report", "folder"], ["'folder' is no run: it has no run.json"]),
     (["run", "--resume", "nosuch"], ["'nosuch' does not exist", "folder of the run, or of the comparison"]),
     (["run", "--resume", "taken"], ["'taken' is a file", "folder of the run"]),
-    (["run", "--resume", "nothing"], ["'nothing' holds nothing to go on with", "plan.json", "run.json"]),
+    (["run", "--resume", "nothing"], ["'nothing' holds nothing", "plan.json", "run.json"]),
     (["run", "--resume", ""], ["--resume must not be empty"]),
     (["run", "--resume", "plan"], ["'plan/plan.json' is no plan: it lacks scenario, seeds, selectors"]),
     (["run", "--resume", "moved"], ["'/nowhere/mine.py:Fastest'", "give fedsel run --resume moved --trust"]),

@@ -108,7 +108,7 @@ def simulate(
         device: Device on which the vectorized engine trains: "cpu", "cuda" and so on.
         processes: Number of processes that train in the vectorized engine on the CPU, this one included; None: by the
             sizes of model and round (:func:`~fedsel_flwr.simulations.parallelism.processes_for`). A
-            :class:`~fedsel_flwr.simulations.parallelism.Staff` keeps them over several runs.
+            :class:`~fedsel_flwr.simulations.parallelism.WorkerPool` keeps them over several runs.
         model: Makes a torch module of your own, in place of ``model.name``
             (:class:`~fedsel_flwr.simulations.worlds.ingredients.OwnParts`).
         data: Examples of your own, in place of ``data.dataset``: ``OwnData``, or (train, test), each a pair of arrays
@@ -301,7 +301,7 @@ class SameScenario:
 
 
 def _run_on_flower(server_app: ServerApp, client_app: ClientApp, num_supernodes: int, session: RaySession) -> None:
-    """Run Flower's simulation, on a cluster or on Ray of its own.
+    """Run Flower's simulation, on a cluster or on Ray started here.
 
     This process connects to Ray itself, before Flower's threads start: they would keep running after a failure.
     """

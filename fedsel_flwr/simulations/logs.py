@@ -46,7 +46,7 @@ def errors_in_one_line(log: Path) -> Iterator[None]:
     try:
         yield
     except (FedSelError, BrokenPipeError):
-        # Ours name their cure already; a broken pipe means that nobody reads the output, which is no fault of the run.
+        # Ours name their cure already; a broken pipe means that the reader of the output is gone.
         raise
     except Exception as error:
         logging.getLogger("fedsel_flwr").exception("the run broke off")

@@ -102,7 +102,7 @@ def check_processes(scenario: Scenario, processes: int | None, device: str = "cp
     """Return the number of processes that train as an int; None stays None.
 
     Raises:
-        ParameterError: It is below 1, or above 1 where the engine is not "vectorized" or the device not the CPU.
+        ParameterError: It is below 1, or above 1 though the engine is not "vectorized" or the device not the CPU.
     """
     if processes is None:
         return None

@@ -279,7 +279,7 @@ def read_label(folder: Path) -> tuple[str, Scenario]:
     try:
         record = read_record(folder)
         tables = tomllib.loads((folder / run_folder.SCENARIO).read_text("utf-8"))
-        # Before anything else looks at them: the folder may come from somebody else.
+        # Before anything else looks at them: the folder may come from another person.
         check_tree(record)
         check_tree(tables)
         return check_label(str(record["selector"])), Scenario.model_validate({"name": str(record["scenario"])} | tables)

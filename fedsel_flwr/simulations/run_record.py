@@ -117,7 +117,7 @@ def check_digests(folder: Path, *, finished: bool) -> None:
     files = record.get(FILES)
     kept: dict[str, Any] = dict(files) if isinstance(files, Mapping) else {}
     for name, expected in kept.items():
-        # A plain name: the folder may come from somebody else, and no file outside is to be opened.
+        # A plain name: the folder may come from another person, and no file outside is to be opened.
         if not re.fullmatch(r"[\w-][\w.-]*", name):
             raise ParameterError(f"{str(folder / RUN)!r} is damaged: {name!r} is no file of a run. {CURE}")
         # A run cut off between its record and its model has digests of files that resuming writes again.

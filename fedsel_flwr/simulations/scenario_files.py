@@ -230,8 +230,8 @@ def _explain(error: ValidationError) -> str:
             meant = f" (did you mean {' or '.join(map(repr, same))}?)" if same else ""
             lines.append(f"unknown key {key!r}{meant}. Allowed are {', '.join(known + tables)}")
         elif key:
-            said = EXPECTED.get(fault["type"]) or str(fault["msg"]).removeprefix("Value error, ")
-            lines.append(f"{key} = {fault['input']!r}: {said}")
+            expected = EXPECTED.get(fault["type"]) or str(fault["msg"]).removeprefix("Value error, ")
+            lines.append(f"{key} = {fault['input']!r}: {expected}")
         else:
             lines.append(str(fault["msg"]).removeprefix("Value error, "))
     return "; ".join(lines)

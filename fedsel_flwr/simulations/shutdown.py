@@ -128,7 +128,7 @@ class SignalShutdown:
             time.sleep(1.0)
 
     def _listen(self, read: int) -> None:
-        """Wait for a signal in the listener thread, and see to it that somebody acts on it."""
+        """Wait for a signal in the listener thread, and make sure that it is handled."""
         # Other signals, such as a terminal's resizing, pass through the same pipe.
         while heard := os.read(read, 1):
             if heard[0] in map(int, SIGNALS):
@@ -143,7 +143,7 @@ class SignalShutdown:
             # there, after which Python runs the handler.
             if main is not None and not self._begun.is_set():
                 signal.pthread_kill(main, heard[0])
-        # The main thread is inside a library. A thread of its own shuts down, so that this one can watch the time.
+        # The main thread is inside a library. Another thread shuts down, so that this one can watch the time.
         if not self._begun.is_set():
             threading.Thread(target=self._shut_down, name="signal-shutdown", daemon=True).start()
         time.sleep(SHUTDOWN_LIMIT_S)

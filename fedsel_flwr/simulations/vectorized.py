@@ -173,7 +173,7 @@ class InProcessClients:
         system, fates = world.system, world.failing.fates(ids, round)
         layers, losses = self._trained(ids, round, [i for i, fate in enumerate(fates) if fate == ANSWERS])
         asked = asked_columns(asks or None)
-        # A column outside, such as the gradient, needs a pass of its own for each client.
+        # A column outside, such as the gradient, needs a separate pass for each client.
         batched = BatchedEvaluation(world, self.model, ids, asked) if asked and asked <= BATCHED_COLUMNS else None
         replies = {}
         for node, k, size, score, delays, loss, fate in zip(

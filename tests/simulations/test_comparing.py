@@ -111,7 +111,7 @@ def test_parameters_of_ones_own_selector_by_its_name(own: Path, capsys: pytest.C
     assert cli.main([*argv, "--set", "selectors.Fastest.patience=2.0"]) == 0
     capsys.readouterr()
     assert cli.main([*argv, "--set", "selectors.Fastest.patients=0.0"]) == 2
-    assert "unknown key 'selectors.Fastest.patients'; allowed are patience" in capsys.readouterr().err
+    assert "unknown key 'selectors.Fastest.patients'" in capsys.readouterr().err
 
 
 def test_a_scenario_names_a_file_beside_it(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,21 +177,21 @@ class NoSelector:
     ("selectors", "options", "said"),
     [
         ([], {}, "at least one selector"),
-        (["bsfl", "bsfl"], {}, "two selectors are called 'bsfl'"),
-        ([partial(BSFL, min_latency=1.0), BSFL], {}, "two selectors are called 'bsfl'"),
+        (["bsfl", "bsfl"], {}, "label 'bsfl'"),
+        ([partial(BSFL, min_latency=1.0), BSFL], {}, "label 'bsfl'"),
         ([lambda: Random(clients_per_round=1)], {}, "needs a label"),
         ([Random(clients_per_round=1)], {}, "every seed needs a new one"),
         ([NoSelector], {}, "NoSelector must be a subclass"),
         ({"x": lambda: NoSelector()}, {}, "made a NoSelector"),
         ([3], {}, "a name, a class or a callable that makes one, got int"),
-        ({"a/b": "bsfl"}, {}, "names a folder"),
-        ({"..": "bsfl"}, {}, "names a folder"),
+        ({"a/b": "bsfl"}, {}, "'a/b'"),
+        ({"..": "bsfl"}, {}, "'..'"),
         (["bsfk"], {}, "did you mean 'bsfl'"),
         (["bsfl"], {"seeds": 0}, "seeds"),
         (["bsfl"], {"seeds": []}, "at least one seed"),
         (["bsfl"], {"seeds": [1, 1]}, "none twice"),
         (["bsfl"], {"seeds": [1.5]}, "seeds"),
-        (["bsfl", "random"], {"reference": "cs-ucb"}, "must be one of at least two selectors: bsfl, random"),
+        (["bsfl", "random"], {"reference": "cs-ucb"}, "reference 'cs-ucb'"),
         (["bsfl"], {"engine": "spark"}, "engine must be one of ray, vectorized"),
         (["bsfl"], {"rounds_on_flower": -1}, "rounds_on_flower"),
         (["bsfl"], {"rounds_on_flower": 1, "engine": "ray"}, "rounds_on_flower must be 0"),

@@ -238,7 +238,7 @@ def test_a_selector_belongs_to_a_strategy_of_ones_own(no_flower: None) -> None:
 
 
 def test_the_name_of_a_scenario_is_no_scenario(no_flower: None) -> None:
-    with pytest.raises(ParameterError, match=r"scenario must be a Scenario, got str; .*load_scenario"):
+    with pytest.raises(ParameterError, match=r"scenario must be a Scenario, got str"):
         simulate("smoke")  # type: ignore[arg-type]
 
 

@@ -233,9 +233,9 @@ def test_a_damaged_run_is_played_again(tmp_path: Path) -> None:
 
 
 def test_replay_needs_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ParameterError, match="replay = True needs resume = True"):
+    with pytest.raises(ParameterError, match="replay = True"):
         simulate(SMOKE, folder=tmp_path, replay=True)
-    with pytest.raises(ParameterError, match="replay = True needs resume = True"):
+    with pytest.raises(ParameterError, match="replay = True"):
         compare(SMOKE, ["random"], folder=tmp_path, replay=True)
     assert main(["run", "smoke", "--replay"]) == 2
     assert "--replay needs --resume" in capsys.readouterr().err

@@ -83,7 +83,7 @@ HAND_MADE: dict[str, tuple[str, str]] = {
     "selectors: a number": (but(selectors=3), "selectors = 3"),
     "selectors: without label": (without("selectors", 0, "label"), "selectors.0.label"),
     "selectors: without name": (without("selectors", 0, "name"), "selectors.0.name"),
-    "selectors: one twice": (but(selectors=[good()["selectors"][0]] * 2), "'random' stands there twice"),
+    "selectors: one twice": (but(selectors=[good()["selectors"][0]] * 2), "'random'"),
     "selectors: a label that leads out": (but(selectors=[{"label": "../x", "name": "random"}]), "label '../x'"),
     "selectors: nobody's name": (but(selectors=[{"label": "x", "name": "nobody"}]), "unknown selector 'nobody'"),
     "where: a list": (but(where=[]), "where = []"),

@@ -16,6 +16,7 @@ from fedsel_flwr.clients.batched.worker_connection import packed, unpacked
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError, described
 from fedsel_flwr.rounds.history import History, RoundRecord
 from fedsel_flwr.simulations.comparisons.contenders import Contender
+from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.logs import log_file, logging_to
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
@@ -75,7 +76,7 @@ def run_in_parallel(jobs: Sequence[Job], options: Mapping[str, Any], at_a_time: 
         RunError: A process was killed, or the user's code raised an error in a run; names the error and its line.
         FedSelError: Whatever else a run raises; the other runs are then stopped.
     """
-    # loky, not concurrent.futures: it pickles functions and classes of the main program and of notebooks.
+    # loky, not concurrent.futures: it gives its workers an environment, and can kill them.
     from loky import ProcessPoolExecutor, cpu_count
     from loky.process_executor import BrokenProcessPool
 
@@ -96,7 +97,7 @@ def run_in_parallel(jobs: Sequence[Job], options: Mapping[str, Any], at_a_time: 
             "and resume"
         ) from error
     finally:
-        # Killed, not asked: after an error or Ctrl-C nobody waits for the rounds of the others.
+        # Killed, not asked to end: after an error or Ctrl-C the rounds of the other runs are of no use.
         workers.shutdown(wait=True, kill_workers=True)
 
 
@@ -118,11 +119,9 @@ def _ignore_interrupts() -> None:
 
 def _play(own: bytes, shared: bytes, log: Path | None, parent: int) -> RunResult:
     """Play a run in a worker process, which ends when its parent is gone."""
-    # Here: the engine imports torch, which the parent may not need.
-    from fedsel_flwr.simulations.engine import simulate
 
     def on_round(record: RoundRecord) -> None:
-        # A killed parent cannot end its workers. The round's checkpoint is written, so that the run can be resumed.
+        # A killed parent cannot end its workers. The run can be resumed from its checkpoints.
         if os.getppid() != parent:
             os._exit(1)
 

@@ -218,7 +218,7 @@ class Plan:
         """
         comparison = Comparison(self.scenario, reference=self.reference, left_out=dict(self.left_out))
         brought = OwnParts(options.get("model"), options.get("data"), options.get("objective"))
-        held = None
+        lock = None
         if folder:
             names = {run_name(one.label, seed) for one in self.contenders for seed in self.seeds}
             check_links(folder)
@@ -234,7 +234,7 @@ class Plan:
         if folder:
             # Before anything is written: a callable may fail to make a selector.
             fingerprints = self._fingerprints(brought)
-            held = lock_comparison(folder)
+            lock = lock_comparison(folder)
             if resume and not replay:
                 check_plan(folder, fingerprints)
             named = {"scenario": brought.named_in(self.scenario).model_dump()}
@@ -262,7 +262,7 @@ class Plan:
         if folder:
             comparison.report(folder)
         # The lock is released with its last reference, and must last until the report is written.
-        del held
+        del lock
         return comparison
 
     @property

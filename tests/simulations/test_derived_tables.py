@@ -1,4 +1,4 @@
-"""What a run folder holds beyond the history, worked out again from its Parquet files and the scenario's world."""
+"""Tables derived from a run: computed again from its Parquet files and the world of the scenario."""
 
 from __future__ import annotations
 

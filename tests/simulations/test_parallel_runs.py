@@ -128,7 +128,7 @@ def test_numpy_numbers_are_as_good(tmp_path: Path) -> None:
 
 
 def test_one_device_is_not_shared() -> None:
-    with pytest.raises(ParameterError, match="jobs = 2 runs at a time would share the device 'cuda': leave jobs out"):
+    with pytest.raises(ParameterError, match="jobs = 2 runs at a time would share the device 'cuda'"):
         check_jobs(scenario(), 2, "cuda")
     assert check_jobs(scenario(), 1, "cuda") == 1
 
@@ -156,7 +156,7 @@ class Breaks(Random):
 def test_what_a_run_raises_in_its_process_is_said_with_its_line() -> None:
     with pytest.raises(RunError) as error:
         compare(scenario(), [Breaks, "random"], seeds=1, jobs=2)
-    said = r"the run of 'breaks' on seed 1 broke off: ValueError: broken as asked \(test_side_by_side.py, line [0-9]+\)"
+    said = r"the run of 'breaks' on seed 1 broke off: ValueError: broken as asked \(test_parallel_runs\.py, line \d+\)"
     assert re.fullmatch(said, str(error.value))
 
 

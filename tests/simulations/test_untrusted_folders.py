@@ -1,4 +1,4 @@
-"""A folder that somebody else made: what it names is not run unless its reader says so, and nothing leads out of it."""
+"""Untrusted folders: code that they name runs only if the user trusts it, and nothing leads out of them."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_a_run_resumes_from_checkpoints_that_its_reader_names(here: Path, capsys
 
 def test_a_run_that_knows_its_checkpoints_is_given_no_others(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan(here / "theirs")
-    assert "leave out --checkpoint-dir" in refused(["run", "--resume", "theirs", "--checkpoint-dir", "x"], capsys)
+    assert "--checkpoint-dir" in refused(["run", "--resume", "theirs", "--checkpoint-dir", "x"], capsys)
 
 
 # ---- other plans in the folder of all runs -------------------------------------------------------------------------
@@ -233,11 +233,11 @@ def test_plans_that_cannot_be_read_are_skipped_and_named(here: Path, capsys: pyt
     assert main([*line, "--resume"]) == 0
     out, err = capsys.readouterr()
     assert out.splitlines()[-1] == str(mine)
-    assert sorted(err.splitlines(), reverse=True) == [
-        "fedsel: a folder is skipped: 'runs/linked/plan.json' is a link, and leads out of its folder: a run is neither "
-        "read nor written through links. Delete it, or put what it leads to in its place",
-        "fedsel: a folder is skipped: 'runs/garbled/plan.json' is no plan: it lacks seeds, selectors",
-    ]
+    linked, garbled = sorted(err.splitlines(), reverse=True)
+    assert linked.startswith("fedsel: a folder is skipped: 'runs/linked/plan.json' is a link")
+    assert garbled.startswith(
+        "fedsel: a folder is skipped: 'runs/garbled/plan.json' is no plan: it lacks seeds, selectors"
+    )
 
 
 # ---- links ---------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What clients answer together is what each answers alone."""
+"""Batched evaluation equals single evaluations."""
 
 from __future__ import annotations
 
