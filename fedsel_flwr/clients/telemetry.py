@@ -1,4 +1,4 @@
-"""A Flower mod with which a client reports what training cost it: ``ClientApp(mods=[telemetry])``, and nothing else.
+"""Telemetry of a client: a Flower mod that reports the cost of training, ``ClientApp(mods=[telemetry])``.
 
 The mod measures and adds to the reply, and never costs an update: what it cannot measure it leaves out. It imports
 neither NumPy nor Flower, for Flower starts a process for each message.
@@ -27,8 +27,8 @@ def telemetry(message: Message, context: Context, call_next: Callable[[Message, 
     """Report the cost of training with the update, in the formats of both APIs.
 
     ``compute_s`` is the time from the message's arrival in the mod to the reply of the app, seconds by the clock on the
-    wall: reading the data, training, and the mods that follow in the list. The start of the process and the transfer of
-    the models are not in it. ``energy_j`` is what :class:`~fedsel_flwr.clients.metrics.EnergyMeter` measured meanwhile,
+    wall: reading the data, training, and the mods that follow in the list. It excludes the start of the process and the
+    transfer of the models. ``energy_j`` is what :class:`~fedsel_flwr.clients.metrics.EnergyMeter` measured meanwhile,
     joules; it is absent without zeus or without a readable meter.
 
     Both stand in the reply's one ``MetricRecord``, in the legacy API among the metrics that ``fit`` returned. What the
@@ -53,13 +53,14 @@ def telemetry(message: Message, context: Context, call_next: Callable[[Message, 
         measured["energy_j"] = meter.joules
     try:
         _add(measured, reply)
-    except Exception as error:  # whatever an app returns: Flower says what is wrong with it
+    # an app may return anything, and Flower says what is wrong with it
+    except Exception as error:
         logger.warning("telemetry cannot be added to the reply: %s", error)
     return reply
 
 
 def _meter() -> EnergyMeter | nullcontext[None]:
-    """A meter, or nothing in its place: without zeus, or with one that cannot be loaded."""
+    """Return a meter, or an empty context if zeus is missing or cannot be loaded."""
     try:
         return EnergyMeter()
     except RunError:
@@ -76,5 +77,6 @@ def _add(measured: dict[str, float], reply: Message) -> None:
     content = reply.content
     names = [LEGACY] if LEGACY in content.config_records else list(content.metric_records)
     if len(names) == 1:
-        record: Any = content[names[0]]  # of either kind
+        # of either kind; what the app reports under these names comes last and stays
+        record: Any = content[names[0]]
         content[names[0]] = type(record)({**measured, **record})

@@ -165,7 +165,7 @@ def simulate(
         selector: A selector of your own, in place of the scenario's; everything else is the scenario's.
         device: Where the vectorized engine trains: "cpu", "cuda" and so on.
         processes: How many processes train in the vectorized engine, this one included, on the CPU; None: by the sizes
-            of model and round (:func:`~fedsel_flwr.simulations.parallelism.processes_for`). A
+            of model and round (:func:`~fedsel_flwr.clients.batched.backends.choose_backend`). A
             :class:`~fedsel_flwr.simulations.parallelism.Staff` keeps them over several runs.
         model: Makes a torch module of your own, in place of ``model.name``
             (:class:`~fedsel_flwr.simulations.worlds.ingredients.Own`).

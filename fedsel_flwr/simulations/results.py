@@ -334,7 +334,7 @@ def regret(world: World, clients: Sequence[ClientRecord], rounds: int) -> Column
         ``round``; ``Theta``, the seconds lost since the start, tau_max times the regret; ``theta`` = Theta / round.
     """
     scenario, longest = world.scenario, world.system.max_latency_s
-    answers = 1.0 - world.failing.share  # who does not answer has reward 0
+    answers = 1.0 - world.dropout.probability  # who does not answer has reward 0
     mean_reward = answers * (1.0 - mean_latencies(world.system) / longest)  # of Xia (5); capped, hence never below 0
     chosen = np.zeros((rounds, scenario.num_clients), dtype=np.bool_)
     known = {str(client): client for client in range(scenario.num_clients)}

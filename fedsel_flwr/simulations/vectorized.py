@@ -22,14 +22,14 @@ import torch
 from flwr.common import Code, FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
 
 from fedsel_flwr.checks import FloatArray
-from fedsel_flwr.clients.answering import answer, asked_columns, local_accuracy, mini_batch, sketch, with_answers
+from fedsel_flwr.clients.answering import answer, asked_columns, local_accuracy, mini_batch, sketch, with_answering
 from fedsel_flwr.clients.batched import Examples
 from fedsel_flwr.clients.batched.threads import using_threads
-from fedsel_flwr.clients.dropout import ANSWERS
-from fedsel_flwr.clients.metrics import fit_metrics, lost_metrics, probe_costs
+from fedsel_flwr.clients.dropout import REPLIED
+from fedsel_flwr.clients.metrics import dropout_metrics, fit_metrics, probe_costs
 from fedsel_flwr.clients.objectives import set_arrays
 from fedsel_flwr.clients.streams import streams
-from fedsel_flwr.clients.training import held, outputs
+from fedsel_flwr.clients.training import outputs, read_only_tensor
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.flower import ClientProxy
 from fedsel_flwr.rounds.models import Arrays, ModelStack
@@ -142,7 +142,7 @@ class Answers:
         rows = np.unique(np.concatenate(parts)) if parts else np.empty(0, dtype=np.int64)
         everything = 2 * len(rows) > len(data)  # then nothing is copied
         self._place = np.arange(len(data)) if everything else np.searchsorted(rows, np.arange(len(data)))
-        self._labels = held(data.labels)
+        self._labels = read_only_tensor(data.labels)
         if parts:
             set_arrays(world.model, list(arrays))
             self._outputs = outputs(world.model, data.inputs if everything else data.inputs[rows])
@@ -321,8 +321,8 @@ class InProcess:
             What each reports, and their models, a row for each.
         """
         world, ids = self._world, [int(node) for node in nodes]
-        system, fates = world.system, world.failing.fates(ids, round)
-        layers, losses = self._trained(ids, round, [i for i, fate in enumerate(fates) if fate == ANSWERS])
+        system, fates = world.system, world.dropout.outcomes(ids, round)
+        layers, losses = self._trained(ids, round, [i for i, fate in enumerate(fates) if fate == REPLIED])
         asked = asked_columns(asks or None)
         together = Answers(world, self.model, ids, asked) if asked and asked <= TOGETHER else None
         replies = {}
@@ -330,11 +330,11 @@ class InProcess:
             nodes, ids, world.sizes[ids].tolist(), world.energy_scores(ids), system.draws(ids, round), losses.tolist(),
             fates, strict=True,
         ):  # fmt: skip
-            delays = with_answers(delays, asked)
+            delays = with_answering(delays, asked)
             spent = fit_metrics(system, k, delays, train_loss=loss, energy_score=score)
             metrics: dict[str, object] = dict(spent)
-            if fate != ANSWERS:
-                metrics = dict(lost_metrics(k, fate, None if fate == CRASHED else spent))
+            if fate != REPLIED:
+                metrics = dict(dropout_metrics(k, fate, None if fate == CRASHED else spent))
             elif together is not None:
                 metrics |= together.answer(k, asked)
             elif asked:

@@ -12,7 +12,7 @@ from torch import nn
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.scenario_files import load_scenario, scenario_names
-from fedsel_flwr.simulations.worlds.architectures import multiplications
+from fedsel_flwr.simulations.worlds.architectures import count_multiplications
 from fedsel_flwr.simulations.worlds.world import World
 from tests.simulations import inprocess
 
@@ -29,14 +29,14 @@ KEYS = {"num_clients": 10, "clients_per_round": 4, "rounds": 3, "selector": "cs-
 )
 def test_they_are_those_of_products_and_convolutions(model: nn.Module, shape: tuple[int, ...], count: int) -> None:
     before, state = torch.random.get_rng_state(), {k: v.clone() for k, v in model.state_dict().items()}
-    assert multiplications(model, np.ones(shape, dtype=np.float32)) == count
+    assert count_multiplications(model, np.ones(shape, dtype=np.float32)) == count
     assert torch.equal(torch.random.get_rng_state(), before)
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
 
 
 def test_a_model_without_any_is_refused() -> None:
     with pytest.raises(ParameterError, match="none was counted in ReLU: set it to 0"):
-        multiplications(nn.ReLU(), np.ones(4, dtype=np.float32))
+        count_multiplications(nn.ReLU(), np.ones(4, dtype=np.float32))
 
 
 @pytest.mark.parametrize("scenario", ["digits", "phones"])

@@ -190,7 +190,7 @@ def _cnn3(input_shape: Sequence[int], num_classes: int) -> nn.Module:
     )
 
 
-def multiplications(model: nn.Module, example: npt.NDArray[np.float32]) -> int:
+def count_multiplications(model: nn.Module, example: npt.NDArray[np.float32]) -> int:
     """Count the multiplications of matrix products and convolutions in a forward pass over one example.
 
     They are counted while the model runs once on this machine, not timed: the same on every machine. The backward pass
@@ -207,16 +207,19 @@ def multiplications(model: nn.Module, example: npt.NDArray[np.float32]) -> int:
         ParameterError: None was counted: the model is made of operations that torch does not count.
 
     Example:
-        >>> multiplications(nn.Linear(6, 3), np.zeros(6, dtype=np.float32))
+        >>> count_multiplications(nn.Linear(6, 3), np.zeros(6, dtype=np.float32))
         18
     """
-    from torch.utils.flop_counter import FlopCounterMode  # here, as it takes a moment that few runs need
+    # here, as it takes a moment that few runs need
+    from torch.utils.flop_counter import FlopCounterMode
 
-    two = torch.tensor(example).repeat(2, *[1] * example.ndim)  # batch normalization cannot take one alone
+    # two examples, as batch normalization cannot take one alone
+    two = torch.tensor(example).repeat(2, *[1] * example.ndim)
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), torch.random.fork_rng(devices=[]), counter:
         copy.deepcopy(model).cpu().train()(two)
-    count = counter.get_total_flops() // 4  # of two examples; a multiplication with its addition is two operations
+    # of two examples; a multiplication with its addition is two operations
+    count = counter.get_total_flops() // 4
     if count < 1:
         raise ParameterError(
             "clients.reference_multiplications needs a model with matrix products or convolutions, but none was "

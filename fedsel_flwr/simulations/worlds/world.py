@@ -15,7 +15,7 @@ from torch import nn
 from fedsel_flwr.clients.answering import Examples
 from fedsel_flwr.clients.batched.evaluation import stack_predict
 from fedsel_flwr.clients.device import System
-from fedsel_flwr.clients.dropout import Failing
+from fedsel_flwr.clients.dropout import ClientDropout
 from fedsel_flwr.clients.objectives import Objective, get_arrays, set_arrays
 from fedsel_flwr.clients.streams import streams
 from fedsel_flwr.clients.torch_client import TorchClient
@@ -25,7 +25,7 @@ from fedsel_flwr.rounds.measuring import Validation
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.selectors.columns import ON_VALIDATION
 from fedsel_flwr.simulations.scenario import Scenario
-from fedsel_flwr.simulations.worlds.architectures import multiplications
+from fedsel_flwr.simulations.worlds.architectures import count_multiplications
 from fedsel_flwr.simulations.worlds.data import Split
 from fedsel_flwr.simulations.worlds.ingredients import Own, data_of, model_of, objective_of
 from fedsel_flwr.simulations.worlds.partitions import partition_sizes, rows_of
@@ -57,7 +57,7 @@ class World:
         sizes = partition_sizes(self.partitions)
         self._test_sizes = self._num_test(sizes)
         self.sizes: npt.NDArray[np.int64] = sizes - self._test_sizes
-        self.failing = Failing(
+        self.dropout = ClientDropout(
             seed=scenario.seed,
             failure_probability=scenario.clients.failure_probability,
             crash_probability=scenario.clients.crash_probability,
@@ -70,7 +70,7 @@ class World:
                     "clients.reference_multiplications is of modelled times, but clients.latency_mode = 'measured' "
                     "times the training itself: leave one of them out"
                 )
-            counted = multiplications(self.model, self.dataset.train.inputs[0])
+            counted = count_multiplications(self.model, self.dataset.train.inputs[0])
         self.system: System = scenario.system_model(self.sizes, sum(array.nbytes for array in self._initial), counted)
 
     def initial_arrays(self) -> Arrays:
@@ -137,7 +137,7 @@ class World:
             system=self.system,
             latency_mode=self.scenario.clients.latency_mode,
             delay=self.scenario.clients.delay,
-            failing=self.failing,
+            dropout=self.dropout,
         )
 
     def under(self, scenario: Scenario) -> World:
