@@ -14,7 +14,8 @@ Import the rooms directly. In the order in which a client's round goes through t
 | `answering` | answers about the received model, and their cost (torch) |
 | `objectives` | loss and quality; a model's parameters as arrays (torch) |
 | `training` | local SGD, evaluation, augmentation (torch) |
-| `metrics` | metrics of an update; the energy meter of a real device |
-| `telemetry` | Flower mod that reports the cost of training on a real device |
+| `threads` | one torch thread for each of several computations (torch) |
+| `metrics` | metrics of an update |
+| `telemetry` | Flower mod for real devices that reports the cost of training; energy meter |
 | `batched` | the local training of a whole round as one computation (torch) |
 """

@@ -1,24 +1,18 @@
-"""Metrics that a client reports with its update: identity, times, energy, training loss.
+"""Metrics that a simulated client reports with its update: identity, times, energy, training loss.
 
-In simulation the system model is the only source of energy: a meter counts everything that runs on the machine, all
-clients together. On a real device :class:`EnergyMeter` measures by RAPL and NVML, through the library zeus.
+The system model is the only source of the energy: a meter would count everything that runs on the machine, all clients
+together.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping
-from types import TracebackType
-from typing import Any
 
 from flwr.common import Scalar
 
 from fedsel_flwr.clients.answering import SKETCH_BITS, forward_passes, with_answering
 from fedsel_flwr.clients.device import PROBE_BITS, RoundDelays, System
-from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.replies import SIMULATED_FAILURE
-
-logger = logging.getLogger("fedsel_flwr")
 
 
 def round_delays(
@@ -109,69 +103,3 @@ def probe_costs(
         "latency_s": answering.download_s + compute + answering.upload_s,
         "energy_j": system.energy_j(answering, compute),
     }
-
-
-class EnergyMeter:
-    """Meter of the joules that the processors of this machine draw while a block runs.
-
-    Everything that runs meanwhile is counted. Without a readable meter the result is None, and the client reports no
-    ``energy_j``. A meter that fails is named in the log, and the result is None; the block runs in any case.
-
-    Attributes:
-        joules: Energy of the last block: processors, memory and GPUs that have a meter; None if none has.
-
-    Raises:
-        RunError: zeus is not installed (at construction).
-
-    Example::
-
-        meter = EnergyMeter()
-        with meter:
-            train(...)
-        if meter.joules is not None:
-            metrics["energy_j"] = meter.joules
-    """
-
-    def __init__(self) -> None:
-        try:
-            from zeus.monitor import ZeusMonitor
-        except ImportError as error:
-            raise RunError(
-                "energy cannot be measured without zeus. Install it: pip install 'fedsel-flwr[meter]'."
-            ) from error
-        self.joules: float | None = None
-        # None without a meter on this machine, and after a failure
-        self._monitor: Any = None
-        try:
-            self._monitor = ZeusMonitor()
-        # whatever a driver raises: no permission, no device
-        except Exception as error:
-            logger.warning("no energy meter on this machine: %s", error)
-
-    def __enter__(self) -> EnergyMeter:
-        """Start measuring."""
-        self.joules = None
-        if self._monitor is not None:
-            try:
-                self._monitor.begin_window("fedsel", sync_execution=False)
-            except Exception as error:
-                self._failed(error)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Stop measuring."""
-        if self._monitor is None:
-            return
-        try:
-            window = self._monitor.end_window("fedsel", sync_execution=False)
-        except Exception as failure:
-            return self._failed(failure)
-        parts = [*(window.gpu_energy or {}).values(), *(window.cpu_energy or {}).values()]
-        parts += [joules for joules in (window.dram_energy or {}).values() if joules is not None]
-        self.joules = float(sum(parts)) if parts else None
-
-    def _failed(self, error: Exception) -> None:
-        logger.warning("the energy meter failed and is not used again: %s", error)
-        self._monitor = None

@@ -22,9 +22,8 @@ from torch import nn
 from torch.nn import functional
 
 from fedsel_flwr.checks import IntArray, whole
-from fedsel_flwr.clients.batched.threads import map_on_threads
 from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective, set_arrays
-from fedsel_flwr.clients.threads import ask_in_parts
+from fedsel_flwr.clients.threads import map_on_threads
 from fedsel_flwr.clients.training_settings import TrainingSettings
 from fedsel_flwr.errors import ParameterError
 

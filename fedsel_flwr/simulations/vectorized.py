@@ -24,11 +24,11 @@ from flwr.common import Code, FitRes, Status, ndarrays_to_parameters, parameters
 from fedsel_flwr.checks import FloatArray
 from fedsel_flwr.clients.answering import answer, asked_columns, local_accuracy, mini_batch, sketch, with_answering
 from fedsel_flwr.clients.batched import Examples
-from fedsel_flwr.clients.batched.threads import using_threads
 from fedsel_flwr.clients.dropout import REPLIED
 from fedsel_flwr.clients.metrics import dropout_metrics, fit_metrics, probe_costs
 from fedsel_flwr.clients.objectives import set_arrays
 from fedsel_flwr.clients.streams import streams
+from fedsel_flwr.clients.threads import using_threads
 from fedsel_flwr.clients.training import outputs, read_only_tensor
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.flower import ClientProxy

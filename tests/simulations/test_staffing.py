@@ -16,7 +16,7 @@ from torch import nn
 from fedsel_flwr.cli import main
 from fedsel_flwr.clients.batched import BatchedTrainer, Examples, numba_kernels
 from fedsel_flwr.clients.batched.backends import Backend, Choice, choose_backend
-from fedsel_flwr.clients.batched.threads import using_threads
+from fedsel_flwr.clients.threads import using_threads
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.simulations import compare, load_scenario, simulate

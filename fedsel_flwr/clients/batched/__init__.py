@@ -18,7 +18,6 @@ In the order in which a round's training goes through them:
 | `vmap` | backend "vmap": any model that torch.func can batch |
 | `numba_mlp` | backend "numba": perceptrons, one client at a time on each thread |
 | `numba_kernels` | the compiled loops for it |
-| `threads` | one torch thread for each of several computations |
 | `worker_processes` | trains shares of a round in several processes |
 | `worker_connection` | one worker process, from this side |
 | `worker` | one worker process, from its own side |

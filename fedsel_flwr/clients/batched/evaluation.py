@@ -16,8 +16,8 @@ from torch.func import functional_call, vmap
 from fedsel_flwr.clients.batched.layers import Dropout, ForwardContext
 from fedsel_flwr.clients.batched.manual_backprop import Plan, plan
 from fedsel_flwr.clients.batched.steps import Unsupported
-from fedsel_flwr.clients.batched.threads import map_on_threads
 from fedsel_flwr.clients.batched.trainer import default_chunk
+from fedsel_flwr.clients.threads import map_on_threads
 from fedsel_flwr.clients.training import read_only_tensor
 from fedsel_flwr.errors import ParameterError
 

@@ -20,9 +20,9 @@ from fedsel_flwr.checks import FloatArray, whole
 from fedsel_flwr.clients.batched.backends import Backend
 from fedsel_flwr.clients.batched.examples import ArrayOrTensor, Examples, check_generators, longest_first, num_steps
 from fedsel_flwr.clients.batched.shared_memory import ArraySpec, Block, nbytes_of
-from fedsel_flwr.clients.batched.threads import using_threads
 from fedsel_flwr.clients.batched.trainer import Arrays, BatchedTrainer, Pairs
 from fedsel_flwr.clients.batched.worker_connection import WorkerConnection, packed
+from fedsel_flwr.clients.threads import using_threads
 from fedsel_flwr.clients.training_settings import TrainingSettings
 
 logger = logging.getLogger("fedsel_flwr")

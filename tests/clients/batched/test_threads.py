@@ -13,9 +13,8 @@ from torch import nn
 
 from fedsel_flwr.clients.batched import BatchedTrainer, Examples
 from fedsel_flwr.clients.batched.evaluation import logits_batched
-from fedsel_flwr.clients.batched.threads import map_on_threads, using_threads
 from fedsel_flwr.clients.objectives import get_arrays
-from fedsel_flwr.clients.threads import ask_in_parts, using_threads
+from fedsel_flwr.clients.threads import map_on_threads, using_threads
 from fedsel_flwr.clients.training import TrainingSettings, outputs
 
 SETTINGS = TrainingSettings(learning_rate=0.1, batch_size=3, momentum=0.5)
