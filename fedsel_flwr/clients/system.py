@@ -183,7 +183,8 @@ class SystemModel:
         Returns:
             Shape (num_clients,).
         """
-        gain_down, gain_up = -np.log1p(-points[:, 0]), -np.log1p(-points[:, 1])  # Rayleigh fading: an Exp(1) power
+        # Rayleigh fading: the power is Exp(1), here by its inverse distribution function
+        gain_down, gain_up = -np.log1p(-points[:, 0]), -np.log1p(-points[:, 1])
         means = np.empty(self.num_clients)
         for k, distance in enumerate(self._distances_km(range(self.num_clients))):
             low, high = computing_rate_bounds(k, self.num_clients, step=self.computing_step)
@@ -246,7 +247,8 @@ class SystemModel:
             )
         airtime = min(max(self.max_latency_s - delays.download_s - busy, 0.0), delays.upload_s)
         frequency_hz = delays.computing_rate * self.cycles_per_sample
-        cycles = frequency_hz * busy  # cycles_per_sample x samples_per_round when the model gives the time
+        # cycles_per_sample x samples_per_round if the time is the model's
+        cycles = frequency_hz * busy
         radio = float(self.uplink.transmit_energy(airtime))
         return radio + cpu_energy(cycles, frequency_hz, self.effective_capacitance)
 

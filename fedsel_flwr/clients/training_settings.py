@@ -99,5 +99,6 @@ def examples_per_round(settings: TrainingSettings, sizes: IntArray) -> FloatArra
     """
     if settings.local_steps is None:
         return np.asarray(sizes * settings.local_epochs, dtype=np.float64)
+    # negated twice: the quotient is rounded up
     passes, rest = np.divmod(settings.local_steps, -(-sizes // settings.batch_size))
     return np.asarray(passes * sizes + rest * settings.batch_size, dtype=np.float64)

@@ -53,11 +53,15 @@ class WorkerConnection:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
+        # a worker that stops in the middle of a message must not stop this process
         for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
             ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", MESSAGE_S, 0))
         with theirs:
+            # sys.path as it is now, which may differ from the one that a new process would have
             path = json.dumps([place for place in sys.path if isinstance(place, str)])
             try:
+                # Its own session, so that Ctrl-C goes to this process alone. One thread: libraries read these variables
+                # when they are imported, and their idle threads would spin on the other processes' cores.
                 self._process = subprocess.Popen(
                     [sys.executable, "-c", START, str(theirs.fileno()), path],
                     stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
@@ -129,6 +133,7 @@ class WorkerConnection:
 
     def _show(self, number: int, blocks: Mapping[int, Block], *, writable: bool) -> None:
         """Send it a block, and make it drop those that are no longer there."""
+        # memory goes back only when the last process has dropped it
         for old in self._known - set(blocks):
             self._connection.send(("forget", old))
         self._known &= set(blocks)
