@@ -90,18 +90,20 @@ def choose_backend(
        - the loss is not the cross-entropy of classes;
        - images are augmented;
        - a step has more than 32 examples;
+       - manual backprop cannot train the model, see 2;
        - a layer is neither dense nor a rectifier behind a dense layer, or the last layer has a rectifier;
        - Numba is not installed.
     2. ``"manual"``, manual backprop over stacked parameters
        (:mod:`~fedsel_flwr.clients.batched.manual_backprop`). Reasons against it:
 
        - the model is not an ``nn.Sequential`` of Flatten, Linear, ReLU, Dropout, Conv2d, MaxPool2d and Identity;
-       - a layer has hooks, keeps axes, has groups, or pads with something other than a number of zeros;
+       - a layer has hooks, keeps axes, has groups, returns indices, or pads otherwise than with a number of zeros;
        - a parameter is frozen, shared or of another type than the inputs, or there are buffers;
        - a layer cannot read its input, or the outputs do not have the shape (n, k).
     3. ``"vmap"``, ``torch.func.vmap`` over the clients (:mod:`~fedsel_flwr.clients.batched.vmap`). Reasons against it:
 
        - a layer is a batch normalization, an AlphaDropout or a FeatureAlphaDropout;
+       - the input of a dropout layer is neither contiguous nor channels last;
        - a forward pass changes buffers;
        - the outputs of an example depend on the rest of its batch, or on chance outside dropout layers;
        - the loss is not a number for each example;

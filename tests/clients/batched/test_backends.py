@@ -21,6 +21,18 @@ from tests.clients.batched.checking import SETTINGS, check_against_loop, seeded,
 from tests.clients.batched.kinds import Branching, Centred, Chance, Counting, Residual, normalized, shared
 
 
+class Transposed(nn.Module):
+    """A dropout layer whose input is a transposed view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout, self.layer = nn.Dropout(0.5), nn.Linear(8, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Shapes (n, 1, 8, 8) to (n, 10)."""
+        return self.layer(self.dropout(x[:, 0].transpose(1, 2)).sum(1))  # type: ignore[no-any-return]
+
+
 @pytest.mark.parametrize(
     ("build", "backend", "reason"),
     [
@@ -37,6 +49,9 @@ from tests.clients.batched.kinds import Branching, Centred, Chance, Counting, Re
         (lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU()), "manual", "expected outputs of shape (n, k)"),
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(9, 2)), "manual", "Linear at '1' cannot read its input"),
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 2).double()), "manual", "must share one type"),
+        (lambda: nn.Sequential(nn.Flatten(), *[nn.Linear(64, 64)] * 2), "manual", "shared"),
+        (lambda: nn.Sequential(nn.MaxPool2d(2, return_indices=True), nn.Flatten()), "manual", "MaxPool2d at '0'"),
+        (Transposed, "vmap", "neither contiguous nor channels last"),
         (Chance, "vmap", "on chance outside nn.Dropout"),
         (Centred, "vmap", "depend on the rest of the batch"),
         (Counting, "vmap", "changes its buffers"),
