@@ -172,9 +172,9 @@ LIMITS = {
     "cnn5": "What limits it: the second convolution, whose grouped products run at the rate of large ones, takes most "
     "of the training; the first, with a single input channel, runs at half that rate, and pooling takes about a "
     "seventh.",
-    "resnet": "What limits it: manual backprop does not know these layers, so torch.func batches them: grouped convolutions of "
-    "few channels in a layout that is not theirs, and normalisation and additions that read and write memory as often "
-    "as in a loop. This is the kind of model for which the engine pays least.",
+    "resnet": "What limits it: manual backprop does not know these layers, so torch.func batches them: grouped "
+    "convolutions of few channels in a layout that is not theirs, and normalisation and additions that read and write "
+    "memory as often as in a loop. This is the kind of model for which the engine pays least.",
 }
 
 
