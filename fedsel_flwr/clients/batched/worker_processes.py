@@ -297,7 +297,7 @@ class SharedTrainer:
             own = Examples(examples.inputs, examples.labels, examples.rows[part])
             losses[part] = self._trainer.train_into(into, start, own, draws[part])
 
-        # as in a worker: a product on several threads may have other last bits
+        # one thread, as in a worker: on several threads a product may have other last bits
         with using_threads(1):
             given = [part.start for part, _ in busy]
             for part in parts:
@@ -309,5 +309,5 @@ class SharedTrainer:
                     pool.tasks += 1
                 else:
                     train_here(part)
-        # a copy, as the losses lie in a block that the next round may use; the stacks keep theirs from being free
+        # a copy: whoever keeps the losses must not keep the whole block from being used again
         return self._trainer.stacks.in_client_order(stacks, losses.copy(), order)
