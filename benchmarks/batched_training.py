@@ -2,7 +2,7 @@
 
     python benchmarks/batched_training.py [--clients 25] [--examples 120] [--rounds 7] [--threads 1 2] [--chunks …]
 
-Random images of Fashion-MNIST's shape, batches of 10, one epoch. The ways take turns within each round of the
+Random images of Fashion-MNIST's shape, batches of 10, one epoch. The backends take turns within each round of the
 measurement, so that whatever else the machine does hits all of them; figures are medians, and the ratio is the median
 of the ratios to the loop of the same turn.
 """
@@ -67,19 +67,22 @@ def main() -> None:
         for name in args.models:
             model = MODELS[name]()
             start = get_arrays(model)
-            ways = {way: BatchedTrainer(model, settings, way=way) for way in ("loop", "written", "general")}
-            ways |= {f"chunk {n}": BatchedTrainer(model, settings, way="written", chunk=n) for n in args.chunks}
-            seconds: dict[str, list[float]] = {way: [] for way in ways}
+            backends = {
+                backend: BatchedTrainer(model, settings, backend=backend)
+                for backend in ("sequential", "manual", "vmap")
+            }
+            backends |= {f"chunk {n}": BatchedTrainer(model, settings, backend="manual", chunk=n) for n in args.chunks}
+            seconds: dict[str, list[float]] = {backend: [] for backend in backends}
             for turn in range(args.rounds + 1):
-                for way, trainer in ways.items():
+                for backend, trainer in backends.items():
                     generators = [np.random.default_rng([turn, client]) for client in range(args.clients)]
                     begin = time.perf_counter()
                     trainer.train(start, clients, generators)
-                    seconds[way].append(time.perf_counter() - begin)
-            loop = np.array(seconds["loop"][1:])  # the first turn warms up
+                    seconds[backend].append(time.perf_counter() - begin)
+            sequential = np.array(seconds["sequential"][1:])  # the first turn warms up
             figures = [
-                f"{way} {np.median(own[1:]):.4f} ({np.median(loop / np.array(own[1:])):.1f}x)"
-                for way, own in seconds.items()
+                f"{backend} {np.median(own[1:]):.4f} ({np.median(sequential / np.array(own[1:])):.1f}x)"
+                for backend, own in seconds.items()
             ]
             print(f"{threads} thread(s), {name}: " + ", ".join(figures), flush=True)
 

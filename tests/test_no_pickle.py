@@ -32,7 +32,7 @@ CARRIERS = {"loky", "multiprocessing"}
 """Modules that pickle what they carry."""
 CALLS = {("torch", "load"), ("torch", "save"), ("pd", "read_pickle"), ("pandas", "read_pickle")}
 EXCEPTIONS = {
-    "clients/batched/worker.py": "a helper process hears the one that started it, over a pair of sockets of their own",
+    "clients/batched/worker.py": "a worker process hears the one that started it, over a pair of sockets of their own",
     "clients/batched/worker_connection.py": "the other end of these; the model to train is code and its state",
     "simulations/on_flower/ray_session.py": "Ray carries the data to its actors; of pickle only an error's name",
     "simulations/comparisons/parallel_runs.py": "runs of a comparison go to processes that this one starts",

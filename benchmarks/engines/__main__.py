@@ -102,7 +102,7 @@ def _compare(model: str, args: argparse.Namespace, pythons: dict[str, str], abse
             facts |= {"loss": loss, "accuracy": accuracy, "trained": None, "command": [], "environ": {}}
             facts["version"] = version(pythons[runner.player], package) if package else ""
             said.append(facts)
-        was_compiled = any(turn.get("way") == "compiled" for facts in said for turn in facts["turns"])
+        was_compiled = any(turn.get("backend") == "numba" for facts in said for turn in facts["turns"])
         in_it = {runner["player"] for runner in said if not runner["failure"]}
         failed = {r["player"]: r["failure"] for r in said if r["player"] not in in_it}
         without = {name: PLAYERS[name].without[model] for name in args.only if model in PLAYERS[name].without}

@@ -36,8 +36,8 @@ def _in_workers(name: str) -> Path:
     return HERE / "workers" / name
 
 
-VECTORIZED = {"engine": "vectorized", "way": "auto"}
-COMPILED = {"engine": "vectorized", "way": "compiled", "processes": 1, "only": ["mlp"]}
+VECTORIZED = {"engine": "vectorized", "backend": "auto"}
+COMPILED = {"engine": "vectorized", "backend": "numba", "processes": 1, "only": ["mlp"]}
 ONE = {"1 thread": {"threads": 1}}
 ALONE = ONE | {"2 threads": {"threads": 2}}
 PROCESSES = ONE | {"2 processes": {"threads": 1, "processes": 2}}  # two threads share out products of ten rows badly

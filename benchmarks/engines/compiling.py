@@ -17,7 +17,7 @@ from fedsel_flwr.clients.training import TrainingSettings
 
 model = nn.Sequential(nn.Linear(4, 2))
 clients = Examples(np.zeros((1, 4), dtype=np.float32), np.zeros(1, dtype=np.int64), [np.zeros(1, dtype=np.int64)])
-trainer = BatchedTrainer(model, TrainingSettings(learning_rate=0.1, batch_size=1), way="compiled")
+trainer = BatchedTrainer(model, TrainingSettings(learning_rate=0.1, batch_size=1), backend="numba")
 begin = time.perf_counter()
 trainer.train(get_arrays(model), clients, [np.random.default_rng(0)])
 print(time.perf_counter() - begin)

@@ -1,4 +1,4 @@
-"""A model that batching gains little from: a small residual network, whose layers are not written out."""
+"""A model that batching gains little from: a small residual network, whose layers manual backprop does not know."""
 
 from __future__ import annotations
 

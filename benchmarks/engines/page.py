@@ -132,7 +132,7 @@ def _compiling(result: dict[str, Any]) -> list[str]:
     if not (seconds := result.get("compiling")):
         return []
     return [
-        f"The loops of the compiled way take {seconds[0]:.1f} s to compile, once after the installation; every other "
+        f"The loops of the backend numba take {seconds[0]:.1f} s to compile, once after the installation; every other "
         f"process loads them in {seconds[1]:.1f} s. Either is part of round 1.",
         "",
     ]
@@ -146,20 +146,20 @@ def _floor(result: dict[str, Any], ours: dict[str, Any] | None) -> list[str]:
     least = floor["operations"] / best
     rates = ", ".join(f"{value / 1e9:.0f} with {threads}" for threads, value in floor["rates"].items())
     training = np.median([turn["training"] for turn in ours["turns"]])
-    way = ours["turns"][-1]["way"]
+    backend = ours["turns"][-1]["backend"]
     return [
         f"Floor: {floor['operations'] / 1e9:.2f} GFLOP a round; large matrix products run at {rates} threads "
         f"(GFLOP/s), hence at least {_figure(least)} s. Our round takes {round_s / least:.1f} times that. Of its "
-        f"{_figure(round_s)} s the training takes {_figure(training)} (way: {way}), everything else "
+        f"{_figure(round_s)} s the training takes {_figure(training)} (backend: {backend}), everything else "
         f"{_figure(round_s - training)}.",
         "",
-        LIMITS.get(f"{result['model']}, {way}", LIMITS[result["model"]]),
+        LIMITS.get(f"{result['model']}, {backend}", LIMITS[result["model"]]),
         "",
     ]
 
 
 LIMITS = {
-    "mlp, compiled": "What limits it: three fifths of a client's step are the two products of its first layer, at half "
+    "mlp, numba": "What limits it: three fifths of a client's step are the two products of its first layer, at half "
     "the rate of large ones, a quarter is the fetching of ten images from main memory, the rest the smaller layers. "
     "Outside the training most goes into random streams, each named by client, purpose and round.",
     "mlp": "What limits it: a batch of ten reads each client's first layer once for its outputs and once for its "
@@ -172,9 +172,9 @@ LIMITS = {
     "cnn5": "What limits it: the second convolution, whose grouped products run at the rate of large ones, takes most "
     "of the training; the first, with a single input channel, runs at half that rate, and pooling takes about a "
     "seventh.",
-    "resnet": "What limits it: these layers are not written out, so torch.func batches them: grouped convolutions of "
-    "few channels in a layout that is not theirs, and normalisation and additions that read and write memory as often "
-    "as in a loop. This is the kind of model for which the engine pays least.",
+    "resnet": "What limits it: manual backprop does not know these layers, so torch.func batches them: grouped "
+    "convolutions of few channels in a layout that is not theirs, and normalisation and additions that read and write "
+    "memory as often as in a loop. This is the kind of model for which the engine pays least.",
 }
 
 

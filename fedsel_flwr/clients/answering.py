@@ -1,4 +1,4 @@
-"""What a simulated client says about the model it received when it is asked, and what answering costs.
+"""Answers of a simulated client about the model that it received, and the cost of answering.
 
 A strategy asks in the train config (key ``needs``) or by a probe (key ``probe``), with names of columns and commas
 between them. A client answers those it can, each under the column's name, and passes over the others:
@@ -6,31 +6,23 @@ between them. A client answers those it can, each under the column's name, and p
 | column | answer |
 | --- | --- |
 | ``loss`` | mean loss (cross-entropy, nats) on the client's training examples |
-| ``batch_loss`` | mean loss on one mini-batch of the training examples, as many as the client trains with at a time |
+| ``batch_loss`` | mean loss on one mini-batch of the training examples, of the size of a training batch |
 | ``rms_loss`` | root mean square of the losses of the single training examples (Oort) |
 | ``local_accuracy`` | fraction of the client's test examples that are classified correctly |
 | ``gradient`` | gradient of the mean loss on all training examples, parameter by parameter, flattened |
-| ``sketch`` | hash of the client's training data, see :mod:`fedsel_flwr.clients.answering` |
+| ``sketch`` | SimHash of the client's training data (LSH, NCCB), see :func:`sketch` |
 
-Where the objective is a regression, the loss is the squared one, and ``local_accuracy`` is R², 0 where it is negative.
+In a regression the loss is the squared one, and ``local_accuracy`` is R², or 0 if R² is negative.
 
-Dropout is off, images are seen as they are, and neither weight decay nor a proximal term is part of loss and gradient.
+Dropout layers and augmentation are off. Neither weight decay nor a proximal term is part of loss and gradient. The
+mini-batch is drawn without replacement from the client's own stream of the round: a second question before a round gets
+the same mini-batch, and all engines draw alike.
 
-The mini-batch is drawn without replacement from the client's own stream of the round: whoever asks twice before a
-round gets the same one, and all engines draw alike.
-
-Costs (ours): time is counted in forward passes, of which training on the same examples takes three, as the backward
-pass costs about two. ``loss`` and ``rms_loss`` share one pass, ``local_accuracy`` is another, and ``gradient`` takes
-three, which bring the losses along; ``sketch`` is another pass over the examples. ``batch_loss`` is the share of a pass
-that the mini-batch is of the examples, and nothing if the losses of all are computed anyway. Numbers travel with the
-update at no cost, and so does a sketch, which is as large as one; a gradient is as large as an update, and takes as
-long to send.
-
-SimHash of a client's data, computed on the client: only the hash leaves it (LSH, NCCB).
-
-Each bit says on which side of a random plane through the origin the mean of the client's examples lies. The planes are
-drawn from the seed of the run, so all clients take the same. Two clients differ in a share theta / pi of the bits, in
-expectation, where theta is the angle between their means (Charikar, STOC 2002).
+Costs (ours): time is counted in forward passes. Training on the same examples takes three, as the backward pass costs
+about two. ``loss`` and ``rms_loss`` share one pass, ``local_accuracy`` and ``sketch`` take one each, and ``gradient``
+takes three, which yield the losses as well. ``batch_loss`` takes the mini-batch's share of a pass, and nothing if the
+losses of all examples are computed anyway. Numbers travel with the update at no cost, and so does a sketch, which is as
+large as one; a gradient is as large as an update, and takes as long to send.
 """
 
 from __future__ import annotations
@@ -51,35 +43,8 @@ from fedsel_flwr.clients.training import Targets, check_examples, device_of, eva
 from fedsel_flwr.errors import ParameterError
 
 SKETCH_BITS = 64
-"""Bits of a hash."""
-
-
-def sketch(inputs: npt.NDArray[np.float32], seed: int) -> npt.NDArray[np.float32]:
-    """Return the hash of some examples.
-
-    Args:
-        inputs: The examples, shape (n, ...), n at least 1.
-        seed: Seed of the run.
-
-    Returns:
-        Shape (64,), each 0 or 1.
-
-    Raises:
-        ParameterError: There are no examples.
-
-    Example:
-        >>> one, other = np.ones((3, 5), np.float32), -np.ones((2, 5), np.float32)
-        >>> int((sketch(one, 7) == sketch(3 * one[:1], 7)).sum()), int((sketch(one, 7) == sketch(other, 7)).sum())
-        (64, 0)
-    """
-    if not len(inputs):
-        raise ParameterError("a sketch needs at least one training example, got none; give the client examples")
-    mean = inputs.reshape(len(inputs), -1).mean(axis=0, dtype=np.float64)
-    planes = stream(seed, "sketch", 0).standard_normal((SKETCH_BITS, mean.size))
-    return np.asarray((planes * mean).sum(axis=1) > 0, dtype=np.float32)
-
-
-ANSWERED = frozenset({"loss", "batch_loss", "rms_loss", "local_accuracy", "gradient", "sketch"})
+"""Bits of a sketch."""
+ANSWERABLE = frozenset({"loss", "batch_loss", "rms_loss", "local_accuracy", "gradient", "sketch"})
 """The columns that a simulated client can answer."""
 
 Examples = tuple[npt.NDArray[np.float32], Targets]
@@ -87,20 +52,20 @@ Examples = tuple[npt.NDArray[np.float32], Targets]
 
 
 def asked_columns(names: object) -> frozenset[str]:
-    """Return which of the columns that a config names a simulated client can answer.
+    """Return the columns of a config that a simulated client can answer.
 
     Args:
-        names: Names with commas between them; None where the config has none.
+        names: Names with commas between them; None if the config has none.
 
     Returns:
-        Those of :data:`ANSWERED`.
+        Columns of :data:`ANSWERABLE`.
 
     Example:
         >>> sorted(asked_columns("rms_loss, energy,loss"))
         ['loss', 'rms_loss']
     """
     given = () if names is None else str(names).split(",")
-    return ANSWERED & {name.strip() for name in given}
+    return ANSWERABLE & {name.strip() for name in given}
 
 
 def answer(
@@ -112,16 +77,16 @@ def answer(
     seed: int = 0,
     batch: IntArray | None = None,
 ) -> dict[str, float | bytes]:
-    """Answer for a model; the model stays as it is.
+    """Answer questions about a model, which stays as it is.
 
     Args:
         model: The received model.
-        asked: Columns of :data:`ANSWERED`.
+        asked: Columns of :data:`ANSWERABLE`.
         train: The client's training examples, at least one.
         test: The client's test examples, at least one.
-        objective: What is measured.
+        objective: Loss and quality.
         seed: Seed of the run, for the sketch: all clients must take the same.
-        batch: Rows of the training examples that are the mini-batch (:func:`mini_batch`); None: all of them.
+        batch: Rows of the training examples in the mini-batch (:func:`mini_batch`); None: all of them.
 
     Returns:
         Column -> number, or the bytes of a float32 array: a gradient of shape (number of parameters,), a sketch of
@@ -130,32 +95,32 @@ def answer(
     Raises:
         ParameterError: There are no examples, or not one label for each.
     """
-    said: dict[str, float | bytes] = {}
+    answers: dict[str, float | bytes] = {}
     if {"loss", "rms_loss", "gradient"} & set(asked):
         losses, gradient = losses_and_gradient(model, *train, with_gradient="gradient" in asked, objective=objective)
-        said = {"loss": float(losses.mean()), "rms_loss": float(np.sqrt(np.mean(losses**2)))}
-        said["gradient"] = gradient.tobytes()
-        said["batch_loss"] = float(losses[... if batch is None else batch].mean())
+        answers = {"loss": float(losses.mean()), "rms_loss": float(np.sqrt(np.mean(losses**2)))}
+        answers["gradient"] = gradient.tobytes()
+        answers["batch_loss"] = float(losses[... if batch is None else batch].mean())
     elif "batch_loss" in asked:
         rows = ... if batch is None else batch
         losses, _ = losses_and_gradient(model, train[0][rows], train[1][rows], with_gradient=False, objective=objective)
-        said["batch_loss"] = float(losses.mean())
+        answers["batch_loss"] = float(losses.mean())
     if "local_accuracy" in asked:
-        said["local_accuracy"] = local_accuracy(evaluate(model, *test, objective=objective)[1])
+        answers["local_accuracy"] = local_accuracy(evaluate(model, *test, objective=objective)[1])
     if "sketch" in asked:
-        said["sketch"] = sketch(train[0], seed).tobytes()
-    return {name: value for name, value in said.items() if name in asked}
+        answers["sketch"] = sketch(train[0], seed).tobytes()
+    return {name: value for name, value in answers.items() if name in asked}
 
 
 def mini_batch(seed: int, partition_id: int, round: int, count: int, batch_size: int) -> IntArray:
-    """Return which of a client's training examples are the mini-batch of a round's probe.
+    """Draw the mini-batch of a round's probe from a client's training examples.
 
     Args:
         seed: Seed of the run.
         partition_id: The client's partition.
-        round: The absolute round that the probe is about.
-        count: How many training examples the client has.
-        batch_size: How many it trains with at a time.
+        round: The absolute round of the probe.
+        count: Number of the client's training examples.
+        batch_size: Number of examples in a training batch.
 
     Returns:
         Rows, shape (min(batch_size, count),), drawn without replacement.
@@ -169,16 +134,17 @@ def mini_batch(seed: int, partition_id: int, round: int, count: int, batch_size:
 
 
 def local_accuracy(quality: float) -> float:
-    """The column's number for a quality: R² may be negative, the column holds [0, 1]; NaN stays."""
+    """Return the column's number for a quality: R² may be negative, the column holds [0, 1]; NaN stays."""
+    # not max(), which would turn NaN into 0
     return 0.0 if quality < 0 else quality
 
 
 def forward_passes(asked: Collection[str], batch_share: float = 1.0) -> float:
-    """Return how many forward passes answering takes; training on the same examples takes three.
+    """Count the forward passes that answering takes; training on the same examples takes three.
 
     Args:
-        asked: Columns of :data:`ANSWERED`.
-        batch_share: The share of the training examples that a mini-batch is.
+        asked: Columns of :data:`ANSWERABLE`.
+        batch_share: Size of a mini-batch, as a share of the training examples.
 
     Returns:
         0 … 5.
@@ -196,13 +162,13 @@ def forward_passes(asked: Collection[str], batch_share: float = 1.0) -> float:
     return on_training + int("local_accuracy" in names) + int("sketch" in names)
 
 
-def with_answers(delays: RoundDelays, asked: Collection[str], batch_share: float = 1.0) -> RoundDelays:
-    """Return what a round takes in which a client answers and trains.
+def with_answering(delays: RoundDelays, asked: Collection[str], batch_share: float = 1.0) -> RoundDelays:
+    """Return the delays of a round in which a client answers and trains.
 
     Args:
-        delays: What the round takes without an answer.
-        asked: Columns of :data:`ANSWERED`; without any the delays stay to the last bit.
-        batch_share: The share of the training examples that a mini-batch is.
+        delays: Delays of the round without an answer.
+        asked: Columns of :data:`ANSWERABLE`; without any the delays stay to the last bit.
+        batch_share: Size of a mini-batch, as a share of the training examples.
 
     Returns:
         The delays with longer computing, and, for a gradient, longer sending.
@@ -212,6 +178,38 @@ def with_answers(delays: RoundDelays, asked: Collection[str], batch_share: float
         compute_s=delays.compute_s * (1 + forward_passes(asked, batch_share) / 3),
         upload_s=delays.upload_s * (2 if "gradient" in asked else 1),
     )
+
+
+def sketch(inputs: npt.NDArray[np.float32], seed: int) -> npt.NDArray[np.float32]:
+    """Return the SimHash of some examples; only the hash leaves the client.
+
+    Each bit says on which side of a random plane through the origin the mean of the examples lies. The planes are drawn
+    from the seed of the run, so that all clients take the same. Two clients differ in a share theta / pi of the bits,
+    in expectation, where theta is the angle between their means.
+
+    Args:
+        inputs: The examples, shape (n, ...), n at least 1.
+        seed: Seed of the run.
+
+    Returns:
+        Shape (64,), each 0 or 1.
+
+    Raises:
+        ParameterError: There are no examples.
+
+    References:
+        M. S. Charikar, "Similarity estimation techniques from rounding algorithms", STOC 2002.
+
+    Example:
+        >>> one, other = np.ones((3, 5), np.float32), -np.ones((2, 5), np.float32)
+        >>> int((sketch(one, 7) == sketch(3 * one[:1], 7)).sum()), int((sketch(one, 7) == sketch(other, 7)).sum())
+        (64, 0)
+    """
+    if not len(inputs):
+        raise ParameterError("a sketch needs at least one training example, got none. Give the client examples.")
+    mean = inputs.reshape(len(inputs), -1).mean(axis=0, dtype=np.float64)
+    planes = stream(seed, "sketch", 0).standard_normal((SKETCH_BITS, mean.size))
+    return np.asarray((planes * mean).sum(axis=1) > 0, dtype=np.float32)
 
 
 def losses_and_gradient(
@@ -229,9 +227,9 @@ def losses_and_gradient(
         model: The model; it stays as it is.
         inputs: The examples, shape (n, ...), n at least 1.
         labels: Their classes, shape (n,).
-        with_gradient: Without it the gradient is empty, and takes no time.
-        batch_size: Examples at a time; the result does not depend on it but for rounding.
-        objective: Whose loss it is; cross-entropy, in nats, if not given.
+        with_gradient: Whether the gradient is computed; without it the gradient is empty.
+        batch_size: Examples at a time; it changes the result by rounding only.
+        objective: The objective of the loss; cross-entropy, in nats, if not given.
 
     Returns:
         The losses, shape (n,); the gradient in the order of ``model.parameters()``, flattened.
@@ -251,6 +249,7 @@ def losses_and_gradient(
             seen, wanted = (torch.tensor(part[rows], device=device) for part in (inputs, labels))
             each = objective.loss(model(seen), wanted, reduction="none")
             losses.append(each.detach().cpu().numpy().astype(np.float64))
+            # sums of the batches, divided once at the end: batches may differ in size
             if parameters:
                 for sums, part in zip(total, torch.autograd.grad(each.sum(), parameters), strict=True):
                     sums += part

@@ -1,14 +1,14 @@
-"""The device of a client: how fast it computes, and the energy its processor takes.
+"""System model of clients: the delays of a round, the methods of every system model, and the device of a client.
+
+:class:`RoundDelays` and :class:`System` are what engines and clients know of a system model. :func:`mean_latencies` is
+what no selector knows: the true means, by which regret and genies are measured. The device of Xia's clients, with its
+computing rate and energy, follows.
 
 References:
     [1] W. Xia et al., "Multi-armed bandit-based client scheduling for federated learning", IEEE Transactions on
         Wireless Communications, 2020, section V-A.
     [2] N. H. Tran, W. Bao, A. Zomaya, M. N. H. Nguyen and C. S. Hong, "Federated learning over wireless networks:
         optimization model design and analysis", IEEE INFOCOM, 2019.
-
-What a system model says of clients: the parts of a latency, and the methods that every system model has.
-
-True means of a system model: what no selector knows, and what regret and genies are measured by.
 """
 
 from __future__ import annotations
@@ -22,6 +22,101 @@ import numpy as np
 from fedsel_flwr.checks import FloatArray
 from fedsel_flwr.errors import ParameterError
 
+PROBE_BITS = 64
+"""Size of a scalar answer, bit."""
+
+
+@dataclass(frozen=True)
+class RoundDelays:
+    """Delays of one client in one round, before the deadline caps them.
+
+    Args:
+        download_s: Time to receive the model, s; infinite in a channel that carries nothing.
+        compute_s: Time to train, s, by the model of the device.
+        upload_s: Time to send the update, s; infinite in a channel that carries nothing.
+        computing_rate: Training speed in this round, samples/s.
+    """
+
+    download_s: float
+    compute_s: float
+    upload_s: float
+    computing_rate: float
+
+
+class System(Protocol):
+    """System model: the delays and the energy of each client in each round.
+
+    :class:`~fedsel_flwr.clients.system.SystemModel` is Xia's cell, :class:`~fedsel_flwr.clients.phones.PhoneModel` a
+    fleet of phones.
+    """
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients, with partition ids 0 … num_clients - 1."""
+
+    @property
+    def seed(self) -> int:
+        """Seed of the run."""
+
+    @property
+    def max_latency_s(self) -> float:
+        """Deadline of a round, s."""
+
+    @property
+    def payload_up_bits(self) -> float:
+        """Size of the update that a client sends, bit."""
+
+    def draw(self, partition_id: int, round: int) -> RoundDelays:
+        """Return the delays of a client in a round, not capped; the same arguments give the same delays."""
+
+    def draws(self, partition_ids: Sequence[int], round: int) -> list[RoundDelays]:
+        """Return :meth:`draw` of several clients, to the last bit."""
+
+    def mean_latencies(self, points: FloatArray) -> FloatArray:
+        """Return each client's mean latency, capped at the deadline, s; points of the unit cube, shape (n, 3)."""
+
+    def draw_probe(
+        self, partition_id: int, round: int, *, forward_passes: float = 1, bits: float = PROBE_BITS
+    ) -> RoundDelays:
+        """Return the delays of an answer about the model: some forward passes, and an answer of some bits."""
+
+    def probe_delays(self, delays: RoundDelays, *, forward_passes: float = 1, bits: float = PROBE_BITS) -> RoundDelays:
+        """Return the delays of such an answer for a client with these delays in the round."""
+
+    def energy_j(self, delays: RoundDelays, compute_s: float | None = None) -> float:
+        """Return the energy of a client in a round, J; ``compute_s`` replaces the time to train."""
+
+
+POINTS = 4096
+"""Number of points of which means are taken; their error is about a thousandth of the spread."""
+PLASTIC = 1.2207440846057596
+"""The root of x^4 = x + 1, which generalizes the golden ratio to three dimensions."""
+
+
+def quasirandom_points() -> FloatArray:
+    """Spread points evenly over the unit cube, shape (n, 3), none of them on a face.
+
+    References:
+        M. Roberts, "The unreasonable effectiveness of quasirandom sequences", 2018 (the sequence R_3).
+    """
+    steps = PLASTIC ** -np.arange(1.0, 4.0)
+    return np.asarray((0.5 + np.arange(1, POINTS + 1)[:, np.newaxis] * steps) % 1.0)
+
+
+def mean_latencies(system: System) -> FloatArray:
+    """Return each client's mean latency over the rounds, capped at the deadline, s, shape (num_clients,).
+
+    Args:
+        system: The system model of a run.
+
+    Example:
+        >>> from fedsel_flwr.clients.system import SystemModel
+        >>> mean_latencies(SystemModel(num_clients=3, seed=1)).round(2).tolist()
+        [0.2, 0.15, 0.31]
+    """
+    return system.mean_latencies(quasirandom_points())
+
+
 PRINTED_CLIENTS = 20
 """The largest number of clients in Xia's experiments."""
 
@@ -30,7 +125,7 @@ COMPUTING_STEP = 20.0
 
 
 def computing_rate_bounds(index: int, num_clients: int, *, step: float = COMPUTING_STEP) -> tuple[float, float]:
-    """Return the range from which a client's computing rate is drawn anew in every round.
+    """Return the range from which a client's computing rate is drawn in every round.
 
     Xia gives client k = 1, 2, …, K the range [(0.5 k + 0.5) x 20, (0.5 k + 1.5) x 20], with K up to 20.
 
@@ -60,12 +155,13 @@ def computing_rate_bounds(index: int, num_clients: int, *, step: float = COMPUTI
     """
     if not 0 <= index < num_clients:
         raise ParameterError(
-            f"index must be at least 0 and below num_clients = {num_clients!r}, got {index!r}; "
-            "give the partition id of one of the run's clients"
+            f"index must be at least 0 and below num_clients = {num_clients!r}, got {index!r}. "
+            "Give the partition id of one of the run's clients."
         )
     if not 0 < step < float("inf"):
-        raise ParameterError(f"step must be a finite number above 0, got {step!r}; give a width in samples/s")
+        raise ParameterError(f"step must be a finite number above 0, got {step!r}. Give a width in samples/s.")
     rank = 1.0 + int(index)  # k
+    # int(): K - 1 of a NumPy integer of few bits would overflow
     if num_clients > PRINTED_CLIENTS:
         rank = 1.0 + (PRINTED_CLIENTS - 1.0) * int(index) / (int(num_clients) - 1)  # k' = 1 + 19 (k-1) / (K-1)
     return (0.5 * rank + 0.5) * step, (0.5 * rank + 1.5) * step  # phi^LB, phi^UB in section V-A
@@ -95,100 +191,5 @@ def cpu_energy(cycles: float, frequency_hz: float, effective_capacitance: float)
     given = {"cycles": cycles, "frequency_hz": frequency_hz, "effective_capacitance": effective_capacitance}
     for name, value in given.items():
         if not value >= 0:
-            raise ParameterError(f"{name} must be at least 0, got {value!r}; change {name}")
+            raise ParameterError(f"{name} must be at least 0, got {value!r}. Change {name}.")
     return effective_capacitance * cycles * frequency_hz**2
-
-
-PROBE_BITS = 64
-"""A scalar answer, bit."""
-
-
-@dataclass(frozen=True)
-class RoundDelays:
-    """What one client takes in one round, before the deadline cuts it.
-
-    Args:
-        download_s: Time to receive the model, s; infinite in a channel that carries nothing.
-        compute_s: Time to train, s, by the model of the device.
-        upload_s: Time to send the update, s; infinite in a channel that carries nothing.
-        computing_rate: Training speed in this round, samples/s.
-    """
-
-    download_s: float
-    compute_s: float
-    upload_s: float
-    computing_rate: float
-
-
-class System(Protocol):
-    """How long each client takes in each round, and the energy it spends.
-
-    :class:`~fedsel_flwr.clients.system.SystemModel` is Xia's cell, :class:`~fedsel_flwr.clients.phones.PhoneModel` a
-    fleet of phones.
-    """
-
-    @property
-    def num_clients(self) -> int:
-        """Number of clients, with partition ids 0 … num_clients - 1."""
-
-    @property
-    def seed(self) -> int:
-        """Seed of the run."""
-
-    @property
-    def max_latency_s(self) -> float:
-        """Deadline of a round, s."""
-
-    @property
-    def payload_up_bits(self) -> float:
-        """Size of the update that a client sends, bit."""
-
-    def draw(self, partition_id: int, round: int) -> RoundDelays:
-        """What a client takes in a round, not capped; the same arguments give the same delays."""
-
-    def draws(self, partition_ids: Sequence[int], round: int) -> list[RoundDelays]:
-        """What several clients take in a round: :meth:`draw` of each, to the last bit."""
-
-    def mean_latencies(self, points: FloatArray) -> FloatArray:
-        """Each client's mean latency over the rounds, capped at the deadline, s; points of the unit cube, (n, 3)."""
-
-    def draw_probe(
-        self, partition_id: int, round: int, *, forward_passes: float = 1, bits: float = PROBE_BITS
-    ) -> RoundDelays:
-        """What a client takes to answer a question about the model: some forward passes, and an answer of some bits."""
-
-    def probe_delays(self, delays: RoundDelays, *, forward_passes: float = 1, bits: float = PROBE_BITS) -> RoundDelays:
-        """What that takes a client with these delays in the round."""
-
-    def energy_j(self, delays: RoundDelays, compute_s: float | None = None) -> float:
-        """The energy of a client in a round, J; ``compute_s`` replaces the time to train."""
-
-
-POINTS = 4096
-"""Over how many points means are taken; their error is about a thousandth of the spread."""
-PLASTIC = 1.2207440846057596
-"""The root of x^4 = x + 1, which generalizes the golden ratio to three dimensions."""
-
-
-def cube() -> FloatArray:
-    """Return points that are evenly spread over the unit cube, shape (n, 3), none of them on a face.
-
-    References:
-        M. Roberts, "The unreasonable effectiveness of quasirandom sequences", 2018 (the sequence R_3).
-    """
-    steps = PLASTIC ** -np.arange(1.0, 4.0)
-    return np.asarray((0.5 + np.arange(1, POINTS + 1)[:, np.newaxis] * steps) % 1.0)
-
-
-def mean_latencies(system: System) -> FloatArray:
-    """Return each client's mean latency over the rounds, capped at the deadline, s, shape (num_clients,).
-
-    Args:
-        system: The system model of a run.
-
-    Example:
-        >>> from fedsel_flwr.clients.system import SystemModel
-        >>> mean_latencies(SystemModel(num_clients=3, seed=1)).round(2).tolist()
-        [0.2, 0.15, 0.31]
-    """
-    return system.mean_latencies(cube())

@@ -1,4 +1,4 @@
-"""Simulated failures: clients that crash before training, and clients whose update never arrives."""
+"""Simulated dropout of clients: crashes before training, and updates that never arrive."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from fedsel_flwr.clients.streams import streams
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.replies import CRASHED, FAILED
 
-ANSWERS = 0
-"""The client answers."""
+REPLIED = 0
+"""Outcome of a client whose reply arrives."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failing:
-    """Draws which clients fail in a round, each client from its own streams.
+class ClientDropout:
+    """Draws which clients drop out of a round, each client from its own streams.
 
-    A client that fails has trained: its seconds and joules are in the history. A client that crashes has spent nothing.
-    The server cannot tell the two apart: it waits for either until ``max_latency_s``, and the selector sees a failure.
+    A client whose reply is lost has trained: its seconds and joules are in the history. A client that crashes has spent
+    nothing. The server cannot tell the two apart: it waits for either until ``max_latency_s``, and the selector sees a
+    failure.
 
     Args:
         seed: Seed of the run.
@@ -30,7 +31,7 @@ class Failing:
         ParameterError: A probability is outside [0, 1].
 
     Example:
-        >>> Failing(seed=1, failure_probability=0.3, crash_probability=0.2).fates(range(8), 2)
+        >>> ClientDropout(seed=1, failure_probability=0.3, crash_probability=0.2).outcomes(range(8), 2)
         [1, 0, 0, 1, 2, 1, 2, 0]
     """
 
@@ -42,29 +43,33 @@ class Failing:
         """Check both probabilities."""
         for name in ("failure_probability", "crash_probability"):
             if real(name, getattr(self, name), at_least=0.0) > 1:
-                raise ParameterError(f"{name} must be a probability in [0, 1], got {getattr(self, name)!r}")
+                raise ParameterError(
+                    f"{name} must be a probability in [0, 1], got {getattr(self, name)!r}. Give a number in [0, 1]."
+                )
 
     @property
-    def share(self) -> float:
-        """The probability that a chosen client does not answer, for either reason."""
+    def probability(self) -> float:
+        """Probability that a chosen client drops out, for either reason."""
         return 1 - (1 - self.crash_probability) * (1 - self.failure_probability)
 
-    def fates(self, partition_ids: Sequence[int], round: int) -> list[int]:
-        """Draw what becomes of clients in a round.
+    def outcomes(self, partition_ids: Sequence[int], round: int) -> list[int]:
+        """Draw the outcome of a round for each client.
 
         Args:
             partition_ids: The clients' partitions.
             round: Absolute round.
 
         Returns:
-            For each :data:`ANSWERS`, or the :data:`~fedsel_flwr.rounds.replies.FAILED` or
+            For each :data:`REPLIED`, or the :data:`~fedsel_flwr.rounds.replies.FAILED` or
             :data:`~fedsel_flwr.rounds.replies.CRASHED` that its reply carries.
         """
+        # both are drawn for everybody, each from its own stream: a change of one probability leaves the other draws
         crashed = self._drawn("crash", self.crash_probability, partition_ids, round)
         failed = self._drawn("failure", self.failure_probability, partition_ids, round)
-        return [CRASHED if c else FAILED if f else ANSWERS for c, f in zip(crashed, failed, strict=True)]
+        return [CRASHED if c else FAILED if f else REPLIED for c, f in zip(crashed, failed, strict=True)]
 
     def _drawn(self, purpose: str, probability: float, partition_ids: Sequence[int], round: int) -> list[bool]:
+        # most runs have no dropout, and seeding the streams takes longer than everything else here
         if not probability:
             return [False] * len(partition_ids)
         return [bool(own.random() < probability) for own in streams(self.seed, purpose, partition_ids, round)]

@@ -1,31 +1,25 @@
-"""What a simulated client reports with its update: identity, times, energy, training loss.
+"""Metrics that a simulated client reports with its update: identity, times, energy, training loss.
 
-Measured energy of a client outside simulation: RAPL and NVML, through the library zeus.
-
-In simulation the model of :mod:`fedsel_flwr.clients.system` is the only source: a package meter counts everything that
-runs on the machine, all actors together.
+The system model is the only source of the energy: a meter would count everything that runs on the machine, all clients
+together.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping
-from types import TracebackType
-from typing import Any
 
 from flwr.common import Scalar
 
-from fedsel_flwr.clients.answering import SKETCH_BITS, forward_passes, with_answers
+from fedsel_flwr.clients.answering import SKETCH_BITS, forward_passes, with_answering
 from fedsel_flwr.clients.device import PROBE_BITS, RoundDelays, System
-from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.replies import SIMULATED_FAILURE
 
 
 def round_delays(
     system: System, partition_id: int, round: int, asked: Collection[str], batch_share: float = 1.0
 ) -> RoundDelays:
-    """What the round takes the client, answers to the columns ``asked`` for included."""
-    return with_answers(system.draw(partition_id, round), asked, batch_share)
+    """Draw a client's delays in a round, with those of answering the columns ``asked`` for."""
+    return with_answering(system.draw(partition_id, round), asked, batch_share)
 
 
 def fit_metrics(
@@ -37,15 +31,15 @@ def fit_metrics(
     compute_s: float | None = None,
     energy_score: float | None = None,
 ) -> dict[str, Scalar]:
-    """The metrics of an update.
+    """Return the metrics of an update.
 
     Args:
         system: Delays and energy.
-        partition_id: Which client this is.
-        delays: What the round takes it.
+        partition_id: The client's partition.
+        delays: The client's delays in the round.
         train_loss: Mean loss over the local steps.
         compute_s: Measured seconds of computing; None takes the system model's.
-        energy_score: PCZFL's score, reported where given.
+        energy_score: PCZFL's score, reported if it is given.
 
     Returns:
         ``latency_s`` = ``download_s`` + ``compute_s`` + ``upload_s`` (Xia et al., equation (4), not yet capped),
@@ -65,19 +59,19 @@ def fit_metrics(
     return metrics if energy_score is None else metrics | {"energy_score": energy_score}
 
 
-def lost_metrics(partition_id: int, fate: int, spent: Mapping[str, Scalar] | None = None) -> dict[str, Scalar]:
-    """The metrics of an answer that never arrives in the simulation.
+def dropout_metrics(partition_id: int, outcome: int, spent: Mapping[str, Scalar] | None = None) -> dict[str, Scalar]:
+    """Return the metrics of a simulated client that drops out.
 
     Args:
-        partition_id: Which client this is.
-        fate: :data:`~fedsel_flwr.rounds.replies.FAILED` or :data:`~fedsel_flwr.rounds.replies.CRASHED`.
-        spent: The metrics that the answer would have had; None of a client that has not trained.
+        partition_id: The client's partition.
+        outcome: :data:`~fedsel_flwr.rounds.replies.FAILED` or :data:`~fedsel_flwr.rounds.replies.CRASHED`.
+        spent: The metrics that the reply would have had; None if the client has not trained.
 
     Returns:
-        What the client spent; the history keeps it, and nobody learns the training loss.
+        What the client spent, for the history; without the training loss, which nobody can know.
     """
     known = {key: value for key, value in (spent or {}).items() if key != "train_loss"}
-    return known | {"client_id": partition_id, SIMULATED_FAILURE: fate}
+    return known | {"client_id": partition_id, SIMULATED_FAILURE: outcome}
 
 
 def probe_costs(
@@ -87,18 +81,19 @@ def probe_costs(
     compute_s: float | None = None,
     batch_share: float = 1.0,
 ) -> dict[str, Scalar]:
-    """What answering a probe costs.
+    """Return the cost of answering a probe.
 
     Args:
         system: Delays and energy.
-        delays: What the round takes the client.
+        delays: The client's delays in the round.
         asked: The columns that it answers; without any, one pass over the examples is made all the same.
         compute_s: Measured seconds of computing; None takes the system model's.
-        batch_share: The share of its training examples that a mini-batch is.
+        batch_share: Size of a mini-batch, as a share of the training examples.
 
     Returns:
         ``latency_s`` and ``energy_j``.
     """
+    # all numbers together are one answer, and so is a reply without any
     vectors = {"gradient", "sketch"} & set(asked)
     bits = system.payload_up_bits if "gradient" in asked else PROBE_BITS * (vectors != set(asked))
     bits = max(bits + SKETCH_BITS * ("sketch" in asked), PROBE_BITS)
@@ -108,68 +103,3 @@ def probe_costs(
         "latency_s": answering.download_s + compute + answering.upload_s,
         "energy_j": system.energy_j(answering, compute),
     }
-
-
-logger = logging.getLogger("fedsel_flwr")
-
-
-class EnergyMeter:
-    """Measures the joules that the processors of this machine draw while a block runs.
-
-    Everything that runs meanwhile is counted. A machine without a readable meter gives None, and the client reports no
-    ``energy_j``. A meter that fails is named in the log and gives None; the block runs in any case.
-
-    Attributes:
-        joules: Energy of the last block: processors, memory and GPUs that have a meter; None if none has.
-
-    Raises:
-        RunError: zeus is not installed (at construction).
-
-    Example::
-
-        meter = EnergyMeter()
-        with meter:
-            train(...)
-        if meter.joules is not None:
-            metrics["energy_j"] = meter.joules
-    """
-
-    def __init__(self) -> None:
-        try:
-            from zeus.monitor import ZeusMonitor
-        except ImportError as error:
-            raise RunError("measuring energy needs zeus: pip install 'fedsel-flwr[meter]'") from error
-        self.joules: float | None = None
-        self._monitor: Any = None  # none on this machine, or it has failed
-        try:
-            self._monitor = ZeusMonitor()
-        except Exception as error:  # whatever a driver raises: no permission, no device
-            logger.warning("no energy meter on this machine: %s", error)
-
-    def __enter__(self) -> EnergyMeter:
-        """Start measuring."""
-        self.joules = None
-        if self._monitor is not None:
-            try:
-                self._monitor.begin_window("fedsel", sync_execution=False)
-            except Exception as error:
-                self._failed(error)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Stop measuring."""
-        if self._monitor is None:
-            return
-        try:
-            window = self._monitor.end_window("fedsel", sync_execution=False)
-        except Exception as failure:
-            return self._failed(failure)
-        parts = [*(window.gpu_energy or {}).values(), *(window.cpu_energy or {}).values()]
-        parts += [joules for joules in (window.dram_energy or {}).values() if joules is not None]
-        self.joules = float(sum(parts)) if parts else None
-
-    def _failed(self, error: Exception) -> None:
-        logger.warning("the energy meter failed and is not asked again: %s", error)
-        self._monitor = None

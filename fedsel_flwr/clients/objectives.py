@@ -1,9 +1,8 @@
-"""What a model is trained for: the loss that steps go down, and the quality that is reported as accuracy.
+"""Objectives: the loss that training minimises, and the quality that is reported as accuracy.
 
 An objective belongs to the kind of data: classes have cross-entropy and the fraction correct, numbers have the squared
-loss and R².
-
-A torch model's parameters as NumPy arrays, as Flower sends them.
+loss and R². Also a torch model's parameters as NumPy arrays, as Flower sends them (:func:`get_arrays`,
+:func:`set_arrays`).
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from torch.nn import functional
 from fedsel_flwr.errors import ParameterError
 
 Reduction = Literal["mean", "sum", "none"]
-"""Of the losses of single examples: their mean, their sum, or each, shape (n,)."""
+"""Reduction of the losses of single examples: their mean, their sum, or none, shape (n,)."""
 
 
 class Loss(Protocol):
-    """A differentiable function of a model's outputs, shape (n, …), and the targets, shape (n,)."""
+    """Differentiable function of a model's outputs, shape (n, …), and the targets, shape (n,)."""
 
     def __call__(self, outputs: torch.Tensor, targets: torch.Tensor, *, reduction: Reduction = "mean") -> torch.Tensor:
-        """The losses of the examples, reduced."""
+        """Return the losses of the examples, reduced."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Objective:
     """Loss and quality of a kind of data.
 
     Args:
-        loss: What training minimises.
+        loss: The loss that training minimises.
         quality: A number of at most 1, larger is better, of the outputs and the targets of all examples; reported as
             ``accuracy``, and compared with a scenario's ``target_accuracy``.
     """
@@ -47,26 +46,25 @@ class Objective:
 
 
 def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor, *, reduction: Reduction = "mean") -> torch.Tensor:
-    """Cross-entropy in nats of logits, shape (n, n_classes), and classes, shape (n,)."""
+    """Return the cross-entropy in nats of logits, shape (n, n_classes), and classes, shape (n,)."""
     return functional.cross_entropy(outputs, targets, reduction=reduction)
 
 
 def fraction_correct(outputs: torch.Tensor, targets: torch.Tensor) -> float:
-    """Fraction of logits, shape (n, n_classes), that are largest at the class."""
+    """Return the fraction of logits, shape (n, n_classes), that are largest at the class."""
     return int((outputs.argmax(dim=1) == targets).sum()) / len(targets)
 
 
 def squared_loss(outputs: torch.Tensor, targets: torch.Tensor, *, reduction: Reduction = "mean") -> torch.Tensor:
-    """(output - target)² of outputs, shape (n, 1), and numbers, shape (n,); without the factor 1/2 of some texts."""
+    """Return (output - target)² of outputs, shape (n, 1), and numbers, shape (n,); some texts halve it."""
     return functional.mse_loss(outputs.squeeze(-1), targets, reduction=reduction)
 
 
 def r_squared(outputs: torch.Tensor, targets: torch.Tensor) -> float:
-    """The share of the targets' variance that the model explains, R² = 1 - sum of squared errors / sum of squares.
+    """Return the share of the variance that the model explains, R² = 1 - sum of squared errors / sum of squares.
 
-    1 is a perfect model, 0 one that knows the mean of these targets, and worse ones are negative. Of targets without
-    variance, such as a single one, a perfect model explains all (1) and any other nothing (0). NaN where outputs are
-    not finite.
+    A perfect model has 1, one that always says the mean of these targets 0, a worse one less. If the targets have no
+    variance, as a single one has none, a perfect model has 1 and any other 0. If outputs are not finite, R² is NaN.
 
     Args:
         outputs: Shape (n, 1).
@@ -79,6 +77,7 @@ def r_squared(outputs: torch.Tensor, targets: torch.Tensor) -> float:
         >>> round(r_squared(torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([1.0, 2.0, 3.0])), 3)
         0.5
     """
+    # in double precision: in single, the squares of large targets would leave few digits of the variance
     expected = targets.double()
     error = float((outputs.squeeze(-1).double() - expected).square().sum())
     spread = float((expected - expected.mean()).square().sum())
@@ -92,11 +91,11 @@ CLASSIFICATION = Objective(cross_entropy, fraction_correct)
 REGRESSION = Objective(squared_loss, r_squared)
 """Numbers: squared loss and R²."""
 OBJECTIVES = {"classification": CLASSIFICATION, "regression": REGRESSION}
-"""By the task of a data set."""
+"""Objectives by the task of a data set."""
 
 
 def get_arrays(model: nn.Module) -> list[npt.NDArray[Any]]:
-    """Return copies of a model's parameters and buffers.
+    """Copy a model's parameters and buffers.
 
     Args:
         model: The model.
@@ -115,18 +114,22 @@ def set_arrays(model: nn.Module, arrays: Sequence[npt.NDArray[Any]]) -> None:
         arrays: One array per entry of the model's state dictionary, in its order and of its shapes.
 
     Raises:
-        ParameterError: If the number of arrays, a shape or a type does not fit; the model is then unchanged.
+        ParameterError: If the number of arrays, a shape or a type does not fit; the model stays as it was.
     """
     state = model.state_dict()
     if len(arrays) != len(state):
-        raise ParameterError(f"expected {len(state)} arrays, one per entry of the model's state; got {len(arrays)}")
+        raise ParameterError(
+            f"expected {len(state)} arrays, one per entry of the model's state; got {len(arrays)}. Give the arrays of "
+            "this model."
+        )
+    # All are checked before the first is loaded: the model must not hold half of another one.
     new: dict[str, torch.Tensor] = {}
     for (key, tensor), array in zip(state.items(), arrays, strict=True):
         values = np.asarray(array)
         if values.dtype.kind not in "fiub" or values.shape != tuple(tensor.shape):
             raise ParameterError(
                 f"expected numbers of shape {tuple(tensor.shape)} for {key!r}; "
-                f"got {values.dtype} of shape {values.shape}"
+                f"got {values.dtype} of shape {values.shape}. Give the arrays of this model."
             )
         new[key] = torch.tensor(values, dtype=tensor.dtype)
     model.load_state_dict(new)

@@ -1,4 +1,4 @@
-"""A fleet of phones as the system model of a run: log-normal speeds, which vary from round to round.
+"""A fleet of phones as the system model of a run: log-normal speeds that vary from round to round.
 
 References:
     [1] C. Yang et al., "Characterizing impacts of heterogeneity in federated learning upon large-scale smartphone
@@ -43,7 +43,7 @@ _NOT_NEGATIVE = (
 
 @dataclass(frozen=True, kw_only=True)
 class PhoneModel:
-    """Phones that differ in processor and Wi-Fi, each a little other in every round.
+    """Phones that differ in processor and Wi-Fi, and a little from round to round.
 
     A client's seconds per example and its two throughputs are its own medians, drawn once, times a factor of the round
     whose median is 1; all six are log-normal and independent. Time to train: seconds per example x `examples` of the
@@ -109,7 +109,7 @@ class PhoneModel:
         if not fits or not (np.isfinite(examples) & (examples > 0)).all():
             raise ParameterError(
                 f"examples must hold a number above 0 for each of {self.num_clients} clients, got shape "
-                f"{examples.shape} of {examples.dtype}; count the examples that each client trains on in a round"
+                f"{examples.shape} of {examples.dtype}. Count the examples that each client trains on in a round."
             )
         object.__setattr__(self, "examples", tuple(examples.astype(np.float64).tolist()))
 
@@ -119,7 +119,7 @@ class PhoneModel:
         return self.payload_bits
 
     def draw(self, partition_id: int, round: int) -> RoundDelays:
-        """Return what a client takes in a round; the same arguments give the same delays.
+        """Draw the delays of a client in a round; the same arguments give the same delays.
 
         Args:
             partition_id: The client's partition, in [0, num_clients).
@@ -150,7 +150,7 @@ class PhoneModel:
             if not 0 <= partition_id < self.num_clients:
                 raise ParameterError(
                     f"partition_id must be at least 0 and below num_clients = {self.num_clients}, got "
-                    f"{partition_id!r}; start no more clients than the system model has"
+                    f"{partition_id!r}. Start no more clients than the system model has."
                 )
         medians = streams(self.seed, "phone", partition_ids)
         factors = streams(self.seed, "phone-round", partition_ids, round)
@@ -163,14 +163,17 @@ class PhoneModel:
         """Return each phone's mean latency over the rounds, capped at the deadline, s.
 
         Args:
-            points: Evenly spread over the unit cube, shape (n, 3); see :func:`fedsel_flwr.clients.device.cube`.
+            points: Evenly spread over the unit cube, shape (n, 3), see
+                :func:`fedsel_flwr.clients.device.quasirandom_points`.
 
         Returns:
             Shape (num_clients,).
         """
+        # here, as a run needs no SciPy
         from scipy.special import ndtri
 
         network_sd = _log_sd(self.network_round_cv)
+        # minus, as a throughput divides
         now = np.exp(ndtri(points) * [_log_sd(self.compute_round_cv), -network_sd, -network_sd])
         own = [stream.standard_normal(3) for stream in streams(self.seed, "phone", range(self.num_clients))]
         means = np.empty(self.num_clients)
@@ -181,7 +184,7 @@ class PhoneModel:
         return means
 
     def _delays(self, examples: float, own: list[float], now: list[float]) -> RoundDelays:
-        """The delays of a client with these standard normal draws: of the client, and of the round."""
+        """Return the delays for standard normal draws of the client (``own``) and of the round (``now``)."""
         network_sd = _log_sd(self.network_round_cv)
         seconds = self.seconds_per_example * math.exp(
             self.compute_log_sd * own[0] + _log_sd(self.compute_round_cv) * now[0]
@@ -198,7 +201,7 @@ class PhoneModel:
     def draw_probe(
         self, partition_id: int, round: int, *, forward_passes: float = 1, bits: float = PROBE_BITS
     ) -> RoundDelays:
-        """Return what answering a question about the model takes: it is received, evaluated, and the answer is sent.
+        """Draw the delays of an answer about the model: it is received, evaluated, and the answer is sent.
 
         Speeds are those of the round. A forward pass takes a third of training on the round's examples (ours).
 
@@ -217,7 +220,7 @@ class PhoneModel:
         return self.probe_delays(self.draw(partition_id, round), forward_passes=forward_passes, bits=bits)
 
     def probe_delays(self, delays: RoundDelays, *, forward_passes: float = 1, bits: float = PROBE_BITS) -> RoundDelays:
-        """Return what answering takes a client with these delays in the round, as :meth:`draw_probe`."""
+        """Return the delays of :meth:`draw_probe` for a client with these delays in the round."""
         return replace(
             delays,
             compute_s=delays.compute_s * forward_passes / 3,
@@ -227,7 +230,7 @@ class PhoneModel:
     def energy_j(self, delays: RoundDelays, compute_s: float | None = None) -> float:
         """Return the energy a client spends in a round: power x seconds of its radio and of its processor.
 
-        It is modelled, not measured. A phone receives, trains, sends, and stops at the deadline.
+        The energy is modelled, not measured. A phone receives, trains, sends, and stops at the deadline.
 
         Args:
             delays: The client's delays in this round.
@@ -241,7 +244,9 @@ class PhoneModel:
         """
         busy = delays.compute_s if compute_s is None else compute_s
         if not 0 <= busy < math.inf:
-            raise ParameterError(f"compute_s must be finite and at least 0, got {busy!r}; give the seconds of training")
+            raise ParameterError(
+                f"compute_s must be finite and at least 0, got {busy!r}. Give the seconds of training."
+            )
         received = min(delays.download_s, self.max_latency_s)
         trained = min(busy, self.max_latency_s - received)
         sent = min(delays.upload_s, self.max_latency_s - received - trained)
@@ -249,5 +254,5 @@ class PhoneModel:
 
 
 def _log_sd(variation: float) -> float:
-    """The standard deviation of the logarithm of a log-normal law with this coefficient of variation."""
+    """Return the standard deviation of the logarithm of a log-normal law with this coefficient of variation."""
     return math.sqrt(math.log1p(variation**2))

@@ -3,10 +3,9 @@
 A draw is named by (seed, purpose, partition, round). The order in which clients register, the engine that runs them,
 and a restart in the middle therefore change no draw.
 
-The seeds of many random streams at once: NumPy's SeedSequence, computed for all partitions together.
-
-NumPy promises that the numbers of a :class:`numpy.random.SeedSequence` never change; this is its algorithm, word for
-word, on arrays in place of numbers. Words of 32 bits stand in 64, so that products can be cut by a mask.
+Seeding NumPy's generators one by one would take most of a round's time. :func:`streams` therefore computes the seeds of
+all partitions at once. NumPy promises that the numbers of a :class:`numpy.random.SeedSequence` never change. The second
+half of this room is its algorithm, word for word, on arrays in place of numbers.
 """
 
 from __future__ import annotations
@@ -25,91 +24,9 @@ from numpy.random.bit_generator import ISeedSequence
 from fedsel_flwr.checks import IntArray
 from fedsel_flwr.errors import ParameterError
 
-POOL, MASK = 4, 0xFFFFFFFF
-"""Words of 32 bits that a seed sequence keeps, and the bits of one."""
-
-
-def _constants(first: int, factor: int, count: int) -> list[int]:
-    """The constants of NumPy's hashmix: the n-th call takes the n-th and the one after."""
-    return [first * pow(factor, n, 1 << 32) & MASK for n in range(count + 1)]
-
-
-MIXING = _constants(0x43B0D7E5, 0x931E8875, POOL + POOL * (POOL - 1) + 3 * POOL)
-WRITING = _constants(0x8B51F9DD, 0x58F38DED, 2 * POOL)
-LEFT, RIGHT, SHIFT = 0xCA01F9DD, 0x4973F715, 16
-
-
-class Given(ISeedSequence):
-    """A seed sequence whose state is known already.
-
-    Args:
-        state: The words that it generates, uint64, shape (4,).
-    """
-
-    def __init__(self, state: npt.NDArray[np.uint64]) -> None:
-        self._state = state
-
-    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> npt.NDArray[np.uint64]:
-        """The words, whatever is asked: PCG64 asks for four of uint64."""
-        return self._state
-
-
-def states(seed: int, purpose: int, partition_ids: IntArray, round: int) -> npt.NDArray[np.uint64]:
-    """Return what ``SeedSequence(seed, spawn_key=(purpose, k, round))`` generates for each partition k.
-
-    Args:
-        seed: In [0, 2**128).
-        purpose: In [0, 2**32).
-        partition_ids: The k, in [0, 2**32), shape (n,).
-        round: In [0, 2**32).
-
-    Returns:
-        ``generate_state(4, numpy.uint64)`` of each, shape (n, 4).
-
-    Example:
-        >>> int(states(1, 2, np.array([5]), 3)[0, 0])
-        14838326704995131547
-        >>> int(np.random.SeedSequence(1, spawn_key=(2, 5, 3)).generate_state(4, np.uint64)[0])
-        14838326704995131547
-    """
-    pool = _column(_pool(seed, purpose))
-    last = MIXING[-2 * POOL - 1 :]
-    pool = _mixed(pool, _hashed(partition_ids.astype(np.uint64), _column(last[:POOL]), _column(last[1 : POOL + 1])))
-    pool = _mixed(pool, _hashed(np.uint64(round), _column(last[POOL:-1]), _column(last[POOL + 1 :])))
-    words = _hashed(np.vstack([pool, pool]), _column(WRITING[:-1]), _column(WRITING[1:]))
-    return np.ascontiguousarray((words[0::2] | words[1::2] << np.uint64(32)).T)
-
-
-@lru_cache(maxsize=64)
-def _pool(seed: int, purpose: int) -> tuple[int, ...]:
-    """The pool after the words that all partitions have in common: the seed's four, and the purpose."""
-    calls = pairwise(MIXING)
-    pool = [_hashed(seed >> 32 * i & MASK, *next(calls)) for i in range(POOL)]
-    for source in range(POOL):
-        for target in range(POOL):
-            if source != target:
-                pool[target] = _mixed(pool[target], _hashed(pool[source], *next(calls)))
-    return tuple(_mixed(word, _hashed(purpose, *next(calls))) for word in pool)
-
-
-def _hashed(value: Any, before: Any, after: Any) -> Any:
-    """NumPy's hashmix."""
-    value = (value ^ before) * after & MASK
-    return value ^ value >> SHIFT
-
-
-def _mixed(left: Any, right: Any) -> Any:
-    """NumPy's mix."""
-    value = LEFT * left - RIGHT * right & MASK
-    return value ^ value >> SHIFT
-
-
-def _column(words: Sequence[int]) -> npt.NDArray[np.uint64]:
-    return np.array(words, dtype=np.uint64)[:, np.newaxis]
-
-
 PURPOSES: Final[Mapping[str, int]] = MappingProxyType(
-    {  # part of every recorded result: add at the end, never renumber or reuse
+    # part of every recorded result: add at the end, never renumber or reuse
+    {
         "placement": 0,
         "latency": 1,
         "computing": 2,
@@ -152,7 +69,8 @@ def stream(seed: int, purpose: str, partition_id: int, round: int = 0) -> np.ran
     entropy, number = _whole("seed", seed, bits=128), _number(purpose)
     key = (number, _whole("partition_id", partition_id, bits=32), _whole("round", round, bits=32))
     sequence = np.random.SeedSequence(entropy=entropy, spawn_key=key)
-    return np.random.Generator(np.random.PCG64(sequence))  # not default_rng: its bit generator may change
+    # not default_rng: its bit generator may change with NumPy
+    return np.random.Generator(np.random.PCG64(sequence))
 
 
 def streams(seed: int, purpose: str, partition_ids: Sequence[int], round: int = 0) -> list[np.random.Generator]:
@@ -174,19 +92,23 @@ def streams(seed: int, purpose: str, partition_ids: Sequence[int], round: int = 
         >>> [round(float(generator.random()), 6) for generator in streams(1, "placement", [0, 1])]
         [0.378652, 0.212788]
     """
+    # below two, NumPy's own is faster
     if len(partition_ids) == 1:
         return [stream(seed, purpose, partition_ids[0], round)]
     entropy, number = _whole("seed", seed, bits=128), _number(purpose)
     ids = np.array([_whole("partition_id", k, bits=32) for k in partition_ids], dtype=np.int64)
-    words = states(entropy, number, ids, _whole("round", round, bits=32))
-    return [np.random.Generator(np.random.PCG64(Given(own))) for own in words]  # type: ignore[arg-type]  # NumPy takes it
+    words = seed_states(entropy, number, ids, _whole("round", round, bits=32))
+    # NumPy accepts any seed sequence, its annotations only its own
+    return [np.random.Generator(np.random.PCG64(KnownState(own))) for own in words]  # type: ignore[arg-type]
 
 
 def _number(purpose: str) -> int:
-    """The number of a purpose."""
+    """Return the number of a purpose."""
     if purpose not in PURPOSES:
         known = ", ".join(PURPOSES)
-        raise ParameterError(f"purpose must be one of {known}; got {purpose!r}; use one of them or add it to PURPOSES")
+        raise ParameterError(
+            f"purpose must be one of {known}, got {purpose!r}. Use one of them, or add it to PURPOSES."
+        )
     return PURPOSES[purpose]
 
 
@@ -197,5 +119,90 @@ def _whole(name: str, value: int, *, bits: int) -> int:
     except TypeError:
         number = -1
     if not 0 <= number < 2**bits:
-        raise ParameterError(f"{name} must be an integer in [0, 2**{bits}), got {value!r}; change {name}")
+        raise ParameterError(
+            f"{name} must be an integer in [0, 2**{bits}), got {value!r}. Give a number in this range."
+        )
     return number
+
+
+POOL, MASK = 4, 0xFFFFFFFF
+"""Words that a seed sequence keeps, and a mask of 32 bits. Words stand in 64 bits, so that the mask cuts products."""
+
+
+def _constants(first: int, factor: int, count: int) -> list[int]:
+    """Return the constants of NumPy's hashmix: the n-th call takes the n-th and the one after."""
+    return [first * pow(factor, n, 1 << 32) & MASK for n in range(count + 1)]
+
+
+MIXING = _constants(0x43B0D7E5, 0x931E8875, POOL + POOL * (POOL - 1) + 3 * POOL)
+WRITING = _constants(0x8B51F9DD, 0x58F38DED, 2 * POOL)
+LEFT, RIGHT, SHIFT = 0xCA01F9DD, 0x4973F715, 16
+
+
+class KnownState(ISeedSequence):
+    """Seed sequence of a known state.
+
+    Args:
+        state: The words that it generates, uint64, shape (4,).
+    """
+
+    def __init__(self, state: npt.NDArray[np.uint64]) -> None:
+        self._state = state
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> npt.NDArray[np.uint64]:
+        """Return the words. PCG64 asks for four of uint64, and nothing else asks."""
+        return self._state
+
+
+def seed_states(seed: int, purpose: int, partition_ids: IntArray, round: int) -> npt.NDArray[np.uint64]:
+    """Return what ``SeedSequence(seed, spawn_key=(purpose, k, round))`` generates for each partition k.
+
+    Args:
+        seed: In [0, 2**128).
+        purpose: In [0, 2**32).
+        partition_ids: The k, in [0, 2**32), shape (n,).
+        round: In [0, 2**32).
+
+    Returns:
+        ``generate_state(4, numpy.uint64)`` of each, shape (n, 4).
+
+    Example:
+        >>> int(seed_states(1, 2, np.array([5]), 3)[0, 0])
+        14838326704995131547
+        >>> int(np.random.SeedSequence(1, spawn_key=(2, 5, 3)).generate_state(4, np.uint64)[0])
+        14838326704995131547
+    """
+    pool = _column(_pool(seed, purpose))
+    last = MIXING[-2 * POOL - 1 :]
+    pool = _mixed(pool, _hashed(partition_ids.astype(np.uint64), _column(last[:POOL]), _column(last[1 : POOL + 1])))
+    pool = _mixed(pool, _hashed(np.uint64(round), _column(last[POOL:-1]), _column(last[POOL + 1 :])))
+    words = _hashed(np.vstack([pool, pool]), _column(WRITING[:-1]), _column(WRITING[1:]))
+    return np.ascontiguousarray((words[0::2] | words[1::2] << np.uint64(32)).T)
+
+
+@lru_cache(maxsize=64)
+def _pool(seed: int, purpose: int) -> tuple[int, ...]:
+    """Return the pool after the words that all partitions have in common: the seed's four, and the purpose."""
+    calls = pairwise(MIXING)
+    pool = [_hashed(seed >> 32 * i & MASK, *next(calls)) for i in range(POOL)]
+    for source in range(POOL):
+        for target in range(POOL):
+            if source != target:
+                pool[target] = _mixed(pool[target], _hashed(pool[source], *next(calls)))
+    return tuple(_mixed(word, _hashed(purpose, *next(calls))) for word in pool)
+
+
+def _hashed(value: Any, before: Any, after: Any) -> Any:
+    """NumPy's hashmix."""
+    value = (value ^ before) * after & MASK
+    return value ^ value >> SHIFT
+
+
+def _mixed(left: Any, right: Any) -> Any:
+    """NumPy's mix."""
+    value = LEFT * left - RIGHT * right & MASK
+    return value ^ value >> SHIFT
+
+
+def _column(words: Sequence[int]) -> npt.NDArray[np.uint64]:
+    return np.array(words, dtype=np.uint64)[:, np.newaxis]

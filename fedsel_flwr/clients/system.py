@@ -1,4 +1,4 @@
-"""Xia's cell as the system model of a run: how long each client takes in each round, and the energy it spends.
+"""Xia's cell as the system model of a run: the delays and the energy of each client in each round.
 
 References:
     W. Xia et al., "Multi-armed bandit-based client scheduling for federated learning", IEEE Transactions on Wireless
@@ -96,7 +96,7 @@ class SystemModel:
         for name in ("downlink", "uplink"):
             if not isinstance(getattr(self, name), OFDMAChannel):
                 raise ParameterError(
-                    f"{name} must be an OFDMAChannel, got {getattr(self, name)!r}; pass OFDMAChannel()"
+                    f"{name} must be an OFDMAChannel, got {getattr(self, name)!r}. Pass OFDMAChannel()."
                 )
         for name in _ABOVE_ZERO:
             real(name, getattr(self, name), above=0.0)
@@ -105,11 +105,11 @@ class SystemModel:
         if self.radius_km < self._min_distance_km:
             raise ParameterError(
                 f"radius_km must be at least the channels' min_distance_km = {self._min_distance_km!r}, "
-                f"got {self.radius_km!r}; enlarge the disc or lower min_distance_km"
+                f"got {self.radius_km!r}. Enlarge the disc or lower min_distance_km."
             )
 
     def distance_km(self, partition_id: int) -> float:
-        """Return how far a client stands from the access point, the same in every round.
+        """Return a client's distance from the access point, the same in every round.
 
         Args:
             partition_id: The client's partition, in [0, num_clients).
@@ -128,7 +128,7 @@ class SystemModel:
         return [uniform_disc(own, radius_km=radius, min_distance_km=least) for own in placements]
 
     def draw(self, partition_id: int, round: int) -> RoundDelays:
-        """Return what a client takes in a round; the same arguments give the same delays.
+        """Draw the delays of a client in a round; the same arguments give the same delays.
 
         Args:
             partition_id: The client's partition, in [0, num_clients).
@@ -177,12 +177,14 @@ class SystemModel:
         """Return each client's mean latency over the rounds, capped at the deadline, s.
 
         Args:
-            points: Evenly spread over the unit cube, shape (n, 3); see :func:`fedsel_flwr.clients.device.cube`.
+            points: Evenly spread over the unit cube, shape (n, 3), see
+                :func:`fedsel_flwr.clients.device.quasirandom_points`.
 
         Returns:
             Shape (num_clients,).
         """
-        gain_down, gain_up = -np.log1p(-points[:, 0]), -np.log1p(-points[:, 1])  # Rayleigh fading: an Exp(1) power
+        # Rayleigh fading: the power is Exp(1), here by its inverse distribution function
+        gain_down, gain_up = -np.log1p(-points[:, 0]), -np.log1p(-points[:, 1])
         means = np.empty(self.num_clients)
         for k, distance in enumerate(self._distances_km(range(self.num_clients))):
             low, high = computing_rate_bounds(k, self.num_clients, step=self.computing_step)
@@ -195,7 +197,7 @@ class SystemModel:
     def draw_probe(
         self, partition_id: int, round: int, *, forward_passes: float = 1, bits: float = PROBE_BITS
     ) -> RoundDelays:
-        """Return what answering a question about the model takes: it is received, evaluated, and the answer is sent.
+        """Draw the delays of an answer about the model: it is received, evaluated, and the answer is sent.
 
         The channels and the computing rate are those of the round (block fading). A forward pass takes a third of
         training on the same samples, as the backward pass costs about two forward passes (ours).
@@ -215,7 +217,7 @@ class SystemModel:
         return self.probe_delays(self.draw(partition_id, round), forward_passes=forward_passes, bits=bits)
 
     def probe_delays(self, delays: RoundDelays, *, forward_passes: float = 1, bits: float = PROBE_BITS) -> RoundDelays:
-        """Return what answering takes a client with these delays in the round, as :meth:`draw_probe`."""
+        """Return the delays of :meth:`draw_probe` for a client with these delays in the round."""
         return replace(
             delays,
             compute_s=delays.compute_s * forward_passes / 3,
@@ -225,7 +227,8 @@ class SystemModel:
     def energy_j(self, delays: RoundDelays, compute_s: float | None = None) -> float:
         """Return the energy a client spends in a round: its radio while sending, and its processor.
 
-        It is modelled, not measured. The client stops sending at the deadline; receiving is the access point's cost.
+        The energy is modelled, not measured. The client stops sending at the deadline. Receiving is the access point's
+        cost.
 
         Args:
             delays: The client's delays in this round.
@@ -239,10 +242,13 @@ class SystemModel:
         """
         busy = delays.compute_s if compute_s is None else compute_s
         if not 0 <= busy < math.inf:
-            raise ParameterError(f"compute_s must be finite and at least 0, got {busy!r}; give the seconds of training")
+            raise ParameterError(
+                f"compute_s must be finite and at least 0, got {busy!r}. Give the seconds of training."
+            )
         airtime = min(max(self.max_latency_s - delays.download_s - busy, 0.0), delays.upload_s)
         frequency_hz = delays.computing_rate * self.cycles_per_sample
-        cycles = frequency_hz * busy  # cycles_per_sample x samples_per_round when the model gives the time
+        # cycles_per_sample x samples_per_round if the time is the model's
+        cycles = frequency_hz * busy
         radio = float(self.uplink.transmit_energy(airtime))
         return radio + cpu_energy(cycles, frequency_hz, self.effective_capacitance)
 
@@ -253,7 +259,7 @@ class SystemModel:
     def _partition(self, partition_id: int) -> int:
         if not 0 <= partition_id < self.num_clients:
             raise ParameterError(
-                f"partition_id must be at least 0 and below num_clients = {self.num_clients}, got {partition_id!r}; "
-                "start no more clients than the system model has"
+                f"partition_id must be at least 0 and below num_clients = {self.num_clients}, got {partition_id!r}. "
+                "Start no more clients than the system model has."
             )
         return partition_id

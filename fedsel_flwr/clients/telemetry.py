@@ -1,7 +1,8 @@
-"""A Flower mod with which a client reports what training cost it: ``ClientApp(mods=[telemetry])``, and nothing else.
+"""Telemetry of a client: a Flower mod that reports the cost of training, ``ClientApp(mods=[telemetry])``.
 
 The mod measures and adds to the reply, and never costs an update: what it cannot measure it leaves out. It imports
-neither NumPy nor Flower, for Flower starts a process for each message.
+neither NumPy nor Flower, as Flower starts a process for each message. :class:`EnergyMeter` measures by RAPL and NVML,
+through the library zeus.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from fedsel_flwr.clients.metrics import EnergyMeter
 from fedsel_flwr.errors import RunError
 
 if TYPE_CHECKING:
@@ -27,17 +28,17 @@ def telemetry(message: Message, context: Context, call_next: Callable[[Message, 
     """Report the cost of training with the update, in the formats of both APIs.
 
     ``compute_s`` is the time from the message's arrival in the mod to the reply of the app, seconds by the clock on the
-    wall: reading the data, training, and the mods that follow in the list. The start of the process and the transfer of
-    the models are not in it. ``energy_j`` is what :class:`~fedsel_flwr.clients.metrics.EnergyMeter` measured meanwhile,
-    joules; it is absent without zeus or without a readable meter.
+    wall: reading the data, training, and the mods that follow in the list. It excludes the start of the process and the
+    transfer of the models. ``energy_j`` is what :class:`EnergyMeter` measured meanwhile, joules; it is absent without
+    zeus or without a readable meter.
 
     Both stand in the reply's one ``MetricRecord``, in the legacy API among the metrics that ``fit`` returned. What the
     app reports itself under these names stays. Errors, replies without that one record, and whatever is no training
     (probes are not) pass unchanged.
 
     Args:
-        message: From the server.
-        context: The client's.
+        message: Message from the server.
+        context: Context of the client.
         call_next: The app, or the next mod.
 
     Returns:
@@ -53,13 +54,80 @@ def telemetry(message: Message, context: Context, call_next: Callable[[Message, 
         measured["energy_j"] = meter.joules
     try:
         _add(measured, reply)
-    except Exception as error:  # whatever an app returns: Flower says what is wrong with it
+    # an app may return anything, and Flower says what is wrong with it
+    except Exception as error:
         logger.warning("telemetry cannot be added to the reply: %s", error)
     return reply
 
 
+class EnergyMeter:
+    """Meter of the joules that the processors of this machine draw while a block runs.
+
+    Everything that runs meanwhile is counted. Without a readable meter the result is None, and the client reports no
+    ``energy_j``. A meter that fails is named in the log, and the result is None; the block runs in any case.
+
+    Attributes:
+        joules: Energy of the last block: processors, memory and GPUs that have a meter; None if none has.
+
+    Raises:
+        RunError: zeus is not installed (at construction).
+
+    Example::
+
+        meter = EnergyMeter()
+        with meter:
+            train(...)
+        if meter.joules is not None:
+            metrics["energy_j"] = meter.joules
+    """
+
+    def __init__(self) -> None:
+        try:
+            from zeus.monitor import ZeusMonitor
+        except ImportError as error:
+            raise RunError(
+                "energy cannot be measured without zeus. Install it: pip install 'fedsel-flwr[meter]'."
+            ) from error
+        self.joules: float | None = None
+        # None without a meter on this machine, and after a failure
+        self._monitor: Any = None
+        try:
+            self._monitor = ZeusMonitor()
+        # whatever a driver raises: no permission, no device
+        except Exception as error:
+            logger.warning("no energy meter on this machine: %s", error)
+
+    def __enter__(self) -> EnergyMeter:
+        """Start measuring."""
+        self.joules = None
+        if self._monitor is not None:
+            try:
+                self._monitor.begin_window("fedsel", sync_execution=False)
+            except Exception as error:
+                self._failed(error)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stop measuring."""
+        if self._monitor is None:
+            return
+        try:
+            window = self._monitor.end_window("fedsel", sync_execution=False)
+        except Exception as failure:
+            return self._failed(failure)
+        parts = [*(window.gpu_energy or {}).values(), *(window.cpu_energy or {}).values()]
+        parts += [joules for joules in (window.dram_energy or {}).values() if joules is not None]
+        self.joules = float(sum(parts)) if parts else None
+
+    def _failed(self, error: Exception) -> None:
+        logger.warning("the energy meter failed and is not used again: %s", error)
+        self._monitor = None
+
+
 def _meter() -> EnergyMeter | nullcontext[None]:
-    """A meter, or nothing in its place: without zeus, or with one that cannot be loaded."""
+    """Return a meter, or an empty context if zeus is missing or cannot be loaded."""
     try:
         return EnergyMeter()
     except RunError:
@@ -76,5 +144,6 @@ def _add(measured: dict[str, float], reply: Message) -> None:
     content = reply.content
     names = [LEGACY] if LEGACY in content.config_records else list(content.metric_records)
     if len(names) == 1:
-        record: Any = content[names[0]]  # of either kind
+        # of either kind; what the app reports under these names comes last and stays
+        record: Any = content[names[0]]
         content[names[0]] = type(record)({**measured, **record})

@@ -1,4 +1,4 @@
-"""Workers of one torch thread each: several small computations at a time in place of one on several threads."""
+"""Threads of which each uses torch alone: several small computations at a time in place of one on several threads."""
 
 from __future__ import annotations
 
@@ -15,41 +15,42 @@ from threadpoolctl import threadpool_limits
 from torch import nn
 
 Part = TypeVar("Part")
-Said = TypeVar("Said")
+Answer = TypeVar("Answer")
 
 _IDLE: ContextVar[int] = ContextVar("threads that torch had before a block of using_threads left it one", default=1)
 
 
 @contextmanager
-def one_thread_each(count: int) -> Iterator[ThreadPoolExecutor]:
-    """Within the block: workers on whose threads torch uses that one thread; outside everything is as before.
+def single_threaded_pool(count: int) -> Iterator[ThreadPoolExecutor]:
+    """Start threads on which torch uses that one thread; after the block torch uses as many as before.
 
     Args:
-        count: How many.
+        count: Number of threads.
     """
     before = torch.get_num_threads()
-    workers = ThreadPoolExecutor(count, thread_name_prefix="fedsel-training", initializer=torch.set_num_threads,
-                                 initargs=(1,))  # fmt: skip
+    pool = ThreadPoolExecutor(
+        count, thread_name_prefix="fedsel-training", initializer=torch.set_num_threads, initargs=(1,)
+    )
     try:
-        with workers:
-            yield workers
+        with pool:
+            yield pool
     finally:
-        torch.set_num_threads(before)  # a worker's number is also what later threads begin with
+        # set_num_threads in a thread of the pool is also what later threads begin with
+        torch.set_num_threads(before)
 
 
 @contextmanager
 def using_threads(count: int) -> Iterator[None]:
-    """Within the block torch and NumPy's BLAS use at most so many threads, outside as many as before.
-
-    BLAS counts too: its threads spin for a while after each product, on the core that another process wants.
+    """Limit torch and NumPy's BLAS to some threads within the block.
 
     Args:
-        count: How many, at least 1.
+        count: Number of threads, at least 1.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     idle = _IDLE.set(before if count == 1 else 1)
     try:
+        # BLAS too: its threads spin for a while after each product, on the core that another process wants
         with threadpool_limits(count):
             yield
     finally:
@@ -57,21 +58,21 @@ def using_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def ask_in_parts(model: nn.Module, parts: Sequence[Part], ask: Callable[[nn.Module, Part], Said]) -> list[Said]:
-    """Ask a model about each part, on several threads where :func:`using_threads` leaves torch one of them.
+def map_on_threads(model: nn.Module, parts: Sequence[Part], ask: Callable[[nn.Module, Part], Answer]) -> list[Answer]:
+    """Evaluate a model on each part, on several threads if :func:`using_threads` leaves torch only one of them.
 
-    A part is asked by one thread either way, so that the answers are the same to the last bit.
+    A part is evaluated by one thread either way, so that the answers are the same to the last bit.
 
     Args:
-        model: The model; left as it is. Each thread has a copy of its own; one that cannot be copied is asked here.
-        parts: What to ask about.
+        model: The model; it stays as it is. Each thread has a copy; a model that cannot be copied stays on this thread.
+        parts: The parts, such as the first rows of batches.
         ask: Called with the model, or a copy of it, and a part.
 
     Returns:
         The answers, in the order of the parts.
     """
 
-    def share(own: nn.Module, numbers: Sequence[int]) -> list[Said]:
+    def share(own: nn.Module, numbers: Sequence[int]) -> list[Answer]:
         return [ask(own, parts[i]) for i in numbers]
 
     threads = min(_IDLE.get(), len(parts))
@@ -79,9 +80,10 @@ def ask_in_parts(model: nn.Module, parts: Sequence[Part], ask: Callable[[nn.Modu
         return share(model, range(len(parts)))
     try:
         copies = [copy.deepcopy(model) for _ in range(threads)]
-    except Exception:  # a model of one's own that keeps what cannot be copied, such as what it computed last
+    # a user's model may keep what cannot be copied, such as a non-leaf tensor; copying raises many kinds
+    except Exception:
         return share(model, range(len(parts)))
     shares = np.array_split(np.arange(len(parts)), threads)
-    with one_thread_each(threads) as workers:
-        asked = [workers.submit(share, one, own.tolist()) for one, own in zip(copies, shares, strict=True)]
-        return [said for one in asked for said in one.result()]
+    with single_threaded_pool(threads) as pool:
+        futures = [pool.submit(share, one, own.tolist()) for one, own in zip(copies, shares, strict=True)]
+        return [answer for future in futures for answer in future.result()]

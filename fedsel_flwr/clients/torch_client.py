@@ -1,6 +1,7 @@
-"""A Flower client that trains a torch model and reports what the round cost it.
+"""Flower client that trains a torch model and reports the cost of the round, for both of Flower's APIs.
 
-A torch client for Flower's Message API: the same work as :class:`TorchClient`, in records.
+:class:`TorchClient` is the client of the legacy API; :func:`make_message_app` lets it answer the records of the Message
+API.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from torch import nn
 from fedsel_flwr.checks import one_of
 from fedsel_flwr.clients.answering import answer, asked_columns, local_accuracy, mini_batch
 from fedsel_flwr.clients.device import System
-from fedsel_flwr.clients.dropout import ANSWERS, Failing
-from fedsel_flwr.clients.metrics import fit_metrics, lost_metrics, probe_costs, round_delays
+from fedsel_flwr.clients.dropout import REPLIED, ClientDropout
+from fedsel_flwr.clients.metrics import dropout_metrics, fit_metrics, probe_costs, round_delays
 from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective, get_arrays, set_arrays
 from fedsel_flwr.clients.streams import stream
 from fedsel_flwr.clients.training import Targets, TrainingSettings, evaluate, train
@@ -34,26 +35,26 @@ Delay = Literal["virtual", "sleep"]
 
 
 class TorchClient(NumPyClient):
-    """Trains on its own examples; its channel and processor are those of the system model.
+    """Simulated client that trains on its examples; its channel and processor are those of the system model.
 
     The config of ``fit`` must carry ``round``, the absolute round, on which every random draw depends. ``needs`` in it
     names columns that the client is to report with its update, see :mod:`fedsel_flwr.clients.answering`.
 
     Args:
-        partition_id: Which client this is; reported as its identity.
-        model: Scratch model; its parameters are overwritten.
+        partition_id: The client's partition, which it reports as its identity.
+        model: Scratch model, whose parameters are overwritten.
         inputs: The client's examples, shape (n, ...).
         labels: Their classes, or numbers to predict, shape (n,).
         test_inputs: The client's own test examples, shape (k, ...); None takes ``inputs``.
         test_labels: Their classes or numbers, shape (k,).
-        energy_score: PCZFL's score in [0, 1], reported where given.
+        energy_score: PCZFL's score in [0, 1], reported if it is given.
         settings: How to train.
         system: Delays and energy.
         latency_mode: "measured" takes the training time of this machine; "model" that of the system model, which
             makes runs reproducible.
         delay: "virtual" only reports the delays; "sleep" makes the call last as long as it reports.
-        objective: What the client trains for and measures.
-        failing: Draws in which rounds the client crashes, or its answer is lost; None: in none.
+        objective: Loss and quality.
+        dropout: Draws the rounds in which the client crashes or its reply is lost; None: it never drops out.
 
     References:
         Metrics: ``latency_s`` = ``download_s`` + ``compute_s`` + ``upload_s`` (Xia et al., equation (4), not yet
@@ -75,7 +76,7 @@ class TorchClient(NumPyClient):
         latency_mode: LatencyMode = "measured",
         delay: Delay = "virtual",
         objective: Objective = CLASSIFICATION,
-        failing: Failing | None = None,
+        dropout: ClientDropout | None = None,
     ) -> None:
         one_of("latency_mode", latency_mode, get_args(LatencyMode))
         one_of("delay", delay, get_args(Delay))
@@ -86,10 +87,10 @@ class TorchClient(NumPyClient):
         )
         self._energy_score = energy_score
         self._settings, self._system = settings, system
-        self._latency_mode, self._delay, self._objective, self._failing = latency_mode, delay, objective, failing
+        self._latency_mode, self._delay, self._objective, self._dropout = latency_mode, delay, objective, dropout
 
     def get_properties(self, config: Config) -> dict[str, Scalar]:
-        """Say who this is and how much data it holds."""
+        """Return the client's identity and the number of its training examples."""
         facts: dict[str, Scalar] = {"client_id": self._partition_id, "num_examples": len(self._train[1])}
         return facts if self._energy_score is None else facts | {"energy_score": self._energy_score}
 
@@ -98,22 +99,22 @@ class TorchClient(NumPyClient):
         return get_arrays(self._model)
 
     def fit(self, parameters: NDArrays, config: dict[str, Scalar]) -> tuple[NDArrays, int, dict[str, Scalar]]:
-        """Train from the received model; returns the arrays, the number of examples and the metrics.
+        """Train from the received model; return the arrays, the number of examples and the metrics.
 
         What ``needs`` asks for is answered before training, and its time and energy are part of the round's. A client
-        that is drawn to fail returns the received model, and says in its metrics that this answer never arrives.
+        that drops out returns the received model, and its metrics say that this reply never arrives.
         """
         round, asked = _round(config), asked_columns(config.get("needs"))
-        fate = ANSWERS if self._failing is None else self._failing.fates([self._partition_id], round)[0]
-        if fate == CRASHED:
-            return parameters, len(self._train[1]), lost_metrics(self._partition_id, fate)
+        outcome = REPLIED if self._dropout is None else self._dropout.outcomes([self._partition_id], round)[0]
+        if outcome == CRASHED:
+            return parameters, len(self._train[1]), dropout_metrics(self._partition_id, outcome)
         delays = round_delays(self._system, self._partition_id, round, asked, self._batch_share)
         set_arrays(self._model, parameters)
         order = stream(self._system.seed, "data-order", self._partition_id, round)
         start = time.perf_counter()
         answers, loss = {}, math.nan
-        # nobody sees the model of a lost answer: it is trained for its time alone
-        if fate == ANSWERS or self._latency_mode == "measured":
+        # nobody sees the model of a lost reply: it is trained only if its time is measured
+        if outcome == REPLIED or self._latency_mode == "measured":
             answers = self._answers(asked, round)
             loss = train(self._model, *self._train, self._settings.at(round), order, self._objective)
         measured = time.perf_counter() - start
@@ -123,8 +124,8 @@ class TorchClient(NumPyClient):
         )  # fmt: skip
         if self._delay == "sleep":
             time.sleep(max(0.0, min(float(metrics["latency_s"]), self._system.max_latency_s) - measured))
-        if fate != ANSWERS:
-            return parameters, len(self._train[1]), lost_metrics(self._partition_id, fate, metrics)
+        if outcome != REPLIED:
+            return parameters, len(self._train[1]), dropout_metrics(self._partition_id, outcome, metrics)
         return get_arrays(self._model), len(self._train[1]), metrics | answers
 
     def evaluate(self, parameters: NDArrays, config: dict[str, Scalar]) -> tuple[float, int, dict[str, Scalar]]:
@@ -140,8 +141,10 @@ class TorchClient(NumPyClient):
         metrics: dict[str, Scalar] = {"accuracy": accuracy, "client_id": self._partition_id}
         if "probe" in config:
             asked, round = asked_columns(config["probe"]), _round(config)
+            # the test examples above were evaluated for Flower, not for this question
             if asked == {"batch_loss"}:
                 start = time.perf_counter()
+            # the accuracy is known from above, and a second evaluation would be measured too
             metrics |= self._answers(asked - {"local_accuracy"}, round)
             if "local_accuracy" in asked:
                 metrics["local_accuracy"] = local_accuracy(accuracy)
@@ -151,7 +154,7 @@ class TorchClient(NumPyClient):
         return loss, len(self._test[1]), metrics
 
     def _answers(self, asked: frozenset[str], round: int) -> dict[str, float | bytes]:
-        """What the client says of the model that the scratch model holds."""
+        """Answer questions about the model that the scratch model holds."""
         seed, batch = self._system.seed, None
         if "batch_loss" in asked:
             batch = mini_batch(seed, self._partition_id, round, len(self._train[1]), self._settings.batch_size)
@@ -159,14 +162,18 @@ class TorchClient(NumPyClient):
 
     @property
     def _batch_share(self) -> float:
-        """The share of the training examples that a mini-batch is."""
+        """Size of a mini-batch, as a share of the training examples."""
         return min(1.0, self._settings.batch_size / max(len(self._train[1]), 1))
 
 
 def _round(config: dict[str, Scalar]) -> int:
     round = config.get("round")
+    # True is an int in Python
     if isinstance(round, bool) or not isinstance(round, int):
-        raise ParameterError(f"the config must carry the absolute round as an integer (key round), got {round!r}")
+        raise ParameterError(
+            f"the config must carry the absolute round as an integer (key round), got {round!r}. Send it with "
+            "on_fit_config_fn, or let a SelectionStrategy send it."
+        )
     return round
 
 
@@ -179,7 +186,7 @@ def make_message_app(client_of: Callable[[Context], TorchClient]) -> ClientApp:
     Returns:
         The app. It reads the record ``arrays`` and the keys ``server-round`` or ``round``, ``needs``, and for a probe
         ``probe``, of the record ``config``. It answers with the records ``arrays`` and ``metrics``; Flower's weight is
-        ``num-examples``. A vector that was asked for travels in an ``ArrayRecord`` of its own: record and array have
+        ``num-examples``. A vector that was asked for travels in a separate ``ArrayRecord``: record and array have
         the column's name, and the array is float32 of shape (n,).
     """
     app = ClientApp()
@@ -188,6 +195,7 @@ def make_message_app(client_of: Callable[[Context], TorchClient]) -> ClientApp:
     def train(message: Message, context: Context) -> Message:
         arrays = _arrays(message)
         trained, num_examples, metrics = client_of(context).fit(arrays.to_numpy_ndarrays(), _config(message))
+        # under the names of the received record, which the strategy's averaging compares
         renamed = ArrayRecord(trained)
         named = ArrayRecord(dict(zip(arrays.keys(), renamed.values(), strict=True)))
         return _answer(message, {"num-examples": num_examples, **metrics}, named)

@@ -1,15 +1,10 @@
-"""A client's local work: stochastic gradient descent and evaluation with torch, where the model is.
+"""Local training of a client by stochastic gradient sgd, and evaluation, with torch.
 
-Crop and flip: images as they might also have been taken.
-
-The usual augmentation of small images: four pixels of padding on each side, a crop of the former size at a random
-place, and a mirroring from left to right with probability 1/2. The padding is zero in the inputs as they are given:
-in the package's normalized image sets the mean pixel, elsewhere black.
-
-Which view of an image is taken is drawn in one place (:func:`draw_views`) and passed in as numbers, so that clients
-that train one by one and clients that train together see the same.
-
-A torch model as the function ``predict(arrays, inputs) -> logits`` that the server measures with.
+Also the augmentation "crop-flip" of small images (:func:`crop_flip`). It pads an image by four pixels on each side,
+crops it to the former size at a random place, and mirrors it from left to right with probability 1/2. The padding is
+zero in the inputs as they are given: the mean pixel in the package's normalized image sets, black elsewhere. The views
+of the images are drawn in one place (:func:`draw_views`) and passed in as numbers, so that clients that train one by
+one and in batches see the same.
 """
 
 from __future__ import annotations
@@ -28,104 +23,46 @@ from torch.nn import functional
 
 from fedsel_flwr.checks import IntArray, whole
 from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective, set_arrays
-from fedsel_flwr.clients.threads import ask_in_parts
+from fedsel_flwr.clients.threads import map_on_threads
 from fedsel_flwr.clients.training_settings import TrainingSettings
 from fedsel_flwr.errors import ParameterError
 
-PADDING = 4
-"""Pixels on each side."""
-SHIFTS = 2 * PADDING + 1
-"""Places of the crop along each axis."""
-VIEWS = 2 * SHIFTS**2
-"""Views of an image."""
+__all__ = ["TrainingSettings", "check_examples", "device_of", "evaluate", "read_only_tensor", "train"]
 
-
-def draw_views(generator: np.random.Generator, count: int) -> IntArray:
-    """Draw a view for each of so many images, every one as likely.
-
-    Args:
-        generator: Draws one number an image.
-        count: How many.
-
-    Returns:
-        Numbers in [0, `VIEWS`), shape (count,): twice (the crop's row times `SHIFTS` plus its column), plus one if
-        mirrored.
-    """
-    return generator.integers(VIEWS, size=count)
-
-
-def crop_flip(images: torch.Tensor, views: torch.Tensor) -> torch.Tensor:
-    """Return views of images.
-
-    Args:
-        images: Shape (n, channels, height, width); left as they are.
-        views: What :func:`draw_views` drew for each, shape (n,), on the images' device.
-
-    Returns:
-        New images of the same shape.
-
-    Example:
-        >>> image = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]])
-        >>> in_place = 2 * (PADDING * SHIFTS + PADDING)  # the crop lies where the image was
-        >>> crop_flip(image, torch.tensor([in_place + 1])).tolist()  # only mirrored
-        [[[[2.0, 1.0], [4.0, 3.0]]]]
-        >>> crop_flip(image, torch.tensor([in_place + 2])).tolist()  # one column further to the right
-        [[[[2.0, 0.0], [4.0, 0.0]]]]
-    """
-    height, width = images.shape[-2:]
-    place, mirrored = views // 2, views % 2 == 1
-    windows = functional.pad(images, (PADDING,) * 4).unfold(2, height, 1).unfold(3, width, 1)  # a view, no copy
-    each = torch.arange(len(images), device=images.device)
-    cropped = windows[each, :, place // SHIFTS, place % SHIFTS]
-    return torch.where(mirrored[:, None, None, None], cropped.flip(-1), cropped)
-
-
-def check_images(settings: TrainingSettings, ndim: int) -> None:
-    """Refuse to augment what are no images.
-
-    Args:
-        settings: How a client trains.
-        ndim: Number of axes of the inputs, the examples' own axis included.
-
-    Raises:
-        ParameterError: If the settings augment, and the inputs are not of shape (n, channels, height, width).
-    """
-    if settings.augmentation != "none" and ndim != 4:
-        raise ParameterError(
-            f"augmentation = {settings.augmentation!r} needs images, inputs of shape (n, channels, height, width); got "
-            f"inputs with {ndim} axes: set augmentation = 'none'"
-        )
-
-
-__all__ = ["TrainingSettings", "check_examples", "device_of", "evaluate", "held", "train"]
-
-FloatArray = npt.NDArray[np.float32]
+Inputs = npt.NDArray[np.float32]
 Targets = npt.NDArray[np.int64] | npt.NDArray[np.float32]
 """Classes, or numbers to predict."""
+
+PADDING = 4
+"""Pixels of padding on each side."""
+SHIFTS = 2 * PADDING + 1
+"""Number of places of the crop along each axis."""
+VIEWS = 2 * SHIFTS**2
+"""Number of views of an image."""
 
 
 def train(
     model: nn.Module,
-    inputs: FloatArray,
+    inputs: Inputs,
     labels: Targets,
     settings: TrainingSettings,
     generator: np.random.Generator,
     objective: Objective = CLASSIFICATION,
 ) -> float:
-    """Train a model on a client's data by stochastic gradient descent.
+    """Train a model on a client's data by stochastic gradient sgd.
 
     Args:
         model: The received model, changed in place.
         inputs: The client's examples, shape (n, …), n at least 1.
         labels: Their classes, or numbers to predict, shape (n,).
         settings: How to train.
-        generator: Draws first the seed of the dropout, then for each pass a new order of the data and, where images
-            are augmented, how each of them is seen, in that order. torch's global random state stays as it is.
-        objective: What the steps minimise; cross-entropy if not given.
+        generator: Draws first the seed of the dropout, then for each pass a new order of the data and, if images are
+            augmented, a view of each, in that order. torch's global random state stays as it is.
+        objective: The objective, whose loss the steps minimise; cross-entropy if not given.
 
     Returns:
         The mean over the steps taken of the batch's mean loss before the step (cross-entropy: in nats), without the
-        proximal term. Not finite when the training diverged.
+        proximal term. Not finite if the training diverged.
 
     Raises:
         ParameterError: If there are no examples, or not one label for each, or no images to augment.
@@ -142,12 +79,13 @@ def train(
     check_images(settings, inputs.ndim)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     received = [parameter.detach().clone() for parameter in parameters] if settings.proximal_mu > 0 else []
-    descent = _Descent(parameters, settings)
+    sgd = _SGD(parameters, settings)
     steps = settings.local_steps or settings.local_epochs * math.ceil(len(labels) / settings.batch_size)
     losses: list[float] = []
     was_training = model.training
     model.train()
     device = device_of(model)
+    # torch's dropout draws from the global generator, which is the user's
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         _seed_dropout(int(generator.integers(2**63)), device)
         for rows, views in itertools.islice(_batches(len(labels), settings, generator), steps):
@@ -156,24 +94,173 @@ def train(
                 seen = crop_flip(seen, torch.tensor(views, device=device))
             loss = objective.loss(model(seen), torch.tensor(labels[rows], device=device))
             loss.backward()  # type: ignore[no-untyped-call]
-            for parameter, start in zip(parameters, received, strict=False):  # none received: no proximal term
+            # not strict: without a proximal term nothing was kept of the received model
+            for parameter, start in zip(parameters, received, strict=False):
                 if parameter.grad is not None:
                     parameter.grad.add_(parameter.detach() - start, alpha=settings.proximal_mu)  # FedProx's mu (w - w0)
-            descent.step()  # Kim (2); GPFL (1), (2)
+            sgd.step()  # Kim (2); GPFL (1), (2)
             losses.append(loss.item())
     model.train(was_training)
+    # fsum does not depend on the order of its summands; of numbers that are not finite it may raise
     return math.fsum(losses) / steps if all(map(math.isfinite, losses)) else math.nan
 
 
-class _Descent:
-    """What ``torch.optim.SGD`` does to parameters on the CPU, operation by operation.
+def evaluate(
+    model: nn.Module,
+    inputs: Inputs,
+    labels: Targets,
+    batch_size: int = 256,
+    objective: Objective = CLASSIFICATION,
+) -> tuple[float, float]:
+    """Evaluate a model on examples, with dropout off; the model stays as it is.
+
+    Args:
+        model: The model.
+        inputs: The examples, shape (n, …), n at least 1.
+        labels: Their classes, or numbers to predict, shape (n,).
+        batch_size: Examples at a time, at least 1; it changes the result by rounding only.
+        objective: Loss and quality; cross-entropy and the fraction classified correctly if not given.
+
+    Returns:
+        The mean loss (cross-entropy: in nats), and the quality.
+
+    Raises:
+        ParameterError: If there are no examples, or not one label for each, or `batch_size` is below 1.
+    """
+    check_examples(inputs, labels)
+    batch_size = whole("batch_size", batch_size, 1)
+    loss, parts = 0.0, []
+    was_training = model.training
+    model.eval()
+    examples, targets = read_only_tensor(inputs).to(device_of(model)), read_only_tensor(labels).to(device_of(model))
+    with torch.no_grad():
+        for start in range(0, len(labels), batch_size):
+            outputs = model(examples[start : start + batch_size])
+            loss += objective.loss(outputs, targets[start : start + batch_size], reduction="sum").item()
+            parts.append(outputs)
+        # of all examples at once: R² is not a mean over batches
+        quality = objective.quality(torch.cat(parts), targets)
+    model.train(was_training)
+    return loss / len(labels), quality
+
+
+def torch_predict(
+    model: nn.Module, batch_size: int = 256
+) -> Callable[[Sequence[npt.NDArray[Any]], npt.NDArray[np.float32]], npt.NDArray[np.float64]]:
+    """Return a torch model as the function ``predict(arrays, inputs) -> logits`` with which the server evaluates.
+
+    Args:
+        model: Scratch model, whose parameters are overwritten at each call.
+        batch_size: Examples at a time.
+
+    Returns:
+        A function from arrays (in the order of the model's state dictionary) and inputs, shape (n, ...), to logits,
+        shape (n, n_classes), with dropout off.
+    """
+
+    def predict(arrays: Sequence[npt.NDArray[Any]], inputs: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+        set_arrays(model, list(arrays))
+        return outputs(model, inputs, batch_size).numpy().astype(np.float64)
+
+    return predict
+
+
+def outputs(model: nn.Module, inputs: npt.NDArray[np.float32], batch_size: int = 256) -> torch.Tensor:
+    """Return a model's outputs on examples, shape (n, ...), with dropout off; the model stays as it is."""
+    was_training, examples = model.training, read_only_tensor(inputs)
+
+    def ask(own: nn.Module, first: int) -> torch.Tensor:
+        # here, as gradients are switched off for a thread, not for all
+        with torch.no_grad():
+            answer: torch.Tensor = own(examples[first : first + batch_size])
+        return answer
+
+    model.eval()
+    parts = map_on_threads(model, range(0, len(inputs), batch_size), ask)
+    model.train(was_training)
+    return torch.cat(parts)
+
+
+def draw_views(generator: np.random.Generator, count: int) -> IntArray:
+    """Draw a view for each image, all views with the same probability.
+
+    Args:
+        generator: Draws one number for each image.
+        count: Number of images.
+
+    Returns:
+        Numbers in [0, `VIEWS`), shape (count,): twice (the crop's row times `SHIFTS` plus its column), plus one if
+        mirrored.
+    """
+    return generator.integers(VIEWS, size=count)
+
+
+def crop_flip(images: torch.Tensor, views: torch.Tensor) -> torch.Tensor:
+    """Crop and mirror images.
+
+    Args:
+        images: Shape (n, channels, height, width); they stay as they are.
+        views: What :func:`draw_views` drew for each, shape (n,), on the images' device.
+
+    Returns:
+        New images of the same shape.
+
+    Example:
+        >>> image = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]])
+        >>> in_place = 2 * (PADDING * SHIFTS + PADDING)  # the crop lies where the image was
+        >>> crop_flip(image, torch.tensor([in_place + 1])).tolist()  # only mirrored
+        [[[[2.0, 1.0], [4.0, 3.0]]]]
+        >>> crop_flip(image, torch.tensor([in_place + 2])).tolist()  # one column further to the right
+        [[[[2.0, 0.0], [4.0, 0.0]]]]
+    """
+    height, width = images.shape[-2:]
+    place, mirrored = views // 2, views % 2 == 1
+    # unfold is a view: of the many windows only those that are indexed below are copied
+    windows = functional.pad(images, (PADDING,) * 4).unfold(2, height, 1).unfold(3, width, 1)
+    each = torch.arange(len(images), device=images.device)
+    cropped = windows[each, :, place // SHIFTS, place % SHIFTS]
+    return torch.where(mirrored[:, None, None, None], cropped.flip(-1), cropped)
+
+
+def check_images(settings: TrainingSettings, ndim: int) -> None:
+    """Refuse to augment examples that are not images.
+
+    Args:
+        settings: How a client trains.
+        ndim: Number of axes of the inputs, the examples' own axis included.
+
+    Raises:
+        ParameterError: If the settings augment, and the inputs are not of shape (n, channels, height, width).
+    """
+    if settings.augmentation != "none" and ndim != 4:
+        raise ParameterError(
+            f"augmentation = {settings.augmentation!r} needs images, inputs of shape (n, channels, height, width); got "
+            f"inputs with {ndim} axes. Set augmentation = 'none'."
+        )
+
+
+def _batches(
+    count: int, settings: TrainingSettings, generator: np.random.Generator
+) -> Iterator[tuple[IntArray, IntArray | None]]:
+    """Yield rows and views of one batch after the other, pass after pass, each in a new order, without end."""
+    while True:
+        order = generator.permutation(count)
+        # after the order, as `Schedule` draws it: the batched backends must see the same
+        views = None if settings.augmentation == "none" else draw_views(generator, count)
+        for start in range(0, count, settings.batch_size):
+            part = slice(start, start + settings.batch_size)
+            yield order[part], None if views is None else views[part]
+
+
+class _SGD:
+    """``torch.optim.SGD`` on the CPU, operation by operation.
 
     torch's own optimizers import its compiler when the first one is made, which takes a client's process longer than
     its first rounds.
 
     Args:
-        parameters: The model's, without gradients from now on.
-        settings: Rate, momentum and weight decay.
+        parameters: The model's parameters, whose gradients are cleared.
+        settings: Step length, momentum and weight decay.
     """
 
     def __init__(self, parameters: list[nn.Parameter], settings: TrainingSettings) -> None:
@@ -204,114 +291,31 @@ class _Descent:
             parameter.grad = None
 
 
-def evaluate(
-    model: nn.Module,
-    inputs: FloatArray,
-    labels: Targets,
-    batch_size: int = 256,
-    objective: Objective = CLASSIFICATION,
-) -> tuple[float, float]:
-    """Measure a model on examples, with dropout off; the model stays as it is.
-
-    Args:
-        model: The model.
-        inputs: The examples, shape (n, …), n at least 1.
-        labels: Their classes, or numbers to predict, shape (n,).
-        batch_size: Examples at a time, at least 1; the result does not depend on it but for rounding.
-        objective: What is measured; cross-entropy and the fraction classified correctly if not given.
-
-    Returns:
-        The mean loss (cross-entropy: in nats), and the quality.
-
-    Raises:
-        ParameterError: If there are no examples, or not one label for each, or `batch_size` is below 1.
-    """
-    check_examples(inputs, labels)
-    batch_size = whole("batch_size", batch_size, 1)
-    loss, parts = 0.0, []
-    was_training = model.training
-    model.eval()
-    examples, targets = held(inputs).to(device_of(model)), held(labels).to(device_of(model))
-    with torch.no_grad():
-        for start in range(0, len(labels), batch_size):
-            outputs = model(examples[start : start + batch_size])
-            loss += objective.loss(outputs, targets[start : start + batch_size], reduction="sum").item()
-            parts.append(outputs)
-        quality = objective.quality(torch.cat(parts), targets)
-    model.train(was_training)
-    return loss / len(labels), quality
-
-
-def _batches(
-    count: int, settings: TrainingSettings, generator: np.random.Generator
-) -> Iterator[tuple[IntArray, IntArray | None]]:
-    """Yield rows and views of one batch after the other, pass after pass without end, each pass in a new order."""
-    while True:
-        order = generator.permutation(count)
-        views = None if settings.augmentation == "none" else draw_views(generator, count)
-        for start in range(0, count, settings.batch_size):
-            part = slice(start, start + settings.batch_size)
-            yield order[part], None if views is None else views[part]
-
-
-def device_of(model: nn.Module) -> torch.device:
-    """Where a model's parameters are; the CPU if it has none."""
-    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-
-
 def _seed_dropout(seed: int, device: torch.device) -> None:
+    """Seed the generators from which torch's dropout draws."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         with torch.cuda.device(device):
             torch.cuda.manual_seed(seed)
 
 
-def held(array: npt.NDArray[Any]) -> torch.Tensor:
-    """An array as a tensor that nobody writes to; nothing is copied."""
-    with warnings.catch_warnings():  # of arrays that may not be written to
+def device_of(model: nn.Module) -> torch.device:
+    """Return the device of a model's parameters; the CPU if it has none."""
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def read_only_tensor(array: npt.NDArray[Any] | torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
+    """Return an array as a tensor that nobody writes to; nothing is copied that is on the device already."""
+    with warnings.catch_warnings():
+        # torch warns of arrays that may not be written to, which is exactly what is wanted here
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.as_tensor(array)
+        return torch.as_tensor(array, device=device)
 
 
 def check_examples(inputs: npt.NDArray[Any], labels: npt.NDArray[Any]) -> None:
     """Refuse no examples, and examples without one label for each."""
     if len(labels) < 1 or len(inputs) != len(labels):
         raise ParameterError(
-            f"expected at least one example and one label for each; got {len(inputs)} examples, {len(labels)} labels"
+            f"expected at least one example and one label for each; got {len(inputs)} examples, {len(labels)} labels. "
+            "Give a label for each example."
         )
-
-
-def torch_predict(
-    model: nn.Module, batch_size: int = 256
-) -> Callable[[Sequence[npt.NDArray[Any]], npt.NDArray[np.float32]], npt.NDArray[np.float64]]:
-    """Return ``predict`` for a torch model.
-
-    Args:
-        model: Scratch model; its parameters are overwritten at each call.
-        batch_size: Examples at a time.
-
-    Returns:
-        A function from arrays (in the order of the model's state dictionary) and inputs, shape (n, ...), to logits,
-        shape (n, n_classes), with dropout off.
-    """
-
-    def predict(arrays: Sequence[npt.NDArray[Any]], inputs: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-        set_arrays(model, list(arrays))
-        return outputs(model, inputs, batch_size).numpy().astype(np.float64)
-
-    return predict
-
-
-def outputs(model: nn.Module, inputs: npt.NDArray[np.float32], batch_size: int = 256) -> torch.Tensor:
-    """A model's outputs on examples, shape (n, ...), with dropout off; the model stays as it is."""
-    was_training, examples = model.training, held(inputs)
-
-    def ask(own: nn.Module, first: int) -> torch.Tensor:
-        with torch.no_grad():
-            said: torch.Tensor = own(examples[first : first + batch_size])
-        return said
-
-    model.eval()
-    parts = ask_in_parts(model, range(0, len(inputs), batch_size), ask)
-    model.train(was_training)
-    return torch.cat(parts)

@@ -1,4 +1,4 @@
-"""How a client trains; loads no torch, so that scenario files can be read without it."""
+"""Settings of a client's training; this room loads no torch, so that scenario files can be read without it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AUGMENTATIONS: Final[tuple[str, ...]] = get_args(Augmentation)
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
-    """How a client trains.
+    """Settings of a client's local training.
 
     Args:
         learning_rate: The step length, above 0.
@@ -24,12 +24,12 @@ class TrainingSettings:
         local_epochs: Passes over the client's data, at least 1.
         local_steps: Steps instead of passes, at least 1; the data are passed over as often as needed. None: whole
             passes.
-        momentum: Of the gradient, in [0, 1).
+        momentum: Momentum of the gradient, in [0, 1).
         weight_decay: Factor of the weights that are added to the gradient, at least 0.
         proximal_mu: FedProx's mu, at least 0: the steps minimise loss + mu/2 |w - w0|² with the received model w0.
         augmentation: "none", or "crop-flip": each time an image is seen, it is padded by four pixels on each side,
             cropped to its size at a random place and mirrored with probability 1/2. For images only.
-        halved_at: Absolute rounds, ascending, from each of which on the step length is halved (:meth:`at`).
+        halved_at: Absolute rounds, ascending; from each of them on the step length is halved (:meth:`at`).
 
     Raises:
         ParameterError: If a value is out of its range.
@@ -53,7 +53,7 @@ class TrainingSettings:
     halved_at: tuple[int, ...] = ()
 
     def at(self, round: int) -> TrainingSettings:
-        """The settings of a round: with the step length of then.
+        """Return the settings of a round, with its step length.
 
         >>> TrainingSettings(learning_rate=0.2, batch_size=1, halved_at=(150, 300)).at(150).learning_rate
         0.1
@@ -69,17 +69,21 @@ class TrainingSettings:
         real("learning_rate", self.learning_rate, above=0.0)
         rounds = tuple(whole("every one of halved_at", first, 1) for first in self.halved_at)
         if list(rounds) != sorted(set(rounds)):
-            raise ParameterError(f"halved_at must be rounds in ascending order, got {list(rounds)}")
+            raise ParameterError(
+                f"halved_at must be rounds in ascending order, got {list(rounds)}. Sort them, each once."
+            )
         object.__setattr__(self, "halved_at", rounds)
         for name in ("momentum", "weight_decay", "proximal_mu"):
             real(name, getattr(self, name), at_least=0.0)
         if self.momentum >= 1:
-            raise ParameterError(f"momentum must be at least 0 and below 1, got {self.momentum!r}")
+            raise ParameterError(
+                f"momentum must be at least 0 and below 1, got {self.momentum!r}. Give a number such as 0.9."
+            )
         one_of("augmentation", self.augmentation, AUGMENTATIONS)
 
 
 def examples_per_round(settings: TrainingSettings, sizes: IntArray) -> FloatArray:
-    """Return how many examples clients work through in a round, repeated passes counted.
+    """Count the examples that clients work through in a round, with repeated passes.
 
     Args:
         settings: How a client trains.
@@ -95,5 +99,6 @@ def examples_per_round(settings: TrainingSettings, sizes: IntArray) -> FloatArra
     """
     if settings.local_steps is None:
         return np.asarray(sizes * settings.local_epochs, dtype=np.float64)
+    # negated twice: the quotient is rounded up
     passes, rest = np.divmod(settings.local_steps, -(-sizes // settings.batch_size))
     return np.asarray(passes * sizes + rest * settings.batch_size, dtype=np.float64)

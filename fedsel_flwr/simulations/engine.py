@@ -107,7 +107,7 @@ def simulate(
         selector: A selector of your own, in place of the scenario's.
         device: Device on which the vectorized engine trains: "cpu", "cuda" and so on.
         processes: Number of processes that train in the vectorized engine on the CPU, this one included; None: by the
-            sizes of model and round (:func:`~fedsel_flwr.simulations.parallelism.processes_for`). A
+            sizes of model and round (:func:`~fedsel_flwr.clients.batched.backends.choose_backend`). A
             :class:`~fedsel_flwr.simulations.parallelism.WorkerPool` keeps them over several runs.
         model: Makes a torch module of your own, in place of ``model.name``
             (:class:`~fedsel_flwr.simulations.worlds.ingredients.OwnParts`).

@@ -1,4 +1,4 @@
-"""Parallelism of the vectorized engine: how clients are trained, by how many processes and threads."""
+"""Parallelism of the vectorized engine: worker processes, threads, and the size of a run from which both follow."""
 
 from __future__ import annotations
 
@@ -6,30 +6,17 @@ from types import TracebackType
 
 import numpy as np
 import torch
-from torch import nn
 
 from fedsel_flwr.checks import one_of, whole
-from fedsel_flwr.clients.batched import BatchedTrainer, Examples, Helpers, SharedTrainer
-from fedsel_flwr.clients.batched.steps import Refused
-from fedsel_flwr.clients.batched.trainer import WAYS, Way, compiled
+from fedsel_flwr.clients.batched import BatchedTrainer, SharedTrainer, WorkerPool
+from fedsel_flwr.clients.batched.backends import BACKENDS, Backend, RunSize, convolves, step_operations
 from fedsel_flwr.clients.training_settings import examples_per_round
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.worlds.world import World
 
-CLIENTS_PER_PROCESS, MAX_PROCESSES = 8, 8
-"""Fewest clients for each process, which with less arithmetic waits for Python, and most processes."""
-STEP_OPERATIONS = 20e6
-"""A step of the whole round with less arithmetic is over before sharing it pays (about a millisecond)."""
 THREADED_OPERATIONS = 2e9
 """A step of the whole round with less arithmetic is done by one thread sooner than by several."""
-RUN_OPERATIONS = 30e9
-"""A run with less arithmetic ends before a helper has started (about two seconds)."""
-COMPILED_STEPS = 25_000
-"""Fewest steps of a run, of all its clients, that save the time to load the compiled loops.
-
-Loading takes about a second; a compiled step saves forty microseconds.
-"""
 
 
 class TrainerPool:
@@ -43,18 +30,20 @@ class TrainerPool:
                 simulate(scenario.model_copy(update={"seed": seed}), engine="vectorized", processes=pool)
 
     Args:
-        processes: Number of processes that train, this one included; None: :func:`processes_for` each run.
-        way: How clients are trained (:class:`~fedsel_flwr.clients.batched.BatchedTrainer`); None: :func:`way_for` each
-            run.
+        processes: Number of processes that train, this one included; None:
+            :func:`~fedsel_flwr.clients.batched.backends.choose_backend` decides for each run.
+        backend: What trains clients; None: the same function decides.
 
     Raises:
-        ParameterError: ``processes`` is below 1, or there is no such way.
+        ParameterError: ``processes`` is below 1, or there is no such backend.
     """
 
-    def __init__(self, processes: int | None = None, way: Way | None = None) -> None:
+    def __init__(self, processes: int | None = None, backend: Backend | None = None) -> None:
         self.processes = None if processes is None else whole("processes", processes, 1)
-        self.way = way if way is None else one_of("way", way, WAYS)
-        self._helpers: Helpers | None = None
+        self.backend: Backend | None = None
+        if backend is not None:
+            self.backend = one_of("backend", backend, BACKENDS)  # type: ignore[assignment]
+        self._workers: WorkerPool | None = None
 
     def __enter__(self) -> TrainerPool:
         return self
@@ -62,12 +51,12 @@ class TrainerPool:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._close()
 
-    def helpers(self, processes: int) -> Helpers:
+    def workers(self, processes: int) -> WorkerPool:
         """Return the workers for this number of processes; workers for another number end."""
-        if self._helpers is None or self._helpers.closed or self._helpers.processes != processes:
+        if self._workers is None or self._workers.closed or self._workers.processes != processes:
             self._close()
-            self._helpers = Helpers(processes)
-        return self._helpers
+            self._workers = WorkerPool(processes)
+        return self._workers
 
     def trainer(self, world: World, device: str) -> BatchedTrainer | SharedTrainer:
         """Return the trainer of a world's clients.
@@ -82,27 +71,30 @@ class TrainerPool:
         # One process can train on any device.
         if self.processes != 1:
             check_processes(world.scenario, self.processes, device)
-        settings = world.scenario.training.settings()
-        way: Way = self.way or way_for(world, device)  # type: ignore[assignment]
-        processes = self.processes or (processes_for(world) if device == "cpu" and way != "compiled" else 1)
-        # Read now: during the run torch has fewer threads. One of several processes gets a single thread.
-        threads = torch.get_num_threads() if processes == 1 else 1
         trainer = BatchedTrainer(
-            world.model, settings, device=device, objective=world.objective, way=way, threads=threads
+            world.model,
+            world.scenario.training.settings(),
+            device=device,
+            objective=world.objective,
+            backend=self.backend,
+            size=run_size(world),
+            processes=self.processes,
+            # Read now: during the run torch has fewer threads.
+            threads=torch.get_num_threads(),
         )
-        return trainer if processes == 1 else SharedTrainer(trainer, self.helpers(processes))
+        return trainer if self.processes == 1 else SharedTrainer(trainer, self.workers)
 
     def _close(self) -> None:
-        if self._helpers is not None:
-            self._helpers.close()
-            self._helpers = None
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None
 
 
 def check_processes(scenario: Scenario, processes: int | None, device: str = "cpu") -> int | None:
     """Return the number of processes that train as an int; None stays None.
 
     Raises:
-        ParameterError: It is below 1, or above 1 though the engine is not "vectorized" or the device not the CPU.
+        ParameterError: It is below 1, or above 1 where the engine is not "vectorized" or the device not the CPU.
     """
     if processes is None:
         return None
@@ -126,56 +118,14 @@ def threads_for(world: World) -> int:
     A step on small stacks is some sixty operations of microseconds. Threads that meet after each of them wait longer
     than they work, and many times longer if the machine has other work. The rule depends on sizes only.
     """
-    return torch.get_num_threads() if _convolves(world) or _step_operations(world) >= THREADED_OPERATIONS else 1
+    operations = step_operations(world.model, world.scenario.training.settings(), world.scenario.clients_per_round)
+    return torch.get_num_threads() if convolves(world.model) or operations >= THREADED_OPERATIONS else 1
 
 
-def way_for(world: World, device: str) -> Way:
-    """Return how clients are trained by default: "compiled" if that is possible and the run is long, else "auto".
-
-    The rule depends on kinds and sizes only, and on whether Numba is installed.
-    """
-    settings, train = world.scenario.training.settings(), world.dataset.train
+def run_size(world: World) -> RunSize:
+    """Return the size of a world's run, from which its backend and its processes follow."""
+    scenario, settings = world.scenario, world.scenario.training.settings()
     # Rounded up: the last batch of an epoch may be smaller.
     steps = settings.local_steps or settings.local_epochs * -(-world.sizes // settings.batch_size)
-    played = world.scenario.rounds * world.scenario.clients_per_round * float(np.mean(steps))
-    if device != "cpu" or played < COMPILED_STEPS:
-        return "auto"
-    data = Examples(train.inputs, train.labels, []).on(torch.device(device))
-    try:
-        compiled(world.model, world.objective.loss, *data, settings)
-    except Refused:
-        return "auto"
-    return "compiled"
-
-
-def processes_for(world: World) -> int:
-    """Return how many processes train by default.
-
-    As many as torch has threads here, at most one for each eight clients of a round, and at most eight. The rule
-    depends on sizes only, so that a scenario gives the same result again. Only this process trains
-
-    - if clients are trained the compiled way, on threads of this process,
-    - if the model has convolutions, several chunks of which run on as many threads,
-    - if a step of the round has less than 20 million operations, or the run less than 30 thousand million, counted as
-      six for each parameter and example.
-    """
-    scenario = world.scenario
-    if _convolves(world):
-        return 1
-    cohort, step = scenario.clients_per_round, _step_operations(world)
-    settings = scenario.training.settings()
-    round_operations = step / settings.batch_size * float(examples_per_round(settings, world.sizes).mean())
-    if step < STEP_OPERATIONS or round_operations * scenario.rounds < RUN_OPERATIONS:
-        return 1
-    return max(1, min(torch.get_num_threads(), cohort // CLIENTS_PER_PROCESS, MAX_PROCESSES))
-
-
-def _convolves(world: World) -> bool:
-    return any(isinstance(module, nn.modules.conv._ConvNd) for module in world.model.modules())
-
-
-def _step_operations(world: World) -> float:
-    """Count the operations of a step of all clients of a round: six for each parameter and example."""
-    # Two for the forward pass, two each for the gradients of inputs and of parameters.
-    parameters = sum(parameter.numel() for parameter in world.model.parameters())
-    return 6.0 * parameters * world.scenario.clients_per_round * world.scenario.training.batch_size
+    examples = float(examples_per_round(settings, world.sizes).mean())
+    return RunSize(scenario.rounds, scenario.clients_per_round, float(np.mean(steps)), examples)

@@ -349,7 +349,7 @@ def regret(world: World, clients: Sequence[ClientRecord], rounds: int) -> Column
     """
     scenario, longest = world.scenario, world.system.max_latency_s
     # A client that does not answer has reward 0. Latencies are capped at the longest, so no reward is below 0.
-    answers = 1.0 - world.failing.share
+    answers = 1.0 - world.dropout.probability
     mean_reward = answers * (1.0 - mean_latencies(world.system) / longest)  # mean of Xia (5)
     chosen = np.zeros((rounds, scenario.num_clients), dtype=np.bool_)
     known = {str(client): client for client in range(scenario.num_clients)}

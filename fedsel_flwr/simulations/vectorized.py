@@ -18,14 +18,14 @@ import torch
 from flwr.common import Code, FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
 
 from fedsel_flwr.checks import FloatArray
-from fedsel_flwr.clients.answering import answer, asked_columns, local_accuracy, mini_batch, sketch, with_answers
+from fedsel_flwr.clients.answering import answer, asked_columns, local_accuracy, mini_batch, sketch, with_answering
 from fedsel_flwr.clients.batched import Examples
-from fedsel_flwr.clients.dropout import ANSWERS
-from fedsel_flwr.clients.metrics import fit_metrics, lost_metrics, probe_costs
+from fedsel_flwr.clients.dropout import REPLIED
+from fedsel_flwr.clients.metrics import dropout_metrics, fit_metrics, probe_costs
 from fedsel_flwr.clients.objectives import set_arrays
 from fedsel_flwr.clients.streams import streams
 from fedsel_flwr.clients.threads import using_threads
-from fedsel_flwr.clients.training import held, outputs
+from fedsel_flwr.clients.training import outputs, read_only_tensor
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.flower import ClientProxy
 from fedsel_flwr.rounds.models import Arrays, ModelStack
@@ -170,8 +170,8 @@ class InProcessClients:
             The reply of each, and their models, a row for each.
         """
         world, ids = self._world, [int(node) for node in nodes]
-        system, fates = world.system, world.failing.fates(ids, round)
-        layers, losses = self._trained(ids, round, [i for i, fate in enumerate(fates) if fate == ANSWERS])
+        system, fates = world.system, world.dropout.outcomes(ids, round)
+        layers, losses = self._trained(ids, round, [i for i, fate in enumerate(fates) if fate == REPLIED])
         asked = asked_columns(asks or None)
         # A column outside, such as the gradient, needs a separate pass for each client.
         batched = BatchedEvaluation(world, self.model, ids, asked) if asked and asked <= BATCHED_COLUMNS else None
@@ -180,11 +180,11 @@ class InProcessClients:
             nodes, ids, world.sizes[ids].tolist(), world.energy_scores(ids), system.draws(ids, round), losses.tolist(),
             fates, strict=True,
         ):  # fmt: skip
-            delays = with_answers(delays, asked)
+            delays = with_answering(delays, asked)
             spent = fit_metrics(system, k, delays, train_loss=loss, energy_score=score)
             metrics: dict[str, object] = dict(spent)
-            if fate != ANSWERS:
-                metrics = dict(lost_metrics(k, fate, None if fate == CRASHED else spent))
+            if fate != REPLIED:
+                metrics = dict(dropout_metrics(k, fate, None if fate == CRASHED else spent))
             elif batched is not None:
                 metrics |= batched.columns(k, asked)
             elif asked:
@@ -293,7 +293,7 @@ class BatchedEvaluation:
         everything = 2 * len(rows) > len(data)
         # Row of an example -> row of its output. Of an example that was not needed the place means nothing.
         self._place = np.arange(len(data)) if everything else np.searchsorted(rows, np.arange(len(data)))
-        self._labels = held(data.labels)
+        self._labels = read_only_tensor(data.labels)
         if parts:
             set_arrays(world.model, list(arrays))
             self._outputs = outputs(world.model, data.inputs if everything else data.inputs[rows])

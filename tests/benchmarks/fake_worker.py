@@ -13,7 +13,7 @@ def main() -> None:
     if turns.plan.get("broken") == "at once":
         raise ValueError("cannot train")
     rounds = 0
-    while turns.next(training=0.5, way="written"):
+    while turns.next(training=0.5, backend="manual"):
         if rounds == turns.plan.get("broken"):
             raise ValueError("lost")
         time.sleep(turns.plan["seconds"])

@@ -79,7 +79,7 @@ def test_the_page_has_ratios_of_the_same_turn(engines: Any, tmp_path: Path) -> N
             ("vectorized-1", "", 0.0), ("flower", "2 actors", 0.2), ("pfl", "1 thread", 0.0), ("pfl", "2 threads", 0.0),
         )
     )  # fmt: skip
-    ours.turns = [{"seconds": s, "training": s / 2, "way": "written"} for s in (0.1, 0.2, 0.4, 0.1)]
+    ours.turns = [{"seconds": s, "training": s / 2, "backend": "manual"} for s in (0.1, 0.2, 0.4, 0.1)]
     flower.turns = [{"seconds": s} for s in (1.0, 2.0, 4.0, 3.0)]  # 10, 10, 10, 30 times ours
     pfl.turns = [{"seconds": s} for s in (0.2, 0.6, 1.6, 0.5)]  # 2, 3, 4, 5
     slower.turns, slower.failure = [{"seconds": 7.0}], "slower than 1 thread"

@@ -15,7 +15,7 @@ from torch import nn
 
 from fedsel_flwr.clients import torch_client
 from fedsel_flwr.clients.answering import (
-    ANSWERED,
+    ANSWERABLE,
     answer,
     asked_columns,
     forward_passes,
@@ -96,7 +96,7 @@ def test_the_oracle_tells_the_columns_apart() -> None:
 
 
 def test_a_client_can_answer_every_column() -> None:
-    assert ASKED == ANSWERED
+    assert ASKED == ANSWERABLE
     assert asked_columns(None) == asked_columns("") == asked_columns("energy,accuracy") == frozenset()
     assert asked_columns(" loss , gradient") == {"loss", "gradient"}
 
@@ -153,7 +153,7 @@ def test_dropout_is_off_and_the_model_stays_as_it_is() -> None:
     model.train()
     batch = mini_batch(7, 3, 2, 600, 60)
     said = answer(model, ASKED, (INPUTS, LABELS), (TEST_INPUTS, TEST_LABELS), seed=7, batch=batch)
-    check(said, set(ANSWERED))
+    check(said, set(ANSWERABLE))
     assert model.training
     assert all(parameter.grad is None for parameter in model.parameters())
     assert [a.tobytes() for a in get_arrays(model)] == [a.tobytes() for a in GLOBAL]
@@ -280,10 +280,10 @@ def test_the_legacy_api_carries_a_vector_as_bytes() -> None:
     parameters = ndarrays_to_parameters(GLOBAL)
     res = flower.fit(FitIns(parameters=parameters, config={"round": 2, "needs": EVERYTHING}))
     assert res.status.code == Code.OK
-    check(res.metrics, set(ANSWERED))
+    check(res.metrics, set(ANSWERABLE))
     assert type(res.metrics["gradient"]) is bytes
     answered = flower.evaluate(EvaluateIns(parameters=parameters, config={"round": 2, "probe": EVERYTHING}))
-    check(answered.metrics, set(ANSWERED))
+    check(answered.metrics, set(ANSWERABLE))
 
 
 def message_reply(kind: str, config: dict[str, Any]) -> RecordDict:
@@ -312,7 +312,7 @@ def test_the_message_api_carries_a_vector_in_a_record_of_its_own(kind: str, key:
     array = vector["gradient"].numpy()
     assert (array.dtype, array.shape) == (np.float32, (16,))
     vectors = {name: reply[name][name].numpy().tobytes() for name in ("gradient", "sketch")}  # type: ignore[index]
-    check({**metrics, **vectors}, set(ANSWERED))
+    check({**metrics, **vectors}, set(ANSWERABLE))
     same = client().fit(GLOBAL, {"round": 2, "needs": EVERYTHING})[2]
     if kind == MessageType.TRAIN:  # both APIs: the same numbers to the last bit
         assert {**metrics, **vectors} == {"num-examples": 600, **same}

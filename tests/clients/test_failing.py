@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.clients.dropout import ANSWERS, Failing
+from fedsel_flwr.clients.dropout import REPLIED, ClientDropout
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.history import ClientRecord
 from fedsel_flwr.rounds.replies import CRASHED, FAILED
@@ -33,22 +33,22 @@ def _rows(result: RunResult, kind: str) -> list[ClientRecord]:
 
 def test_the_draws_are_the_clients_own() -> None:
     """The shares are those asked for, of 20,000 draws, and a draw does not depend on who else is drawn."""
-    failing = Failing(seed=3, failure_probability=0.2, crash_probability=0.1)
-    fates = np.array([failing.fates(range(1000), round) for round in range(1, 21)])
-    error = 3 / np.sqrt(fates.size)
-    assert np.mean(fates == CRASHED) == pytest.approx(0.1, abs=error)
-    assert np.mean(fates == FAILED) == pytest.approx(0.9 * 0.2, abs=error)
-    assert np.mean(fates != ANSWERS) == pytest.approx(failing.share, abs=error)
-    assert failing.fates([7, 400, 3], 5) == fates[4, [7, 400, 3]].tolist()
-    assert Failing(seed=3).fates(range(5), 1) == [ANSWERS] * 5
-    more = Failing(seed=3, failure_probability=0.4, crash_probability=0.1).fates(range(1000), 1)
-    assert all(new != ANSWERS for new, old in zip(more, fates[0], strict=True) if old != ANSWERS)
+    failing = ClientDropout(seed=3, failure_probability=0.2, crash_probability=0.1)
+    outcomes = np.array([failing.outcomes(range(1000), round) for round in range(1, 21)])
+    error = 3 / np.sqrt(outcomes.size)
+    assert np.mean(outcomes == CRASHED) == pytest.approx(0.1, abs=error)
+    assert np.mean(outcomes == FAILED) == pytest.approx(0.9 * 0.2, abs=error)
+    assert np.mean(outcomes != REPLIED) == pytest.approx(failing.probability, abs=error)
+    assert failing.outcomes([7, 400, 3], 5) == outcomes[4, [7, 400, 3]].tolist()
+    assert ClientDropout(seed=3).outcomes(range(5), 1) == [REPLIED] * 5
+    more = ClientDropout(seed=3, failure_probability=0.4, crash_probability=0.1).outcomes(range(1000), 1)
+    assert all(new != REPLIED for new, old in zip(more, outcomes[0], strict=True) if old != REPLIED)
 
 
 @pytest.mark.parametrize("probability", [-0.1, 1.1, math.nan])
 def test_no_probability_is_refused(probability: float) -> None:
     with pytest.raises(ParameterError, match="crash_probability"):
-        Failing(seed=1, crash_probability=probability)
+        ClientDropout(seed=1, crash_probability=probability)
     with pytest.raises(ParameterError, match="crash_probability"):
         load_scenario("digits", {"clients.crash_probability": probability})
 

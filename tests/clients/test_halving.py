@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.clients.batched import Examples, Helpers, SharedTrainer
+from fedsel_flwr.clients.batched import Examples, SharedTrainer, WorkerPool
 from fedsel_flwr.clients.batched.trainer import BatchedTrainer
 from fedsel_flwr.clients.objectives import get_arrays
 from fedsel_flwr.clients.training_settings import TrainingSettings
@@ -50,7 +50,7 @@ def test_both_engines_halve_it_in_the_same_round() -> None:
         assert max(np.abs(a - b).max() for a, b in zip(together.arrays, result.arrays, strict=True)) > 1e-3
 
 
-def test_helpers_train_at_the_rate_of_the_round() -> None:
+def test_workers_train_at_the_rate_of_the_round() -> None:
     draw = np.random.default_rng(0)
     inputs, labels = draw.normal(size=(24, 1, 4, 4)).astype(np.float32), draw.integers(3, size=24)
     clients = Examples(inputs, labels, [np.arange(6 * k, 6 * k + 6) for k in range(4)])
@@ -60,14 +60,14 @@ def test_helpers_train_at_the_rate_of_the_round() -> None:
         trainer.settings = SETTINGS.at(round)
         return trainer.train(get_arrays(model), clients, [np.random.default_rng(k) for k in range(4)])[0]
 
-    with Helpers(2) as helpers:
-        shared, alone = SharedTrainer(BatchedTrainer(model, SETTINGS), helpers), BatchedTrainer(model, SETTINGS)
+    with WorkerPool(2) as workers:
+        shared, alone = SharedTrainer(BatchedTrainer(model, SETTINGS), workers), BatchedTrainer(model, SETTINGS)
         trained(shared, 1)
-        helpers.wait()
+        workers.wait()
         trained(shared, 1)
-        helpers.wait()
-        before = helpers.tasks
+        workers.wait()
+        before = workers.tasks
         for round in (1, 3, 5):
             for one, other in zip(trained(shared, round), trained(alone, round), strict=True):
                 np.testing.assert_allclose(one, other, atol=1e-6)
-        assert helpers.tasks == before + 3
+        assert workers.tasks == before + 3

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.clients.device import cube, mean_latencies
+from fedsel_flwr.clients.device import mean_latencies, quasirandom_points
 from fedsel_flwr.clients.phones import PhoneModel
 from fedsel_flwr.clients.system import SystemModel
 
@@ -38,7 +38,7 @@ def test_the_deadline_caps_the_mean() -> None:
 
 
 def test_the_points_are_even_and_inside() -> None:
-    points = cube()
+    points = quasirandom_points()
     assert points.shape == (4096, 3)
     assert 0 < points.min() < points.max() < 1
     np.testing.assert_allclose(points.mean(axis=0), 0.5, atol=1e-3)

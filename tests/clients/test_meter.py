@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedsel_flwr.clients.metrics import EnergyMeter
+from fedsel_flwr.clients.telemetry import EnergyMeter
 from fedsel_flwr.errors import RunError
 
 

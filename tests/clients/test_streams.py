@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.clients.streams import PURPOSES, states, stream, streams
+from fedsel_flwr.clients.streams import PURPOSES, seed_states, stream, streams
 from fedsel_flwr.errors import ParameterError
 
 
@@ -104,7 +104,7 @@ def test_states_are_those_of_numpy() -> None:
         expected = [
             np.random.SeedSequence(seed, spawn_key=(purpose, k, round)).generate_state(4, np.uint64) for k in ids
         ]
-        np.testing.assert_array_equal(states(seed, purpose, np.array(ids), round), expected)
+        np.testing.assert_array_equal(seed_states(seed, purpose, np.array(ids), round), expected)
 
 
 def test_many_or_none() -> None:

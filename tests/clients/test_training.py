@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsel_flwr.clients.training import TrainingSettings, _Descent, evaluate, train
+from fedsel_flwr.clients.training import _SGD, TrainingSettings, evaluate, train
 from fedsel_flwr.errors import ParameterError
 from tests.processes import ROOT
 
@@ -254,7 +254,7 @@ def test_steps_are_those_of_torchs_own_optimizer_bit_by_bit(momentum: float, wei
     ours = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 3))
     theirs = copy.deepcopy(ours)
     settings = TrainingSettings(learning_rate=0.3, batch_size=4, momentum=momentum, weight_decay=weight_decay)
-    descent = _Descent(list(ours.parameters()), settings)
+    descent = _SGD(list(ours.parameters()), settings)
     optimizer = torch.optim.SGD(theirs.parameters(), lr=0.3, momentum=momentum, weight_decay=weight_decay)
     for _ in range(20):
         for model, step in ((ours, descent.step), (theirs, optimizer.step)):

@@ -14,12 +14,13 @@ import torch
 from torch import nn
 
 from fedsel_flwr.cli import main
-from fedsel_flwr.clients.batched import BatchedTrainer, numba_kernels
+from fedsel_flwr.clients.batched import BatchedTrainer, Examples, numba_kernels
+from fedsel_flwr.clients.batched.backends import Backend, Choice, choose_backend
 from fedsel_flwr.clients.threads import using_threads
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.simulations import compare, load_scenario, simulate
-from fedsel_flwr.simulations.parallelism import TrainerPool, processes_for, threads_for, way_for
+from fedsel_flwr.simulations.parallelism import TrainerPool, run_size, threads_for
 from fedsel_flwr.simulations.worlds.world import World
 
 SMOKE = {"engine": "vectorized", "rounds": 4}
@@ -36,16 +37,16 @@ def nobody_is_left() -> Iterator[None]:
     assert children() <= before
 
 
-def test_a_run_is_the_same_with_helpers_from_its_second_round() -> None:
+def test_a_run_is_the_same_with_workers_from_its_second_round() -> None:
     scenario = load_scenario("smoke", SMOKE)
     alone = simulate(scenario, processes=1)
     with TrainerPool(2) as staff:
-        helpers = staff.helpers(2)
-        helped = simulate(scenario, processes=staff, on_round=lambda record: helpers.wait())
-        assert helpers.tasks >= 2
-        pids = helpers.pids
+        workers = staff.workers(2)
+        helped = simulate(scenario, processes=staff, on_round=lambda record: workers.wait())
+        assert workers.tasks >= 2
+        pids = workers.pids
         again = simulate(scenario, processes=staff)
-        assert staff.helpers(2).pids == pids  # they stay for the next run
+        assert staff.workers(2).pids == pids  # they stay for the next run
         tables = compare(scenario, ["bsfl", "random"], seeds=1, processes=2).table()
     for layer, expected, repeated in zip(helped.arrays, alone.arrays, again.arrays, strict=True):
         np.testing.assert_allclose(layer, expected, rtol=1e-5, atol=1e-6)
@@ -55,7 +56,7 @@ def test_a_run_is_the_same_with_helpers_from_its_second_round() -> None:
     assert len(tables) == 2
 
 
-def test_helpers_end_with_a_run_that_breaks_off() -> None:
+def test_workers_end_with_a_run_that_breaks_off() -> None:
     seen: list[set[int]] = []
 
     def break_off(record: RoundRecord) -> None:
@@ -118,17 +119,35 @@ def convolving() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 800, 3), nn.ReLU(), nn.Flatten(), nn.Linear(800 * 36, 10))
 
 
-def test_how_many_by_the_sizes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+def chosen(world: World, backend: Backend | None, threads: int = 4) -> Choice:
+    """What trains a world's clients, and in how many processes."""
+    train = world.dataset.train
+    data = Examples(train.inputs, train.labels, []).to(torch.device("cpu"))
+    settings = world.scenario.training.settings()
+    return choose_backend(
+        world.model, world.objective.loss, *data, settings,
+        backend=backend, size=run_size(world), processes=None, threads=threads,
+    )  # fmt: skip
+
+
+def test_how_many_by_the_sizes_alone() -> None:
+    def processes(world: World, threads: int = 4) -> tuple[int, str]:
+        choice = chosen(world, "auto", threads)
+        return choice.processes, choice.reasons.get("processes", "")
+
     # 60,010 parameters, 25 clients, batches of 10: a step has 6 x 60,010 x 250 = 90 million operations
-    assert processes_for(world(1000, 25, wide)) == 3  # eight clients each
-    assert processes_for(world(1000, 90, wide)) == 4  # as torch has threads
-    assert processes_for(world(1000, 15, wide)) == 1  # two would have fewer than eight
-    assert processes_for(world(20, 25, wide)) == 1  # 10 examples each: 1.8 thousand million operations
-    assert processes_for(world(1000, 25, lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))) == 1  # small steps
-    assert processes_for(world(1000, 25, convolving)) == 1
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    assert processes_for(world(1000, 25, wide)) == 1
+    assert processes(world(1000, 25, wide)) == (3, "")  # eight clients each
+    assert processes(world(1000, 90, wide)) == (4, "")  # as torch has threads
+    few, small = world(1000, 15, wide), world(1000, 25, lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
+    for alone, reason in (
+        (processes(few), "15 clients a round, 8 a process"),  # two would have fewer than eight
+        (processes(world(20, 25, wide)), "the run has fewer than"),  # 10 examples each: 1.8 thousand million operations
+        (processes(small), "a step of the round has fewer than"),
+        (processes(world(1000, 25, convolving)), "convolutions"),
+        (processes(world(1000, 25, wide), threads=1), "there are 1 threads"),
+    ):
+        assert alone[0] == 1
+        assert reason in alone[1]
 
 
 @pytest.mark.parametrize(
@@ -146,16 +165,20 @@ def test_small_products_take_one_thread(keys: dict[str, Any], threads: int) -> N
 
 
 @pytest.mark.skipif(bool(numba_kernels.MISSING), reason="Numba is not installed (the extra 'fast')")
-def test_the_compiled_way_by_kind_and_length_alone() -> None:
+def test_numba_by_kind_and_length_alone() -> None:
     # 100 clients of some 10 examples, batches of 10: two steps a round at most
-    assert way_for(world(3000, 25, wide), "cpu") == "compiled"
-    assert way_for(world(300, 25, wide), "cpu") == "auto"  # over before it is loaded
-    assert way_for(world(3000, 25, wide), "cuda") == "auto"
-    assert way_for(world(3000, 25, convolving), "cpu") == "auto"
+    choice = chosen(world(3000, 25, wide), None)
+    assert (choice.backend, choice.processes) == ("numba", 1)
+    assert "threads of this process" in choice.reasons["processes"]
+    short = chosen(world(300, 25, wide), None)
+    assert short.backend == "manual"  # over before the loops are loaded
+    assert "25,000" in short.reasons["numba"]
+    assert chosen(world(3000, 25, wide), "auto").backend == "manual"
+    assert chosen(world(3000, 25, convolving), None).backend == "manual"
 
 
 @pytest.mark.skipif(bool(numba_kernels.MISSING), reason="Numba is not installed (the extra 'fast')")
-def test_a_run_the_compiled_way_makes_the_same_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_with_numba_makes_the_same_choices(monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = load_scenario("smoke", SMOKE | {"selector": "bsfl"})
     alone = simulate(scenario)
     taken: list[str] = []
@@ -163,13 +186,13 @@ def test_a_run_the_compiled_way_makes_the_same_choices(monkeypatch: pytest.Monke
 
     def watched(self: BatchedTrainer, *arguments: Any) -> Any:
         result = train(self, *arguments)
-        taken.append(self.way)
+        taken.append(self.backend)
         return result
 
     monkeypatch.setattr(BatchedTrainer, "train", watched)
-    with TrainerPool(1, way="compiled") as staff:
+    with TrainerPool(1, backend="numba") as staff:
         runs = [simulate(scenario, processes=staff) for _ in range(2)]
-    assert taken == ["compiled"] * 8
+    assert taken == ["numba"] * 8
     for layer, repeated, expected in zip(*(run.arrays for run in (*runs, alone)), strict=True):
         np.testing.assert_allclose(layer, expected, rtol=1e-5, atol=1e-6)
         np.testing.assert_array_equal(layer, repeated)

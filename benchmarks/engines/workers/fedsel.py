@@ -44,28 +44,28 @@ def main() -> None:
         strategy.initialize_parameters = initialize
         result = simulate(scenario, strategy=strategy, num_cpus=plan["processes"])
     else:
-        with TrainerPool(plan["processes"], plan["way"]) as pool:
-            pool.helpers(plan["processes"]).wait()
+        with TrainerPool(plan["processes"], plan["backend"]) as pool:
+            pool.workers(plan["processes"]).wait()
             turns.next()
             result = simulate(scenario, strategy=strategy, device=plan["device"], processes=pool)
     turns.end(result.arrays)
 
 
 def _time_training(into: list[tuple[float, str]], kind: type[BatchedTrainer] | type[SharedTrainer]) -> None:
-    """Note the seconds of each round's training, and which way it took."""
+    """Note the seconds of each round's training, and which backend it took."""
     train = kind.train
 
     def timed(self: Any, *args: Any, **kwargs: Any) -> Any:
         begin = time.perf_counter()
         out = train(self, *args, **kwargs)
-        into.append((time.perf_counter() - begin, self.way))
+        into.append((time.perf_counter() - begin, self.backend))
         return out
 
     kind.train = timed  # type: ignore[method-assign, assignment]
 
 
 def _last(trained: list[tuple[float, str]]) -> dict[str, object]:
-    return {"training": trained[-1][0], "way": trained[-1][1]} if trained else {}
+    return {"training": trained[-1][0], "backend": trained[-1][1]} if trained else {}
 
 
 if __name__ == "__main__":

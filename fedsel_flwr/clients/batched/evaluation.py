@@ -1,4 +1,4 @@
-"""What many models say of the same examples, in one pass."""
+"""Evaluation of many models on the same examples, in one pass."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import torch
 from torch import nn
 from torch.func import functional_call, vmap
 
-from fedsel_flwr.clients.batched.layers import Dropout, Now
+from fedsel_flwr.clients.batched.layers import Dropout, ForwardContext
 from fedsel_flwr.clients.batched.manual_backprop import Plan, plan
-from fedsel_flwr.clients.batched.steps import Refused
+from fedsel_flwr.clients.batched.steps import Unsupported
 from fedsel_flwr.clients.batched.trainer import default_chunk
-from fedsel_flwr.clients.threads import ask_in_parts
-from fedsel_flwr.clients.training import held
+from fedsel_flwr.clients.threads import map_on_threads
+from fedsel_flwr.clients.training import read_only_tensor
 from fedsel_flwr.errors import ParameterError
 
 MODELS = 50
-"""Models asked together: more take longer, as their outputs leave the processor's cache."""
+"""Models that are evaluated at once: more take longer, as their outputs leave the processor's cache."""
 Stack = Sequence[torch.Tensor]
-Way = Callable[[nn.Module, Stack, torch.Tensor], torch.Tensor]
+Evaluator = Callable[[nn.Module, Stack, torch.Tensor], torch.Tensor]
 
 
 def logits_batched(
@@ -37,13 +37,14 @@ def logits_batched(
 ) -> npt.NDArray[np.float64]:
     """Return the outputs of every model of a stack on the same examples, with dropout off.
 
-    Models that torch.func cannot batch are asked one after the other.
+    Models that torch.func cannot batch are evaluated one after the other.
 
     Args:
-        model: The model; left as it is.
-        layers: The models, a stack a layer, shape (n_models, …) each, in the order of the model's state dictionary.
-        inputs: The examples, shape (n, …); used where they are if they are a tensor on the device.
-        device: Where to compute.
+        model: The model; it stays as it is.
+        layers: The models, a stack for each layer, shape (n_models, …) each, in the order of the model's state
+            dictionary.
+        inputs: The examples, shape (n, …); a tensor on the device is used there.
+        device: Device of the computation.
         batch_size: Examples at a time; large batches leave the processor's cache.
 
     Returns:
@@ -62,44 +63,46 @@ def logits_batched(
     if [layer.shape[1:] for layer in layers] != [tuple(tensor.shape) for tensor in state.values()]:
         raise ParameterError(
             f"expected stacks of shapes {[tuple(tensor.shape) for tensor in state.values()]} behind the number of "
-            f"models, got {[layer.shape for layer in layers]}; give one for each entry of the model's state"
+            f"models, got {[layer.shape for layer in layers]}. Give a stack for each entry of the model's state."
         )
     stack = [
         torch.tensor(layer, dtype=tensor.dtype, device=device)
         for layer, tensor in zip(layers, state.values(), strict=True)
     ]
     examples = torch.as_tensor(inputs, device=device)
-    together = _way(scratch, examples)
+    evaluate = _evaluator(scratch, examples)
 
     def ask(own: nn.Module, first: int) -> npt.NDArray[Any]:
-        nonlocal together
+        nonlocal evaluate
         x = examples[first : first + batch_size]
         with torch.no_grad():
             try:
-                outputs = together(own, stack, x)
-            except (RuntimeError, ValueError, NotImplementedError):  # what torch.func raises for what it cannot batch
-                together = _in_turn
-                outputs = together(own, stack, x)
+                outputs = evaluate(own, stack, x)
+            # what torch.func raises for an operation that it cannot batch; the remaining batches go one by one too
+            except (RuntimeError, ValueError, NotImplementedError):
+                evaluate = _one_by_one
+                outputs = evaluate(own, stack, x)
         return outputs.cpu().numpy()
 
     firsts = range(0, len(examples), batch_size)
-    # grouped layers keep what they work in, and use the threads themselves
-    parts = ask_in_parts(scratch, firsts, ask) if together is _mapped else [ask(scratch, first) for first in firsts]
+    # grouped convolutions use all threads themselves
+    parts = map_on_threads(scratch, firsts, ask) if evaluate is _by_vmap else [ask(scratch, first) for first in firsts]
     return np.concatenate(parts, axis=1).astype(np.float64)
 
 
 def stack_predict(
     model: nn.Module,
 ) -> Callable[[Sequence[npt.NDArray[Any]], npt.NDArray[Any]], npt.NDArray[np.float64]]:
-    """Return :func:`logits_batched` for a model, with batches that suit it: long ones where all layers are linear."""
+    """Return :func:`logits_batched` for a model, with batches that suit it: long ones if all layers are linear."""
     layers = [module for module in model.modules() if list(module.parameters(recurse=False))]
     batch_size = 1000 if all(isinstance(layer, nn.Linear) for layer in layers) else 64
 
     def predict(stack: Sequence[npt.NDArray[Any]], inputs: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        examples = read_only_tensor(inputs)
         parts = range(0, len(stack[0]), MODELS)
         return np.concatenate(
             [
-                logits_batched(model, [layer[i : i + MODELS] for layer in stack], held(inputs), batch_size=batch_size)
+                logits_batched(model, [layer[i : i + MODELS] for layer in stack], examples, batch_size=batch_size)
                 for i in parts
             ]
         )
@@ -107,40 +110,41 @@ def stack_predict(
     return predict
 
 
-def _way(model: nn.Module, examples: torch.Tensor) -> Way:
-    """Grouped convolutions, if the model has some that are written out; else what torch.func makes of it."""
+def _evaluator(model: nn.Module, examples: torch.Tensor) -> Evaluator:
+    """Choose grouped convolutions if manual backprop knows the model and it has convolutions, else vmap."""
     try:
         planned = plan(model.cpu(), examples[:1].cpu())
-    except Refused:
-        return _mapped
+    except Unsupported:
+        return _by_vmap
+    # Module.cpu() moved the caller's model
     finally:
         model.to(examples.device)
-    return partial(_grouped, planned) if planned.grouped else _mapped
+    return partial(_by_groups, planned) if planned.grouped else _by_vmap
 
 
-def _grouped(planned: Plan, model: nn.Module, stack: Stack, x: torch.Tensor) -> torch.Tensor:
-    """All models by grouped convolutions, as many at once as in training."""
+def _by_groups(planned: Plan, model: nn.Module, stack: Stack, x: torch.Tensor) -> torch.Tensor:
+    """Evaluate all models by grouped convolutions, as many at once as in training."""
     chunk = default_chunk(model, x, len(x), x.device)
     outputs = []
     for first in range(0, len(stack[0]), chunk):
-        now = Now([layer[first : first + chunk] for layer in stack], iter(()))
-        copies = x.repeat(1, now.active, 1, 1)
+        context = ForwardContext([layer[first : first + chunk] for layer in stack], iter(()))
+        copies = x.repeat(1, context.active, 1, 1)
         for layer in planned.layers:
             if not isinstance(layer, Dropout):
-                copies, _ = layer.forward(copies, now)
+                copies, _ = layer.forward(copies, context)
         outputs.append(copies)
     return torch.cat(outputs)
 
 
-def _mapped(model: nn.Module, stack: Stack, x: torch.Tensor) -> torch.Tensor:
-    """All models by torch.func."""
+def _by_vmap(model: nn.Module, stack: Stack, x: torch.Tensor) -> torch.Tensor:
+    """Evaluate all models by torch.func."""
     named = dict(zip(model.state_dict(), stack, strict=True))
     outputs: torch.Tensor = vmap(lambda own: functional_call(model, own, (x,)))(named)
     return outputs
 
 
-def _in_turn(model: nn.Module, stack: Stack, x: torch.Tensor) -> torch.Tensor:
-    """One model after the other."""
+def _one_by_one(model: nn.Module, stack: Stack, x: torch.Tensor) -> torch.Tensor:
+    """Evaluate one model after the other."""
     names = list(model.state_dict())
     return torch.stack(
         [

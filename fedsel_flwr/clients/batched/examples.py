@@ -1,12 +1,12 @@
-"""The examples of all clients, held once; a client is a list of their rows.
+"""Examples of all clients, held once, and the tables of which client sees which of them in which step.
 
-Which examples each client sees in which step: the draws of :func:`fedsel_flwr.clients.training.train`, as tables.
+A client is a list of rows of the data set. Its generator draws what :func:`fedsel_flwr.clients.training.train` draws,
+in the same order: first the seed of the dropout, then for each pass the order of the data and the views of the images.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,20 +16,20 @@ import numpy.typing as npt
 import torch
 
 from fedsel_flwr.checks import FloatArray, IntArray
-from fedsel_flwr.clients.training import check_examples, draw_views
+from fedsel_flwr.clients.training import check_examples, draw_views, read_only_tensor
 from fedsel_flwr.clients.training_settings import TrainingSettings
 from fedsel_flwr.errors import ParameterError
 
-Held = npt.NDArray[Any] | torch.Tensor
+ArrayOrTensor = npt.NDArray[Any] | torch.Tensor
 
 
 @dataclass(frozen=True)
 class Examples:
-    """A data set, and which of its rows belong to whom: nothing is copied for a client, and rows may be shared.
+    """A data set, and the rows of each client: nothing is copied for a client, and rows may be shared.
 
     Args:
-        inputs: The examples, shape (n, …); as tensor on a device, they are used where they are.
-        labels: What the loss compares the outputs with, shape (n, …).
+        inputs: The examples, shape (n, …); a tensor on a device is used there.
+        labels: The labels with which the loss compares the outputs, shape (n, …).
         rows: For each client the rows of its examples, shape (its count,), at least one.
 
     Raises:
@@ -40,8 +40,8 @@ class Examples:
         [3, 1]
     """
 
-    inputs: Held
-    labels: Held
+    inputs: ArrayOrTensor
+    labels: ArrayOrTensor
     rows: Sequence[IntArray]
 
     def __post_init__(self) -> None:
@@ -49,33 +49,40 @@ class Examples:
         count = len(self.inputs)
         if len(self.labels) != count:
             raise ParameterError(
-                f"expected one label for each example; got {count} examples, {len(self.labels)} labels"
+                f"expected one label for each example; got {count} examples, {len(self.labels)} labels. "
+                "Give labels of the same length as the inputs."
             )
+        # all rows at once, which is fast; the loop below only finds the client to name
         if all(map(len, self.rows)) and len(self.rows):
             together = np.concatenate(self.rows)
             if together.min() >= 0 and together.max() < count:
                 return
         for client, own in enumerate(self.rows):
             if not len(own):
-                raise ParameterError(f"expected at least one example for each client; client {client} has none")
+                raise ParameterError(
+                    f"expected at least one example for each client; client {client} has none. Leave the client out."
+                )
             if np.min(own) < 0 or np.max(own) >= count:
-                raise ParameterError(f"expected rows in [0, {count}); client {client} has {np.min(own)}…{np.max(own)}")
+                raise ParameterError(
+                    f"expected rows in [0, {count}); client {client} has {np.min(own)}…{np.max(own)}. "
+                    "Give rows of the data set."
+                )
 
     @property
     def sizes(self) -> list[int]:
-        """How many examples each client has."""
+        """Number of examples of each client."""
         return [len(own) for own in self.rows]
 
-    def of(self, clients: Sequence[int] | IntArray) -> Examples:
-        """Some of the clients, in the order given."""
+    def subset(self, clients: Sequence[int] | IntArray) -> Examples:
+        """Return some of the clients, in the order given."""
         return Examples(self.inputs, self.labels, [self.rows[client] for client in clients])
 
-    def on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and labels as tensors on a device; nothing is copied that is there already."""
-        return _tensor(self.inputs, device), _tensor(self.labels, device)
+    def to(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return inputs and labels as tensors on a device; nothing is copied that is there already."""
+        return read_only_tensor(self.inputs, device), read_only_tensor(self.labels, device)
 
-    def own(self, client: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """One client's inputs and labels as new arrays."""
+    def of_client(self, client: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Return one client's inputs and labels as new arrays."""
         rows = np.asarray(self.rows[client])
         return tuple(  # type: ignore[return-value]  # of length two, which mypy does not see
             held[torch.as_tensor(rows, device=held.device)].cpu().numpy()
@@ -85,10 +92,29 @@ class Examples:
         )
 
 
-def as_examples(clients: Examples | Sequence[tuple[npt.NDArray[Any], npt.NDArray[Any]]]) -> Examples:
-    """Return clients given as pairs (inputs, labels) as rows of one data set, which is a copy of theirs."""
-    if isinstance(clients, Examples):
-        return clients
+def check_generators(
+    clients: Examples | Sequence[tuple[npt.NDArray[Any], npt.NDArray[Any]]], generators: Sequence[np.random.Generator]
+) -> Examples:
+    """Return clients as :class:`Examples`, and refuse a number of generators that is not theirs.
+
+    Args:
+        clients: The clients; pairs (inputs, labels) become rows of one data set, which is a copy of theirs.
+        generators: One generator for each client.
+
+    Raises:
+        ParameterError: If there is not one generator for each client, or not one label for each example.
+    """
+    examples = clients if isinstance(clients, Examples) else _joined(clients)
+    if len(generators) != len(examples.rows):
+        raise ParameterError(
+            f"expected one generator for each client; got {len(generators)} for {len(examples.rows)} clients. Give as "
+            "many generators as clients."
+        )
+    return examples
+
+
+def _joined(clients: Sequence[tuple[npt.NDArray[Any], npt.NDArray[Any]]]) -> Examples:
+    """Copy the clients' examples into one data set."""
     for inputs, labels in clients:
         check_examples(inputs, labels)
     if not clients:
@@ -98,33 +124,15 @@ def as_examples(clients: Examples | Sequence[tuple[npt.NDArray[Any], npt.NDArray
     return Examples(inputs, labels, np.split(np.arange(len(labels)), ends[:-1]))
 
 
-def with_generators(
-    clients: Examples | Sequence[tuple[npt.NDArray[Any], npt.NDArray[Any]]], generators: Sequence[np.random.Generator]
-) -> Examples:
-    """:func:`as_examples`, of which each client must have its generator; raises a :class:`ParameterError`."""
-    examples = as_examples(clients)
-    if len(generators) != len(examples.rows):
-        raise ParameterError(
-            f"expected one generator for each client; got {len(generators)} for {len(examples.rows)} clients"
-        )
-    return examples
-
-
-def _tensor(held: Held, device: torch.device) -> torch.Tensor:
-    with warnings.catch_warnings():  # of arrays that may not be written to: nothing here writes to them
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.as_tensor(held, device=device)
-
-
 def num_steps(size: int, settings: TrainingSettings) -> int:
-    """Return how many steps a client with ``size`` examples takes."""
+    """Count the steps that a client with ``size`` examples takes in a round."""
     return settings.local_steps or settings.local_epochs * math.ceil(size / settings.batch_size)
 
 
 def longest_first(sizes: Sequence[int], settings: TrainingSettings) -> IntArray:
-    """Return the order of the clients by steps and then by size, largest first; equal ones stay in their order.
+    """Sort the clients by steps and then by size, largest first; equal ones stay in their order.
 
-    In this order the clients that still train are a prefix at every step, and neighbours need little padding.
+    In this order the clients that still train are the first ones at every step, and neighbours need little padding.
     """
     return np.array(
         sorted(range(len(sizes)), key=lambda i: (-num_steps(sizes[i], settings), -sizes[i])), dtype=np.int64
@@ -132,14 +140,15 @@ def longest_first(sizes: Sequence[int], settings: TrainingSettings) -> IntArray:
 
 
 def order_of_examples(rows: IntArray, settings: TrainingSettings, generator: np.random.Generator) -> IntArray:
-    """Return which examples one client sees, pass by pass; the last pass may be longer than its steps.
+    """Draw the order in which one client sees its examples, pass after pass; the last pass may exceed its steps.
 
     Args:
-        rows: Its rows of the data set, shape (its count,).
+        rows: The client's rows of the data set, shape (its count,).
         settings: How to train, without augmentation.
         generator: Draws as for a `Schedule`.
     """
-    generator.integers(2**63)  # the seed of the dropout, of which there is none
+    # the seed of the dropout: unused, but drawn, so that the permutations are those of the other backends
+    generator.integers(2**63)
     per_pass = math.ceil(len(rows) / settings.batch_size)
     passes = math.ceil(num_steps(len(rows), settings) / per_pass)
     own = np.asarray(rows, dtype=np.int64)
@@ -148,13 +157,13 @@ def order_of_examples(rows: IntArray, settings: TrainingSettings, generator: np.
 
 @dataclass(frozen=True)
 class Step:
-    """One step of the clients that take it; batches are padded to the longest.
+    """Batches of one step, of the clients that take it, padded to the longest.
 
     Args:
-        rows: Of the data set, shape (n_active, width); beyond a batch's end its own first row again.
+        rows: Rows of the data set, shape (n_active, width); beyond a batch's end its own first row again.
         lengths: Examples in each batch, shape (n_active,).
         weights: One over the batch's length, zero in the padding, shape (n_active, width).
-        views: How each image is seen, shape (n_active, width); None where images are seen as they are.
+        views: View of each image, shape (n_active, width); None without augmentation.
     """
 
     rows: IntArray
@@ -169,12 +178,11 @@ class Schedule:
     Args:
         rows: For each client its rows of the data set, shape (its count,).
         settings: How to train.
-        generators: For each client: draws first the seed of the dropout, then for each pass a new order of the data
-            and, where images are augmented, how each of them is seen.
+        generators: One generator for each client.
 
     Attributes:
-        seeds: Of the dropout, a client each.
-        steps: How many steps each client takes, never increasing.
+        seeds: Seed of each client's dropout.
+        steps: Number of steps of each client, never increasing.
     """
 
     def __init__(
@@ -190,11 +198,13 @@ class Schedule:
         for i, (own, generator) in enumerate(zip(rows, generators, strict=True)):
             self.seeds.append(int(generator.integers(2**63)))
             per_pass = math.ceil(sizes[i] / width)
-            last = (per_pass - 1) * width  # where the last batch of a pass starts
+            # where the last batch of a pass starts
+            last = (per_pass - 1) * width
             batches = np.empty((math.ceil(int(self.steps[i]) / per_pass), per_pass * width), dtype=np.int64)
             views = np.zeros_like(batches)
             for order, seen in zip(batches, views, strict=True):
                 order[: sizes[i]] = np.asarray(own)[generator.permutation(sizes[i])]
+                # padding repeats a row of the batch, whose loss is as finite as the batch's, with weight 0
                 order[sizes[i] :] = order[last]
                 if self._views is not None:
                     seen[: sizes[i]] = draw_views(generator, sizes[i])
@@ -210,27 +220,27 @@ class Schedule:
         self._weights = np.where(inside, 1 / np.maximum(self._lengths, 1)[..., None], 0)
 
     def __len__(self) -> int:
-        """How many steps the longest training has."""
+        """Number of steps of the longest training."""
         return len(self._rows)
 
     def extent(self, step: int) -> tuple[int, int]:
-        """How many clients take a step, and the length of the longest batch in it."""
+        """Return the number of clients that take a step, and the length of their longest batch."""
         return self._active[step], self._widths[step]
 
     def tables(self) -> tuple[IntArray, FloatArray, IntArray]:
-        """Rows, weights and views of all steps, shape (n_steps, n_clients, width), padded beyond a step's extent.
+        """Return rows, weights and views of all steps, shape (n_steps, n_clients, width), padded beyond their extent.
 
-        Where images are seen as they are, the views are the rows, which stand for nothing.
+        Without augmentation the rows stand in the place of the views, and nobody reads them.
         """
         return self._rows, self._weights, self._rows if self._views is None else self._views
 
     @property
     def augments(self) -> bool:
-        """Whether images are seen in views."""
+        """Whether images are augmented."""
         return self._views is not None
 
     def __getitem__(self, step: int) -> Step:
-        """What is seen in a step."""
+        """Return the batches of a step."""
         active, width = self._active[step], self._widths[step]
         views = None if self._views is None else self._views[step, :active, :width]
         return Step(

@@ -1,12 +1,12 @@
-"""Layers of many models at once: forward, backward and the step, written out.
+"""Layers of many models at once for manual backprop: forward pass, backward pass and step.
 
 Between dense layers activations have the shape (n_active, width, features). Between convolutions they are one image
-batch of shape (width, n_active * channels, height, width), channels last, in which each model is a group: that is what
-a grouped convolution reads. ``x`` is a layer's input, ``y`` its output, ``g`` the gradient of the loss by ``y``.
+batch of shape (width, n_active * channels, height, width), in which each model is a group, as a grouped convolution
+reads it. Groups are laid out channels last, where oneDNN's grouped convolution and torch's pooling are several times
+faster. ``x`` is a layer's input, ``y`` its output, ``g`` the gradient of the loss by ``y``.
 
-Convolutions, pooling and what comes after them, of many models at once; layouts as in `layers`.
-
-Groups are laid out channels last, where oneDNN's grouped convolution and torch's pooling are several times faster.
+A layer takes its own step in ``backward``. The gradient by the input must therefore be computed before the weights
+move.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any, Protocol
 
 import torch
 
-from fedsel_flwr.clients.batched.steps import Descent
+from fedsel_flwr.clients.batched.steps import StackedSGD
 
 aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class Now:
-    """What the layers of one forward pass see.
+class ForwardContext:
+    """Parameters and dropout masks of one forward pass.
 
     Args:
-        parameters: Of the models that take the step, each of shape (n_active, …).
-        masks: Of the dropout, in the order of the calls.
+        parameters: Parameters of the models that take the step, each of shape (n_active, …).
+        masks: Dropout masks, in the order of the calls.
     """
 
     parameters: Sequence[torch.Tensor]
@@ -36,7 +36,7 @@ class Now:
 
     @property
     def active(self) -> int:
-        """How many models take the step."""
+        """Number of models that take the step."""
         return self.parameters[0].shape[0]
 
 
@@ -47,11 +47,11 @@ class Layer(Protocol):
     def trains(self) -> bool:
         """Whether it has parameters."""
 
-    def forward(self, x: torch.Tensor, now: Now) -> tuple[torch.Tensor, Any]:
+    def forward(self, x: torch.Tensor, context: ForwardContext) -> tuple[torch.Tensor, Any]:
         """Return the output, and what `backward` needs."""
 
-    def backward(self, g: torch.Tensor, kept: Any, descent: Descent, wanted: bool) -> torch.Tensor | None:
-        """Take the parameters' step; return the gradient by the input, which is the caller's, if it is wanted."""
+    def backward(self, g: torch.Tensor, kept: Any, sgd: StackedSGD, wanted: bool) -> torch.Tensor | None:
+        """Take the parameters' step; return the gradient by the input if it is wanted, which the caller may change."""
 
 
 @dataclass(frozen=True)
@@ -62,34 +62,35 @@ class Linear:
     bias: int | None
     trains = True
 
-    def forward(self, x: torch.Tensor, now: Now) -> tuple[torch.Tensor, Any]:
+    def forward(self, x: torch.Tensor, context: ForwardContext) -> tuple[torch.Tensor, Any]:
         """Shapes (a, n, inputs) to (a, n, outputs)."""
-        transposed = now.parameters[self.weight].transpose(1, 2)
+        transposed = context.parameters[self.weight].transpose(1, 2)
         if self.bias is None:
             return torch.bmm(x, transposed), x
-        return torch.baddbmm(now.parameters[self.bias].unsqueeze(1), x, transposed), x
+        return torch.baddbmm(context.parameters[self.bias].unsqueeze(1), x, transposed), x
 
-    def backward(self, g: torch.Tensor, kept: Any, descent: Descent, wanted: bool) -> torch.Tensor | None:
+    def backward(self, g: torch.Tensor, kept: Any, sgd: StackedSGD, wanted: bool) -> torch.Tensor | None:
         """dL/dx = g W; dL/dW = g' x; dL/db = sum of g over the examples."""
-        by_input = torch.bmm(g, descent.first(g.shape[0])[self.weight]) if wanted else None
-        descent.step_along_product(self.weight, g.transpose(1, 2), kept)
+        # before the step, which changes W in place
+        by_input = torch.bmm(g, sgd.first(g.shape[0])[self.weight]) if wanted else None
+        sgd.step_along_product(self.weight, g.transpose(1, 2), kept)
         if self.bias is not None:
-            descent.step(self.bias, g.sum(1))
+            sgd.step(self.bias, g.sum(1))
         return by_input
 
 
 @dataclass(frozen=True)
 class ReLU:
-    """y = max(x, 0), in place: no layer before it keeps its own output."""
+    """y = max(x, 0), in place: no layer before a rectifier keeps its own output."""
 
     trains = False
 
-    def forward(self, x: torch.Tensor, now: Now) -> tuple[torch.Tensor, Any]:
+    def forward(self, x: torch.Tensor, context: ForwardContext) -> tuple[torch.Tensor, Any]:
         """Any shape."""
         y = x.relu_()
         return y, y
 
-    def backward(self, g: torch.Tensor, kept: Any, descent: Descent, wanted: bool) -> torch.Tensor | None:
+    def backward(self, g: torch.Tensor, kept: Any, sgd: StackedSGD, wanted: bool) -> torch.Tensor | None:
         """dL/dx = g where y > 0, else 0; in place."""
         return aten.threshold_backward.grad_input(g, kept, 0, grad_input=g)  # type: ignore[no-any-return]
 
@@ -101,14 +102,15 @@ class Dropout:
     grouped: bool
     trains = False
 
-    def forward(self, x: torch.Tensor, now: Now) -> tuple[torch.Tensor, Any]:
+    def forward(self, x: torch.Tensor, context: ForwardContext) -> tuple[torch.Tensor, Any]:
         """Any shape."""
-        mask = next(now.masks)
+        mask = next(context.masks)
+        # masks are drawn client by client, groups have the batch first
         if self.grouped:
             mask = mask.transpose(0, 1).flatten(1, 2)
         return x * mask, mask
 
-    def backward(self, g: torch.Tensor, kept: Any, descent: Descent, wanted: bool) -> torch.Tensor | None:
+    def backward(self, g: torch.Tensor, kept: Any, sgd: StackedSGD, wanted: bool) -> torch.Tensor | None:
         """dL/dx = g m."""
         return g.mul_(kept)
 
@@ -119,11 +121,11 @@ class Flatten:
 
     trains = False
 
-    def forward(self, x: torch.Tensor, now: Now) -> tuple[torch.Tensor, Any]:
+    def forward(self, x: torch.Tensor, context: ForwardContext) -> tuple[torch.Tensor, Any]:
         """Only a view."""
         return x.flatten(2), x.shape
 
-    def backward(self, g: torch.Tensor, kept: Any, descent: Descent, wanted: bool) -> torch.Tensor | None:
+    def backward(self, g: torch.Tensor, kept: Any, sgd: StackedSGD, wanted: bool) -> torch.Tensor | None:
         """The same view."""
         return g.view(kept)
 
@@ -142,23 +144,23 @@ class Conv2d:
     dilation: Pair
     trains = True
 
-    def forward(self, x: torch.Tensor, now: Now) -> tuple[torch.Tensor, Any]:
+    def forward(self, x: torch.Tensor, context: ForwardContext) -> tuple[torch.Tensor, Any]:
         """Shapes (n, a * inputs, …) to (n, a * outputs, …)."""
-        weight = now.parameters[self.weight].flatten(0, 1)
-        bias = None if self.bias is None else now.parameters[self.bias].flatten()
+        weight = context.parameters[self.weight].flatten(0, 1)
+        bias = None if self.bias is None else context.parameters[self.bias].flatten()
         x = _channels_last(x)
-        y = torch.conv2d(x, weight, bias, self.stride, self.padding, self.dilation, now.active)
+        y = torch.conv2d(x, weight, bias, self.stride, self.padding, self.dilation, context.active)
         return _channels_last(y), x
 
-    def backward(self, g: torch.Tensor, kept: Any, descent: Descent, wanted: bool) -> torch.Tensor | None:
+    def backward(self, g: torch.Tensor, kept: Any, sgd: StackedSGD, wanted: bool) -> torch.Tensor | None:
         """The gradients of a grouped convolution by its input, weight and bias."""
-        shape = descent.stack[self.weight].shape[1:]
+        shape = sgd.stack[self.weight].shape[1:]
         active = g.shape[1] // shape[0]
         g = _channels_last(g)
         by_input, by_weight, _ = aten.convolution_backward(
             g,
             kept,
-            descent.first(active)[self.weight].flatten(0, 1),
+            sgd.first(active)[self.weight].flatten(0, 1),
             None,
             self.stride,
             self.padding,
@@ -168,9 +170,10 @@ class Conv2d:
             active,
             (wanted, True, False),
         )
-        descent.step(self.weight, by_weight.view(active, *shape))
+        sgd.step(self.weight, by_weight.view(active, *shape))
         if self.bias is not None:
-            descent.step(self.bias, g.sum((0, 2, 3)).view(active, -1))  # faster than what the convolution would sum
+            # faster than the sum in convolution_backward, which is therefore not asked for it
+            sgd.step(self.bias, g.sum((0, 2, 3)).view(active, -1))
         return by_input  # type: ignore[no-any-return]
 
 
@@ -185,7 +188,7 @@ class MaxPool2d:
     ceil_mode: bool
     trains = False
 
-    def forward(self, x: torch.Tensor, now: Now) -> tuple[torch.Tensor, Any]:
+    def forward(self, x: torch.Tensor, context: ForwardContext) -> tuple[torch.Tensor, Any]:
         """Shapes (n, channels, height, width) to (n, channels, fewer, fewer)."""
         x = _channels_last(x)
         y, places = aten.max_pool2d_with_indices(
@@ -193,9 +196,10 @@ class MaxPool2d:
         )
         return y, (x, places)
 
-    def backward(self, g: torch.Tensor, kept: Any, descent: Descent, wanted: bool) -> torch.Tensor | None:
+    def backward(self, g: torch.Tensor, kept: Any, sgd: StackedSGD, wanted: bool) -> torch.Tensor | None:
         """The gradient goes to where the maximum was."""
-        x, places = kept  # of x only the shape and layout are read: a rectifier may have changed it in place
+        # of x only shape and layout are read: a rectifier may have changed it in place
+        x, places = kept
         windows = (self.kernel, self.stride, self.padding, self.dilation, self.ceil_mode)
         return aten.max_pool2d_with_indices_backward(g, x, *windows, places)  # type: ignore[no-any-return]
 
@@ -206,16 +210,17 @@ class FlattenGroups:
 
     trains = False
 
-    def forward(self, x: torch.Tensor, now: Now) -> tuple[torch.Tensor, Any]:
+    def forward(self, x: torch.Tensor, context: ForwardContext) -> tuple[torch.Tensor, Any]:
         """Features in the order (channel, row, column), as torch's Flatten has them."""
-        groups = x.view(len(x), now.active, -1, *x.shape[2:])
-        return groups.transpose(0, 1).reshape(now.active, len(x), -1), groups.shape
+        groups = x.view(len(x), context.active, -1, *x.shape[2:])
+        return groups.transpose(0, 1).reshape(context.active, len(x), -1), groups.shape
 
-    def backward(self, g: torch.Tensor, kept: Any, descent: Descent, wanted: bool) -> torch.Tensor | None:
-        """The same the other way round."""
+    def backward(self, g: torch.Tensor, kept: Any, sgd: StackedSGD, wanted: bool) -> torch.Tensor | None:
+        """From features to groups."""
         n, active, channels, height, width = kept
         shape = (n, active * channels, height, width)
         by_input = torch.empty(shape, dtype=g.dtype, device=g.device, memory_format=torch.channels_last)
+        # channels last at once: the next layer down would copy it otherwise
         by_input.view(kept).copy_(g.view(active, n, channels, height, width).transpose(0, 1))
         return by_input
 

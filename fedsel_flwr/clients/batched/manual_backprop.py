@@ -1,6 +1,8 @@
-"""Training of sequential models with the backward pass written out: no autograd, parameters changed in place.
+"""Manual backprop of sequential models: no autograd, many models at once, parameters changed in place.
 
-From a torch model to the layers of many such models, or the reason why there are none.
+:func:`plan` turns a torch model into the layers of :mod:`~fedsel_flwr.clients.batched.layers`, or says why it cannot;
+:class:`ManualKernel` runs them forward and backward. Each layer takes its parameters' step as soon as its gradient is
+there, so that no gradient of the whole model is ever stored.
 """
 
 from __future__ import annotations
@@ -16,14 +18,14 @@ from fedsel_flwr.clients.batched.layers import (
     Dropout,
     Flatten,
     FlattenGroups,
+    ForwardContext,
     Layer,
     Linear,
     MaxPool2d,
-    Now,
     Pair,
     ReLU,
 )
-from fedsel_flwr.clients.batched.steps import Batch, Descent, Draw, Refused
+from fedsel_flwr.clients.batched.steps import Batch, DropoutCall, StackedSGD, Unsupported
 from fedsel_flwr.clients.objectives import Loss, cross_entropy
 from fedsel_flwr.clients.training import crop_flip
 
@@ -33,74 +35,82 @@ class Plan:
     """A model's layers.
 
     Args:
-        layers: In the order of the forward pass.
+        layers: The layers in the order of the forward pass.
         grouped: Whether the first layer reads groups (a convolution) rather than dense inputs.
-        draws: The dropout's, in the order of the forward pass.
+        dropout_calls: The calls of dropout layers, in the order of the forward pass.
     """
 
     layers: tuple[Layer, ...]
     grouped: bool
-    draws: tuple[Draw, ...]
+    dropout_calls: tuple[DropoutCall, ...]
 
 
 def plan(model: nn.Module, inputs: torch.Tensor) -> Plan:
-    """Plan the layers of a model.
+    """Translate a model into layers of many models.
 
     Args:
         model: An nn.Sequential, possibly nested, of Flatten, Linear, ReLU, Dropout, Conv2d, MaxPool2d and Identity.
         inputs: At least one example, shape (n, …).
 
+    Returns:
+        The layers, as yet without parameters.
+
     Raises:
-        Refused: If the model holds something else, with the reason.
+        Unsupported: If the model holds something else, with the reason.
     """
     places = {name: i for i, name in enumerate(model.state_dict())}
     modules = _pool_first([(name, m) for name, m in _flat("", model) if not _does_nothing(m)])
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    # a parameter that is shared comes once, a buffer or a frozen parameter not at all
     if len(trained) != len(places):
-        raise Refused("some of its state is frozen, shared or no parameter")
+        raise Unsupported("some of its state is frozen, shared or no parameter")
     if any(parameter.dtype != inputs.dtype for parameter in trained):
-        raise Refused(f"parameters and inputs must share one type; the inputs are {inputs.dtype}")
+        raise Unsupported(f"parameters and inputs must share one type; the inputs are {inputs.dtype}")
     grouped = starts_grouped = inputs.ndim == 4 and any(isinstance(m, nn.Conv2d | nn.MaxPool2d) for _, m in modules)
     layers: list[Layer] = []
-    draws: list[Draw] = []
+    dropout_calls: list[DropoutCall] = []
     x = inputs[:1]
     for name, module in modules:
         try:
+            # Only shapes are wanted: a dropout layer would draw from the global generator.
             with torch.no_grad():
                 x = nn.functional.relu(x) if isinstance(module, nn.ReLU | nn.Dropout) else module(x)
         except RuntimeError as error:
-            raise Refused(f"{_named(name, module)} cannot read its input: {error}") from error
+            raise Unsupported(f"{_named(name, module)} cannot read its input: {error}") from error
         if isinstance(module, nn.Flatten):
             layers.append(FlattenGroups() if grouped else Flatten())
             grouped = False
         elif isinstance(module, nn.Linear):
             if grouped or x.ndim != 2:
-                raise Refused(f"{_named(name, module)} reads more than one axis")
+                raise Unsupported(f"{_named(name, module)} reads more than one axis")
             layers.append(Linear(places[f"{name}weight"], places.get(f"{name}bias")))
         elif isinstance(module, nn.Dropout):
-            draws.append(Draw(module.p, tuple(x.shape[1:])))
+            dropout_calls.append(DropoutCall(module.p, tuple(x.shape[1:])))
             layers.append(Dropout(grouped))
         else:
             layers.append(ReLU() if isinstance(module, nn.ReLU) else _spatial(name, module, places))
     if x.ndim != 2 or not any(layer.trains for layer in layers):
-        raise Refused(f"expected outputs of shape (n, k) from layers with parameters; got {tuple(x.shape)}")
-    return Plan(tuple(layers), starts_grouped, tuple(draws))
+        raise Unsupported(f"expected outputs of shape (n, k) from layers with parameters; got {tuple(x.shape)}")
+    return Plan(tuple(layers), starts_grouped, tuple(dropout_calls))
 
 
 def _flat(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The modules in order, each with the prefix of its parameters' names; only exact types, without hooks."""
+    """Yield the modules in order, each with the prefix of its parameters' names."""
+    # manual backprop never calls the module, and would leave out what its hooks do
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
-        raise Refused(f"{_named(prefix, module)} has hooks")
+        raise Unsupported(f"{_named(prefix, module)} has hooks")
     if type(module) is nn.Sequential:
-        for name, child in module._modules.items():  # named_children() leaves out what comes a second time
+        # named_children() leaves out a module that comes a second time
+        for name, child in module._modules.items():
             if child is not None:
                 yield from _flat(f"{prefix}{name}.", child)
         return
     known = (nn.Flatten, nn.Linear, nn.ReLU, nn.Dropout, nn.Conv2d, nn.MaxPool2d, nn.Identity)
+    # exact types: a subclass may compute something else
     if type(module) not in known:
-        raise Refused(f"{_named(prefix, module)} is not among the layers that are written out")
+        raise Unsupported(f"{_named(prefix, module)} is not among the layers of manual backprop")
     if isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) != (1, -1):
-        raise Refused(f"{_named(prefix, module)} keeps axes")
+        raise Unsupported(f"{_named(prefix, module)} keeps axes")
     yield prefix, module
 
 
@@ -109,7 +119,7 @@ def _does_nothing(module: nn.Module) -> bool:
 
 
 def _pool_first(modules: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
-    """Rectify after pooling instead of before: the maximum commutes with it, and there is less to rectify."""
+    """Rectify after pooling instead of before: the maximum commutes with rectifying, and there is less to rectify."""
     for i in range(len(modules) - 1):
         if isinstance(modules[i][1], nn.ReLU) and isinstance(modules[i + 1][1], nn.MaxPool2d):
             modules[i], modules[i + 1] = modules[i + 1], modules[i]
@@ -119,11 +129,11 @@ def _pool_first(modules: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Modu
 def _spatial(name: str, module: nn.Module, places: dict[str, int]) -> Layer:
     if isinstance(module, nn.Conv2d):
         if module.groups != 1 or module.padding_mode != "zeros" or isinstance(module.padding, str):
-            raise Refused(f"{_named(name, module)} has groups, or padding that is not a number of zeros")
+            raise Unsupported(f"{_named(name, module)} has groups, or padding that is not a number of zeros")
         geometry = (_pair(module.stride), _pair(module.padding), _pair(module.dilation))
         return Conv2d(places[f"{name}weight"], places.get(f"{name}bias"), *geometry)
     if not isinstance(module, nn.MaxPool2d) or module.return_indices:
-        raise Refused(f"{_named(name, module)} is not among the layers that are written out")
+        raise Unsupported(f"{_named(name, module)} is not among the layers of manual backprop")
     windows = (module.kernel_size, module.stride, module.padding, module.dilation)
     kernel, stride, padding, dilation = (_pair(value) for value in windows)
     return MaxPool2d(kernel, stride, padding, dilation, module.ceil_mode)
@@ -137,8 +147,8 @@ def _named(prefix: str, module: nn.Module) -> str:
     return f"{type(module).__name__} at {prefix.rstrip('.') or 'the top'!r}"
 
 
-class WrittenKernel:
-    """Batched matrix products and grouped convolutions.
+class ManualKernel:
+    """Kernel of the backend "manual": batched matrix products and grouped convolutions.
 
     Args:
         plan: The model's layers.
@@ -147,7 +157,8 @@ class WrittenKernel:
 
     def __init__(self, plan: Plan, loss: Loss) -> None:
         self._plan, self._loss = plan, loss
-        self.draws = plan.draws
+        self.dropout_calls = plan.dropout_calls
+        # below the first layer with parameters nobody needs a gradient
         self._first = next(i for i, layer in enumerate(plan.layers) if layer.trains)
         self._inputs = torch.empty(0)
 
@@ -156,32 +167,34 @@ class WrittenKernel:
         """Whether there are convolutions."""
         return self._plan.grouped
 
-    def twin(self) -> WrittenKernel:
-        """The same kernel with memory of its own, for another thread."""
-        return WrittenKernel(self._plan, self._loss)
+    def clone(self) -> ManualKernel:
+        """Return the same kernel with its own memory, for another thread."""
+        return ManualKernel(self._plan, self._loss)
 
     @torch.no_grad()
-    def step(self, descent: Descent, batch: Batch) -> torch.Tensor:
+    def step(self, sgd: StackedSGD, batch: Batch) -> torch.Tensor:
         """Take one step with the first models of the stack; return their losses before it, shape (n_active,)."""
         active = batch.rows.shape[0]
-        now = Now(descent.first(active), iter(batch.masks))
+        context = ForwardContext(sgd.first(active), iter(batch.masks))
         x = self._gather(batch)
         kept = []
         for layer in self._plan.layers:
-            x, own = layer.forward(x, now)
+            x, own = layer.forward(x, context)
             kept.append(own)
         losses, g = loss_and_gradient(self._loss, x, batch.labels, batch.weights)
         for i in range(len(kept) - 1, self._first - 1, -1):
-            by_input = self._plan.layers[i].backward(g, kept.pop(), descent, wanted=i > self._first)
+            # popped, so that activations are freed as the backward pass goes down
+            by_input = self._plan.layers[i].backward(g, kept.pop(), sgd, wanted=i > self._first)
             if by_input is not None:
                 g = by_input
         return losses
 
     def _gather(self, batch: Batch) -> torch.Tensor:
-        """The batches' inputs in the first layer's layout, in a buffer that is used again."""
+        """Gather the batches' inputs in the first layer's layout."""
         shape = batch.inputs.shape[1:]
         rows = batch.rows.T if self._plan.grouped else batch.rows
         size = rows.numel() * shape.numel()
+        # One buffer for all steps: fresh memory of this size comes from the operating system, page by page.
         if self._inputs.numel() < size or self._inputs.device != batch.inputs.device:
             self._inputs = torch.empty(size, dtype=batch.inputs.dtype, device=batch.inputs.device)
         into = self._inputs[:size].view(rows.numel(), *shape)
@@ -195,7 +208,7 @@ class WrittenKernel:
 def loss_and_gradient(
     loss: Loss, outputs: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each model's weighted loss and its gradient by the outputs.
+    """Return each model's weighted loss, and the gradient of the loss by the outputs.
 
     Args:
         loss: From outputs and labels to the loss of each example.
@@ -206,7 +219,8 @@ def loss_and_gradient(
     Returns:
         Shapes (n_active,) and (n_active, width, k).
     """
-    if loss is cross_entropy and labels.dtype == torch.int64:  # classes, not their probabilities
+    # Classes, not their probabilities: the closed form spares autograd, which costs more than the arithmetic here.
+    if loss is cross_entropy and labels.dtype == torch.int64:
         targets = labels.unsqueeze(-1)
         logs = torch.log_softmax(outputs, -1)
         losses = -(logs.gather(-1, targets).squeeze(-1) * weights).sum(1)

@@ -1,13 +1,13 @@
-"""One client's training as plain loops over its examples and units, which Numba compiles.
+"""Compiled loops of the backend "numba": one client's training, over its examples and units.
 
-A perceptron of 784-64-30-10 holds 200 KB: trained from its first step to its last before the next client's turn, it
+A perceptron of 784-64-30-10 holds 200 KB. Trained from its first step to its last before the next client's turn, it
 stays in the core's own cache, and neither Python nor the allocator is called between. Without Numba nobody calls these
 functions.
 
-Parameters stand in one vector, for each layer its weights, a row of inputs for each unit, and then its biases. Units
+Parameters stand in one vector: for each layer its weights, a row of inputs for each unit, and then its biases. Units
 are padded to a multiple of `UNITS`, and the rows of activations to a multiple of `EXAMPLES`; the padding is zero and
-stays zero. The innermost loops thereby need no remainder, and each value they load serves several sums.
-All of it stands in this file because a function that Numba has stored does not notice changes in another file.
+stays zero. All functions stand in this file because a function that Numba has stored does not notice changes in
+another file.
 """
 
 from __future__ import annotations
@@ -25,33 +25,40 @@ Ints = npt.NDArray[np.int64]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 UNITS, EXAMPLES = 8, 2
-"""What the loops take at once."""
+"""Units and examples that the innermost loops take at once."""
 
 MISSING = ""
-"""Why there is no Numba."""
+"""The reason why Numba cannot be imported; "" if it can."""
 try:
-    njit: Any = import_module("numba").njit  # its annotations, which some versions have, know no such wrapper
-except ImportError as error:  # not there, or not for this NumPy
+    # by import_module, for the annotations that some versions have know no wrapper such as _compiled
+    njit: Any = import_module("numba").njit
+# not installed, or not for this NumPy
+except ImportError as error:
     njit, MISSING = None, str(error)
-except Exception as error:  # what it imports in its turn, which a file of the same name may hide
+# whatever Numba imports in its turn, which a user's file of the same name may hide
+except Exception as error:
     njit, MISSING = None, f"{type(error).__name__}: {error}"
 
 
 def _compiled(function: Function) -> Function:
-    """The function compiled at its first call, or loaded where an earlier process has stored it."""
+    """Compile a function at its first call, or load it if an earlier process has stored it."""
     if njit is None:
         return function
-    # sums may be split up and fused with products; infinite numbers and NaN keep their meaning
+    # Sums may be split up and fused with products, or no sum would use the vector unit. The flags "nnan" and "ninf" are
+    # left out, because infinite numbers and NaN show that a training diverged.
     options = {"nogil": True, "fastmath": {"contract", "reassoc", "nsz"}, "error_model": "numpy"}
     try:
         return njit(cache=True, **options)(function)  # type: ignore[no-any-return]
-    except RuntimeError:  # no folder to store it in
+    # no folder to store it in
+    except RuntimeError:
         return njit(**options)(function)  # type: ignore[no-any-return]
 
 
 @_compiled
 def _forward(x: Floats, w: Floats, b: Floats, y: Floats) -> None:
     """Set y = x w' + b, shapes (n, d), (m, d), (m,) and (n, m)."""
+    # Unrolled by hand, as compilers do not unroll the outer loops: each value that is loaded serves two or four of the
+    # eight sums, which stay in registers. The padding makes a loop for the remainder unnecessary.
     for j in range(0, w.shape[0], 4):
         for i in range(0, x.shape[0], 2):
             p0, p1, p2, p3 = b[j], b[j + 1], b[j + 2], b[j + 3]
@@ -75,6 +82,8 @@ def _forward(x: Floats, w: Floats, b: Floats, y: Floats) -> None:
 def _by_input(g: Floats, w: Floats, into: Floats) -> None:
     """Set into = g w, shapes (n, m), (m, d) and (n, d)."""
     into[:] = 0
+    # Eight units and two examples at once: a row of `into` is read and written once for eight products, and each row of
+    # w is read once for two examples.
     for i in range(0, g.shape[0], 2):
         for j in range(0, w.shape[0], 8):
             p0, p1, p2, p3 = g[i, j], g[i, j + 1], g[i, j + 2], g[i, j + 3]
@@ -91,6 +100,8 @@ def _by_input(g: Floats, w: Floats, into: Floats) -> None:
 @_compiled
 def _add_product(g: Floats, x: Floats, scale: Any, into: Floats) -> None:
     """Add scale g' x to into, shapes (n, m), (n, d) and (m, d)."""
+    # Eight units and two examples at once: a row of x is read once for eight units, a row of `into` once for two
+    # examples. The scale goes into the sixteen factors, not into the products.
     for j in range(0, into.shape[0], 8):
         for i in range(0, x.shape[0], 2):
             p0, p1, p2, p3 = scale * g[i, j], scale * g[i, j + 1], scale * g[i, j + 2], scale * g[i, j + 3]
@@ -112,11 +123,14 @@ def _add_product(g: Floats, x: Floats, scale: Any, into: Floats) -> None:
 
 @_compiled
 def _cross_entropy(z: Floats, labels: Ints, classes: int, share: Any) -> Any:
-    """The mean loss of logits, shape (n, m); they become its gradient. ``share`` is one over the number of labels."""
+    """Return the mean loss of logits, shape (n, m), which become its gradient; ``share`` is one over n."""
+    # of the type of share: a Python 0.0 would make the sum a float64
     loss = share * 0
+    # the padding's gradient
     z[len(labels) :] = 0
     for i, label in enumerate(labels):
         own = z[i, :classes]
+        # softmax is the same after a shift, and exp of a number of at most 0 does not overflow
         most = own.max()
         at_label = own[label] - most
         total = share * 0
@@ -125,24 +139,30 @@ def _cross_entropy(z: Floats, labels: Ints, classes: int, share: Any) -> Any:
             total += own[j]
         loss += share * (math.log(total) - at_label)
         for j in range(classes):
-            own[j] *= share / total  # softmax(z), over n
+            # softmax(z), over n
+            own[j] *= share / total
         own[label] -= share
     return loss
 
 
 @_compiled
 def _rectify(x: Floats, by: Floats) -> None:
-    """Zero in x, shape (n, m), where ``by`` is not above zero; both may be one. NaN stays."""
+    """Set x to zero, shape (n, m), where ``by`` is not above zero; both may be the same array. NaN stays."""
     for i in range(x.shape[0]):
         for j in range(x.shape[1]):
+            # not "if not by > 0", which would hide a NaN
             if by[i, j] <= 0:
                 x[i, j] = 0
 
 
 @_compiled
-def _descend(g: Floats, x: Floats, biased: int, w: Floats, start: Floats, velocity: Floats, constants: Floats) -> None:
-    """One layer's step; ``w``, ``start`` and ``velocity`` hold its weights and then its biases. See `Descent`."""
+def _sgd_step(g: Floats, x: Floats, biased: int, w: Floats, start: Floats, velocity: Floats, constants: Floats) -> None:
+    """Take one layer's step; ``w``, ``start`` and ``velocity`` hold its weights and then its biases.
+
+    The formulas are those of :class:`~fedsel_flwr.clients.batched.steps.StackedSGD`.
+    """
     rate, momentum, pull, mu = constants
+    # without momentum the product goes straight into the weights, and no gradient is stored
     into, scale = w, -rate
     if momentum:
         into, scale = velocity, w.dtype.type(1)
@@ -176,14 +196,14 @@ def train_one(
     """Train one client.
 
     Args:
-        memory: To be used: the parameters, which are trained; the velocity, as many, none without momentum; activations
-            and their gradients, `EXAMPLES`-padded rows of all layers' widths.
+        memory: Arrays to use: the parameters, which are trained; the velocity, as many, none without momentum;
+            activations and their gradients, `EXAMPLES`-padded rows of all layers' widths.
         start: The received parameters.
-        layers: For each its padded inputs and units, whether it has biases, which are zero otherwise, and whether a
-            rectifier follows, shape (n_layers, 4).
-        classes: Of the last units, how many are not padding.
+        layers: For each layer its padded inputs and units, whether it has biases, which are zero otherwise, and whether
+            a rectifier follows, shape (n_layers, 4).
+        classes: Number of the last units that are not padding.
         data: The inputs of all examples, shape (n, d), and their classes.
-        order: Which examples are seen, pass by pass.
+        order: Rows of the examples, pass after pass.
         sizes: Examples in a pass, and in a step.
         constants: Step length, momentum, weight decay plus mu, mu.
         losses: Filled with each step's loss before it, shape (n_steps,).
@@ -194,6 +214,7 @@ def train_one(
     velocity[:] = 0
     seen = 0
     for step in range(len(losses)):
+        # the last batch of a pass may be smaller: no batch holds examples of two passes
         n = min(sizes[1], sizes[0] - seen % sizes[0])
         rows = order[seen : seen + n]
         seen += n
@@ -201,6 +222,7 @@ def train_one(
         x = activations[: height * layers[0, 0]].reshape(height, layers[0, 0])
         for i in range(n):
             x[i] = inputs[rows[i]]
+        # zero examples in the padding add nothing to the products of the step
         x[n:] = 0
         place, at = 0, x.size
         for d, m, _, rectified in layers:
@@ -219,10 +241,11 @@ def train_one(
             at -= height * m
             x = activations[at - height * d : at].reshape(height, d)
             h = gradients[: height * d].reshape(height, d)
+            # before the step, which changes w; nobody needs the gradient by the inputs of the first layer
             if layer:
                 h = gradients[at - height * d : at].reshape(height, d)
                 _by_input(g, w[place : place + m * d].reshape(m, d), h)
                 if layers[layer - 1, 3]:
                     _rectify(h, x)
-            _descend(g, x, biased, w[place:end], start[place:end], velocity[place:end], constants)
+            _sgd_step(g, x, biased, w[place:end], start[place:end], velocity[place:end], constants)
             g = h

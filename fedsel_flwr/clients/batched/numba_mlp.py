@@ -1,6 +1,6 @@
-"""Training of perceptrons by compiled loops: each client from its first step to its last, several at a time.
+"""Backend "numba": perceptrons in small batches, each client from its first step to its last, several on threads.
 
-Which models and trainings the compiled loops know: perceptrons in small batches.
+:func:`perceptron` reads a model's layers or says why the compiled loops cannot train it; :class:`NumbaKernel` trains.
 """
 
 from __future__ import annotations
@@ -19,18 +19,22 @@ from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.clients.batched.examples import num_steps, order_of_examples
 from fedsel_flwr.clients.batched.layers import Flatten, Linear, ReLU
 from fedsel_flwr.clients.batched.manual_backprop import plan
-from fedsel_flwr.clients.batched.steps import Refused, mean_loss
+from fedsel_flwr.clients.batched.steps import Unsupported, mean_loss
 from fedsel_flwr.clients.objectives import Loss, cross_entropy
 from fedsel_flwr.clients.training_settings import TrainingSettings
 from fedsel_flwr.errors import ParameterError
 
 MOST_EXAMPLES = 32
-"""In a step. Of larger batches the products of matrices are as fast in torch, or faster."""
+"""Examples in a step. In larger batches torch's products of matrices are as fast, or faster."""
+THREAD_OPERATIONS = 20e6
+"""Arithmetic that is done before a thread has started (about half a millisecond)."""
+
+Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
 class Dense:
-    """A layer: where its parameters stand in the model's state, its sizes, and whether a rectifier follows."""
+    """A dense layer: the places of its parameters in the model's state, its sizes, and whether a rectifier follows."""
 
     weight: int
     bias: int | None
@@ -42,26 +46,26 @@ class Dense:
 def perceptron(
     model: nn.Module, loss: Loss, inputs: torch.Tensor, labels: torch.Tensor, settings: TrainingSettings
 ) -> list[Dense]:
-    """Return the layers of a perceptron.
+    """Read the layers of a perceptron.
 
     Args:
-        model: The model on the CPU, left as it is.
+        model: The model on the CPU; it stays as it is.
         loss: From outputs and labels to the loss of each example.
         inputs: At least one example, shape (n, …).
-        labels: Of the examples.
+        labels: Labels of the examples.
         settings: How to train.
 
     Raises:
-        Refused: The model is something else, or is trained in another way.
+        Unsupported: If the model or its training is of another kind.
     """
     if inputs.device.type != "cpu" or not inputs.is_contiguous() or inputs.dtype not in (torch.float32, torch.float64):
-        raise Refused("it reads float32 or float64 in one piece on the CPU")
+        raise Unsupported("it reads float32 or float64 in one piece on the CPU")
     if loss is not cross_entropy or labels.dtype != torch.int64 or labels.ndim != 1:
-        raise Refused("it knows the cross-entropy of classes only")
+        raise Unsupported("it knows the cross-entropy of classes only")
     if settings.augmentation != "none":
-        raise Refused("it knows no augmentation")
+        raise Unsupported("it knows no augmentation")
     if settings.batch_size > MOST_EXAMPLES:
-        raise Refused(f"it is slower from {MOST_EXAMPLES + 1} examples in a step on")
+        raise Unsupported(f"it is slower from {MOST_EXAMPLES + 1} examples in a step on")
     own = plan(model, inputs[:1])
     shapes = [tensor.shape for tensor in model.state_dict().values()]
     layers: list[Dense] = []
@@ -72,37 +76,34 @@ def perceptron(
         elif isinstance(layer, ReLU) and layers:
             layers[-1] = replace(layers[-1], rectified=True)
         elif not isinstance(layer, Flatten):
-            raise Refused("it knows dense layers and the rectifiers behind them only")
+            raise Unsupported("it knows dense layers and the rectifiers behind them only")
     if layers[-1].rectified:
-        raise Refused("its last layer must have no rectifier behind it")
+        raise Unsupported("its last layer must have no rectifier behind it")
     return layers
 
 
-THREAD_OPERATIONS = 20e6
-"""Less arithmetic is done before a thread has started (about half a millisecond)."""
+class NumbaKernel:
+    """Kernel of the backend "numba": trains clients one by one, each on one thread.
 
-Array = npt.NDArray[Any]
-
-
-class CompiledKernel:
-    """Trains clients one by one, each on one thread: what a client gets depends on no other and on no thread.
+    A client's result depends neither on the other clients nor on the number of threads.
 
     Args:
         dense: The model's layers.
 
     Raises:
-        Refused: Numba is not there.
+        Unsupported: If Numba is not installed.
     """
 
     def __init__(self, dense: Sequence[Dense]) -> None:
-        from fedsel_flwr.clients.batched import numba_kernels  # and Numba with it
+        # here, as it imports Numba, which takes a second that most runs need not spend
+        from fedsel_flwr.clients.batched import numba_kernels
 
         if numba_kernels.MISSING:
-            raise Refused(f"it needs Numba, as pip installs it with 'fedsel-flwr[fast]': {numba_kernels.MISSING}")
-        self._loops, self._classes = numba_kernels, dense[-1].units
+            raise Unsupported(f"it needs Numba, as pip installs it with 'fedsel-flwr[fast]': {numba_kernels.MISSING}")
+        self._kernels, self._classes = numba_kernels, dense[-1].units
         width = dense[0].inputs
         layers: list[tuple[int, int, bool, bool]] = []
-        # of each parameter: which, where it begins in the vector, its padded shape there, its own
+        # for each parameter: its place in the state, its first element in the vector, its padded shape, its shape
         self._places: list[tuple[int, int, tuple[int, int], tuple[int, int]]] = []
         self._size = 0
         for layer in dense:
@@ -114,7 +115,7 @@ class CompiledKernel:
         self._layers = np.array(layers, dtype=np.int64)
 
     def _place(self, parameter: int | None, padded: tuple[int, int], true: tuple[int, int]) -> None:
-        """The next place in the vector of parameters; one without parameter stays zero."""
+        """Assign the next place in the vector of parameters; the place of a missing bias stays zero."""
         if parameter is not None:
             self._places.append((parameter, self._size, padded, true))
         self._size += padded[0] * padded[1]
@@ -132,19 +133,19 @@ class CompiledKernel:
         """Train clients.
 
         Args:
-            stacks: Filled with the trained models, a stack a parameter.
-            received: The received model, a tensor a parameter.
-            rows: Of each client.
+            stacks: Filled with the trained models, a stack for each parameter.
+            received: The received model, a tensor for each parameter.
+            rows: Rows of each client.
             data: The data set: inputs and classes.
             settings: How to train.
-            generators: One a client.
-            threads: How many train at a time, at most.
+            generators: One generator for each client.
+            threads: Number of threads at most.
 
         Returns:
-            The mean over each client's steps of the loss before it, NaN when its training diverged, shape (n_clients,).
+            The mean over each client's steps of the loss before it, NaN if its training diverged, shape (n_clients,).
 
         Raises:
-            ParameterError: There are classes that the model does not know.
+            ParameterError: If there are classes that the model does not know.
         """
         inputs, labels = data[0].flatten(1).numpy(), data[1].numpy()
         constants = np.array(
@@ -156,17 +157,20 @@ class CompiledKernel:
             place[...] = received[parameter]
         into = [stack.numpy() for stack in stacks]
         losses = np.empty(len(rows))
-        left = iter(range(len(rows)))  # of all threads: each takes the next client
+        # One iterator for all threads: each takes the next client as soon as it is free. `next` of a range iterator is
+        # atomic under the interpreter's lock.
+        remaining = iter(range(len(rows)))
 
         def work() -> None:
             memory = self._memory(settings, data[0].dtype)
             views = list(self._views(memory[0]))
-            for client in left:
+            for client in remaining:
                 order = order_of_examples(rows[client], settings, generators[client])
-                self._check(labels[order])
+                # the loops would read and write outside of their arrays
+                self._check_classes(labels[order])
                 own = np.empty(num_steps(len(rows[client]), settings), inputs.dtype)
                 sizes = len(rows[client]), settings.batch_size
-                self._loops.train_one(
+                self._kernels.train_one(
                     memory, start, self._layers, self._classes, (inputs, labels), order, sizes, constants, own
                 )
                 for parameter, place in views:
@@ -174,36 +178,40 @@ class CompiledKernel:
                 losses[client] = mean_loss(own)
 
         operations = 6.0 * self._size * sum(num_steps(len(own), settings) for own in rows) * settings.batch_size
-        helpers = min(threads, len(rows), int(operations / THREAD_OPERATIONS)) - 1
-        if helpers < 1:
+        # this thread trains too
+        others = min(threads, len(rows), int(operations / THREAD_OPERATIONS)) - 1
+        if others < 1:
             work()
             return losses
-        with ThreadPoolExecutor(helpers, thread_name_prefix="fedsel-training") as pool:
-            others = [pool.submit(work) for _ in range(helpers)]
+        # the loops release the interpreter's lock
+        with ThreadPoolExecutor(others, thread_name_prefix="fedsel-training") as pool:
+            futures = [pool.submit(work) for _ in range(others)]
             work()
-        for other in others:
-            other.result()
+        # raises what a thread raised
+        for future in futures:
+            future.result()
         return losses
 
     def _memory(self, settings: TrainingSettings, dtype: torch.dtype) -> tuple[Array, Array, Array, Array]:
-        """What one thread needs: parameters, velocity, activations and their gradients."""
-        height = settings.batch_size + self._loops.EXAMPLES - 1
+        """Return the arrays of one thread: parameters, velocity, activations and their gradients."""
+        height = settings.batch_size + self._kernels.EXAMPLES - 1
         activations = height * int(self._layers[0, 0] + self._layers[:, 1].sum())
         sizes = self._size, self._size if settings.momentum else 0, activations, activations
         return tuple(self._vector(size, dtype) for size in sizes)  # type: ignore[return-value]  # of length four
 
     def _vector(self, size: int, dtype: torch.dtype) -> Array:
-        """Zeros that begin where a line of the cache does, which torch sees to and NumPy does not."""
+        """Return zeros."""
+        # torch's allocator begins at a line of the cache, NumPy's does not
         return torch.zeros(size, dtype=dtype).numpy()
 
     def _views(self, vector: Array) -> Iterator[tuple[int, Array]]:
-        """The model's parameters in a vector, without the padding."""
+        """Yield the model's parameters in a vector, without the padding."""
         for parameter, begin, (height, width), (units, inputs) in self._places:
             yield parameter, vector[begin : begin + height * width].reshape(height, width)[:units, :inputs]
 
-    def _check(self, labels: IntArray) -> None:
+    def _check_classes(self, labels: IntArray) -> None:
         if labels.min() < 0 or labels.max() >= self._classes:
             raise ParameterError(
                 f"expected classes from 0 to {self._classes - 1}, as many as the model has outputs; "
-                f"got {labels.min()}…{labels.max()}"
+                f"got {labels.min()}…{labels.max()}. Give the model an output for each class."
             )

@@ -1,4 +1,4 @@
-"""Memory that several processes see: files without a name, so that nothing is left behind however a process ends."""
+"""Shared memory of several processes: files without a name, which vanish however a process ends."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Form = tuple[tuple[int, ...], npt.DTypeLike]
+ArraySpec = tuple[tuple[int, ...], npt.DTypeLike]
 """Shape and type of an array."""
 ALIGNED = 64
-"""Arrays begin at multiples of so many bytes, as torch's own do: the last bits of products may depend on that."""
+"""Arrays begin at multiples of this many bytes, as torch's own do: the last bits of products may depend on that."""
 
 
 class Block:
@@ -23,14 +23,14 @@ class Block:
 
     Args:
         nbytes: Its size, at least 1.
-        fd: Of a block that another process has made; it is closed. None makes a new one.
+        fd: Descriptor of a block that another process has made; it is closed. None makes a new block.
         writable: Whether this process writes to it.
 
     Attributes:
         nbytes: Its size.
 
     Raises:
-        OSError: There is not so much memory.
+        OSError: There is not enough memory.
     """
 
     def __init__(self, nbytes: int, fd: int | None = None, *, writable: bool = True) -> None:
@@ -54,30 +54,31 @@ class Block:
         """Whether nobody holds an array of the last :meth:`arrays`."""
         return self._lent is None or self._lent() is None
 
-    def arrays(self, forms: Sequence[Form]) -> list[npt.NDArray[Any]]:
-        """Arrays of these forms, one behind the other from the block's beginning; they keep the memory alive."""
+    def arrays(self, specs: Sequence[ArraySpec]) -> list[npt.NDArray[Any]]:
+        """Return arrays of these specs, one behind the other from the block's beginning; they keep the memory alive."""
         whole = np.frombuffer(self._map, dtype=np.uint8)
-        self._lent = weakref.ref(whole)  # every array below has it as its base
+        # every array below has it as its base: the block is free when the last of them is collected
+        self._lent = weakref.ref(whole)
         found, begin = [], 0
-        for shape, dtype in forms:
+        for shape, dtype in specs:
             count = nbytes_of([(shape, dtype)], aligned=False)
             found.append(whole[begin : begin + count].view(dtype).reshape(shape))
             begin += -(-count // ALIGNED) * ALIGNED
         return found
 
 
-def nbytes_of(forms: Sequence[Form], *, aligned: bool = True) -> int:
-    """How many bytes a block needs for arrays of these forms.
+def nbytes_of(specs: Sequence[ArraySpec], *, aligned: bool = True) -> int:
+    """Count the bytes that a block needs for arrays of these specs.
 
     >>> nbytes_of([((2, 3), "float32"), ((1,), "float64")])
     128
     """
-    sizes = [int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize for shape, dtype in forms]
+    sizes = [int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize for shape, dtype in specs]
     return sum(-(-size // ALIGNED) * ALIGNED if aligned else size for size in sizes)
 
 
 def _nameless(nbytes: int) -> int:
-    """A file of this size that no folder knows; its descriptor."""
+    """Make a file of this size that no folder lists; return its descriptor."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("fedsel")
     else:
@@ -85,7 +86,8 @@ def _nameless(nbytes: int) -> int:
             fd = os.dup(file.fileno())
     try:
         if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(fd, 0, nbytes)  # a write beyond what there is would end the process
+            # memory that is only promised would end the process (SIGBUS) at the first write to it
+            os.posix_fallocate(fd, 0, nbytes)
         else:
             os.ftruncate(fd, nbytes)
     except BaseException:

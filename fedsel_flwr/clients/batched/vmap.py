@@ -1,180 +1,66 @@
-"""Training of any model that torch.func can batch: vmap over the clients of the gradient of the loss.
+"""vmap over the clients of a round: training of any model that torch.func can batch.
 
-One client after the other: the way for models that cannot be batched.
-
-Dropout layers that take their masks as inputs, so that a model with dropout is a function without chance.
+torch.func batches functions without chance. Dropout layers are therefore replaced by layers that read their masks from
+a tape (:class:`MaskTape`), which the training draws beforehand.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from fedsel_flwr.checks import FloatArray
-from fedsel_flwr.clients.batched.examples import Examples
-from fedsel_flwr.clients.batched.steps import Batch, Descent, Draw, Refused
-from fedsel_flwr.clients.objectives import Loss, Objective, get_arrays, set_arrays
-from fedsel_flwr.clients.training import train
+from fedsel_flwr.clients.batched.steps import Batch, DropoutCall, StackedSGD, Unsupported
+from fedsel_flwr.clients.objectives import Loss
 from fedsel_flwr.clients.training_settings import TrainingSettings
 
-
-def train_in_turn(
-    model: nn.Module,
-    start: Sequence[npt.NDArray[Any]],
-    examples: Examples,
-    settings: TrainingSettings,
-    generators: Sequence[np.random.Generator],
-    objective: Objective,
-    into: Sequence[npt.NDArray[Any]],
-) -> FloatArray:
-    """Train each client by :func:`fedsel_flwr.clients.training.train`, on the CPU.
-
-    Args:
-        model: Scratch model on the CPU; its parameters are overwritten.
-        start: The received model, in the order of the model's state dictionary.
-        examples: Who has what.
-        settings: How to train.
-        generators: One a client.
-        objective: What the steps minimise.
-        into: Filled with the trained models as stacks, shape (n_clients, …) each.
-
-    Returns:
-        The mean loss of each client, shape (n_clients,).
-    """
-    losses = np.empty(len(generators))
-    for client, generator in enumerate(generators):
-        set_arrays(model, start)
-        losses[client] = train(model, *examples.own(client), settings, generator, objective)
-        for stack, array in zip(into, get_arrays(model), strict=True):
-            stack[client] = array
-    return losses
-
-
 FEATURE_WISE = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+# the base class of all kinds of batch normalization, which torch keeps private
+BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
 
 
-class Tape:
-    """The masks of one forward pass, in the order in which the layers ask; without masks it records who asks.
-
-    Attributes:
-        draws: What was recorded.
-    """
-
-    def __init__(self) -> None:
-        self.draws: list[Draw] = []
-        self._masks: list[torch.Tensor] | None = None
-
-    def load(self, masks: Sequence[torch.Tensor] | None) -> None:
-        """Give the masks of the next forward pass; None: record it instead, and drop nothing."""
-        self._masks = None if masks is None else list(masks)
-        if masks is None:
-            self.draws = []
-
-    def apply(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        """What a dropout layer does."""
-        if self._masks is not None:
-            return x * self._masks.pop(0)
-        channels_last = x.ndim == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
-        if not (x.is_contiguous() or channels_last):
-            raise Refused("a dropout layer's input is laid out in an order of its own")
-        feature_wise = isinstance(layer, FEATURE_WISE)
-        self.draws.append(
-            Draw(
-                float(layer.p),  # type: ignore[arg-type]
-                tuple(x.shape[1:2]) + (1,) * (x.ndim - 2) if feature_wise else tuple(x.shape[1:]),
-                torch.channels_last if channels_last and not feature_wise else torch.contiguous_format,
-            )
-        )
-        return x.clone()
-
-
-class TapedDropout(nn.Module):
-    """Stands in a model where a dropout layer was.
+class VmapKernel:
+    """Kernel of the backend "vmap": torch.func over a model of any kind.
 
     Args:
-        layer: The dropout layer.
-        tape: Where its masks come from.
-    """
-
-    def __init__(self, layer: nn.Module, tape: Tape) -> None:
-        super().__init__()
-        self._tape, self._layer = tape, [layer]  # in a list: not a submodule
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """As the tape has it."""
-        return self._tape.apply(self._layer[0], x)
-
-
-def with_taped_dropout(model: nn.Module) -> tuple[nn.Module, Tape]:
-    """Put taped dropout into a model, in place.
-
-    Raises:
-        Refused: For kinds of dropout whose masks are not drawn here.
-    """
-    tape = Tape()
-    taped: dict[nn.Module, TapedDropout] = {}
-
-    def stand_in(module: nn.Module) -> TapedDropout:
-        return taped.setdefault(module, TapedDropout(module, tape))
-
-    if type(model) in (nn.Dropout, *FEATURE_WISE):
-        return stand_in(model), tape
-    for parent in list(model.modules()):
-        for name, child in list(parent._modules.items()):
-            if child is not None and type(child) in (nn.Dropout, *FEATURE_WISE):
-                parent._modules[name] = stand_in(child)
-            elif isinstance(child, nn.AlphaDropout | nn.FeatureAlphaDropout):
-                raise Refused(f"the masks of {type(child).__name__} are not drawn for each client")
-    return model, tape
-
-
-MIXING = (nn.modules.batchnorm._BatchNorm,)
-
-
-class GeneralKernel:
-    """torch.func over a model of any kind.
-
-    Args:
-        model: The model, left as it is.
+        model: The model; it stays as it is.
         loss: From outputs and labels to the loss of each example.
         inputs: At least one example, shape (n, …).
-        labels: Of the examples.
+        labels: Labels of the examples.
 
     Raises:
-        Refused: If the model cannot be batched, with the reason: it uses chance other than dropout layers, changes
+        Unsupported: If the model cannot be batched, with the reason: it uses chance other than dropout layers, changes
             buffers, treats an example differently for the rest of its batch (as batch normalization does; padding
             would change it), or torch.func cannot batch one of its operations.
     """
 
     def __init__(self, model: nn.Module, loss: Loss, inputs: torch.Tensor, labels: torch.Tensor) -> None:
         for name, module in model.named_modules():
-            if isinstance(module, MIXING):
-                raise Refused(f"{type(module).__name__} at {name!r} reads and keeps statistics of whole batches")
-        self._model, self._tape = with_taped_dropout(copy.deepcopy(model).train())
+            if isinstance(module, BATCH_NORMS):
+                raise Unsupported(f"{type(module).__name__} at {name!r} reads and keeps statistics of whole batches")
+        self._model, self._tape = with_replayed_dropout(copy.deepcopy(model).train())
         self._loss = loss
         state = list(self._model.state_dict(keep_vars=True).values())
-        tensors = [*self._model.named_parameters(), *self._model.named_buffers()]  # shared ones once
+        # named_parameters() has a shared tensor once, the state dictionary under each of its names
+        tensors = [*self._model.named_parameters(), *self._model.named_buffers()]
         self._places = {
             name: next(i for i, other in enumerate(state) if other is tensor)
             for name, tensor in tensors
             if any(other is tensor for other in state)
         }
-        with torch.random.fork_rng(devices=[]):  # for a model that draws, and will be refused for it
-            self._trained = self._look(inputs, labels)
-        self.draws = tuple(self._tape.draws)
+        # a model that draws will be refused, but must not change the global generator
+        with torch.random.fork_rng(devices=[]):
+            self._trained = self._used_parameters(inputs, labels)
+        self.dropout_calls = tuple(self._tape.calls)
         self._gradient = vmap(grad_and_value(self._objective), in_dims=(0, 0, 0, 0, 0), randomness="error")
-        self._try(inputs, labels)
+        self._check_vmap(inputs, labels)
 
-    def step(self, descent: Descent, batch: Batch) -> torch.Tensor:
+    def step(self, sgd: StackedSGD, batch: Batch) -> torch.Tensor:
         """Take one step with the first models of the stack; return their losses before it, shape (n_active,)."""
-        first = descent.first(len(batch.rows))
+        first = sgd.first(len(batch.rows))
         stack = {name: first[i] for name, i in self._places.items()}
         moved = {name: stack[name] for name in self._trained}
         rest = {name: stack[name] for name in stack if name not in moved}
@@ -183,7 +69,7 @@ class GeneralKernel:
                 moved, rest, batch.seen(), (batch.labels, batch.weights), list(batch.masks)
             )
             for name in self._trained:
-                descent.step(self._places[name], gradients[name])
+                sgd.step(self._places[name], gradients[name])
         return losses  # type: ignore[no-any-return]
 
     def _objective(
@@ -194,17 +80,18 @@ class GeneralKernel:
         targets: tuple[torch.Tensor, torch.Tensor],
         masks: list[torch.Tensor],
     ) -> torch.Tensor:
-        """One client's loss on its batch."""
+        """Return one client's loss on its batch."""
         labels, weights = targets
         self._tape.load(masks)
         outputs = functional_call(self._model, {**moved, **rest}, (inputs,))
         losses = self._loss(outputs, labels, reduction="none")
         if losses.shape != weights.shape:
-            raise Refused(f"expected one loss for each of {len(weights)} examples, got shape {tuple(losses.shape)}")
+            raise Unsupported(f"expected one loss for each of {len(weights)} examples, got shape {tuple(losses.shape)}")
         return (losses * weights).sum()
 
-    def _look(self, inputs: torch.Tensor, labels: torch.Tensor) -> list[str]:
-        """Record the dropout of a forward pass, check what batching relies on; return which parameters are used."""
+    def _used_parameters(self, inputs: torch.Tensor, labels: torch.Tensor) -> list[str]:
+        """Record the dropout of a forward pass, check what batching relies on, return the names of used parameters."""
+        # one example alone and in company: batch statistics and chance show as a difference
         pair = [0, len(inputs) - 1]
         before = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
         named = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
@@ -213,24 +100,106 @@ class GeneralKernel:
             self._tape.load(None)
             outputs.append(self._model(inputs[rows]))
         if not torch.allclose(outputs[0][:1], outputs[1], rtol=1e-3, atol=1e-4, equal_nan=True):
-            raise Refused("its outputs for an example depend on the rest of the batch, or on chance beside nn.Dropout")
+            raise Unsupported(
+                "its outputs for an example depend on the rest of the batch, or on chance outside nn.Dropout"
+            )
         if any(not torch.equal(before[name], buffer) for name, buffer in self._model.named_buffers()):
-            raise Refused("a forward pass changes its buffers")
+            raise Unsupported("a forward pass changes its buffers")
         loss = self._loss(outputs[1], labels[pair[:1]], reduction="sum")
         gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
         return [name for name, gradient in zip(named, gradients, strict=True) if gradient is not None]
 
-    def _try(self, inputs: torch.Tensor, labels: torch.Tensor) -> None:
-        """Batch two clients with one example each; whatever torch.func cannot do shows here."""
+    def _check_vmap(self, inputs: torch.Tensor, labels: torch.Tensor) -> None:
+        """Batch two clients with one example each, and refuse what torch.func cannot do."""
         stack = [torch.stack([tensor, tensor]) for tensor in self._model.state_dict().values()]
         rows = torch.zeros(2, 1, dtype=torch.int64, device=inputs.device)
         weights = torch.ones(2, 1, dtype=inputs.dtype, device=inputs.device)
-        masks = [torch.ones(2, 1, *draw.shape, dtype=inputs.dtype, device=inputs.device) for draw in self.draws]
+        masks = [torch.ones(2, 1, *call.shape, dtype=inputs.dtype, device=inputs.device) for call in self.dropout_calls]
         still = TrainingSettings(learning_rate=1e-6, batch_size=1)
         try:
-            self.step(Descent(stack, [], still), Batch(inputs, rows, labels[rows], weights, masks))
-        except Refused:
+            self.step(StackedSGD(stack, [], still), Batch(inputs, rows, labels[rows], weights, masks))
+        except Unsupported:
             raise
-        except Exception as error:  # torch.func raises many kinds
+        # torch.func raises many kinds
+        except Exception as error:
             said = str(error).strip().splitlines() or [""]
-            raise Refused(f"torch.func cannot batch it: {type(error).__name__}: {said[0]}") from error
+            raise Unsupported(f"torch.func cannot batch it: {type(error).__name__}: {said[0]}") from error
+
+
+class MaskTape:
+    """Dropout masks of one forward pass, in the order of the layers' calls; without masks it records the calls.
+
+    Attributes:
+        calls: The recorded calls.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[DropoutCall] = []
+        self._masks: list[torch.Tensor] | None = None
+
+    def load(self, masks: Sequence[torch.Tensor] | None) -> None:
+        """Take the masks of the next forward pass; None: record the pass instead, and drop nothing."""
+        self._masks = None if masks is None else list(masks)
+        if masks is None:
+            self.calls = []
+
+    def apply(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        """Apply a dropout layer to its input."""
+        if self._masks is not None:
+            return x * self._masks.pop(0)
+        # torch draws in the order of memory, and only these two layouts are drawn here
+        channels_last = x.ndim == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+        if not (x.is_contiguous() or channels_last):
+            raise Unsupported("a dropout layer's input is neither contiguous nor channels last")
+        feature_wise = isinstance(layer, FEATURE_WISE)
+        self.calls.append(
+            DropoutCall(
+                float(layer.p),  # type: ignore[arg-type]
+                tuple(x.shape[1:2]) + (1,) * (x.ndim - 2) if feature_wise else tuple(x.shape[1:]),
+                torch.channels_last if channels_last and not feature_wise else torch.contiguous_format,
+            )
+        )
+        # a new tensor, as with a mask: a model that writes to its input in place behaves alike
+        return x.clone()
+
+
+class ReplayedDropout(nn.Module):
+    """Dropout layer that reads its masks from a tape.
+
+    Args:
+        layer: The dropout layer that it replaces.
+        tape: The tape with the masks.
+    """
+
+    def __init__(self, layer: nn.Module, tape: MaskTape) -> None:
+        super().__init__()
+        # in a list, so that the layer is no submodule and the state dictionary keeps its keys
+        self._tape, self._layer = tape, [layer]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiply by the tape's next mask."""
+        return self._tape.apply(self._layer[0], x)
+
+
+def with_replayed_dropout(model: nn.Module) -> tuple[nn.Module, MaskTape]:
+    """Replace a model's dropout layers in place; return the model and the tape.
+
+    Raises:
+        Unsupported: If there is a kind of dropout whose masks are not drawn here.
+    """
+    tape = MaskTape()
+    taped: dict[nn.Module, ReplayedDropout] = {}
+
+    def replacement(module: nn.Module) -> ReplayedDropout:
+        # a layer that stands in two places is replaced by one
+        return taped.setdefault(module, ReplayedDropout(module, tape))
+
+    if type(model) in (nn.Dropout, *FEATURE_WISE):
+        return replacement(model), tape
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):
+            if child is not None and type(child) in (nn.Dropout, *FEATURE_WISE):
+                parent._modules[name] = replacement(child)
+            elif isinstance(child, nn.AlphaDropout | nn.FeatureAlphaDropout):
+                raise Unsupported(f"the masks of {type(child).__name__} are not drawn for each client")
+    return model, tape

@@ -1,6 +1,6 @@
-"""One helper process, from the side of the one that started it.
+"""One worker process, from the side of the process that started it.
 
-What has to be trained, as bytes for another process, with the modules of one's own that are read from files.
+Also the bytes in which a trainer's arguments travel (:func:`packed`), with a user's modules that are read from files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import send_handle
 from typing import Any
 
-from fedsel_flwr.clients.batched.shared_memory import Block, Form
+from fedsel_flwr.clients.batched.shared_memory import ArraySpec, Block
 from fedsel_flwr.references import OWN_FILES, load_reference
 
 logger = logging.getLogger("fedsel_flwr")
@@ -30,22 +30,22 @@ START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
     "from fedsel_flwr.clients.batched.worker import main; main(int(sys.argv[1]))"
 )
-"""What a helper runs: a program of its own, so that scripts need no guard, and notebooks have helpers too."""
+"""Program of a worker: not multiprocessing's, so that scripts need no guard, and notebooks have workers too."""
 GONE = (EOFError, OSError)
 MESSAGE_S = 60
-"""Seconds in which a helper must take or bring the rest of a message that has begun."""
+"""Seconds in which a worker must take or bring the rest of a message that has begun."""
 
 
-class Remote:
-    """A helper process; its answers are heard when they are asked for, nothing waits for it to start.
+class WorkerConnection:
+    """A worker process; its answers are read when they are asked for, and nothing waits for its start.
 
     Attributes:
         pid: Its process id.
-        gone: Whether it has ended; said once in the log.
+        gone: Whether it has ended; the log says so once.
         ready: Whether it has started.
-        learning: Whether it starts, or takes in a lesson.
-        learned: The number of the lesson that it trains by; 0 before the first.
-        refused: The number of the last lesson that it cannot train by, and why.
+        learning: Whether it is starting, or taking in a job.
+        learned: The number of the job that it can train; 0 before the first.
+        refused: The number of the last job that it cannot train, and why.
 
     Raises:
         OSError: The process cannot be started.
@@ -53,11 +53,15 @@ class Remote:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
+        # a worker that stops in the middle of a message must not stop this process
         for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
             ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", MESSAGE_S, 0))
         with theirs:
+            # sys.path as it is now, which may differ from the one that a new process would have
             path = json.dumps([place for place in sys.path if isinstance(place, str)])
             try:
+                # Its own session, so that Ctrl-C goes to this process alone. One thread: libraries read these variables
+                # when they are imported, and their idle threads would spin on the other processes' cores.
                 self._process = subprocess.Popen(
                     [sys.executable, "-c", START, str(theirs.fileno()), path],
                     stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
@@ -69,64 +73,67 @@ class Remote:
         self._connection = Connection(ours.detach())
         self.pid = self._process.pid
         self.gone, self.ready, self.learning, self.learned = False, False, True, 0
-        self.refused, self._taught = (0, ""), 0
+        self.refused, self._sent_job = (0, ""), 0
         self._known: set[int] = set()
 
-    def listen(self, seconds: float = 0.0) -> None:
-        """Hear what it has said, waiting so long for something."""
-        with self._losing_it():
+    def poll(self, seconds: float = 0.0) -> None:
+        """Read its answers, and wait at most ``seconds`` for the first."""
+        with self._noticing_its_end():
             while not self.gone and self._connection.poll(seconds):
-                self._hear()
+                self._receive()
                 seconds = 0.0
 
-    def teach(self, lesson: int, recipe: bytes, data: int, forms: Sequence[Form], blocks: Mapping[int, Block]) -> None:
-        """Tell it how to train, and where the examples are, unless it was told; do not wait for it.
+    def send_job(
+        self, job: int, recipe: bytes, data: int, specs: Sequence[ArraySpec], blocks: Mapping[int, Block]
+    ) -> None:
+        """Send the arguments of a trainer and the place of the examples, unless they were sent; do not wait for it.
 
         Args:
-            lesson: A number, never used before for something else.
+            job: A number, never used before for something else.
             recipe: The arguments of a trainer, packed.
             data: The number of the block of the examples.
-            forms: Of inputs and labels there.
-            blocks: All that there are, by number.
+            specs: Specs of inputs and labels there.
+            blocks: All blocks, by number.
         """
-        if self._taught != lesson:
-            self._taught, self.learning = lesson, True
-            with self._losing_it():
+        if self._sent_job != job:
+            self._sent_job, self.learning = job, True
+            with self._noticing_its_end():
                 self._show(data, blocks, writable=False)
-                self._connection.send(("learn", lesson, recipe, data, forms))
+                self._connection.send(("learn", job, recipe, data, specs))
 
     def train(
         self, number: int, blocks: Mapping[int, Block], count: int, first: int, rate: float, rows: Any, draws: Any
     ) -> bool:
-        """Tell it to train clients of a round into the stack of a block; return whether it could be told."""
-        with self._losing_it():
+        """Order it to train clients of a round into the stack of a block; return whether the order was sent."""
+        with self._noticing_its_end():
             self._show(number, blocks, writable=True)
             self._connection.send(("train", number, count, first, rate, rows, draws))
         return not self.gone
 
     def finished(self, seconds: float) -> bool:
-        """Wait until it has trained; return whether it has, rather than ended, or been ended after so long.
+        """Wait until it has trained, at most ``seconds``; return whether it has. After that time it is killed.
 
         Raises:
-            Exception: What was raised there.
+            Exception: What the training raised there.
         """
-        with self._losing_it():
+        with self._noticing_its_end():
             if self._connection.poll(seconds):
-                self._hear()
+                self._receive()
                 return not self.gone
-            logger.warning("a helper process has not answered for %.3g s and is ended", seconds)
+            logger.warning("a worker process has not answered for %.3g s and is killed", seconds)
             raise TimeoutError
         return False
 
     def close(self) -> None:
-        """End it, at once."""
+        """Kill it."""
         self.gone, self.learning = True, False
         self._connection.close()
         self._process.kill()
         self._process.wait()
 
     def _show(self, number: int, blocks: Mapping[int, Block], *, writable: bool) -> None:
-        """Give it a block, and take from it those that are no more."""
+        """Send it a block, and make it drop those that are no longer there."""
+        # memory goes back only when the last process has dropped it
         for old in self._known - set(blocks):
             self._connection.send(("forget", old))
         self._known &= set(blocks)
@@ -135,7 +142,7 @@ class Remote:
             send_handle(self._connection, blocks[number].fd, self.pid)
             self._known.add(number)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         what, about, words = self._connection.recv()
         if what != "done":
             self.learning = False
@@ -146,35 +153,35 @@ class Remote:
         elif what == "cannot":
             self.refused = about, words
         elif what == "failed":
-            raise about from _There(words)
+            raise about from _WorkerTraceback(words)
 
     @contextlib.contextmanager
-    def _losing_it(self) -> Iterator[None]:
-        """Note, and say once, that it has ended."""
+    def _noticing_its_end(self) -> Iterator[None]:
+        """Note within the block that it has ended, and log it once."""
         try:
             yield
         except GONE:
             was_ready = self.ready
             self.close()
             logger.warning(
-                "a helper process ended %s (status %s): this process trains its clients from here on",
+                "a worker process ended %s (status %s): this process trains its clients from now on",
                 "at work" if was_ready else "before it was ready",
                 self._process.returncode,
             )
 
 
-class _There(Exception):
-    """Where in a helper an error was raised; its text is the traceback there."""
+class _WorkerTraceback(Exception):
+    """Cause of an error that was raised in a worker; its text is the traceback there."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
 
 
 def packed(what: Any) -> bytes:
-    """An object as bytes.
+    """Pickle an object for another process.
 
-    What was defined in the script or notebook itself is sent along where cloudpickle is installed; everything else is
-    imported at the other end, files of one's own (``./mine.py:function``) from where they are.
+    What the script or notebook itself defines is sent along if cloudpickle is installed. Everything else is imported at
+    the other end, a user's files (``./mine.py:function``) from their places.
 
     Raises:
         Exception: It cannot be sent; pickle raises many kinds.
@@ -186,7 +193,7 @@ def packed(what: Any) -> bytes:
 
 
 def unpacked(data: bytes) -> Any:
-    """The object again.
+    """Return the object of such bytes.
 
     Raises:
         Exception: Something that it needs cannot be imported here; pickle raises many kinds.
@@ -200,7 +207,7 @@ class _Unpickler(pickle.Unpickler):
 
     Args:
         data: The pickled object.
-        files: By the name of the module.
+        files: Files by the name of the module.
     """
 
     def __init__(self, data: bytes, files: dict[str, str]) -> None:
@@ -208,7 +215,7 @@ class _Unpickler(pickle.Unpickler):
         self._files = files
 
     def find_class(self, module: str, name: str) -> Any:
-        """What a name in a module stands for."""
+        """Return what a name in a module stands for."""
         if module in self._files and module not in sys.modules:
             return load_reference(f"{self._files[module]}:{name}", "model")
         return super().find_class(module, name)

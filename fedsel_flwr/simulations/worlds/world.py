@@ -15,7 +15,7 @@ from fedsel_flwr.checks import IntArray
 from fedsel_flwr.clients.answering import Examples
 from fedsel_flwr.clients.batched.evaluation import stack_predict
 from fedsel_flwr.clients.device import System
-from fedsel_flwr.clients.dropout import Failing
+from fedsel_flwr.clients.dropout import ClientDropout
 from fedsel_flwr.clients.objectives import Objective, get_arrays, set_arrays
 from fedsel_flwr.clients.streams import streams
 from fedsel_flwr.clients.torch_client import TorchClient
@@ -58,7 +58,7 @@ class World:
         sizes = partition_sizes(self.partitions)
         self._test_sizes = self._count_local_test(sizes)
         self.sizes: IntArray = sizes - self._test_sizes
-        self.failing = Failing(
+        self.dropout = ClientDropout(
             seed=scenario.seed,
             failure_probability=scenario.clients.failure_probability,
             crash_probability=scenario.clients.crash_probability,
@@ -143,7 +143,7 @@ class World:
             system=self.system,
             latency_mode=self.scenario.clients.latency_mode,
             delay=self.scenario.clients.delay,
-            failing=self.failing,
+            dropout=self.dropout,
         )
 
     def with_scenario(self, scenario: Scenario) -> World:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from fedsel_flwr.clients.batched import BatchedTrainer, Examples, train_batched
-from fedsel_flwr.clients.batched.trainer import Way
+from fedsel_flwr.clients.batched.backends import Backend
 from fedsel_flwr.clients.objectives import CLASSIFICATION, REGRESSION, Objective, get_arrays, set_arrays
 from fedsel_flwr.clients.training import TrainingSettings, train
 from fedsel_flwr.simulations.worlds.architectures import build_model
@@ -125,14 +125,14 @@ def average(layers: Arrays) -> Arrays:
 def three_rounds(
     name: str,
     settings: TrainingSettings,
-    way: Way,
+    backend: Backend,
     chunk: int | None = 3,
     dtype: type[np.floating[Any]] = np.float32,
     tolerance: float = 1e-5,
 ) -> BatchedTrainer:
     """Train and average three times, one by one and together; compare after each."""
     model, examples, objective = world(name, dtype)
-    trainer = BatchedTrainer(model, settings, objective=objective, way=way, chunk=chunk)
+    trainer = BatchedTrainer(model, settings, objective=objective, backend=backend, chunk=chunk)
     alone = together = get_arrays(model)
     for round_ in range(3):
         layers, losses = trainer.train(together, examples, generators(round_))
@@ -157,39 +157,41 @@ def cases(names: list[str], settings: list[str]) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("name", "settings"), cases(["logistic", "mlp", "dropping", "cnn", "squared"], [*SETTINGS]))
 def test_same_averages_after_three_rounds(name: str, settings: str) -> None:
     trainer = three_rounds(name, TrainingSettings(**SETTINGS[settings]), "auto")  # type: ignore[arg-type]
-    assert trainer.way == "written"
+    assert trainer.backend == "manual"
 
 
 @pytest.mark.parametrize(("name", "settings"), cases(["vgg", "odd"], ["plain", "everything", "everything, augmented"]))
 def test_same_averages_of_deeper_networks(name: str, settings: str) -> None:
-    assert three_rounds(name, TrainingSettings(**SETTINGS[settings]), "auto").way == "written"  # type: ignore[arg-type]
+    assert three_rounds(name, TrainingSettings(**SETTINGS[settings]), "auto").backend == "manual"  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("name", "settings"),
     [*cases([*MODELS], ["everything"]), *cases(["dropping", "odd"], ["everything, augmented"]), ("cnn", "steps")],
 )
-@pytest.mark.parametrize("way", ["written", "general"])
-def test_what_differs_is_rounding(way: Way, name: str, settings: str) -> None:
+@pytest.mark.parametrize("backend", ["manual", "vmap"])
+def test_what_differs_is_rounding(backend: Backend, name: str, settings: str) -> None:
     chosen = TrainingSettings(**SETTINGS[settings])  # type: ignore[arg-type]
-    three_rounds(name, chosen, way, dtype=np.float64, tolerance=1e-12)
+    three_rounds(name, chosen, backend, dtype=np.float64, tolerance=1e-12)
 
 
 @pytest.mark.parametrize(("name", "settings"), [*cases([*MODELS], ["everything"]), ("cnn", "everything, augmented")])
 def test_same_averages_the_general_way(name: str, settings: str) -> None:
-    three_rounds(name, TrainingSettings(**SETTINGS[settings]), "general")  # type: ignore[arg-type]
+    three_rounds(name, TrainingSettings(**SETTINGS[settings]), "vmap")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 100, None])
-@pytest.mark.parametrize("way", ["written", "general"])
-def test_the_size_of_a_chunk_changes_nothing(way: Way, chunk: int | None) -> None:
-    three_rounds("cnn", TrainingSettings(**SETTINGS["everything"]), way, chunk)  # type: ignore[arg-type]
+@pytest.mark.parametrize("backend", ["manual", "vmap"])
+def test_the_size_of_a_chunk_changes_nothing(backend: Backend, chunk: int | None) -> None:
+    three_rounds("cnn", TrainingSettings(**SETTINGS["everything"]), backend, chunk)  # type: ignore[arg-type]
 
 
 def test_the_loop_is_the_loop() -> None:
     model, examples, objective = world("mlp")
     settings = TrainingSettings(**PLAIN)  # type: ignore[arg-type]
-    layers, losses = BatchedTrainer(model, settings, way="loop").train(get_arrays(model), examples, generators(0))
+    layers, losses = BatchedTrainer(model, settings, backend="sequential").train(
+        get_arrays(model), examples, generators(0)
+    )
     expected, expected_losses = one_by_one(model, get_arrays(model), examples, settings, objective, 0)
     assert all(np.array_equal(a, b) for a, b in zip(layers, expected, strict=True))
     assert np.array_equal(losses, expected_losses)

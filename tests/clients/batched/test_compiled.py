@@ -13,8 +13,8 @@ import pytest
 from torch import nn
 
 from fedsel_flwr.clients.batched import BatchedTrainer, Examples, numba_kernels
-from fedsel_flwr.clients.batched.numba_mlp import CompiledKernel, Dense
-from fedsel_flwr.clients.batched.steps import Refused
+from fedsel_flwr.clients.batched.numba_mlp import Dense, NumbaKernel
+from fedsel_flwr.clients.batched.steps import Unsupported
 from fedsel_flwr.clients.objectives import CLASSIFICATION, REGRESSION, get_arrays
 from fedsel_flwr.clients.training import TrainingSettings
 from fedsel_flwr.errors import ParameterError
@@ -36,7 +36,7 @@ def unbiased() -> nn.Module:
 @pytest.mark.parametrize("name", ["logistic", "mlp"])
 def test_same_averages_after_three_rounds(name: str, settings: str) -> None:
     chosen = TrainingSettings(**ALL_SETTINGS[settings])  # type: ignore[arg-type]
-    assert three_rounds(name, chosen, "compiled").way == "compiled"
+    assert three_rounds(name, chosen, "numba").backend == "numba"
 
 
 @compiles
@@ -44,13 +44,13 @@ def test_same_averages_after_three_rounds(name: str, settings: str) -> None:
 @pytest.mark.parametrize("settings", ["plain", "everything"])
 def test_what_differs_is_rounding(settings: str) -> None:
     chosen = TrainingSettings(**ALL_SETTINGS[settings])  # type: ignore[arg-type]
-    three_rounds("mlp", chosen, "compiled", dtype=np.float64, tolerance=1e-12)
+    three_rounds("mlp", chosen, "numba", dtype=np.float64, tolerance=1e-12)
 
 
 @compiles
 def test_odd_layers() -> None:
     model = seeded(unbiased)
-    trainer = BatchedTrainer(model, SETTINGS, way="compiled")
+    trainer = BatchedTrainer(model, SETTINGS, backend="numba")
     check_against_loop(model, world(), trainer, CLASSIFICATION, atol=1e-6)
 
 
@@ -65,7 +65,7 @@ def many() -> tuple[nn.Module, Examples]:
 
 def trained(model: nn.Module, clients: Examples, threads: int) -> list[Any]:
     settings = TrainingSettings(learning_rate=0.1, batch_size=7, momentum=0.5, local_epochs=2)
-    trainer = BatchedTrainer(model, settings, way="compiled", threads=threads)
+    trainer = BatchedTrainer(model, settings, backend="numba", threads=threads)
     layers, losses = trainer.train(
         get_arrays(model), clients, [np.random.default_rng(k) for k in range(len(clients.rows))]
     )
@@ -88,7 +88,7 @@ def test_neither_threads_nor_the_others_change_a_client(monkeypatch: pytest.Monk
     assert 1 < len(seen) <= 3
     for one, other in zip(alone, together, strict=True):
         np.testing.assert_array_equal(one, other)
-    first = trained(model, clients.of([0]), 1)
+    first = trained(model, clients.subset([0]), 1)
     for one, other in zip(alone, first, strict=True):
         np.testing.assert_array_equal(one[:1], other)
 
@@ -141,17 +141,17 @@ def test_what_they_do_not_know(build: Any, changed: dict[str, Any], objective: A
     settings = TrainingSettings(**{"learning_rate": 0.1, "batch_size": 5} | changed)
     inputs, labels = np.zeros((3, 1, 28, 28), dtype=np.float32), np.zeros(3, dtype=np.int64)
     model = build()
-    trainer = BatchedTrainer(model, settings, way="compiled", objective=objective)
+    trainer = BatchedTrainer(model, settings, backend="numba", objective=objective)
     with pytest.raises(ParameterError) as error:
         trainer.train(get_arrays(model), Examples(inputs, labels, [np.arange(3)]), [np.random.default_rng(0)])
-    assert "cannot be trained the compiled way" in str(error.value)
+    assert "backend = 'numba'" in str(error.value)
     assert said in str(error.value)
 
 
 def test_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numba_kernels, "MISSING", "No module named 'numba'")
-    with pytest.raises(Refused, match=r"it needs Numba, .*fedsel-flwr\[fast\].*: No module named 'numba'"):
-        CompiledKernel([Dense(0, 1, 4, 2)])
+    with pytest.raises(Unsupported, match=r"it needs Numba, .*fedsel-flwr\[fast\].*: No module named 'numba'"):
+        NumbaKernel([Dense(0, 1, 4, 2)])
 
 
 def test_torch_loads_no_numba() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedsel_flwr.clients.batched.examples import Schedule, longest_first
-from fedsel_flwr.clients.batched.steps import Draw, MaskStreams
+from fedsel_flwr.clients.batched.steps import DropoutCall, DropoutMasks
 from fedsel_flwr.clients.training import TrainingSettings, train
 
 ROWS = [np.array([3, 9, 4, 7, 1]), np.array([8, 2, 6]), np.array([5])]
@@ -81,8 +81,8 @@ def test_masks_are_what_torch_draws(
     dtype: torch.dtype,
 ) -> None:
     # Two layers a step, three steps, two clients with batches of 10 and 7, 10 and 2, then the first alone.
-    draws = [Draw(layer.p, mask_shape, memory_format), Draw(0.5, (8,))]  # type: ignore[arg-type]
-    streams = MaskStreams([11, 12], draws, dtype, torch.device("cpu"))
+    draws = [DropoutCall(layer.p, mask_shape, memory_format), DropoutCall(0.5, (8,))]  # type: ignore[arg-type]
+    streams = DropoutMasks([11, 12], draws, dtype, torch.device("cpu"))
     steps = [[10, 7], [10, 2], [10]]
     found = [streams.next(lengths, 10) for lengths in steps]
     other = nn.Dropout(0.5)
@@ -99,4 +99,4 @@ def test_masks_are_what_torch_draws(
 
 
 def test_without_dropout_no_stream_is_opened() -> None:
-    assert MaskStreams([1, 2], [], torch.float32, torch.device("cpu")).next([3], 3) == []
+    assert DropoutMasks([1, 2], [], torch.float32, torch.device("cpu")).next([3], 3) == []

@@ -18,8 +18,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedsel_flwr.clients.batched import BatchedTrainer, Examples, Helpers, SharedTrainer, worker_processes
-from fedsel_flwr.clients.batched.worker_processes import shares
+from fedsel_flwr.clients.batched import BatchedTrainer, Examples, SharedTrainer, WorkerPool, worker_processes
+from fedsel_flwr.clients.batched.worker_processes import cut_into_shares
 from fedsel_flwr.clients.objectives import Objective, Reduction, cross_entropy, fraction_correct, get_arrays
 from fedsel_flwr.clients.training import TrainingSettings
 from fedsel_flwr.errors import ParameterError
@@ -52,15 +52,15 @@ def picky(outputs, targets, *, reduction="mean"):
 
 
 @pytest.fixture(scope="module")
-def three() -> Iterator[Helpers]:
-    with Helpers(3) as helpers:
-        yield helpers
+def three() -> Iterator[WorkerPool]:
+    with WorkerPool(3) as workers:
+        yield workers
 
 
 @pytest.fixture(scope="module")
-def two() -> Iterator[Helpers]:
-    with Helpers(2) as helpers:
-        yield helpers
+def two() -> Iterator[WorkerPool]:
+    with WorkerPool(2) as workers:
+        yield workers
 
 
 def network() -> nn.Module:
@@ -79,21 +79,21 @@ def same(one: tuple, other: tuple) -> bool:  # type: ignore[type-arg]
 
 @pytest.mark.parametrize("examples", [EQUAL, RAGGED], ids=["equal", "ragged"])
 @pytest.mark.parametrize("name", ["two", "three"])
-def test_the_same_bits_before_and_after_helpers_are_there(
+def test_the_same_bits_before_and_after_workers_are_there(
     name: str, examples: Examples, request: pytest.FixtureRequest
 ) -> None:
-    helpers: Helpers = request.getfixturevalue(name)
+    workers: WorkerPool = request.getfixturevalue(name)
     model = network()
-    trainer = SharedTrainer(BatchedTrainer(model, SETTINGS), helpers)
-    before = helpers.tasks
+    trainer = SharedTrainer(BatchedTrainer(model, SETTINGS), workers)
+    before = workers.tasks
     results = [trainer.train(get_arrays(model), examples, drawn(examples))]  # nobody is there, or knows how
-    assert helpers.wait() == helpers.processes - 1
+    assert workers.wait() == workers.processes - 1
     results.append(trainer.train(get_arrays(model), examples, drawn(examples)))  # now they may be told how
-    helpers.wait()
-    helped = helpers.tasks
+    workers.wait()
+    helped = workers.tasks
     results.append(trainer.train(get_arrays(model), examples, drawn(examples)))
-    assert helpers.tasks == helped + helpers.processes - 1
-    assert helped < before + 2 * (helpers.processes - 1)  # in the first round at least they did nothing
+    assert workers.tasks == helped + workers.processes - 1
+    assert helped < before + 2 * (workers.processes - 1)  # in the first round at least they did nothing
     assert same(results[0], results[1])
     assert same(results[0], results[2])
     one = BatchedTrainer(model, SETTINGS).train(get_arrays(model), examples, drawn(examples))
@@ -103,7 +103,7 @@ def test_the_same_bits_before_and_after_helpers_are_there(
         assert same(one, results[2])  # no padding: a share has the products that the whole has
 
 
-def test_the_stack_is_the_callers(three: Helpers) -> None:
+def test_the_stack_is_the_callers(three: WorkerPool) -> None:
     model = network()
     trainer = SharedTrainer(BatchedTrainer(model, SETTINGS), three)
     first, _ = trainer.train(get_arrays(model), EQUAL, drawn(EQUAL))
@@ -119,7 +119,7 @@ def test_the_stack_is_the_callers(three: Helpers) -> None:
     assert len(three.blocks) <= 4  # the data, what is held, and two that take turns
 
 
-def test_one_after_the_other_model_data_and_number_of_clients(three: Helpers) -> None:
+def test_one_after_the_other_model_data_and_number_of_clients(three: WorkerPool) -> None:
     small = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
     other = Examples(INPUTS + 1, LABELS, EQUAL.rows)
     for model, examples in ((network(), EQUAL), (small, other), (small, RAGGED), (network(), EQUAL)):
@@ -136,7 +136,7 @@ def test_one_after_the_other_model_data_and_number_of_clients(three: Helpers) ->
         np.testing.assert_allclose(results[2][0][0], expected[0][0], rtol=1e-5, atol=1e-6)
 
 
-def test_a_model_from_a_file(tmp_path: Path, two: Helpers) -> None:
+def test_a_model_from_a_file(tmp_path: Path, two: WorkerPool) -> None:
     (tmp_path / "mine.py").write_text(OWN)
     model = load_reference(f"{tmp_path}/mine.py:Twice", "model")()
     trainer = SharedTrainer(BatchedTrainer(model, SETTINGS), two)
@@ -145,11 +145,11 @@ def test_a_model_from_a_file(tmp_path: Path, two: Helpers) -> None:
         two.wait()
     before = two.tasks
     helped = trainer.train(get_arrays(model), EQUAL, drawn(EQUAL))
-    assert (two.tasks, trainer.way) == (before + 1, "general")
+    assert (two.tasks, trainer.backend) == (before + 1, "vmap")
     assert same(helped, BatchedTrainer(model, SETTINGS).train(get_arrays(model), EQUAL, drawn(EQUAL)))
 
 
-def test_what_cannot_be_sent_is_trained_here(three: Helpers, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_sent_is_trained_here(three: WorkerPool, caplog: pytest.LogCaptureFixture) -> None:
     lock = threading.Lock()
 
     def guarded(outputs: torch.Tensor, targets: torch.Tensor, *, reduction: Reduction = "mean") -> torch.Tensor:
@@ -167,10 +167,10 @@ def test_what_cannot_be_sent_is_trained_here(three: Helpers, caplog: pytest.LogC
 
 
 def test_what_cannot_be_loaded_there_is_trained_here(
-    three: Helpers, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    three: WorkerPool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     three.wait()
-    monkeypatch.syspath_prepend(tmp_path)  # after the helpers have started
+    monkeypatch.syspath_prepend(tmp_path)  # after the workers have started
     (tmp_path / "unknown_there.py").write_text(OWN)
     own = Objective(load_reference("unknown_there:picky", "loss"), fraction_correct)
     examples = Examples(INPUTS, np.zeros(60, dtype=np.int64), EQUAL.rows)
@@ -182,10 +182,10 @@ def test_what_cannot_be_loaded_there_is_trained_here(
     assert three.tasks == before
     assert np.isfinite(result[1]).all()
     [said] = [record.getMessage() for record in caplog.records]
-    assert said.startswith("helper processes cannot load the model (ModuleNotFoundError: No module named 'unknown_ther")
+    assert said.startswith("worker processes cannot load the model (ModuleNotFoundError: No module named 'unknown_ther")
 
 
-def test_what_is_raised_in_a_helper_is_raised_here_and_ends_them(tmp_path: Path, two: Helpers) -> None:
+def test_what_is_raised_in_a_helper_is_raised_here_and_ends_them(tmp_path: Path, two: WorkerPool) -> None:
     (tmp_path / "mine.py").write_text(OWN)
     picky = Objective(load_reference(f"{tmp_path}/mine.py:picky", "loss"), fraction_correct)
     labels = np.array([0] * 48 + [2] * 12)
@@ -198,12 +198,14 @@ def test_what_is_raised_in_a_helper_is_raised_here_and_ends_them(tmp_path: Path,
         two.wait()
     with pytest.raises(LookupError, match="a two") as caught:
         trainer.train(get_arrays(model), bad, drawn(bad))
-    assert "mine.py" in str(caught.value.__cause__)  # the traceback in the helper
+    assert "mine.py" in str(caught.value.__cause__)  # the traceback in the worker
     assert two.pids == []
     assert np.isfinite(trainer.train(get_arrays(model), fine, drawn(fine))[1]).all()
 
 
-def test_helpers_that_are_killed_are_replaced_by_this_process(three: Helpers, caplog: pytest.LogCaptureFixture) -> None:
+def test_workers_that_are_killed_are_replaced_by_this_process(
+    three: WorkerPool, caplog: pytest.LogCaptureFixture
+) -> None:
     model = network()
     trainer = SharedTrainer(BatchedTrainer(model, SETTINGS), three)
     expected = trainer.train(get_arrays(model), EQUAL, drawn(EQUAL))
@@ -224,7 +226,7 @@ def test_helpers_that_are_killed_are_replaced_by_this_process(three: Helpers, ca
     assert same(cut_off, expected)
     assert same(later, expected)
     said = [record.getMessage() for record in caplog.records]
-    assert said == ["a helper process ended at work (status -9): this process trains its clients from here on"] * 2
+    assert said == ["a worker process ended at work (status -9): this process trains its clients from now on"] * 2
 
 
 @pytest.mark.slow
@@ -234,21 +236,21 @@ def test_a_helper_that_hangs_is_not_waited_for_for_ever(
     monkeypatch.setattr(worker_processes, "PATIENCE_S", 0.5)
     monkeypatch.setattr(worker_processes, "SLOWER", 0.0)
     model = network()
-    with Helpers(2) as helpers:
-        trainer = SharedTrainer(BatchedTrainer(model, SETTINGS), helpers)
+    with WorkerPool(2) as workers:
+        trainer = SharedTrainer(BatchedTrainer(model, SETTINGS), workers)
         expected = trainer.train(get_arrays(model), EQUAL, drawn(EQUAL))
-        while not helpers.wait():
+        while not workers.wait():
             trainer.train(get_arrays(model), EQUAL, drawn(EQUAL))
         trainer.train(get_arrays(model), EQUAL, drawn(EQUAL))
-        helpers.wait()
-        (pid,) = helpers.pids
+        workers.wait()
+        (pid,) = workers.pids
         os.kill(pid, signal.SIGSTOP)
         assert same(trainer.train(get_arrays(model), EQUAL, drawn(EQUAL)), expected)
-        assert helpers.pids == []
+        assert workers.pids == []
         assert not psutil.pid_exists(pid)
     assert [record.getMessage() for record in caplog.records] == [
-        "a helper process has not answered for 0.5 s and is ended",
-        "a helper process ended at work (status -9): this process trains its clients from here on",
+        "a worker process has not answered for 0.5 s and is ended",
+        "a worker process ended at work (status -9): this process trains its clients from now on",
     ]
 
 
@@ -261,13 +263,13 @@ def test_without_memory_to_share_this_process_trains_alone(
     model = network()
     expected = BatchedTrainer(model, SETTINGS).train(get_arrays(model), EQUAL, drawn(EQUAL))
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with Helpers(2) as helpers:
-        trainer = SharedTrainer(BatchedTrainer(model, SETTINGS), helpers)
+    with WorkerPool(2) as workers:
+        trainer = SharedTrainer(BatchedTrainer(model, SETTINGS), workers)
         for _ in range(2):
             assert same(trainer.train(get_arrays(model), EQUAL, drawn(EQUAL)), expected)
-        assert helpers.pids == []
+        assert workers.pids == []
     [said] = [record.getMessage() for record in caplog.records]
-    assert said.startswith("there is no memory to share with helper processes ([Errno 28] No space left)")
+    assert said.startswith("there is no memory to share with worker processes ([Errno 28] No space left)")
 
 
 SCRIPT = """
@@ -275,7 +277,7 @@ import time
 import numpy as np
 from torch import nn
 from torch.nn import functional
-from fedsel_flwr.clients.batched import BatchedTrainer, Examples, Helpers, SharedTrainer
+from fedsel_flwr.clients.batched import BatchedTrainer, Examples, WorkerPool, SharedTrainer
 from fedsel_flwr.clients.objectives import Objective, fraction_correct
 from fedsel_flwr.clients.objectives import get_arrays
 from fedsel_flwr.clients.training import TrainingSettings
@@ -285,13 +287,13 @@ def mine(outputs, targets, *, reduction="mean"):
 
 model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
 data = Examples(np.ones((6, 4), dtype=np.float32), np.zeros(6, dtype=np.int64), [np.arange(6)] * 4)
-helpers = Helpers(2)
+workers = WorkerPool(2)
 settings = TrainingSettings(learning_rate=0.1, batch_size=2)
-trainer = SharedTrainer(BatchedTrainer(model, settings, objective=Objective(mine, fraction_correct)), helpers)
+trainer = SharedTrainer(BatchedTrainer(model, settings, objective=Objective(mine, fraction_correct)), workers)
 for _ in range(3):
     trainer.train(get_arrays(model), data, [np.random.default_rng(k) for k in range(4)])
-    helpers.wait()
-print("tasks", helpers.tasks, flush=True)
+    workers.wait()
+print("tasks", workers.tasks, flush=True)
 time.sleep(60)
 """
 
@@ -301,9 +303,9 @@ def test_a_program_without_a_file_and_its_end_by_kill(tmp_path: Path) -> None:
     command = Command(sys.executable, "-c", SCRIPT, folder=tmp_path / "out", cwd=tmp_path)
     try:
         command.wait_for("tasks 1", 60)  # with a loss of the program itself
-        [helper] = psutil.Process(command.pid).children()
+        [worker] = psutil.Process(command.pid).children()
         os.kill(command.pid, signal.SIGKILL)
-        helper.wait(10)
+        worker.wait(10)
         assert command.left() == []
     finally:
         command.kill()
@@ -314,13 +316,13 @@ def test_a_program_without_a_file_and_its_end_by_kill(tmp_path: Path) -> None:
 @pytest.mark.parametrize("processes", [0, -1, 1.5, "two"])
 def test_processes_are_a_whole_number_of_at_least_one(processes: int) -> None:
     with pytest.raises(ParameterError, match="processes must be a whole number of at least 1"):
-        Helpers(processes)
+        WorkerPool(processes)
 
 
 @pytest.mark.parametrize("sizes", [[5], [9, 4, 3, 2], [7] * 25, [1] * 3, [100, 1, 1]])
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 def test_shares_cover_everybody_once(sizes: list[int], count: int) -> None:
-    found = shares(sizes, SETTINGS, count)
+    found = cut_into_shares(sizes, SETTINGS, count)
     assert [i for part in found for i in range(part.start, part.stop)] == list(range(len(sizes)))
     assert len(found) <= min(count, len(sizes))
     assert all(part.start < part.stop for part in found)

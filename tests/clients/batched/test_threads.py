@@ -14,7 +14,7 @@ from torch import nn
 from fedsel_flwr.clients.batched import BatchedTrainer, Examples
 from fedsel_flwr.clients.batched.evaluation import logits_batched
 from fedsel_flwr.clients.objectives import get_arrays
-from fedsel_flwr.clients.threads import ask_in_parts, using_threads
+from fedsel_flwr.clients.threads import map_on_threads, using_threads
 from fedsel_flwr.clients.training import TrainingSettings, outputs
 
 SETTINGS = TrainingSettings(learning_rate=0.1, batch_size=3, momentum=0.5)
@@ -36,7 +36,7 @@ def two_threads() -> Iterator[None]:
 
 def trained(model: nn.Module, threads: int) -> tuple[list[np.ndarray], np.ndarray]:
     torch.set_num_threads(threads)
-    trainer = BatchedTrainer(model, SETTINGS, chunk=2, way="written")
+    trainer = BatchedTrainer(model, SETTINGS, chunk=2, backend="manual")
     for _ in range(2):
         result = trainer.train(get_arrays(model), CLIENTS, [np.random.default_rng(k) for k in range(5)])
     return result
@@ -49,7 +49,7 @@ def test_chunks_on_two_threads_are_the_same_models(two_threads: None, monkeypatc
     )
     layers, losses = trained(model, 1)
     used: list[int] = []
-    unwatched = BatchedTrainer._side_by_side
+    unwatched = BatchedTrainer._train_chunks
 
     def watched(self, firsts, kernel, train_chunk):  # type: ignore[no-untyped-def]
         def chunk(first, own):  # type: ignore[no-untyped-def]
@@ -58,7 +58,7 @@ def test_chunks_on_two_threads_are_the_same_models(two_threads: None, monkeypatc
 
         unwatched(self, firsts, kernel, chunk)
 
-    monkeypatch.setattr(BatchedTrainer, "_side_by_side", watched)
+    monkeypatch.setattr(BatchedTrainer, "_train_chunks", watched)
     others, other_losses = trained(model, 2)
     assert used == [1] * 6  # three chunks, twice, each on one thread
     np.testing.assert_array_equal(losses, other_losses)
@@ -69,7 +69,7 @@ def test_chunks_on_two_threads_are_the_same_models(two_threads: None, monkeypatc
 
 def test_what_fails_in_a_chunk_fails_the_round(two_threads: None) -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 3))
-    trainer = BatchedTrainer(model, SETTINGS, chunk=1, way="written")
+    trainer = BatchedTrainer(model, SETTINGS, chunk=1, backend="manual")
     trainer.train(get_arrays(model), CLIENTS, [np.random.default_rng(k) for k in range(5)])
     with pytest.raises(AttributeError):
         trainer.train(get_arrays(model), CLIENTS, [np.random.default_rng(0)] * 4 + [None])  # type: ignore[list-item]
@@ -102,7 +102,7 @@ def test_a_thread_that_is_left_idle_answers_too_and_nothing_changes(two_threads:
         return first
 
     with using_threads(1):
-        answers = ask_in_parts(model, range(7), ask)
+        answers = map_on_threads(model, range(7), ask)
         one, many = outputs(model, inputs, 10), logits_batched(model, stack, inputs, batch_size=10)
         assert torch.get_num_threads() == 1
     assert answers == list(range(7))
@@ -112,7 +112,7 @@ def test_a_thread_that_is_left_idle_answers_too_and_nothing_changes(two_threads:
     torch.set_num_threads(1)
     with using_threads(1):  # there is no other
         used.clear()
-        ask_in_parts(model, range(3), ask)
+        map_on_threads(model, range(3), ask)
         assert used == [("MainThread", 1)] * 3
         assert torch.equal(one, outputs(model, inputs, 10))
         np.testing.assert_array_equal(many, logits_batched(model, stack, inputs, batch_size=10))
@@ -124,7 +124,7 @@ def test_an_error_of_a_part_is_raised(two_threads: None) -> None:
             raise ValueError("the fifth")
 
     with using_threads(1), pytest.raises(ValueError, match="the fifth"):
-        ask_in_parts(nn.Identity(), range(6), ask)
+        map_on_threads(nn.Identity(), range(6), ask)
 
 
 def test_a_model_that_cannot_be_copied_is_asked_where_it_is(two_threads: None) -> None:
@@ -134,4 +134,4 @@ def test_a_model_that_cannot_be_copied_is_asked_where_it_is(two_threads: None) -
     with pytest.raises(RuntimeError, match="deepcopy"):
         copy.deepcopy(model)
     with using_threads(1):
-        assert ask_in_parts(model, range(5), lambda own, part: (own is model, part)) == [(True, i) for i in range(5)]
+        assert map_on_threads(model, range(5), lambda own, part: (own is model, part)) == [(True, i) for i in range(5)]

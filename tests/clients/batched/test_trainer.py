@@ -49,18 +49,18 @@ def test_pairs_rows_tensors_and_read_only_arrays_are_the_same() -> None:
     network = model()
     locked = INPUTS.copy()
     locked.flags.writeable = False
-    forms = [
+    specs = [
         Examples(INPUTS, LABELS, ROWS),
         Examples(locked, LABELS, ROWS),
         Examples(torch.tensor(INPUTS), torch.tensor(LABELS), ROWS),
         [(INPUTS[rows], LABELS[rows]) for rows in ROWS],
     ]
-    for way in ("written", "general", "loop"):
+    for backend in ("manual", "vmap", "sequential"):
         runs = []
-        for form in forms:
+        for form in specs:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
-                trainer = BatchedTrainer(network, SETTINGS, way=way)  # type: ignore[arg-type]
+                trainer = BatchedTrainer(network, SETTINGS, backend=backend)  # type: ignore[arg-type]
                 runs.append(trainer.train(get_arrays(network), form, drawn()))
         for layers, losses in runs[1:]:
             assert all(np.array_equal(a, b) for a, b in zip(layers, runs[0][0], strict=True))
@@ -72,8 +72,8 @@ def test_nothing_that_was_given_changes_and_no_global_stream_moves() -> None:
     start = [array + 1 for array in get_arrays(network)]
     given = [array.copy() for array in start]
     inputs, state = INPUTS.copy(), torch.get_rng_state()
-    for way in ("written", "general", "loop"):
-        trainer = BatchedTrainer(network, SETTINGS, way=way)  # type: ignore[arg-type]
+    for backend in ("manual", "vmap", "sequential"):
+        trainer = BatchedTrainer(network, SETTINGS, backend=backend)  # type: ignore[arg-type]
         layers, _ = trainer.train(start, Examples(inputs, LABELS, ROWS), drawn())
         layers[0][:] = 7  # the caller's from here on
     assert all(np.array_equal(a, b) for a, b in zip(start, given, strict=True))
@@ -89,8 +89,8 @@ def test_training_that_diverges_is_not_a_number_and_harms_nobody_else() -> None:
     settings = TrainingSettings(learning_rate=0.1, batch_size=2, momentum=0.9)
     apart = Examples(inputs, LABELS, [np.array([0]), np.array([8, 1, 2, 3, 5]), np.array([4])])
     sane = Examples(inputs, LABELS, [np.array([0]), np.array([0]), np.array([4])])
-    for way in ("written", "general"):
-        trainer = BatchedTrainer(network, settings, way=way)  # type: ignore[arg-type]
+    for backend in ("manual", "vmap"):
+        trainer = BatchedTrainer(network, settings, backend=backend)  # type: ignore[arg-type]
         layers, losses = trainer.train(get_arrays(network), apart, drawn())
         expected, expected_losses = trainer.train(get_arrays(network), sane, drawn())
         assert np.isnan(losses[1])
@@ -159,8 +159,8 @@ def test_examples_and_ways_are_checked() -> None:
         Examples(INPUTS, LABELS, [np.array([9, -1])])
     with pytest.raises(ParameterError, match="got 9 examples, 2 labels"):
         Examples(INPUTS, LABELS[:2], [])
-    with pytest.raises(ParameterError, match="way"):
-        BatchedTrainer(model(), SETTINGS, way="fast")  # type: ignore[arg-type]
+    with pytest.raises(ParameterError, match="backend"):
+        BatchedTrainer(model(), SETTINGS, backend="fast")  # type: ignore[arg-type]
     with pytest.raises(ParameterError, match="expected stacks of shapes"):
         logits_batched(model(), get_arrays(model()), INPUTS)
 

@@ -1,4 +1,4 @@
-"""Models of all kinds are trained as the loop would, whatever the way."""
+"""Models of all kinds are trained as the sequential backend would train them, whatever the backend."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ from tests.clients.batched.kinds import (
 
 
 @pytest.mark.parametrize(
-    ("build", "way"),
+    ("build", "backend"),
     [
-        (shared, "written"),
-        (shared, "general"),
-        (pooled, "written"),
-        (Residual, "general"),
-        (ChannelsLast, "general"),
-        (Tied, "general"),
-        (Chance, "loop"),
-        (Centred, "loop"),
-        (Counting, "loop"),
-        (Branching, "loop"),
-        (normalized, "loop"),
+        (shared, "manual"),
+        (shared, "vmap"),
+        (pooled, "manual"),
+        (Residual, "vmap"),
+        (ChannelsLast, "vmap"),
+        (Tied, "vmap"),
+        (Chance, "sequential"),
+        (Centred, "sequential"),
+        (Counting, "sequential"),
+        (Branching, "sequential"),
+        (normalized, "sequential"),
     ],
 )
-def test_models_of_all_kinds(build: Any, way: str) -> None:
+def test_models_of_all_kinds(build: Any, backend: str) -> None:
     model = seeded(build).double()
-    trainer = BatchedTrainer(model, SETTINGS, way="general" if way == "general" else "auto", chunk=2)
+    trainer = BatchedTrainer(model, SETTINGS, backend="vmap" if backend == "vmap" else "auto", chunk=2)
     check_against_loop(model, world(np.float64), trainer, CLASSIFICATION, atol=1e-12)
-    assert trainer.way == way
+    assert trainer.backend == backend
 
 
 def absolute_error(outputs: torch.Tensor, targets: torch.Tensor, *, reduction: Reduction = "mean") -> torch.Tensor:
@@ -61,17 +61,17 @@ def absolute_error(outputs: torch.Tensor, targets: torch.Tensor, *, reduction: R
 OWN = Objective(absolute_error, fraction_correct)
 
 
-@pytest.mark.parametrize("way", ["written", "general"])
-def test_a_loss_of_ones_own(way: Any) -> None:
+@pytest.mark.parametrize("backend", ["manual", "vmap"])
+def test_a_loss_of_ones_own(backend: Any) -> None:
     model = seeded(shared).double()
-    trainer = BatchedTrainer(model, SETTINGS, way=way, objective=OWN)
+    trainer = BatchedTrainer(model, SETTINGS, backend=backend, objective=OWN)
     check_against_loop(model, world(np.float64), trainer, OWN, atol=1e-12)
 
 
 def test_probabilities_instead_of_classes() -> None:
     model, examples = seeded(shared).double(), world(np.float64)
     soft = np.random.default_rng(0).dirichlet(np.ones(10), size=20)
-    trainer = BatchedTrainer(model, SETTINGS, way="written")
+    trainer = BatchedTrainer(model, SETTINGS, backend="manual")
     check_against_loop(model, Examples(examples.inputs, soft, examples.rows), trainer, CLASSIFICATION, atol=1e-12)
 
 
@@ -93,7 +93,7 @@ def test_inputs_that_are_whole_numbers() -> None:
     words = Examples(np.random.default_rng(0).integers(7, size=(20, 6)), examples.labels, examples.rows)
     trainer = BatchedTrainer(model, SETTINGS)
     check_against_loop(model, words, trainer, CLASSIFICATION, atol=1e-12)
-    assert trainer.way == "general"
+    assert trainer.backend == "vmap"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -102,7 +102,7 @@ def test_inputs_that_are_whole_numbers() -> None:
 def test_on_another_device(build: Any, held: bool) -> None:
     model, examples = seeded(build).double(), world(np.float64)
     trainer = BatchedTrainer(model, SETTINGS, device="cuda")
-    there = Examples(*examples.on(torch.device("cuda")), examples.rows) if held else examples
+    there = Examples(*examples.to(torch.device("cuda")), examples.rows) if held else examples
     layers, losses = trainer.train(get_arrays(model), there, [np.random.default_rng(i) for i in range(3)])
     here = BatchedTrainer(model, SETTINGS).train(
         get_arrays(model), examples, [np.random.default_rng(i) for i in range(3)]

@@ -1,0 +1,225 @@
+"""Choice of the backend that trains a round's clients, with the reasons against the others."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import nn
+
+from fedsel_flwr.clients.batched.manual_backprop import ManualKernel, plan
+from fedsel_flwr.clients.batched.numba_mlp import NumbaKernel, perceptron
+from fedsel_flwr.clients.batched.steps import Kernel, Unsupported
+from fedsel_flwr.clients.batched.vmap import VmapKernel
+from fedsel_flwr.clients.objectives import Loss
+from fedsel_flwr.clients.training_settings import TrainingSettings
+from fedsel_flwr.errors import ParameterError
+
+Backend = Literal["auto", "numba", "manual", "vmap", "sequential"]
+BACKENDS: tuple[str, ...] = get_args(Backend)
+
+NUMBA_STEPS = 25_000
+"""A run with fewer local steps, of all its clients, saves less time than the compiled loops take to load (about a
+second, at forty microseconds a step)."""
+CLIENTS_PER_PROCESS, MOST_PROCESSES = 8, 8
+"""A process of fewer clients waits for Python rather than for arithmetic. The largest number of processes."""
+STEP_OPERATIONS = 20e6
+"""A step of the whole round with less arithmetic is over before sharing it pays (about a millisecond)."""
+RUN_OPERATIONS = 30e9
+"""A run with less arithmetic ends before a worker process has started (about two seconds)."""
+
+
+@dataclass(frozen=True)
+class RunSize:
+    """Size of a whole run, by which it pays to load compiled loops or to start worker processes.
+
+    Args:
+        rounds: Number of rounds.
+        clients_per_round: Number of clients that train in a round.
+        steps: Mean number of local steps of a client in a round.
+        examples: Mean number of examples that a client works through in a round, repeated passes counted.
+    """
+
+    rounds: int
+    clients_per_round: int
+    steps: float
+    examples: float
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A backend, ready to train.
+
+    Args:
+        backend: The backend's name; never "auto".
+        kernel: What takes the steps; None for "sequential", which calls :func:`fedsel_flwr.clients.training.train`.
+        reasons: By backend, why those before it in the list were not taken; under "processes", why only this process
+            trains.
+        processes: Number of processes that train, this one included.
+    """
+
+    backend: Backend
+    kernel: Kernel | NumbaKernel | None
+    reasons: dict[str, str]
+    processes: int = 1
+
+
+def choose_backend(
+    model: nn.Module,
+    loss: Loss,
+    inputs: torch.Tensor,
+    labels: torch.Tensor,
+    settings: TrainingSettings,
+    *,
+    backend: Backend | None = None,
+    size: RunSize | None = None,
+    processes: int | None = 1,
+    threads: int = 1,
+) -> Choice:
+    """Choose the fastest backend that can train a model: the first of this list without a reason against it.
+
+    1. ``"numba"``, compiled loops over one perceptron at a time (:mod:`~fedsel_flwr.clients.batched.numba_mlp`).
+       Reasons against it:
+
+       - the run has fewer than 25,000 local steps, or its size is not given (unless "numba" is asked for);
+       - "auto" is asked for, which leaves it out, because its loops take seconds to load;
+       - the inputs are not float32 or float64 in one piece on the CPU;
+       - the loss is not the cross-entropy of classes;
+       - images are augmented;
+       - a step has more than 32 examples;
+       - manual backprop cannot train the model, see 2;
+       - a layer is neither dense nor a rectifier behind a dense layer, or the last layer has a rectifier;
+       - Numba is not installed.
+    2. ``"manual"``, manual backprop over stacked parameters
+       (:mod:`~fedsel_flwr.clients.batched.manual_backprop`). Reasons against it:
+
+       - the model is not an ``nn.Sequential`` of Flatten, Linear, ReLU, Dropout, Conv2d, MaxPool2d and Identity;
+       - a layer has hooks, keeps axes, has groups, returns indices, or pads otherwise than with a number of zeros;
+       - a parameter is frozen, shared or of another type than the inputs, or there are buffers;
+       - a layer cannot read its input, or the outputs do not have the shape (n, k).
+    3. ``"vmap"``, ``torch.func.vmap`` over the clients (:mod:`~fedsel_flwr.clients.batched.vmap`). Reasons against it:
+
+       - a layer is a batch normalization, an AlphaDropout or a FeatureAlphaDropout;
+       - the input of a dropout layer is neither contiguous nor channels last;
+       - a forward pass changes buffers;
+       - the outputs of an example depend on the rest of its batch, or on chance outside dropout layers;
+       - the loss is not a number for each example;
+       - torch.func cannot batch one of the operations.
+    4. ``"sequential"``, one client after the other. There is no reason against it.
+
+    Worker processes share the clients of a round, whatever the backend. If ``processes`` is None, there is one process
+    for each eight clients, at most one for each thread and at most eight. Reasons for this process alone:
+
+    - the size of the run is not given;
+    - the clients train on another device than the CPU;
+    - the backend is "numba", which uses threads of this process;
+    - the model has convolutions, of which several chunks run on as many threads as well;
+    - a step of the round has less than 20 million operations, or the run less than 30 thousand million, counted as six
+      for each parameter and example;
+    - there is one thread, or there are fewer than sixteen clients in a round.
+
+    Kinds and sizes decide, never timing, so that the same scenario is trained in the same way again.
+
+    Args:
+        model: The model on the CPU; it stays as it is.
+        loss: From outputs and labels to the loss of each example.
+        inputs: At least one example on the device of the training, shape (n, …).
+        labels: Labels of the examples.
+        settings: How to train.
+        backend: The backend that is asked for; "auto" takes the first that can after "numba"; None takes the first that
+            can.
+        size: Size of the run.
+        processes: Number of processes that is asked for; None decides by the list.
+        threads: Number of threads that torch uses.
+
+    Returns:
+        The backend, its kernel, the number of processes, and the reasons.
+
+    Raises:
+        ParameterError: If the backend that is asked for cannot train the model.
+
+    Example:
+        >>> inputs, labels = torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)
+        >>> settings = TrainingSettings(learning_rate=0.1, batch_size=1)
+        >>> model, loss = nn.Sequential(nn.Linear(2, 2)), nn.functional.cross_entropy
+        >>> choice = choose_backend(model, loss, inputs, labels, settings)
+        >>> choice.backend, choice.reasons
+        ('manual', {'numba': 'the size of the run is not given'})
+    """
+    builders: dict[Backend, Callable[[], Kernel | NumbaKernel | None]] = {
+        "numba": lambda: NumbaKernel(perceptron(model, loss, inputs, labels, settings)),
+        "manual": lambda: ManualKernel(plan(model, inputs[:1].cpu()), loss),
+        "vmap": lambda: VmapKernel(copy.deepcopy(model).to(inputs.device), loss, inputs, labels),
+        "sequential": lambda: None,
+    }
+    reasons: dict[str, str] = {}
+    for name, build in builders.items():
+        if backend not in (None, "auto", name):
+            continue
+        try:
+            # before the kernel is built, which imports Numba
+            if name == "numba" and backend != "numba":
+                _check_numba_pays(backend, size)
+            kernel = build()
+        except Unsupported as refusal:
+            if backend == name:
+                raise ParameterError(
+                    f"backend = {name!r} cannot train this model: {refusal}. Use backend = 'auto'."
+                ) from refusal
+            reasons[name] = str(refusal)
+            continue
+        if processes is None:
+            processes, alone = _choose_processes(name, model, inputs.device, settings, size, threads)
+            if alone:
+                reasons["processes"] = alone
+        return Choice(name, kernel, reasons, processes)
+    raise ParameterError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}. Use backend = 'auto'.")
+
+
+def convolves(model: nn.Module) -> bool:
+    """Return whether a model has convolutions."""
+    return any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules())
+
+
+def step_operations(model: nn.Module, settings: TrainingSettings, clients: int) -> float:
+    """Count the operations of one step of some clients: six for each parameter and example."""
+    return 6.0 * sum(parameter.numel() for parameter in model.parameters()) * clients * settings.batch_size
+
+
+def _check_numba_pays(backend: Backend | None, size: RunSize | None) -> None:
+    if backend == "auto":
+        raise Unsupported("backend = 'auto' leaves it out, because its loops take seconds to load")
+    if size is None:
+        raise Unsupported("the size of the run is not given")
+    if size.rounds * size.clients_per_round * size.steps < NUMBA_STEPS:
+        raise Unsupported(f"a run of fewer than {NUMBA_STEPS:,} local steps ends before the compiled loops are loaded")
+
+
+def _choose_processes(
+    backend: Backend,
+    model: nn.Module,
+    device: torch.device,
+    settings: TrainingSettings,
+    size: RunSize | None,
+    threads: int,
+) -> tuple[int, str]:
+    """Return the number of processes, and the reason if it is one."""
+    if size is None:
+        return 1, "the size of the run is not given"
+    if device.type != "cpu":
+        return 1, f"worker processes train on the CPU, not on {device.type!r}"
+    if backend == "numba":
+        return 1, "the backend 'numba' uses threads of this process"
+    if convolves(model):
+        return 1, "convolutions use threads of this process"
+    step = step_operations(model, settings, size.clients_per_round)
+    if step < STEP_OPERATIONS:
+        return 1, f"a step of the round has fewer than {STEP_OPERATIONS:.0f} operations"
+    if step / settings.batch_size * size.examples * size.rounds < RUN_OPERATIONS:
+        return 1, f"the run has fewer than {RUN_OPERATIONS:.0f} operations"
+    number = max(1, min(threads, size.clients_per_round // CLIENTS_PER_PROCESS, MOST_PROCESSES))
+    few = f"there are {threads} threads and {size.clients_per_round} clients a round, {CLIENTS_PER_PROCESS} a process"
+    return number, few if number == 1 else ""
