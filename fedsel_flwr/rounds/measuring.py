@@ -130,7 +130,7 @@ class Validation:
 
 
 class Measurer:
-    """Measures the columns that a selector needs and FedCA's filter.
+    """Measures what the selector and FedCA's filter read.
 
     Args:
         selector: Its ``needs`` say what is measured.
