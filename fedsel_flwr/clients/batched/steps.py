@@ -2,6 +2,9 @@
 
 A backend is a :class:`Kernel`: it takes one step with the first models of the stacks. The loop over the steps, SGD on
 stacked parameters, the dropout masks and the layout of the stacks are the same for each.
+
+The engine on Ray trains clients one by one. Every random number is drawn in the same order here, so that both engines
+choose the same clients. The models differ by rounding, as padded batches and batched products sum in another order.
 """
 
 from __future__ import annotations
