@@ -99,7 +99,7 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
     )  # fmt: skip
     common.add_argument(
         "--no-checkpoints", action="store_true",
-        help="write no checkpoints: a run that is cut off cannot go on, only begin anew",
+        help="write no checkpoints: an interrupted run cannot be resumed, only started again",
     )  # fmt: skip
     run = commands.add_parser("run", allow_abbrev=False, parents=[common], help="run a scenario with one selector")
     run.add_argument("--selector", help="instead of the scenario's: a name, package.module:Class or ./file.py:Class")
@@ -107,7 +107,7 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
     run.add_argument(
         "--checkpoint-dir", metavar="DIR",
         help="where checkpoints go, and stay when the run has finished (default: into the run's folder until then); "
-        "with --resume the run goes on from those there",
+        "with --resume the run resumes from those there",
     )  # fmt: skip
     compare = commands.add_parser(
         "compare", allow_abbrev=False, parents=[common], help="run a scenario with several selectors"

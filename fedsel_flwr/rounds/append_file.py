@@ -86,7 +86,7 @@ class AppendFile:
         return self._content[start:end] if self._content is not None else os.pread(self._open(), end - start, start)
 
     def lines(self) -> Iterator[bytes]:
-        """Yield the lines of the whole file, whoever wrote them; the last one may lack its end."""
+        """Yield the lines of the whole file, those of other writers included; the last one may lack its end."""
         with self.path.open("rb") as file:
             yield from file
 

@@ -320,7 +320,7 @@ class JournalStorage:
 
     def counts(self) -> ParticipationCounts:
         """Return the participation counts over all rounds; only rounds not counted before are read."""
-        # Counted when asked for, not as rounds end: after a resume it reads the journal only if somebody asks.
+        # Not counted as rounds end: a resumed run reads the journal only if the counts are asked for.
         while self._counts.rounds < len(self):
             self._counts.add(self.entry(self._counts.rounds).clients)
             self._counts.rounds += 1

@@ -34,7 +34,7 @@ TYPES: dict[str, type[np.generic]] = {"int": np.int64, "float": np.float64, "boo
 
 @dataclass(frozen=True, kw_only=True)
 class ClientRecord:
-    """One selected client in one round; NaN where a value is unknown.
+    """One selected client in one round; NaN if a value is unknown.
 
     Attributes:
         round: 1-based absolute round.
@@ -53,7 +53,7 @@ class ClientRecord:
         compute_s: Reported seconds of local training.
         upload_s: Reported seconds to send the update.
         train_loss: Reported training loss.
-        num_examples: Examples behind the update; 0 where unknown.
+        num_examples: Examples behind the update; 0 if unknown.
         timed_out: Whether no answer came before the timeout or the round's deadline.
     """
 

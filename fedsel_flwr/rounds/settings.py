@@ -63,7 +63,7 @@ class Settings:
         min_completed: With fewer usable updates the global model stays as it is.
         channels: Clients that transmit at the same time (Xia's N); None takes as many as are chosen.
         averaging: How the kept models are averaged, one of :data:`fedsel_flwr.aggregation.SCHEMES`; None leaves it to
-            whoever aggregates.
+            the base strategy.
         averaging_is_papers: Whether ``averaging`` comes from the selector's paper. Models that cannot be decoded are
             then averaged with its weights; if the user asks for a scheme, they are refused.
         filter: FedCA's filter; None keeps every usable model.

@@ -36,7 +36,7 @@ RUN_IN_USE = (
 """Error for the folder of a run or comparison that another process has locked."""
 TEMPORARY = ".tmp"
 """Suffix of a file that is being written."""
-# Weak: a lock that nobody holds any more must not keep its folder locked.
+# Weak: a lock without an owner must not keep its folder locked.
 _locks: weakref.WeakValueDictionary[tuple[int, int], FolderLock] = weakref.WeakValueDictionary()
 
 

@@ -31,7 +31,7 @@ def xia_regret(mean_reward: npt.ArrayLike, choices: Choices, clients_per_round: 
     Args:
         mean_reward: mu_k, each client's mean reward, shape (K,).
         choices: The chosen clients: a boolean array of shape (rounds, K), or a sequence with one array of indices per
-            round. A round that chose nobody has reward 0.
+            round. A round without chosen clients has reward 0.
         clients_per_round: m of the genie, the paper's N.
 
     Returns:

@@ -133,7 +133,7 @@ class OFDMAChannel:
             fading_power: Power of the small-scale fading, at least 0.
 
         Returns:
-            Spectral efficiency in bit/s/Hz; 0 where the fading is 0.
+            Spectral efficiency in bit/s/Hz; 0 if the fading is 0.
 
         Raises:
             ParameterError: If an input is negative or not a number.
@@ -151,7 +151,7 @@ class OFDMAChannel:
             fading_power: Power of the small-scale fading, at least 0.
 
         Returns:
-            Seconds; infinite where the rate is 0, and 0 for an empty payload.
+            Seconds; infinite if the rate is 0, and 0 for an empty payload.
 
         Raises:
             ParameterError: If an input is negative or not a number.
