@@ -75,7 +75,7 @@ def test_workers_end_with_a_run_that_breaks_off() -> None:
     [
         ({}, {"processes": 0}, "processes must be a whole number of at least 1, got 0"),
         ({}, {"processes": 2.5}, "processes must be a whole number of at least 1, got 2.5"),
-        ({"engine": "ray"}, {"processes": 2}, "processes = 2 is of the vectorized engine, but the engine is 'ray'"),
+        ({"engine": "ray"}, {"processes": 2}, "processes = 2 is for the vectorized engine, but the engine is 'ray'"),
         ({}, {"processes": 2, "device": "cuda"}, "processes = 2 train on the CPU, but the device is 'cuda'"),
     ],
 )
@@ -96,7 +96,7 @@ def test_the_command_says_it_too(
     monkeypatch.chdir(tmp_path)
     for arguments, said in (
         (["compare", "smoke", "--processes", "0"], "processes must be a whole number of at least 1, got 0"),
-        (["run", "smoke", "--processes", "2", "--engine", "ray"], "processes = 2 is of the vectorized engine"),
+        (["run", "smoke", "--processes", "2", "--engine", "ray"], "processes = 2 is for the vectorized engine"),
     ):
         assert main(arguments) == 2
         assert said in capsys.readouterr().err
