@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar, Final, Protocol
 
-import flwr.server.strategy as legacy_strategies
-import flwr.serverapp.strategy as message_strategies
 from flwr.app import ArrayRecord, MetricRecord
 from flwr.client import Client, ClientApp
 from flwr.common import Context, NDArrays, Scalar, ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.server import Server, ServerConfig, SimpleClientManager
+from flwr.server import strategy as legacy_strategies
 from flwr.serverapp import Grid
+from flwr.serverapp import strategy as message_strategies
 
 from fedsel_flwr.clients.torch_client import TorchClient, make_message_app
 from fedsel_flwr.flower import start_grid
