@@ -147,7 +147,7 @@ FAULTS: list[tuple[list[str], list[str]]] = [
     ([*RUN, "--checkpoint-dir", "x", "--no-checkpoints"], ["--checkpoint-dir", "contradict each other"]),
     ([*RUN, "--checkpoint-dir", ""], ["--checkpoint-dir must not be empty"]),
     ([*RUN, "--runs-dir", "taken"], ["'taken'", "Not a directory"]),
-    ([*RUN, "--runs-dir", "/proc/runs"], ["No folder for runs can be made in '/proc/runs'"]),
+    ([*RUN, "--runs-dir", "/proc/runs"], ["No run folder can be created in '/proc/runs'"]),
     ([*RUN, "--runs-dir", ""], ["--runs-dir must not be empty"]),
 ]
 """Lines that are read, and then refused; words of the one line in which that is said."""
