@@ -291,8 +291,6 @@ for part in ("rounds", "selectors", "aggregation", "wireless", "checks"):
     for module in pkgutil.walk_packages(getattr(package, "__path__", []), f"fedsel_flwr.{part}."):
         importlib.import_module(module.name)
         seen += 1
-import fedsel_flwr.strategies
-from fedsel_flwr.strategies import History, Validation, MetricKeys, Filter
 print(seen)
 """
 
