@@ -28,7 +28,7 @@ from flwr.common import (
     ndarrays_to_parameters,
     parameters_to_ndarrays,
 )
-from flwr.server.client_manager import SimpleClientManager
+from flwr.server import SimpleClientManager
 from flwr.serverapp import Grid
 
 from fedsel_flwr.flower import ClientProxy, task_identity
