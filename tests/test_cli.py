@@ -186,7 +186,7 @@ FAULTS: list[tuple[list[str], list[str]]] = [
     (["compare", "smoke", "--reference", "oracle"], ["reference 'oracle'", "bsfl, cs-ucb, random"]),
     (["compare", "smoke", "--selectors", "bsfl", "--reference", "bsfl"], ["reference 'bsfl'", "at least two"]),
     (["compare", "smoke", "--rounds-on-flower", "-1"], ["rounds_on_flower", "-1"]),
-    (["compare", "smoke", "--rounds-on-flower", "2", "--engine", "ray"], ["rounds_on_flower", "Ray"]),
+    (["compare", "smoke", "--rounds-on-flower", "2", "--engine", "ray"], ["rounds_on_flower", "ray"]),
 ]
 
 
