@@ -108,7 +108,7 @@ def simulate(
         device: Device on which the vectorized engine trains: "cpu", "cuda" and so on.
         processes: Number of processes that train in the vectorized engine on the CPU, this one included; None: by the
             sizes of model and round (:func:`~fedsel_flwr.clients.batched.backends.choose_backend`). A
-            :class:`~fedsel_flwr.simulations.parallelism.WorkerPool` keeps them over several runs.
+            :class:`~fedsel_flwr.simulations.parallelism.TrainerPool` keeps them over several runs.
         model: Makes a torch module of your own, in place of ``model.name``
             (:class:`~fedsel_flwr.simulations.worlds.ingredients.OwnParts`).
         data: Examples of your own, in place of ``data.dataset``: ``OwnData``, or (train, test), each a pair of arrays
