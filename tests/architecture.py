@@ -220,8 +220,8 @@ def walks() -> dict[str, list[Stop]]:
 
 # ---- the picture ---------------------------------------------------------------------------------------------------
 
-WIDTH, ROW, TITLE, PAD, GAP, SIDE = 1560, 15, 22, 10, 46, 20
-COLUMN = 134
+WIDTH, ROW, TITLE, PAD, GAP, SIDE = 1300, 15, 22, 10, 46, 20
+COLUMN = 150
 """Width of a column of names, pixels."""
 DEEP = 14
 """Rooms in a column."""
