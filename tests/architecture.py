@@ -221,7 +221,7 @@ def walks() -> dict[str, list[Stop]]:
 # ---- the picture ---------------------------------------------------------------------------------------------------
 
 WIDTH, ROW, TITLE, PAD, GAP, SIDE = 1300, 15, 22, 10, 46, 20
-COLUMN = 150
+COLUMN = 156
 """Width of a column of names, pixels."""
 DEEP = 14
 """Rooms in a column."""
