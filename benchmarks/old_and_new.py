@@ -64,7 +64,8 @@ MEASURES: dict[str, Callable[[str | None], float]] = {
 def in_process(source: Path, measure: str, data_dir: str | None) -> float:
     """Measure once, with the package and the benchmarks of ``source``."""
     paths = os.pathsep.join((str(source), str(source / "benchmarks")))
-    command = [sys.executable, str(Path(__file__).resolve()), "--measure", measure]
+    # -P: else the folder of this file would come first, and with it the benchmarks of this checkout for both sides.
+    command = [sys.executable, "-P", str(Path(__file__).resolve()), "--measure", measure]
     command += [] if data_dir is None else ["--data-dir", data_dir]
     done = subprocess.run(
         command, env=os.environ | {"PYTHONPATH": paths}, cwd=source, capture_output=True, text=True, check=True
