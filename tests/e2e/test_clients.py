@@ -21,7 +21,7 @@ def test_a_client_that_raises_fails_alone_and_is_asked_again(fleet: Fleet, api: 
     rounds = fleet.run(api, rounds=3, **BSFL).wait(600)
     assert [one["num_completed"] for one in rounds] == [3, 2, 3]
     assert problems(rounds[1]) == {"n0": "exception: RuntimeError: the battery is empty"}
-    check_statistics(rounds)
+    check_statistics(rounds, BSFL["min_latency"])
 
 
 def test_a_client_process_that_is_killed_fails_alone_and_its_supernode_goes_on(fleet: Fleet, api: str) -> None:
@@ -33,7 +33,7 @@ def test_a_client_process_that_is_killed_fails_alone_and_its_supernode_goes_on(f
     assert [one["num_completed"] for one in rounds] == [3, 2, 3]
     assert set(problems(rounds[1])) == {"n0"}
     assert rounds[1]["at"] - killed < 120.0  # Flower's SuperNode notices within about 65 s
-    check_statistics(rounds)
+    check_statistics(rounds, BSFL["min_latency"])
 
 
 def test_a_client_that_hangs_is_not_asked_again_before_its_time(fleet: Fleet, api: str) -> None:
@@ -50,7 +50,7 @@ def test_a_client_that_hangs_is_not_asked_again_before_its_time(fleet: Fleet, ap
     assert rounds[again - 2]["at"] - rounds[0]["at"] > 30.0
     assert all(problems(rounds[number - 1]) == {"n0": "no answer within 60 s"} for number in (first, again))
     assert [one["num_timeouts"] for one in rounds] == [int(one["round"] in (first, again)) for one in rounds]
-    check_statistics(rounds)
+    check_statistics(rounds, BSFL["min_latency"])
 
 
 def test_a_straggler_past_the_timeout_is_asked_again_when_it_has_answered(fleet: Fleet, api: str) -> None:
@@ -62,4 +62,4 @@ def test_a_straggler_past_the_timeout_is_asked_again_when_it_has_answered(fleet:
     assert again > 2
     assert asked(rounds, "n0")[1:] == list(range(again, 8))
     assert not any(problems(one) for one in rounds[1:])
-    check_statistics(rounds)
+    check_statistics(rounds, BSFL["min_latency"])

@@ -19,7 +19,7 @@ def check_whole(run: Run, before: Rounds, timeout: float = 600.0) -> None:
     check_kept(rounds, before)
     assert all(one["ids"] == before[0]["ids"] for one in rounds)
     assert all(asked(rounds, name) == [1, 2, 3, 4, 5] for name in NODES)
-    check_statistics(rounds)
+    check_statistics(rounds, BSFL["min_latency"])
 
 
 def test_a_killed_server_app_goes_on_in_a_new_run(fleet: Fleet, api: str) -> None:

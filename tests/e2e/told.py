@@ -34,11 +34,12 @@ def check_kept(rounds: Rounds, before: Rounds) -> None:
     assert written[1][: len(before)] == written[0]
 
 
-def check_statistics(rounds: Rounds) -> None:
+def check_statistics(rounds: Rounds, min_latency: float | None = None) -> None:
     """What BSFL has learned is what the history says, client by client, over the whole run.
 
-    With ``min_latency="auto"`` it keeps the mean of 1 / latency. A play counts as at least the tau_min after its round:
-    the lower tenth percentile of the clients' mean latencies, over the plays that completed.
+    It keeps the mean of tau_min / latency, and a play counts as at least tau_min, which is ``min_latency``. Without a
+    number ("auto") it keeps the mean of 1 / latency. Then tau_min is the lower tenth percentile of the clients' mean
+    latencies after the play's round, over the plays that completed.
     """
     assert [one["round"] for one in rounds] == list(range(1, len(rounds) + 1))
     completed: dict[int, list[float]] = {}
@@ -47,7 +48,7 @@ def check_statistics(rounds: Rounds) -> None:
         for c in one["clients"]:
             completed.setdefault(c["client"], []).extend([c["latency_s"]] * c["completed"])
         means = sorted(np.mean(each) for each in completed.values() if each)
-        shortest = means[math.floor(0.1 * (len(means) - 1))] if means else 0.0
+        shortest = min_latency or (means[math.floor(0.1 * (len(means) - 1))] if means else 0.0)
         for c in one["clients"]:
             counted.setdefault(c["client"], []).append(max(c["latency_s"], shortest))
     last = rounds[-1]
@@ -55,4 +56,5 @@ def check_statistics(rounds: Rounds) -> None:
         seen = counted.get(row, [])
         assert last["selector"]["plays"][row] == len(seen)
         if seen:
-            np.testing.assert_allclose(last["selector"]["mean"][row], np.mean(1.0 / np.array(seen)), rtol=1e-9)
+            expected = np.mean((min_latency or 1.0) / np.array(seen))
+            np.testing.assert_allclose(last["selector"]["mean"][row], expected, rtol=1e-9)
