@@ -17,7 +17,8 @@ def test_an_impostor_of_a_connected_client_is_himself(fleet: Fleet, api: str) ->
     rounds = fleet.run(api, rounds=3, **BSFL | {"min_available": 4}).wait(600)
     assert set(rounds[-1]["ids"]) == {*NODES, "impostor"}
     assert all(one["num_completed"] == 4 for one in rounds)
-    assert all(client(one, "impostor")["latency_s"] > client(one, "n0")["latency_s"] for one in rounds)
+    # From round 2: nothing is learnt of first times, which contain a process's start, so round 1 gives all the same.
+    assert all(client(one, "impostor")["latency_s"] > client(one, "n0")["latency_s"] for one in rounds[1:])
     check_statistics(rounds, BSFL["min_latency"])
 
 
