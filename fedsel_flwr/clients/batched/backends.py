@@ -24,29 +24,21 @@ BACKENDS: tuple[str, ...] = get_args(Backend)
 NUMBA_STEPS = 25_000
 """A run with fewer local steps, of all its clients, saves less time than the compiled loops take to load (about a
 second, at forty microseconds a step)."""
-CLIENTS_PER_PROCESS, MOST_PROCESSES = 8, 8
-"""A process of fewer clients waits for Python rather than for arithmetic. The largest number of processes."""
-STEP_OPERATIONS = 20e6
-"""A step of the whole round with less arithmetic is over before sharing it pays (about a millisecond)."""
-RUN_OPERATIONS = 30e9
-"""A run with less arithmetic ends before a worker process has started (about two seconds)."""
 
 
 @dataclass(frozen=True)
 class RunSize:
-    """Size of a whole run, by which it pays to load compiled loops or to start worker processes.
+    """Size of a whole run, by which it pays to load compiled loops.
 
     Args:
         rounds: Number of rounds.
         clients_per_round: Number of clients that train in a round.
         steps: Mean number of local steps of a client in a round.
-        examples: Mean number of examples that a client works through in a round, repeated passes counted.
     """
 
     rounds: int
     clients_per_round: int
     steps: float
-    examples: float
 
 
 @dataclass(frozen=True)
@@ -56,15 +48,12 @@ class Choice:
     Args:
         backend: The backend's name; never "auto".
         kernel: What takes the steps; None for "sequential", which calls :func:`fedsel_flwr.clients.training.train`.
-        reasons: By backend, why those before it in the list were not taken; under "processes", why only this process
-            trains.
-        processes: Number of processes that train, this one included.
+        reasons: By backend, why those before it in the list were not taken.
     """
 
     backend: Backend
     kernel: Kernel | NumbaKernel | None
     reasons: dict[str, str]
-    processes: int = 1
 
 
 def choose_backend(
@@ -76,8 +65,6 @@ def choose_backend(
     *,
     backend: Backend | None = None,
     size: RunSize | None = None,
-    processes: int | None = 1,
-    threads: int = 1,
 ) -> Choice:
     """Choose the fastest backend that can train a model: the first of this list without a reason against it.
 
@@ -110,17 +97,6 @@ def choose_backend(
        - torch.func cannot batch one of the operations.
     4. ``"sequential"``, one client after the other. There is no reason against it.
 
-    Worker processes share the clients of a round, whatever the backend. If ``processes`` is None, there is one process
-    for each eight clients, at most one for each thread and at most eight. Reasons for this process alone:
-
-    - the size of the run is not given;
-    - the clients train on another device than the CPU;
-    - the backend is "numba", which uses threads of this process;
-    - the model has convolutions, of which several chunks run on as many threads as well;
-    - a step of the round has less than 20 million operations, or the run less than 30 thousand million, counted as six
-      for each parameter and example;
-    - there is one thread, or there are fewer than sixteen clients in a round.
-
     Kinds and sizes decide, never timing, so that the same scenario is trained in the same way again.
 
     Args:
@@ -132,11 +108,9 @@ def choose_backend(
         backend: The backend that is asked for; "auto" takes the first that can after "numba"; None takes the first that
             can.
         size: Size of the run.
-        processes: Number of processes that is asked for; None decides by the list.
-        threads: Number of threads that torch uses.
 
     Returns:
-        The backend, its kernel, the number of processes, and the reasons.
+        The backend, its kernel, and the reasons.
 
     Raises:
         ParameterError: If the backend that is asked for cannot train the model.
@@ -171,11 +145,7 @@ def choose_backend(
                 ) from refusal
             reasons[name] = str(refusal)
             continue
-        if processes is None:
-            processes, alone = _choose_processes(name, model, inputs.device, settings, size, threads)
-            if alone:
-                reasons["processes"] = alone
-        return Choice(name, kernel, reasons, processes)
+        return Choice(name, kernel, reasons)
     raise ParameterError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}. Use backend = 'auto'.")
 
 
@@ -196,30 +166,3 @@ def _check_numba_pays(backend: Backend | None, size: RunSize | None) -> None:
         raise Unsupported("the size of the run is not given")
     if size.rounds * size.clients_per_round * size.steps < NUMBA_STEPS:
         raise Unsupported(f"a run of fewer than {NUMBA_STEPS:,} local steps ends before the compiled loops are loaded")
-
-
-def _choose_processes(
-    backend: Backend,
-    model: nn.Module,
-    device: torch.device,
-    settings: TrainingSettings,
-    size: RunSize | None,
-    threads: int,
-) -> tuple[int, str]:
-    """Return the number of processes, and the reason if it is one."""
-    if size is None:
-        return 1, "the size of the run is not given"
-    if device.type != "cpu":
-        return 1, f"worker processes train on the CPU, not on {device.type!r}"
-    if backend == "numba":
-        return 1, "the backend 'numba' uses threads of this process"
-    if convolves(model):
-        return 1, "convolutions use threads of this process"
-    step = step_operations(model, settings, size.clients_per_round)
-    if step < STEP_OPERATIONS:
-        return 1, f"a step of the round has fewer than {STEP_OPERATIONS:.0f} operations"
-    if step / settings.batch_size * size.examples * size.rounds < RUN_OPERATIONS:
-        return 1, f"the run has fewer than {RUN_OPERATIONS:.0f} operations"
-    number = max(1, min(threads, size.clients_per_round // CLIENTS_PER_PROCESS, MOST_PROCESSES))
-    few = f"there are {threads} threads and {size.clients_per_round} clients a round, {CLIENTS_PER_PROCESS} a process"
-    return number, few if number == 1 else ""

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedsel_flwr.clients.batched import BatchedTrainer, numba_kernels
-from fedsel_flwr.clients.batched.backends import Backend, Choice, RunSize, _choose_processes, choose_backend
+from fedsel_flwr.clients.batched.backends import Backend, Choice, RunSize, choose_backend
 from fedsel_flwr.clients.batched.numba_mlp import perceptron
 from fedsel_flwr.clients.batched.steps import Unsupported
 from fedsel_flwr.clients.objectives import CLASSIFICATION, Reduction, cross_entropy, get_arrays
@@ -88,7 +88,7 @@ def test_a_layer_with_a_hook_is_not_written_out() -> None:
     assert "has hooks" in trainer.reasons["manual"]
 
 
-LONG = RunSize(rounds=2000, clients_per_round=25, steps=1.0, examples=10.0)
+LONG = RunSize(rounds=2000, clients_per_round=25, steps=1.0)
 PROBE = TrainingSettings(learning_rate=0.1, batch_size=10)
 BEFORE = {"numba": [], "manual": ["numba"], "vmap": ["numba", "manual"], "sequential": ["numba", "manual", "vmap"]}
 compiles = pytest.mark.skipif(bool(numba_kernels.MISSING), reason="Numba is not installed (the extra 'fast')")
@@ -120,7 +120,7 @@ def test_the_first_backend_that_can(build: Any, backend: str) -> None:
     ("options", "reason"),
     [
         ({"size": None}, "size of the run is not given"),
-        ({"size": RunSize(24_999, 1, 1.0, 1.0)}, "fewer than 25,000 local steps"),
+        ({"size": RunSize(24_999, 1, 1.0)}, "fewer than 25,000 local steps"),
         ({"size": LONG, "backend": "auto"}, "'auto' leaves it out"),
         ({"size": LONG, "loss": functional.multi_margin_loss}, "cross-entropy of classes"),
         ({"size": LONG, "settings": TrainingSettings(learning_rate=0.1, batch_size=33)}, "33 examples"),
@@ -166,24 +166,3 @@ def test_a_loss_that_is_no_number_for_each_example_is_trained_one_by_one() -> No
 def test_a_backend_that_cannot_is_refused_by_name(backend: Backend) -> None:
     with pytest.raises(ParameterError, match=f"backend = '{backend}'"):
         chosen(normalized, backend=backend)
-
-
-@pytest.mark.parametrize(
-    ("backend", "device", "size", "reason"),
-    [
-        ("manual", "cpu", None, "size of the run is not given"),
-        ("manual", "cuda", LONG, "train on the CPU, not on 'cuda'"),
-        ("numba", "cpu", LONG, "threads of this process"),
-    ],
-)
-def test_reasons_against_worker_processes(backend: Backend, device: str, size: Any, reason: str) -> None:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    number, said = _choose_processes(backend, model, torch.device(device), PROBE, size, 8)
-    assert number == 1
-    assert reason in said
-
-
-def test_the_number_of_processes_that_is_asked_for() -> None:
-    choice = chosen(shared, processes=3)
-    assert choice.processes == 3
-    assert "processes" not in choice.reasons
