@@ -72,7 +72,7 @@ def test_small_products_take_one_thread(keys: dict[str, Any], threads: int) -> N
         assert torch.get_num_threads() == 2
 
 
-@pytest.mark.skipif(bool(numba_kernels.MISSING), reason="Numba is not installed (the extra 'fast')")
+@pytest.mark.skipif(bool(numba_kernels.MISSING), reason="Numba is not installed (no wheel for this platform)")
 def test_numba_by_kind_and_length_alone() -> None:
     # 100 clients of some 10 examples, batches of 10: two steps a round at most
     assert chosen(world(3000, 25, wide), None).backend == "numba"
@@ -83,7 +83,7 @@ def test_numba_by_kind_and_length_alone() -> None:
     assert chosen(world(3000, 25, convolving), None).backend == "manual"
 
 
-@pytest.mark.skipif(bool(numba_kernels.MISSING), reason="Numba is not installed (the extra 'fast')")
+@pytest.mark.skipif(bool(numba_kernels.MISSING), reason="Numba is not installed (no wheel for this platform)")
 def test_a_run_with_numba_makes_the_same_choices(monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = load_scenario("smoke", SMOKE | {"selector": "bsfl"})
     alone = simulate(scenario)

@@ -91,7 +91,7 @@ def test_a_layer_with_a_hook_is_not_written_out() -> None:
 LONG = RunSize(rounds=2000, clients_per_round=25, steps=1.0)
 PROBE = TrainingSettings(learning_rate=0.1, batch_size=10)
 BEFORE = {"numba": [], "manual": ["numba"], "vmap": ["numba", "manual"], "sequential": ["numba", "manual", "vmap"]}
-compiles = pytest.mark.skipif(bool(numba_kernels.MISSING), reason="Numba is not installed (the extra 'fast')")
+compiles = pytest.mark.skipif(bool(numba_kernels.MISSING), reason="Numba is not installed (no wheel for this platform)")
 
 
 def chosen(build: Any, loss: Any = cross_entropy, **options: Any) -> Choice:
@@ -150,7 +150,7 @@ def test_without_numba_the_next_backend_trains(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(numba_kernels, "MISSING", "No module named 'numba'")
     choice = chosen(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), size=LONG)
     assert choice.backend == "manual"
-    assert "fedsel-flwr[fast]" in choice.reasons["numba"]
+    assert "fedsel-flwr[sim]" in choice.reasons["numba"]
 
 
 def test_a_loss_that_is_no_number_for_each_example_is_trained_one_by_one() -> None:
