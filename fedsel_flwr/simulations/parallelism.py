@@ -46,4 +46,4 @@ def run_size(world: World) -> RunSize:
     scenario, settings = world.scenario, world.scenario.training.settings()
     # Rounded up: the last batch of an epoch may be smaller.
     steps = settings.local_steps or settings.local_epochs * -(-world.sizes // settings.batch_size)
-    return RunSize(scenario.rounds, scenario.clients_per_round, float(np.mean(steps)))
+    return RunSize(scenario.rounds, scenario.clients_per_round, float(np.mean(steps)), int(world.sizes.max()))

@@ -24,21 +24,26 @@ BACKENDS: tuple[str, ...] = get_args(Backend)
 NUMBA_STEPS = 25_000
 """A run with fewer local steps, of all its clients, saves less time than the compiled loops take to load (about a
 second, at forty microseconds a step)."""
+VMAP_CLIENTS = 8
+"""Clients that train together on a CPU. With fewer, torch.func took 0.8 to 1.8 times as long as one client after the
+other, with so many 0.3 to 0.8 times (``benchmarks/batched_training.py``)."""
 
 
 @dataclass(frozen=True)
 class RunSize:
-    """Size of a whole run, by which it pays to load compiled loops.
+    """Size of a whole run, by which backends pay.
 
     Args:
         rounds: Number of rounds.
         clients_per_round: Number of clients that train in a round.
         steps: Mean number of local steps of a client in a round.
+        largest: Examples of the largest client.
     """
 
     rounds: int
     clients_per_round: int
     steps: float
+    largest: int
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,7 @@ def choose_backend(
     *,
     backend: Backend | None = None,
     size: RunSize | None = None,
+    chunk: Callable[[], int] | None = None,
 ) -> Choice:
     """Choose the fastest backend that can train a model: the first of this list without a reason against it.
 
@@ -89,6 +95,8 @@ def choose_backend(
        - a layer cannot read its input, or the outputs do not have the shape (n, k).
     3. ``"vmap"``, ``torch.func.vmap`` over the clients (:mod:`~fedsel_flwr.clients.batched.vmap`). Reasons against it:
 
+       - fewer than 8 clients train together on a CPU, because a round has no more, or no more fit into the caches with
+         their activations and parameters (unless "vmap" is asked for);
        - a layer is a batch normalization, an AlphaDropout or a FeatureAlphaDropout;
        - the input of a dropout layer is neither contiguous nor channels last;
        - a forward pass changes buffers;
@@ -108,6 +116,7 @@ def choose_backend(
         backend: The backend that is asked for; "auto" takes the first that can after "numba"; None takes the first that
             can.
         size: Size of the run.
+        chunk: Returns the number of clients that fit into the caches together; None: as many as there are.
 
     Returns:
         The backend, its kernel, and the reasons.
@@ -137,6 +146,8 @@ def choose_backend(
             # before the kernel is built, which imports Numba
             if name == "numba" and backend != "numba":
                 _check_numba_pays(backend, size)
+            if name == "vmap" and backend != "vmap" and inputs.device.type == "cpu":
+                _check_vmap_pays(size, chunk)
             kernel = build()
         except Unsupported as refusal:
             if backend == name:
@@ -166,3 +177,14 @@ def _check_numba_pays(backend: Backend | None, size: RunSize | None) -> None:
         raise Unsupported("the size of the run is not given")
     if size.rounds * size.clients_per_round * size.steps < NUMBA_STEPS:
         raise Unsupported(f"a run of fewer than {NUMBA_STEPS:,} local steps ends before the compiled loops are loaded")
+
+
+def _check_vmap_pays(size: RunSize | None, chunk: Callable[[], int] | None) -> None:
+    if chunk is not None and (fitting := chunk()) < VMAP_CLIENTS:
+        raise Unsupported(
+            f"no more than {fitting} clients fit into the caches, and fewer than {VMAP_CLIENTS} train faster one by one"
+        )
+    if size is not None and size.clients_per_round < VMAP_CLIENTS:
+        raise Unsupported(
+            f"a round has {size.clients_per_round} clients, and fewer than {VMAP_CLIENTS} train faster one by one"
+        )

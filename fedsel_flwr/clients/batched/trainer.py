@@ -126,15 +126,20 @@ class BatchedTrainer:
             return
         inputs, labels = examples.to(self._device)
         check_images(self.settings, inputs.ndim)
-        if not self._chosen:
-            choice = choose_backend(
-                self._scratch, self._objective.loss, inputs, labels, self.settings, backend=self._asked, size=self._size
-            )
-            self._kernel, self.backend, self.reasons = choice.kernel, choice.backend, choice.reasons
-            self._chosen = True
-        if self._chunk is None:
-            batch_size = min(self.settings.batch_size, max(examples.sizes))
-            self._chunk = default_chunk(self._scratch, inputs[:1].cpu(), batch_size, self._device)
+        if self._chosen:
+            return
+
+        def chunk() -> int:
+            # by the whole run, if it is known: a resumed run begins with other clients and must choose as before
+            largest = max(examples.sizes) if self._size is None else self._size.largest
+            return default_chunk(self._scratch, inputs[:1].cpu(), min(self.settings.batch_size, largest), self._device)
+
+        choice = choose_backend(
+            self._scratch, self._objective.loss, inputs, labels, self.settings, backend=self._asked, size=self._size,
+            chunk=chunk,
+        )  # fmt: skip
+        self._kernel, self.backend, self.reasons = choice.kernel, choice.backend, choice.reasons
+        self._chunk, self._chosen = self._chunk or chunk(), True
 
     def _train_into(
         self,
