@@ -49,7 +49,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         kept = None if args.in_memory else Path(folder) / "run"
-        result = simulate(scenario, folder=kept, on_round=on_round, processes=1)
+        result = simulate(scenario, folder=kept, on_round=on_round)
         gc.collect()
         after = resident_mb()
         size = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file()) / 2**20

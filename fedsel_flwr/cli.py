@@ -55,10 +55,6 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
         "(default: the scenario's for run, vectorized for compare)",
     )  # fmt: skip
     common.add_argument(
-        "--processes", type=int, metavar="N",
-        help="processes that train in the vectorized engine (default: by the sizes of model and round)",
-    )  # fmt: skip
-    common.add_argument(
         "--num-cpus", type=int, metavar="N", help="cores that Ray gets (default: all; refused on a cluster)"
     )
     common.add_argument(
@@ -301,7 +297,7 @@ def _new_plan(args: argparse.Namespace) -> Plan:
     return Plan.of(
         scenario, named, seeds=seeds, engine=scenario.engine, reference=getattr(args, "reference", None),
         rounds_on_flower=getattr(args, "rounds_on_flower", 0), where=RayResources(**ray_options_of(args)),
-        device=args.device or "cpu", processes=args.processes, left_out=left_out, checkpoints=checkpoints,
+        device=args.device or "cpu", left_out=left_out, checkpoints=checkpoints,
         jobs=1 if (jobs := getattr(args, "jobs", None)) is None else jobs,
     )  # fmt: skip
 
@@ -312,7 +308,7 @@ def _resumed_plan(folder: Path, args: argparse.Namespace) -> Plan:
     from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 
     elsewhere: dict[str, Any] = {"where": RayResources(**given)} if (given := ray_options_of(args)) else {}
-    named = ("device", "processes", "jobs")
+    named = ("device", "jobs")
     elsewhere |= {key: value for key in named if (value := getattr(args, key, None)) is not None}
     elsewhere |= {"trust": args.trust, "checkpoint_dir": getattr(args, "checkpoint_dir", None), "command": args.typed}
     return Plan.load(folder, {"rounds": args.rounds, "data.data_dir": args.data_dir}, **elsewhere)

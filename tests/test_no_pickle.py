@@ -20,6 +20,7 @@ import fedsel_flwr
 from fedsel_flwr import cli
 from fedsel_flwr.selectors import Random
 from fedsel_flwr.simulations import vectorized
+from fedsel_flwr.simulations.comparisons import parallel_runs
 from fedsel_flwr.strategies import CSUCB
 from fedsel_flwr.strategies.message import SelectionStrategy as MessageStrategy
 from tests.strategies.helpers import Federation, fedavg, fleet
@@ -32,8 +33,6 @@ CARRIERS = {"loky", "multiprocessing"}
 """Modules that pickle what they carry."""
 CALLS = {("torch", "load"), ("torch", "save"), ("pd", "read_pickle"), ("pandas", "read_pickle")}
 EXCEPTIONS = {
-    "clients/batched/worker.py": "a worker process hears the one that started it, over a pair of sockets of their own",
-    "clients/batched/worker_connection.py": "the other end of these; the model to train is code and its state",
     "simulations/on_flower/ray_session.py": "Ray carries the data to its actors; of pickle only an error's name",
     "simulations/comparisons/parallel_runs.py": "runs of a comparison go to processes that this one starts",
     "testing/state_conformance.py": "a selector's factory goes to a process that this one starts",
@@ -97,6 +96,7 @@ def no_pickle(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever reads or writes a pickle in this process raises; what derives from Pickler is imported before."""
     pytest.importorskip("sklearn.datasets")
     assert vectorized
+    assert parallel_runs
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError("a pickle was read or written")
@@ -139,7 +139,7 @@ def test_pickles_are_known_by_their_bytes() -> None:
 
 
 def test_a_run_pickles_nothing_and_no_file_of_it_is_a_pickle(no_pickle: None, tmp_path: Path) -> None:
-    assert cli.main(["run", "smoke", "--engine", "vectorized", "--processes", "1", "--runs-dir", str(tmp_path)]) == 0
+    assert cli.main(["run", "smoke", "--engine", "vectorized", "--runs-dir", str(tmp_path)]) == 0
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert files
     for path in files:

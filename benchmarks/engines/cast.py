@@ -37,7 +37,7 @@ def _in_workers(name: str) -> Path:
 
 
 VECTORIZED = {"engine": "vectorized", "backend": "auto"}
-COMPILED = {"engine": "vectorized", "backend": "numba", "processes": 1, "only": ["mlp"]}
+COMPILED = {"engine": "vectorized", "backend": "numba", "only": ["mlp"]}
 ONE = {"1 thread": {"threads": 1}}
 ALONE = ONE | {"2 threads": {"threads": 2}}
 PROCESSES = ONE | {"2 processes": {"threads": 1, "processes": 2}}  # two threads share out products of ten rows badly
@@ -48,15 +48,14 @@ PLAYERS: dict[str, Player] = {
     "vectorized-1": Player(
         "ours, vectorized, 1 thread",
         _in_workers("fedsel.py"),
-        {"1 thread": VECTORIZED | {"threads": 1, "processes": 1}, "1 thread, compiled": COMPILED | {"threads": 1}},
+        {"1 thread": VECTORIZED | {"threads": 1}, "1 thread, compiled": COMPILED | {"threads": 1}},
         "fedsel-flwr",
     ),
     "vectorized-2": Player(
         "ours, vectorized, 2 cores",
         _in_workers("fedsel.py"),
         {
-            "2 threads": VECTORIZED | {"threads": 2, "processes": 1},
-            "2 processes": VECTORIZED | {"threads": 1, "processes": 2},
+            "2 threads": VECTORIZED | {"threads": 2},
             "2 threads, compiled": COMPILED | {"threads": 2},
         },
         "fedsel-flwr",

@@ -25,13 +25,13 @@ class Block(nn.Module):
 
 
 class SmallResNet(nn.Module):
-    """Eight layers: a convolution of 8 channels, blocks of 8, 16 and 32, and a dense layer on their means."""
+    """Eight layers: a convolution of ``width`` channels, blocks of 1, 2 and 4 times as many, and a dense layer."""
 
-    def __init__(self, channels: int, num_classes: int) -> None:
+    def __init__(self, channels: int, num_classes: int, width: int = 8) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(channels, 8, 3, stride=2, padding=1)
-        self.blocks = nn.Sequential(Block(8, 8, 1), Block(8, 16, 2), Block(16, 32, 2))
-        self.head = nn.Linear(32, num_classes)
+        self.stem = nn.Conv2d(channels, width, 3, stride=2, padding=1)
+        self.blocks = nn.Sequential(Block(width, width, 1), Block(width, 2 * width, 2), Block(2 * width, 4 * width, 2))
+        self.head = nn.Linear(4 * width, num_classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Images (n, channels, h, w) to logits (n, num_classes)."""

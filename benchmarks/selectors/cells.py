@@ -67,7 +67,7 @@ class Cell:
         selector: Selector | None = make(**_accepted(scenario)) if make else None
         strategy = make_strategy(world, None, selector)
         watch = Watch(strategy.core)
-        result = simulate(scenario, engine="vectorized", strategy=strategy, processes=1, quiet=True)
+        result = simulate(scenario, engine="vectorized", strategy=strategy, quiet=True)
         took = time.process_time() - start
         write_run(self.folder, scenario, result, self.label)
         rounds = max(1, len(result.history.rounds))

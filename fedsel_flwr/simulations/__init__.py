@@ -14,7 +14,7 @@ The rooms, in the order in which a run passes through them:
 ``engine``              :func:`simulate`: checks, engine, folder and checkpoints of a run
 ``fingerprints``        what tells one version of a run's code and data from another
 ``existing_runs``       resuming: a run's folder compared with what is to be run, and its checkpoints
-``parallelism``         the vectorized engine's way of training, processes and threads
+``parallelism``         the runs at a time, a run's threads, and the size by which its backend is chosen
 ``vectorized``          the vectorized engine: a round's clients as one batch in this process
 ``on_flower``           the Ray engine, and the app of ``flwr run``: a scenario on Flower
 ``divergence``          the diagnosis of a finished run

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,6 +15,7 @@ from flwr.serverapp import Grid
 
 from fedsel_flwr import flower
 from fedsel_flwr.checks import one_of
+from fedsel_flwr.clients.batched.backends import BACKENDS, Backend
 from fedsel_flwr.clients.objectives import Objective
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report.progress import WaitNotice
@@ -39,7 +39,6 @@ from fedsel_flwr.simulations.on_flower.building import make_strategy, resolve_st
 from fedsel_flwr.simulations.on_flower.driving import run_rounds, wait_for_nodes
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources, check_device
 from fedsel_flwr.simulations.on_flower.ray_session import RaySession
-from fedsel_flwr.simulations.parallelism import TrainerPool, check_processes
 from fedsel_flwr.simulations.results import RunFolder, RunResult, derived_tables
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.vectorized import check_vectorized, run_vectorized
@@ -66,7 +65,7 @@ def simulate(
     strategy: Any = None,
     selector: Selector | None = None,
     device: str = "cpu",
-    processes: int | TrainerPool | None = None,
+    backend: Backend | None = None,
     model: MakeModel | None = None,
     data: Any = None,
     objective: Objective | None = None,
@@ -106,9 +105,9 @@ def simulate(
             scenario's (:func:`~fedsel_flwr.simulations.on_flower.building.make_strategy`).
         selector: A selector of your own, in place of the scenario's.
         device: Device on which the vectorized engine trains: "cpu", "cuda" and so on.
-        processes: Number of processes that train in the vectorized engine on the CPU, this one included; None: by the
-            sizes of model and round (:func:`~fedsel_flwr.clients.batched.backends.choose_backend`). A
-            :class:`~fedsel_flwr.simulations.parallelism.TrainerPool` keeps them over several runs.
+        backend: What trains in the vectorized engine: "numba", "manual", "vmap", "sequential", or "auto" for the first
+            of them that can except "numba". None: by the kinds and sizes of model and run
+            (:func:`~fedsel_flwr.clients.batched.backends.choose_backend`).
         model: Makes a torch module of your own, in place of ``model.name``
             (:class:`~fedsel_flwr.simulations.worlds.ingredients.OwnParts`).
         data: Examples of your own, in place of ``data.dataset``: ``OwnData``, or (train, test), each a pair of arrays
@@ -138,8 +137,8 @@ def simulate(
 
     Raises:
         ParameterError: The data or a parameter cannot be used, or the strategy is not of the scenario's API or is
-            given together with ``on_round``, ``should_stop``, ``selector``, ``folder`` or checkpoints; or this number
-            of processes cannot train.
+            given together with ``on_round``, ``should_stop``, ``selector``, ``folder`` or checkpoints; or this backend
+            cannot train the model.
         RunError: The simulation broke off, Ray died, the folder cannot be written to, the address leads nowhere, no
             client ever completed a round of a strategy of your own, or no run can be resumed from the checkpoints:
             they are of another run, damaged, or of a newer version.
@@ -155,9 +154,7 @@ def simulate(
     if engine is not None:
         scenario = scenario.model_copy(update={"engine": one_of("engine", engine, ENGINES)})
     where = RayResources(num_cpus, num_gpus, client_cpus, client_gpus, ray_address)
-    if not isinstance(processes, TrainerPool):
-        check_processes(scenario, processes, device)
-    check_engine(scenario, where, device)
+    check_engine(scenario, where, device, backend=backend)
     _check_types(selector, objective, on_round)
     check_should_stop(should_stop)
     if strategy is not None:
@@ -199,9 +196,7 @@ def simulate(
         checkpoints.discard()
         return finished
     session = RaySession(where, WaitNotice("Starting Ray", "Ray started", tell=on_wait, quiet=quiet))
-    run = partial(
-        _run, world, device=device, session=session, quiet=quiet, processes=processes, checkpoints=checkpoints
-    )
+    run = partial(_run, world, device=device, session=session, quiet=quiet, backend=backend, checkpoints=checkpoints)
     if folder is None:
         made = resolve_strategy(
             world, strategy, on_round, selector, checkpoints.options(scenario, selector), should_stop
@@ -252,16 +247,14 @@ def _run(
     device: str,
     session: RaySession,
     quiet: bool,
-    processes: int | TrainerPool | None,
+    backend: Backend | None,
     checkpoints: CheckpointPlan,
 ) -> RunResult:
     """Run a scenario's world with a strategy, on the scenario's engine."""
     scenario = world.scenario
     if scenario.engine == "vectorized":
-        # A pool of the caller's outlives the run.
-        own_pool = contextlib.nullcontext(processes) if isinstance(processes, TrainerPool) else TrainerPool(processes)
-        with silent(quiet), own_pool as pool:
-            return run_vectorized(world, strategy, device, pool, CheckpointPace(checkpoints.share))
+        with silent(quiet):
+            return run_vectorized(world, strategy, device, backend, CheckpointPace(checkpoints.share))
     # Flower's run_simulation returns nothing: the server app leaves its result here.
     results: list[RunResult] = []
     server_app = ServerApp()
@@ -320,7 +313,13 @@ def run_simulation(*, session: RaySession, **kwargs: Any) -> None:
         flower.run_simulation(**kwargs)
 
 
-def check_engine(scenario: Scenario, where: RayResources, device: str = "cpu", rounds_on_flower: int = 0) -> None:
+def check_engine(
+    scenario: Scenario,
+    where: RayResources,
+    device: str = "cpu",
+    rounds_on_flower: int = 0,
+    backend: Backend | None = None,
+) -> None:
     """Refuse a scenario that its engine cannot run, and resources that it cannot use.
 
     Args:
@@ -328,10 +327,18 @@ def check_engine(scenario: Scenario, where: RayResources, device: str = "cpu", r
         where: Resources of Ray.
         device: Device on which the vectorized engine trains.
         rounds_on_flower: Rounds on Ray in addition to those of the vectorized engine.
+        backend: What trains in the vectorized engine.
 
     Raises:
         FedSelError: Says what to change.
     """
+    if backend is not None:
+        one_of("backend", backend, BACKENDS)
+        if scenario.engine != "vectorized":
+            raise ParameterError(
+                f"backend = {backend!r} is for the vectorized engine, but the engine is {scenario.engine!r}. Leave "
+                "backend out, or set engine = 'vectorized'"
+            )
     if scenario.engine == "vectorized":
         check_vectorized(scenario)
         check_device(device)

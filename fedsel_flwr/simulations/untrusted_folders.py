@@ -233,7 +233,6 @@ class PlanTable(Table):
     left_out: dict[Label, str] = Field(default_factory=dict)
     where: Annotated[RayResources, BeforeValidator(_read_where)] = RayResources()
     device: str = "cpu"
-    processes: Count | None = None
     jobs: Count = 1
     checkpoints: CheckpointOptions = CheckpointOptions()
     fingerprints: dict[str, Any] | None = None
@@ -256,6 +255,8 @@ def parse_plan(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise ParameterError(f"{str(path)!r} cannot be read: {one_line(str(error))}. {PLAN_CURE}") from error
     plan = plan if isinstance(plan, dict) else {}
+    # Older plans hold the number of worker processes, which no longer exist.
+    plan.pop("processes", None)
     if missing := [key for key in ("scenario", "seeds", "selectors") if key not in plan]:
         raise ParameterError(f"{str(path)!r} is no plan: it lacks {', '.join(missing)}. {PLAN_CURE}")
     try:

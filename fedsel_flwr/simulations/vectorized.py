@@ -19,7 +19,8 @@ from flwr.common import Code, FitRes, Status, ndarrays_to_parameters, parameters
 
 from fedsel_flwr.checks import FloatArray
 from fedsel_flwr.clients.answering import answer, asked_columns, local_accuracy, mini_batch, sketch, with_answering
-from fedsel_flwr.clients.batched import Examples
+from fedsel_flwr.clients.batched import BatchedTrainer, Examples
+from fedsel_flwr.clients.batched.backends import Backend
 from fedsel_flwr.clients.dropout import REPLIED
 from fedsel_flwr.clients.metrics import dropout_metrics, fit_metrics, probe_costs
 from fedsel_flwr.clients.objectives import set_arrays
@@ -34,7 +35,7 @@ from fedsel_flwr.rounds.round import Outcome
 from fedsel_flwr.rounds.untrusted import log_simulated_faults
 from fedsel_flwr.simulations.divergence import diagnose
 from fedsel_flwr.simulations.existing_runs import CheckpointPace
-from fedsel_flwr.simulations.parallelism import TrainerPool, threads_for
+from fedsel_flwr.simulations.parallelism import run_size, threads_for
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.worlds.world import World
@@ -52,7 +53,7 @@ def run_vectorized(
     world: World,
     strategy: Any,
     device: str = "cpu",
-    pool: TrainerPool | None = None,
+    backend: Backend | None = None,
     pace: CheckpointPace | None = None,
 ) -> RunResult:
     """Run a scenario's rounds with a strategy of the legacy API, from its checkpoint on if it has one.
@@ -61,7 +62,7 @@ def run_vectorized(
         world: The scenario's world.
         strategy: The strategy; its core is driven, its base aggregates.
         device: Device on which models train.
-        pool: The processes that train; None: this one.
+        backend: What trains; None: the first that can and pays.
         pace: Limits the time that goes into checkpoints; None: one whenever the strategy has one due.
 
     Returns:
@@ -70,7 +71,7 @@ def run_vectorized(
     Raises:
         RunError: As the strategy of Flower's legacy API raises them.
     """
-    clients = InProcessClients(world, device, pool)
+    clients = InProcessClients(world, device, backend)
     # The clients come first: their trainer asks how many threads torch has outside this block.
     with using_threads(threads_for(world) if device == "cpu" else torch.get_num_threads()), strategy.saving_on_error():
         return _run_rounds(world, strategy, clients, pace or CheckpointPace())
@@ -100,9 +101,7 @@ def _run_rounds(world: World, strategy: Any, clients: InProcessClients, pace: Ch
             mean = aggregate(strategy.base, core.round, outcome) if outcome.enough else None
             after = core.finish(mean)
             model = model if after is None else list(after)
-            # Every name that holds a piece of the stack must go before the next round trains. Helper processes reuse a
-            # block of shared memory only if nobody holds an array of it. Otherwise each round takes another block, and
-            # two stacks of a whole cohort are in memory at a time.
+            # Before the next round trains: otherwise two stacks of a whole cohort would be in memory at a time.
             del replies, stack, outcome, mean
         # Before the checkpoint: if writing that fails, the run's last model is this one.
         strategy.model_after(core.round, model)
@@ -132,16 +131,25 @@ class InProcessClients:
     Args:
         world: The scenario's world.
         device: Device on which models train.
-        pool: The processes that train; None: this one.
+        backend: What trains; None: the first that can and pays.
 
     Attributes:
         nodes: The connections, which are the partition ids.
         model: The current global model.
     """
 
-    def __init__(self, world: World, device: str = "cpu", pool: TrainerPool | None = None) -> None:
+    def __init__(self, world: World, device: str = "cpu", backend: Backend | None = None) -> None:
         self._world, self._settings = world, world.scenario.training.settings()
-        self._trainer = (pool or TrainerPool(1)).trainer(world, device)
+        self._trainer = BatchedTrainer(
+            world.model,
+            self._settings,
+            device=device,
+            objective=world.objective,
+            backend=backend,
+            size=run_size(world),
+            # Read now: during the run torch has fewer threads.
+            threads=torch.get_num_threads(),
+        )
         self.nodes = frozenset(str(k) for k in range(world.scenario.num_clients))
         self.model: Arrays = []
 

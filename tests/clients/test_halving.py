@@ -7,14 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.clients.batched import Examples, SharedTrainer, WorkerPool
-from fedsel_flwr.clients.batched.trainer import BatchedTrainer
-from fedsel_flwr.clients.objectives import get_arrays
 from fedsel_flwr.clients.training_settings import TrainingSettings
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.scenario_files import load_scenario
-from fedsel_flwr.simulations.worlds.architectures import build_model
 from tests.simulations import inprocess
 
 SETTINGS = TrainingSettings(learning_rate=0.4, batch_size=2, halved_at=(3, 5))
@@ -48,26 +44,3 @@ def test_both_engines_halve_it_in_the_same_round() -> None:
     )
     for result in (never, always):
         assert max(np.abs(a - b).max() for a, b in zip(together.arrays, result.arrays, strict=True)) > 1e-3
-
-
-def test_workers_train_at_the_rate_of_the_round() -> None:
-    draw = np.random.default_rng(0)
-    inputs, labels = draw.normal(size=(24, 1, 4, 4)).astype(np.float32), draw.integers(3, size=24)
-    clients = Examples(inputs, labels, [np.arange(6 * k, 6 * k + 6) for k in range(4)])
-    model = build_model("mlp", (1, 4, 4), 3, seed=1)
-
-    def trained(trainer: Any, round: int) -> Any:
-        trainer.settings = SETTINGS.at(round)
-        return trainer.train(get_arrays(model), clients, [np.random.default_rng(k) for k in range(4)])[0]
-
-    with WorkerPool(2) as workers:
-        shared, alone = SharedTrainer(BatchedTrainer(model, SETTINGS), workers), BatchedTrainer(model, SETTINGS)
-        trained(shared, 1)
-        workers.wait()
-        trained(shared, 1)
-        workers.wait()
-        before = workers.tasks
-        for round in (1, 3, 5):
-            for one, other in zip(trained(shared, round), trained(alone, round), strict=True):
-                np.testing.assert_allclose(one, other, atol=1e-6)
-        assert workers.tasks == before + 3

@@ -20,7 +20,7 @@ from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.selectors import Random
 from fedsel_flwr.simulations import Comparison, OwnData, Scenario, compare, load_scenario
-from fedsel_flwr.simulations.comparisons.parallel_runs import check_jobs
+from fedsel_flwr.simulations.parallelism import check_jobs
 from tests.e2e.fleet import wait_until
 from tests.processes import Command
 
@@ -123,8 +123,7 @@ def test_what_cannot_be_side_by_side_is_refused(keys: dict[str, Any], message: s
 
 
 def test_numpy_numbers_are_as_good(tmp_path: Path) -> None:
-    counts: dict[str, Any] = {"jobs": np.int64(1), "processes": np.int64(1)}
-    assert len(compare(scenario(1), ["bsfl", "random"], seeds=1, folder=tmp_path, **counts).runs) == 2
+    assert len(compare(scenario(1), ["bsfl", "random"], seeds=1, folder=tmp_path, jobs=np.int64(1)).runs) == 2  # type: ignore[arg-type]
 
 
 def test_one_device_is_not_shared() -> None:

@@ -114,7 +114,7 @@ def test_a_run_goes_on_in_its_folder(zygote: Zygote, folder: Path) -> None:
     """Without a further argument, with a selector of one's own; and all that it leaves is what it would have left."""
     (folder / "mine.py").write_text(OWN)
     argv = ("run", "smoke", "--engine", "vectorized", "--rounds", "60", "--selector", f"{folder}/mine.py:Fastest")
-    argv += ("--set", "aggregation.base=fedadam", "--set", "selectors.fastest.patience=2.0", "--processes", "1")
+    argv += ("--set", "aggregation.base=fedadam", "--set", "selectors.fastest.patience=2.0")
     straight = begun(zygote, folder / "straight", None, *argv)
     cut_off = begun(zygote, folder / "cut", larger(folder / "cut", "runs/*/journal.jsonl", 20_000), *argv)
     assert any((cut_off / "checkpoints").glob("round-*.json"))

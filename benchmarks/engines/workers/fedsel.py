@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from turns import Task, Turns
 
-from fedsel_flwr.clients.batched import BatchedTrainer, SharedTrainer
+from fedsel_flwr.clients.batched import BatchedTrainer
 from fedsel_flwr.clients.objectives import get_arrays
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.on_flower.building import make_strategy
-from fedsel_flwr.simulations.parallelism import TrainerPool
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.worlds.world import world_of
 
@@ -31,7 +30,7 @@ def main() -> None:
         world.model, given = task.model(), get_arrays(task.model())
         world.initial_arrays = lambda: [array.copy() for array in given]
     trained: list[tuple[float, str]] = []
-    _time_training(trained, SharedTrainer if plan["processes"] > 1 else BatchedTrainer)
+    _time_training(trained)
     strategy = make_strategy(world, on_round=lambda record: turns.next(**_last(trained)))
     strategy.evaluation_due = lambda server_round: False  # the driver measures the model in the end
     if plan["engine"] == "ray":
@@ -44,16 +43,14 @@ def main() -> None:
         strategy.initialize_parameters = initialize
         result = simulate(scenario, strategy=strategy, num_cpus=plan["processes"])
     else:
-        with TrainerPool(plan["processes"], plan["backend"]) as pool:
-            pool.workers(plan["processes"]).wait()
-            turns.next()
-            result = simulate(scenario, strategy=strategy, device=plan["device"], processes=pool)
+        turns.next()
+        result = simulate(scenario, strategy=strategy, device=plan["device"], backend=plan["backend"])
     turns.end(result.arrays)
 
 
-def _time_training(into: list[tuple[float, str]], kind: type[BatchedTrainer] | type[SharedTrainer]) -> None:
+def _time_training(into: list[tuple[float, str]]) -> None:
     """Note the seconds of each round's training, and which backend it took."""
-    train = kind.train
+    train = BatchedTrainer.train
 
     def timed(self: Any, *args: Any, **kwargs: Any) -> Any:
         begin = time.perf_counter()
@@ -61,7 +58,7 @@ def _time_training(into: list[tuple[float, str]], kind: type[BatchedTrainer] | t
         into.append((time.perf_counter() - begin, self.backend))
         return out
 
-    kind.train = timed  # type: ignore[method-assign, assignment]
+    BatchedTrainer.train = timed  # type: ignore[method-assign]
 
 
 def _last(trained: list[tuple[float, str]]) -> dict[str, object]:

@@ -2,8 +2,7 @@
 
 :class:`BatchedTrainer` trains many models at once and returns what :func:`fedsel_flwr.clients.training.train` returns
 one by one: the same draws, steps and losses; weights within rounding. It runs on the CPU and, untested here, on other
-devices, where examples given as tensors stay. :class:`SharedTrainer` does the same with the worker processes of a
-:class:`WorkerPool`.
+devices, where examples given as tensors stay.
 
 In the order in which a round's training goes through them:
 
@@ -18,16 +17,11 @@ In the order in which a round's training goes through them:
 | `vmap` | backend "vmap": any model that torch.func can batch |
 | `numba_mlp` | backend "numba": perceptrons, one client at a time on each thread |
 | `numba_kernels` | the compiled loops for it |
-| `worker_processes` | trains shares of a round in several processes |
-| `worker_connection` | one worker process, from this side |
-| `worker` | one worker process, from its own side |
-| `shared_memory` | the memory that worker processes share |
 | `evaluation` | the outputs of many models on the same examples |
 """
 
 from fedsel_flwr.clients.batched.evaluation import logits_batched
 from fedsel_flwr.clients.batched.examples import Examples
 from fedsel_flwr.clients.batched.trainer import BatchedTrainer, train_batched
-from fedsel_flwr.clients.batched.worker_processes import SharedTrainer, WorkerPool
 
-__all__ = ["BatchedTrainer", "Examples", "SharedTrainer", "WorkerPool", "logits_batched", "train_batched"]
+__all__ = ["BatchedTrainer", "Examples", "logits_batched", "train_batched"]

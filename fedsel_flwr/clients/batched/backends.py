@@ -24,29 +24,26 @@ BACKENDS: tuple[str, ...] = get_args(Backend)
 NUMBA_STEPS = 25_000
 """A run with fewer local steps, of all its clients, saves less time than the compiled loops take to load (about a
 second, at forty microseconds a step)."""
-CLIENTS_PER_PROCESS, MOST_PROCESSES = 8, 8
-"""A process of fewer clients waits for Python rather than for arithmetic. The largest number of processes."""
-STEP_OPERATIONS = 20e6
-"""A step of the whole round with less arithmetic is over before sharing it pays (about a millisecond)."""
-RUN_OPERATIONS = 30e9
-"""A run with less arithmetic ends before a worker process has started (about two seconds)."""
+VMAP_CLIENTS = 8
+"""Clients that train together on a CPU. With fewer, torch.func took 0.8 to 1.8 times as long as one client after the
+other, with so many 0.3 to 0.8 times (``benchmarks/batched_training.py``)."""
 
 
 @dataclass(frozen=True)
 class RunSize:
-    """Size of a whole run, by which it pays to load compiled loops or to start worker processes.
+    """Size of a whole run, by which backends pay.
 
     Args:
         rounds: Number of rounds.
         clients_per_round: Number of clients that train in a round.
         steps: Mean number of local steps of a client in a round.
-        examples: Mean number of examples that a client works through in a round, repeated passes counted.
+        largest: Examples of the largest client.
     """
 
     rounds: int
     clients_per_round: int
     steps: float
-    examples: float
+    largest: int
 
 
 @dataclass(frozen=True)
@@ -56,15 +53,12 @@ class Choice:
     Args:
         backend: The backend's name; never "auto".
         kernel: What takes the steps; None for "sequential", which calls :func:`fedsel_flwr.clients.training.train`.
-        reasons: By backend, why those before it in the list were not taken; under "processes", why only this process
-            trains.
-        processes: Number of processes that train, this one included.
+        reasons: By backend, why those before it in the list were not taken.
     """
 
     backend: Backend
     kernel: Kernel | NumbaKernel | None
     reasons: dict[str, str]
-    processes: int = 1
 
 
 def choose_backend(
@@ -76,8 +70,7 @@ def choose_backend(
     *,
     backend: Backend | None = None,
     size: RunSize | None = None,
-    processes: int | None = 1,
-    threads: int = 1,
+    chunk: Callable[[], int] | None = None,
 ) -> Choice:
     """Choose the fastest backend that can train a model: the first of this list without a reason against it.
 
@@ -102,6 +95,8 @@ def choose_backend(
        - a layer cannot read its input, or the outputs do not have the shape (n, k).
     3. ``"vmap"``, ``torch.func.vmap`` over the clients (:mod:`~fedsel_flwr.clients.batched.vmap`). Reasons against it:
 
+       - fewer than 8 clients train together on a CPU, because a round has no more, or no more fit into the caches with
+         their activations and parameters (unless "vmap" is asked for);
        - a layer is a batch normalization, an AlphaDropout or a FeatureAlphaDropout;
        - the input of a dropout layer is neither contiguous nor channels last;
        - a forward pass changes buffers;
@@ -109,17 +104,6 @@ def choose_backend(
        - the loss is not a number for each example;
        - torch.func cannot batch one of the operations.
     4. ``"sequential"``, one client after the other. There is no reason against it.
-
-    Worker processes share the clients of a round, whatever the backend. If ``processes`` is None, there is one process
-    for each eight clients, at most one for each thread and at most eight. Reasons for this process alone:
-
-    - the size of the run is not given;
-    - the clients train on another device than the CPU;
-    - the backend is "numba", which uses threads of this process;
-    - the model has convolutions, of which several chunks run on as many threads as well;
-    - a step of the round has less than 20 million operations, or the run less than 30 thousand million, counted as six
-      for each parameter and example;
-    - there is one thread, or there are fewer than sixteen clients in a round.
 
     Kinds and sizes decide, never timing, so that the same scenario is trained in the same way again.
 
@@ -132,11 +116,10 @@ def choose_backend(
         backend: The backend that is asked for; "auto" takes the first that can after "numba"; None takes the first that
             can.
         size: Size of the run.
-        processes: Number of processes that is asked for; None decides by the list.
-        threads: Number of threads that torch uses.
+        chunk: Returns the number of clients that fit into the caches together; None: as many as there are.
 
     Returns:
-        The backend, its kernel, the number of processes, and the reasons.
+        The backend, its kernel, and the reasons.
 
     Raises:
         ParameterError: If the backend that is asked for cannot train the model.
@@ -163,6 +146,8 @@ def choose_backend(
             # before the kernel is built, which imports Numba
             if name == "numba" and backend != "numba":
                 _check_numba_pays(backend, size)
+            if name == "vmap" and backend != "vmap" and inputs.device.type == "cpu":
+                _check_vmap_pays(size, chunk)
             kernel = build()
         except Unsupported as refusal:
             if backend == name:
@@ -171,11 +156,7 @@ def choose_backend(
                 ) from refusal
             reasons[name] = str(refusal)
             continue
-        if processes is None:
-            processes, alone = _choose_processes(name, model, inputs.device, settings, size, threads)
-            if alone:
-                reasons["processes"] = alone
-        return Choice(name, kernel, reasons, processes)
+        return Choice(name, kernel, reasons)
     raise ParameterError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}. Use backend = 'auto'.")
 
 
@@ -198,28 +179,12 @@ def _check_numba_pays(backend: Backend | None, size: RunSize | None) -> None:
         raise Unsupported(f"a run of fewer than {NUMBA_STEPS:,} local steps ends before the compiled loops are loaded")
 
 
-def _choose_processes(
-    backend: Backend,
-    model: nn.Module,
-    device: torch.device,
-    settings: TrainingSettings,
-    size: RunSize | None,
-    threads: int,
-) -> tuple[int, str]:
-    """Return the number of processes, and the reason if it is one."""
-    if size is None:
-        return 1, "the size of the run is not given"
-    if device.type != "cpu":
-        return 1, f"worker processes train on the CPU, not on {device.type!r}"
-    if backend == "numba":
-        return 1, "the backend 'numba' uses threads of this process"
-    if convolves(model):
-        return 1, "convolutions use threads of this process"
-    step = step_operations(model, settings, size.clients_per_round)
-    if step < STEP_OPERATIONS:
-        return 1, f"a step of the round has fewer than {STEP_OPERATIONS:.0f} operations"
-    if step / settings.batch_size * size.examples * size.rounds < RUN_OPERATIONS:
-        return 1, f"the run has fewer than {RUN_OPERATIONS:.0f} operations"
-    number = max(1, min(threads, size.clients_per_round // CLIENTS_PER_PROCESS, MOST_PROCESSES))
-    few = f"there are {threads} threads and {size.clients_per_round} clients a round, {CLIENTS_PER_PROCESS} a process"
-    return number, few if number == 1 else ""
+def _check_vmap_pays(size: RunSize | None, chunk: Callable[[], int] | None) -> None:
+    if chunk is not None and (fitting := chunk()) < VMAP_CLIENTS:
+        raise Unsupported(
+            f"no more than {fitting} clients fit into the caches, and fewer than {VMAP_CLIENTS} train faster one by one"
+        )
+    if size is not None and size.clients_per_round < VMAP_CLIENTS:
+        raise Unsupported(
+            f"a round has {size.clients_per_round} clients, and fewer than {VMAP_CLIENTS} train faster one by one"
+        )

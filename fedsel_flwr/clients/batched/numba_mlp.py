@@ -99,7 +99,7 @@ class NumbaKernel:
         from fedsel_flwr.clients.batched import numba_kernels
 
         if numba_kernels.MISSING:
-            raise Unsupported(f"it needs Numba, as pip installs it with 'fedsel-flwr[fast]': {numba_kernels.MISSING}")
+            raise Unsupported(f"it needs Numba, as pip installs it with 'fedsel-flwr[sim]': {numba_kernels.MISSING}")
         self._kernels, self._classes = numba_kernels, dense[-1].units
         width = dense[0].inputs
         layers: list[tuple[int, int, bool, bool]] = []

@@ -21,7 +21,6 @@ from torch import nn
 
 from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.clients.batched.examples import Schedule
-from fedsel_flwr.clients.batched.shared_memory import ArraySpec
 from fedsel_flwr.clients.training import crop_flip
 from fedsel_flwr.clients.training_settings import TrainingSettings
 
@@ -253,23 +252,12 @@ class StackLayout:
     def __init__(self, model: nn.Module) -> None:
         state = list(model.state_dict(keep_vars=True).values())
         self._state = [(tuple(tensor.shape), tensor.dtype) for tensor in state]
-        self._specs: list[ArraySpec] = [(tuple(tensor.shape), tensor.detach().numpy().dtype) for tensor in state]
         # Entries that are one tensor (tied weights) are trained in the place of the first.
         self._owners = [next(i for i, other in enumerate(state) if other is tensor) for tensor in state]
 
     def allocate(self, count: int, device: str | torch.device) -> list[torch.Tensor]:
         """Return stacks of ``count`` models, not filled."""
         return [torch.empty((count, *shape), dtype=dtype, device=device) for shape, dtype in self._state]
-
-    def specs(self, count: int) -> list[ArraySpec]:
-        """Return the arrays that processes share in a round of ``count`` clients: model, losses, stacks."""
-        stacks: list[ArraySpec] = [((count, *shape), dtype) for shape, dtype in self._specs]
-        return [*self._specs, ((count,), np.float64), *stacks]
-
-    def split(self, arrays: Sequence[npt.NDArray[Any]]) -> tuple[Stack, FloatArray, Stack]:
-        """Split arrays of these specs into the received model, the losses and the stacks."""
-        n = len(self._specs)
-        return list(arrays[:n]), arrays[n], list(arrays[n + 1 :])
 
     def in_client_order(
         self, stacks: Sequence[npt.NDArray[Any]], losses: FloatArray, order: IntArray

@@ -44,18 +44,14 @@ class BatchedTrainer:
             "numba", whose loops take seconds to load. None takes the first that can. See
             :func:`~fedsel_flwr.clients.batched.backends.choose_backend`.
         size: Size of the run, if it is known; without it None does not take "numba".
-        processes: Number of processes that will train with this one, which a :class:`SharedTrainer` reads; None decides
-            by the size of the run.
-        threads: Number of threads on which the backend "numba" trains, and most processes; None takes those that torch
-            uses. It changes no result of one process.
+        threads: Number of threads on which the backend "numba" trains; None takes those that torch uses. It changes no
+            result.
 
     Attributes:
         backend: The backend that was chosen; "auto" before the first training.
         reasons: By backend, why those before it were not chosen, see
             :class:`~fedsel_flwr.clients.batched.backends.Choice`.
-        processes: The number of processes that was chosen; 1 before the first training.
-        settings: As given.
-        stacks: Layout of the model's stacks.
+        settings: As given; those of another round may differ in the learning rate.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 2))
@@ -78,15 +74,13 @@ class BatchedTrainer:
         chunk: int | None = None,
         backend: Backend | None = "auto",
         size: RunSize | None = None,
-        processes: int | None = 1,
         threads: int | None = None,
     ) -> None:
         if backend is not None:
             one_of("backend", backend, BACKENDS)
         self.backend: Backend = backend or "auto"
         self.reasons: dict[str, str] = {}
-        self.processes = 1
-        self._asked, self._size, self._asked_processes = backend, size, processes
+        self._asked, self._size = backend, size
         # received models are written into the copy: the caller's model must stay as it is
         self._scratch = copy.deepcopy(model).cpu()
         self.settings, self._objective = settings, objective
@@ -95,7 +89,7 @@ class BatchedTrainer:
         self._threads = threads if threads is None else whole("threads", threads, 1)
         self._kernel: Kernel | NumbaKernel | None = None
         self._chosen = False
-        self.stacks = StackLayout(self._scratch)
+        self._stacks = StackLayout(self._scratch)
 
     def train(
         self, start: Arrays, clients: Examples | Pairs, generators: Sequence[np.random.Generator]
@@ -117,57 +111,44 @@ class BatchedTrainer:
                 no images to augment.
         """
         examples = check_generators(clients, generators)
-        self.prepare(start, examples)
+        self._prepare(start, examples)
         # the clients that still train are then the first ones at every step, and a step takes a slice of the stack
         order = longest_first(examples.sizes, self.settings)
         # the sequential backend trains on the CPU, whatever the device
-        stacks = self.stacks.allocate(len(order), "cpu" if self._kernel is None else self._device)
-        losses = self.train_into(stacks, start, examples.subset(order), [generators[i] for i in order])
-        return self.stacks.in_client_order([stack.cpu().numpy() for stack in stacks], losses, order)
+        stacks = self._stacks.allocate(len(order), "cpu" if self._kernel is None else self._device)
+        losses = self._train_into(stacks, start, examples.subset(order), [generators[i] for i in order])
+        return self._stacks.in_client_order([stack.cpu().numpy() for stack in stacks], losses, order)
 
-    def recipe(self) -> dict[str, Any]:
-        """Return the arguments of a trainer that trains like this one, after :meth:`prepare`."""
-        return {
-            "model": self._scratch, "settings": self.settings, "objective": self._objective, "chunk": self._chunk,
-            "backend": self.backend,
-        }  # fmt: skip
-
-    def prepare(self, start: Arrays, examples: Examples) -> None:
+    def _prepare(self, start: Arrays, examples: Examples) -> None:
         """Take the received model; at the first call with clients, choose the backend and the chunk for all rounds."""
         set_arrays(self._scratch, start)
         if not len(examples.rows):
             return
         inputs, labels = examples.to(self._device)
         check_images(self.settings, inputs.ndim)
-        if not self._chosen:
-            choice = choose_backend(
-                self._scratch, self._objective.loss, inputs, labels, self.settings, backend=self._asked,
-                size=self._size, processes=self._asked_processes, threads=self._threads or torch.get_num_threads(),
-            )  # fmt: skip
-            self._kernel, self.backend, self.reasons = choice.kernel, choice.backend, choice.reasons
-            self.processes, self._chosen = choice.processes, True
-        if self._chunk is None:
-            batch_size = min(self.settings.batch_size, max(examples.sizes))
-            self._chunk = default_chunk(self._scratch, inputs[:1].cpu(), batch_size, self._device)
+        if self._chosen:
+            return
 
-    def train_into(
+        def chunk() -> int:
+            # by the whole run, if it is known: a resumed run begins with other clients and must choose as before
+            largest = max(examples.sizes) if self._size is None else self._size.largest
+            return default_chunk(self._scratch, inputs[:1].cpu(), min(self.settings.batch_size, largest), self._device)
+
+        choice = choose_backend(
+            self._scratch, self._objective.loss, inputs, labels, self.settings, backend=self._asked, size=self._size,
+            chunk=chunk,
+        )  # fmt: skip
+        self._kernel, self.backend, self.reasons = choice.kernel, choice.backend, choice.reasons
+        self._chunk, self._chosen = self._chunk or chunk(), True
+
+    def _train_into(
         self,
         stacks: Sequence[torch.Tensor],
         start: Arrays,
         examples: Examples,
         generators: Sequence[np.random.Generator],
     ) -> FloatArray:
-        """Train clients from the model that :meth:`prepare` was given, in the order of :func:`longest_first`.
-
-        Args:
-            stacks: Filled with the trained models: a stack for each entry of the model's state dictionary.
-            start: The received model.
-            examples: The clients' examples.
-            generators: One generator for each client.
-
-        Returns:
-            The mean loss of each client, shape (n_clients,).
-        """
+        """Fill the stacks with the trained models, in the order of :func:`longest_first`; return the mean losses."""
         losses = np.empty(len(generators))
         kernel, size = self._kernel, self._chunk or 1
         # a round without clients comes before any kernel: nothing is chosen for it
@@ -177,8 +158,7 @@ class BatchedTrainer:
         received = [tensor.detach().to(self._device) for tensor in self._scratch.state_dict().values()]
         data = examples.to(self._device)
         if isinstance(kernel, NumbaKernel):
-            # several processes have one core each
-            threads = 1 if self.processes > 1 else self._threads or torch.get_num_threads()
+            threads = self._threads or torch.get_num_threads()
             return kernel.train(stacks, received, examples.rows, data, self.settings, generators, threads)
 
         def train_chunk(first: int, own_kernel: Kernel) -> None:

@@ -31,7 +31,6 @@ def compare(
     start_run: StartRun | None = None,
     update: Update | None = None,
     device: str = "cpu",
-    processes: int | None = None,
     jobs: int = 1,
     num_cpus: int | None = None,
     num_gpus: int | None = None,
@@ -62,8 +61,6 @@ def compare(
         start_run: Called with the label and the rounds of each run.
         update: Called with each round and the number of failed clients so far.
         device: Device on which the vectorized engine trains.
-        processes: Number of processes that train on it, as in :func:`~fedsel_flwr.simulations.engine.simulate`; they
-            stay for all runs.
         jobs: Number of runs at a time on the CPU, in processes that share the cores. Each reads the data itself, and is
             reported when it and all before it have ended. The runs are the same up to rounding, if several threads
             share an operation. 1: one after the other, in this process.
@@ -112,7 +109,6 @@ def compare(
         engine=engine,
         reference=reference,
         rounds_on_flower=rounds_on_flower,
-        processes=processes,
         jobs=jobs,
         where=RayResources(num_cpus, num_gpus, client_cpus, client_gpus, ray_address),
         device=device,

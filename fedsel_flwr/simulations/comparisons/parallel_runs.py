@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
+import pickle
 import signal
+import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedsel_flwr.checks import whole
-from fedsel_flwr.clients.batched.worker_connection import packed, unpacked
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError, described
+from fedsel_flwr.references import OWN_FILES, load_reference
 from fedsel_flwr.rounds.history import History, RoundRecord
 from fedsel_flwr.simulations.comparisons.contenders import Contender
 from fedsel_flwr.simulations.engine import simulate
@@ -42,22 +44,6 @@ class Job:
     scenario: Scenario
     contender: Contender
     place: Mapping[str, Any] = field(default_factory=dict)
-
-
-def check_jobs(scenario: Scenario, jobs: int, device: str) -> int:
-    """Return the number of runs at a time.
-
-    Raises:
-        ParameterError: It is below 1, or above 1 where runs share Ray or a device.
-    """
-    number = whole("jobs", jobs, 1)
-    if number > 1 and (scenario.engine != "vectorized" or device != "cpu"):
-        shared = f"the device {device!r}" if scenario.engine == "vectorized" else "Ray, which uses every core already"
-        raise ParameterError(
-            f"jobs = {number} runs at a time would share {shared}. Leave jobs out, or use the engine 'vectorized' on "
-            "the CPU"
-        )
-    return number
 
 
 def run_in_parallel(jobs: Sequence[Job], options: Mapping[str, Any], at_a_time: int) -> Generator[RunResult]:
@@ -102,14 +88,48 @@ def run_in_parallel(jobs: Sequence[Job], options: Mapping[str, Any], at_a_time: 
 
 
 def _packed(what: Any, name: str) -> bytes:
+    """Pickle an object for another process.
+
+    What the script or notebook itself defines is sent along. Everything else is imported at the other end, a user's
+    files (``./mine.py:function``) from their places.
+    """
+    # Not pickle: it cannot send what a script or notebook defines.
+    import cloudpickle
+
+    files = {name: module.__file__ for name, module in list(sys.modules.items()) if name.startswith(OWN_FILES)}
     try:
-        return packed(what)
+        return pickle.dumps((files, cloudpickle.dumps(what)))
     except Exception as error:
         # Pickling raises errors of many kinds, the user's own among them.
         raise ParameterError(
             f"{name} cannot be sent to another process ({type(error).__name__}: {error}). Leave jobs out, or give "
             "selector, model, data and objective as something that pickle takes"
         ) from error
+
+
+def _unpacked(data: bytes) -> Any:
+    """Return the object of such bytes."""
+    files, inner = pickle.loads(data)
+    return _Unpickler(inner, files).load()
+
+
+class _Unpickler(pickle.Unpickler):
+    """Unpickler that finds modules which were read from files.
+
+    Args:
+        data: The pickled object.
+        files: Files by the name of the module.
+    """
+
+    def __init__(self, data: bytes, files: dict[str, str]) -> None:
+        super().__init__(io.BytesIO(data))
+        self._files = files
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what a name in a module stands for."""
+        if module in self._files and module not in sys.modules:
+            return load_reference(f"{self._files[module]}:{name}", "model")
+        return super().find_class(module, name)
 
 
 def _ignore_interrupts() -> None:
@@ -125,8 +145,8 @@ def _play(own: bytes, shared: bytes, log: Path | None, parent: int) -> RunResult
         if os.getppid() != parent:
             os._exit(1)
 
-    job: Job = unpacked(own)
-    options: dict[str, Any] = {**unpacked(shared), **job.place}
+    job: Job = _unpacked(own)
+    options: dict[str, Any] = {**_unpacked(shared), **job.place}
     with logging_to(log) if log else contextlib.nullcontext():
         try:
             return simulate(job.scenario, selector=job.contender.selector(job.scenario), on_round=on_round, **options)

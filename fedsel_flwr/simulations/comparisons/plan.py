@@ -20,7 +20,6 @@ from fedsel_flwr.simulations.comparisons.parallel_runs import (
     Job,
     StartRun,
     Update,
-    check_jobs,
     report_last_round,
     report_progress,
     run_in_parallel,
@@ -43,7 +42,7 @@ from fedsel_flwr.simulations.on_flower.building import (
     make_strategy,
 )
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
-from fedsel_flwr.simulations.parallelism import TrainerPool, check_processes
+from fedsel_flwr.simulations.parallelism import check_jobs
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import replace_keys
@@ -68,7 +67,6 @@ class Plan:
         seeds: The seeds.
         reference: Label of the selector that the others are compared with.
         rounds_on_flower: Rounds of the first run that Flower on Ray plays first.
-        processes: Number of processes that train in the vectorized engine; None: by the sizes.
         where: Resources of Ray.
         device: Device on which the vectorized engine trains.
         left_out: If all selectors were to run: those that cannot, and why.
@@ -81,7 +79,6 @@ class Plan:
     seeds: Sequence[int]
     reference: str | None
     rounds_on_flower: int
-    processes: int | None = None
     where: RayResources = field(default_factory=RayResources)
     device: str = "cpu"
     left_out: Mapping[str, str] = field(default_factory=dict)
@@ -98,7 +95,6 @@ class Plan:
         engine: str,
         reference: str | None = None,
         rounds_on_flower: int = 0,
-        processes: int | None = None,
         where: RayResources | None = None,
         device: str = "cpu",
         left_out: Mapping[str, str] | None = None,
@@ -114,7 +110,6 @@ class Plan:
             raise ParameterError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
         scenario = scenario.model_copy(update={"engine": engine})
         where = where or RayResources()
-        processes = check_processes(scenario, processes, device)
         check_engine(scenario, where, device, rounds_on_flower)
         jobs = check_jobs(scenario, jobs, device)
         make_availability(scenario)
@@ -127,7 +122,7 @@ class Plan:
             )
         compared_with = choose_reference(reference, [one.label for one in contenders])
         return cls(
-            scenario, contenders, read_seeds(seeds, scenario.seed), compared_with, rounds, processes, where, device,
+            scenario, contenders, read_seeds(seeds, scenario.seed), compared_with, rounds, where, device,
             left_out or {}, checkpoints or {}, jobs,
         )  # fmt: skip
 
@@ -150,7 +145,7 @@ class Plan:
             trust: Whether code that the plan names may be loaded.
             checkpoint_dir: The folder of its checkpoints, which the user must name if it is outside the plan's.
             command: The command that was typed, for errors.
-            **where: ``where``, ``device``, ``processes`` and ``jobs`` in place of those of the plan.
+            **where: ``where``, ``device`` and ``jobs`` in place of those of the plan.
 
         Raises:
             ParameterError: There is no plan, it needs something that only Python code can give, it names code and is
@@ -174,7 +169,7 @@ class Plan:
             seeds=plan["seeds"],
             engine=changed.engine,
             **{key: plan[key] for key in ("reference", "rounds_on_flower", "left_out", "checkpoints") if key in plan},
-            **{"device": plan.get("device", "cpu"), "processes": plan.get("processes"), "jobs": plan.get("jobs", 1)}
+            **{"device": plan.get("device", "cpu"), "jobs": plan.get("jobs", 1)}
             | {"where": RayResources(**plan.get("where", {}))}
             | where,
         )
@@ -197,7 +192,6 @@ class Plan:
             "left_out": dict(self.left_out),
             "where": {name: getattr(self.where, name) for name in self.where.non_default},
             "device": self.device,
-            "processes": self.processes,
             "jobs": self.jobs,
             "checkpoints": dict(self.checkpoints),
         }
@@ -305,26 +299,22 @@ class Plan:
         self, runs: Sequence[Job], options: Mapping[str, Any], start_run: StartRun | None, update: Update | None
     ) -> Generator[RunResult]:
         """Play one run after the other in this process."""
-        # One pool for all runs: its workers start once.
-        with TrainerPool(self.processes) as pool:
-            here = options if self.scenario.engine == "ray" else {**options, "processes": pool}
-            for job in runs:
-                on_round = report_progress(self._title(job), job.scenario.rounds, start_run, update)
-                selector, place = job.contender.selector(job.scenario), job.place["folder"]
-                # Asked before the run, which leaves the folder finished in any case.
-                was_over = bool(options.get("resume")) and place is not None and has_finished(place)
-                result = simulate(job.scenario, selector=selector, on_round=on_round, **here, **job.place)
-                if was_over and update:
-                    report_last_round(result.history, update)
-                yield result
+        for job in runs:
+            on_round = report_progress(self._title(job), job.scenario.rounds, start_run, update)
+            selector, place = job.contender.selector(job.scenario), job.place["folder"]
+            # Asked before the run, which leaves the folder finished in any case.
+            was_over = bool(options.get("resume")) and place is not None and has_finished(place)
+            result = simulate(job.scenario, selector=selector, on_round=on_round, **options, **job.place)
+            if was_over and update:
+                report_last_round(result.history, update)
+            yield result
 
     def _play_in_parallel(
         self, runs: Sequence[Job], options: Mapping[str, Any], start_run: StartRun | None, update: Update | None
     ) -> Generator[RunResult]:
         """Play several runs at a time in worker processes; report each when it and all before it have ended."""
         # The workers' processes share one terminal: none of them reports what it waits for.
-        here = {**options, "processes": self.processes, "on_wait": None}
-        with contextlib.closing(run_in_parallel(runs, here, self.jobs)) as results:
+        with contextlib.closing(run_in_parallel(runs, {**options, "on_wait": None}, self.jobs)) as results:
             for job in runs:
                 report_progress(self._title(job), job.scenario.rounds, start_run, update)
                 result = next(results)

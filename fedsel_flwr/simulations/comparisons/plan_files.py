@@ -23,7 +23,7 @@ PLAN = "plan.json"
 """Name of the file with the plan."""
 FINGERPRINTS = "fingerprints"
 """Key of the fingerprints of code and data at the time when the plan was written."""
-PLACEMENT_KEYS = ("where", "device", "processes", "jobs", "checkpoints", FINGERPRINTS)
+PLACEMENT_KEYS = ("where", "device", "jobs", "checkpoints", FINGERPRINTS)
 """Keys of a plan that do not say what it runs, but on which resources, or with which code."""
 FOLDER_CURE = "Give a folder that can be written to"
 """The remedy if the folder cannot be written to."""

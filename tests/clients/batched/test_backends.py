@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedsel_flwr.clients.batched import BatchedTrainer, numba_kernels
-from fedsel_flwr.clients.batched.backends import Backend, Choice, RunSize, _choose_processes, choose_backend
+from fedsel_flwr.clients.batched.backends import Backend, Choice, RunSize, choose_backend
 from fedsel_flwr.clients.batched.numba_mlp import perceptron
 from fedsel_flwr.clients.batched.steps import Unsupported
 from fedsel_flwr.clients.objectives import CLASSIFICATION, Reduction, cross_entropy, get_arrays
@@ -88,10 +88,10 @@ def test_a_layer_with_a_hook_is_not_written_out() -> None:
     assert "has hooks" in trainer.reasons["manual"]
 
 
-LONG = RunSize(rounds=2000, clients_per_round=25, steps=1.0, examples=10.0)
+LONG = RunSize(rounds=2000, clients_per_round=25, steps=1.0, largest=10)
 PROBE = TrainingSettings(learning_rate=0.1, batch_size=10)
 BEFORE = {"numba": [], "manual": ["numba"], "vmap": ["numba", "manual"], "sequential": ["numba", "manual", "vmap"]}
-compiles = pytest.mark.skipif(bool(numba_kernels.MISSING), reason="Numba is not installed (the extra 'fast')")
+compiles = pytest.mark.skipif(bool(numba_kernels.MISSING), reason="Numba is not installed (no wheel for this platform)")
 
 
 def chosen(build: Any, loss: Any = cross_entropy, **options: Any) -> Choice:
@@ -120,7 +120,7 @@ def test_the_first_backend_that_can(build: Any, backend: str) -> None:
     ("options", "reason"),
     [
         ({"size": None}, "size of the run is not given"),
-        ({"size": RunSize(24_999, 1, 1.0, 1.0)}, "fewer than 25,000 local steps"),
+        ({"size": RunSize(24_999, 1, 1.0, 10)}, "fewer than 25,000 local steps"),
         ({"size": LONG, "backend": "auto"}, "'auto' leaves it out"),
         ({"size": LONG, "loss": functional.multi_margin_loss}, "cross-entropy of classes"),
         ({"size": LONG, "settings": TrainingSettings(learning_rate=0.1, batch_size=33)}, "33 examples"),
@@ -150,7 +150,7 @@ def test_without_numba_the_next_backend_trains(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(numba_kernels, "MISSING", "No module named 'numba'")
     choice = chosen(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), size=LONG)
     assert choice.backend == "manual"
-    assert "fedsel-flwr[fast]" in choice.reasons["numba"]
+    assert "fedsel-flwr[sim]" in choice.reasons["numba"]
 
 
 def test_a_loss_that_is_no_number_for_each_example_is_trained_one_by_one() -> None:
@@ -162,28 +162,33 @@ def test_a_loss_that_is_no_number_for_each_example_is_trained_one_by_one() -> No
     assert "one loss for each" in choice.reasons["vmap"]
 
 
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"size": RunSize(2000, 7, 1.0, 10)}, "a round has 7 clients"),
+        ({"size": LONG, "chunk": lambda: 7}, "no more than 7 clients fit into the caches"),
+        ({"chunk": lambda: 7}, "no more than 7 clients fit into the caches"),
+    ],
+)
+def test_vmap_is_refused_if_few_clients_train_together(options: dict[str, Any], reason: str) -> None:
+    choice = chosen(Residual, **options)
+    assert choice.backend == "sequential"
+    assert reason in choice.reasons["vmap"]
+    assert chosen(Residual, backend="vmap", **options).backend == "vmap"
+    assert chosen(Residual, size=RunSize(2000, 8, 1.0, 10), chunk=lambda: 8).backend == "vmap"
+
+
+def test_the_largest_client_of_the_run_counts_not_that_of_its_first_round() -> None:
+    """A resumed run begins with other clients, and must choose as before."""
+    model = seeded(Residual)
+    wide = TrainingSettings(learning_rate=0.1, batch_size=4_000)
+    trainer = BatchedTrainer(model, wide, backend=None, size=RunSize(2000, 25, 1.0, 4_000))
+    trainer.train(get_arrays(model), world(), [np.random.default_rng(i) for i in range(3)])
+    assert trainer.backend == "sequential"
+    assert "fit into the caches" in trainer.reasons["vmap"]
+
+
 @pytest.mark.parametrize("backend", ["numba", "manual", "vmap"])
 def test_a_backend_that_cannot_is_refused_by_name(backend: Backend) -> None:
     with pytest.raises(ParameterError, match=f"backend = '{backend}'"):
         chosen(normalized, backend=backend)
-
-
-@pytest.mark.parametrize(
-    ("backend", "device", "size", "reason"),
-    [
-        ("manual", "cpu", None, "size of the run is not given"),
-        ("manual", "cuda", LONG, "train on the CPU, not on 'cuda'"),
-        ("numba", "cpu", LONG, "threads of this process"),
-    ],
-)
-def test_reasons_against_worker_processes(backend: Backend, device: str, size: Any, reason: str) -> None:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    number, said = _choose_processes(backend, model, torch.device(device), PROBE, size, 8)
-    assert number == 1
-    assert reason in said
-
-
-def test_the_number_of_processes_that_is_asked_for() -> None:
-    choice = chosen(shared, processes=3)
-    assert choice.processes == 3
-    assert "processes" not in choice.reasons

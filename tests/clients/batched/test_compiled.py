@@ -22,7 +22,7 @@ from tests.clients.batched.checking import SETTINGS, check_against_loop, seeded,
 from tests.clients.batched.test_against_loop import MODELS, three_rounds
 from tests.clients.batched.test_against_loop import SETTINGS as ALL_SETTINGS
 
-compiles = pytest.mark.skipif(bool(numba_kernels.MISSING), reason="Numba is not installed (the extra 'fast')")
+compiles = pytest.mark.skipif(bool(numba_kernels.MISSING), reason="Numba is not installed (no wheel for this platform)")
 KNOWN = [name for name in ALL_SETTINGS if name != "full batch" and "augmented" not in name]
 
 
@@ -150,7 +150,7 @@ def test_what_they_do_not_know(build: Any, changed: dict[str, Any], objective: A
 
 def test_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numba_kernels, "MISSING", "No module named 'numba'")
-    with pytest.raises(Unsupported, match=r"it needs Numba, .*fedsel-flwr\[fast\].*: No module named 'numba'"):
+    with pytest.raises(Unsupported, match=r"it needs Numba, .*fedsel-flwr\[sim\].*: No module named 'numba'"):
         NumbaKernel([Dense(0, 1, 4, 2)])
 
 
