@@ -11,12 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedsel_flwr.aggregation.schemes import READS_TOTAL_EXAMPLES
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds import state_dicts
 from fedsel_flwr.rounds.cold_starts import ColdStarts
 from fedsel_flwr.rounds.collecting import Collector
-from fedsel_flwr.rounds.eligibility import Availability, Busy, Cooldown, NewcomerQuota, Participation, available
+from fedsel_flwr.rounds.eligibility import Busy, Cooldown, NewcomerQuota, Participation, as_availability, available
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.measuring import Measurer
 from fedsel_flwr.rounds.models import Arrays, ModelStack
@@ -26,7 +25,7 @@ from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roll_call import NO_PROPERTIES, Properties, RollCall, Transport
 from fedsel_flwr.rounds.roster import ClientValues, ConnectedClients, Roster
 from fedsel_flwr.rounds.round import ORDER_OF_CALLS, Outcome, Reporter, Round
-from fedsel_flwr.rounds.run_length import Budget, RoundNumbering, ShouldStop, StopCriteria
+from fedsel_flwr.rounds.run_length import RoundNumbering, ShouldStop, StopCriteria
 from fedsel_flwr.rounds.settings import Settings
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors.columns import ASKED
@@ -41,10 +40,6 @@ class SelectionCore:
         roster: Connections, client ids and rows; None starts with an empty one.
         client_values: Selector parameters given by client id, bound to ``roster``; clients they do not cover are
             refused.
-        availability: Which clients take part in a round; None lets all of them take part.
-        budget: What the run may spend; None sets no limit.
-        should_stop: The caller's signal that ends the run after the last finished round; None: there is none.
-        roll_call_timeout: Seconds that the transport waits for introductions, for messages.
 
     Attributes:
         settings: How clients are treated.
@@ -60,16 +55,15 @@ class SelectionCore:
         *,
         roster: Roster | None = None,
         client_values: tuple[ClientValues, ...] = (),
-        availability: Availability | None = None,
-        budget: Budget | None = None,
-        should_stop: ShouldStop | None = None,
-        roll_call_timeout: float = 60.0,
     ) -> None:
-        selector.over_selection, selector.common_warmup = settings.over_selection, settings.warmup_rounds
-        self.settings, self._availability = settings, availability
+        selector.plan_rounds(over_selection=settings.over_selection, warmup_rounds=settings.warmup_rounds)
+        self.settings, self._availability = settings, as_availability(settings.availability)
         roster = Roster() if roster is None else roster
-        self.parts = _new_parts(selector, settings, roster, client_values, roll_call_timeout)
-        self.ending = StopCriteria(selector, self.parts.history, budget, should_stop)
+        for limit in ("max_clients", "max_new_per_round", "evict_after"):
+            if (given := getattr(settings, limit)) is not None:
+                setattr(roster, limit, given)
+        self.parts = _new_parts(selector, settings, roster, client_values)
+        self.ending = StopCriteria(selector, self.parts.history, settings.budget, settings.should_stop)
         self.numbering, self._identities = RoundNumbering(), IdentityResolver(settings)
         parts = self.parts
         self._collector = Collector(
@@ -339,30 +333,22 @@ CHECKPOINT_KEYS = {
 
 
 def _new_parts(
-    selector: Selector,
-    settings: Settings,
-    roster: Roster,
-    client_values: tuple[ClientValues, ...],
-    roll_call_timeout: float,
+    selector: Selector, settings: Settings, roster: Roster, client_values: tuple[ClientValues, ...]
 ) -> Parts:
     """Return the owners of a new run."""
-    s = settings
-    measurer = Measurer(selector, s.validation, s.filter, s.learning_rate, s.momentum)
-    reads_total_examples = s.averaging in READS_TOTAL_EXAMPLES
+    measurer = Measurer(selector, settings)
     return Parts(
         selector=selector,
         roster=roster,
-        roll_call=RollCall(roll_call_timeout),
-        registrar=Registrar(
-            selector, roster, measurer, client_values, s.max_examples, reads_total_examples=reads_total_examples
-        ),
+        roll_call=RollCall(settings.roll_call_timeout),
+        registrar=Registrar(selector, settings, roster, measurer, client_values),
         probing=Probing(selector, roster, settings),
-        busy=Busy(s.busy_timeout),
-        cooldown=Cooldown(s.cooldown),
+        busy=Busy(settings.busy_timeout),
+        cooldown=Cooldown(settings.cooldown),
         newcomer_quota=NewcomerQuota(roster),
-        participation=Participation(s.max_participation),
+        participation=Participation(settings.max_participation),
         cold_starts=ColdStarts(),
         measurer=measurer,
-        reporter=Reporter(selector, roster, s.max_latency),
+        reporter=Reporter(selector, roster, settings.max_latency),
         history=History(),
     )
