@@ -24,11 +24,13 @@ from fedsel_flwr.rounds.registration import ClientProperties, ConnectionIdentity
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roll_call import NO_PROPERTIES, Properties, RollCall, Transport
 from fedsel_flwr.rounds.roster import ClientValues, ConnectedClients, Roster
-from fedsel_flwr.rounds.round import ORDER_OF_CALLS, Outcome, Reporter, Round
+from fedsel_flwr.rounds.round import Outcome, Reporter, Round
 from fedsel_flwr.rounds.run_length import RoundNumbering, ShouldStop, StopCriteria
 from fedsel_flwr.rounds.settings import Settings
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors.columns import ASKED
+
+ORDER_OF_CALLS = "Call choose, collect and finish once each, in this order."
 
 
 class SelectionCore:
@@ -207,10 +209,10 @@ class SelectionCore:
             RunError: No round is open, or models must be measured or mixed, but the global model is not made of
                 NumPy arrays.
         """
-        round = self._begun()
-        round.check_open()
-        round.outcome = self._collector.collect(round, replies, stack)
-        return round.outcome
+        if self._round is None or self._round.outcome is not None:
+            raise RunError(f"collect was called before choose, or twice. {ORDER_OF_CALLS}")
+        self._round.outcome = self._collector.collect(self._round, replies, stack)
+        return self._round.outcome
 
     def finish(self, after: Arrays | None = None) -> Arrays | None:
         """End the round: mix the model by the averaging scheme, let the selector observe, write the history.
@@ -222,10 +224,11 @@ class SelectionCore:
             The new global model: ``after`` itself, or that mixed with the old one; None if the model stayed.
 
         Raises:
-            RunError: No replies were collected, or the round is finished already.
+            RunError: No replies were collected since the last round was finished.
         """
-        round, parts = self._begun(), self.parts
-        outcome, before = round.collected(), round.reference
+        if self._round is None or self._round.outcome is None:
+            raise RunError(f"finish was called before collect, or twice. {ORDER_OF_CALLS}")
+        round, parts, outcome, before = self._round, self.parts, self._round.outcome, self._round.reference
         if after is not None and before is not None and outcome.averaging is not None and outcome.averaging.mixes:
             after = outcome.averaging.mix(before, after)
         scalars: dict[str, float] = {}
@@ -250,13 +253,13 @@ class SelectionCore:
             probe_j=probe_j,
             clients=parts.reporter.records(round, outcome),
         )
-        round.finished = True
+        self._round = None
         parts.history.log_unusable_rounds()
         return after
 
     def state_dict(self) -> state_dicts.State:
         """Return everything that outlives a round, part by part; call it between rounds."""
-        return state_dicts.save_parts(self.parts.by_key())
+        return state_dicts.save_parts(self.parts._asdict())
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Continue from a state of :meth:`state_dict`; the server may continue its count of rounds or start at 1.
@@ -264,7 +267,7 @@ class SelectionCore:
         Raises:
             StateError: A part is missing or does not fit; nothing has changed then.
         """
-        state_dicts.load_parts(self.parts.by_key(), state)
+        state_dicts.load_parts(self.parts._asdict(), state)
         self._round = None
         self.begin_run()
 
@@ -295,14 +298,9 @@ class SelectionCore:
         # last, so that the few places for newcomers go to clients that can take them
         return here.only(self.parts.newcomer_quota.eligible(here.rows))
 
-    def _begun(self) -> Round:
-        if self._round is None:
-            raise RunError(f"no round has begun. {ORDER_OF_CALLS}")
-        return self._round
-
 
 class Parts(NamedTuple):
-    """The owners of what outlives a round."""
+    """The owners of what outlives a round, by their keys in a checkpoint."""
 
     selector: Selector
     roster: Roster
@@ -317,19 +315,6 @@ class Parts(NamedTuple):
     measurer: Measurer
     reporter: Reporter
     history: History
-
-    def by_key(self) -> dict[str, state_dicts.Stateful]:
-        """Return the owners by their keys in a checkpoint."""
-        return {CHECKPOINT_KEYS.get(name, name): owner for name, owner in self._asdict().items()}
-
-
-# A checkpoint on the disk is read by these keys: with others, no run could resume from a checkpoint that exists.
-CHECKPOINT_KEYS = {
-    "roll_call": "rollcall",
-    "registrar": "enrolment",
-    "newcomer_quota": "trial",
-    "cold_starts": "first_times",
-}
 
 
 def _new_parts(

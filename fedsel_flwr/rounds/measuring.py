@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -156,7 +156,9 @@ class Measurer:
             raise ParameterError(
                 f"{name} reads gradients, but learning_rate is missing. Pass the clients' nominal initial one."
             )
-        self.selector, self.validation, self.filter = selector, validation, settings.filter
+        self.selector, self.filter = selector, settings.filter
+        # read only if the selector or the filter needs it, and then it is there
+        self._examples = cast(Validation, validation)
         # without a learning rate nothing reads the direction, but the checkpoint has a place for it
         self.direction = Direction(settings.learning_rate or 1.0, settings.momentum)
 
@@ -254,13 +256,6 @@ class Measurer:
     def _starts_direction(self) -> bool:
         """Return whether the direction starts with this round's gradients, so that its step does not move it again."""
         return self.selector.keeps_model or (self.selector.warming_up and self.selector.round == 1)
-
-    @property
-    def _examples(self) -> Validation:
-        # cannot happen: a selector or filter that needs one is refused at construction
-        if self.validation is None:
-            raise ParameterError("validation is missing. Pass validation=Validation(...).")
-        return self.validation
 
 
 class Direction:
