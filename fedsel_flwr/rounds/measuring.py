@@ -97,7 +97,7 @@ class Validation:
     def logits_of(self, models: Models) -> list[FloatArray]:
         """Return the outputs of each model, as :meth:`logits`; those of a stack in one pass, if there is one."""
         if self.predict_stack is None or not isinstance(models, ModelStack):
-            return models.logits(self.logits)
+            return [self.logits(arrays) for arrays in models.as_list()]
         with np.errstate(all="ignore"):
             stacked = np.asarray(self.predict_stack(models.layers, self.inputs), dtype=np.float64)
         if len(stacked) != len(models):

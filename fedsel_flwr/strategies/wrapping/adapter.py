@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -51,13 +50,6 @@ def _takes(
     def decorate(init: Callable[[S, Arguments], None]) -> Callable[Concatenate[S, P], None]:
         @functools.wraps(init)
         def construct(self: S, /, *args: P.args, **kwargs: P.kwargs) -> None:
-            try:
-                signature.bind(*args, **kwargs)
-            except TypeError as error:
-                unknown = [name for name in kwargs if name not in signature.parameters]
-                close = difflib.get_close_matches(unknown[0], signature.parameters, n=1) if unknown else []
-                hint = f". Did you mean {close[0]!r}?" if close else ""
-                raise TypeError(f"{type(self).__name__}() {error}{hint}") from None
             init(self, arguments(*args, **kwargs))
 
         itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
