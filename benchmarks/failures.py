@@ -84,7 +84,7 @@ class Played(NamedTuple):
 
 def play(selector: Selector, fleet: Fleet, rounds: int, rng: np.random.Generator) -> Played:
     """Play rounds; probes for losses are answered by everybody."""
-    selector.over_selection = fleet.spares
+    selector.plan_rounds(over_selection=fleet.spares)
     selector.inform(EVERYBODY, num_examples=np.full(K, 100.0))
     played = Played([], [])
     for _ in range(rounds):

@@ -11,12 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedsel_flwr.aggregation.schemes import READS_TOTAL_EXAMPLES
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds import state_dicts
 from fedsel_flwr.rounds.cold_starts import ColdStarts
 from fedsel_flwr.rounds.collecting import Collector
-from fedsel_flwr.rounds.eligibility import Availability, Busy, Cooldown, NewcomerQuota, Participation, available
+from fedsel_flwr.rounds.eligibility import Busy, Cooldown, NewcomerQuota, Participation, as_availability, available
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.measuring import Measurer
 from fedsel_flwr.rounds.models import Arrays, ModelStack
@@ -25,11 +24,13 @@ from fedsel_flwr.rounds.registration import ClientProperties, ConnectionIdentity
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roll_call import NO_PROPERTIES, Properties, RollCall, Transport
 from fedsel_flwr.rounds.roster import ClientValues, ConnectedClients, Roster
-from fedsel_flwr.rounds.round import ORDER_OF_CALLS, Outcome, Reporter, Round
-from fedsel_flwr.rounds.run_length import Budget, RoundNumbering, ShouldStop, StopCriteria
+from fedsel_flwr.rounds.round import Outcome, Reporter, Round
+from fedsel_flwr.rounds.run_length import RoundNumbering, ShouldStop, StopCriteria
 from fedsel_flwr.rounds.settings import Settings
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors.columns import ASKED
+
+ORDER_OF_CALLS = "Call choose, collect and finish once each, in this order."
 
 
 class SelectionCore:
@@ -41,10 +42,6 @@ class SelectionCore:
         roster: Connections, client ids and rows; None starts with an empty one.
         client_values: Selector parameters given by client id, bound to ``roster``; clients they do not cover are
             refused.
-        availability: Which clients take part in a round; None lets all of them take part.
-        budget: What the run may spend; None sets no limit.
-        should_stop: The caller's signal that ends the run after the last finished round; None: there is none.
-        roll_call_timeout: Seconds that the transport waits for introductions, for messages.
 
     Attributes:
         settings: How clients are treated.
@@ -60,16 +57,15 @@ class SelectionCore:
         *,
         roster: Roster | None = None,
         client_values: tuple[ClientValues, ...] = (),
-        availability: Availability | None = None,
-        budget: Budget | None = None,
-        should_stop: ShouldStop | None = None,
-        roll_call_timeout: float = 60.0,
     ) -> None:
-        selector.over_selection, selector.common_warmup = settings.over_selection, settings.warmup_rounds
-        self.settings, self._availability = settings, availability
+        selector.plan_rounds(over_selection=settings.over_selection, warmup_rounds=settings.warmup_rounds)
+        self.settings, self._availability = settings, as_availability(settings.availability)
         roster = Roster() if roster is None else roster
-        self.parts = _new_parts(selector, settings, roster, client_values, roll_call_timeout)
-        self.ending = StopCriteria(selector, self.parts.history, budget, should_stop)
+        for limit in ("max_clients", "max_new_per_round", "evict_after"):
+            if (given := getattr(settings, limit)) is not None:
+                setattr(roster, limit, given)
+        self.parts = _new_parts(selector, settings, roster, client_values)
+        self.ending = StopCriteria(selector, self.parts.history, settings.budget, settings.should_stop)
         self.numbering, self._identities = RoundNumbering(), IdentityResolver(settings)
         parts = self.parts
         self._collector = Collector(
@@ -213,10 +209,10 @@ class SelectionCore:
             RunError: No round is open, or models must be measured or mixed, but the global model is not made of
                 NumPy arrays.
         """
-        round = self._begun()
-        round.check_open()
-        round.outcome = self._collector.collect(round, replies, stack)
-        return round.outcome
+        if self._round is None or self._round.outcome is not None:
+            raise RunError(f"collect was called before choose, or twice. {ORDER_OF_CALLS}")
+        self._round.outcome = self._collector.collect(self._round, replies, stack)
+        return self._round.outcome
 
     def finish(self, after: Arrays | None = None) -> Arrays | None:
         """End the round: mix the model by the averaging scheme, let the selector observe, write the history.
@@ -228,10 +224,11 @@ class SelectionCore:
             The new global model: ``after`` itself, or that mixed with the old one; None if the model stayed.
 
         Raises:
-            RunError: No replies were collected, or the round is finished already.
+            RunError: No replies were collected since the last round was finished.
         """
-        round, parts = self._begun(), self.parts
-        outcome, before = round.collected(), round.reference
+        if self._round is None or self._round.outcome is None:
+            raise RunError(f"finish was called before collect, or twice. {ORDER_OF_CALLS}")
+        round, parts, outcome, before = self._round, self.parts, self._round.outcome, self._round.reference
         if after is not None and before is not None and outcome.averaging is not None and outcome.averaging.mixes:
             after = outcome.averaging.mix(before, after)
         scalars: dict[str, float] = {}
@@ -256,13 +253,13 @@ class SelectionCore:
             probe_j=probe_j,
             clients=parts.reporter.records(round, outcome),
         )
-        round.finished = True
+        self._round = None
         parts.history.log_unusable_rounds()
         return after
 
     def state_dict(self) -> state_dicts.State:
         """Return everything that outlives a round, part by part; call it between rounds."""
-        return state_dicts.save_parts(self.parts.by_key())
+        return state_dicts.save_parts(self.parts._asdict())
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Continue from a state of :meth:`state_dict`; the server may continue its count of rounds or start at 1.
@@ -270,7 +267,7 @@ class SelectionCore:
         Raises:
             StateError: A part is missing or does not fit; nothing has changed then.
         """
-        state_dicts.load_parts(self.parts.by_key(), state)
+        state_dicts.load_parts(self.parts._asdict(), state)
         self._round = None
         self.begin_run()
 
@@ -301,14 +298,9 @@ class SelectionCore:
         # last, so that the few places for newcomers go to clients that can take them
         return here.only(self.parts.newcomer_quota.eligible(here.rows))
 
-    def _begun(self) -> Round:
-        if self._round is None:
-            raise RunError(f"no round has begun. {ORDER_OF_CALLS}")
-        return self._round
-
 
 class Parts(NamedTuple):
-    """The owners of what outlives a round."""
+    """The owners of what outlives a round, by their keys in a checkpoint."""
 
     selector: Selector
     roster: Roster
@@ -324,45 +316,24 @@ class Parts(NamedTuple):
     reporter: Reporter
     history: History
 
-    def by_key(self) -> dict[str, state_dicts.Stateful]:
-        """Return the owners by their keys in a checkpoint."""
-        return {CHECKPOINT_KEYS.get(name, name): owner for name, owner in self._asdict().items()}
-
-
-# A checkpoint on the disk is read by these keys: with others, no run could resume from a checkpoint that exists.
-CHECKPOINT_KEYS = {
-    "roll_call": "rollcall",
-    "registrar": "enrolment",
-    "newcomer_quota": "trial",
-    "cold_starts": "first_times",
-}
-
 
 def _new_parts(
-    selector: Selector,
-    settings: Settings,
-    roster: Roster,
-    client_values: tuple[ClientValues, ...],
-    roll_call_timeout: float,
+    selector: Selector, settings: Settings, roster: Roster, client_values: tuple[ClientValues, ...]
 ) -> Parts:
     """Return the owners of a new run."""
-    s = settings
-    measurer = Measurer(selector, s.validation, s.filter, s.learning_rate, s.momentum)
-    reads_total_examples = s.averaging in READS_TOTAL_EXAMPLES
+    measurer = Measurer(selector, settings)
     return Parts(
         selector=selector,
         roster=roster,
-        roll_call=RollCall(roll_call_timeout),
-        registrar=Registrar(
-            selector, roster, measurer, client_values, s.max_examples, reads_total_examples=reads_total_examples
-        ),
+        roll_call=RollCall(settings.roll_call_timeout),
+        registrar=Registrar(selector, settings, roster, measurer, client_values),
         probing=Probing(selector, roster, settings),
-        busy=Busy(s.busy_timeout),
-        cooldown=Cooldown(s.cooldown),
+        busy=Busy(settings.busy_timeout),
+        cooldown=Cooldown(settings.cooldown),
         newcomer_quota=NewcomerQuota(roster),
-        participation=Participation(s.max_participation),
+        participation=Participation(settings.max_participation),
         cold_starts=ColdStarts(),
         measurer=measurer,
-        reporter=Reporter(selector, roster, s.max_latency),
+        reporter=Reporter(selector, roster, settings.max_latency),
         history=History(),
     )

@@ -29,42 +29,31 @@ SHARE_MIN_ROUNDS = 5
 """Rounds in which a client must have been available before its participation counts."""
 
 
-class AllowList:
-    """Lets the listed clients take part in every round, and no others.
+def as_availability(given: Availability | Collection[str | int] | None) -> Availability | None:
+    """Return a function as it is; client ids as a function that lets them take part in every round, and no others.
 
     Args:
-        ids: Their ids, as the roster has them: names of SuperNodes, node ids, or what simulated clients say.
+        given: A function, or client ids as the roster has them: names of SuperNodes, node ids, or what simulated
+            clients say. None for no limit.
 
     Raises:
-        ParameterError: ``ids`` is empty or no collection, or one of them cannot be an id.
+        ParameterError: The ids are none, or no collection, or one of them cannot be an id.
 
-    >>> AllowList(["clinic-a", 7]).at(["7", "8", "clinic-a"], 1, 0.0).tolist()
+    >>> there = as_availability(["clinic-a", 7])
+    >>> available(there, ["7", "8", "clinic-a"], 1, 0.0).tolist()
     [True, False, True]
     """
-
-    def __init__(self, ids: Collection[str | int]) -> None:
-        cure = "Pass a function or client ids, such as ['clinic-a', 'clinic-c']."
-        if isinstance(ids, str | bytes) or not isinstance(ids, Collection):
-            raise ParameterError(f"availability is neither a function nor a list of client ids: {ids!r}. {cure}")
-        if not len(ids):
-            raise ParameterError("availability lists no client. Leave it out to let every client take part.")
-        names = {one: canonical_id(one) for one in ids}
-        if wrong := [one for one, name in names.items() if name is None]:
-            raise ParameterError(f"availability lists {wrong[0]!r}, which cannot be a client id. {cure}")
-        self.ids = frozenset(name for name in names.values() if name is not None)
-
-    def __call__(self, client_id: str, round: int, seconds: float) -> bool:
-        """Return whether a client takes part."""
-        return client_id in self.ids
-
-    def at(self, ids: Sequence[str], round: int, seconds: float) -> BoolArray:
-        """Return which of ``ids`` take part, shape (n,)."""
-        return np.array([one in self.ids for one in ids], dtype=np.bool_)
-
-
-def as_availability(given: Availability | Collection[str | int] | None) -> Availability | None:
-    """Return a function as it is, and client ids as an :class:`AllowList`."""
-    return given if given is None or callable(given) else AllowList(given)
+    if given is None or callable(given):
+        return given
+    cure = "Pass a function or client ids, such as ['clinic-a', 'clinic-c']."
+    if isinstance(given, str | bytes) or not isinstance(given, Collection):
+        raise ParameterError(f"availability is neither a function nor a list of client ids: {given!r}. {cure}")
+    if not len(given):
+        raise ParameterError("availability lists no client. Leave it out to let every client take part.")
+    ids = {canonical_id(one): one for one in given}
+    if None in ids:
+        raise ParameterError(f"availability lists {ids[None]!r}, which cannot be a client id. {cure}")
+    return lambda client_id, round, seconds: client_id in ids
 
 
 def available(availability: Availability, ids: Sequence[str], round: int, simulated_s: float) -> BoolArray:

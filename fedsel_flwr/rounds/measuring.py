@@ -22,16 +22,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from fedsel_flwr.aggregation.filter import Filter
-from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, real
+from fedsel_flwr.checks import BoolArray, FloatArray, IntArray
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds import state_dicts
 from fedsel_flwr.rounds.models import Arrays, Models, ModelStack, flat
+from fedsel_flwr.rounds.settings import Settings
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors.columns import ON_VALIDATION, PER_UPDATE
 
@@ -97,7 +97,7 @@ class Validation:
     def logits_of(self, models: Models) -> list[FloatArray]:
         """Return the outputs of each model, as :meth:`logits`; those of a stack in one pass, if there is one."""
         if self.predict_stack is None or not isinstance(models, ModelStack):
-            return models.logits(self.logits)
+            return [self.logits(arrays) for arrays in models.as_list()]
         with np.errstate(all="ignore"):
             stacked = np.asarray(self.predict_stack(models.layers, self.inputs), dtype=np.float64)
         if len(stacked) != len(models):
@@ -134,40 +134,33 @@ class Measurer:
 
     Args:
         selector: Its ``needs`` say what is measured.
-        validation: The server's examples; None if there are none.
-        filter: FedCA's filter; None keeps every usable model.
-        learning_rate: The clients' nominal initial learning rate, for :class:`Direction`.
-        momentum: The direction's momentum.
+        settings: The server's examples, FedCA's filter, and learning rate and momentum of :class:`Direction`.
 
     Raises:
-        ParameterError: Something needed is missing, or a value is out of range.
+        ParameterError: Something needed is missing.
     """
 
-    def __init__(
-        self,
-        selector: Selector,
-        validation: Validation | None = None,
-        filter: Filter | None = None,
-        learning_rate: float | None = None,
-        momentum: float = 0.1,
-    ) -> None:
-        needs, name = selector.needs, selector.name
+    def __init__(self, selector: Selector, settings: Settings) -> None:
+        needs, name, validation = selector.needs, selector.name, settings.validation
         if validation is not None and not isinstance(validation, Validation):
             raise ParameterError(f"validation must be a Validation, got {type(validation).__name__}")
-        if validation is None and (filter is not None or needs & ON_VALIDATION):
-            reader = "FedCA's filter" if filter is not None else f"{name} ({', '.join(sorted(needs & ON_VALIDATION))})"
+        if validation is None and (settings.filter is not None or needs & ON_VALIDATION):
+            columns = ", ".join(sorted(needs & ON_VALIDATION))
+            reader = "FedCA's filter" if settings.filter is not None else f"{name} ({columns})"
             raise ParameterError(f"{reader} needs a validation set on the server. Pass validation=Validation(...).")
-        if "kept" in needs and filter is None:
+        if "kept" in needs and settings.filter is None:
             raise ParameterError(
                 f"{name} learns from FedCA's filter, but there is none. Pass filter=Filter() or use the strategy FedCM."
             )
-        if "projection" in needs and learning_rate is None:
+        if "projection" in needs and settings.learning_rate is None:
             raise ParameterError(
                 f"{name} reads gradients, but learning_rate is missing. Pass the clients' nominal initial one."
             )
-        self.selector, self.validation, self.filter = selector, validation, filter
+        self.selector, self.filter = selector, settings.filter
+        # read only if the selector or the filter needs it, and then it is there
+        self._examples = cast(Validation, validation)
         # without a learning rate nothing reads the direction, but the checkpoint has a place for it
-        self.direction = Direction(1.0 if learning_rate is None else learning_rate, momentum)
+        self.direction = Direction(settings.learning_rate or 1.0, settings.momentum)
 
     @property
     def reads_global(self) -> bool:
@@ -264,13 +257,6 @@ class Measurer:
         """Return whether the direction starts with this round's gradients, so that its step does not move it again."""
         return self.selector.keeps_model or (self.selector.warming_up and self.selector.round == 1)
 
-    @property
-    def _examples(self) -> Validation:
-        # cannot happen: a selector or filter that needs one is refused at construction
-        if self.validation is None:
-            raise ParameterError("validation is missing. Pass validation=Validation(...).")
-        return self.validation
-
 
 class Direction:
     """The direction in which the global model moves (GPFL).
@@ -279,9 +265,6 @@ class Direction:
         learning_rate: eta, above 0.
         momentum: gamma, at least 0 and below 1.
 
-    Raises:
-        ParameterError: A parameter is out of range.
-
     >>> import numpy as np
     >>> direction = Direction(learning_rate=0.5, momentum=0.1)
     >>> direction.move(np.array([1.0, 2.0]), np.array([1.0, 0.0]))  # G = (0, 2) / .5
@@ -289,11 +272,8 @@ class Direction:
     array([2.])
     """
 
-    def __init__(self, learning_rate: float, momentum: float = 0.1) -> None:
-        self.learning_rate = real("learning_rate", learning_rate, above=0.0)
-        self.momentum = real("momentum", momentum, at_least=0.0)
-        if self.momentum >= 1.0:
-            raise ParameterError(f"momentum must be below 1, got {momentum!r}")
+    def __init__(self, learning_rate: float, momentum: float) -> None:
+        self.learning_rate, self.momentum = learning_rate, momentum
         self._direction: FloatArray | None = None
 
     def gradients(self, updates: FloatArray, *, in_place: bool = False) -> FloatArray:

@@ -7,7 +7,7 @@ What the server measures works on both (:class:`Models`). A fault is a text, emp
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -30,9 +30,6 @@ class Models(Protocol):
 
     def flat(self) -> FloatArray:
         """Return the models' numbers as a new array, shape (n_models, parameters)."""
-
-    def logits(self, logits: Callable[[Arrays], FloatArray]) -> list[FloatArray]:
-        """Return the logits of each model."""
 
     def take(self, positions: IntArray) -> Models:
         """Return the models at ``positions``, shape (n,)."""
@@ -59,10 +56,6 @@ class ModelList:
     def flat(self) -> FloatArray:
         """Return the models' numbers as a new array, shape (n_models, parameters)."""
         return np.array([flat(arrays) for arrays in self.models])
-
-    def logits(self, logits: Callable[[Arrays], FloatArray]) -> list[FloatArray]:
-        """Return the logits of each model."""
-        return [logits(arrays) for arrays in self.models]
 
     def take(self, positions: IntArray) -> ModelList:
         """Return the models at ``positions``, shape (n,)."""
@@ -92,10 +85,6 @@ class ModelStack:
         """Return the models' numbers as a new array, shape (n_models, parameters)."""
         parts = [layer.reshape(len(layer), -1) for layer in self.layers]
         return np.concatenate(parts, axis=1).astype(np.float64, copy=False)
-
-    def logits(self, logits: Callable[[Arrays], FloatArray]) -> list[FloatArray]:
-        """Return the logits of each model."""
-        return [logits(arrays) for arrays in self.as_list()]
 
     def as_list(self) -> Sequence[Arrays]:
         """Return the models one by one, as views of the layers."""

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedsel_flwr.aggregation.schemes import READS_TOTAL_EXAMPLES
 from fedsel_flwr.checks import IntArray
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds import state_dicts
@@ -22,7 +23,7 @@ from fedsel_flwr.rounds.measuring import Measurer
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.roll_call import Properties, Registration, Registry
 from fedsel_flwr.rounds.roster import ClientValues, Roster, canonical_id
-from fedsel_flwr.rounds.settings import Identity, MaxExamples, MetricKeys, Settings
+from fedsel_flwr.rounds.settings import Identity, MetricKeys, Settings
 from fedsel_flwr.rounds.untrusted import first_lines, fraction, usable_count
 from fedsel_flwr.selectors import Selector
 
@@ -78,26 +79,23 @@ class Registrar:
 
     Args:
         selector: The selector.
+        settings: The most examples that a client may claim, and the averaging scheme, which may read
+            :meth:`total_examples`.
         roster: Connections, client ids and rows.
         measurer: Measures the first global model, for selectors that read ``accuracy``.
         client_values: Selector parameters given by client id; clients they do not cover are refused.
-        reads_total_examples: Whether the averaging scheme reads :meth:`total_examples`.
-        max_examples: Most examples that a client may claim; a larger claim counts as this number. "auto" takes four
-            times the median claim. None for no limit.
     """
 
     def __init__(
         self,
         selector: Selector,
+        settings: Settings,
         roster: Roster,
         measurer: Measurer,
-        client_values: tuple[ClientValues, ...] = (),
-        max_examples: MaxExamples | None = None,
-        *,
-        reads_total_examples: bool = False,
+        client_values: tuple[ClientValues, ...],
     ) -> None:
         self._selector, self._roster, self._measurer, self._client_values = selector, roster, measurer, client_values
-        self._max_examples, self._reads_total_examples = max_examples, reads_total_examples
+        self._max_examples, self._averaging = settings.max_examples, settings.averaging
         # by row: the number of examples that a client claims, 0 if unknown
         self._sizes: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self._initial_accuracy: float | None = None
@@ -107,7 +105,7 @@ class Registrar:
     @property
     def reads_properties(self) -> bool:
         """Return whether the selector or the averaging scheme reads more of a client than its id."""
-        return self._selector.takes_information or self._reads_total_examples
+        return self._selector.takes_information or self._averaging in READS_TOTAL_EXAMPLES
 
     def register(
         self,

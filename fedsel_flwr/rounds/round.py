@@ -14,7 +14,6 @@ import numpy as np
 
 from fedsel_flwr.aggregation import Averaging
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray
-from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds import state_dicts
 from fedsel_flwr.rounds.models import Arrays, ModelList, Models
 from fedsel_flwr.rounds.records import ClientRecord
@@ -27,12 +26,11 @@ from fedsel_flwr.selectors.columns import MEASURED, VECTORS, columns_where
 logger = logging.getLogger("fedsel_flwr")
 FROM_REPLY = columns_where(lambda column: column.source == "reply")
 """Columns that clients report."""
-ORDER_OF_CALLS = "Call choose, collect and finish once each, in this order."
 
 
 @dataclass(kw_only=True)
 class Round:
-    """A round at work: chosen, then collected, then finished, each once.
+    """A round at work, from the choice of its clients to its record in the history.
 
     Attributes:
         number: The absolute round.
@@ -41,7 +39,6 @@ class Round:
         chosen: Row -> connection, by ascending row.
         reference: The global model the clients receive; None if it cannot be decoded.
         outcome: What the replies came to; None before they are collected.
-        finished: Whether the round is in the history.
     """
 
     number: int
@@ -50,32 +47,11 @@ class Round:
     chosen: dict[int, str]
     reference: Arrays | None
     outcome: Outcome | None = None
-    finished: bool = False
 
     @property
     def rows(self) -> IntArray:
         """Return the chosen rows, ascending, shape (n,)."""
         return np.fromiter(self.chosen, dtype=np.int64, count=len(self.chosen))
-
-    def collected(self) -> Outcome:
-        """Return the outcome of this round, which is not finished yet.
-
-        Raises:
-            RunError: Nothing was collected yet, or the round is finished.
-        """
-        if self.outcome is None or self.finished:
-            problem = "is finished already" if self.finished else "has no replies yet"
-            raise RunError(f"round {self.number} {problem}. {ORDER_OF_CALLS}")
-        return self.outcome
-
-    def check_open(self) -> None:
-        """Refuse to collect twice.
-
-        Raises:
-            RunError: Replies were collected already.
-        """
-        if self.outcome is not None:
-            raise RunError(f"round {self.number} has its replies already. {ORDER_OF_CALLS}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,9 +52,9 @@ class Selector(SavedState, ABC):
             number may be None. A class without it is refused if it chooses more: in a comparison it would win by the
             number alone.
         paper_options: Options of the strategy whose default the paper sets, such as ``{"averaging": "mean"}``.
-        over_selection: The share by which a round asks more clients than it keeps; the strategy sets it.
-        common_warmup: Number of first rounds in which all available clients are chosen, the same for every selector;
-            the strategy sets it. They count as rounds, and the selector learns from them.
+        over_selection: The share by which a round asks more clients than it keeps (:meth:`plan_rounds`).
+        common_warmup: Number of first rounds in which all available clients are chosen, the same for every selector
+            (:meth:`plan_rounds`). They count as rounds, and the selector learns from them.
 
     Args:
         clients_per_round: How many clients to choose each round.
@@ -147,6 +147,15 @@ class Selector(SavedState, ABC):
     def done(self) -> bool:
         """Whether the run may end, as there is nothing left to choose; False unless a subclass overrides it."""
         return False
+
+    def plan_rounds(self, *, over_selection: float = 0.0, warmup_rounds: int = 0) -> None:
+        """Take in how the strategy's rounds go; called once, before the first.
+
+        Args:
+            over_selection: The share by which a round asks more clients than it keeps.
+            warmup_rounds: Number of first rounds in which all available clients are chosen, whatever the selector.
+        """
+        self.over_selection, self.common_warmup = over_selection, warmup_rounds
 
     def expected_count(self, num_available: int) -> int | None:
         """Return how many clients the next :meth:`select` chooses; None if only the algorithm knows."""

@@ -16,15 +16,14 @@ from fedsel_flwr.clients.training_settings import examples_per_round
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors.registry import label_of
 from fedsel_flwr.simulations.scenario_tables import (
+    Aggregation,
     Availability,
     Count,
-    CountOrZero,
     Data,
     Device,
     Model,
     NotNegative,
     Partition,
-    Positive,
     Probability,
     System,
     Table,
@@ -56,38 +55,6 @@ class Clients(Table):
     failure_probability: Probability = 0.0
     crash_probability: Probability = 0.0
     reference_multiplications: NotNegative = 0.0
-
-
-class Aggregation(Table):
-    """The base strategy, what is averaged, and the server's patience.
-
-    ``filter`` = "loss" or "accuracy" is FedCA's filter, on the validation set. ``averaging`` is one of Kim et al.'s
-    schemes. If one of the two is empty, the selector's paper decides, or else the base. ``direction_momentum`` is
-    GPFL's gamma. With ``over_selection`` a round asks that share more clients and keeps the first
-    ``clients_per_round`` answers. ``round_deadline_s`` ends a round (0 is no deadline). ``cooldown`` excludes a client
-    for 2^n rounds after n failures in a row; "auto" does so for selectors that would ask it for ever (DivFL, PCZFL).
-    An update whose L2 norm is above ``max_update_norm`` is refused (0 is no limit). A client's claimed number of
-    examples is capped at ``max_examples`` (0 is no limit; "auto" is four times the median claim). A client that was
-    asked in a larger share than ``max_participation`` of its last 20 rounds is not eligible (0 is no limit). In the
-    first ``warmup_rounds`` every available client trains, whatever the selector.
-    """
-
-    filter: Literal["", "loss", "accuracy"] = ""
-    averaging: Literal["", "fedpdp", "fedpdp-exact", "fedavg-absent", "mean"] = ""
-    direction_momentum: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.1
-
-    base: Literal["fedavg", "fedprox", "fedadam", "fedyogi", "fedavgm"] = "fedavg"
-    server_learning_rate: Positive = 0.1
-    min_completed: Count = 1
-    over_selection: NotNegative = 0.0
-    round_deadline_s: NotNegative = 0.0
-    cooldown: Literal["auto", True, False] = "auto"
-    max_update_norm: NotNegative = 0.0
-    max_examples: CountOrZero | Literal["auto"] = 0
-    max_participation: Annotated[float, Field(ge=0, le=1, strict=True)] = 0.0
-    warmup_rounds: CountOrZero = 0
-    round_timeout_s: Positive = 600.0
-    wait_timeout_s: Positive = 600.0
 
 
 class Scenario(Table):
@@ -147,9 +114,10 @@ class Scenario(Table):
 
     @model_validator(mode="after")
     def _warmup_ends(self) -> Scenario:
-        if self.aggregation.warmup_rounds >= self.rounds:
+        warmup_rounds = self.aggregation.options()["warmup_rounds"]
+        if warmup_rounds >= self.rounds:
             raise ValueError(
-                f"aggregation.warmup_rounds = {self.aggregation.warmup_rounds} leaves nothing to choose in rounds = "
+                f"aggregation.warmup_rounds = {warmup_rounds} leaves nothing to choose in rounds = "
                 f"{self.rounds}. Lower it, or raise rounds"
             )
         return self

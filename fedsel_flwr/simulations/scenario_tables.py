@@ -1,25 +1,31 @@
-"""The tables of a scenario that describe its world: data, partition, model, training, availability, delays.
+"""The tables of a scenario: data, partition, model, training, availability, delays, and the strategy's options.
 
-Defaults of the synthetic data, the channel, the devices and the training are those of the classes that get them.
+Defaults of the synthetic data, the channel, the devices, the training and the strategy are those of the classes that
+get them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from dataclasses import Field as OptionField
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
+from fedsel_flwr.aggregation.filter import Filter
 from fedsel_flwr.checks import real, whole
 from fedsel_flwr.clients.phones import PhoneModel
 from fedsel_flwr.clients.streams import stream
 from fedsel_flwr.clients.system import SystemModel
 from fedsel_flwr.clients.training_settings import Augmentation, TrainingSettings
 from fedsel_flwr.references import is_reference
+from fedsel_flwr.rounds.settings import Options, checked
 from fedsel_flwr.wireless import OFDMAChannel
 
+OptionTable = TypeVar("OptionTable", bound=BaseModel)
 Numbers = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
 
 
@@ -267,3 +273,55 @@ class Device(Table):
     computing_step: Positive = SystemModel.computing_step
     cycles_per_sample: NotNegative = SystemModel.cycles_per_sample
     effective_capacitance: NotNegative = SystemModel.effective_capacitance
+
+
+def with_options(table: type[OptionTable]) -> type[OptionTable]:
+    """Add to a table the keys of a strategy's options, as :class:`~fedsel_flwr.rounds.settings.Options` declares them.
+
+    >>> @with_options
+    ... class Empty(Table):
+    ...     pass
+    >>> Empty(over_selection=1).over_selection
+    1.0
+    """
+    keys: dict[str, Any] = {}
+    for option in fields(Options):
+        if key := option.metadata.get("key"):
+            default = option.metadata["unset"] if option.default is None else option.default
+            keys[key] = (Annotated[Any, AfterValidator(partial(_option_value, option, key))], default)
+    return create_model(table.__name__, __base__=table, __module__=table.__module__, __doc__=table.__doc__, **keys)
+
+
+def _option_value(option: OptionField[Any], key: str, value: Any) -> Any:
+    """Return the checked value of an option's key."""
+    unset = option.metadata["unset"]
+    # A boolean is no number, although False equals 0.
+    if option.default is None and value == unset and not isinstance(value, bool):
+        return unset
+    return checked(option, key, value)
+
+
+@with_options
+class Aggregation(Table):
+    """The base strategy, what is averaged, and the server's patience.
+
+    ``filter`` = "loss" or "accuracy" is FedCA's filter, on the validation set; if it is empty, the selector's paper
+    decides. The other keys are options of the strategy, which :class:`fedsel_flwr.rounds.settings.Options` declares and
+    explains: a number of 0 and an empty text stand for None.
+    """
+
+    filter: Literal["", "loss", "accuracy"] = ""
+    base: Literal["fedavg", "fedprox", "fedadam", "fedyogi", "fedavgm"] = "fedavg"
+    server_learning_rate: Positive = 0.1
+    round_timeout_s: Positive = 600.0
+
+    def options(self) -> dict[str, Any]:
+        """Return the options of the strategy that this table sets, by their names in Python."""
+        named = {option.name: option for option in fields(Options) if option.metadata.get("key")}
+        values = {name: getattr(self, option.metadata["key"]) for name, option in named.items()}
+        unset = {name for name, option in named.items() if option.default is None and not values[name]}
+        return {
+            "filter": Filter(score=self.filter) if self.filter else None,
+            **values,
+            **dict.fromkeys(unset),
+        }

@@ -107,7 +107,7 @@ def _run_rounds(world: World, strategy: Any, clients: InProcessClients, pace: Ch
         strategy.model_after(core.round, model)
         pace(partial(strategy.round_trained, core.round, model))
         ended(number)
-    log_simulated_faults(strategy.history, bool(scenario.aggregation.over_selection))
+    log_simulated_faults(strategy.history, bool(core.settings.over_selection))
     return RunResult(history=strategy.history, arrays=model, diagnosis=diagnose(world, strategy.history))
 
 

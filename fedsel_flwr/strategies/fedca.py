@@ -75,7 +75,7 @@ class FedCA(CombinatorialAveraging, SelectionStrategy):
         seed: Seed of the uniform draws, if no selector is given.
         score: "loss" or "accuracy" (the paper's Dirac delta), of the averaged logits.
         averaging: The averaging scheme of the kept models, (5): "fedpdp" normalized, or "fedpdp-exact" as printed.
-        **options: Those of :class:`fedsel_flwr.strategies.wrapping.adapter.Adapter`.
+        **options: Those of :class:`fedsel_flwr.rounds.settings.Options`.
 
     Raises:
         ParameterError: There is no validation set, neither or both of ``selector`` and ``clients_per_round`` are

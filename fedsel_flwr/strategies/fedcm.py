@@ -66,7 +66,7 @@ class FedCM(CombinatorialBandit, SelectionStrategy):
         seed: Seed of the selector.
         score: "loss" or "accuracy", of the averaged logits.
         averaging: The averaging scheme of the kept models.
-        **options: Those of :class:`fedsel_flwr.strategies.wrapping.adapter.Adapter`.
+        **options: Those of :class:`fedsel_flwr.rounds.settings.Options`.
 
     Raises:
         ParameterError: There is no validation set, or a value is out of range.

@@ -61,7 +61,8 @@ EvaluateFailure = tuple[ClientProxy, EvaluateRes] | BaseException
 class SelectionStrategy(Adapter, Strategy):
     """Wraps a Flower strategy: a selector decides who trains, ``base`` decides how their updates are aggregated.
 
-    It is the outermost wrapper; differential-privacy wrappers go inside. Options and attributes are those of
+    It is the outermost wrapper; differential-privacy wrappers go inside. Its options are those of
+    :class:`fedsel_flwr.rounds.settings.Options`, explained below; its attributes are those of
     :class:`fedsel_flwr.strategies.wrapping.adapter.Adapter`.
 
     A round:

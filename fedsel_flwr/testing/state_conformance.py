@@ -153,7 +153,7 @@ def check_warm_up(make: SelectorFactory) -> None:
 def before_warmup(make: SelectorFactory, *, seed: int, rounds: int = WARMUP_ROUNDS) -> Selector:
     """Return a selector with a common warm-up ahead."""
     selector = make(seed=seed)
-    selector.common_warmup = rounds
+    selector.plan_rounds(warmup_rounds=rounds)
     return selector
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from fedsel_flwr.rounds.measuring import Measurer
 from fedsel_flwr.rounds.models import ModelList
+from fedsel_flwr.rounds.settings import Settings
 from fedsel_flwr.strategies import Filter
 from tests.strategies.scripted import APIS, A, B, C, Spy, play_scripted, two_examples
 
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.timeout(30)
     ],
 )
 def test_the_kept_column(score: str, kept: list[bool]) -> None:
-    measurer = Measurer(Spy("kept", "accuracy"), two_examples(), Filter(score=score))
+    measurer = Measurer(Spy("kept", "accuracy"), Settings(validation=two_examples(), filter=Filter(score=score)))
     columns = measurer.models(ModelList([[np.array(m)] for m in (A, B, C)]), [np.zeros((2, 2))])
     assert columns["kept"].tolist() == kept
     assert columns["accuracy"].tolist() == [1.0, 0.0, 0.5]
@@ -58,7 +59,7 @@ def _overflowing(arrays: Any, inputs: Any) -> Any:
 
 
 def test_a_model_whose_logits_overflow_is_not_kept_and_never_right() -> None:
-    measurer = Measurer(Spy("kept", "accuracy"), two_examples(_overflowing), Filter())
+    measurer = Measurer(Spy("kept", "accuracy"), Settings(validation=two_examples(_overflowing), filter=Filter()))
     columns = measurer.models(ModelList([[np.array(HUGE)], [np.array(A)]]), [np.zeros((2, 2))])
     assert columns["kept"].tolist() == [False, True]
     assert columns["accuracy"].tolist() == [0.0, 1.0]

@@ -7,6 +7,7 @@ import pytest
 
 from fedsel_flwr.rounds.measuring import Measurer
 from fedsel_flwr.rounds.models import ModelList
+from fedsel_flwr.rounds.settings import Settings
 from fedsel_flwr.selectors import create
 from tests.strategies.scripted import APIS, Counted, Spy, play_scripted, two_examples
 
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.timeout(30)
 def test_the_update_is_the_flattened_difference_in_the_order_of_the_arrays() -> None:
     reference = [np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([5.0])]
     models = [[reference[0] + [[0.5, 0.0], [-1.0, 0.0]], reference[1] - 5.0], [reference[0], reference[1]]]
-    columns = Measurer(Spy("update"), learning_rate=0.25).models(ModelList(models), reference)
+    columns = Measurer(Spy("update"), Settings(learning_rate=0.25)).models(ModelList(models), reference)
     assert columns["update"].tolist() == [[0.5, 0.0, -1.0, 0.0, -5.0], [0.0] * 5]
 
 
@@ -52,7 +53,7 @@ def test_projections_with_momentum_by_hand(api: str, rounds: int) -> None:
 def test_the_direction_by_hand() -> None:
     """The same rounds on the measurer alone, and what comes after one in which the model stayed: G is gamma G."""
     selector = create("gpfl", clients_per_round=2, total_rounds=9, seed=0)
-    measurer = Measurer(selector, two_examples(), learning_rate=0.5, momentum=0.1)
+    measurer = Measurer(selector, Settings(validation=two_examples(), learning_rate=0.5, momentum=0.1))
     before = np.zeros(2)
     for models, after in zip(ROUNDS, MODELS, strict=True):
         selector.select(np.arange(2))
@@ -68,7 +69,7 @@ def test_the_direction_by_hand() -> None:
 
 def test_without_a_direction_the_projection_is_zero() -> None:
     selector = create("gpfl", clients_per_round=2, total_rounds=9, seed=0)
-    measurer = Measurer(selector, two_examples(), learning_rate=0.5)
+    measurer = Measurer(selector, Settings(validation=two_examples(), learning_rate=0.5))
     selector.select(np.arange(2))
     opposite = [[np.array([1.0, 0.0])], [np.array([-1.0, 0.0])]]
     assert measurer.models(ModelList(opposite), [np.zeros(2)])["projection"].tolist() == [0.0, 0.0]

@@ -12,6 +12,7 @@ from hypothesis.extra import numpy as hnp
 
 from fedsel_flwr.rounds.measuring import Measurer
 from fedsel_flwr.rounds.models import ModelList, ModelStack, fault_in_arrays
+from fedsel_flwr.rounds.settings import Settings
 from fedsel_flwr.selectors import create
 from tests.strategies import numpy_world as world
 from tests.strategies.scripted import Spy
@@ -74,9 +75,9 @@ def test_the_server_measures_the_same_on_a_stack_as_on_a_list(name: str) -> None
     listed = ModelList([[one] for one in trained.reshape(6, -1)])
     columns = []
     for models in (stack, listed):
-        measurer = Measurer(
-            selector, world.validation(), None if name != "fedcm-ucb" else _filter(), learning_rate=world.ETA
-        )
+        chosen = _filter() if name == "fedcm-ucb" else None
+        settings = Settings(validation=world.validation(), filter=chosen, learning_rate=world.ETA)
+        measurer = Measurer(selector, settings)
         measurer.direction.start(np.ones((1, world.PARAMETERS)))
         columns.append(measurer.models(models, [world.initial()]))
         assert len(models) == 6
@@ -107,7 +108,8 @@ def test_taking_everything_copies_nothing() -> None:
 
 def test_updates_of_the_initialization_are_not_held_twice() -> None:
     """GPFL's round 1 has a model of every client: gradients overwrite the updates."""
-    measurer = Measurer(create("gpfl", **world.selector_params("gpfl")), world.validation(), learning_rate=0.5)
+    settings = Settings(validation=world.validation(), learning_rate=0.5)
+    measurer = Measurer(create("gpfl", **world.selector_params("gpfl")), settings)
     updates = np.array([[1.0, -2.0]])
     gradients = measurer.direction.gradients(updates, in_place=True)
     assert gradients is updates

@@ -134,7 +134,7 @@ def _made(name: str) -> Any:
 @pytest.mark.parametrize("name", sorted(set(names()) - {"pczfl"}))
 def test_every_selector_chooses_as_many_as_are_asked(name: str) -> None:
     selector = _made(name)
-    selector.over_selection = 0.5
+    selector.plan_rounds(over_selection=0.5)
     available = np.arange(30)
     selector.inform(available, num_examples=np.arange(1.0, 31.0))
     counts = set()
@@ -151,7 +151,7 @@ def test_the_bandits_constants_keep_m() -> None:
     orders = {}
     for share in (0.0, 1.0):
         selector = CSUCB(clients_per_round=1, max_latency=1.0, seed=0)
-        selector.over_selection = share
+        selector.plan_rounds(over_selection=share)
         selector.inform(np.arange(3))
         selector.load_state_dict(
             selector.state_dict() | {"round": 100, "plays": np.array([50, 20, 10]), "mean": np.array([0.9, 0.75, 0.2])}

@@ -32,5 +32,5 @@ def facts(*nodes: str, **more: Any) -> dict[str, Any]:
     return {node: {"client_id": node, **more} for node in nodes}
 
 
-def core_of(selector: Selector, *, roster: Any = None, availability: Any = None, **options: Any) -> SelectionCore:
-    return SelectionCore(selector, resolve_settings(selector, **options), roster=roster, availability=availability)
+def core_of(selector: Selector, *, roster: Any = None, **options: Any) -> SelectionCore:
+    return SelectionCore(selector, resolve_settings(selector, **options), roster=roster)

@@ -94,7 +94,7 @@ def oort_of(fleet: OortFleet) -> Oort:
         clients_per_round=fleet.chosen, exploration=0.0, exploration_min=0.0, penalty=fleet.penalty, clip=fleet.clip,
         cut_off=fleet.cut_off, first_percentile=fleet.percentile, pacer_step=10**6, score_range="paper", seed=0,
     )  # fmt: skip
-    selector.common_warmup = 1
+    selector.plan_rounds(warmup_rounds=1)
     sizes, durations, _ = fleet.clients_of()
     selector.inform(np.arange(fleet.clients), num_examples=sizes)
     everybody = selector.select(np.arange(fleet.clients))

@@ -44,7 +44,7 @@ def test_too_many_are_refused_with_what_to_declare() -> None:
 
 def test_over_selection_is_no_over_choice() -> None:
     selector = Greedy(clients_per_round=5, seed=0)
-    selector.over_selection = 0.2
+    selector.plan_rounds(over_selection=0.2)
     assert selector.select(np.arange(6)).size == 6
     with pytest.raises(RunError, match="chose 7 clients, but may choose at most 6"):
         selector.select(np.arange(7))

@@ -27,7 +27,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 
 def warm(name: str, rounds: int = WARMUP, **parameters: Any) -> Selector:
     selector = create(name, **{"clients_per_round": 2, "seed": 0} | PARAMETERS.get(name, {}) | parameters)
-    selector.common_warmup = rounds
+    selector.plan_rounds(warmup_rounds=rounds)
     return selector
 
 

@@ -49,7 +49,11 @@ def another(key: str, kind: Any, value: Any) -> Any:
     if isinstance(value, tuple):
         return (*value, 2, 3)
     if isinstance(value, str):
-        return {"selector": "cs-ucb", "model.name": "cnn", "data.dataset": "mnist"}.get(key, "elsewhere")
+        known = {
+            "selector": "cs-ucb", "model.name": "cnn", "data.dataset": "mnist",
+            "aggregation.averaging": "mean", "aggregation.cooldown": True,
+        }  # fmt: skip
+        return known.get(key, "elsewhere")
     if isinstance(value, bool):
         return not value
     return value + 1 if isinstance(value, int) else value / 2 or 0.25

@@ -50,21 +50,22 @@ class Run:
         options: dict[str, Any] = {
             "max_latency": world.MAX_LATENCY, "learning_rate": world.ETA, "validation": world.validation(),
             "filter": Filter() if self.name in ("random", "gpfl") else None, "cooldown": self.name == "cs-ucb",
+            "availability": world.available,
         }  # fmt: skip
         selector = create(self.name, **world.selector_params(self.name))
         if self.adapter == "third":
-            core = SelectionCore(selector, resolve_settings(selector, **options), availability=world.available)
+            core = SelectionCore(selector, resolve_settings(selector, **options))
             self._load(core)
             model = play_stacked(core, rounds, self.model)[-1]
             return Run(self.adapter, self.name, model, core.state_dict())
         if self.adapter == "legacy":  # the server counts on
             base = legacy_bases.FedAvg(fraction_evaluate=0.0, initial_parameters=encoded([self.model]))
-            legacy = LegacyStrategy(selector, base, availability=world.available, **options)
+            legacy = LegacyStrategy(selector, base, **options)
             self._load(legacy)
             federation = Federation(legacy, proxies())
             federation.server.parameters, federation.round = encoded([self.model]), legacy.selector.round
             return Run(self.adapter, self.name, federation.play(rounds).arrays()[0], legacy.state_dict())
-        message = MessageStrategy(selector, message_base(), availability=world.available, **options)
+        message = MessageStrategy(selector, message_base(), **options)
         self._load(message)  # the server counts from 1
         grid = FakeGrid({node_id(k): FakeNode(proxy, extra={}) for k, proxy in enumerate(proxies())})
         _, models = play(message, grid, rounds, initial_arrays=ArrayRecord({"model": Array(self.model)}))

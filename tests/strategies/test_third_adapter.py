@@ -35,8 +35,9 @@ def _stacked(name: str, score: str | None, averaging: str | None) -> tuple[Selec
     settings = resolve_settings(
         selector, max_latency=world.MAX_LATENCY, averaging=averaging, validation=world.validation(),
         filter=None if score is None else Filter(score=score), learning_rate=world.ETA,
+        availability=world.available,
     )  # fmt: skip
-    core = SelectionCore(selector, settings, availability=world.available)
+    core = SelectionCore(selector, settings)
     return core, play_stacked(core, world.ROUNDS)
 
 
@@ -128,9 +129,10 @@ from tests.strategies import numpy_world as world
 from tests.strategies.third_adapter import play_stacked
 selector = create("gpfl", **world.selector_params("gpfl"))
 settings = resolve_settings(
-    selector, max_latency=world.MAX_LATENCY, validation=world.validation(), learning_rate=world.ETA
+    selector, max_latency=world.MAX_LATENCY, validation=world.validation(), learning_rate=world.ETA,
+    availability=world.available,
 )
-own = SelectionCore(selector, settings, availability=world.available)
+own = SelectionCore(selector, settings)
 models = play_stacked(own, world.ROUNDS)
 assert not {"flwr", "torch", "ray"} & sys.modules.keys(), sorted(sys.modules)
 print(len(models), len(own.parts.history.rounds))

@@ -161,7 +161,7 @@ def _check_limits(scenario: Scenario, name: str) -> None:
     # By making it: both limits belong to the object, and its class may refuse the scenario's parameters.
     sizes = dict.fromkeys(range(scenario.num_clients), 1)
     selector = create(name, **selector_params(scenario.model_copy(update={"selector": name}), sizes))
-    resolve_settings(selector, over_selection=scenario.aggregation.over_selection)
+    resolve_settings(selector, **scenario.aggregation.options())
     most = getattr(selector, "max_clients", None)
     if most is not None and scenario.num_clients > most:
         raise FedSelError(f"takes at most {most} clients, and there are {scenario.num_clients}")

@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fedsel_flwr.aggregation.filter import Filter
 from fedsel_flwr.checks import AUTO
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.eligibility import Availability
@@ -52,30 +51,22 @@ def make_strategy(
         world.check_validation_set(selector_class(scenario.selector).needs, label_of(scenario.selector))
     else:
         world.check_validation_set(selector.needs, selector.name)
-    api, wait = APIS[scenario.api], scenario.aggregation
-    options: dict[str, Any] = {
+    api, chosen = APIS[scenario.api], scenario.aggregation.options()
+    options: dict[str, Any] = chosen | {
         "base": api.make_base(world),
         "max_latency": scenario.wireless.max_latency_s,
-        "min_completed": scenario.aggregation.min_completed,
         "min_available": scenario.num_clients,
-        "wait_timeout": scenario.aggregation.wait_timeout_s,
         # As long as for a round: on a busy machine a shorter wait would miss clients, and the run would not be
         # reproducible.
         "roll_call_timeout": scenario.aggregation.round_timeout_s,
-        "channels": scenario.wireless.channels or over_selected(scenario.clients_per_round, wait.over_selection),
-        "over_selection": wait.over_selection,
-        "round_deadline_s": wait.round_deadline_s or None,
-        "cooldown": wait.cooldown,
-        "max_update_norm": wait.max_update_norm or None,
-        "max_examples": wait.max_examples or None,
-        "max_participation": wait.max_participation or None,
-        "warmup_rounds": wait.warmup_rounds,
+        "channels": scenario.wireless.channels or over_selected(scenario.clients_per_round, chosen["over_selection"]),
+        "validation": world.validation(),
+        "learning_rate": scenario.training.learning_rate,
         "availability": make_availability(scenario),
         "budget": Budget(simulated_s=scenario.simulated_s or math.inf, joules=scenario.joules or math.inf),
         "evaluate_in": lambda number: number % scenario.evaluation_every == 0 or number >= scenario.rounds,
         "on_round": on_round,
         "should_stop": should_stop,
-        **_measuring(world),
         **(checkpointing or {}),
     }
     package = importlib.import_module(api.package)
@@ -91,7 +82,7 @@ def make_strategy(
                 options["longest_wait"] = options.pop("max_latency")
             # PCZFL has a parameter of the same name and meaning: the longer warm-up holds.
             own = params.get("warmup_rounds", 0)
-            return paper(**params | options | {"warmup_rounds": max(own, wait.warmup_rounds)})
+            return paper(**params | options | {"warmup_rounds": max(own, chosen["warmup_rounds"])})
     return package.SelectionStrategy(create(scenario.selector, **params), **options)
 
 
@@ -135,22 +126,6 @@ def resolve_strategy(
             f"{api.package}.SelectionStrategy(selector, base)."
         )
     return strategy
-
-
-def _measuring(world: World) -> dict[str, Any]:
-    """Return the options of measuring on the server, with filter and averaging if the scenario sets them."""
-    # Unset ones are left out: then the selector's paper decides, or the base.
-    chosen = world.scenario.aggregation
-    options: dict[str, Any] = {
-        "validation": world.validation(),
-        "learning_rate": world.scenario.training.learning_rate,
-        "momentum": chosen.direction_momentum,
-    }
-    if chosen.filter:
-        options["filter"] = Filter(score=chosen.filter)
-    if chosen.averaging:
-        options["averaging"] = chosen.averaging
-    return options
 
 
 def make_availability(scenario: Scenario) -> Availability | None:

@@ -86,7 +86,7 @@ def run_rounds(grid: Grid, world: World, strategy: Any) -> RunResult:
     """
     strategy.core.in_simulation()
     arrays = APIS[world.scenario.api].run(grid, world, strategy)
-    log_simulated_faults(strategy.history, bool(world.scenario.aggregation.over_selection))
+    log_simulated_faults(strategy.history, bool(strategy.core.settings.over_selection))
     return RunResult(history=strategy.history, arrays=arrays, diagnosis=diagnose(world, strategy.history))
 
 
@@ -101,7 +101,7 @@ def wait_for_nodes(grid: Grid, scenario: Scenario) -> None:
         RunError: More or fewer are connected; the message has the right command.
     """
     # Virtual nodes register one after another: the count is wrong while it grows, and final when it rests.
-    deadline = time.monotonic() + scenario.aggregation.wait_timeout_s
+    deadline = time.monotonic() + scenario.aggregation.options()["wait_timeout"]
     seen, since = -1, time.monotonic()
     while (count := len(list(grid.get_node_ids()))) != scenario.num_clients:
         now = time.monotonic()

@@ -49,7 +49,8 @@ logger = logging.getLogger("fedsel_flwr")
 class SelectionStrategy(Adapter, Strategy):
     """Wraps a Message API strategy: a selector decides who trains, ``base`` decides how updates are aggregated.
 
-    It is the outermost wrapper; differential-privacy wrappers go inside. Options and attributes are those of
+    It is the outermost wrapper; differential-privacy wrappers go inside. Its options are those of
+    :class:`fedsel_flwr.rounds.settings.Options`, explained below; its attributes are those of
     :class:`fedsel_flwr.strategies.wrapping.adapter.Adapter`.
 
     A round:

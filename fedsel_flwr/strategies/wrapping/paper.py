@@ -27,9 +27,9 @@ class PaperStrategy(Adapter):
 
     Args:
         base: Any Flower strategy of the same API; FedAvg without federated evaluation if None.
-        **params: Parameters of the selector's class and of
-            :class:`fedsel_flwr.strategies.wrapping.adapter.Adapter`. If the selector has ``max_latency``, also
-            ``longest_wait``: longest wait for a client, seconds; None takes ``max_latency``, or 60 if that is "auto".
+        **params: Parameters of the selector's class, and the options of :class:`fedsel_flwr.rounds.settings.Options`.
+            If the selector has ``max_latency``, also ``longest_wait``: longest wait for a client, seconds; None takes
+            ``max_latency``, or 60 if that is "auto".
 
     Attributes:
         selector_class: The paper's selector; a subclass sets it.

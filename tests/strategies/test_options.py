@@ -1,0 +1,120 @@
+"""Options are declared once: the signature, the settings and a scenario's table derive from one line."""
+
+from __future__ import annotations
+
+import inspect
+import pydoc
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsel_flwr.rounds import settings
+from fedsel_flwr.rounds.settings import Options
+from fedsel_flwr.selectors import Random
+from fedsel_flwr.simulations import load_scenario
+from fedsel_flwr.strategies import SelectionStrategy, message
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# One more option, in the source of the only room that declares them.
+ANOTHER = """
+import inspect, sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+path = Path(sys.argv[1])
+line = "    min_completed: int = "
+source = path.read_text(encoding="utf-8")
+assert source.count(line) == 1
+patience = 'patience: int = field(default=3, metadata=_rule(COUNT, key="patience"))'
+spec = spec_from_file_location("fedsel_flwr.rounds.settings", path)
+module = module_from_spec(spec)
+sys.modules["fedsel_flwr.rounds.settings"] = module
+exec(compile(source.replace(line, f"    {patience}\\n{line}"), str(path), "exec"), vars(module))
+
+from fedsel_flwr import strategies
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.selectors import Random
+from fedsel_flwr.simulations import load_scenario
+from fedsel_flwr.simulations.on_flower.building import make_strategy
+from fedsel_flwr.simulations.scenario_files import override_keys
+from fedsel_flwr.simulations.worlds.world import world_of
+from fedsel_flwr.strategies import message
+
+for cls in (strategies.SelectionStrategy, message.SelectionStrategy, strategies.BSFL):
+    assert inspect.signature(cls).parameters["patience"].default == 3, cls
+assert strategies.SelectionStrategy(Random(clients_per_round=1)).core.settings.patience == 3
+assert strategies.BSFL(clients_per_round=1, min_latency=1.0, patience=4).core.settings.patience == 4
+assert "aggregation.patience" in override_keys()
+made = make_strategy(world_of(load_scenario("smoke", {"aggregation.patience": 5})))
+assert made.core.settings.patience == 5
+for refused in (
+    lambda: strategies.SelectionStrategy(Random(clients_per_round=1), patience=0),
+    lambda: load_scenario("smoke", {"aggregation.patience": 0}),
+):
+    try:
+        refused()
+    except ParameterError as error:
+        print(error)
+"""
+
+
+@pytest.mark.timeout(120)
+def test_one_declaration_makes_an_option_of_strategies_settings_and_scenarios() -> None:
+    command = [sys.executable, "-c", ANOTHER, str(Path(settings.__file__))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    refusal = "patience must be a whole number of at least 1, got 0"
+    assert done.stdout.splitlines() == [refusal, f"scenario 'smoke': aggregation.patience = 0: {refusal}"]
+
+
+@pytest.mark.parametrize("cls", [SelectionStrategy, message.SelectionStrategy])
+def test_signature_and_help_show_every_option_with_its_default_and_its_meaning(cls: type) -> None:
+    parameters = inspect.signature(cls).parameters
+    declared = {one.name: one.default for one in fields(Options)}
+    assert {name: parameters[name].default for name in declared} == declared
+    assert list(parameters) == ["selector", "base", *declared, "roster", "client_values"]
+    text = pydoc.render_doc(cls, renderer=pydoc.plaintext)
+    assert not [name for name in parameters if not re.search(rf"^[ |]+{name}: [A-Z\"]", text, re.MULTILINE)]
+
+
+def test_options_are_explained_in_the_order_in_which_they_are_declared() -> None:
+    explained = re.findall(r"^        (\w+): ", str(Options.__doc__).partition("Args:")[2], re.MULTILINE)
+    assert explained[:-1] == [one.name for one in fields(Options)]
+    assert explained[-1] == "ParameterError"
+
+
+def test_an_unknown_option_is_refused_by_name() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'over_selecton'"):
+        SelectionStrategy(Random(clients_per_round=1), over_selecton=0.5)  # type: ignore[call-arg]
+
+
+def test_a_scenarios_keys_are_the_options_that_name_one() -> None:
+    table = load_scenario("smoke").aggregation
+    own = {"filter", "base", "server_learning_rate", "round_timeout_s"}
+    declared = {one.metadata["key"] for one in fields(Options) if one.metadata.get("key")}
+    assert set(type(table).model_fields) == own | declared
+    options = load_scenario("smoke", {"aggregation.max_examples": 7, "aggregation.filter": "accuracy"}).aggregation
+    assert options.options()["max_examples"] == 7
+    assert options.options()["filter"].score == "accuracy"
+    # 0 and "" stand for None, as TOML has none
+    unset = ("round_deadline_s", "max_update_norm", "max_examples", "max_participation", "averaging", "filter")
+    assert [table.options()[name] for name in unset] == [None] * len(unset)
+
+
+def test_the_selector_is_told_of_the_strategys_rounds_in_a_call() -> None:
+    told = []
+
+    class Told(Random):
+        def plan_rounds(self, **plan: Any) -> None:
+            told.append(plan)
+
+    strategy = SelectionStrategy(Told(clients_per_round=2), over_selection=0.5, warmup_rounds=3)
+    assert told == [{"over_selection": 0.5, "warmup_rounds": 3}]
+    # the core writes nothing onto the selector itself
+    assert (strategy.selector.over_selection, strategy.selector.common_warmup) == (0.0, 0)
