@@ -11,13 +11,16 @@ import logging
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.testing.fleet import Fleet, FleetPlan, Model
 from fedsel_flwr.testing.observed_run import ObservedRun
+
+if TYPE_CHECKING:
+    from fedsel_flwr.testing.flower_rounds import FlowerRounds
 
 StrategyFactory = Callable[[], Any]
 """Builds the strategy under test, a new one at each call."""
@@ -58,7 +61,7 @@ class StrategyHarness:
         first = self.build()
         if self.build() is first:
             raise ParameterError("make_strategy returned the same strategy twice. Build a new one at each call")
-        self.legacy = is_legacy(first)
+        self.legacy = hasattr(first, "configure_fit")
         settings = first.core.settings
         if not settings.compare_models:
             raise ParameterError(
@@ -91,16 +94,17 @@ class StrategyHarness:
             return build_strategy(self._make)
 
     @cached_property
+    def _api(self) -> FlowerRounds:
+        # Flower is imported here, since `import fedsel_flwr.testing` must work without it.
+        from fedsel_flwr.testing.flower_rounds import LegacyRounds, MessageRounds
+
+        return LegacyRounds() if self.legacy else MessageRounds()
+
+    @cached_property
     def full_run(self) -> ObservedRun:
         """The run of the first strategy, from the first round to the last."""
-        strategy = self.build()
-        run = ObservedRun(strategy, Fleet(self.plan), self.plan.arrays)
-        run.record_reports()
-        if self.legacy:
-            from fedsel_flwr.testing.legacy_fleet import record_legacy_base as record_base
-        else:
-            from fedsel_flwr.testing.message_fleet import record_message_base as record_base
-        record_base(run)
+        run = ObservedRun(self.build(), Fleet(self.plan), self.plan.arrays)
+        run.watch_parts(self._api)
         return self._play(run, self.plan.num_rounds)
 
     @property
@@ -134,13 +138,10 @@ class StrategyHarness:
         return self._play(run, self.plan.num_rounds - run.fleet.round)
 
     def _play(self, run: ObservedRun, rounds: int) -> ObservedRun:
-        if self.legacy:
-            from fedsel_flwr.testing.legacy_fleet import play_legacy as play
-        else:
-            from fedsel_flwr.testing.message_fleet import play_messages as play
+        run.watch_strategy(self._api)
         with _isolated():
             try:
-                play(run, rounds)
+                self._api.play(run, rounds)
             except Exception as error:
                 # Whatever leaves the strategy is a broken promise, which the first check reports. Wrong parameters are
                 # the caller's mistake and show in round 1.
@@ -181,27 +182,12 @@ def build_strategy(make: StrategyFactory) -> Any:
             f"make_strategy() must build a strategy without arguments, but raised: {error}. Bind its arguments with "
             "functools.partial"
         ) from error
-    is_legacy(strategy)
     if missing := [name for name in REQUIRED_ATTRIBUTES if not hasattr(strategy, name)]:
         raise ParameterError(
             f"make_strategy must return a SelectionStrategy or a paper's strategy, but {type(strategy).__name__} has "
             f"no {', '.join(missing)}. Wrap it: SelectionStrategy(selector, base)"
         )
     return strategy
-
-
-def is_legacy(strategy: Any) -> bool:
-    """Return whether a strategy is of Flower's legacy API; raise :class:`ParameterError` if it is of neither."""
-    # Flower is imported here, since `import fedsel_flwr.testing` must work without it.
-    from flwr.server.strategy import Strategy as Legacy
-    from flwr.serverapp.strategy import Strategy
-
-    if not isinstance(strategy, Legacy | Strategy):
-        raise ParameterError(
-            "make_strategy must return a strategy of flwr.server.strategy or flwr.serverapp.strategy, got "
-            f"{type(strategy).__name__}. Return SelectionStrategy(selector, base)"
-        )
-    return isinstance(strategy, Legacy)
 
 
 def checked_model(arrays: Sequence[Any]) -> Model:
