@@ -11,10 +11,11 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from fedsel_flwr.checks import BoolArray, FloatArray, IntArray
+from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, one_of
 from fedsel_flwr.errors import ParameterError
 
 Score = Literal["loss", "accuracy"]
+SCORES = ("loss", "accuracy")
 Subset = tuple[tuple[int, ...], float]
 """A subset's members, ascending, and its score."""
 MAX_EXACT = 20
@@ -146,8 +147,7 @@ def _best(found: list[Subset]) -> Subset:
 
 def _checked(logits: FloatArray, labels: IntArray, score: str) -> tuple[FloatArray, IntArray]:
     """Check the arguments; return the logits with classes before examples, and the labels."""
-    if score not in ("loss", "accuracy"):
-        raise ParameterError(f"score must be 'loss' or 'accuracy', got {score!r}")
+    one_of("score", score, SCORES)
     stack, right = np.asarray(logits, dtype=np.float64), np.asarray(labels)
     if stack.ndim != 3 or min(stack.shape) < 1:
         raise ParameterError(f"logits must have shape (n_models, n_examples, n_classes), got {stack.shape}")
@@ -175,8 +175,7 @@ class Filter:
 
     def __post_init__(self) -> None:
         """Check the score."""
-        if self.score not in ("loss", "accuracy"):
-            raise ParameterError(f"score must be 'loss' or 'accuracy', got {self.score!r}")
+        one_of("score", self.score, SCORES)
 
     def kept(self, logits: Sequence[FloatArray], labels: IntArray) -> BoolArray:
         """Choose among the models whose logits are finite.

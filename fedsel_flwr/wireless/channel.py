@@ -21,15 +21,13 @@ References:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
-from numbers import Real
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from fedsel_flwr.checks import FloatArray, real
 from fedsel_flwr.errors import ParameterError
-
-FloatArray = NDArray[np.float64]
 
 _ABOVE_ZERO = frozenset({"bandwidth_hz", "min_distance_km"})
 _NOT_NEGATIVE = frozenset({"path_loss_slope_db"})
@@ -77,18 +75,9 @@ class OFDMAChannel:
 
     def __post_init__(self) -> None:
         """Check every field."""
-        for name in (field.name for field in fields(self)):
-            value = getattr(self, name)
-            wanted = "a finite number"
-            usable = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-            if name in _ABOVE_ZERO:
-                wanted += " above 0"
-                usable = usable and value > 0
-            elif name in _NOT_NEGATIVE:
-                wanted += " of at least 0"
-                usable = usable and value >= 0
-            if not usable:
-                raise ParameterError(f"{name} must be {wanted}, got {value!r}. Change {name} of the channel")
+        for name, value in vars(self).items():
+            above, at_least = (0.0 if name in names else None for names in (_ABOVE_ZERO, _NOT_NEGATIVE))
+            real(name, value, above=above, at_least=at_least)
 
     @property
     def transmit_power_w(self) -> float:
