@@ -83,8 +83,7 @@ class FleetPlan:
     @property
     def faults(self) -> tuple[Fault, ...]:
         """Every fault, in the order in which the rounds take them."""
-        of = self.keys.of
-        return all_faults(of("latency"), of("energy"), of("train_loss"), of("client_id"), self.max_latency)
+        return all_faults(self.keys.of, self.max_latency)
 
     @property
     def num_rounds(self) -> int:
@@ -245,8 +244,8 @@ class Fleet:
         return str(int(np.random.default_rng([self.seed, k + 1, self.round]).integers(2, 2**62)))
 
 
-def all_faults(latency: str, energy: str, train_loss: str, client_id: str, max_latency: float) -> tuple[Fault, ...]:
-    """Return every fault, for the given metric names and the longest latency, seconds."""
+def all_faults(of: Callable[[str], str], max_latency: float) -> tuple[Fault, ...]:
+    """Return every fault, for the metrics' names (``of("latency")``) and the longest latency, seconds."""
     return (
         Fault("raises an exception", _raises),
         Fault("never answers", _never_answers),
@@ -262,15 +261,17 @@ def all_faults(latency: str, energy: str, train_loss: str, client_id: str, max_l
         Fault("claims to have no examples", lambda reply: replace(reply, num_examples=0)),
         Fault("claims a negative number of examples", lambda reply: replace(reply, num_examples=-5)),
         Fault("claims 2^62 examples", lambda reply: replace(reply, num_examples=2**62)),
-        Fault("reports twice the longest latency", _metrics({latency: 2.0 * max_latency}), "on the virtual clock"),
-        Fault("reports an infinite latency", _metrics({latency: math.inf}), "on the virtual clock"),
-        Fault("reports a negative latency", _metrics({latency: -1.0}), "never", True),
-        Fault("reports NaN for its latency", _metrics({latency: math.nan}), "never", True),
-        Fault("reports a text for its latency", _metrics({latency: "fast"}), "never", True),
-        Fault("reports negative joules", _metrics({energy: -3.0}), "never", True),
-        Fault("reports huge metrics", _metrics({energy: 1e300, train_loss: 1e300}), "never", True),
+        Fault(
+            "reports twice the longest latency", _metrics({of("latency"): 2.0 * max_latency}), "on the virtual clock"
+        ),
+        Fault("reports an infinite latency", _metrics({of("latency"): math.inf}), "on the virtual clock"),
+        Fault("reports a negative latency", _metrics({of("latency"): -1.0}), "never", True),
+        Fault("reports NaN for its latency", _metrics({of("latency"): math.nan}), "never", True),
+        Fault("reports a text for its latency", _metrics({of("latency"): "fast"}), "never", True),
+        Fault("reports negative joules", _metrics({of("energy"): -3.0}), "never", True),
+        Fault("reports huge metrics", _metrics({of("energy"): 1e300, of("train_loss"): 1e300}), "never", True),
         Fault("reports metrics that no other client reports", _metrics({"fleet-own": 0.5}), "never"),
-        Fault("claims another client's id", _metrics({client_id: 10**6}), "never", True),
+        Fault("claims another client's id", _metrics({of("client_id"): 10**6}), "never", True),
     )
 
 

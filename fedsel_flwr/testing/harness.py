@@ -26,11 +26,6 @@ StrategyFactory = Callable[[], Any]
 """Builds the strategy under test, a new one at each call."""
 SPARE_CLIENTS = 4
 """Clients in excess of those that the strategy waits for: so many may be offline."""
-WAITED_FOR = (
-    "min_available_clients", "min_available_nodes", "min_fit_clients", "min_train_nodes", "min_evaluate_clients",
-    "min_evaluate_nodes",
-)  # fmt: skip
-"""Attributes of base strategies that hold how many clients they wait for."""
 
 
 class StrategyHarness:
@@ -73,8 +68,11 @@ class StrategyHarness:
                 f"make_strategy sets identity={settings.identity!r}, under which a client that reconnects gets another "
                 "row, and the fleet's clients do reconnect. Set identity to None, 'name' or 'claim'"
             )
-        wanted = max(8, *(int(getattr(one, name, 0)) for one in wrapped_strategies(first.base) for name in WAITED_FOR))
-        least = max(wanted, int(first.min_available), first.selector.clients_per_round or 1) + SPARE_CLIENTS
+        # Flower's strategies hold the numbers of clients that they wait for in min_available_nodes and its like.
+        base = [vars(one).items() for one in wrapped_strategies(first.base)]
+        waited_for = [int(value) for items in base for name, value in items if name.startswith("min_")]
+        wanted = (8, *waited_for, int(first.min_available), first.selector.clients_per_round or 1)
+        least = max(wanted) + SPARE_CLIENTS
         if num_clients is not None and num_clients < least:
             raise ParameterError(
                 f"num_clients must be at least {least}, got {num_clients}: the strategy and its base wait for "
