@@ -6,14 +6,16 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, cast
 
 import numpy as np
 
-from fedsel_flwr.checks import BoolArray, FloatArray, IntArray
+from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, one_of
 from fedsel_flwr.errors import ParameterError
 
 Score = Literal["loss", "accuracy"]
+SCORES = ("loss", "accuracy")
 Subset = tuple[tuple[int, ...], float]
 """A subset's members, ascending, and its score."""
 MAX_EXACT = 20
@@ -52,7 +54,8 @@ def best_subset(logits: FloatArray, labels: IntArray, score: Score = "loss") -> 
     ([True, False], -0.2201)
     """
     stack, right = _checked(logits, labels, score)
-    scorer = _Loss(stack, right) if score == "loss" else _Accuracy(stack, right)
+    cells = (right, np.arange(right.size))
+    scorer = partial(_loss, cells=cells) if score == "loss" else partial(_accuracy, right=right)
     # Sums of huge logits overflow: such subsets score worst, without a warning.
     with np.errstate(all="ignore"):
         members, value = _exact(stack, scorer) if len(stack) <= MAX_EXACT else _greedy(stack, scorer)
@@ -61,30 +64,19 @@ def best_subset(logits: FloatArray, labels: IntArray, score: Score = "loss") -> 
     return kept, value
 
 
-class _Loss:
-    """Minus the mean cross-entropy of summed logits / size; classes come first, examples last."""
-
-    def __init__(self, stack: FloatArray, right: IntArray) -> None:
-        self._right = right
-        self._columns = np.arange(right.size)
-
-    def __call__(self, total: FloatArray, size: int) -> float:
-        mean = total * (1.0 / size)  # g-tilde (4)
-        chosen = mean[self._right, self._columns]
-        top = mean.max(axis=0)
-        mean -= top
-        np.exp(mean, out=mean)
-        return float((chosen - top - np.log(mean.sum(axis=0))).mean())  # classification loss, below (4)
+def _loss(total: FloatArray, size: int, cells: tuple[IntArray, IntArray]) -> float:
+    """Return minus the mean cross-entropy of summed logits / size; ``cells`` index the right class of each example."""
+    mean = total * (1.0 / size)  # g-tilde (4)
+    chosen = mean[cells]
+    top = mean.max(axis=0)
+    mean -= top
+    np.exp(mean, out=mean)
+    return float((chosen - top - np.log(mean.sum(axis=0))).mean())  # classification loss, below (4)
 
 
-class _Accuracy:
-    """Fraction of examples whose first largest logit is the right class."""
-
-    def __init__(self, stack: FloatArray, right: IntArray) -> None:
-        self._right = right
-
-    def __call__(self, total: FloatArray, size: int) -> float:
-        return float((total.argmax(axis=0) == self._right).mean())  # Dirac delta, below (4)
+def _accuracy(total: FloatArray, size: int, right: IntArray) -> float:
+    """Return the fraction of examples whose first largest logit is the right class."""
+    return float((total.argmax(axis=0) == right).mean())  # Dirac delta, below (4)
 
 
 def _exact(stack: FloatArray, scorer: Any) -> Subset:
@@ -155,8 +147,7 @@ def _best(found: list[Subset]) -> Subset:
 
 def _checked(logits: FloatArray, labels: IntArray, score: str) -> tuple[FloatArray, IntArray]:
     """Check the arguments; return the logits with classes before examples, and the labels."""
-    if score not in ("loss", "accuracy"):
-        raise ParameterError(f"score must be 'loss' or 'accuracy', got {score!r}")
+    one_of("score", score, SCORES)
     stack, right = np.asarray(logits, dtype=np.float64), np.asarray(labels)
     if stack.ndim != 3 or min(stack.shape) < 1:
         raise ParameterError(f"logits must have shape (n_models, n_examples, n_classes), got {stack.shape}")
@@ -184,8 +175,7 @@ class Filter:
 
     def __post_init__(self) -> None:
         """Check the score."""
-        if self.score not in ("loss", "accuracy"):
-            raise ParameterError(f"score must be 'loss' or 'accuracy', got {self.score!r}")
+        one_of("score", self.score, SCORES)
 
     def kept(self, logits: Sequence[FloatArray], labels: IntArray) -> BoolArray:
         """Choose among the models whose logits are finite.

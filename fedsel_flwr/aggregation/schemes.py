@@ -6,7 +6,7 @@ A scheme gives each model's weight in the base strategy's mean, then mixes that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,10 @@ import numpy.typing as npt
 from fedsel_flwr.errors import ParameterError
 
 FloatArray = npt.NDArray[np.float64]
+SCHEMES = ("fedpdp", "fedpdp-exact", "fedavg-absent", "mean")
+"""The schemes by name."""
+READS_TOTAL_EXAMPLES = frozenset({"fedpdp-exact", "fedavg-absent"})
+"""The schemes that read the number of examples of all clients, absent ones included."""
 
 
 @dataclass(frozen=True)
@@ -92,31 +96,10 @@ def averaging(
     if counts.shape != weights.shape or not (counts >= 1).all():
         raise ParameterError(f"draws must be at least 1, one per model, got {counts}")
     share = float(weights.sum() / total_examples)  # sum of p_k over S^t
-    return SCHEMES[scheme](weights, share, num_clients, counts)
-
-
-def _fedpdp(weights: FloatArray, share: float, num_clients: int, draws: FloatArray) -> Averaging:
-    return Averaging(weights, 0.0, 1.0)  # normalized (5)
-
-
-def _fedpdp_exact(weights: FloatArray, share: float, num_clients: int, draws: FloatArray) -> Averaging:
-    return Averaging(weights, 0.0, share * num_clients / weights.size)  # (5)
-
-
-def _fedavg_absent(weights: FloatArray, share: float, num_clients: int, draws: FloatArray) -> Averaging:
-    return Averaging(weights, round(1.0 - share, 15), share)  # (3)
-
-
-def _mean(weights: FloatArray, share: float, num_clients: int, draws: FloatArray) -> Averaging:
-    return Averaging(draws, 0.0, 1.0)  # Table 1, FedProx
-
-
-SCHEMES: dict[str, Callable[[FloatArray, float, int, FloatArray], Averaging]] = {
-    "fedpdp": _fedpdp,
-    "fedpdp-exact": _fedpdp_exact,
-    "fedavg-absent": _fedavg_absent,
-    "mean": _mean,
-}
-"""The schemes by name."""
-READS_TOTAL_EXAMPLES = frozenset({"fedpdp-exact", "fedavg-absent"})
-"""The schemes that read the number of examples of all clients, absent ones included."""
+    if scheme == "fedpdp":
+        return Averaging(weights, 0.0, 1.0)  # normalized (5)
+    if scheme == "fedpdp-exact":
+        return Averaging(weights, 0.0, share * num_clients / weights.size)  # (5)
+    if scheme == "fedavg-absent":
+        return Averaging(weights, round(1.0 - share, 15), share)  # (3)
+    return Averaging(counts, 0.0, 1.0)  # Table 1, FedProx

@@ -125,7 +125,7 @@ class SystemModel:
     def _distances_km(self, partition_ids: Sequence[int]) -> list[float]:
         radius, least = self.radius_km, self._min_distance_km
         placements = streams(self.seed, "placement", partition_ids)
-        return [uniform_disc(own, radius_km=radius, min_distance_km=least) for own in placements]
+        return [float(uniform_disc(own, radius_km=radius, min_distance_km=least)) for own in placements]
 
     def draw(self, partition_id: int, round: int) -> RoundDelays:
         """Draw the delays of a client in a round; the same arguments give the same delays.

@@ -15,13 +15,12 @@ room                            contents
 ``state_conformance``           a selector's state: save, load, forget, common warm-up, another process
 ``stateful``                    the state machine of ``check_stateful``: calls in random order, by Hypothesis
 ``fleet``                       simulated clients in plain types: connections, replies and faults
+``in_process``                  clients as proxies and grid of Flower's APIs; one round with functions for clients
 ``observed_run``                the record of a run: cohorts, replies, configs, models and reports by round
-``legacy_fleet``                the fleet as client proxies of Flower's legacy API
-``message_fleet``               the fleet as a grid of Flower's Message API
+``flower_rounds``               rounds of the fleet: Flower's loop in either API
 ``harness``                     runs of one strategy: in full, a second time, interrupted and resumed
 ``strategy_conformance``        ``check_strategy``: cohorts, configs, updates and models
 ``strategy_state_conformance``  a strategy's state: identities, history, the selector's reports, resumption
-``in_process``                  one round of a strategy with functions for clients, for examples and unit tests
 ==============================  =====================================================================================
 """
 

@@ -15,19 +15,18 @@ from typing import Any
 import numpy as np
 
 from fedsel_flwr.errors import ParameterError, RunError
-from fedsel_flwr.selectors.base import Selector
 from fedsel_flwr.selectors.columns import INFORMED, REPORTED
 from fedsel_flwr.selectors.round_report import RoundReport
 from fedsel_flwr.testing.random_rounds import (
     SelectorFactory,
     build_selector,
+    choose,
     fleet_size,
     optional_columns,
     play,
     promise,
     promise_finite,
-    report_for,
-    values_for,
+    side_information,
 )
 from fedsel_flwr.testing.state_conformance import (
     check_foreign_state,
@@ -45,37 +44,13 @@ MANY = 100_000
 def check_choice(make: SelectorFactory) -> None:
     """Chosen clients are available, unique and as many as asked for; the input stays as it was."""
     selector = make(seed=1)
-    num_clients = fleet_size(selector, 9)
-    for number in range(40):
-        rng = np.random.default_rng([3, number])
-        available = rng.permutation(np.flatnonzero(rng.uniform(size=num_clients) < 0.6))
-        before, expected = available.copy(), selector.expected_count(available.size)
-        try:
-            chosen = selector.select(available)
-        except RunError as error:
-            # Selector.select itself refuses a wrong choice; here that is a broken promise.
-            what = "every chosen client is available, and chosen once"
-            if "may_exceed_clients_per_round" in str(error):
-                what = "no more clients are chosen than clients_per_round says"
-            raise AssertionError(f"broken promise: {what}: {error}") from None
-        promise(np.array_equal(available, before), "select leaves `available` as it was")
-        promise(np.isin(chosen, available).all(), "every chosen client is available")
-        promise(np.unique(chosen).size == chosen.size, "no client is chosen twice")
-        promise(expected in (None, chosen.size), f"{expected} clients are chosen, as expected_count says")
-        promise(chosen.size > 0 or not available.size, "clients are chosen if clients are available")
-        selector.observe(report_for(selector, chosen, rng.uniform(size=chosen.size) < 0.8, rng))
+    play(selector, range(40), num_clients=fleet_size(selector, 9), availability=0.6, shuffled=True)
 
 
 def check_input_order(make: SelectorFactory) -> None:
     """The choice does not depend on the order of ``available``."""
-    first, second = make(seed=2), make(seed=2)
-    for number in range(15):
-        available = np.random.default_rng([5, number]).permutation(fleet_size(first, 8))
-        chosen = first.select(available)
-        promise(np.array_equal(chosen, second.select(np.sort(available))), "the order of `available` does not matter")
-        for selector in (first, second):
-            completed = np.ones(chosen.size, dtype=np.bool_)
-            selector.observe(report_for(selector, chosen, completed, np.random.default_rng(number)))
+    shuffled = play(make(seed=2), range(15), shuffled=True)
+    promise(shuffled == play(make(seed=2), range(15)), "the order of `available` does not matter")
 
 
 def check_determinism(make: SelectorFactory) -> None:
@@ -101,34 +76,20 @@ def check_growth(make: SelectorFactory) -> None:
 def check_empty_and_short(make: SelectorFactory) -> None:
     """Without available clients the choice is empty and the round counts; with two, ``expected_count`` holds."""
     selector = make(seed=5)
-    promise(selector.select(np.arange(0)).size == 0, "no available client gives an empty choice")
+    promise(play(selector, [0], availability=0.0) == [[]], "no available client gives an empty choice")
     promise(selector.round == 1, "a round without clients counts")
-    none = np.empty(0, dtype=np.int64)
-    selector.observe(report_for(selector, none, np.empty(0, dtype=np.bool_), np.random.default_rng(0)))
-    expected = selector.expected_count(2)
-    one = selector.clients_per_round == 1 and expected == 1
-    try:
-        chosen = selector.select(np.array([4, 2])).tolist()
-    except RunError as error:
-        raise AssertionError(
-            f"broken promise: with two available, {'one of them is' if one else 'both are'} chosen: {error}"
-        ) from None
-    if one:
-        promise(chosen in ([2], [4]), "with two available, one of them is chosen")
-    else:
-        promise(chosen == [2, 4] or (expected is None and set(chosen) < {2, 4}), "with two available, both are chosen")
+    due, known = min(2, selector.clients_per_round or 2), selector.expected_count(2) is not None
+    chosen = choose(selector, np.array([4, 2]))
+    promise(chosen.size == due or not known, f"with two available, {due} chosen, not {chosen.size}")
 
 
 def check_all_failed(make: SelectorFactory) -> None:
     """Rounds in which every client fails leave the state finite and the selector working."""
     selector = make(seed=5)
-    available = np.arange(fleet_size(selector, 8))
-    for number in range(30):
-        rng = np.random.default_rng(number)
-        chosen = selector.select(available)
-        selector.observe(report_for(selector, chosen, np.zeros(chosen.size, dtype=np.bool_), rng))
+    num_clients = fleet_size(selector, 8)
+    play(selector, range(30), num_clients=num_clients, availability=1.0, completing=0.0)
     promise_finite(selector, "when every client fails")
-    promise(selector.select(available).size > 0, "the selector still chooses")
+    choose(selector, np.arange(num_clients))
 
 
 def check_dead_client(make: SelectorFactory) -> None:
@@ -144,23 +105,21 @@ def check_dead_client(make: SelectorFactory) -> None:
 def check_select_without_observe(make: SelectorFactory) -> None:
     """``select`` can be called again without an ``observe`` in between."""
     selector = make(seed=5)
-    num_clients = fleet_size(selector, 8)
     for number in range(5):
-        expected, chosen = selector.expected_count(num_clients), selector.select(np.arange(num_clients))
-        promise(expected in (None, chosen.size), "select works without an observe in between")
+        choose(selector, np.arange(fleet_size(selector, 8)))
         promise(selector.round == number + 1, "each select is a round")
 
 
 def check_bad_input(make: SelectorFactory) -> None:
     """An ``available`` that is no array of unique indices raises :class:`ParameterError` and changes nothing."""
-    selector, twin = make(seed=5), make(seed=5)
+    selector = make(seed=5)
     for bad in (np.array([1, 1]), np.array([-1, 2]), np.array([0.5]), np.array([[1, 2]]), np.array([True, False])):
         try:
             selector.select(bad)
         except ParameterError:
             continue
         promise(False, f"available = {bad.tolist()} is refused with ParameterError")
-    promise(play(selector, range(10)) == play(twin, range(10)), "refused input changes nothing")
+    promise(play(selector, range(10)) == play(make(seed=5), range(10)), "refused input changes nothing")
 
 
 def check_many_clients(make: SelectorFactory) -> None:
@@ -174,10 +133,7 @@ def check_many_clients(make: SelectorFactory) -> None:
         except ParameterError as error:
             promise("max_clients" in str(error), f"the refusal names max_clients, got {error}")
     count = min(most, MANY)
-    for number in range(3):
-        chosen = selector.select(np.arange(count))
-        completed = np.ones(chosen.size, dtype=np.bool_)
-        selector.observe(report_for(selector, chosen, completed, np.random.default_rng(number)))
+    play(selector, range(3), num_clients=count, availability=1.0)
     promise(selector.num_clients == count, f"{count} clients are registered")
 
 
@@ -186,7 +142,7 @@ UNDECLARED_COLUMNS = frozenset({"clients", "completed", "latency"})
 
 
 class RecordingReport(RoundReport):
-    """A report that records which of its columns are read."""
+    """A report that records in ``reads``, if it has that attribute, which of its columns are read."""
 
     def __getattribute__(self, name: str) -> Any:
         reads = object.__getattribute__(self, "__dict__").get("reads")
@@ -195,36 +151,21 @@ class RecordingReport(RoundReport):
         return object.__getattribute__(self, name)
 
 
-def columns_read(selector: Selector, report: RoundReport) -> set[str]:
-    """Let the selector observe a report, and return the columns that its ``_observe`` read."""
-    report = RecordingReport(**{field.name: getattr(report, field.name) for field in fields(report)})
-    reads: set[str] = set()
-    observe: Callable[[RoundReport], None] = selector._observe
-
-    def record(given: RoundReport) -> None:
-        # Recorded only from here on: the checks of Selector.observe read columns too.
-        object.__setattr__(given, "reads", reads)
-        observe(given)
-
-    vars(selector)["_observe"] = record
-    try:
-        selector.observe(report)
-    finally:
-        del vars(selector)["_observe"]
-    return reads & REPORTED
-
-
 def check_needs(make: SelectorFactory) -> None:
     """The columns that a selector reads are those in ``needs``."""
     selector, read = make(seed=5), set[str]()
-    available = np.arange(fleet_size(selector, 8))
-    for number in range(60):
-        rng = np.random.default_rng([9, number])
-        chosen = selector.select(available)
-        completed = rng.uniform(size=chosen.size) < 0.85
-        read |= columns_read(selector, report_for(selector, chosen, completed, rng, columns=REPORTED))
-        undeclared = sorted(read - selector.needs - UNDECLARED_COLUMNS)
-        promise(not undeclared, f"columns that are read are in needs: add {', '.join(undeclared)}")
+    observe: Callable[[RoundReport], None] = selector._observe
+
+    # In place of _observe: the checks of Selector.observe read columns too.
+    def recorded(given: RoundReport) -> None:
+        report = RecordingReport(**{field.name: getattr(given, field.name) for field in fields(given)})
+        object.__setattr__(report, "reads", read)
+        observe(report)
+
+    vars(selector)["_observe"] = recorded
+    play(selector, range(60), num_clients=fleet_size(selector, 8), availability=1.0, columns=REPORTED)
+    undeclared = sorted((read & REPORTED) - selector.needs - UNDECLARED_COLUMNS)
+    promise(not undeclared, f"columns that are read are in needs: add {', '.join(undeclared)}")
     unread = sorted(selector.needs - read)
     promise(not unread, f"columns in needs are read in some of 60 rounds: leave out {', '.join(unread)}")
 
@@ -232,20 +173,14 @@ def check_needs(make: SelectorFactory) -> None:
 def check_missing_values(make: SelectorFactory) -> None:
     """Missing values, in reports and in side information, leave the state finite."""
     selector = make(seed=5)
-    available = np.arange(fleet_size(selector, 8))
+    num_clients = fleet_size(selector, 8)
     for number in range(40):
         rng = np.random.default_rng([11, number])
-        clients = rng.permutation(available)[: fleet_size(selector, 3)]
-        informed = {name: values_for(name, clients.size, rng) for name in sorted(INFORMED)}
-        for value in informed.values():
-            value[rng.uniform(size=clients.size) < 0.5] = np.nan
-        selector.inform(clients, **informed)
-        chosen = selector.select(available)
-        completed = rng.uniform(size=chosen.size) < 0.85
-        selector.observe(report_for(selector, chosen, completed, rng, missing=0.5, spares=0.2))
+        clients = rng.permutation(num_clients)[: fleet_size(selector, 3)]
+        selector.inform(clients, **side_information(sorted(INFORMED), clients.size, rng, missing=0.5))
+        play(selector, [number], num_clients=num_clients, missing=0.5, spares=0.2)
         lacking = f"columns that a client may lack ({', '.join(sorted(optional_columns(selector))) or 'none here'})"
         promise_finite(selector, f"when {lacking} or side information are NaN")
-    promise(selector.select(available).size > 0, "the selector still chooses when values are missing")
 
 
 CHECKS: tuple[Callable[[SelectorFactory], None], ...] = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -19,9 +19,9 @@ class NoReply(Exception):
     """Raised in place of a reply by a client that never answers."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Reply:
-    """The reply of a client after training; a fault changes it.
+    """The reply of a client after training.
 
     Attributes:
         arrays: The client's model, or bytes that cannot be decoded.
@@ -42,13 +42,13 @@ class Fault:
 
     Attributes:
         name: The fault in words, for messages.
-        change: Changes the reply in place, or raises.
+        change: Returns the changed reply, or raises.
         loses: When the update is lost: always, never, or on the virtual clock, which believes reported latencies.
         named: Whether the history must name the problem although the update is not lost.
     """
 
     name: str
-    change: Callable[[Reply], None]
+    change: Callable[[Reply], Reply]
     loses: Literal["always", "on the virtual clock", "never"] = "always"
     named: bool = False
 
@@ -83,8 +83,7 @@ class FleetPlan:
     @property
     def faults(self) -> tuple[Fault, ...]:
         """Every fault, in the order in which the rounds take them."""
-        of = self.keys.of
-        return all_faults(of("latency"), of("energy"), of("train_loss"), of("client_id"), self.max_latency)
+        return all_faults(self.keys.of, self.max_latency)
 
     @property
     def num_rounds(self) -> int:
@@ -104,7 +103,10 @@ class Fleet:
         round: The absolute round.
         connected: Node id -> number of the client, of the nodes that are connected.
         numbers: Node id -> number of the client, of all nodes so far.
-        broken: Node id -> its fault in this round.
+        broken: Node id -> its fault in this round, as everything below.
+        sent: Node id -> its reply.
+        configs: Node id -> the train config it received.
+        evaluated: Node id -> the evaluation config it received; probes are left out.
     """
 
     plan: FleetPlan
@@ -112,13 +114,21 @@ class Fleet:
     round: int = 0
     connected: dict[str, int] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)
-    broken: dict[str, Fault] = field(default_factory=dict)
+    broken: Mapping[str, Fault] = field(default_factory=dict)
+    sent: dict[str, Reply] = field(default_factory=dict)
+    configs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    evaluated: dict[str, dict[str, Any]] = field(default_factory=dict)
     _introduced: set[str] = field(default_factory=set)
+
+    @property
+    def arrays(self) -> Model:
+        """The initial model."""
+        return self.plan.arrays
 
     def begin_round(self) -> None:
         """Let clients connect, disconnect and reconnect."""
         self.round += 1
-        self.broken = {}
+        self.broken, self.sent, self.configs, self.evaluated = {}, {}, {}, {}
         gone = ({INTERMITTENT} if self.round % 3 == 1 else set[int]()) | ({NEWCOMER} if self.round < 3 else set[int]())
         again = {self.round % self.plan.num_clients} | ({RECONNECTING} if self.round % 2 == 0 else set())
         impostor = {IMPOSTOR} if self.round > 1 else set[int]()
@@ -146,18 +156,19 @@ class Fleet:
         """Return the items in the order in which they arrive in this round."""
         return [items[i] for i in np.random.default_rng([self.seed, self.round, 1]).permutation(len(items))]
 
-    def assign_faults(self, nodes: Sequence[str]) -> None:
-        """Assign the faults of this round to nodes that were asked to train."""
+    def assign_faults(self, nodes: Sequence[str]) -> Mapping[str, Fault]:
+        """Assign the faults of this round to nodes that were asked to train; return node id -> fault."""
         # Sorted by client: neither node ids nor the order of the messages may decide who fails.
         asked = sorted(nodes, key=lambda node: (self.numbers.get(node, IMPOSTOR), node))
         faults, late = self.plan.faults, self.round - len(self.plan.faults)
         if not asked or late > 3:
-            return
+            return {}
         if late <= 0:
             self.broken = {asked[self.round % len(asked)]: faults[self.round - 1]}
         else:
             fault = next(one for one in faults if one.name == ("sends NaN" if late == 2 else "raises an exception"))
             self.broken = dict.fromkeys(asked[1:] if late == 3 else asked, fault)
+        return self.broken
 
     def properties_of(self, node: str) -> dict[str, Any]:
         """Return the properties of the client behind a node; one client's first request fails."""
@@ -179,22 +190,25 @@ class Fleet:
             NoReply: The client never answers.
             OSError: The client fails.
         """
-        k = self.numbers[node]
+        self.configs[node] = dict(config)
+        k, of = self.numbers[node], self.plan.keys.of
         # Seeded by client and round alone: neither node ids nor the order of messages may change a reply.
         draws = np.random.default_rng([max(0, k), self.round])
         arrays = [
             a + np.asarray(draws.normal(0.0, 0.1, a.shape), dtype=a.dtype) if a.dtype.kind == "f" else a for a in model
         ]
-        reply = Reply([np.asarray(a) for a in arrays], self.num_examples(k), {**self.plan.metrics, **self._costs(k)})
-        reply.metrics[self.plan.keys.of("client_id")] = max(0, k)
-        reply.metrics[self.plan.keys.of("train_loss")] = float(draws.uniform(0.1, 2.0))
-        reply.metrics |= self._columns(k, str(config.get("needs", "")))
+        told = {of("client_id"): max(0, k), of("train_loss"): float(draws.uniform(0.1, 2.0))}
+        metrics = {**self.plan.metrics, **self._costs(k), **told, **self._columns(k, str(config.get("needs", "")))}
+        reply = Reply([np.asarray(a) for a in arrays], self.num_examples(k), metrics)
         if node in self.broken:
-            self.broken[node].change(reply)
+            reply = self.broken[node].change(reply)
+        self.sent[node] = reply
         return reply
 
     def evaluation_reply(self, node: str, config: Mapping[str, Any]) -> tuple[float, int, dict[str, Any]]:
         """Return loss, number of examples and metrics of an evaluation; in every fourth round one client fails."""
+        if "probe" not in config:
+            self.evaluated[node] = dict(config)
         k = self.numbers[node]
         if self.round % 4 == k:
             raise OSError("the battery; is: empty")
@@ -230,12 +244,12 @@ class Fleet:
         return str(int(np.random.default_rng([self.seed, k + 1, self.round]).integers(2, 2**62)))
 
 
-def all_faults(latency: str, energy: str, train_loss: str, client_id: str, max_latency: float) -> tuple[Fault, ...]:
-    """Return every fault, for the given metric names and the longest latency, seconds."""
+def all_faults(of: Callable[[str], str], max_latency: float) -> tuple[Fault, ...]:
+    """Return every fault, for the metrics' names (``of("latency")``) and the longest latency, seconds."""
     return (
         Fault("raises an exception", _raises),
         Fault("never answers", _never_answers),
-        Fault("refuses to train", _refuses),
+        Fault("refuses to train", lambda reply: replace(reply, refused="no training here")),
         Fault("sends NaN", _arrays(lambda model: [_full(model[0], math.nan), *model[1:]])),
         Fault("sends infinite numbers", _arrays(lambda model: [*model[:-1], _full(model[-1], math.inf)])),
         Fault("sends arrays of other shapes", _arrays(lambda model: [array[None] for array in model])),
@@ -243,66 +257,39 @@ def all_faults(latency: str, energy: str, train_loss: str, client_id: str, max_l
         Fault("sends an array too many", _arrays(lambda model: [*model, model[0]])),
         Fault("sends texts for numbers", _arrays(lambda model: [np.full(array.shape, "x") for array in model])),
         Fault("sends complex numbers", _arrays(lambda model: [array.astype(np.complex64) for array in model])),
-        Fault("sends bytes that are no arrays", _garbage),
-        Fault("claims to have no examples", _examples(0)),
-        Fault("claims a negative number of examples", _examples(-5)),
-        Fault("claims 2^62 examples", _examples(2**62)),
-        Fault("reports twice the longest latency", _metric(latency, 2.0 * max_latency), "on the virtual clock"),
-        Fault("reports an infinite latency", _metric(latency, math.inf), "on the virtual clock"),
-        Fault("reports a negative latency", _metric(latency, -1.0), "never", True),
-        Fault("reports NaN for its latency", _metric(latency, math.nan), "never", True),
-        Fault("reports a text for its latency", _metric(latency, "fast"), "never", True),
-        Fault("reports negative joules", _metric(energy, -3.0), "never", True),
-        Fault("reports huge metrics", _huge(energy, train_loss), "never", True),
-        Fault("reports metrics that no other client reports", _metric("fleet-own", 0.5), "never"),
-        Fault("claims another client's id", _metric(client_id, 10**6), "never", True),
+        Fault("sends bytes that are no arrays", lambda reply: replace(reply, arrays=b"\x00 no arrays")),
+        Fault("claims to have no examples", lambda reply: replace(reply, num_examples=0)),
+        Fault("claims a negative number of examples", lambda reply: replace(reply, num_examples=-5)),
+        Fault("claims 2^62 examples", lambda reply: replace(reply, num_examples=2**62)),
+        Fault(
+            "reports twice the longest latency", _metrics({of("latency"): 2.0 * max_latency}), "on the virtual clock"
+        ),
+        Fault("reports an infinite latency", _metrics({of("latency"): math.inf}), "on the virtual clock"),
+        Fault("reports a negative latency", _metrics({of("latency"): -1.0}), "never", True),
+        Fault("reports NaN for its latency", _metrics({of("latency"): math.nan}), "never", True),
+        Fault("reports a text for its latency", _metrics({of("latency"): "fast"}), "never", True),
+        Fault("reports negative joules", _metrics({of("energy"): -3.0}), "never", True),
+        Fault("reports huge metrics", _metrics({of("energy"): 1e300, of("train_loss"): 1e300}), "never", True),
+        Fault("reports metrics that no other client reports", _metrics({"fleet-own": 0.5}), "never"),
+        Fault("claims another client's id", _metrics({of("client_id"): 10**6}), "never", True),
     )
+
+
+def _raises(reply: Reply) -> Reply:
+    raise OSError("the battery; is: empty")
+
+
+def _never_answers(reply: Reply) -> Reply:
+    raise NoReply
+
+
+def _arrays(change: Callable[[Any], Model]) -> Callable[[Reply], Reply]:
+    return lambda reply: replace(reply, arrays=change(reply.arrays))
+
+
+def _metrics(changed: Mapping[str, Any]) -> Callable[[Reply], Reply]:
+    return lambda reply: replace(reply, metrics={**reply.metrics, **changed})
 
 
 def _full(array: np.ndarray[Any, Any], value: float) -> np.ndarray[Any, Any]:
     return np.full(array.shape, value, dtype=array.dtype if array.dtype.kind == "f" else np.float64)
-
-
-def _arrays(change: Callable[[Model], Model]) -> Callable[[Reply], None]:
-    def fault(reply: Reply) -> None:
-        assert not isinstance(reply.arrays, bytes)
-        reply.arrays = change(reply.arrays)
-
-    return fault
-
-
-def _metric(key: str, value: Any) -> Callable[[Reply], None]:
-    def fault(reply: Reply) -> None:
-        reply.metrics[key] = value
-
-    return fault
-
-
-def _examples(value: int) -> Callable[[Reply], None]:
-    def fault(reply: Reply) -> None:
-        reply.num_examples = value
-
-    return fault
-
-
-def _huge(*keys: str) -> Callable[[Reply], None]:
-    def fault(reply: Reply) -> None:
-        reply.metrics.update(dict.fromkeys(keys, 1e300))
-
-    return fault
-
-
-def _raises(reply: Reply) -> None:
-    raise OSError("the battery; is: empty")
-
-
-def _never_answers(reply: Reply) -> None:
-    raise NoReply
-
-
-def _refuses(reply: Reply) -> None:
-    reply.refused = "no training here"
-
-
-def _garbage(reply: Reply) -> None:
-    reply.arrays = b"\x00 no arrays"

@@ -11,7 +11,7 @@ import logging
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,15 +19,13 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.testing.fleet import Fleet, FleetPlan, Model
 from fedsel_flwr.testing.observed_run import ObservedRun
 
+if TYPE_CHECKING:
+    from fedsel_flwr.testing.flower_rounds import FlowerRounds
+
 StrategyFactory = Callable[[], Any]
 """Builds the strategy under test, a new one at each call."""
 SPARE_CLIENTS = 4
 """Clients in excess of those that the strategy waits for: so many may be offline."""
-WAITED_FOR = (
-    "min_available_clients", "min_available_nodes", "min_fit_clients", "min_train_nodes", "min_evaluate_clients",
-    "min_evaluate_nodes",
-)  # fmt: skip
-"""Attributes of base strategies that hold how many clients they wait for."""
 
 
 class StrategyHarness:
@@ -58,7 +56,7 @@ class StrategyHarness:
         first = self.build()
         if self.build() is first:
             raise ParameterError("make_strategy returned the same strategy twice. Build a new one at each call")
-        self.legacy = is_legacy(first)
+        self.legacy = hasattr(first, "configure_fit")
         settings = first.core.settings
         if not settings.compare_models:
             raise ParameterError(
@@ -70,8 +68,11 @@ class StrategyHarness:
                 f"make_strategy sets identity={settings.identity!r}, under which a client that reconnects gets another "
                 "row, and the fleet's clients do reconnect. Set identity to None, 'name' or 'claim'"
             )
-        wanted = max(8, *(int(getattr(one, name, 0)) for one in wrapped_strategies(first.base) for name in WAITED_FOR))
-        least = max(wanted, int(first.min_available), first.selector.clients_per_round or 1) + SPARE_CLIENTS
+        # Flower's strategies hold the numbers of clients that they wait for in min_available_nodes and its like.
+        base = [vars(one).items() for one in wrapped_strategies(first.base)]
+        waited_for = [int(value) for items in base for name, value in items if name.startswith("min_")]
+        wanted = (8, *waited_for, int(first.min_available), first.selector.clients_per_round or 1)
+        least = max(wanted) + SPARE_CLIENTS
         if num_clients is not None and num_clients < least:
             raise ParameterError(
                 f"num_clients must be at least {least}, got {num_clients}: the strategy and its base wait for "
@@ -91,16 +92,17 @@ class StrategyHarness:
             return build_strategy(self._make)
 
     @cached_property
+    def _api(self) -> FlowerRounds:
+        # Flower is imported here, since `import fedsel_flwr.testing` must work without it.
+        from fedsel_flwr.testing.flower_rounds import LegacyRounds, MessageRounds
+
+        return LegacyRounds() if self.legacy else MessageRounds()
+
+    @cached_property
     def full_run(self) -> ObservedRun:
         """The run of the first strategy, from the first round to the last."""
-        strategy = self.build()
-        run = ObservedRun(strategy, Fleet(self.plan), self.plan.arrays)
-        run.record_reports()
-        if self.legacy:
-            from fedsel_flwr.testing.legacy_fleet import record_legacy_base as record_base
-        else:
-            from fedsel_flwr.testing.message_fleet import record_message_base as record_base
-        record_base(run)
+        run = ObservedRun(self.build(), Fleet(self.plan), self.plan.arrays)
+        run.watch_parts(self._api)
         return self._play(run, self.plan.num_rounds)
 
     @property
@@ -134,13 +136,10 @@ class StrategyHarness:
         return self._play(run, self.plan.num_rounds - run.fleet.round)
 
     def _play(self, run: ObservedRun, rounds: int) -> ObservedRun:
-        if self.legacy:
-            from fedsel_flwr.testing.legacy_fleet import play_legacy as play
-        else:
-            from fedsel_flwr.testing.message_fleet import play_messages as play
+        run.watch_strategy(self._api)
         with _isolated():
             try:
-                play(run, rounds)
+                self._api.play(run, rounds)
             except Exception as error:
                 # Whatever leaves the strategy is a broken promise, which the first check reports. Wrong parameters are
                 # the caller's mistake and show in round 1.
@@ -181,27 +180,12 @@ def build_strategy(make: StrategyFactory) -> Any:
             f"make_strategy() must build a strategy without arguments, but raised: {error}. Bind its arguments with "
             "functools.partial"
         ) from error
-    is_legacy(strategy)
     if missing := [name for name in REQUIRED_ATTRIBUTES if not hasattr(strategy, name)]:
         raise ParameterError(
             f"make_strategy must return a SelectionStrategy or a paper's strategy, but {type(strategy).__name__} has "
             f"no {', '.join(missing)}. Wrap it: SelectionStrategy(selector, base)"
         )
     return strategy
-
-
-def is_legacy(strategy: Any) -> bool:
-    """Return whether a strategy is of Flower's legacy API; raise :class:`ParameterError` if it is of neither."""
-    # Flower is imported here, since `import fedsel_flwr.testing` must work without it.
-    from flwr.server.strategy import Strategy as Legacy
-    from flwr.serverapp.strategy import Strategy
-
-    if not isinstance(strategy, Legacy | Strategy):
-        raise ParameterError(
-            "make_strategy must return a strategy of flwr.server.strategy or flwr.serverapp.strategy, got "
-            f"{type(strategy).__name__}. Return SelectionStrategy(selector, base)"
-        )
-    return isinstance(strategy, Legacy)
 
 
 def checked_model(arrays: Sequence[Any]) -> Model:

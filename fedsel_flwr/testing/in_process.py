@@ -1,6 +1,7 @@
-"""In-process clients: play one round of a strategy with functions in place of a fleet.
+"""Clients in this process, in either of Flower's APIs: a client proxy, a grid, and one round played with functions.
 
-For examples and unit tests. :func:`fedsel_flwr.testing.check_strategy` plays whole runs with clients that fail.
+The clients themselves are plain: functions for examples and unit tests (:func:`play_round`), or the fleet with which
+:func:`fedsel_flwr.testing.check_strategy` plays whole runs.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.common import (
     Code,
     DisconnectRes,
@@ -19,11 +20,9 @@ from flwr.common import (
     EvaluateRes,
     FitIns,
     FitRes,
-    GetParametersIns,
     GetParametersRes,
-    GetPropertiesIns,
     GetPropertiesRes,
-    ReconnectIns,
+    Parameters,
     Status,
     ndarrays_to_parameters,
     parameters_to_ndarrays,
@@ -31,14 +30,18 @@ from flwr.common import (
 from flwr.server import SimpleClientManager
 from flwr.serverapp import Grid
 
-from fedsel_flwr.flower import ClientProxy, task_identity
+from fedsel_flwr.flower import ClientProxy, ErrorCode, task_identity
+from fedsel_flwr.testing.fleet import Fleet, Model, NoReply, Reply
 
-Model = list[npt.NDArray[Any]]
 Fit = Callable[[Model, dict[str, Any]], tuple[Model, int, dict[str, Any]]]
 """A client's training on the global model with the round's config, as ``fit`` of Flower's ``NumPyClient``."""
-
-RUN, TASK, SERVER = 1, 1, 0
+RUN, TASK, SERVER = 7, 1, 1
 """Flower's numbers of the run, of its task and of the server's node."""
+OK = Status(Code.OK, "")
+NO_ANSWER = "Expected one Message but got: 0"
+"""Message of the error that Flower's own proxy raises if no reply came."""
+NO_TEXT = [1.0, 2.0]
+"""Stands for a text, which a MetricRecord cannot hold: a list in place of a number."""
 
 
 def play_round(strategy: Any, clients: Sequence[Fit], model: Sequence[npt.ArrayLike], server_round: int = 1) -> Model:
@@ -46,7 +49,7 @@ def play_round(strategy: Any, clients: Sequence[Fit], model: Sequence[npt.ArrayL
 
     Args:
         strategy: One of :mod:`fedsel_flwr.strategies` or of :mod:`fedsel_flwr.strategies.message`.
-        clients: The connected clients; the position of a client is its ``client_id``.
+        clients: The connected clients; the position of a client is its ``client_id``. One that raises has failed.
         model: The global model before the round.
         server_round: Flower's number of the round.
 
@@ -60,116 +63,237 @@ def play_round(strategy: Any, clients: Sequence[Fit], model: Sequence[npt.ArrayL
     >>> play_round(strategy, clients, [np.zeros(2)])
     [array([0.5, 0.5])]
     """
-    before = [np.asarray(array) for array in model]
+    fleet = Functions(clients, [np.asarray(array) for array in model])
+    after: Any
     if hasattr(strategy, "configure_train"):
-        return _play_messages(strategy, clients, before, server_round)
-    manager = SimpleClientManager()
-    for number, fit in enumerate(clients):
-        manager.register(InProcessProxy(number, fit))
-    instructions = strategy.configure_fit(server_round, ndarrays_to_parameters(before), manager)
-    results = [(proxy, proxy.fit(ins, None, server_round)) for proxy, ins in instructions]
-    after, _ = strategy.aggregate_fit(server_round, results, [])
-    return before if after is None else parameters_to_ndarrays(after)
+        grid, arrays = InProcessGrid(fleet), record_of(fleet.arrays)
+        # Flower makes no message outside of a run.
+        with task_identity(RUN, TASK, SERVER):
+            messages = strategy.configure_train(server_round, arrays, ConfigRecord(), grid)
+            after, _ = strategy.aggregate_train(server_round, grid.send_and_receive(messages))
+        return fleet.arrays if after is None else arrays_of(after)
+    parameters = ndarrays_to_parameters(fleet.arrays)
+    instructions = strategy.configure_fit(server_round, parameters, manager_of(fleet))
+    after, _ = strategy.aggregate_fit(server_round, *legacy_replies(fleet, instructions, "fit", server_round))
+    return fleet.arrays if after is None else parameters_to_ndarrays(after)
 
 
-def _play_messages(strategy: Any, clients: Sequence[Fit], before: Model, server_round: int) -> Model:
-    grid = InProcessGrid(clients)
-    arrays = ArrayRecord({str(i): Array(array) for i, array in enumerate(before)})
-    # Flower makes no message outside of a run
-    with task_identity(RUN, TASK, SERVER):
-        messages = strategy.configure_train(server_round, arrays, ConfigRecord(), grid)
-        after, _ = strategy.aggregate_train(server_round, grid.send_and_receive(messages))
-    return before if after is None else [array.numpy() for array in after.values()]
+class Functions:
+    """Clients that are functions and always connected; the methods are those of the fleet.
+
+    Args:
+        clients: The functions.
+        arrays: The model that the round begins with.
+    """
+
+    def __init__(self, clients: Sequence[Fit], arrays: Model) -> None:
+        self.arrays = arrays
+        # Flower keeps the node ids 0 and 1 for itself.
+        self.connected = {str(number + 2): number for number in range(len(clients))}
+        self._clients = clients
+
+    def nodes(self) -> list[SimpleNamespace]:
+        """Return the server's view of the connections, none of which has a name."""
+        return [SimpleNamespace(node_id=int(node), name="") for node in self.connected]
+
+    def in_arrival_order(self, items: Sequence[Any]) -> list[Any]:
+        """Return the items as they are."""
+        return list(items)
+
+    def properties_of(self, node: str) -> dict[str, Any]:
+        """Return the id of a client."""
+        return {"client_id": self.connected[node]}
+
+    def training_reply(self, node: str, model: Model, config: dict[str, Any]) -> Reply:
+        """Train a client."""
+        return Reply(*self._clients[self.connected[node]](model, config))
+
+    def evaluation_reply(self, node: str, config: dict[str, Any]) -> tuple[float, int, dict[str, Any]]:
+        """Refuse: a function only trains."""
+        raise NotImplementedError("these clients only train")
+
+
+Clients = Fleet | Functions
+"""The clients behind the transports of both APIs."""
+
+
+# ---- the legacy API -------------------------------------------------------------------------------------------------
 
 
 class InProcessProxy(ClientProxy):
-    """The legacy API's connection to a client that is a function.
+    """The legacy API's connection to one of the clients.
 
     Args:
-        number: Its ``client_id``; its connection is named alike.
-        fit: Its training.
+        node: The node id.
+        clients: The clients.
     """
 
-    def __init__(self, number: int, fit: Fit) -> None:
-        super().__init__(str(number))
-        self._fit = fit
+    def __init__(self, node: str, clients: Clients) -> None:
+        super().__init__(node)
+        self._clients = clients
+        self.grid = SimpleNamespace(get_nodes=clients.nodes)
 
-    def get_properties(self, ins: GetPropertiesIns, timeout: float | None, group_id: int | None) -> GetPropertiesRes:
-        """Return its id."""
-        return GetPropertiesRes(Status(Code.OK, ""), {"client_id": int(self.cid)})
+    def get_properties(self, ins: Any, timeout: float | None, group_id: int | None) -> GetPropertiesRes:
+        """Return the client's properties."""
+        return GetPropertiesRes(OK, self._clients.properties_of(self.cid))
 
-    def get_parameters(self, ins: GetParametersIns, timeout: float | None, group_id: int | None) -> GetParametersRes:
-        """Refuse: the caller has the initial model."""
-        raise NotImplementedError
+    def get_parameters(self, ins: Any, timeout: float | None, group_id: int | None) -> GetParametersRes:
+        """Return the initial model."""
+        return GetParametersRes(OK, ndarrays_to_parameters(self._clients.arrays))
 
     def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
-        """Train."""
-        arrays, num_examples, metrics = self._fit(parameters_to_ndarrays(ins.parameters), dict(ins.config))
-        return FitRes(Status(Code.OK, ""), ndarrays_to_parameters(arrays), num_examples, metrics)
+        """Return the client's update, or whatever its fault makes of it."""
+        try:
+            reply = self._clients.training_reply(self.cid, parameters_to_ndarrays(ins.parameters), dict(ins.config))
+        except NoReply:
+            raise ValueError(NO_ANSWER) from None
+        if isinstance(reply.arrays, bytes):
+            # Flower's encoder refuses what is no array, so bytes go into Parameters as they are.
+            parameters = Parameters([reply.arrays], "numpy.ndarray")
+        else:
+            parameters = ndarrays_to_parameters(reply.arrays)
+        status = Status(Code.FIT_NOT_IMPLEMENTED, reply.refused) if reply.refused else OK
+        return FitRes(status, parameters, reply.num_examples, _scalars(reply.metrics))
 
     def evaluate(self, ins: EvaluateIns, timeout: float | None, group_id: int | None) -> EvaluateRes:
-        """Refuse: a round of training evaluates nothing."""
-        raise NotImplementedError
+        """Return an evaluation for the base strategy, or the answer to a probe."""
+        loss, examples, metrics = self._clients.evaluation_reply(self.cid, dict(ins.config))
+        return EvaluateRes(OK, loss, examples, _scalars(metrics))
 
-    def reconnect(self, ins: ReconnectIns, timeout: float | None, group_id: int | None) -> DisconnectRes:
-        """Do nothing."""
+    def reconnect(self, ins: Any, timeout: float | None, group_id: int | None) -> DisconnectRes:
+        """Return at once: the clients decide who is connected."""
         return DisconnectRes("")
 
 
+def manager_of(clients: Clients) -> SimpleClientManager:
+    """Return Flower's client manager with the clients that are connected."""
+    manager = SimpleClientManager()
+    manager.clients = {node: InProcessProxy(node, clients) for node in clients.connected}
+    return manager
+
+
+def legacy_replies(clients: Clients, instructions: Any, call: str, server_round: int) -> tuple[list[Any], list[Any]]:
+    """Ask proxies by ``fit`` or ``evaluate``; return results and failures as Flower's server does, as they arrive."""
+    results, failures = list[Any](), list[Any]()
+    for client, ins in clients.in_arrival_order(instructions):
+        try:
+            result = getattr(client, call)(ins, None, server_round)
+        except Exception as error:
+            # Flower's server too counts any exception of a proxy as a failure.
+            failures.append(error)
+            continue
+        (results if result.status.code == Code.OK else failures).append((client, result))
+    return results, failures
+
+
+def _scalars(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value.tobytes() if isinstance(value, np.ndarray) else value for key, value in metrics.items()}
+
+
+# ---- the Message API ------------------------------------------------------------------------------------------------
+
+
 class InProcessGrid(Grid):
-    """The Message API's grid over clients that are functions; each message is answered at once.
+    """The Message API's grid over the clients; replies are ready as soon as a message is pushed.
 
     Args:
-        clients: The clients' training.
+        clients: The clients.
     """
 
-    def __init__(self, clients: Sequence[Fit]) -> None:
-        # node 0 is the server, so a node's number is one above its client's id
-        self._clients: Mapping[int, Fit] = dict(enumerate(clients, 1))
-        self._replies: dict[str, Message] = {}
-        self._number = 0
+    def __init__(self, clients: Clients) -> None:
+        self._clients, self._replies, self._number = clients, dict[str, Message](), 0
 
     def set_run(self, *args: Any, **kwargs: Any) -> None:
-        """Ignore: there is one run."""
+        """Ignore the call: there is one run."""
 
     @property
     def run(self) -> Any:
-        """Return the run."""
+        """The run, by its id."""
         return SimpleNamespace(run_id=RUN)
 
     def create_message(self, *args: Any, **kwargs: Any) -> Message:
         """Refuse, as Flower does."""
-        raise NotImplementedError
+        raise NotImplementedError("Grid.create_message is deprecated. Construct the Message itself")
 
     def get_node_ids(self) -> list[int]:
-        """Return the connected nodes."""
-        return list(self._clients)
+        """Return the ids of the connected nodes."""
+        return [int(node) for node in self._clients.connected]
+
+    def get_nodes(self) -> list[Any]:
+        """Return the connected nodes with the names under which they are registered."""
+        return self._clients.nodes()
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Deliver messages and keep the replies."""
-        sent = []
+        """Deliver messages, make the replies, and return the messages' ids."""
+        ids = []
         for message in messages:
             self._number += 1
-            # Flower's own grid numbers a message when it is pushed, and replies refer to this number
+            # Flower's grid sets the id in the same private field: the metadata has no setter.
             vars(message.metadata)["_message_id"] = f"message-{self._number}"
-            sent.append(message.metadata.message_id)
-            self._replies[sent[-1]] = Message(self._answer(message), reply_to=message)
-        return sent
+            ids.append(message.metadata.message_id)
+            if (content := self._reply_to(message)) is not None:
+                self._replies[ids[-1]] = Message(content, reply_to=message)
+        return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return the replies to some messages."""
-        return [self._replies.pop(number) for number in message_ids if number in self._replies]
+        """Return the replies that exist to these messages, in the order in which they arrive."""
+        here = sorted(one for one in message_ids if one in self._replies)
+        return self._clients.in_arrival_order([self._replies.pop(one) for one in here])
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Deliver messages and return the replies."""
+        """Push messages and pull the replies, without waiting for clients that never answer."""
         return self.pull_messages(self.push_messages(messages))
 
-    def _answer(self, message: Message) -> RecordDict:
-        node = message.metadata.dst_node_id
-        if message.metadata.message_type == MessageType.QUERY:
-            return RecordDict({"facts": ConfigRecord({"client_id": node - 1})})
-        (record,) = message.content.array_records.values()
-        config = {key: value for found in message.content.config_records.values() for key, value in found.items()}
-        arrays, num_examples, metrics = self._clients[node]([array.numpy() for array in record.values()], config)
-        trained = ArrayRecord({name: Array(array) for name, array in zip(record, arrays, strict=True)})
-        return RecordDict({"arrays": trained, "metrics": MetricRecord({"num-examples": num_examples, **metrics})})
+    def _reply_to(self, message: Message) -> RecordDict | Error | None:
+        node, clients, kind = str(message.metadata.dst_node_id), self._clients, message.metadata.message_type
+        if node not in clients.connected:
+            return Error(ErrorCode.NODE_UNAVAILABLE, "no such node")
+        config = config_of(message)
+        try:
+            if kind == MessageType.QUERY:
+                return RecordDict({"facts": ConfigRecord(clients.properties_of(node))})
+            if kind == MessageType.EVALUATE:
+                loss, examples, metrics = clients.evaluation_reply(node, config)
+                return _content({"num-examples": examples, "loss": loss, **metrics})
+            (record,) = message.content.array_records.values()
+            reply = clients.training_reply(node, [array.numpy() for array in record.values()], config)
+        except NoReply:
+            return None
+        except Exception as error:
+            # Flower's ClientApp too turns any exception into an error reply.
+            return Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error).__name__}: {error}")
+        if reply.refused:
+            return Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reply.refused)
+        content = _content({"num-examples": reply.num_examples, **reply.metrics})
+        content["arrays"] = _encoded(reply, list(record))
+        return content
+
+
+def config_of(message: Message) -> dict[str, Any]:
+    """Return the entries of all config records of a message."""
+    return {key: value for record in message.content.config_records.values() for key, value in record.items()}
+
+
+def record_of(arrays: Model) -> ArrayRecord:
+    """Return a model as a record, its arrays named by their numbers."""
+    return ArrayRecord({str(i): Array(array) for i, array in enumerate(arrays)})
+
+
+def arrays_of(record: ArrayRecord) -> Model:
+    """Return the arrays of a record whose names are numbers, in their order."""
+    return [record[name].numpy() for name in sorted(record, key=lambda name: (len(name), name))]
+
+
+def _content(metrics: dict[str, Any]) -> RecordDict:
+    """Return metrics as records: each vector in an ArrayRecord, everything else in one MetricRecord."""
+    vectors = {key: ArrayRecord({"0": Array(v)}) for key, v in metrics.items() if isinstance(v, np.ndarray)}
+    numbers = {k: NO_TEXT if isinstance(v, str) else v for k, v in metrics.items() if k not in vectors}
+    return RecordDict({**vectors, "metrics": MetricRecord(numbers)})
+
+
+def _encoded(reply: Reply, names: list[str]) -> ArrayRecord:
+    if isinstance(reply.arrays, bytes):
+        garbage = Array(dtype="float32", shape=(3,), stype="numpy.ndarray", data=reply.arrays)
+        return ArrayRecord(dict.fromkeys(names, garbage))
+    more = [*names, *(f"more-{i}" for i in range(len(reply.arrays)))]
+    return ArrayRecord({name: Array(array) for name, array in zip(more, reply.arrays, strict=False)})

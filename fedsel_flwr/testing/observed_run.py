@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ class ReceivedUpdate:
 
     node: str
     arrays: Model
-    num_examples: float
+    num_examples: Any
 
 
 @dataclass
@@ -52,17 +52,17 @@ class ObservedRound:
     expected: dict[int, int | None]
     ended: bool
     before: Model
+    after: Model
+    sent: dict[str, Reply]
+    configs: dict[str, dict[str, Any]]
+    evaluated: dict[str, dict[str, Any]]
     asked: list[str] = field(default_factory=list)
     keeps_model: bool = False
     broken: Mapping[str, Fault] = field(default_factory=dict)
-    sent: dict[str, Reply] = field(default_factory=dict)
-    configs: dict[str, dict[str, Any]] = field(default_factory=dict)
-    after: Model = field(default_factory=list)
     base_config: dict[str, Any] | None = None
     given: list[ReceivedUpdate] | None = None
     failures: int = 0
     base_model: Model | None = None
-    evaluated: dict[str, dict[str, Any]] = field(default_factory=dict)
     base_evaluated: dict[str, dict[str, Any]] = field(default_factory=dict)
     reports: list[RoundReport] = field(default_factory=list)
 
@@ -92,36 +92,72 @@ class ObservedRun:
         """The current round."""
         return self.rounds[-1]
 
-    def begin_round(self) -> ObservedRound:
+    def begin_round(self) -> None:
         """Let clients connect and disconnect, and begin the record of the next round."""
-        self.fleet.begin_round()
+        fleet, selector = self.fleet, self.strategy.selector
+        fleet.begin_round()
         # A resumed run must find the generators where the interrupted one had them: seeds follow from the round.
-        random.seed(1000 * self.global_seed + self.fleet.round)
-        np.random.seed(1000 * self.global_seed + self.fleet.round)  # noqa: NPY002
-        selector = self.strategy.selector
+        random.seed(1000 * self.global_seed + fleet.round)
+        np.random.seed(1000 * self.global_seed + fleet.round)  # noqa: NPY002
         self.rounds.append(
             ObservedRound(
-                number=self.fleet.round,
-                connected=dict(self.fleet.connected),
-                expected={n: selector.expected_count(n) for n in range(len(self.fleet.connected) + 1)},
+                number=fleet.round,
+                connected=dict(fleet.connected),
+                expected={n: selector.expected_count(n) for n in range(len(fleet.connected) + 1)},
                 ended=bool(self.strategy.core.ended),
                 before=self.model,
+                after=self.model,
+                sent=fleet.sent,
+                configs=fleet.configs,
+                evaluated=fleet.evaluated,
             )
         )
-        return self.now
 
-    def record_asked(self, nodes: list[str]) -> None:
-        """Record the nodes that the strategy asks to train, and assign the round's faults."""
-        selector = self.strategy.selector
-        self.now.asked, self.now.keeps_model = list(nodes), bool(selector.keeps_model and not selector.warming_up)
-        self.fleet.assign_faults(nodes)
-        self.now.broken = self.fleet.broken
+    def watch_strategy(self, api: Any) -> None:
+        """Record whom the strategy asks, and the models that it returns.
 
-    def end_round(self, model: Model | None) -> None:
-        """Record the new global model; None if it stayed."""
-        if model is not None:
-            self.model = model
-        self.now.after = self.model
+        Args:
+            api: The strategy's API, a :class:`~fedsel_flwr.testing.flower_rounds.FlowerRounds`.
+        """
+
+        def asked(instructions: Any) -> None:
+            now, selector = self.now, self.strategy.selector
+            now.asked = [node for node, _ in api.configs(instructions)]
+            now.keeps_model = bool(selector.keeps_model and not selector.warming_up)
+            now.broken = self.fleet.assign_faults(now.asked)
+
+        def aggregated(result: Any) -> None:
+            if result[0] is not None:
+                self.now.after = self.model = api.model(result[0])
+
+        watch(self.strategy, api.configure, after=asked)
+        watch(self.strategy, api.aggregate, after=aggregated)
+
+    def watch_parts(self, api: Any) -> None:
+        """Record what the base sends, receives and returns, and the reports that the selector observes.
+
+        Args:
+            api: The strategy's API.
+        """
+
+        def configured(instructions: Any) -> None:
+            self.now.base_config = next((config for _, config in api.configs(instructions)), {})
+
+        # Before the base aggregates: it may do so in place.
+        def given(server_round: int, *replies: Any) -> None:
+            self.now.given, self.now.failures = api.updates(*replies)
+
+        def aggregated(result: Any) -> None:
+            self.now.base_model = None if result[0] is None else api.model(result[0])
+
+        def evaluated(instructions: Any) -> None:
+            self.now.base_evaluated = dict(api.configs(instructions))
+
+        base, selector = self.strategy.base, self.strategy.selector
+        watch(base, api.configure, after=configured)
+        watch(base, api.aggregate, before=given, after=aggregated)
+        watch(base, "configure_evaluate", after=evaluated)
+        watch(selector, "observe", before=lambda report: self.now.reports.append(report))
 
     def choices(self) -> list[list[str]]:
         """Return the ids of the clients that were asked, round by round, ascending."""
@@ -131,13 +167,22 @@ class ObservedRun:
         """Return the history's rows of a round."""
         return [row for row in self.strategy.history.clients if row.round == number]
 
-    def record_reports(self) -> None:
-        """Record the reports that the selector observes."""
-        selector = self.strategy.selector
-        observe = selector.observe
 
-        def recorded(report: RoundReport) -> None:
-            self.now.reports.append(report)
-            observe(report)
+def watch(
+    owner: Any, method: str, *, before: Callable[..., None] | None = None, after: Callable[[Any], None] | None = None
+) -> None:
+    """Have functions called with the arguments of each call of an object's method, and with its result."""
+    original = getattr(owner, method)
 
-        vars(selector)["observe"] = recorded
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        if before is not None:
+            before(*args)
+        result = original(*args, **kwargs)
+        if isinstance(result, Iterator):
+            # A base's generator of messages can be read once.
+            result = list(result)
+        if after is not None:
+            after(result)
+        return result
+
+    vars(owner)[method] = watched

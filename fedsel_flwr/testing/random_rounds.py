@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray
-from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.selectors.base import Selector
 from fedsel_flwr.selectors.columns import COLUMNS, FLAGS, SCALARS, VECTORS
 from fedsel_flwr.selectors.round_report import RoundReport
@@ -33,9 +33,12 @@ def play(
     *,
     num_clients: int | None = None,
     availability: float = 0.8,
+    completing: float = 0.85,
     dead: tuple[int, ...] = (),
+    shuffled: bool = False,
+    **report: Any,
 ) -> list[list[int]]:
-    """Play random rounds and return the choices.
+    """Play random rounds, check what holds of every choice, and return the choices.
 
     A round's generator depends on the round's number alone, so two selectors can be played the same rounds.
 
@@ -44,7 +47,13 @@ def play(
         rounds: Numbers of the rounds.
         num_clients: Number of clients; None takes ten for up to three clients a round, in proportion for more.
         availability: Chance that a client is available.
+        completing: Chance that a chosen client completes.
         dead: Clients that never complete.
+        shuffled: Whether the selector gets ``available`` in random order.
+        **report: Further options of :func:`report_for`.
+
+    Raises:
+        AssertionError: A choice breaks a promise (:func:`choose`).
     """
     choices = []
     num_clients = fleet_size(selector, 10) if num_clients is None else num_clients
@@ -53,13 +62,38 @@ def play(
         available = np.flatnonzero(rng.uniform(size=num_clients) < availability)
         request = selector.probe(available)
         if request is not None:
-            answers = {name: values_for(name, request.clients.size, rng) for name in request.columns}
-            selector.inform(request.clients, **answers)
-        chosen = selector.select(available)
-        completed = (rng.uniform(size=chosen.size) < 0.85) & ~np.isin(chosen, dead)
-        selector.observe(report_for(selector, chosen, completed, rng))
+            selector.inform(request.clients, **side_information(request.columns, request.clients.size, rng))
+        # From a generator of its own: the round's values must not depend on the order.
+        given = np.random.default_rng([5, number]).permutation(available) if shuffled else available
+        chosen = choose(selector, given)
+        completed = (rng.uniform(size=chosen.size) < completing) & ~np.isin(chosen, dead)
+        selector.observe(report_for(selector, chosen, completed, rng, **report))
         choices.append(chosen.tolist())
     return choices
+
+
+def choose(selector: Selector, available: IntArray) -> IntArray:
+    """Let a selector choose and return the choice.
+
+    Raises:
+        AssertionError: The choice is not what every selector promises: available clients, each once, as many as
+            ``expected_count`` says, and ``available`` as it was.
+    """
+    before, expected = available.copy(), selector.expected_count(available.size)
+    try:
+        chosen = selector.select(available)
+    except RunError as error:
+        # Selector.select itself refuses a wrong choice; here that is a broken promise.
+        what = "every chosen client is available, and chosen once"
+        if "may_exceed_clients_per_round" in str(error):
+            what = "no more clients are chosen than clients_per_round says"
+        raise AssertionError(f"broken promise: {what}: {error}") from None
+    promise(np.array_equal(available, before), "select leaves `available` as it was")
+    promise(np.isin(chosen, available).all(), "every chosen client is available")
+    promise(np.unique(chosen).size == chosen.size, "no client is chosen twice")
+    promise(expected in (None, chosen.size), f"{expected} clients are chosen, as expected_count says")
+    promise(chosen.size > 0 or not available.size, "clients are chosen if clients are available")
+    return chosen
 
 
 def report_for(
@@ -104,6 +138,16 @@ def report_for(
         latency[spare & ~completed] = MAX_LATENCY / 2
         values["spare"] = spare
     return RoundReport(clients=chosen, completed=completed, latency=latency, **values)
+
+
+def side_information(
+    names: Iterable[str], num_rows: int, rng: np.random.Generator, *, missing: float = 0.0
+) -> dict[str, FloatArray]:
+    """Return random values of some columns, as ``Selector.inform`` takes them; each NaN with the chance ``missing``."""
+    values = {name: values_for(name, num_rows, rng) for name in names}
+    for column in values.values() if missing else ():
+        column[rng.uniform(size=num_rows) < missing] = np.nan
+    return values
 
 
 def values_for(name: str, num_rows: int, rng: np.random.Generator) -> FloatArray:

@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-import ast
-import importlib
 import json
 import os
 import pickle
 import runpy
 import subprocess
 import sys
-import types
 import warnings
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from fedsel_flwr.checks import IntArray
 from fedsel_flwr.errors import StateError
 from fedsel_flwr.selectors.base import Selector
 from fedsel_flwr.testing.random_rounds import (
     SelectorFactory,
+    choose,
     differing_key,
     fleet_size,
-    nonfinite_key,
     play,
     promise,
     promise_finite,
     report_for,
-    values_for,
 )
 
 
@@ -125,29 +119,37 @@ WARMUP_ROUNDS = 4
 def check_warm_up(make: SelectorFactory) -> None:
     """In a common warm-up every available client is chosen, without probes, and the selector learns."""
     selector, blind = before_warmup(make, seed=6), before_warmup(make, seed=6)
-    num_clients = fleet_size(selector, 9)
+    everyone = np.arange(fleet_size(selector, 9))
     for number in range(WARMUP_ROUNDS):
-        rng = np.random.default_rng([13, number])
-        available = rng.permutation(np.flatnonzero(rng.uniform(size=num_clients) < 0.8))
-        chosen = _play_warmup_round(selector, available)
+        available = everyone[number:]
+        promise(selector.probe(available) is None, "no client is probed in the warm-up: there is nothing to choose")
+        chosen = choose(selector, available)
+        promise(np.array_equal(chosen, available), f"in the warm-up every available client is chosen, not {chosen}")
+        once = np.ones(chosen.size)
+        promise(np.array_equal(selector.draws(chosen), once), "in the warm-up each client is drawn once")
         blind.select(available)
-        completed = rng.uniform(size=chosen.size) < 0.8
-        selector.observe(report_for(selector, chosen, completed, rng, missing=0.2))
+        rng = np.random.default_rng([13, number])
+        selector.observe(report_for(selector, chosen, rng.uniform(size=chosen.size) < 0.8, rng, missing=0.2))
         resumed = before_warmup(make, seed=99)
         resumed.load_state_dict(selector.state_dict())
         same = not differing_key(resumed.state_dict(), selector.state_dict())
         promise(same, "a state saved in the warm-up comes back with its numbers, shape and type")
         if number == 1:
             selector = resumed
-    learned = bool(differing_key(selector.state_dict(), blind.state_dict()))
     promise(
-        learned or not selector.needs,
+        not selector.needs or bool(differing_key(selector.state_dict(), blind.state_dict())),
         "a selector learns from the reports of the warm-up. _select is not called there: note in _join(available) what "
         "_observe reads of a choice",
     )
-    key = nonfinite_key(selector)
-    promise(not key, f"state {key!r} is finite after the warm-up")
-    _check_after_warmup(make, selector)
+    promise_finite(selector, "after the warm-up")
+    # With newcomers, whom no warm-up has shown.
+    rounds, num_clients = range(WARMUP_ROUNDS, 30), fleet_size(selector, 12)
+    promise(
+        play(selector, rounds, num_clients=num_clients) == play(resumed, rounds, num_clients=num_clients),
+        "a loaded selector chooses as one that never stopped",
+    )
+    promise_finite(selector, "long after the warm-up")
+    play(before_warmup(make, seed=4, rounds=30), range(60))
 
 
 def before_warmup(make: SelectorFactory, *, seed: int, rounds: int = WARMUP_ROUNDS) -> Selector:
@@ -157,58 +159,17 @@ def before_warmup(make: SelectorFactory, *, seed: int, rounds: int = WARMUP_ROUN
     return selector
 
 
-def _play_warmup_round(selector: Selector, available: IntArray) -> IntArray:
-    """Select in a round of the warm-up, check the choice and return it."""
-    request = selector.probe(available)
-    promise(request is None, "no client is probed in the warm-up: there is nothing to choose")
-    expected = selector.expected_count(available.size)
-    chosen = selector.select(available)
-    complete = np.array_equal(chosen, np.sort(available))
-    promise(complete, f"in the warm-up every available client is chosen, {np.sort(available)}, not {chosen}")
-    promise(expected in (None, chosen.size), f"{expected} clients are chosen, as expected_count says")
-    promise(np.array_equal(selector.draws(chosen), np.ones(chosen.size)), "in the warm-up each client is drawn once")
-    return chosen
-
-
-def _check_after_warmup(make: SelectorFactory, selector: Selector) -> None:
-    """Check that the selector chooses after the warm-up, newcomers included, and that a loaded one chooses the same."""
-    other = before_warmup(make, seed=11)
-    other.load_state_dict(selector.state_dict())
-    available = np.arange(fleet_size(selector, 12))
-    for number in range(WARMUP_ROUNDS, 30):
-        rng = np.random.default_rng([13, number])
-        request, twin = selector.probe(available), other.probe(available)
-        promise((request is None) == (twin is None), "a loaded selector probes as one that never stopped")
-        if request is not None:
-            informed = {name: values_for(name, request.clients.size, rng) for name in request.columns}
-            selector.inform(request.clients, **informed)
-            other.inform(request.clients, **informed)
-        expected = selector.expected_count(available.size)
-        chosen = selector.select(available)
-        promise(expected in (None, chosen.size), f"after the warm-up {expected} clients are chosen, as expected")
-        promise(np.array_equal(chosen, other.select(available)), "a loaded selector chooses as one that never stopped")
-        report = report_for(selector, chosen, rng.uniform(size=chosen.size) < 0.85, rng)
-        selector.observe(report)
-        other.observe(report)
-    key = nonfinite_key(selector)
-    promise(not key, f"state {key!r} is finite long after the warm-up")
-    long = before_warmup(make, seed=4, rounds=30)
-    choices = play(long, range(60))
-    promise(all(len(choice) >= 1 for choice in choices[30:]), "clients are chosen after a long warm-up")
-
-
 SEED, SPAWNED_ROUNDS = 4, 30
 CHILD = "FEDSEL_TESTING_CHILD"
-"""Set in the child's environment: a script that is imported there again must not start another child."""
-DEFINITIONS = (ast.Import, ast.ImportFrom, ast.ClassDef, ast.FunctionDef, ast.Assign, ast.AnnAssign)
-"""Statements of a script that the child may run again to define the script's classes."""
+"""Set in the child's environment: a script that is read again there must not start another child."""
 
 
 def check_spawned_process(make: SelectorFactory) -> None:
     """The same seed gives the same choices in a fresh process, in which sets have another order.
 
     The factory is pickled. The check is left out with a warning if the factory is a lambda, or is defined in a
-    notebook, in a session, or in a script that does more than define things outside ``if __name__ == "__main__"``.
+    notebook, in a session, or in a script without ``if __name__ == "__main__"``. What stands outside of it runs in the
+    other process too, as with :mod:`multiprocessing`.
     """
     if CHILD in os.environ:
         return
@@ -216,17 +177,16 @@ def check_spawned_process(make: SelectorFactory) -> None:
         factory = pickle.dumps(make)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         return _left_out(f"the factory cannot be pickled ({error}); give a class or a functools.partial of one")
-    main = _main_module() if b"__main__" in factory else {}
-    if main is None:
+    script = _guarded_script() if b"__main__" in factory else ""
+    if script is None:
         return _left_out(
             "the selector is defined in a session, or in a script that would run again there. Move it into a module, "
             'or the script\'s work under if __name__ == "__main__"'
         )
-    # Another PYTHONHASHSEED, so that sets have another order there.
-    # Not multiprocessing: its start methods import the caller's main module, with everything that a script does.
+    # Another PYTHONHASHSEED, so that sets have another order there, which multiprocessing cannot set.
     done = subprocess.run(
         [sys.executable, "-c", "from fedsel_flwr.testing.state_conformance import play_in_child; play_in_child()"],
-        input=pickle.dumps({"path": sys.path, "main": main, "factory": factory}),
+        input=pickle.dumps((sys.path, script, factory)),
         capture_output=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONHASHSEED": "4242", CHILD: "1"},
         timeout=300,
@@ -238,56 +198,35 @@ def check_spawned_process(make: SelectorFactory) -> None:
         f"the selector can be played in another process, but that one ended with {done.returncode}: "
         f"{done.stderr.decode(errors='replace')[-2000:]}",
     )
-    other = json.loads(said[-1])
-    if "left_out" in other:
-        return _left_out(f"the other process cannot import the factory ({other['left_out']})")
+    choices, cause = json.loads(said[-1])
+    if cause:
+        return _left_out(f"the other process cannot import the factory ({cause})")
     here = play(make(seed=SEED), range(SPAWNED_ROUNDS))
-    promise(other["choices"] == here, "the same seed gives the same choices in another process")
+    promise(choices == here, "the same seed gives the same choices in another process")
 
 
 def play_in_child() -> None:
-    """Play the factory pickled on standard input, and print the choices as JSON; runs in the child."""
-    given: dict[str, Any] = pickle.load(sys.stdin.buffer)
-    sys.path[:] = given["path"]
+    """Play the factory pickled on standard input, and print the choices and an error as JSON; runs in the child."""
+    sys.path[:], script, factory = pickle.load(sys.stdin.buffer)
+    choices, cause = list[list[int]](), ""
     try:
-        _restore_main(**given["main"])
-        make: SelectorFactory = pickle.loads(given["factory"])
+        if script:
+            vars(sys.modules["__main__"]).update(runpy.run_path(script, run_name="__mp_main__"))
+        make: SelectorFactory = pickle.loads(factory)
     except (ImportError, AttributeError) as error:
-        print(json.dumps({"left_out": str(error)}))
-        return
+        cause = str(error) or type(error).__name__
+    else:
+        choices = play(make(seed=SEED), range(SPAWNED_ROUNDS))
     # On the last line: the author's code may print too.
-    print("\n" + json.dumps({"choices": play(make(seed=SEED), range(SPAWNED_ROUNDS))}))
+    print("\n" + json.dumps([choices, cause]))
 
 
 def _left_out(why: str) -> None:
     warnings.warn(f"check_spawned_process was left out: {why}", stacklevel=3)
 
 
-def _main_module() -> dict[str, str] | None:
-    """Return how the child can import this process's main module; None if that would run a script again."""
-    module = sys.modules["__main__"]
-    path, spec = getattr(module, "__file__", None), getattr(module, "__spec__", None)
-    if path is None or not Path(path).is_file():
-        return None
-    body = ast.parse(Path(path).read_text(encoding="utf-8")).body
-    if not all(isinstance(one, DEFINITIONS) or _is_docstring(one) or _is_main_guard(one) for one in body):
-        return None
-    return {"name": spec.name} if spec is not None else {"path": str(Path(path).resolve())}
-
-
-def _is_docstring(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-
-
-def _is_main_guard(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.If) and "__name__" in ast.dump(statement.test)
-
-
-def _restore_main(name: str = "", path: str = "") -> None:
-    """Import the parent's main module as this process's, under a name that leaves its guarded part out."""
-    if name:
-        sys.modules["__main__"] = importlib.import_module(name)
-    elif path:
-        module = types.ModuleType("__mp_main__")
-        sys.modules["__main__"] = sys.modules["__mp_main__"] = module
-        vars(module).update(runpy.run_path(path, run_name="__mp_main__"))
+def _guarded_script() -> str | None:
+    """Return the path of this process's script, if it guards its work by its name; None if it would run again."""
+    path = Path(getattr(sys.modules["__main__"], "__file__", ""))
+    guarded = path.is_file() and "__name__ ==" in path.read_text(encoding="utf-8")
+    return str(path.resolve()) if guarded else None

@@ -101,18 +101,18 @@ def check_selector_observes(harness: StrategyHarness) -> None:
             f"the selector observes every round once; round {seen.number}: {len(seen.reports)} times",
         )
         for report in seen.reports:
-            observed = {
-                k: (bool(c), float(s)) for k, c, s in zip(report.clients, report.completed, report.latency, strict=True)
-            }
+            columns = (report.clients.tolist(), report.completed.tolist(), report.latency.tolist())
+            observed = {client: (completed, latency) for client, completed, latency in zip(*columns, strict=True)}
             wanted = {row.client: (row.completed, row.latency_s) for row in run.rows(seen.number)}
             broken = {run.fleet.id_of(node) for node in seen.broken} if required else set[str]()
-            lacking = {row.client: (False, longest) for row in run.rows(seen.number) if row.client_id in broken}
+            for row in run.rows(seen.number):
+                if row.client_id in broken and observed.get(row.client) == (False, longest):
+                    wanted[row.client] = (False, longest)
             odd = {
-                k: (observed.get(k), wanted.get(k))
-                for k in observed.keys() | wanted.keys()
-                if observed.get(k) != wanted.get(k)
+                client: (observed.get(client), wanted.get(client))
+                for client in observed.keys() | wanted.keys()
+                if observed.get(client) != wanted.get(client)
             }
-            odd = {k: pair for k, pair in odd.items() if k not in lacking or pair[0] != lacking[k]}
             promise(
                 not odd and len(report.clients) == len(wanted),
                 f"the selector observes what the history says; round {seen.number}: client: (observed, history) {odd}",

@@ -4,9 +4,8 @@ No run needs this part. NumPy only, except :func:`~fedsel_flwr.theory.program.fa
 is called. The rooms:
 
 ===========  ===========================================================================================
-``genie``    the choice of each paper's genie, which knows every client's mean
+``regret``   each paper's genie, which knows every client's mean, and what a run lost against it
 ``program``  the fair optimum: the best policy under fairness and availability, by linear programming
-``regret``   what a run of choices lost against the genie or the fair optimum
 ``bounds``   the papers' upper bounds on the expected regret
 ===========  ===========================================================================================
 
@@ -28,9 +27,8 @@ from fedsel_flwr.theory.bounds import (
     cs_ucb_q_regret_bound,
     cs_ucb_regret_bound,
 )
-from fedsel_flwr.theory.genie import bsfl_genie, sorted_groups, xia_genie
 from fedsel_flwr.theory.program import fair_optimum
-from fedsel_flwr.theory.regret import bsfl_regret, fair_regret, xia_regret
+from fedsel_flwr.theory.regret import bsfl_genie, bsfl_regret, fair_regret, sorted_groups, xia_genie, xia_regret
 
 __all__ = [
     "bsfl_genie",

@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from fedsel_flwr.checks import real, whole
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.theory.genie import finite_means, xia_genie
+from fedsel_flwr.theory.regret import finite_means, xia_genie
 
 ROUNDING = 1e-12
 """Means no further apart than this share of the largest one are equal."""

@@ -33,7 +33,7 @@ import numpy.typing as npt
 
 from fedsel_flwr.checks import FloatArray, real, whole
 from fedsel_flwr.errors import ParameterError, RunError
-from fedsel_flwr.theory.genie import finite_means
+from fedsel_flwr.theory.regret import finite_means
 
 Clients = tuple[int, ...]
 MAX_VARIABLES = 20_000

@@ -1,4 +1,6 @@
-"""One orthogonal channel of an OFDMA cell: path loss, signal-to-noise ratio, rate, transfer time and radio energy.
+"""A channel of an OFDMA cell (path loss, rate, transfer time, radio energy), and the cell's random draws.
+
+The draws are the clients' distances to the access point and the fading of their channels.
 
 References:
     W. Xia, T. Q. S. Quek, K. Guo, W. Wen, H. H. Yang and H. Zhu, "Multi-armed bandit-based client scheduling for
@@ -19,15 +21,13 @@ References:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
-from numbers import Real
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from fedsel_flwr.checks import FloatArray, real
 from fedsel_flwr.errors import ParameterError
-
-FloatArray = NDArray[np.float64]
 
 _ABOVE_ZERO = frozenset({"bandwidth_hz", "min_distance_km"})
 _NOT_NEGATIVE = frozenset({"path_loss_slope_db"})
@@ -75,18 +75,9 @@ class OFDMAChannel:
 
     def __post_init__(self) -> None:
         """Check every field."""
-        for name in (field.name for field in fields(self)):
-            value = getattr(self, name)
-            wanted = "a finite number"
-            usable = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-            if name in _ABOVE_ZERO:
-                wanted += " above 0"
-                usable = usable and value > 0
-            elif name in _NOT_NEGATIVE:
-                wanted += " of at least 0"
-                usable = usable and value >= 0
-            if not usable:
-                raise ParameterError(f"{name} must be {wanted}, got {value!r}. Change {name} of the channel")
+        for name, value in vars(self).items():
+            above, at_least = (0.0 if name in names else None for names in (_ABOVE_ZERO, _NOT_NEGATIVE))
+            real(name, value, above=above, at_least=at_least)
 
     @property
     def transmit_power_w(self) -> float:
@@ -198,3 +189,66 @@ def _not_negative(name: str, value: ArrayLike) -> FloatArray:
     if not np.all(array >= 0):
         raise ParameterError(f"{name} must be at least 0 and not NaN, got {value!r}. Remove the values that are not")
     return array
+
+
+def uniform_disc(
+    generator: np.random.Generator,
+    *,
+    radius_km: float = 0.5,
+    min_distance_km: float = 0.001,
+    size: int | tuple[int, ...] | None = None,
+) -> FloatArray:
+    """Draw the distance to the centre of points that are uniform over a disc.
+
+    A point is within d of the centre with probability (d / radius)^2, so the distance is radius x sqrt(U[0, 1)).
+
+    Args:
+        generator: Source of randomness; it advances.
+        radius_km: Radius of the disc, km.
+        min_distance_km: Points nearer than this are moved out to it, km, at most `radius_km`.
+        size: Shape of the draws; None draws one number.
+
+    Returns:
+        Distances in km.
+
+    Raises:
+        ParameterError: Unless 0 <= min_distance_km <= radius_km, both finite, and radius_km > 0.
+
+    References:
+        Xia et al., section V-A; the smallest distance is ours.
+
+    Example:
+        >>> distance = uniform_disc(np.random.default_rng(1), size=100_000)
+        >>> round(float((distance < 0.25).mean()), 2)
+        0.25
+    """
+    if not (math.isfinite(radius_km) and radius_km > 0):
+        raise ParameterError(f"radius_km must be a finite number above 0, got {radius_km!r}. Give the disc's radius")
+    if not 0 <= min_distance_km <= radius_km:
+        raise ParameterError(
+            f"min_distance_km must lie between 0 and radius_km = {radius_km!r}, got {min_distance_km!r}. "
+            "Lower it or enlarge the disc"
+        )
+    return np.maximum(radius_km * np.sqrt(generator.random(size)), min_distance_km)
+
+
+def rayleigh_power(generator: np.random.Generator, size: int | tuple[int, ...] | None = None) -> FloatArray:
+    """Draw the power of Rayleigh fading: exponential with mean 1.
+
+    Args:
+        generator: Source of randomness; it advances.
+        size: Shape of the draws; None draws one number.
+
+    Returns:
+        Fading power, dimensionless.
+
+    References:
+        Xia et al., section V-A: "Rayleigh distribution with uniform variance". The square of a Rayleigh amplitude is
+        exponential; with unit mean it leaves the average gain to the path loss.
+
+    Example:
+        >>> draws = rayleigh_power(np.random.default_rng(1), 100_000)
+        >>> round(float(draws.mean()), 2)
+        1.0
+    """
+    return np.asarray(generator.standard_exponential(size))[()]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from operator import index
-
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedsel_flwr.checks import FloatArray
+from fedsel_flwr.checks import FloatArray, whole
 from fedsel_flwr.errors import ParameterError
 
 
@@ -77,10 +75,4 @@ def _checked(latency_s: ArrayLike, channels: int) -> tuple[FloatArray, int]:
         raise ParameterError(f"latency_s must have shape (n,), got {latency.shape}. Give one number per client")
     if not np.all(np.isfinite(latency) & (latency >= 0)):
         raise ParameterError(f"latency_s must be finite and at least 0, got {latency_s!r}. Cap it at the deadline")
-    try:
-        width = index(channels)
-    except TypeError:
-        width = 0
-    if width < 1:
-        raise ParameterError(f"channels must be an integer of at least 1, got {channels!r}. Give the cell a channel")
-    return latency, width
+    return latency, whole("channels", channels, 1)

@@ -88,7 +88,7 @@ MISSING: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "FedCA without a sampling": ("FedCA", {"validation": world.validation()}, "either selector or clients_per_round"),
     "FedCA of an unknown score": (
-        "FedCA", {"validation": world.validation(), "clients_per_round": 3, "score": "delta"}, "'loss' or 'accuracy'",
+        "FedCA", {"validation": world.validation(), "clients_per_round": 3, "score": "delta"}, "one of loss, accuracy",
     ),
     "FedCM of an unknown sampler": (
         "FedCM", {"validation": world.validation(), "clients_per_round": 3, "sampler": "exp3"}, "sampler",

@@ -280,7 +280,7 @@ def test_a_good_selector_passes(check: Any) -> None:
         (check_warm_up, Curious, "no client is probed in the warm-up"),
         (check_warm_up, Promises, "3 clients are chosen, as expected_count says"),
         (check_warm_up, Twice, "in the warm-up each client is drawn once"),
-        (check_warm_up, Stubborn, "in the warm-up every available client is chosen"),
+        (check_warm_up, Stubborn, "9 clients are chosen, as expected_count says"),
         (check_warm_up, Remembers, "a loaded selector chooses as one that never stopped"),
     ],
 )

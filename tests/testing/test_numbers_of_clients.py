@@ -56,7 +56,7 @@ class Stingy(Random):
 def test_broken_promises_are_found_whatever_the_number(clients_per_round: int) -> None:
     with pytest.raises(AssertionError, match="a dead client is not asked for ever"):
         check_dead_client(partial(Clinging, clients_per_round=clients_per_round))
-    with pytest.raises(AssertionError, match=r"with two available, (both are|one of them is) chosen"):
+    with pytest.raises(AssertionError, match=r"[12] clients are chosen, as expected_count says"):
         check_empty_and_short(partial(Stingy, clients_per_round=clients_per_round))
 
 
@@ -65,7 +65,7 @@ def test_a_selector_of_one_that_takes_both_is_found() -> None:
         def _select(self, available: IntArray) -> IntArray:
             return available
 
-    with pytest.raises(AssertionError, match="with two available, one of them is chosen"):
+    with pytest.raises(AssertionError, match="no more clients are chosen than clients_per_round says"):
         check_empty_and_short(partial(Greedy, clients_per_round=1))
 
 

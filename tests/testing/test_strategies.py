@@ -181,7 +181,7 @@ print(json.dumps(sorted({name.split(".")[0] for name in sys.modules})))
 
 
 WRONG = {
-    "no strategy": (lambda: Random(clients_per_round=3), ARRAYS, "must return a strategy of flwr.server.strategy or"),
+    "no strategy": (lambda: Random(clients_per_round=3), ARRAYS, "Random has no selector, base, history"),
     "a base alone": (BASES["legacy"]["FedAvg"], ARRAYS, "has no selector"),
     "arguments": (lambda seed: None, ARRAYS, r"make_strategy\(\) must build a strategy without arguments"),
     "no arrays": (partial(paper, "legacy", "CSUCB"), [], "arrays must be the initial model"),

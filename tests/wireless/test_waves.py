@@ -43,7 +43,7 @@ def test_against_a_plain_loop() -> None:
         np.testing.assert_array_equal(latency, copy)
 
 
-@pytest.mark.parametrize("channels", [0, -1, 2.0, "3", None])
+@pytest.mark.parametrize("channels", [0, -1, 2.5, "3", None])
 def test_wrong_channels(channels: Any) -> None:
     """Only whole numbers from 1 serve, even for an empty cohort."""
     with pytest.raises(ParameterError, match=r"^channels must"):

@@ -185,7 +185,7 @@ class Cleaner:
 
 def common_metrics(
     records: Collection[Mapping[str, Any]], ours: Collection[str], *, lengths: bool
-) -> dict[str, tuple[int, float | list[float]]]:
+) -> dict[str, float | list[float]]:
     """Return the metrics that a base strategy sees.
 
     These are the metrics that more than half of the replies have in one kind. One of ours must be in all replies: a
@@ -197,29 +197,29 @@ def common_metrics(
         lengths: Whether lists of different lengths are of different kinds.
 
     Returns:
-        Key -> its kind, and what stands for it in replies without it.
+        Key -> what stands for it in replies without it, in the metric's kind.
 
     >>> common_metrics([{"acc": 0.5}, {"acc": 1.0, "new": 1}, {"acc": [1.0]}], (), lengths=True)
-    {'acc': (-1, nan)}
+    {'acc': nan}
     """
     carried = Counter((key, _kind(value, lengths)) for record in records for key, value in record.items())
-    kept: dict[str, tuple[int, float | list[float]]] = {}
-    for (key, kind), count in carried.items():
-        if count == len(records) or (key not in ours and 2 * count > len(records)):
-            kept[key] = (kind, math.nan if kind == SCALAR else _nans(key, records))
-    return kept
+    return {
+        key: math.nan if kind == SCALAR else _nans(key, records)
+        for (key, kind), count in carried.items()
+        if count == len(records) or (key not in ours and 2 * count > len(records))
+    }
 
 
 def with_common_metrics(
-    record: Mapping[str, Any], kept: Mapping[str, tuple[int, float | list[float]]], *, lengths: bool
+    record: Mapping[str, Any], kept: Mapping[str, float | list[float]], *, lengths: bool
 ) -> MetricRecord:
     """Return a copy of a reply's metrics with exactly the common keys, each in its kind."""
-    common = {
-        key: value if _kind(value, lengths) == kept[key][0] else kept[key][1]
-        for key, value in record.items()
-        if key in kept
-    }
-    return MetricRecord(common | {key: missing for key, (_, missing) in kept.items() if key not in common})
+    # In the reply's order of keys.
+    common = {key: value for key, value in record.items() if key in kept}
+    for key, missing in kept.items():
+        if key not in common or _kind(common[key], lengths) != _kind(missing, lengths):
+            common[key] = missing
+    return MetricRecord(common)
 
 
 def _kind(value: object, lengths: bool) -> int:
