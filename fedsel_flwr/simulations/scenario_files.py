@@ -18,7 +18,6 @@ from fedsel_flwr.checks import AUTO
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.references import absolute_reference, is_reference
 from fedsel_flwr.selectors import Selector
-from fedsel_flwr.selectors import names as selector_names
 from fedsel_flwr.selectors.registry import label_of, selector_class
 from fedsel_flwr.simulations.scenario import Scenario
 
@@ -115,16 +114,6 @@ def replace_keys(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> Scena
         return Scenario.model_validate(changed)
     except ValidationError as error:
         raise ParameterError(f"scenario {changed.get('name')!r}: {_explain(error)}") from None
-
-
-def override_keys() -> tuple[str, ...]:
-    """Return every key that can be overridden, dotted; selector parameters as ``selectors.<name>.<parameter>``."""
-    own = tuple(key for key in _keys(Scenario) if key not in ("name", "description", "selectors"))
-    return own + tuple(
-        f"selectors.{name}.{parameter}"
-        for name in selector_names()
-        for parameter in own_parameters(selector_class(name))
-    )
 
 
 def own_parameters(cls: type[Selector]) -> tuple[str, ...]:
