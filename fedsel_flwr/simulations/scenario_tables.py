@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from fedsel_flwr.checks import real, whole
 from fedsel_flwr.clients.phones import PhoneModel
 from fedsel_flwr.clients.streams import stream
 from fedsel_flwr.clients.system import SystemModel
@@ -39,9 +38,6 @@ class Synthetic:
         num_features: How many features, at least 1.
         noise: Standard deviation of the noise, at least 0.
 
-    Raises:
-        ParameterError: A value is out of its range.
-
     References:
         D. Ben Ami, K. Cohen and Q. Zhao, "Client selection for generalization in accelerated federated learning: a
         multi-armed bandit approach", section V, Figs. 5 and 8: "synthetic data for linear regression".
@@ -50,12 +46,6 @@ class Synthetic:
     num_examples: int = 6000
     num_features: int = 20
     noise: float = 0.5
-
-    def __post_init__(self) -> None:
-        """Check every value."""
-        whole("synthetic_examples", self.num_examples, 1)
-        whole("synthetic_features", self.num_features, 1)
-        real("synthetic_noise", self.noise, at_least=0.0)
 
     def draw(self, seed: int) -> Numbers:
         """Draw the examples.
