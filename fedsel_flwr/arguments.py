@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import re
 import shlex
@@ -119,7 +120,7 @@ def read_assignments(text: str, option: str) -> dict[str, Any]:
         ParameterError: An assignment lacks its key or its value.
 
     >>> read_assignments("wireless.max_latency_s=5, selectors.tifl.credits=40,30, api=message", "--set")
-    {'wireless.max_latency_s': 5, 'selectors.tifl.credits': '40,30', 'api': 'message'}
+    {'wireless.max_latency_s': 5, 'selectors.tifl.credits': [40, 30], 'api': 'message'}
     """
     assignments = {}
     # Only a comma before the next KEY= separates.
@@ -134,11 +135,11 @@ def read_assignments(text: str, option: str) -> dict[str, Any]:
 
 
 def _toml_value(text: str) -> Any:
-    """Return a number, boolean or list as TOML reads it, else the text itself."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
+    """Return a number, boolean or list as TOML reads it, else the text itself; a list needs no brackets."""
+    for written in (text, f"[{text}]"):
+        with contextlib.suppress(tomllib.TOMLDecodeError):
+            return tomllib.loads(f"value = {written}")["value"]
+    return text
 
 
 def resumed_folder(args: argparse.Namespace) -> str | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from fedsel_flwr.checks import AUTO
 from fedsel_flwr.errors import ParameterError
@@ -54,7 +55,7 @@ def load_scenario(
     Args:
         source: A name of :func:`scenario_names`, or the path of a TOML file.
         overrides: Dotted key -> value, as in ``{"training.learning_rate": 0.05}``; values that are None or "" leave
-            the scenario's own. A list may be given as a string, "1, 2, 3".
+            the scenario's own.
         selectors: References of other selectors whose parameters the scenario may hold.
 
     Returns:
@@ -171,27 +172,22 @@ def _set_key(tables: dict[str, Any], key: str, value: Any) -> None:
         tables = tables.setdefault(parent, {})
         if not isinstance(tables, dict):
             raise ParameterError(f"cannot set {key!r}: {parent!r} is a value, not a table. Check the key")
-    tables[last] = _as_list(value)
-
-
-def _as_list(value: Any) -> Any:
-    """Return a string of numbers with commas as a list, and anything else unchanged."""
-    if not isinstance(value, str) or "," not in value:
-        return value
-    try:
-        return [float(part) for part in value.strip(" []").split(",")]
-    except ValueError:
-        return value
+    tables[last] = value
 
 
 def _keys(table: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """Yield the dotted keys of a table and of those inside it."""
     for key, field in table.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from _keys(kind, f"{prefix}{key}.")
+        if (inner := _table(field)) is not None:
+            yield from _keys(inner, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}"
+
+
+def _table(field: FieldInfo) -> type[BaseModel] | None:
+    """Return the table that a key holds; None if the key holds a value."""
+    kind = field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
 def _explain(error: ValidationError) -> str:
@@ -202,22 +198,13 @@ def _explain(error: ValidationError) -> str:
         if fault["type"] == "extra_forbidden":
             parent = key.rpartition(".")[0]
             known = [k for k in _keys(Scenario) if k.rpartition(".")[0] == parent]
-            tables = (
-                []
-                if parent
-                else [
-                    f"[{k}]"
-                    for k, f in Scenario.model_fields.items()
-                    if f.annotation is not None
-                    and isinstance(f.annotation, type)
-                    and issubclass(f.annotation, BaseModel)
-                ]
-            )
+            if not parent:
+                known += [f"[{name}]" for name, field in Scenario.model_fields.items() if _table(field) is not None]
             # The same key in another table is what people mean most often.
             same = [k for k in _keys(Scenario) if k.rpartition(".")[2] == key.rpartition(".")[2]]
             same = same or difflib.get_close_matches(key, list(_keys(Scenario)), n=1)
             meant = f" (did you mean {' or '.join(map(repr, same))}?)" if same else ""
-            lines.append(f"unknown key {key!r}{meant}. Allowed are {', '.join(known + tables)}")
+            lines.append(f"unknown key {key!r}{meant}. Allowed are {', '.join(known)}")
         elif key:
             expected = EXPECTED.get(fault["type"]) or str(fault["msg"]).removeprefix("Value error, ")
             lines.append(f"{key} = {fault['input']!r}: {expected}")

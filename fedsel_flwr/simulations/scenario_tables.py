@@ -6,11 +6,11 @@ Defaults of the synthetic data, the channel, the devices and the training are th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from fedsel_flwr.clients.phones import PhoneModel
 from fedsel_flwr.clients.streams import stream
@@ -80,17 +80,7 @@ Probability = Annotated[float, Field(ge=0, le=1, strict=True)]
 Fraction = Annotated[float, Field(gt=0, lt=1, strict=True)]
 Count = Annotated[int, Field(ge=1, le=10**9, strict=True)]
 CountOrZero = Annotated[int, Field(ge=0, le=2**53, strict=True)]
-
-
-def _floats_to_integers(values: Any) -> Any:
-    """Convert the whole numbers of a list to integers, and leave anything else unchanged."""
-    # A list that came as text, as on the command line, holds floats, which strict integers refuse.
-    if not isinstance(values, list | tuple):
-        return values
-    return tuple(int(v) if isinstance(v, float) and v.is_integer() else v for v in values)
-
-
-Counts = Annotated[tuple[Count, ...], BeforeValidator(_floats_to_integers)]
+Counts = tuple[Count, ...]
 
 PYTHON_PREFIX = "python "
 """Beginning of the name of a model or of data given in Python, which no file can name."""

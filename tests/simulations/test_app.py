@@ -145,7 +145,7 @@ def state_of_the_repository() -> tuple[bytes, list[str]]:
     return (ROOT / "pyproject.toml").read_bytes(), sorted(p.name for p in [*ROOT.glob("*.fab"), *ROOT.glob("runs/*")])
 
 
-BSFL = {"selectors__bsfl__data_weights": "1, 2, 3, 4, 5, 5, 4, 3, 2, 1", "selectors__bsfl__alpha": 5.0}
+BSFL = {"selectors__bsfl__data_weights": [1, 2, 3, 4, 5, 5, 4, 3, 2, 1], "selectors__bsfl__alpha": 5.0}
 
 
 @pytest.mark.timeout(200)
