@@ -209,7 +209,7 @@ def main() -> None:
         roster, nodes, roll_calls[num_clients] = enrolled(num_clients)
         print(f"{num_clients} clients: first roll call {roll_calls[num_clients]:.2f} s", flush=True)
         for name in args.selectors.split(","):
-            most = getattr(create(name, clients_per_round=1, **PARAMETERS.get(name, {})), "max_clients", num_clients)
+            most = create(name, clients_per_round=1, **PARAMETERS.get(name, {})).max_clients or num_clients
             cohorts = [m for m in map(int, args.cohorts.split(",")) if m < num_clients <= most]
             for cohort in cohorts:  # none where the fleet is larger than the selector takes
                 for fleet in ("new", "seen"):

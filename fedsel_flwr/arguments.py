@@ -1,9 +1,14 @@
-"""Arguments of the command line: parsing with hints for misspelt options, and their translation into settings."""
+"""Arguments of the command line: parsing with hints for misspelt options, and their translation into settings.
+
+:func:`read_assignments` reads scenario keys for the command line and for the run config of ``flwr run``.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
+import re
 import shlex
 import sys
 import tomllib
@@ -97,21 +102,44 @@ def overrides_of(args: argparse.Namespace) -> dict[str, Any]:
     overrides |= {key: getattr(args, key, None) for key in ("selector", "seed")}
     overrides["engine"] = args.engine or ("vectorized" if args.command == "compare" else None)
     for text in args.overrides:
-        key, equals, value = text.partition("=")
-        if not equals or not key.strip():
-            raise ParameterError(f"--set expects KEY=VALUE, as in training.learning_rate=0.05, got {text!r}")
-        if not value.strip():
-            raise ParameterError(f"--set {text} lacks a value. Give one, or leave it out to keep the scenario's")
-        overrides[key.strip()] = _toml_value(value.strip())
+        overrides |= read_assignments(text, "--set")
     return overrides
 
 
+def read_assignments(text: str, option: str) -> dict[str, Any]:
+    """Read scenario keys and their values, "KEY=VALUE, KEY=VALUE".
+
+    Args:
+        text: The assignments. A value may hold commas itself, as a list does.
+        option: Name of the option that holds them, for errors.
+
+    Returns:
+        Dotted key -> number, boolean, list or text.
+
+    Raises:
+        ParameterError: An assignment lacks its key or its value.
+
+    >>> read_assignments("wireless.max_latency_s=5, selectors.tifl.credits=40,30, api=message", "--set")
+    {'wireless.max_latency_s': 5, 'selectors.tifl.credits': [40, 30], 'api': 'message'}
+    """
+    assignments = {}
+    # Only a comma before the next KEY= separates.
+    for one in re.split(r",\s*(?=[\w.-]+\s*=)", text):
+        key, equals, value = one.partition("=")
+        if not equals or not key.strip():
+            raise ParameterError(f"{option} expects KEY=VALUE, as in training.learning_rate=0.05, got {one!r}")
+        if not value.strip():
+            raise ParameterError(f"{option} {one} lacks a value. Give one, or leave it out to keep the scenario's")
+        assignments[key.strip()] = _toml_value(value.strip())
+    return assignments
+
+
 def _toml_value(text: str) -> Any:
-    """Return a number, boolean or list as TOML reads it, else the text itself."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
+    """Return a number, boolean or list as TOML reads it, else the text itself; a list needs no brackets."""
+    for written in (text, f"[{text}]"):
+        with contextlib.suppress(tomllib.TOMLDecodeError):
+            return tomllib.loads(f"value = {written}")["value"]
+    return text
 
 
 def resumed_folder(args: argparse.Namespace) -> str | None:

@@ -47,7 +47,7 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
     common.add_argument("--rounds", type=int, help="number of rounds, instead of the scenario's")
     common.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
-        help="override a scenario key, for example --set training.learning_rate=0.05 (may be repeated)",
+        help="override scenario keys, for example --set training.learning_rate=0.05,rounds=5 (may be repeated)",
     )  # fmt: skip
     common.add_argument(
         "--engine", choices=("ray", "vectorized"),

@@ -13,6 +13,7 @@ A selector is an ask/tell object over dense client indices ``0..K-1``. It never 
 ===================  ==========================================================================================
 room                 contents
 ===================  ==========================================================================================
+``catalogue``        our selectors, a line each
 ``registry``         selectors by name: look up, create, describe
 ``base``             the interface: probe, select, observe, inform
 ``selector_state``   declared state: grow, forget, save, load
@@ -43,52 +44,9 @@ room                 contents
 
 from __future__ import annotations
 
-from fedsel_flwr.selectors.active_fl import ActiveFL
-from fedsel_flwr.selectors.base import Probe, Selector
-from fedsel_flwr.selectors.baselines import LocalAccuracy, Random, RandomBySize, RoundRobin
-from fedsel_flwr.selectors.bsfl import BSFL
-from fedsel_flwr.selectors.cs_ucb import CSUCB
-from fedsel_flwr.selectors.cs_ucb_q import CSUCBQ
-from fedsel_flwr.selectors.divfl import DivFL
-from fedsel_flwr.selectors.fedcm import FedCMTS, FedCMUCB
-from fedsel_flwr.selectors.fedcor import FedCor
-from fedsel_flwr.selectors.fedcs import FedCS
-from fedsel_flwr.selectors.gpfl import GPFL
-from fedsel_flwr.selectors.lsh import LSH
-from fedsel_flwr.selectors.nccb import NCCB
-from fedsel_flwr.selectors.oort import Oort
-from fedsel_flwr.selectors.pczfl import PCZFL
-from fedsel_flwr.selectors.power_of_choice import CPowD, PowerOfChoice, RPowD
-from fedsel_flwr.selectors.registry import create, names
-from fedsel_flwr.selectors.round_report import RoundReport
-from fedsel_flwr.selectors.tifl import TiFL
-
-__all__ = [
-    "BSFL",
-    "CSUCB",
-    "CSUCBQ",
-    "GPFL",
-    "LSH",
-    "NCCB",
-    "PCZFL",
-    "ActiveFL",
-    "CPowD",
-    "DivFL",
-    "FedCMTS",
-    "FedCMUCB",
-    "FedCS",
-    "FedCor",
-    "LocalAccuracy",
-    "Oort",
-    "PowerOfChoice",
-    "Probe",
-    "RPowD",
-    "Random",
-    "RandomBySize",
-    "RoundReport",
-    "RoundRobin",
-    "Selector",
-    "TiFL",
-    "create",
-    "names",
-]
+from fedsel_flwr.selectors.base import Probe as Probe
+from fedsel_flwr.selectors.base import Selector as Selector
+from fedsel_flwr.selectors.catalogue import *  # noqa: F403
+from fedsel_flwr.selectors.registry import create as create
+from fedsel_flwr.selectors.registry import names as names
+from fedsel_flwr.selectors.round_report import RoundReport as RoundReport

@@ -116,43 +116,37 @@ def checked_choice(owner: str, chosen: Any, available: IntArray, most: int | Non
         RunError: It is no array of indices, or has an unavailable client, a client twice, or too many clients.
     """
     method = f"{owner}._select"
-    if chosen is None:
-        raise RunError(f"{method} returned None. End it with `return chosen`, an array of indices of available clients")
-    if isinstance(chosen, set | frozenset):
-        raise RunError(f"{method} returned a set, which has no order. Return an array of indices, such as sorted(...)")
-    if not isinstance(chosen, np.ndarray | list | tuple):
-        raise RunError(f"{method} must return an array of indices, got {chosen!r}. Take them from `available`")
     try:
         array = np.asarray(chosen)
+    # Lists of different lengths.
     except ValueError:
-        raise RunError(f"{method} must return a one-dimensional array of indices, got {chosen!r}. Flatten it") from None
-    if array.dtype == np.bool_:
-        raise RunError(f"{method} returned booleans. Return indices: available[mask] in place of mask")
-    if array.ndim == 1 and not array.size:
-        return np.empty(0, dtype=np.int64)
-    ordered = np.sort(array) if array.ndim == 1 and array.dtype.kind in "iu" else None
-    if ordered is None or (ordered[1:] == ordered[:-1]).any() or not _all_in(ordered, available):
+        array = np.array(chosen, dtype=object)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise RunError(
-            f"{method} must return an array of different indices from `available`, got "
-            f"{(array if ordered is None else ordered).tolist()}{_choice_fault(ordered, array, available)}"
+            f"{method} must return a one-dimensional array of indices from `available`, got {array.tolist()!r}. End it "
+            "with such an array, as available[mask] is"
+        )
+    ordered: IntArray = np.sort(array).astype(np.int64)
+    if (ordered[1:] == ordered[:-1]).any() or not _all_in(ordered, available):
+        raise RunError(
+            f"{method} must return an array of different indices from `available`, got {ordered.tolist()}: "
+            f"{_choice_faults(ordered, available)}"
         )
     if most is not None and ordered.size > most:
         raise RunError(
             f"{method} chose {ordered.size} clients, but may choose at most {most} (clients_per_round with "
             f"over-selection). Return that many, or set may_exceed_clients_per_round = True in {owner}"
         )
-    return ordered.astype(np.int64)
+    return ordered
 
 
-def _choice_fault(ordered: IntArray | None, array: Any, available: IntArray) -> str:
+def _choice_faults(ordered: IntArray, available: IntArray) -> str:
     """Return what is wrong with a choice, in a few words."""
-    if ordered is None:
-        return f": {array.dtype} of shape {array.shape}"
     values, counts = np.unique(ordered, return_counts=True)
     absent = values[~np.isin(values, available)]
     faults = [f"{value} is not available" for value in absent[:3].tolist()]
     faults += [f"{value} is chosen {n} times" for value, n in zip(values, counts, strict=True) if n > 1]
-    return ": " + ", ".join(faults[:6])
+    return ", ".join(faults[:6])
 
 
 def _all_in(chosen: IntArray, available: IntArray) -> bool:

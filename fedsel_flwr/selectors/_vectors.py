@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray
-from fedsel_flwr.errors import StateError
 from fedsel_flwr.selectors.base import Selector
 
 ATTEMPTS = 3
@@ -72,21 +71,11 @@ class VectorSelector(Selector):
         super()._reset_rows(clients)
         self.vectors[clients] = 0.0
 
-    def _check_loaded(self, loaded: Mapping[str, Any]) -> None:
-        super()._check_loaded(loaded)
-        length, numbers = loaded["_length"], loaded["_numbers"]
-        if length < 0 or numbers.size != length * loaded["_registered"].size:
-            raise StateError(
-                f"state 'numbers' must hold {length} numbers for each of {loaded['_registered'].size} clients, "
-                f"got {numbers.size}. Load a state that the same class saved"
-            )
-
 
 def projected(vectors: FloatArray, size: int, seed: int) -> FloatArray:
     """Project vectors on ``size`` random sign vectors, divided by sqrt(size).
 
-    The expected square of a distance stays; :func:`distance_error` bounds the error. The same seed gives the
-    same signs.
+    The expected square of a distance stays. The same seed gives the same signs.
 
     Args:
         vectors: Shape (n, d).
@@ -109,31 +98,3 @@ def projected(vectors: FloatArray, size: int, seed: int) -> FloatArray:
         signs = generator.integers(0, 2, (part.shape[1], size), dtype=np.int8)
         short += part @ (2.0 * signs - 1.0)
     return short / math.sqrt(size)
-
-
-def distance_error(size: int, num_vectors: int, failure: float = 0.05) -> float:
-    """Return the bound on the relative error of squared distances between projected vectors.
-
-    With probability at least 1 - ``failure`` the square of every distance among ``num_vectors`` vectors is within
-    (1 - e, 1 + e) of the true one, where n (n - 1) exp(-size (e^2 / 4 - e^3 / 6)) = failure (Achlioptas 2003, a union
-    over the pairs).
-
-    Args:
-        size: Length of the projected vectors.
-        num_vectors: n.
-        failure: Chance that some distance exceeds the bound.
-
-    Returns:
-        e; infinite if the bound holds for no e up to 1.
-
-    >>> round(distance_error(1024, 100), 2)
-    0.24
-    """
-    exponent = math.log(max(2, num_vectors * (num_vectors - 1)) / failure) / size
-    if exponent > 1 / 4 - 1 / 6:
-        return math.inf
-    low, high = 0.0, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if middle**2 / 4 - middle**3 / 6 < exponent else (low, middle)
-    return high

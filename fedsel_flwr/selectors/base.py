@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, ascending, indices, whole
+from fedsel_flwr.checks import FloatArray, IntArray, ascending, indices, whole
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors._contract import (
     check_declarations,
@@ -53,6 +53,7 @@ class Selector(SavedState, ABC):
             number alone.
         paper_options: Options of the strategy whose default the paper sets, such as ``{"averaging": "mean"}``.
         over_selection: The share by which a round asks more clients than it keeps (:meth:`plan_rounds`).
+        max_clients: Largest number of clients, for a method whose cost grows faster than the fleet; None for no limit.
         common_warmup: Number of first rounds in which all available clients are chosen, the same for every selector
             (:meth:`plan_rounds`). They count as rounds, and the selector learns from them.
 
@@ -74,6 +75,7 @@ class Selector(SavedState, ABC):
     paper_options: ClassVar[Mapping[str, str]] = {}
     over_selection: float = 0.0
     common_warmup: int = 0
+    max_clients: int | None = None
 
     # an int; None if the algorithm itself decides how many
     clients_per_round: Any
@@ -301,7 +303,15 @@ class Selector(SavedState, ABC):
         """Prepare the rows of clients that were just registered; raise to refuse them."""
 
     def _register(self, clients: IntArray) -> None:
-        """Add rows for ``clients`` and mark them as registered."""
+        """Add rows for ``clients`` and mark them as registered; refuse more than ``max_clients``."""
+        if self.max_clients is not None:
+            known = clients[clients < self._registered.size]
+            count = self.num_clients + clients.size - np.count_nonzero(self._registered[known])
+            if count > self.max_clients:
+                raise ParameterError(
+                    f"{self.name} takes at most max_clients = {self.max_clients} clients, got {count}. Raise "
+                    "max_clients, or choose among fewer"
+                )
         self._add_rows(clients)
         new = clients[~self._registered[clients]]
         if new.size:
@@ -330,34 +340,3 @@ def over_selected(clients_per_round: int, over_selection: float) -> int:
 def _abbreviated(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"<{type(value).__name__} of {np.size(value)}>"
-
-
-def num_registered_with(registered: BoolArray, clients: IntArray) -> int:
-    """Return the number of registered clients once ``clients`` are registered too.
-
-    Args:
-        registered: Whether each row is registered, shape (K,).
-        clients: Rows to register, shape (n,), unique.
-
-    >>> import numpy as np
-    >>> num_registered_with(np.array([True, False]), np.array([0, 1, 5]))
-    3
-    """
-    old = clients[clients < registered.size]
-    return int(registered.sum()) + clients.size - int(registered[old].sum())
-
-
-def check_max_clients(name: str, limit: int, count: int, advice: str) -> None:
-    """Refuse more than ``limit`` clients, for methods whose cost grows faster than the fleet.
-
-    Args:
-        name: The selector's name.
-        limit: Its ``max_clients``.
-        count: Number of clients.
-        advice: The cure, for the message.
-
-    Raises:
-        ParameterError: ``count`` is above ``limit``.
-    """
-    if count > limit:
-        raise ParameterError(f"{name} takes at most max_clients = {limit} clients, got {count}. {advice}")

@@ -188,31 +188,6 @@ def anneal(
     return np.flatnonzero(member), energies
 
 
-def neighbours(state: IntArray, ucb: FloatArray, generalization: FloatArray, kind: str) -> IntArray:
-    """List the neighbours of a state.
-
-    Args:
-        state: Members, shape (m,).
-        ucb: Bounds, shape (K,), finite.
-        generalization: g_k, shape (K,).
-        kind: "annealing" for (18), "alsa" for (19).
-
-    Returns:
-        One row (member that leaves, client that enters) for each neighbour, shape (n, 2), in ascending order.
-
-    Raises:
-        ParameterError: An unknown kind, or an array of the wrong shape.
-    """
-    one_of("kind", kind, KINDS)
-    ucb, g = _checked_instance(ucb, generalization)
-    member = np.zeros(len(ucb), dtype=np.bool_)
-    member[np.asarray(state, dtype=np.int64)] = True
-    swaps = _swaps(member, ucb, g, kind)
-    pairs = [(i, j) for i in swaps.free for j in swaps.outside]
-    pairs += [(i, j) for i in swaps.staying for j in swaps.entering]
-    return np.array(sorted(pairs), dtype=np.int64).reshape(-1, 2)
-
-
 class _Swaps(NamedTuple):
     """The neighbours of a state as two products: ``free`` x ``outside`` and ``staying`` x ``entering``.
 

@@ -17,15 +17,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, one_of, real, whole
-from fedsel_flwr.errors import StateError
 from fedsel_flwr.selectors._draws import imputed_sizes, update_sizes
-from fedsel_flwr.selectors.base import Probe, Selector, check_max_clients, num_registered_with
+from fedsel_flwr.selectors.base import Probe, Selector
 
 DIMENSION = 15
 """Numbers in a client's embedding."""
@@ -243,15 +242,6 @@ class FedCor(Selector):
         older = reported[self._asked_for[reported] != upcoming]
         self._former[older], self._asked_before[older] = self._loss[older], self._asked_for[older]
         self._loss[reported], self._asked_for[reported] = columns["loss"][finite], upcoming
-
-    def _register(self, clients: IntArray) -> None:
-        advice = "Raise max_clients (a client takes 425 bytes), or choose among fewer"
-        check_max_clients(self.name, self.max_clients, num_registered_with(self._registered, clients), advice)
-        super()._register(clients)
-
-    def _check_loaded(self, loaded: Mapping[str, Any]) -> None:
-        if loaded["_sampled"].size > KEPT:
-            raise StateError(f"state 'sampled' must name at most {KEPT} rounds, got {loaded['_sampled'].size}")
 
 
 class Evidence:

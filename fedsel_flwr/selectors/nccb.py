@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from fedsel_flwr.checks import FloatArray, IntArray, whole
-from fedsel_flwr.errors import StateError
 from fedsel_flwr.selectors._clusters import GroupBandit, cluster
 
 
@@ -88,14 +87,6 @@ class NCCB(GroupBandit):
         self.clusters = whole("clusters", clusters, 1)
         # Whether hashes arrived since the last clustering.
         self._regroup = False
-
-    def _check_loaded(self, loaded: Mapping[str, Any]) -> None:
-        super()._check_loaded(loaded)
-        wrong = loaded["_known"] & (loaded["_cluster"] < 0)
-        if wrong.any() and not loaded["_regroup"]:
-            raise StateError(
-                f"state 'cluster' must be at least 0 for clients with a hash, got {loaded['_cluster'].tolist()}"
-            )
 
     def _groups(self) -> IntArray:
         known = np.flatnonzero(self._known)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, fraction, one_of, real, whole
-from fedsel_flwr.errors import StateError
 from fedsel_flwr.selectors._draws import draw, imputed_sizes, tolerant_floor, update_sizes
 from fedsel_flwr.selectors.base import Selector
 from fedsel_flwr.selectors.round_report import RoundReport, repeated_failures
@@ -158,11 +157,6 @@ class Oort(Selector):
         self._percentile = self.first_percentile
         # Mean utility of the exploited clients of the round chosen last.
         self._gain = 0.0
-
-    def _check_loaded(self, loaded: Mapping[str, Any]) -> None:
-        expected = min(max(0, loaded["_round"] - self.common_warmup - 1), 2 * self.pacer_step)
-        if loaded["_gains"].size != expected:
-            raise StateError(f"state 'gains' must have {expected} rows, got {loaded['_gains'].size}")
 
     def _advance(self) -> None:
         if (passed := self.own_round - 1) < 1:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, real, whole
-from fedsel_flwr.errors import StateError
 from fedsel_flwr.selectors.base import Selector
 from fedsel_flwr.selectors.round_report import RoundReport
-from fedsel_flwr.selectors.selector_state import state_key
 
 INSIDE = 1e-12
 """Tolerance of a ball's surface: balls are closed."""
@@ -119,16 +117,6 @@ class PCZFL(Selector):
     def _join(self, available: IntArray) -> None:
         # The balls are chosen and updated in a common warm-up too.
         self._select(available)
-
-    def _check_loaded(self, loaded: Mapping[str, Any]) -> None:
-        count, chosen = max(1, loaded["_radius"].size), loaded["_chosen_balls"]
-        for name in ("_radius", "_centre", "_ball_plays", "_ball_mean"):
-            if len(loaded[name]) != count:
-                raise StateError(f"state {state_key(name)!r} must have {count} rows, got shape {loaded[name].shape}")
-        if (plays := loaded["_ball_plays"]).min() < 0:
-            raise StateError(f"state 'ball_plays' must not be negative, got {plays.tolist()}")
-        if not np.isin(chosen, np.arange(count)).all() or np.unique(chosen).size < chosen.size:
-            raise StateError(f"state 'chosen_balls' must be distinct and of 0..{count - 1}, got {chosen.tolist()}")
 
     def _select(self, available: IntArray) -> IntArray:
         member = self._domains(available)

@@ -9,30 +9,12 @@ from typing import Any
 
 from fedsel_flwr.errors import FedSelError, ParameterError, described
 from fedsel_flwr.references import is_reference, load_reference
-from fedsel_flwr.selectors.active_fl import ActiveFL
+from fedsel_flwr.selectors import catalogue
 from fedsel_flwr.selectors.base import Selector
-from fedsel_flwr.selectors.baselines import LocalAccuracy, Random, RandomBySize, RoundRobin
-from fedsel_flwr.selectors.bsfl import BSFL
-from fedsel_flwr.selectors.cs_ucb import CSUCB
-from fedsel_flwr.selectors.cs_ucb_q import CSUCBQ
-from fedsel_flwr.selectors.divfl import DivFL
-from fedsel_flwr.selectors.fedcm import FedCMTS, FedCMUCB
-from fedsel_flwr.selectors.fedcor import FedCor
-from fedsel_flwr.selectors.fedcs import FedCS
-from fedsel_flwr.selectors.gpfl import GPFL
-from fedsel_flwr.selectors.lsh import LSH
-from fedsel_flwr.selectors.nccb import NCCB
-from fedsel_flwr.selectors.oort import Oort
-from fedsel_flwr.selectors.pczfl import PCZFL
-from fedsel_flwr.selectors.power_of_choice import CPowD, PowerOfChoice, RPowD
-from fedsel_flwr.selectors.tifl import TiFL
 
-_ALL: tuple[type[Selector], ...] = (
-    BSFL, CSUCB, CSUCBQ, FedCMTS, FedCMUCB, GPFL, LocalAccuracy, PCZFL, Random, RandomBySize, RoundRobin,
-    ActiveFL, CPowD, FedCS, Oort, PowerOfChoice, RPowD, TiFL,
-    DivFL, FedCor, LSH, NCCB,
-)  # fmt: skip
-_CLASSES: dict[str, type[Selector]] = {cls.name: cls for cls in _ALL}
+_CLASSES: dict[str, type[Selector]] = {
+    cls.name: cls for cls in vars(catalogue).values() if isinstance(cls, type) and issubclass(cls, Selector)
+}
 ENTRY_POINTS = "fedsel.selectors"
 """The entry-point group of installed packages' selectors: ``fastest = "my_package.my_file:Fastest"``."""
 

@@ -105,14 +105,10 @@ class SavedState:
         if loaded["_round"] < 0:
             raise StateError(f"state 'round' must be at least 0, got {loaded['_round']}")
         # Everything is checked before the first attribute changes.
-        self._check_loaded(loaded)
         generator = unpack_generator("generator", state["generator"])
         self._generator.bit_generator.state = generator
         for attribute, checked in loaded.items():
             setattr(self, attribute, checked)
-
-    def _check_loaded(self, loaded: Mapping[str, Any]) -> None:
-        """Raise :class:`StateError` if attributes (attribute -> value) that fit by themselves do not fit together."""
 
     def _add_rows(self, clients: IntArray) -> None:
         """Add rows until each of ``clients`` has one."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, whole
-from fedsel_flwr.errors import ParameterError, StateError
+from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors.base import Probe, Selector
 from fedsel_flwr.selectors.round_report import RoundReport
 
@@ -109,13 +109,6 @@ class TiFL(Selector):
         self._tier = -1
         # The round before which accuracies were asked for last.
         self._asked_in = 0
-
-    def _check_loaded(self, loaded: Mapping[str, Any]) -> None:
-        for name in ("_weight", "_credits"):
-            if len(loaded[name]) != self.tiers or loaded[name].min() < 0:
-                raise StateError(f"state {name[1:]!r} must be {self.tiers} numbers of at least 0, got {loaded[name]}")
-        if not -1 <= loaded["_tier"] < self.tiers:
-            raise StateError(f"state 'tier' must be one of -1..{self.tiers - 1}, got {loaded['_tier']}")
 
     def _probe(self, available: IntArray) -> Probe | None:
         upcoming = self.round + 1

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from fedsel_flwr.checks import AUTO
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.references import absolute_reference, is_reference
 from fedsel_flwr.selectors import Selector
-from fedsel_flwr.selectors import names as selector_names
 from fedsel_flwr.selectors.registry import label_of, selector_class
 from fedsel_flwr.simulations.scenario import Scenario
 
@@ -55,7 +55,7 @@ def load_scenario(
     Args:
         source: A name of :func:`scenario_names`, or the path of a TOML file.
         overrides: Dotted key -> value, as in ``{"training.learning_rate": 0.05}``; values that are None or "" leave
-            the scenario's own. A list may be given as a string, "1, 2, 3".
+            the scenario's own.
         selectors: References of other selectors whose parameters the scenario may hold.
 
     Returns:
@@ -117,16 +117,6 @@ def replace_keys(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> Scena
         raise ParameterError(f"scenario {changed.get('name')!r}: {_explain(error)}") from None
 
 
-def override_keys() -> tuple[str, ...]:
-    """Return every key that can be overridden, dotted; selector parameters as ``selectors.<name>.<parameter>``."""
-    own = tuple(key for key in _keys(Scenario) if key not in ("name", "description", "selectors"))
-    return own + tuple(
-        f"selectors.{name}.{parameter}"
-        for name in selector_names()
-        for parameter in own_parameters(selector_class(name))
-    )
-
-
 def own_parameters(cls: type[Selector]) -> tuple[str, ...]:
     """Return the parameters that a selector's table in a scenario may hold."""
     parameters = inspect.signature(cls).parameters
@@ -182,27 +172,22 @@ def _set_key(tables: dict[str, Any], key: str, value: Any) -> None:
         tables = tables.setdefault(parent, {})
         if not isinstance(tables, dict):
             raise ParameterError(f"cannot set {key!r}: {parent!r} is a value, not a table. Check the key")
-    tables[last] = _as_list(value)
-
-
-def _as_list(value: Any) -> Any:
-    """Return a string of numbers with commas as a list, and anything else unchanged."""
-    if not isinstance(value, str) or "," not in value:
-        return value
-    try:
-        return [float(part) for part in value.strip(" []").split(",")]
-    except ValueError:
-        return value
+    tables[last] = value
 
 
 def _keys(table: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """Yield the dotted keys of a table and of those inside it."""
     for key, field in table.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from _keys(kind, f"{prefix}{key}.")
+        if (inner := _table(field)) is not None:
+            yield from _keys(inner, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}"
+
+
+def _table(field: FieldInfo) -> type[BaseModel] | None:
+    """Return the table that a key holds; None if the key holds a value."""
+    kind = field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
 def _explain(error: ValidationError) -> str:
@@ -213,22 +198,13 @@ def _explain(error: ValidationError) -> str:
         if fault["type"] == "extra_forbidden":
             parent = key.rpartition(".")[0]
             known = [k for k in _keys(Scenario) if k.rpartition(".")[0] == parent]
-            tables = (
-                []
-                if parent
-                else [
-                    f"[{k}]"
-                    for k, f in Scenario.model_fields.items()
-                    if f.annotation is not None
-                    and isinstance(f.annotation, type)
-                    and issubclass(f.annotation, BaseModel)
-                ]
-            )
+            if not parent:
+                known += [f"[{name}]" for name, field in Scenario.model_fields.items() if _table(field) is not None]
             # The same key in another table is what people mean most often.
             same = [k for k in _keys(Scenario) if k.rpartition(".")[2] == key.rpartition(".")[2]]
             same = same or difflib.get_close_matches(key, list(_keys(Scenario)), n=1)
             meant = f" (did you mean {' or '.join(map(repr, same))}?)" if same else ""
-            lines.append(f"unknown key {key!r}{meant}. Allowed are {', '.join(known + tables)}")
+            lines.append(f"unknown key {key!r}{meant}. Allowed are {', '.join(known)}")
         elif key:
             expected = EXPECTED.get(fault["type"]) or str(fault["msg"]).removeprefix("Value error, ")
             lines.append(f"{key} = {fault['input']!r}: {expected}")

@@ -45,9 +45,6 @@ class Synthetic:
         num_features: How many features, at least 1.
         noise: Standard deviation of the noise, at least 0.
 
-    Raises:
-        ParameterError: A value is out of its range.
-
     References:
         D. Ben Ami, K. Cohen and Q. Zhao, "Client selection for generalization in accelerated federated learning: a
         multi-armed bandit approach", section V, Figs. 5 and 8: "synthetic data for linear regression".
@@ -56,12 +53,6 @@ class Synthetic:
     num_examples: int = 6000
     num_features: int = 20
     noise: float = 0.5
-
-    def __post_init__(self) -> None:
-        """Check every value."""
-        whole("synthetic_examples", self.num_examples, 1)
-        whole("synthetic_features", self.num_features, 1)
-        real("synthetic_noise", self.noise, at_least=0.0)
 
     def draw(self, seed: int) -> Numbers:
         """Draw the examples.
@@ -96,17 +87,7 @@ Probability = Annotated[float, Field(ge=0, le=1, strict=True)]
 Fraction = Annotated[float, Field(gt=0, lt=1, strict=True)]
 Count = Annotated[int, Field(ge=1, le=10**9, strict=True)]
 CountOrZero = Annotated[int, Field(ge=0, le=2**53, strict=True)]
-
-
-def _floats_to_integers(values: Any) -> Any:
-    """Convert the whole numbers of a list to integers, and leave anything else unchanged."""
-    # A list that came as text, as on the command line, holds floats, which strict integers refuse.
-    if not isinstance(values, list | tuple):
-        return values
-    return tuple(int(v) if isinstance(v, float) and v.is_integer() else v for v in values)
-
-
-Counts = Annotated[tuple[Count, ...], BeforeValidator(_floats_to_integers)]
+Counts = tuple[Count, ...]
 
 PYTHON_PREFIX = "python "
 """Beginning of the name of a model or of data given in Python, which no file can name."""

@@ -12,7 +12,7 @@ import pytest
 
 from fedsel_flwr.selectors import BSFL, RoundReport, create
 from fedsel_flwr.selectors.bsfl import maximize
-from fedsel_flwr.selectors.bsfl_solvers import anneal, neighbours
+from fedsel_flwr.selectors.bsfl_solvers import _swaps, anneal
 from fedsel_flwr.testing import CHECKS
 from fedsel_flwr.theory import bsfl_genie
 from tests.selectors.oracles import objective
@@ -51,7 +51,9 @@ def swaps(state: set[int], ucb: np.ndarray, generalization: np.ndarray, kind: st
 
 def asked(state: Any, ucb: np.ndarray, generalization: np.ndarray, kind: str) -> set[tuple[int, int]]:
     """Ask the package for the neighbours; each has to be listed once."""
-    pairs = [tuple(int(k) for k in pair) for pair in neighbours(np.array(sorted(state)), ucb, generalization, kind)]
+    swaps = _swaps(np.isin(np.arange(len(ucb)), list(state)), ucb, generalization, kind)
+    pairs = [(int(i), int(j)) for i in swaps.free for j in swaps.outside]
+    pairs += [(int(i), int(j)) for i in swaps.staying for j in swaps.entering]
     assert len(pairs) == len(set(pairs))
     return set(pairs)
 
@@ -355,8 +357,6 @@ def test_wrong_input_is_refused_by_name() -> None:
         anneal(ucb, g, M, 1.0, kind="exact", steps=5, generator=generator)
     with pytest.raises(ValueError, match="steps"):
         anneal(ucb, g, M, 1.0, kind="alsa", steps=-1, generator=generator)
-    with pytest.raises(ValueError, match="kind"):
-        neighbours(np.arange(M), ucb, g, "exact")
 
 
 @pytest.mark.parametrize(("name", "value"), [("solver", "brute"), ("solver_steps", 0), ("solver_steps", -5)])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors import Random, RoundReport, columns, create, names
+from fedsel_flwr.selectors import Random, RoundReport, columns, names
 from fedsel_flwr.selectors.columns import COLUMNS, INFORMED, REPORTED, check_columns, column_values
 from fedsel_flwr.selectors.registry import selector_class
 from fedsel_flwr.testing import report_for
@@ -115,9 +115,7 @@ def test_names_that_are_no_columns(given: object, said: str) -> None:
 
 @pytest.mark.parametrize("name", names())
 def test_every_selector_gets_a_report_with_what_it_needs(name: str) -> None:
-    parameters = {"bsfl": {"min_latency": 0.1}, "gpfl": {"total_rounds": 9}, "fedcs": {"deadline": 2.0}}.get(name, {})
-    extra = {"max_latency": 5.0} if name.startswith("cs-ucb") else {}
-    selector = create(name, clients_per_round=2, **parameters, **extra)
+    selector = selector_under_trace(name)
     chosen = selector.select(np.arange(3))
     made = report_for(selector, chosen, np.ones(chosen.size, dtype=np.bool_), np.random.default_rng(0))
     assert all(getattr(made, column) is not None for column in selector.needs)

@@ -138,22 +138,22 @@ class Says(Selector):
 @pytest.mark.parametrize(
     ("choice", "said"),
     [
-        (None, r"Says\._select returned None. End it with `return chosen`"),
-        ({1, 2}, r"Says\._select returned a set, which has no order"),
-        (frozenset({1}), r"Says\._select returned a set"),
-        (2, r"Says\._select must return an array of indices, got 2"),
-        ("12", r"Says\._select must return an array of indices, got '12'"),
-        ([[1], [2, 3]], r"Says\._select must return a one-dimensional array"),
-        (np.array([True, False, True]), r"Says\._select returned booleans"),
-        (np.array([1.0, 2.0]), r"Says\._select must return an array of different indices .* got \[1.0, 2.0\]"),
-        (np.array(2), r"Says\._select must return an array of different indices"),
-        (["1", "2"], r"Says\._select must return an array of different indices"),
+        (None, "None"),
+        ({1, 2}, "{1, 2}"),
+        (2, "2"),
+        ("12", "'12'"),
+        ([[1], [2, 3]], "[[1], [2, 3]]"),
+        (np.array([True, False, True]), "[True, False, True]"),
+        (np.array([1.0, 2.0]), "[1.0, 2.0]"),
+        (["1", "2"], "['1', '2']"),
     ],
     ids=str,
 )
 def test_a_choice_that_is_no_array_of_indices(choice: Any, said: str) -> None:
-    with pytest.raises(RunError, match=said):
+    with pytest.raises(RunError) as refused:
         Says(choice).select(np.array([1, 2, 3]))
+    wanted = "must return a one-dimensional array of indices from `available`"
+    assert str(refused.value).startswith(f"Says._select {wanted}, got {said}. End it")
 
 
 @pytest.mark.parametrize("choice", [[3, 1], (3, 1), np.array([3, 1], dtype=np.int32), np.array([3, 1], np.uint8)])

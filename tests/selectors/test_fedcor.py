@@ -415,8 +415,3 @@ def test_more_than_max_clients_are_refused() -> None:
 def test_wrong_parameters_are_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=name):
         build(**{name: value})
-
-
-def test_a_state_with_too_many_samples_is_refused() -> None:
-    with pytest.raises(ValueError, match="state 'sampled' must name at most 32 rounds, got 33"):
-        build().load_state_dict(build().state_dict() | {"sampled": np.arange(33)})

@@ -285,11 +285,3 @@ def test_ties_are_broken_at_random(name: str) -> None:
 def test_wrong_parameters_are_refused_by_name(name: str, parameter: str, value: Any) -> None:
     with pytest.raises(ValueError, match=parameter):
         build(name, **{parameter: value})
-
-
-def test_a_state_with_a_hash_but_no_cluster_is_refused() -> None:
-    selector = build("nccb")
-    selector.inform(np.arange(2), sketch=np.eye(2))
-    selector.select(np.arange(2))
-    with pytest.raises(ValueError, match="state 'cluster' must be at least 0"):
-        build("nccb").load_state_dict(selector.state_dict() | {"cluster": np.array([0, -1])})

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.errors import ParameterError, StateError
+from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import RoundReport
 from fedsel_flwr.selectors.oort import Oort
 from tests.selectors.oracle_draws import drawn_one_by_one, frequencies, p_value
@@ -374,13 +374,6 @@ def test_the_chances_among_candidates_follow_the_scores() -> None:
     assert 3 < len(weights) < 6
     counts = frequencies(frozen(selector, list(range(6))), 800)
     assert p_value(counts, drawn_one_by_one(weights, 3)) > 1e-3
-
-
-def test_a_state_whose_history_is_too_long_is_refused() -> None:
-    selector = build(pacer_step=2)
-    play(selector, [0, 1, 2, 3], dict.fromkeys(range(4), 1.0))
-    with pytest.raises(StateError, match="'gains' must have 0 rows, got 3"):
-        selector.load_state_dict(selector.state_dict() | {"gains": [1.0, 2.0, 3.0]})
 
 
 @pytest.mark.parametrize("wrong", [{"exploration": 1.5}, {"penalty": -1}, {"pacer_step": 0}, {"first_percentile": 101},

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.errors import ParameterError, StateError
+from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import RoundReport
 from fedsel_flwr.selectors.tifl import TiFL
 from tests.selectors.oracle_draws import frequencies, p_value
@@ -232,10 +232,3 @@ def test_asked_twice_before_a_round_the_former_accuracies_stay() -> None:
 def test_parameters_out_of_range(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(ParameterError, match=said):
         build(**wrong)
-
-
-@pytest.mark.parametrize(("key", "value"), [("weight", [1.0, 1.0]), ("credits", [-1, 0, 0]), ("tier", 3)])
-def test_states_that_do_not_fit(key: str, value: Any) -> None:
-    selector = build()
-    with pytest.raises(StateError, match=repr(key)):
-        selector.load_state_dict(selector.state_dict() | {key: value})

@@ -6,6 +6,7 @@ import math
 import os
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report.run_folder import read_history, read_model
 from fedsel_flwr.simulations.on_flower import app
 from fedsel_flwr.simulations.on_flower.app import scenario_of
-from fedsel_flwr.simulations.scenario_files import load_scenario, override_keys
+from fedsel_flwr.simulations.scenario_files import load_scenario
 from tests.flwr_command import ANSI, Flwr, LocalSuperLink
 from tests.processes import ROOT, Command
 from tests.simulations.inprocess import play
@@ -37,8 +38,7 @@ def context(**run_config: Any) -> Context:
 
 def test_an_empty_run_config_is_the_demonstration() -> None:
     """As [tool.flwr.app.config] gives it: the scenario's name, everything else empty."""
-    config = dict.fromkeys(override_keys(), "") | {"scenario": "digits", "runs_dir": ""}
-    config |= {"checkpoint_dir": "", "resume": ""}
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["flwr"]["app"]["config"]
     given = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config)
     assert scenario_of(given) == load_scenario("digits")
     assert scenario_of(context()) == load_scenario("digits")
@@ -47,13 +47,14 @@ def test_an_empty_run_config_is_the_demonstration() -> None:
 def test_run_config_overrides_the_scenario() -> None:
     overridden = scenario_of(
         context(
-            scenario="smoke", runs_dir="anywhere", selector="cs-ucb", rounds=7, training__learning_rate=0.05,
-            selectors__bsfl__data_weights="1, 2, 3",
+            scenario="smoke", runs_dir="anywhere", selector="cs-ucb", rounds=7,
+            set="training.learning_rate=0.05, selectors.bsfl.data_weights=1, 2, 3,api = message",
         )
     )  # fmt: skip
     assert (overridden.name, overridden.selector, overridden.rounds) == ("smoke", "cs-ucb", 7)
     assert overridden.training.learning_rate == 0.05
     assert overridden.selectors["bsfl"]["data_weights"] == [1.0, 2.0, 3.0]
+    assert overridden.api == "message"
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,10 @@ def test_run_config_overrides_the_scenario() -> None:
         ({"scenario": "nosuch"}, "unknown scenario 'nosuch'"),
         ({"scenario": "smoke", "selector": "nosuch"}, "unknown selector 'nosuch'"),
         ({"scenario": "smoke", "rounds": 0}, "rounds = 0"),
-        ({"scenario": "smoke", "bogus": 1}, "unknown key 'bogus'"),
+        ({"scenario": "smoke", "set": "bogus=1"}, "unknown key 'bogus'"),
+        ({"scenario": "smoke", "set": "learning_rate=1"}, "did you mean 'training.learning_rate'"),
+        ({"scenario": "smoke", "set": "rounds"}, "set expects KEY=VALUE, .* got 'rounds'"),
+        ({"scenario": "smoke", "set": "api=, rounds=3"}, "set api= lacks a value"),
     ],
 )
 def test_faults_in_the_run_config(config: dict[str, Any], message: str) -> None:
@@ -129,7 +133,10 @@ def flwr(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flwr]:
 
 
 def run_config(runs: Path, **config: Any) -> str:
-    pairs = {"scenario": "smoke", "runs_dir": str(runs)} | {k.replace("__", "."): v for k, v in config.items()}
+    """What pyproject.toml lists by itself, all other keys in ``set``."""
+    pairs = {"scenario": "smoke", "runs_dir": str(runs)} | {k: v for k, v in config.items() if "__" not in k}
+    if others := [f"{k.replace('__', '.')}={v}" for k, v in config.items() if "__" in k]:
+        pairs["set"] = ", ".join(others)
     return " ".join(f"{key}={value!r}" for key, value in pairs.items())
 
 
@@ -138,7 +145,7 @@ def state_of_the_repository() -> tuple[bytes, list[str]]:
     return (ROOT / "pyproject.toml").read_bytes(), sorted(p.name for p in [*ROOT.glob("*.fab"), *ROOT.glob("runs/*")])
 
 
-BSFL = {"selectors__bsfl__data_weights": "1, 2, 3, 4, 5, 5, 4, 3, 2, 1", "selectors__bsfl__alpha": 5.0}
+BSFL = {"selectors__bsfl__data_weights": [1, 2, 3, 4, 5, 5, 4, 3, 2, 1], "selectors__bsfl__alpha": 5.0}
 
 
 @pytest.mark.timeout(200)
@@ -222,6 +229,16 @@ def test_a_bad_value_ends_with_its_message_and_a_failed_run(flwr: Flwr, tmp_path
     listed = flwr(verb=("list", "--format", "json", "--run-id", number))
     assert listed.wait(60) == 0, listed.stderr
     assert "finished:failed" in listed.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_flower_refuses_a_key_that_only_set_takes(flwr: Flwr, tmp_path: Path) -> None:
+    """In Flower's words, which docs/simulations.md explains; before any code of ours runs."""
+    command = flwr("--run-config", f"{run_config(tmp_path / 'runs')} training.learning_rate=0.05")
+    assert command.wait(120) != 0
+    said = " ".join(ANSI.sub("", command.stdout + command.stderr).split())
+    assert "Invalid run configuration" in said
 
 
 # ---- the same run by every way there is ----------------------------------------------------------------------------

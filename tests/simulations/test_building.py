@@ -297,7 +297,7 @@ def test_the_704_phones_come_and_go_as_their_trace_says(shared_data: Path) -> No
         ({"selectors.bsfl.min_latency": "soon"}, r"min_latency must be a finite number above 0, got 'soon'"),
         ({"selectors.bsfl.data_weights": "size"}, r"data_weights must be an array of numbers, got 'size'"),
         (
-            {"selectors.bsfl.data_weights": "1, 2, 3"},
+            {"selectors.bsfl.data_weights": [1, 2, 3]},
             r"selectors.bsfl.data_weights has 3 entries but none for client 3",
         ),
         ({"selectors.bsfl.data_weights": [0.0] * 10}, r"data_weights must have a positive sum"),

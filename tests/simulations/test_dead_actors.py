@@ -88,8 +88,9 @@ def test_fedsel_run_goes_on_and_loses_nothing(api: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("api", ["legacy", "message"])
 def test_flwr_run_ends_with_the_reason_and_goes_on_after_that(api: str, tmp_path: Path) -> None:
     """Flower's pool hands out the dead actor: the run ends, and the next one goes on from its last checkpoint."""
-    config = {"scenario": "smoke", "rounds": ROUNDS, **SLOW_CLIENTS, "api": api, "runs_dir": str(tmp_path / "runs")}
+    config = {"scenario": "smoke", "rounds": ROUNDS, "api": api, "runs_dir": str(tmp_path / "runs")}
     config |= {"checkpoint_dir": str(tmp_path / "checkpoints")}
+    config |= {"set": ", ".join(f"{key}={value}" for key, value in SLOW_CLIENTS.items())}
     federation = "num-supernodes=10 client-resources-num-cpus=1 init-args-num-cpus=2"
     with LocalSuperLink(tmp_path / "flwr") as superlink:
 

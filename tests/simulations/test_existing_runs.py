@@ -27,9 +27,9 @@ from fedsel_flwr.simulations.comparisons.flower_agreement import Agreement
 from fedsel_flwr.simulations.existing_runs import CheckpointPace
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import CHANGEABLE_ON_RESUME, course_settings
-from fedsel_flwr.simulations.scenario_files import override_keys
 from tests.simulations.cut_off_runs import content, parts
 from tests.simulations.inprocess import in_process
+from tests.simulations.test_scenario_files import OTHER_VALUES
 
 X, Y = np.random.default_rng(0).normal(size=(100, 4)), np.arange(100) % 2
 
@@ -176,9 +176,8 @@ def test_what_the_caller_brings_is_given_again(tmp_path: Path) -> None:
 def test_every_key_of_a_scenario_is_compared_or_free() -> None:
     scenario = smoke(selector="bsfl")
     words = course_settings(scenario)
-    own = {key for key in override_keys() if key not in CHANGEABLE_ON_RESUME and not key.startswith("selectors.")}
-    assert own <= words.keys()
-    assert CHANGEABLE_ON_RESUME - {"name", "description", "selectors"} <= {*override_keys()}
+    assert OTHER_VALUES.keys() - CHANGEABLE_ON_RESUME <= words.keys()
+    assert CHANGEABLE_ON_RESUME - {"name", "description", "selectors"} <= OTHER_VALUES.keys()
     assert not CHANGEABLE_ON_RESUME & words.keys()
     long = course_settings(smoke(partition__kind="sizes", partition__sizes=[10 + k for k in range(10)] * 1))
     assert all(len(value) < 100 for value in long.values())

@@ -201,7 +201,7 @@ def test_more_holders_than_examples_of_a_class() -> None:
 @pytest.mark.parametrize(
     ("overrides", "sizes"),
     [
-        ({"partition.kind": "sizes", "partition.sizes": "60, 40, 20"}, [60, 40, 20]),
+        ({"partition.kind": "sizes", "partition.sizes": [60, 40, 20]}, [60, 40, 20]),
         ({"partition.kind": "sampled", "partition.examples_per_client": 1000}, [1000, 1000, 1000]),
         ({"partition.kind": "classes", "partition.classes_per_client": [5, 5, 10]}, None),
     ],

@@ -69,19 +69,6 @@ def test_splits_are_disjoint_and_keep_rows_together() -> None:
     assert np.abs(fitted(together, numbers)[1]).max() < 1e-5
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"num_examples": 0}, "synthetic_examples must be a whole number of at least 1"),
-        ({"num_features": 0}, "synthetic_features must be a whole number of at least 1"),
-        ({"noise": -1.0}, "synthetic_noise must be a finite number of at least 0"),
-    ],
-)
-def test_faults(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ParameterError, match=message):
-        Synthetic(**change)
-
-
 # ---- scenarios ----------------------------------------------------------------------------------------------------
 
 

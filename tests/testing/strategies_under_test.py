@@ -13,7 +13,7 @@ from flwr.common import ndarrays_to_parameters
 
 from fedsel_flwr import strategies as legacy
 from fedsel_flwr.aggregation.filter import Filter
-from fedsel_flwr.selectors import create
+from fedsel_flwr.selectors import create, names
 from fedsel_flwr.strategies import Validation
 from fedsel_flwr.strategies import message as message
 
@@ -23,30 +23,20 @@ MAX_LATENCY, COHORT, FEW = 5.0, 7, 4
 VALIDATION = Validation(
     lambda arrays, inputs: inputs @ arrays[0] + arrays[1], np.eye(3, dtype=np.float32), np.array([0, 1, 1])
 )
-SELECTORS: dict[str, dict[str, Any]] = {
-    "active-fl": {},
+PARAMETERS: dict[str, dict[str, Any]] = {
     "bsfl": {"min_latency": 0.1},
     "cs-ucb": {"max_latency": MAX_LATENCY},
     "cs-ucb-q": {"max_latency": MAX_LATENCY},
-    "divfl": {},
-    "fedcm-ts": {},
-    "fedcm-ucb": {},
     "fedcs": {"deadline": MAX_LATENCY / 3},
     "gpfl": {"total_rounds": 40},
-    "local-accuracy": {},
-    "oort": {},
     "fedcor": {"warmup_rounds": 3, "interval": 4},
-    "lsh": {},
-    "nccb": {},
     "pczfl": {"clients_per_round": None, "warmup_rounds": 2},
     "power-of-choice": {"candidates": 8},
     "cpow-d": {"candidates": 8},
     "rpow-d": {"candidates": 8},
-    "random": {},
-    "random-by-size": {},
-    "round-robin": {},
     "tifl": {"tiers": 3, "interval": 5},
 }
+SELECTORS: dict[str, dict[str, Any]] = {name: PARAMETERS.get(name, {}) for name in names()}
 """Every selector, with its parameters."""
 PAPERS: dict[str, dict[str, Any]] = {
     "BSFL": {"min_latency": 0.1},

@@ -15,7 +15,7 @@ import pytest
 from fedsel_flwr import strategies as legacy
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.run_length import Budget
-from fedsel_flwr.selectors import Random, names
+from fedsel_flwr.selectors import Random
 from fedsel_flwr.testing import STRATEGY_CHECKS, check_strategy
 from fedsel_flwr.testing.harness import StrategyHarness
 from tests.testing.strategies_under_test import (
@@ -47,7 +47,6 @@ def test_nothing_is_forgotten() -> None:
     for api in APIS.values():
         strategies = {name for name in api.__all__ if issubclass(getattr(api, name), api.SelectionStrategy)}
         assert PAPERS.keys() == strategies - {"SelectionStrategy"}
-    assert SELECTORS.keys() == set(names())
 
 
 @pytest.mark.parametrize(("api", "name"), EACH_PAPER[::4] + EACH_PAPER[3::4])

@@ -162,6 +162,5 @@ def _check_limits(scenario: Scenario, name: str) -> None:
     sizes = dict.fromkeys(range(scenario.num_clients), 1)
     selector = create(name, **selector_params(scenario.model_copy(update={"selector": name}), sizes))
     resolve_settings(selector, **scenario.aggregation.options())
-    most = getattr(selector, "max_clients", None)
-    if most is not None and scenario.num_clients > most:
-        raise FedSelError(f"takes at most {most} clients, and there are {scenario.num_clients}")
+    if selector.max_clients is not None and scenario.num_clients > selector.max_clients:
+        raise FedSelError(f"takes at most {selector.max_clients} clients, and there are {scenario.num_clients}")

@@ -1,8 +1,9 @@
 """The Flower app of this repository, started by ``flwr run .``: scenarios as a ServerApp and a ClientApp in either API.
 
-Every scenario key can be overridden: ``--run-config "scenario='smoke' selector='cs-ucb' rounds=5"``. An empty string
-leaves the scenario's value; lists are written as strings, as Flower's bundler refuses lists. ``checkpoint_dir`` and
-``resume`` are those of :func:`~fedsel_flwr.simulations.engine.simulate`.
+Every scenario key can be overridden: ``--run-config "scenario='smoke' rounds=5 set='wireless.max_latency_s=5'"``. The
+keys that ``pyproject.toml`` lists are given by themselves, all others in ``set``, written as for ``fedsel run --set``.
+An empty string leaves the scenario's value. ``checkpoint_dir`` and ``resume`` are those of
+:func:`~fedsel_flwr.simulations.engine.simulate`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from flwr.common import Context, log
 from flwr.server import ServerApp
 from flwr.serverapp import Grid
 
+from fedsel_flwr.arguments import read_assignments
 from fedsel_flwr.clients.torch_client import TorchClient
 from fedsel_flwr.errors import FedSelError, ParameterError
 from fedsel_flwr.report.run_folder import create_run_folder
@@ -34,7 +36,7 @@ from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.worlds.world import world_of
 
-RUN_KEYS = ("scenario", "runs_dir", "checkpoint_dir", "resume")
+RUN_KEYS = ("scenario", "set", "runs_dir", "checkpoint_dir", "resume")
 """Run-config keys that are not scenario keys."""
 FLOWER = "flwr"
 """The name of Flower's logger."""
@@ -44,7 +46,7 @@ def scenario_of(context: Context) -> Scenario:
     """Return the scenario that a run config describes.
 
     Args:
-        context: Flower's context; ``run_config`` holds ``scenario`` and any scenario key, dotted.
+        context: Flower's context; ``run_config`` holds ``scenario``, single scenario keys, and ``set`` with others.
 
     Returns:
         The scenario.
@@ -58,8 +60,11 @@ def scenario_of(context: Context) -> Scenario:
 # Every message asks for the scenario again: without the cache each would be read and validated from TOML.
 @lru_cache(maxsize=8)
 def _scenario(config: tuple[tuple[str, object], ...]) -> Scenario:
+    given = dict(config)
     overrides = {key: value for key, value in config if key not in RUN_KEYS}
-    scenario = load_scenario(str(dict(config).get("scenario") or "digits"), overrides)
+    if given.get("set"):
+        overrides |= read_assignments(str(given["set"]), "set")
+    scenario = load_scenario(str(given.get("scenario") or "digits"), overrides)
     if scenario.engine != "ray":
         raise ParameterError(
             f"engine = {scenario.engine!r}, but flwr run always uses Flower's engine. Leave engine out, or use fedsel "

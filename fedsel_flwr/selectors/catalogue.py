@@ -1,0 +1,28 @@
+"""Our own selectors, a line each: a file with the class, and its line here, are all that a new one needs.
+
+Names, parameters, the exports of :mod:`fedsel_flwr.selectors` and the tests' lists follow from these lines.
+"""
+
+# "as" exports a class for type checkers too.
+from fedsel_flwr.selectors.active_fl import ActiveFL as ActiveFL
+from fedsel_flwr.selectors.baselines import LocalAccuracy as LocalAccuracy
+from fedsel_flwr.selectors.baselines import Random as Random
+from fedsel_flwr.selectors.baselines import RandomBySize as RandomBySize
+from fedsel_flwr.selectors.baselines import RoundRobin as RoundRobin
+from fedsel_flwr.selectors.bsfl import BSFL as BSFL
+from fedsel_flwr.selectors.cs_ucb import CSUCB as CSUCB
+from fedsel_flwr.selectors.cs_ucb_q import CSUCBQ as CSUCBQ
+from fedsel_flwr.selectors.divfl import DivFL as DivFL
+from fedsel_flwr.selectors.fedcm import FedCMTS as FedCMTS
+from fedsel_flwr.selectors.fedcm import FedCMUCB as FedCMUCB
+from fedsel_flwr.selectors.fedcor import FedCor as FedCor
+from fedsel_flwr.selectors.fedcs import FedCS as FedCS
+from fedsel_flwr.selectors.gpfl import GPFL as GPFL
+from fedsel_flwr.selectors.lsh import LSH as LSH
+from fedsel_flwr.selectors.nccb import NCCB as NCCB
+from fedsel_flwr.selectors.oort import Oort as Oort
+from fedsel_flwr.selectors.pczfl import PCZFL as PCZFL
+from fedsel_flwr.selectors.power_of_choice import CPowD as CPowD
+from fedsel_flwr.selectors.power_of_choice import PowerOfChoice as PowerOfChoice
+from fedsel_flwr.selectors.power_of_choice import RPowD as RPowD
+from fedsel_flwr.selectors.tifl import TiFL as TiFL
