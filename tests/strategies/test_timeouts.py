@@ -13,7 +13,7 @@ import pytest
 from fedsel_flwr.errors import ParameterError, StateError
 from fedsel_flwr.report.run_folder import CLIENTS, ROUNDS, load_optional, read_history, write_history
 from fedsel_flwr.rounds.history import History
-from fedsel_flwr.rounds.history_storage import Journal
+from fedsel_flwr.rounds.journal import Journal
 from fedsel_flwr.selectors import Random
 from fedsel_flwr.strategies import SelectionStrategy as LegacyStrategy
 from fedsel_flwr.strategies.message import SelectionStrategy as MessageStrategy
