@@ -20,14 +20,13 @@ from fedsel_flwr.errors import RunError, StateError
 from fedsel_flwr.rounds import state_dicts
 from fedsel_flwr.rounds.journal import Journal
 from fedsel_flwr.rounds.records import ClientRecord, RoundRecord, from_columns, to_columns
-from fedsel_flwr.rounds.replies import NUMBERS
 from fedsel_flwr.selectors.columns import COLUMNS
 
 __all__ = ["ClientRecord", "History", "RoundRecord"]
 
 logger = logging.getLogger("fedsel_flwr")
 LATE = "late"
-MINOR_PROBLEMS = frozenset({*NUMBERS, *COLUMNS, "identity", "max_examples"} - {"num_examples"})
+MINOR_PROBLEMS = frozenset({*COLUMNS, "identity", "max_examples"} - {"num_examples"})
 """Kinds of problems after which the update is still used."""
 MAX_REASONS = 8
 """Most reasons in a line; further ones count as "other"."""

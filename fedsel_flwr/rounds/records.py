@@ -16,6 +16,7 @@ import numpy as np
 
 from fedsel_flwr.errors import StateError
 from fedsel_flwr.rounds import state_dicts
+from fedsel_flwr.selectors.columns import COLUMNS, RECORDED, with_fields
 
 LINE_START = '{"round": '
 """The first bytes of a line; the round's own record follows."""
@@ -28,9 +29,13 @@ TYPES: dict[str, type[np.generic]] = {"int": np.int64, "float": np.float64, "boo
 """Annotation of a record's field -> type of its column; texts stay lists."""
 
 
+@with_fields("float", dict.fromkeys(sorted(COLUMNS[name].key for name in RECORDED), math.nan))
 @dataclass(frozen=True, kw_only=True)
 class ClientRecord:
     """One selected client in one round; NaN if a value is unknown.
+
+    What clients report is here under the keys of the recorded columns in :mod:`fedsel_flwr.selectors.columns`, those
+    that are added to that table included.
 
     Attributes:
         round: 1-based absolute round.
