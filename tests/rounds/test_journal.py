@@ -268,6 +268,8 @@ def test_a_write_that_fails_leaves_whole_lines_and_can_be_done_again(
         patch.setattr(os, "pwrite", some)
         with pytest.raises(RunError, match=r"round 5 cannot be written .*No space left"):
             play(history, range(5, 6), close=lambda number: True)
+    assert history.journal is not None
+    assert "No space left" in str(history.journal.failure)
     assert len(in_file(tmp_path / "j")) == 4
     history.close_round()
     play(history, range(6, 9), close=lambda number: True)
