@@ -34,7 +34,7 @@ SCENARIO = "scenario.toml"
 ROUNDS = "rounds.parquet"
 CLIENTS = "clients.parquet"
 JOURNAL = "journal.jsonl"
-"""The rounds of a run that has not ended (:class:`~fedsel_flwr.rounds.history_storage.Journal`)."""
+"""The rounds of a run that has not ended (:class:`~fedsel_flwr.rounds.journal.Journal`)."""
 MODEL = "model.safetensors"
 MODEL_AFTER_ROUND = "model-after-round-{}.safetensors"
 """The model of a run that an error ended."""
@@ -167,18 +167,15 @@ def read_journal(folder: Path) -> History:
         ParameterError: There is no journal, or a line before the last is damaged.
     """
     from fedsel_flwr.rounds.history import History
-    from fedsel_flwr.rounds.history_storage import Journal
+    from fedsel_flwr.rounds.journal import read_lines
 
-    journal = Journal(folder / JOURNAL)
-    if not journal.path.exists():
+    path = folder / JOURNAL
+    if not path.exists():
         raise ParameterError(f"{str(folder)!r} holds no {JOURNAL}. Give the folder of an interrupted run.")
     try:
-        journal.load()
+        entries = [entry for _, entry in read_lines(path)]
     except StateError as error:
         raise ParameterError(str(error)) from error
-    # All lines are read before the journal closes: the history must not depend on a file that the next run replaces.
-    entries = [journal.entry(line) for line in range(len(journal))]
-    journal.close()
     return History.from_records([one.round for one in entries], [row for one in entries for row in one.clients])
 
 

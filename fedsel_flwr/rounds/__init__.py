@@ -22,8 +22,7 @@ the order in which a round goes through them:
 ``measuring``        validation of the usable models, and the direction in which the global model moves (GPFL)
 ``history``          what happened, round by round and client by client
 ``records``          the history's rows, and a round as a line of JSON
-``history_storage``  where a history's records are: in memory, or the older ones in a file
-``append_file``      a file that is only added to
+``journal``          the file of finished rounds: the last ones in memory too, older ones read when asked for
 ``state_dicts``      saving, loading and forgetting, common to the owners of lasting state
 ``checkpoints``      which checkpoints are written and kept, and which one a run resumes from
 ``storage``          files that are whole or absent, and folders that one process writes into

@@ -16,18 +16,17 @@ from typing import Any
 import numpy as np
 
 from fedsel_flwr.checks import IntArray
-from fedsel_flwr.errors import RunError
+from fedsel_flwr.errors import RunError, StateError
 from fedsel_flwr.rounds import state_dicts
-from fedsel_flwr.rounds.history_storage import Journal, JournalStorage, MemoryStorage
-from fedsel_flwr.rounds.records import ClientRecord, RoundRecord
-from fedsel_flwr.rounds.replies import NUMBERS
+from fedsel_flwr.rounds.journal import Journal
+from fedsel_flwr.rounds.records import ClientRecord, RoundRecord, from_columns, to_columns
 from fedsel_flwr.selectors.columns import COLUMNS
 
 __all__ = ["ClientRecord", "History", "RoundRecord"]
 
 logger = logging.getLogger("fedsel_flwr")
 LATE = "late"
-MINOR_PROBLEMS = frozenset({*NUMBERS, *COLUMNS, "identity", "max_examples"} - {"num_examples"})
+MINOR_PROBLEMS = frozenset({*COLUMNS, "identity", "max_examples"} - {"num_examples"})
 """Kinds of problems after which the update is still used."""
 MAX_REASONS = 8
 """Most reasons in a line; further ones count as "other"."""
@@ -47,10 +46,15 @@ class History:
 
     Args:
         journal: Takes the finished rounds; its file is overwritten, unless a state is loaded. None: memory.
+
+    Attributes:
+        journal: The journal of finished rounds; None if the history is in memory.
     """
 
     def __init__(self, journal: Journal | None = None) -> None:
-        self._storage: MemoryStorage | JournalStorage = MemoryStorage() if journal is None else JournalStorage(journal)
+        self.journal = journal
+        # Those of a history in memory.
+        self._rounds, self._clients = list[RoundRecord](), list[ClientRecord]()
         # Whether the log has the last round's line.
         self._logged = True
 
@@ -58,23 +62,18 @@ class History:
     def from_records(cls, rounds: Iterable[RoundRecord], clients: Iterable[ClientRecord]) -> History:
         """Make a history in memory."""
         history = cls()
-        history._storage = MemoryStorage(list(rounds), list(clients))
+        history._rounds, history._clients = list(rounds), list(clients)
         return history
 
     @property
     def rounds(self) -> Sequence[RoundRecord]:
         """One record a round."""
-        return self._storage.rounds
+        return self._rounds if self.journal is None else self.journal.rounds
 
     @property
     def clients(self) -> Sequence[ClientRecord]:
         """One record for each selected client of each round."""
-        return self._storage.clients
-
-    @property
-    def journal(self) -> Journal | None:
-        """The journal of finished rounds; None if the history is in memory."""
-        return self._storage.journal if isinstance(self._storage, JournalStorage) else None
+        return self._clients if self.journal is None else self.journal.clients
 
     def write_to(self, journal: Journal) -> None:
         """Write the rounds to come to a journal.
@@ -84,7 +83,7 @@ class History:
         """
         if self.rounds:
             raise RunError(f"the history has {len(self.rounds)} rounds already. Give it a journal before round 1")
-        self._storage = JournalStorage(journal)
+        self.journal = journal
 
     def append(
         self,
@@ -126,7 +125,11 @@ class History:
             probe_s=probe_s,
             probe_j=probe_j,
         )
-        self._storage.add(record, clients)
+        if self.journal is None:
+            self._rounds.append(record)
+            self._clients.extend(clients)
+        else:
+            self.journal.add(record, clients)
         self._logged = False
         return record
 
@@ -138,8 +141,13 @@ class History:
     def record_evaluation(self, round: int, *, loss: float, accuracy: float) -> None:
         """Enter the central evaluation of ``round``, if that round is the last one recorded."""
         last = self.last
-        if last is not None and last.round == round:
-            self._storage.replace(replace(last, loss=loss, accuracy=accuracy))
+        if last is None or last.round != round:
+            return
+        evaluated = replace(last, loss=loss, accuracy=accuracy)
+        if self.journal is None:
+            self._rounds[-1] = evaluated
+        else:
+            self.journal.replace_last(evaluated)
 
     def close_round(self) -> None:
         """Close the last round: log it and write it to the journal, once.
@@ -151,15 +159,18 @@ class History:
         if not self._logged:
             self._logged = True
             log_round(self.rounds, self.clients)
-        self._storage.close()
+        if self.journal is not None:
+            self.journal.close_round()
 
     def selection_counts(self, num_clients: int) -> IntArray:
-        """Return how often each client was selected, by row, shape (num_clients,)."""
-        return self._storage.counts().selections(num_clients)
+        """Return how often each client was selected, by row, shape (num_clients,), or longer if there are more rows."""
+        rows = np.fromiter((row.client for row in self.clients), dtype=np.int64)
+        return np.bincount(rows, minlength=num_clients)
 
     def problem_counts(self) -> Counter[str]:
         """Return how often each kind of problem occurred."""
-        return Counter(self._storage.counts().problems)
+        problems = (problem for row in self.clients if row.problem for problem in row.problem.split("; "))
+        return Counter(problem.split(":")[0] for problem in problems)
 
     def log_unusable_rounds(self) -> None:
         """Log an error if the last :data:`UNUSABLE_ROUNDS` rounds had no usable update."""
@@ -180,17 +191,27 @@ class History:
         Raises:
             RunError: It cannot be synced.
         """
-        return self._storage.state_dict()
+        return to_columns(self._rounds, self._clients) if self.journal is None else self.journal.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state; nothing changes if it does not fit.
 
-        With a journal its lines after the state's offset are dropped, and the last round is open again. The state of a
-        history in memory fits as well: it is written to the journal.
+        With a journal its lines after the state's offset are dropped, and the last round is open again.
+
+        Raises:
+            StateError: It does not fit, or it was saved with a journal and there is none, or the reverse.
         """
-        self._storage.load_state_dict(state)
-        # A state of a journal was taken before its last round was closed, and so logged.
-        self._logged = not (isinstance(self._storage, JournalStorage) and "offset" in state)
+        if self.journal is not None:
+            self.journal.load_state_dict(state)
+            # The state was taken before its last round was closed, and so logged.
+            self._logged = False
+            return
+        if isinstance(state, Mapping) and "offset" in state:
+            raise StateError(
+                "the earlier rounds of this state are in a file. Give the strategy its former checkpoint_dir"
+            )
+        self._rounds[:], self._clients[:] = from_columns(state)
+        self._logged = True
 
     def forget(self, rows: IntArray) -> None:
         """Keep everything: an evicted client's past rounds stay in the history."""

@@ -1,30 +1,27 @@
 """Records: the rows of a run's history, and the forms in which they are stored.
 
 A :class:`RoundRecord` is a round, a :class:`ClientRecord` a selected client in it. The journal holds a round with its
-clients as a line of JSON (:func:`encode_entry`), and :class:`LineIndex` knows where each line is. A state holds the
-records as columns (:func:`to_columns`). :class:`ParticipationCounts` counts over them as rounds end.
+clients as a line of JSON (:func:`encode_entry`). A state holds the records as columns (:func:`to_columns`).
 """
 
 from __future__ import annotations
 
 import json
 import math
-import zlib
-from array import array
-from bisect import bisect_left
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from fedsel_flwr.checks import IntArray
 from fedsel_flwr.errors import StateError
 from fedsel_flwr.rounds import state_dicts
+from fedsel_flwr.selectors.columns import COLUMNS, RECORDED, with_fields
 
 LINE_START = '{"round": '
 """The first bytes of a line; the round's own record follows."""
+ROUND_BYTES = 2**11
+"""Bytes of a line that hold the round's own record in any case: 14 numbers with their names."""
 DECODE_ERRORS = (ValueError, KeyError, TypeError, RecursionError)
 """Errors that decoding a damaged line raises."""
 _decoder = json.JSONDecoder()
@@ -32,9 +29,13 @@ TYPES: dict[str, type[np.generic]] = {"int": np.int64, "float": np.float64, "boo
 """Annotation of a record's field -> type of its column; texts stay lists."""
 
 
+@with_fields("float", dict.fromkeys(sorted(COLUMNS[name].key for name in RECORDED), math.nan))
 @dataclass(frozen=True, kw_only=True)
 class ClientRecord:
     """One selected client in one round; NaN if a value is unknown.
+
+    What clients report is here under the keys of the recorded columns in :mod:`fedsel_flwr.selectors.columns`, those
+    that are added to that table included.
 
     Attributes:
         round: 1-based absolute round.
@@ -154,95 +155,14 @@ def decode_entry(line: bytes) -> RoundEntry:
 
 
 def decode_round(line: bytes) -> RoundRecord:
-    """Decode a line's round without its clients; the beginning of the line is enough."""
-    text = line.decode("ascii")
-    # A line in another order of keys, as an editor may write it, is decoded as a whole.
-    if not text.startswith(LINE_START):
-        return decode_entry(line).round
-    content, _ = _decoder.raw_decode(text, len(LINE_START))
+    """Decode a line's round without its clients; the first :data:`ROUND_BYTES` bytes of the line are enough."""
+    content, _ = _decoder.raw_decode(line.decode("ascii"), len(LINE_START))
     return RoundRecord(**content)
 
 
 def _plain(value: Any) -> Any:
     """Return a NumPy scalar as a Python number."""
     return value.item()
-
-
-class LineIndex:
-    """Index of the journal's lines: where each ends, the clients up to it, and the CRC-32 of everything up to it.
-
-    24 bytes a line, whatever it holds.
-    """
-
-    def __init__(self) -> None:
-        # Arrays of 8-byte integers, not lists: runs may have millions of rounds.
-        self._ends, self._clients, self._sums = array("q"), array("q"), array("q")
-
-    def __len__(self) -> int:
-        """Return how many lines there are."""
-        return len(self._ends)
-
-    def add(self, line: bytes, num_clients: int) -> None:
-        """Add a line at the end."""
-        count = len(self)
-        checksum = zlib.crc32(line, self.checksum(count))
-        self._ends.append(self.start(count) + len(line))
-        self._clients.append(self.num_clients(count) + num_clients)
-        self._sums.append(checksum)
-
-    def cut(self, count: int) -> None:
-        """Drop all but the first ``count`` lines."""
-        for column in (self._ends, self._clients, self._sums):
-            del column[count:]
-
-    def start(self, line: int) -> int:
-        """Return the byte at which a line begins; lines count from 0, and the one after the last begins at the end."""
-        return self._ends[line - 1] if line else 0
-
-    def num_clients(self, count: int) -> int:
-        """Return the number of clients in the first ``count`` lines."""
-        return self._clients[count - 1] if count else 0
-
-    def checksum(self, count: int) -> int:
-        """Return the CRC-32 of the first ``count`` lines."""
-        return self._sums[count - 1] if count else 0
-
-    def with_client(self, index: int) -> int:
-        """Return the line that holds a client's record; both count from 0."""
-        # Counts ascend; a round without clients repeats its predecessor's and is skipped by the left bisection.
-        return bisect_left(self._clients, index + 1)
-
-    def ending_at(self, offset: int) -> int | None:
-        """Return how many lines end at or before a byte; None if the byte is inside a line."""
-        count = bisect_left(self._ends, offset) + 1 if offset else 0
-        return count if count <= len(self) and self.start(count) == offset else None
-
-
-class ParticipationCounts:
-    """Participation counts: how often each client was selected, and how often each kind of problem occurred.
-
-    Attributes:
-        rounds: Number of rounds counted; its owner sets it.
-        problems: Kind of problem -> number of occurrences.
-    """
-
-    def __init__(self) -> None:
-        self.rounds = 0
-        self.problems: Counter[str] = Counter()
-        self._selections = np.zeros(0, dtype=np.int64)
-
-    def add(self, clients: Sequence[ClientRecord]) -> None:
-        """Count clients' records."""
-        self.problems.update(problem.split(":")[0] for row in clients for problem in row.problem.split("; ") if problem)
-        more = np.bincount([row.client for row in clients], minlength=self._selections.size).astype(np.int64)
-        more[: self._selections.size] += self._selections
-        self._selections = more
-
-    def selections(self, num_clients: int) -> IntArray:
-        """Return how often each client was selected, by row; shape (num_clients,), or longer if there are more rows."""
-        counts = np.zeros(max(num_clients, self._selections.size), dtype=np.int64)
-        counts[: self._selections.size] = self._selections
-        return counts
 
 
 def to_columns(rounds: Sequence[RoundRecord], clients: Sequence[ClientRecord]) -> state_dicts.State:

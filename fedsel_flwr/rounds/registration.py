@@ -24,8 +24,9 @@ from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.roll_call import Properties, Registration, Registry
 from fedsel_flwr.rounds.roster import ClientValues, Roster, canonical_id
 from fedsel_flwr.rounds.settings import Identity, MetricKeys, Settings
-from fedsel_flwr.rounds.untrusted import first_lines, fraction, usable_count
+from fedsel_flwr.rounds.untrusted import column_value, first_lines, usable_count
 from fedsel_flwr.selectors import Selector
+from fedsel_flwr.selectors.columns import COLUMNS
 
 logger = logging.getLogger("fedsel_flwr")
 KEY_DIGITS = 16
@@ -151,7 +152,7 @@ class Registrar:
                 logger.warning("max_examples: %s", line)
         counted = sizes if limit is None else np.minimum(sizes, limit)
         # NumPy turns None into NaN
-        scores = np.array([fraction(one.energy_score) for one in said], dtype=np.float64)
+        scores = np.array([column_value(COLUMNS["energy_score"], one.energy_score) for one in said], dtype=np.float64)
         # all clients first, without columns: one that says nothing of itself must be registered too
         self._selector.inform(rows)
         if (known := sizes > 0).any():

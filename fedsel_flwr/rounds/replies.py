@@ -29,10 +29,13 @@ from fedsel_flwr.rounds.untrusted import (
     to_float,
     usable_count,
 )
-from fedsel_flwr.selectors.columns import COLUMNS, LARGEST, VECTORS
+from fedsel_flwr.selectors.columns import COLUMNS, VECTORS
 
-NUMBERS = ("energy", "download", "compute", "upload", "train_loss", "energy_score")
-"""Metrics that are read of every reply, in addition to the columns that the selector needs."""
+# The number of examples is no metric: it comes with the update.
+NUMBERS = tuple(
+    name for name, row in COLUMNS.items() if row.recorded and row.source == "reply" and name != "num_examples"
+)
+"""Columns that are read of every reply, in addition to those that the selector needs."""
 DEFAULT_SLACK = 0.1
 """Share of the observed time by which a report may undercut it, if the settings name no seconds."""
 SIMULATED_FAILURE = "simulated_failure"
@@ -43,8 +46,6 @@ _LOST: Mapping[float, str] = {
     FAILED: "lost: trained, but its answer did not arrive (clients.failure_probability)",
     CRASHED: "crashed: did not train (clients.crash_probability)",
 }
-_LOWEST = dict.fromkeys(NUMBERS, 0.0) | {"train_loss": -LARGEST}
-_HIGHEST = dict.fromkeys(NUMBERS, LARGEST) | {"energy_score": 1.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +85,7 @@ class ClientResult:
         latency_source: Where they come from: "reported", "observed" (by the server), "clipped" (a report that the
             server's time bounds), "first" (the first that the server measured of this client, replaced) or
             "max_latency" (failed, or no time known).
-        values: energy, download, compute, upload, train_loss, energy_score; NaN if unknown.
+        values: :data:`NUMBERS`; NaN if unknown.
         columns: What was reported of the columns that the selector needs; without those that cannot be used.
         num_examples: Training examples of the update, at most max_examples; 0 if unknown.
         weight: The update's weight in a mean, at most max_examples; 0 if unknown.
@@ -158,8 +159,8 @@ def read_reply(
     for name in NUMBERS:
         if (said := metrics.get(key := keys.of(name))) is None and key not in metrics:
             continue
-        value = finite_number(said)
-        if value is None or not _LOWEST[name] <= value <= _HIGHEST[name]:
+        value, row = finite_number(said), COLUMNS[name]
+        if value is None or not row.low <= value <= row.high:
             problems.append(f"{name}: {shown(said)} cannot be used")
             faulty.add(key)
         else:

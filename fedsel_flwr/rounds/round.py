@@ -21,11 +21,13 @@ from fedsel_flwr.rounds.replies import NUMBERS, ClientResult, column_of
 from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.rounds.untrusted import first_ids
 from fedsel_flwr.selectors import RoundReport, Selector
-from fedsel_flwr.selectors.columns import MEASURED, VECTORS, columns_where
+from fedsel_flwr.selectors.columns import COLUMNS, MEASURED, VECTORS, columns_where
 
 logger = logging.getLogger("fedsel_flwr")
 FROM_REPLY = columns_where(lambda column: column.source == "reply")
 """Columns that clients report."""
+RECORDED_NUMBERS = [COLUMNS[name].key for name in NUMBERS]
+"""Names in the history of the numbers that are read of every reply."""
 
 
 @dataclass(kw_only=True)
@@ -162,28 +164,24 @@ class Reporter:
     def records(self, round: Round, outcome: Outcome) -> list[ClientRecord]:
         """Return the history's records of the chosen clients."""
         kept = set(outcome.kept)
+        answers = [(row, node, outcome.results[node]) for row, node in round.chosen.items()]
         return [
             ClientRecord(
                 round=round.number,
                 client_id=self._roster.ids[row],
                 client=row,
-                completed=(result := outcome.results[node]).completed,
+                completed=result.completed,
                 kept=node in kept,
                 # the semicolon separates problems: a client's own text must not add one
                 problem="; ".join([problem.replace(";", ",") for problem in result.problems]),
                 latency_s=result.latency_s,
                 latency_source=result.latency_source,
-                energy_j=result.values["energy"],
-                energy_score=result.values["energy_score"],
-                download_s=result.values["download"],
-                compute_s=result.values["compute"],
-                upload_s=result.values["upload"],
-                train_loss=result.values["train_loss"],
+                **dict[str, Any](zip(RECORDED_NUMBERS, result.values.values(), strict=True)),
                 num_examples=result.num_examples,
                 timed_out=result.timed_out,
                 first_s=result.first_s,
             )
-            for row, node in round.chosen.items()
+            for row, node, result in answers
         ]
 
     def state_dict(self) -> state_dicts.State:

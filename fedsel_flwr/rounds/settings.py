@@ -20,6 +20,7 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.untrusted import to_float
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors.base import over_selected
+from fedsel_flwr.selectors.columns import COLUMNS, RECORDED, with_fields
 
 if TYPE_CHECKING:
     # types of options only; these rooms read the settings themselves
@@ -39,25 +40,27 @@ MaxExamples = int | Literal["auto"]
 """Most examples that a client may claim; "auto" takes a multiple of the median claim."""
 CooldownSetting = bool | Literal["auto"]
 """Whether clients are left out after failures; "auto" follows the selector's class."""
-OWN_METRICS = (
-    "latency", "energy", "energy_modelled", "energy_score", "download", "compute", "upload", "client_id",
-)  # fmt: skip
+OWN_METRICS = (RECORDED - {"train_loss", "num_examples"}) | {"energy_modelled", "client_id"}
 """Metrics that only this package reads."""
 
 
+@with_fields("str", {name: COLUMNS[name].key for name in sorted(RECORDED)})
 @dataclass(frozen=True, kw_only=True)
 class MetricKeys:
-    """The names under which clients report; change them if a deployment uses others."""
+    """The names under which clients report; change them if a deployment uses others.
 
-    latency: str = "latency_s"
-    energy: str = "energy_j"
-    download: str = "download_s"
-    compute: str = "compute_s"
-    upload: str = "upload_s"
-    train_loss: str = "train_loss"
+    There is a field for each recorded column of :mod:`fedsel_flwr.selectors.columns`.
+    """
+
+    latency: str = COLUMNS["latency"].key
+    energy: str = COLUMNS["energy"].key
+    download: str = COLUMNS["download"].key
+    compute: str = COLUMNS["compute"].key
+    upload: str = COLUMNS["upload"].key
+    train_loss: str = COLUMNS["train_loss"].key
     client_id: str = "client_id"
-    num_examples: str = "num_examples"
-    energy_score: str = "energy_score"
+    num_examples: str = COLUMNS["num_examples"].key
+    energy_score: str = COLUMNS["energy_score"].key
     energy_modelled: str = "energy_modelled"
 
     def own_keys(self) -> frozenset[str]:
@@ -65,8 +68,8 @@ class MetricKeys:
         return frozenset(getattr(self, name) for name in OWN_METRICS)
 
     def of(self, column: str) -> str:
-        """Return the key of a column that clients report; the column's name if no field is called so."""
-        return str(getattr(self, column, column))
+        """Return the key of a column that clients report; the table's if no field is called so."""
+        return str(getattr(self, column, None) or COLUMNS[column].key)
 
 
 def checked(option: Field[Any], name: str, value: object) -> Any:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsel_flwr.checks import FloatArray
-from fedsel_flwr.selectors.columns import Column
+from fedsel_flwr.selectors.columns import COLUMNS, Column
 
 if TYPE_CHECKING:
     from fedsel_flwr.rounds.history import History
@@ -27,8 +27,8 @@ MAX_NAMED = 8
 """Clients named for each kind of problem in a round; the history has all of them."""
 SIMULATED_FAULTS = ("late", "lost", "crashed")
 """Kinds of problems that a simulation draws itself; one warning at the end of the run counts them."""
-MAX_EXAMPLES = 2**53
-"""Most examples of a client: a float holds integers exactly up to here."""
+MAX_EXAMPLES = int(COLUMNS["num_examples"].high)
+"""Most examples of a client."""
 MAX_METRICS = 10_000
 """Most metrics of a reply; one with more is refused unread."""
 MAX_SKETCH = 2**16
@@ -61,16 +61,6 @@ def finite_number(value: object) -> float | None:
     """Return ``value`` as a float; None if it is no finite number."""
     as_float = to_float(value)
     return as_float if as_float is not None and math.isfinite(as_float) else None
-
-
-def fraction(value: object) -> float | None:
-    """Return ``value`` as a float in [0, 1]; None if it is none.
-
-    >>> fraction(0.25), fraction(1.5), fraction("0.25")
-    (0.25, None, None)
-    """
-    as_float = finite_number(value)
-    return as_float if as_float is not None and 0.0 <= as_float <= 1.0 else None
 
 
 def to_float(value: object) -> float | None:
@@ -115,7 +105,6 @@ def column_value(column: Column, value: object, max_length: int | None = None) -
         value: What a client sent.
         max_length: Most numbers of a vector; None for no limit.
 
-    >>> from fedsel_flwr.selectors.columns import COLUMNS
     >>> column_value(COLUMNS["local_accuracy"], 0.5), column_value(COLUMNS["local_accuracy"], 1.5)
     (0.5, None)
     """

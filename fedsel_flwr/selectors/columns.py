@@ -1,18 +1,18 @@
 """The table of columns: the numbers that selectors may read, their sources and their ranges.
 
-Selectors, reports, probes, strategies and clients share a column's name. To add one, add a row to
-:data:`COLUMNS`, and if reports carry it a field of the same name to
-:class:`~fedsel_flwr.selectors.round_report.RoundReport`. A ``"reply"`` column then travels from the client's metrics,
-or from its answer to a probe, to the selector.
+Selectors, reports, probes, strategies and clients share a column's name. To add one, add a row to :data:`COLUMNS`.
+A ``"reply"`` column then travels from the client's metrics, or from its answer to a probe, to the selector. A recorded
+one is also read of every reply and entered into the history, with its files. The classes that hold columns derive from
+the table (:func:`with_fields`).
 """
 
 from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, make_dataclass
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -37,9 +37,10 @@ class Column:
     """A row of the table.
 
     Attributes:
-        name: The column's name, everywhere: in ``needs``, reports and ``inform``, and as the client's metric.
+        name: The column's name in ``needs``, reports and ``inform``.
         source: Its source.
         meaning: Its meaning, with the unit.
+        key: Its name in the client's metrics and in the history; empty: the column's name.
         shape: Number, boolean or vector per client, or one number per round.
         low: Least value.
         high: Largest value.
@@ -48,11 +49,13 @@ class Column:
         probed: Whether a probe may ask clients for it at the current global model.
         validated: Whether the server needs a validation set to measure it.
         per_update: Whether it is computed from the clients' individual updates.
+        recorded: Whether it is read of every reply, needed or not, and the history records it; for numbers alone.
     """
 
     name: str
     source: Source
     meaning: str
+    key: str = ""
     shape: Shape = "number"
     low: float = -math.inf
     high: float = math.inf
@@ -61,6 +64,12 @@ class Column:
     probed: bool = False
     validated: bool = False
     per_update: bool = False
+    recorded: bool = False
+
+    def __post_init__(self) -> None:
+        """Set the default of ``key``."""
+        # A frozen dataclass refuses plain assignment.
+        object.__setattr__(self, "key", self.key or self.name)
 
     def admits(self, values: FloatArray | float) -> bool:
         """Return whether all ``values`` lie in the column's range, within rounding.
@@ -81,22 +90,30 @@ class Column:
 
 
 _ROWS = (
-    Column(name="latency", source="clock", low=0.0, high=LARGEST,
+    Column(name="latency", key="latency_s", source="clock", low=0.0, high=LARGEST, recorded=True,
            meaning="seconds from sending the model to holding the update"),
     Column(name="spare", source="clock", shape="flag",
            meaning="whether the client was asked as a spare (over-selection) and was not needed"),
     Column(name="first", source="clock", shape="flag",
            meaning="whether the latency stands in place of the first time that the server measured of the client"),
-    Column(name="energy", source="reply", low=0.0, high=LARGEST, meaning="joules spent by the client"),
-    Column(name="energy_score", source="reply", low=0.0, high=1.0, informed=True, meaning="PCZFL's energy score"),
-    Column(name="num_examples", source="reply", low=0.0, high=MOST_EXAMPLES, informed=True,
+    Column(name="energy", key="energy_j", source="reply", low=0.0, high=LARGEST, recorded=True,
+           meaning="joules spent by the client"),
+    Column(name="download", key="download_s", source="reply", low=0.0, high=LARGEST, reported=False, recorded=True,
+           meaning="seconds to receive the model"),
+    Column(name="compute", key="compute_s", source="reply", low=0.0, high=LARGEST, reported=False, recorded=True,
+           meaning="seconds of local training"),
+    Column(name="upload", key="upload_s", source="reply", low=0.0, high=LARGEST, reported=False, recorded=True,
+           meaning="seconds to send the update"),
+    Column(name="num_examples", source="reply", low=0.0, high=MOST_EXAMPLES, informed=True, recorded=True,
            meaning="training examples of the client"),
     Column(name="loss", source="reply", low=-LARGEST, high=LARGEST, informed=True, probed=True,
            meaning="loss of the received model on the client's training data, before training, nats"),
     Column(name="batch_loss", source="reply", low=-LARGEST, high=LARGEST, reported=False, informed=True, probed=True,
            meaning="loss of the received model on one mini-batch of the client's training data (cpow-d), nats"),
-    Column(name="train_loss", source="reply", low=-LARGEST, high=LARGEST,
+    Column(name="train_loss", source="reply", low=-LARGEST, high=LARGEST, recorded=True,
            meaning="mean loss over the local training's steps, each before the step (rpow-d), nats"),
+    Column(name="energy_score", source="reply", low=0.0, high=1.0, informed=True, recorded=True,
+           meaning="PCZFL's energy score"),
     Column(name="rms_loss", source="reply", low=0.0, high=LARGEST, informed=True, probed=True,
            meaning="root mean square of the per-sample losses of the received model (Oort), nats"),
     Column(name="local_accuracy", source="reply", low=0.0, high=1.0, informed=True, probed=True,
@@ -152,6 +169,43 @@ MEASURED = columns_where(lambda column: column.source == "server" and column.sha
 """Columns that the server measures on each usable model."""
 ASKED = columns_where(lambda column: column.source == "reply" and column.probed)
 """Columns that clients report only on request: in the train config (``needs``) or by a probe."""
+RECORDED = columns_where(lambda column: column.recorded)
+"""Columns that the history records, under their keys."""
+HolderType = TypeVar("HolderType", bound=type[Any])
+
+
+def with_fields(kind: str, defaults: Mapping[str, object]) -> Callable[[HolderType], HolderType]:
+    """Return a decorator that gives a frozen dataclass the fields of a table which it does not write out itself.
+
+    So a class can declare today's columns with their types, and has those that are added to the table as well.
+
+    Args:
+        kind: The type of these fields, as an annotation.
+        defaults: Name -> default value, of all fields that the class must have.
+
+    >>> @with_fields("float", {"energy": 0.0, "battery": 1.0})
+    ... @dataclass(frozen=True, kw_only=True)
+    ... class Reported:
+    ...     energy: float = 0.0
+    >>> Reported(energy=2.0)
+    Reported(energy=2.0, battery=1.0)
+    """
+
+    def decorate(cls: HolderType) -> HolderType:
+        written = {one.name for one in fields(cls)}
+        lacking = [(name, kind, field(default=value)) for name, value in defaults.items() if name not in written]
+        if not lacking:
+            return cls
+        same = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
+        made: Any = make_dataclass(
+            cls.__name__, lacking, bases=(cls,), frozen=True, kw_only=True, eq=cls.__dataclass_params__.eq
+        )
+        # Under the name of the class it replaces: pickle looks it up there.
+        for name, value in same.items():
+            setattr(made, name, value)
+        return made  # type: ignore[no-any-return]
+
+    return decorate
 
 
 def check_columns(owner: str, what: str, names: object, allowed: frozenset[str]) -> frozenset[str]:

@@ -8,9 +8,10 @@ import numpy as np
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, column, indices, real
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors.columns import FLAGS, SCALARS, column_values
+from fedsel_flwr.selectors.columns import FLAGS, REPORTED, SCALARS, column_values, with_fields
 
 
+@with_fields("FloatArray | None", dict.fromkeys(sorted(REPORTED)))
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RoundReport:
     """The outcome of a round: a row for each selected client, failed ones included.
@@ -19,7 +20,7 @@ class RoundReport:
     optional columns that a selector reads. A missing value is NaN, as in the rows of failed clients. A completed client
     may lack a column that clients report (source "reply" in :mod:`~fedsel_flwr.selectors.columns`). If the selector
     names that column in :attr:`Selector.requires`, such a client counts as failed. Reported numbers lie in the table's
-    ranges. Arrays are copied and read-only.
+    ranges. Arrays are copied and read-only. A column that is added to the table is a field as well.
 
     With over-selection a round asks more clients than it needs, and those that it did not need are spares. A selector
     that does not name "spare" in its ``needs`` sees them as failed. A spare's row is ``completed`` if the client

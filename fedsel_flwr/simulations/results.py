@@ -22,7 +22,7 @@ from fedsel_flwr.errors import FedSelError, ParameterError, RunError
 from fedsel_flwr.report import run_folder
 from fedsel_flwr.report.run_folder import JOURNAL, load_optional
 from fedsel_flwr.rounds.history import ClientRecord, History
-from fedsel_flwr.rounds.history_storage import Journal
+from fedsel_flwr.rounds.journal import Journal
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.storage import RUN_IN_USE, lock_folder
 from fedsel_flwr.rounds.untrusted import shown
@@ -167,11 +167,8 @@ class RunFolder:
                 write_record(self.path, record | {FILES: files})
 
             run_folder.write_model(self.path, list(result.arrays), before=record_digests)
-        path, journal = self.path / JOURNAL, result.history.journal
-        # Through the journal if this file is its own: it keeps open what the history may still read.
-        if journal is not None and journal.path.resolve() == path.resolve():
-            journal.remove()
-        path.unlink(missing_ok=True)
+        # The history still reads it: its journal keeps the file open.
+        (self.path / JOURNAL).unlink(missing_ok=True)
         self._remove_saved_models()
 
     def save_last_model(self, last: LastModel | None) -> Path | None:
@@ -188,9 +185,7 @@ class RunFolder:
         return None
 
     def close(self) -> None:
-        """Close the journal, and let other processes write to the folder."""
-        if self._journal is not None:
-            self._journal.close()
+        """Let other processes write to the folder."""
         # The lock is released with its last reference.
         self._lock = None
 

@@ -13,10 +13,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
 
 from fedsel_flwr.aggregation.filter import Filter
-from fedsel_flwr.checks import real, whole
 from fedsel_flwr.clients.phones import PhoneModel
 from fedsel_flwr.clients.streams import stream
 from fedsel_flwr.clients.system import SystemModel

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from fedsel_flwr.errors import ParameterError, RunError
+from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report.run_folder import JOURNAL, read_history, read_journal, write_history
 from fedsel_flwr.rounds.history import History
-from fedsel_flwr.rounds.history_storage import Journal
+from fedsel_flwr.rounds.journal import Journal
 
 
 @pytest.fixture
@@ -20,11 +20,11 @@ def history(make_history) -> History:
     return make_history([[0, 1], [2, 0], [1]], accuracy=[0.1, float("nan"), 0.3], failed=[(2, 0)])
 
 
-def journal_of(history: History, folder: Path, rounds: int) -> Journal:
+def write_journal(history: History, folder: Path, rounds: int = 3) -> None:
     journal = Journal(folder / JOURNAL)
     for record in history.rounds[:rounds]:
-        journal.append(record, [row for row in history.clients if row.round == record.round])
-    return journal
+        journal.add(record, [row for row in history.clients if row.round == record.round])
+    journal.close_round()
 
 
 def same(one: History, other: History) -> bool:
@@ -32,23 +32,20 @@ def same(one: History, other: History) -> bool:
 
 
 def test_what_was_written_is_read_back(history: History, tmp_path: Path) -> None:
-    journal_of(history, tmp_path, 3).close()
+    write_journal(history, tmp_path)
     assert same(read_journal(tmp_path), history)
     assert same(read_history(tmp_path), history)
 
 
 def test_parquet_files_take_the_journals_place(history: History, tmp_path: Path) -> None:
-    journal = journal_of(history, tmp_path, 2)
+    write_journal(history, tmp_path, 2)
     write_history(tmp_path, history)
-    assert same(read_history(tmp_path), history)
-    journal.remove()
-    assert not (tmp_path / JOURNAL).exists()
     assert same(read_history(tmp_path), history)
 
 
 @pytest.mark.parametrize("lost", [1, 2, 40, 200])
 def test_a_line_that_was_cut_off_is_passed_over(history: History, tmp_path: Path, lost: int) -> None:
-    journal_of(history, tmp_path, 3).close()
+    write_journal(history, tmp_path)
     path = tmp_path / JOURNAL
     os.truncate(path, path.stat().st_size - lost)
     found = read_journal(tmp_path)
@@ -58,30 +55,19 @@ def test_a_line_that_was_cut_off_is_passed_over(history: History, tmp_path: Path
 
 def test_each_round_is_on_disk_when_the_process_dies(history: History, tmp_path: Path) -> None:
     code = (
-        "import os, sys; from fedsel_flwr.rounds.history_storage import Journal;"
+        "import os, sys; from fedsel_flwr.rounds.journal import Journal;"
         "from fedsel_flwr.rounds.records import RoundRecord; journal = Journal(sys.argv[1] + '/journal.jsonl');"
         "new = lambda r: RoundRecord(round=r, num_available=1, num_selected=0, num_completed=0, round_s=0.0,"
         " simulated_s=0.0, energy_j=0.0, total_energy_j=0.0);"
-        "[journal.append(new(r), []) for r in (1, 2, 3)]; os.kill(os.getpid(), 9)"
+        "[(journal.add(new(r), []), journal.close_round()) for r in (1, 2, 3)]; os.kill(os.getpid(), 9)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=60)
     assert done.returncode == -9
     assert [record.round for record in read_journal(tmp_path).rounds] == [1, 2, 3]
 
 
-def test_a_full_disk_is_one_clear_error(history: History, tmp_path: Path) -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("no /dev/full here")
-    (tmp_path / JOURNAL).symlink_to("/dev/full")
-    journal = Journal(tmp_path / JOURNAL)
-    with pytest.raises(RunError, match=r"round 1 cannot be written .*No space left on device"):
-        journal.append(history.rounds[0], history.clients[:2])
-    assert "No space left on device" in str(journal.failure)
-    journal.close()
-
-
 def test_a_damaged_line_is_refused_by_number(history: History, tmp_path: Path) -> None:
-    journal_of(history, tmp_path, 3).close()
+    write_journal(history, tmp_path)
     path = tmp_path / JOURNAL
     path.write_text(path.read_text().replace('"round": 2', '"runde": 2', 1))
     with pytest.raises(ParameterError, match="line 2 of"):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.rounds.history import History
-from fedsel_flwr.rounds.history_storage import Journal
+from fedsel_flwr.rounds.journal import Journal
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.selectors import PowerOfChoice, Random
 from fedsel_flwr.strategies import SelectionStrategy

@@ -15,7 +15,7 @@ from fedsel_flwr.cli import main
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.report.run_folder import JOURNAL
 from fedsel_flwr.rounds.history import RoundRecord
-from fedsel_flwr.rounds.history_storage import Journal
+from fedsel_flwr.rounds.journal import Journal
 from fedsel_flwr.simulations import Comparison, compare, load_scenario, simulate
 from tests.processes import ROOT
 
@@ -98,9 +98,10 @@ def test_the_command_says_so_and_names_no_rounds(tmp_path: Path, capsys: pytest.
 
 
 def test_a_journal_that_was_cut_is_not_said_to_hold_the_rounds_before(tmp_path: Path) -> None:
-    records = simulate(SMOKE).history.rounds
+    first, second, *_ = simulate(SMOKE).history.rounds
     journal = Journal(tmp_path / JOURNAL)
-    journal.append(records[0], [])
+    journal.add(first, [])
+    journal.add(second, [])
     (tmp_path / JOURNAL).write_bytes(b"")
     with pytest.raises(RunError, match=r"round 2 cannot be written .* to 0 bytes; rounds before it are lost"):
-        journal.append(records[1], [])
+        journal.close_round()

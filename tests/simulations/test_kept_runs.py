@@ -15,7 +15,7 @@ import pytest
 from fedsel_flwr.cli import main
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report.run_folder import read_history
-from fedsel_flwr.rounds import append_file, history_storage
+from fedsel_flwr.rounds import journal
 from fedsel_flwr.simulations import Comparison, compare, load_scenario, simulate
 from fedsel_flwr.simulations.results import describe_runs
 
@@ -80,13 +80,11 @@ def test_a_finished_run_has_no_journal_and_is_what_simulate_returned(tmp_path: P
     assert repr(read_history(tmp_path / "run").rounds) == repr(result.history.rounds)
 
 
-@pytest.mark.parametrize("held", [0, 2**24])
 def test_a_history_that_is_not_in_memory_is_that_of_a_run_without_a_folder(
-    held: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = simulate(smoke()).history
-    monkeypatch.setattr(history_storage, "MAX_RECORDS", 0)
-    monkeypatch.setattr(append_file, "MAX_IN_MEMORY", held)
+    monkeypatch.setattr(journal, "LAST_ROUNDS", 1)
     told: list[Any] = []
     kept = simulate(smoke(), folder=tmp_path / "run", on_round=told.append).history
     (tmp_path / "run").rename(tmp_path / "elsewhere")

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from fedsel_flwr.errors import ParameterError, StateError
-from fedsel_flwr.report.run_folder import CLIENTS, ROUNDS, load_optional, read_history, write_history
+from fedsel_flwr.report.run_folder import CLIENTS, ROUNDS, load_optional, read_history, read_journal, write_history
 from fedsel_flwr.rounds.history import History
-from fedsel_flwr.rounds.history_storage import Journal
 from fedsel_flwr.selectors import Random
 from fedsel_flwr.strategies import SelectionStrategy as LegacyStrategy
 from fedsel_flwr.strategies.message import SelectionStrategy as MessageStrategy
@@ -87,10 +86,7 @@ def test_histories_of_versions_that_did_not_count_them_can_be_read(tmp_path: Pat
 
     line = {"round": asdict(history.rounds[0]), "clients": [_old(asdict(row)) for row in history.clients]}
     (tmp_path / "journal.jsonl").write_text(json.dumps(_old(line)) + "\n")
-    journal = Journal(tmp_path / "journal.jsonl")
-    journal.load()
-    assert journal.round(0).num_timeouts == 0
-    assert [(row.client_id, row.timed_out) for row in journal.entry(0).clients] == [(row[0], False) for row in expected]
+    assert (_told(read_journal(tmp_path)), read_journal(tmp_path).rounds[0].num_timeouts) == (expected, 0)
 
     write_history(tmp_path, history)
     assert _told(read_history(tmp_path)) == _told(history)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import shlex
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -307,7 +308,8 @@ class Plan:
             result = simulate(job.scenario, selector=selector, on_round=on_round, **options, **job.place)
             if was_over and update:
                 report_last_round(result.history, update)
-            yield result
+            # A copy is in memory: a history that reads a file keeps it open, and systems limit open files.
+            yield replace(result, history=copy.copy(result.history))
 
     def _play_in_parallel(
         self, runs: Sequence[Job], options: Mapping[str, Any], start_run: StartRun | None, update: Update | None

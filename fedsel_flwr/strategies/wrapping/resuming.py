@@ -21,7 +21,7 @@ from fedsel_flwr.errors import ParameterError, RunError, StateError
 from fedsel_flwr.rounds.checkpoints import JOURNAL, Checkpoint, Checkpoints, json_path
 from fedsel_flwr.rounds.core import SelectionCore
 from fedsel_flwr.rounds.eligibility import Busy
-from fedsel_flwr.rounds.history_storage import Journal
+from fedsel_flwr.rounds.journal import Journal
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.roster import ClientValues
 from fedsel_flwr.rounds.state_dicts import State

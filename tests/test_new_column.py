@@ -1,0 +1,145 @@
+"""A column is declared once: a new one takes a row in the table, and the client's line that measures it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsel_flwr.clients.metrics import fit_metrics
+from fedsel_flwr.clients.system import SystemModel
+from fedsel_flwr.rounds.history import ClientRecord
+from fedsel_flwr.rounds.replies import NUMBERS
+from fedsel_flwr.selectors.columns import COLUMNS, RECORDED
+from fedsel_flwr.strategies import MetricKeys
+from tests.processes import ROOT
+
+ROW = """    Column(name="battery", key="battery_share", source="reply", low=0.0, high=1.0, recorded=True,
+           meaning="charge of the client's battery, a share"),
+"""
+FOLLOWED = '''
+import copy, json, pickle, sys
+from pathlib import Path
+
+import numpy as np
+
+import fedsel_flwr
+from fedsel_flwr.report.run_folder import read_history, read_journal, write_history
+from fedsel_flwr.rounds.journal import Journal
+from fedsel_flwr.selectors import Selector
+from fedsel_flwr.strategies import MetricKeys, SelectionStrategy
+from tests.strategies.helpers import FakeProxy, Federation, fedavg
+
+
+class Charged(Selector):
+    """Reads the new column."""
+
+    name = "charged"
+    needs = frozenset({"battery"})
+    client_state = {"_charge": 0.0}
+
+    def _select(self, available):
+        return available[: self.clients_per_round]
+
+    def _observe(self, report):
+        self._charge[report.clients[report.completed]] = report.battery[report.completed]
+
+
+def play(folder, key, **options):
+    # The first client reports a share, the second nonsense, the third nothing.
+    proxies = [FakeProxy(f"n{k}", k, number=k, extra=extra) for k, extra in enumerate([{key: 0.75}, {key: 7.0}, {}])]
+    strategy = SelectionStrategy(Charged(clients_per_round=3, seed=0), fedavg(), max_latency=10.0, **options)
+    strategy.history.write_to(Journal(folder / "journal.jsonl"))
+    Federation(strategy, proxies).play(2)
+    strategy.history.close_round()
+    return strategy
+
+
+folder = Path(sys.argv[1])
+strategy = play(folder, "battery_share")
+history = strategy.history
+state = history.state_dict()
+pickled = pickle.loads(pickle.dumps(history))
+from_journal = read_journal(folder)
+paths = write_history(folder, history)
+import pyarrow.parquet as parquet
+(folder / "other").mkdir()
+renamed = play(folder / "other", "charge", metric_keys=MetricKeys(battery="charge"))
+shares = lambda history: [row.battery_share for row in history.clients]
+print(json.dumps({
+    "package": fedsel_flwr.__file__,
+    "selector": strategy.selector._charge.tolist(),
+    "history": shares(history),
+    "same": {repr(one.clients) for one in (from_journal, read_history(folder), pickled)} == {repr(history.clients)},
+    "problems": [row.problem for row in history.clients][:3],
+    "journal": [row["battery_share"] for row in json.loads((folder / "journal.jsonl").open().readline())["clients"]],
+    "parquet": parquet.read_table(paths[1]).column("battery_share").to_pylist(),
+    "state": state["last"]["clients"]["battery_share"].tolist(),
+    "renamed": shares(renamed.history),
+    "own": "battery_share" in MetricKeys().own_keys(),
+}))
+'''
+
+
+@pytest.fixture(scope="module")
+def followed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What a process saw that has the package with one more row in its table."""
+    folder = tmp_path_factory.mktemp("column")
+    shutil.copytree(ROOT / "fedsel_flwr", folder / "fedsel_flwr", ignore=shutil.ignore_patterns("__pycache__"))
+    table = folder / "fedsel_flwr" / "selectors" / "columns.py"
+    before, mark, after = table.read_text("utf-8").partition(")  # fmt: skip\n\nCOLUMNS")
+    assert mark
+    table.write_text(before + ROW + mark + after, "utf-8")
+    (folder / "followed.py").write_text(FOLLOWED)
+    (folder / "run").mkdir()
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, str(folder / "followed.py"), str(folder / "run")],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout.splitlines()[-1])
+    assert Path(seen.pop("package")).is_relative_to(folder)
+    return seen
+
+
+def test_a_row_in_the_table_carries_a_number_from_the_client_to_the_selector(followed: Any) -> None:
+    assert followed["selector"][0] == 0.75
+    assert followed["problems"] == ["", "battery: 7.0 cannot be used", "battery: not reported"]
+
+
+@pytest.mark.parametrize("place", ["history", "journal", "parquet", "state", "renamed"])
+def test_and_into_every_record_of_the_run(place: str, followed: Any) -> None:
+    rounds = {"journal": 1, "state": 1}.get(place, 2)
+    assert str(followed[place]) == str([0.75, float("nan"), float("nan")] * rounds)
+
+
+def test_and_back_out_of_files_and_copies(followed: Any) -> None:
+    assert followed["same"]
+    assert followed["own"]
+
+
+def test_what_is_recorded_today_is_typed_and_has_the_clients_own_names() -> None:
+    """A recorded number has one name in the client's metrics and in the history."""
+    names = {COLUMNS[name].key for name in RECORDED}
+    assert names == {
+        "latency_s", "energy_j", "download_s", "compute_s", "upload_s", "train_loss", "energy_score", "num_examples",
+    }  # fmt: skip
+    assert names <= set(ClientRecord.__annotations__)
+    assert {MetricKeys().of(name) for name in RECORDED} == names
+    assert NUMBERS == ("energy", "download", "compute", "upload", "train_loss", "energy_score")
+    assert all(COLUMNS[name].shape == "number" for name in RECORDED)
+
+
+def test_simulated_clients_report_the_tables_names() -> None:
+    system = SystemModel(num_clients=1, seed=0)
+    reported = fit_metrics(system, 0, system.draw(0, 1), train_loss=1.0, energy_score=0.5)
+    known = {row.key for row in COLUMNS.values()}
+    assert set(reported) - known == {"client_id", "energy_modelled"}
+    assert MetricKeys().own_keys() == set(reported) - {"train_loss"}
