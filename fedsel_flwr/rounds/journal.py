@@ -2,7 +2,7 @@
 
 A line counts if it is complete. One that was being written when the process died, or when the disk was full, is skipped
 by readers and cut off by the next write. The last rounds are in memory too. Older ones are read from the file when they
-are asked for, so that memory does not grow with the run but for 24 bytes a round.
+are asked for, so that a round takes 24 bytes of memory in the long run.
 """
 
 from __future__ import annotations

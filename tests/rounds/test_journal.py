@@ -96,7 +96,7 @@ def test_on_disk_and_in_memory_it_is_the_same(last: int, tmp_path: Path) -> None
     assert disk.problem_counts()["arrays"] > 0
 
 
-def test_memory_does_not_grow_after_the_last_rounds_but_for_24_bytes_a_round(tmp_path: Path) -> None:
+def test_memory_grows_by_24_bytes_a_round_only(tmp_path: Path) -> None:
     history, draw = History(Journal(tmp_path / "j")), random.Random(0)
 
     def measured(rounds: range) -> int:
