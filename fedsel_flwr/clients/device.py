@@ -14,7 +14,7 @@ References:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -75,16 +75,42 @@ class System(Protocol):
     def mean_latencies(self, points: FloatArray) -> FloatArray:
         """Return each client's mean latency, capped at the deadline, s; points of the unit cube, shape (n, 3)."""
 
-    def draw_probe(
-        self, partition_id: int, round: int, *, forward_passes: float = 1, bits: float = PROBE_BITS
-    ) -> RoundDelays:
-        """Return the delays of an answer about the model: some forward passes, and an answer of some bits."""
-
-    def probe_delays(self, delays: RoundDelays, *, forward_passes: float = 1, bits: float = PROBE_BITS) -> RoundDelays:
-        """Return the delays of such an answer for a client with these delays in the round."""
-
     def energy_j(self, delays: RoundDelays, compute_s: float | None = None) -> float:
         """Return the energy of a client in a round, J; ``compute_s`` replaces the time to train."""
+
+
+def check_partition(partition_id: int, num_clients: int) -> int:
+    """Return the partition of a client, and refuse one that the system model does not have."""
+    if not 0 <= partition_id < num_clients:
+        raise ParameterError(
+            f"partition_id must be at least 0 and below num_clients = {num_clients}, got {partition_id!r}. "
+            "Start no more clients than the system model has."
+        )
+    return partition_id
+
+
+def probe_delays(
+    system: System, delays: RoundDelays, *, forward_passes: float = 1, bits: float = PROBE_BITS
+) -> RoundDelays:
+    """Return the delays of an answer about the model: it is received, evaluated, and the answer is sent.
+
+    Channels and computing rate are those of the round (block fading). A forward pass takes a third of training on the
+    same samples, as the backward pass costs about two forward passes (ours).
+
+    Args:
+        system: The system model.
+        delays: The client's delays in the round before which the question is asked.
+        forward_passes: Passes over the samples of a round that the answer takes.
+        bits: Size of the answer, bit.
+
+    Returns:
+        The parts of the client's latency, not capped.
+    """
+    return replace(
+        delays,
+        compute_s=delays.compute_s * forward_passes / 3,
+        upload_s=delays.upload_s * bits / system.payload_up_bits,
+    )
 
 
 POINTS = 4096

@@ -10,16 +10,9 @@ from collections.abc import Collection, Mapping
 
 from flwr.common import Scalar
 
-from fedsel_flwr.clients.answering import SKETCH_BITS, forward_passes, with_answering
-from fedsel_flwr.clients.device import PROBE_BITS, RoundDelays, System
+from fedsel_flwr.clients.answering import SKETCH_BITS, forward_passes
+from fedsel_flwr.clients.device import PROBE_BITS, RoundDelays, System, probe_delays
 from fedsel_flwr.rounds.replies import SIMULATED_FAILURE
-
-
-def round_delays(
-    system: System, partition_id: int, round: int, asked: Collection[str], batch_share: float = 1.0
-) -> RoundDelays:
-    """Draw a client's delays in a round, with those of answering the columns ``asked`` for."""
-    return with_answering(system.draw(partition_id, round), asked, batch_share)
 
 
 def fit_metrics(
@@ -97,7 +90,8 @@ def probe_costs(
     vectors = {"gradient", "sketch"} & set(asked)
     bits = system.payload_up_bits if "gradient" in asked else PROBE_BITS * (vectors != set(asked))
     bits = max(bits + SKETCH_BITS * ("sketch" in asked), PROBE_BITS)
-    answering = system.probe_delays(delays, forward_passes=forward_passes(asked, batch_share) or 1, bits=bits)
+    passes = forward_passes(asked, batch_share) or 1
+    answering = probe_delays(system, delays, forward_passes=passes, bits=bits)
     compute = answering.compute_s if compute_s is None else compute_s
     return {
         "latency_s": answering.download_s + compute + answering.upload_s,

@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from fedsel_flwr.checks import FloatArray, real, whole
-from fedsel_flwr.clients.device import PROBE_BITS, RoundDelays
+from fedsel_flwr.clients.device import RoundDelays, check_partition
 from fedsel_flwr.clients.streams import streams
 from fedsel_flwr.errors import ParameterError
 
@@ -147,11 +147,7 @@ class PhoneModel:
             ParameterError: If there is no such partition, or the round is negative.
         """
         for partition_id in partition_ids:
-            if not 0 <= partition_id < self.num_clients:
-                raise ParameterError(
-                    f"partition_id must be at least 0 and below num_clients = {self.num_clients}, got "
-                    f"{partition_id!r}. Start no more clients than the system model has."
-                )
+            check_partition(partition_id, self.num_clients)
         medians = streams(self.seed, "phone", partition_ids)
         factors = streams(self.seed, "phone-round", partition_ids, round)
         return [
@@ -196,35 +192,6 @@ class PhoneModel:
             compute_s=seconds * examples,
             upload_s=self.payload_bits / 8 / up,
             computing_rate=1 / seconds,
-        )
-
-    def draw_probe(
-        self, partition_id: int, round: int, *, forward_passes: float = 1, bits: float = PROBE_BITS
-    ) -> RoundDelays:
-        """Draw the delays of an answer about the model: it is received, evaluated, and the answer is sent.
-
-        Speeds are those of the round. A forward pass takes a third of training on the round's examples (ours).
-
-        Args:
-            partition_id: The client's partition, in [0, num_clients).
-            round: Absolute round before which the question is asked.
-            forward_passes: Passes over the examples of a round that the answer takes.
-            bits: Size of the answer, bit.
-
-        Returns:
-            The parts of the client's latency, not capped.
-
-        Raises:
-            ParameterError: If there is no such partition, or the round is negative.
-        """
-        return self.probe_delays(self.draw(partition_id, round), forward_passes=forward_passes, bits=bits)
-
-    def probe_delays(self, delays: RoundDelays, *, forward_passes: float = 1, bits: float = PROBE_BITS) -> RoundDelays:
-        """Return the delays of :meth:`draw_probe` for a client with these delays in the round."""
-        return replace(
-            delays,
-            compute_s=delays.compute_s * forward_passes / 3,
-            upload_s=delays.upload_s * bits / self.payload_bits,
         )
 
     def energy_j(self, delays: RoundDelays, compute_s: float | None = None) -> float:

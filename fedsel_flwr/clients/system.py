@@ -17,17 +17,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from fedsel_flwr.checks import FloatArray, real, whole
-from fedsel_flwr.clients.device import COMPUTING_STEP, PROBE_BITS, RoundDelays, computing_rate_bounds, cpu_energy
+from fedsel_flwr.clients.device import (
+    COMPUTING_STEP,
+    RoundDelays,
+    check_partition,
+    computing_rate_bounds,
+    cpu_energy,
+)
 from fedsel_flwr.clients.streams import streams
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.wireless import OFDMAChannel, rayleigh_power, uniform_disc
-
-__all__ = ["PROBE_BITS", "RoundDelays", "SystemModel"]
 
 _ABOVE_ZERO = (
     "radius_km",
@@ -120,7 +124,7 @@ class SystemModel:
         Raises:
             ParameterError: If there is no such partition.
         """
-        return self._distances_km([self._partition(partition_id)])[0]
+        return self._distances_km([check_partition(partition_id, self.num_clients)])[0]
 
     def _distances_km(self, partition_ids: Sequence[int]) -> list[float]:
         radius, least = self.radius_km, self._min_distance_km
@@ -155,7 +159,7 @@ class SystemModel:
         Raises:
             ParameterError: If there is no such partition, or the round is negative.
         """
-        ids = [self._partition(k) for k in partition_ids]
+        ids = [check_partition(k, self.num_clients) for k in partition_ids]
         distance = np.array(self._distances_km(ids))
         fading = np.array([rayleigh_power(own, 2) for own in streams(self.seed, "latency", ids, round)]).reshape(-1, 2)
         bounds = [computing_rate_bounds(k, self.num_clients, step=self.computing_step) for k in ids]
@@ -194,36 +198,6 @@ class SystemModel:
             means[k] = np.minimum(down + computing + up, self.max_latency_s).mean()
         return means
 
-    def draw_probe(
-        self, partition_id: int, round: int, *, forward_passes: float = 1, bits: float = PROBE_BITS
-    ) -> RoundDelays:
-        """Draw the delays of an answer about the model: it is received, evaluated, and the answer is sent.
-
-        The channels and the computing rate are those of the round (block fading). A forward pass takes a third of
-        training on the same samples, as the backward pass costs about two forward passes (ours).
-
-        Args:
-            partition_id: The client's partition, in [0, num_clients).
-            round: Absolute round before which the question is asked.
-            forward_passes: Passes over the samples of a round that the answer takes.
-            bits: Size of the answer, bit.
-
-        Returns:
-            The parts of the client's latency, not capped.
-
-        Raises:
-            ParameterError: If there is no such partition, or the round is negative.
-        """
-        return self.probe_delays(self.draw(partition_id, round), forward_passes=forward_passes, bits=bits)
-
-    def probe_delays(self, delays: RoundDelays, *, forward_passes: float = 1, bits: float = PROBE_BITS) -> RoundDelays:
-        """Return the delays of :meth:`draw_probe` for a client with these delays in the round."""
-        return replace(
-            delays,
-            compute_s=delays.compute_s * forward_passes / 3,
-            upload_s=delays.upload_s * bits / self.payload_up_bits,
-        )
-
     def energy_j(self, delays: RoundDelays, compute_s: float | None = None) -> float:
         """Return the energy a client spends in a round: its radio while sending, and its processor.
 
@@ -255,11 +229,3 @@ class SystemModel:
     @property
     def _min_distance_km(self) -> float:
         return min(self.downlink.min_distance_km, self.uplink.min_distance_km)
-
-    def _partition(self, partition_id: int) -> int:
-        if not 0 <= partition_id < self.num_clients:
-            raise ParameterError(
-                f"partition_id must be at least 0 and below num_clients = {self.num_clients}, got {partition_id!r}. "
-                "Start no more clients than the system model has."
-            )
-        return partition_id

@@ -20,10 +20,10 @@ from flwr.common import Config, NDArrays, Scalar
 from torch import nn
 
 from fedsel_flwr.checks import one_of
-from fedsel_flwr.clients.answering import answer, asked_columns, local_accuracy, mini_batch
+from fedsel_flwr.clients.answering import answer, asked_columns, local_accuracy, mini_batch, with_answering
 from fedsel_flwr.clients.device import System
 from fedsel_flwr.clients.dropout import REPLIED, ClientDropout
-from fedsel_flwr.clients.metrics import dropout_metrics, fit_metrics, probe_costs, round_delays
+from fedsel_flwr.clients.metrics import dropout_metrics, fit_metrics, probe_costs
 from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective, get_arrays, set_arrays
 from fedsel_flwr.clients.streams import stream
 from fedsel_flwr.clients.training import Targets, TrainingSettings, evaluate, train
@@ -108,7 +108,7 @@ class TorchClient(NumPyClient):
         outcome = REPLIED if self._dropout is None else self._dropout.outcomes([self._partition_id], round)[0]
         if outcome == CRASHED:
             return parameters, len(self._train[1]), dropout_metrics(self._partition_id, outcome)
-        delays = round_delays(self._system, self._partition_id, round, asked, self._batch_share)
+        delays = with_answering(self._system.draw(self._partition_id, round), asked, self._batch_share)
         set_arrays(self._model, parameters)
         order = stream(self._system.seed, "data-order", self._partition_id, round)
         start = time.perf_counter()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.clients.device import RoundDelays, System
+from fedsel_flwr.clients.device import RoundDelays, System, probe_delays
 from fedsel_flwr.clients.phones import PhoneModel
 from fedsel_flwr.clients.streams import stream
 from fedsel_flwr.clients.training import train
@@ -122,11 +122,11 @@ def test_order_restart_and_copies_change_no_draw() -> None:
 
 
 def test_a_probe_costs_a_download_a_third_of_the_training_and_64_bit() -> None:
-    whole, probe = PHONES.draw(4, 2), PHONES.draw_probe(4, 2)
+    whole, probe = PHONES.draw(4, 2), probe_delays(PHONES, PHONES.draw(4, 2))
     assert probe.download_s == whole.download_s
     assert probe.compute_s == pytest.approx(whole.compute_s / 3, rel=1e-12)
     assert probe.upload_s == pytest.approx(whole.upload_s * 64 / MEGABYTE, rel=1e-12)
-    gradient = PHONES.draw_probe(4, 2, forward_passes=3, bits=PHONES.payload_up_bits)
+    gradient = probe_delays(PHONES, whole, forward_passes=3, bits=PHONES.payload_up_bits)
     assert dataclasses.astuple(gradient) == pytest.approx(dataclasses.astuple(whole), rel=1e-12)
 
 
@@ -177,9 +177,8 @@ def test_faults_name_the_field(change: dict[str, Any], message: str) -> None:
 
 @pytest.mark.parametrize("partition_id", [-1, CLIENTS])
 def test_there_is_no_other_client(partition_id: int) -> None:
-    for ask in (PHONES.draw, PHONES.draw_probe):
-        with pytest.raises(ParameterError, match=f"below num_clients = 10000, got {partition_id}"):
-            ask(partition_id, 1)
+    with pytest.raises(ParameterError, match=f"below num_clients = 10000, got {partition_id}"):
+        PHONES.draw(partition_id, 1)
 
 
 def test_it_needs_no_torch_and_is_a_system() -> None:

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedsel_flwr.clients.device import RoundDelays, probe_delays
 from fedsel_flwr.clients.streams import stream
-from fedsel_flwr.clients.system import RoundDelays, SystemModel
+from fedsel_flwr.clients.system import SystemModel
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.wireless import OFDMAChannel
 
@@ -88,7 +89,7 @@ def test_a_probe_costs_a_download_a_third_of_the_training_and_64_bit() -> None:
     Probe: .0529123 s; .0625410 / 3 = .0208470 s; 64 of 5,000 bit, .0621314 x .0128 = .000795282 s.
     Energy: .1995262 W x .000795282 s + 1e-28 x 2e7/3 x (31.979 x 1e7)^2 = 1.58680e-4 + 6.81771e-5 J.
     """
-    probe = SYSTEM.draw_probe(0, 1)
+    probe = probe_delays(SYSTEM, SYSTEM.draw(0, 1))
     assert probe.download_s == pytest.approx(0.05291234750, rel=1e-9)
     assert probe.compute_s == pytest.approx(0.02084700789, rel=1e-9)
     assert probe.upload_s == pytest.approx(0.000795282442, rel=1e-9)
@@ -103,8 +104,9 @@ def test_the_answer_to_a_probe_is_as_short_whatever_the_update() -> None:
     """
     large = SystemModel(num_clients=20, seed=7, payload_up_bits=50_000, samples_per_round=6)
     assert large.draw(0, 1).upload_s == pytest.approx(0.6213144078, rel=1e-9)
-    assert large.draw_probe(0, 1).upload_s == pytest.approx(0.000795282442, rel=1e-9)
-    assert large.draw_probe(0, 1).compute_s == pytest.approx(0.06254102368, rel=1e-9)  # 6 samples: 3 x 2 / 3
+    probe = probe_delays(large, large.draw(0, 1))
+    assert probe.upload_s == pytest.approx(0.000795282442, rel=1e-9)
+    assert probe.compute_s == pytest.approx(0.06254102368, rel=1e-9)  # 6 samples: 3 x 2 / 3
 
 
 def test_order_restart_and_copies_change_no_draw() -> None:

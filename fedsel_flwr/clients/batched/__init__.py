@@ -22,6 +22,6 @@ In the order in which a round's training goes through them:
 
 from fedsel_flwr.clients.batched.evaluation import logits_batched
 from fedsel_flwr.clients.batched.examples import Examples
-from fedsel_flwr.clients.batched.trainer import BatchedTrainer, train_batched
+from fedsel_flwr.clients.batched.trainer import BatchedTrainer
 
-__all__ = ["BatchedTrainer", "Examples", "logits_batched", "train_batched"]
+__all__ = ["BatchedTrainer", "Examples", "logits_batched"]

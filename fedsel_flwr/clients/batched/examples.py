@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedsel_flwr.checks import FloatArray, IntArray
-from fedsel_flwr.clients.training import check_examples, draw_views, read_only_tensor
+from fedsel_flwr.checks import IntArray
+from fedsel_flwr.clients.training import draw_views, read_only_tensor
 from fedsel_flwr.clients.training_settings import TrainingSettings
 from fedsel_flwr.errors import ParameterError
 
@@ -92,38 +92,6 @@ class Examples:
         )
 
 
-def check_generators(
-    clients: Examples | Sequence[tuple[npt.NDArray[Any], npt.NDArray[Any]]], generators: Sequence[np.random.Generator]
-) -> Examples:
-    """Return clients as :class:`Examples`, and refuse a number of generators that is not theirs.
-
-    Args:
-        clients: The clients; pairs (inputs, labels) become rows of one data set, which is a copy of theirs.
-        generators: One generator for each client.
-
-    Raises:
-        ParameterError: If there is not one generator for each client, or not one label for each example.
-    """
-    examples = clients if isinstance(clients, Examples) else _joined(clients)
-    if len(generators) != len(examples.rows):
-        raise ParameterError(
-            f"expected one generator for each client; got {len(generators)} for {len(examples.rows)} clients. Give as "
-            "many generators as clients."
-        )
-    return examples
-
-
-def _joined(clients: Sequence[tuple[npt.NDArray[Any], npt.NDArray[Any]]]) -> Examples:
-    """Copy the clients' examples into one data set."""
-    for inputs, labels in clients:
-        check_examples(inputs, labels)
-    if not clients:
-        return Examples(np.empty((0, 1), dtype=np.float32), np.empty(0, dtype=np.int64), [])
-    ends = np.cumsum([len(labels) for _, labels in clients])
-    inputs, labels = (np.concatenate(parts) for parts in zip(*clients, strict=True))
-    return Examples(inputs, labels, np.split(np.arange(len(labels)), ends[:-1]))
-
-
 def num_steps(size: int, settings: TrainingSettings) -> int:
     """Count the steps that a client with ``size`` examples takes in a round."""
     return settings.local_steps or settings.local_epochs * math.ceil(size / settings.batch_size)
@@ -155,25 +123,11 @@ def order_of_examples(rows: IntArray, settings: TrainingSettings, generator: np.
     return np.concatenate([own[generator.permutation(len(own))] for _ in range(passes)])
 
 
-@dataclass(frozen=True)
-class Step:
-    """Batches of one step, of the clients that take it, padded to the longest.
-
-    Args:
-        rows: Rows of the data set, shape (n_active, width); beyond a batch's end its own first row again.
-        lengths: Examples in each batch, shape (n_active,).
-        weights: One over the batch's length, zero in the padding, shape (n_active, width).
-        views: View of each image, shape (n_active, width); None without augmentation.
-    """
-
-    rows: IntArray
-    lengths: IntArray
-    weights: FloatArray
-    views: IntArray | None = None
-
-
 class Schedule:
     """The batches of some clients, in the order of :func:`longest_first`.
+
+    At each step the first clients train, padded to the longest batch of the step. Its tables hold all steps, padded to
+    the first client and the longest batch of all.
 
     Args:
         rows: For each client its rows of the data set, shape (its count,).
@@ -183,6 +137,11 @@ class Schedule:
     Attributes:
         seeds: Seed of each client's dropout.
         steps: Number of steps of each client, never increasing.
+        extents: For each step the number of clients that take it, and the length of their longest batch.
+        rows: Rows of the data set, shape (n_steps, n_clients, width); beyond a batch's end its own first row again.
+        lengths: Examples in each batch, shape (n_steps, n_clients), 0 for clients that do not take the step.
+        weights: One over the batch's length, zero in the padding, shape (n_steps, n_clients, width).
+        views: View of each image, shape (n_steps, n_clients, width); None without augmentation.
     """
 
     def __init__(
@@ -192,9 +151,9 @@ class Schedule:
         width = min(settings.batch_size, max(sizes))
         self.seeds: list[int] = []
         self.steps = np.array([num_steps(size, settings) for size in sizes], dtype=np.int64)
-        self._rows = np.zeros((int(self.steps.max()), len(rows), width), dtype=np.int64)
-        self._lengths = np.zeros(self._rows.shape[:2], dtype=np.int64)
-        self._views = None if settings.augmentation == "none" else np.zeros_like(self._rows)
+        self.rows = np.zeros((int(self.steps.max()), len(rows), width), dtype=np.int64)
+        self.lengths = np.zeros(self.rows.shape[:2], dtype=np.int64)
+        self.views = None if settings.augmentation == "none" else np.zeros_like(self.rows)
         for i, (own, generator) in enumerate(zip(rows, generators, strict=True)):
             self.seeds.append(int(generator.integers(2**63)))
             per_pass = math.ceil(sizes[i] / width)
@@ -206,43 +165,14 @@ class Schedule:
                 order[: sizes[i]] = np.asarray(own)[generator.permutation(sizes[i])]
                 # padding repeats a row of the batch, whose loss is as finite as the batch's, with weight 0
                 order[sizes[i] :] = order[last]
-                if self._views is not None:
+                if self.views is not None:
                     seen[: sizes[i]] = draw_views(generator, sizes[i])
-            self._rows[: self.steps[i], i] = batches.reshape(-1, width)[: self.steps[i]]
-            if self._views is not None:
-                self._views[: self.steps[i], i] = views.reshape(-1, width)[: self.steps[i]]
+            self.rows[: self.steps[i], i] = batches.reshape(-1, width)[: self.steps[i]]
+            if self.views is not None:
+                self.views[: self.steps[i], i] = views.reshape(-1, width)[: self.steps[i]]
             lengths = np.full(per_pass, width)
             lengths[-1] = sizes[i] - last
-            self._lengths[: self.steps[i], i] = np.tile(lengths, len(batches))[: self.steps[i]]
-        self._active = (self._lengths > 0).sum(1).tolist()
-        self._widths = self._lengths.max(1).tolist()
-        inside = np.arange(width) < self._lengths[..., None]
-        self._weights = np.where(inside, 1 / np.maximum(self._lengths, 1)[..., None], 0)
-
-    def __len__(self) -> int:
-        """Number of steps of the longest training."""
-        return len(self._rows)
-
-    def extent(self, step: int) -> tuple[int, int]:
-        """Return the number of clients that take a step, and the length of their longest batch."""
-        return self._active[step], self._widths[step]
-
-    def tables(self) -> tuple[IntArray, FloatArray, IntArray]:
-        """Return rows, weights and views of all steps, shape (n_steps, n_clients, width), padded beyond their extent.
-
-        Without augmentation the rows stand in the place of the views, and nobody reads them.
-        """
-        return self._rows, self._weights, self._rows if self._views is None else self._views
-
-    @property
-    def augments(self) -> bool:
-        """Whether images are augmented."""
-        return self._views is not None
-
-    def __getitem__(self, step: int) -> Step:
-        """Return the batches of a step."""
-        active, width = self._active[step], self._widths[step]
-        views = None if self._views is None else self._views[step, :active, :width]
-        return Step(
-            self._rows[step, :active, :width], self._lengths[step, :active], self._weights[step, :active, :width], views
-        )
+            self.lengths[: self.steps[i], i] = np.tile(lengths, len(batches))[: self.steps[i]]
+        self.extents = list(zip((self.lengths > 0).sum(1).tolist(), self.lengths.max(1).tolist(), strict=True))
+        inside = np.arange(width) < self.lengths[..., None]
+        self.weights = np.where(inside, 1 / np.maximum(self.lengths, 1)[..., None], 0)

@@ -32,10 +32,7 @@ MISSING = ""
 try:
     # by import_module, for the annotations that some versions have know no wrapper such as _compiled
     njit: Any = import_module("numba").njit
-# not installed, or not for this NumPy
-except ImportError as error:
-    njit, MISSING = None, str(error)
-# whatever Numba imports in its turn, which a user's file of the same name may hide
+# not installed, not for this NumPy, or a user's file hides a module that Numba imports
 except Exception as error:
     njit, MISSING = None, f"{type(error).__name__}: {error}"
 

@@ -63,17 +63,19 @@ def take_steps(
     dtype = next(w.dtype for w in sgd.stack if w.is_floating_point())
     device = inputs.device
     dropout = DropoutMasks(schedule.seeds, kernel.dropout_calls, dtype, device)
-    losses = torch.zeros(len(schedule), len(schedule.seeds), dtype=dtype, device=device)
+    losses = torch.zeros(schedule.lengths.shape, dtype=dtype, device=device)
     # Tables of all steps at once: in a small step each of these calls would take as long as a layer.
-    rows, weights, views = (torch.as_tensor(table, device=device) for table in schedule.tables())
+    rows, weights = (torch.as_tensor(table, device=device) for table in (schedule.rows, schedule.weights))
+    # without augmentation the rows stand in the place of the views, and nobody reads them
+    views = rows if schedule.views is None else torch.as_tensor(schedule.views, device=device)
     tables = (rows, labels[rows], weights.to(dtype), views)
     for number, (own, targets, shares, seen) in enumerate(zip(*(table.unbind() for table in tables), strict=True)):
-        active, width = schedule.extent(number)
+        active, width = schedule.extents[number]
         # most steps have the full extent, and a slice of each table costs as much as a small operation
         if (active, width) != own.shape:
             own, targets, shares, seen = (table[:active, :width] for table in (own, targets, shares, seen))
-        masks = dropout.next(schedule[number].lengths.tolist(), width) if kernel.dropout_calls else ()
-        batch = Batch(inputs, own, targets, shares, masks, seen if schedule.augments else None)
+        masks = dropout.next(schedule.lengths[number, :active].tolist(), width) if kernel.dropout_calls else ()
+        batch = Batch(inputs, own, targets, shares, masks, None if schedule.views is None else seen)
         losses[number, :active] = kernel.step(sgd, batch)
     return losses
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from fedsel_flwr.checks import FloatArray, one_of, whole
 from fedsel_flwr.clients.batched.backends import BACKENDS, Backend, RunSize, choose_backend
-from fedsel_flwr.clients.batched.examples import Examples, Schedule, check_generators, longest_first
+from fedsel_flwr.clients.batched.examples import Examples, Schedule, longest_first
 from fedsel_flwr.clients.batched.manual_backprop import ManualKernel
 from fedsel_flwr.clients.batched.numba_mlp import NumbaKernel
 from fedsel_flwr.clients.batched.steps import Kernel, StackedSGD, StackLayout, mean_loss, take_steps
@@ -21,6 +21,7 @@ from fedsel_flwr.clients.objectives import CLASSIFICATION, Objective, get_arrays
 from fedsel_flwr.clients.threads import single_threaded_pool
 from fedsel_flwr.clients.training import check_images, train
 from fedsel_flwr.clients.training_settings import TrainingSettings
+from fedsel_flwr.errors import ParameterError
 
 CACHED_BYTES = 12 * 2**20
 """Size of a processor's caches, about. More clients at once wait for memory, fewer for Python; the optimum is flat."""
@@ -28,7 +29,6 @@ DEVICE_BYTES = 2 * 2**30
 """Memory of an accelerator that the activations of a chunk may take."""
 
 Arrays = Sequence[npt.NDArray[Any]]
-Pairs = Sequence[tuple[npt.NDArray[Any], npt.NDArray[Any]]]
 
 
 class BatchedTrainer:
@@ -92,13 +92,13 @@ class BatchedTrainer:
         self._stacks = StackLayout(self._scratch)
 
     def train(
-        self, start: Arrays, clients: Examples | Pairs, generators: Sequence[np.random.Generator]
+        self, start: Arrays, examples: Examples, generators: Sequence[np.random.Generator]
     ) -> tuple[list[npt.NDArray[Any]], FloatArray]:
         """Train every client from the received model.
 
         Args:
             start: The received model, in the order of the model's state dictionary.
-            clients: The clients' examples: rows of one data set, or pairs (inputs, labels), which are copied.
+            examples: The clients' examples.
             generators: One generator for each client; draws as in :func:`fedsel_flwr.clients.training.train`.
 
         Returns:
@@ -110,7 +110,11 @@ class BatchedTrainer:
             ParameterError: If the received model does not fit, there is not one generator for each client, or there are
                 no images to augment.
         """
-        examples = check_generators(clients, generators)
+        if len(generators) != len(examples.rows):
+            raise ParameterError(
+                f"expected one generator for each client; got {len(generators)} for {len(examples.rows)} clients. Give "
+                "as many generators as clients."
+            )
         self._prepare(start, examples)
         # the clients that still train are then the first ones at every step, and a step takes a slice of the stack
         order = longest_first(examples.sizes, self.settings)
@@ -188,23 +192,6 @@ class BatchedTrainer:
             for chunk in chunks:
                 # raises what the thread raised
                 chunk.result()
-
-
-def train_batched(
-    model: nn.Module,
-    start: Arrays,
-    clients: Examples | Pairs,
-    settings: TrainingSettings,
-    generators: Sequence[np.random.Generator],
-    *,
-    device: str | torch.device = "cpu",
-    objective: Objective = CLASSIFICATION,
-    chunk: int | None = None,
-) -> tuple[list[npt.NDArray[Any]], FloatArray]:
-    """Train the clients of one round; arguments and result as in :class:`BatchedTrainer`, which is for many rounds."""
-    return BatchedTrainer(model, settings, device=device, objective=objective, chunk=chunk).train(
-        start, clients, generators
-    )
 
 
 def train_sequentially(

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsel_flwr.clients.batched import BatchedTrainer, Examples, train_batched
+from fedsel_flwr.clients.batched import BatchedTrainer, Examples
 from fedsel_flwr.clients.batched.backends import Backend
 from fedsel_flwr.clients.objectives import CLASSIFICATION, REGRESSION, Objective, get_arrays, set_arrays
 from fedsel_flwr.clients.training import TrainingSettings, train
@@ -200,6 +200,6 @@ def test_the_loop_is_the_loop() -> None:
 def test_repeated_runs_are_equal_to_the_last_bit() -> None:
     model, examples, _ = world("cnn")
     settings = TrainingSettings(**SETTINGS["everything"])  # type: ignore[arg-type]
-    runs = [train_batched(model, get_arrays(model), examples, settings, generators(0)) for _ in range(2)]
+    runs = [BatchedTrainer(model, settings).train(get_arrays(model), examples, generators(0)) for _ in range(2)]
     assert all(np.array_equal(a, b) for a, b in zip(runs[0][0], runs[1][0], strict=True))
     assert np.array_equal(runs[0][1], runs[1][1])

@@ -40,16 +40,17 @@ def test_batches_are_those_of_the_loop(settings: dict[str, Any]) -> None:
         assert order.tolist() == [2, 1, 0]
     schedule = Schedule(ROWS, chosen, [np.random.default_rng(i) for i in range(3)])
     found: list[list[list[int]]] = [[], [], []]
-    for number in range(len(schedule)):
-        step = schedule[number]
-        for i, length in enumerate(step.lengths):
-            found[i].append(step.rows[i, :length].tolist())
-            assert set(step.rows[i, length:]) <= {step.rows[i, 0]}
-            assert step.weights[i].tolist() == [1 / length] * length + [0] * (step.rows.shape[1] - length)
-    for i, rows in enumerate(ROWS):
+    for (active, width), lengths, rows, weights in zip(
+        schedule.extents, schedule.lengths, schedule.rows, schedule.weights, strict=True
+    ):
+        for i, length in enumerate(lengths[:active]):
+            found[i].append(rows[i, :length].tolist())
+            assert set(rows[i, length:width]) <= {rows[i, 0]}
+            assert weights[i, :width].tolist() == [1 / length] * length + [0] * (width - length)
+    for i, own in enumerate(ROWS):
         model = Seen()
         inputs = np.arange(10, dtype=np.float32)[:, None]
-        train(model, inputs[rows], np.zeros(len(rows), dtype=np.int64), chosen, np.random.default_rng(i))
+        train(model, inputs[own], np.zeros(len(own), dtype=np.int64), chosen, np.random.default_rng(i))
         assert found[i] == model.batches
 
 
@@ -57,8 +58,8 @@ def test_hand_worked_lengths() -> None:
     # 5, 3 and 1 examples in batches of 2, one pass: lengths 2, 2, 1 and 2, 1 and 1
     schedule = Schedule(ROWS, TrainingSettings(learning_rate=1, batch_size=2), [np.random.default_rng(0)] * 3)
     assert schedule.steps.tolist() == [3, 2, 1]
-    assert [schedule[t].lengths.tolist() for t in range(3)] == [[2, 2, 1], [2, 1], [1]]
-    assert [schedule[t].rows.shape for t in range(3)] == [(3, 2), (2, 2), (1, 1)]
+    assert schedule.lengths.tolist() == [[2, 2, 1], [2, 1, 0], [1, 0, 0]]
+    assert schedule.extents == [(3, 2), (2, 2), (1, 1)]
 
 
 @pytest.mark.parametrize(

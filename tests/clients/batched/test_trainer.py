@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsel_flwr.clients.batched import BatchedTrainer, Examples, train_batched
+from fedsel_flwr.clients.batched import BatchedTrainer, Examples
 from fedsel_flwr.clients.batched.evaluation import logits_batched
 from fedsel_flwr.clients.batched.trainer import default_chunk
 from fedsel_flwr.clients.objectives import get_arrays
@@ -38,14 +38,14 @@ def test_one_step_by_hand() -> None:
     # Logistic regression of one input x = 2 from zero weights, label 0: p = (1/2, 1/2), so that the gradient by the
     # weights is (p - (1, 0)) x = (-1, 1), by the biases (-1/2, 1/2); a step of 0.1 gives (0.1, -0.1), (0.05, -0.05).
     start = [np.zeros((2, 1), dtype=np.float32), np.zeros(2, dtype=np.float32)]
-    one = (np.full((1, 1), 2, dtype=np.float32), np.zeros(1, dtype=np.int64))
-    layers, losses = train_batched(nn.Sequential(nn.Linear(1, 2)), start, [one, one], SETTINGS, drawn()[:2])
+    one = Examples(np.full((1, 1), 2, dtype=np.float32), np.zeros(1, dtype=np.int64), [np.array([0])] * 2)
+    layers, losses = BatchedTrainer(nn.Sequential(nn.Linear(1, 2)), SETTINGS).train(start, one, drawn()[:2])
     np.testing.assert_allclose(layers[0], [[[0.1], [-0.1]]] * 2, rtol=1e-6)
     np.testing.assert_allclose(layers[1], [[0.05, -0.05]] * 2, rtol=1e-6)
     np.testing.assert_allclose(losses, [np.log(2)] * 2, rtol=1e-6)
 
 
-def test_pairs_rows_tensors_and_read_only_arrays_are_the_same() -> None:
+def test_rows_tensors_and_read_only_arrays_are_the_same() -> None:
     network = model()
     locked = INPUTS.copy()
     locked.flags.writeable = False
@@ -53,7 +53,6 @@ def test_pairs_rows_tensors_and_read_only_arrays_are_the_same() -> None:
         Examples(INPUTS, LABELS, ROWS),
         Examples(locked, LABELS, ROWS),
         Examples(torch.tensor(INPUTS), torch.tensor(LABELS), ROWS),
-        [(INPUTS[rows], LABELS[rows]) for rows in ROWS],
     ]
     for backend in ("manual", "vmap", "sequential"):
         runs = []
@@ -106,16 +105,15 @@ def test_one_trainer_serves_rounds_of_other_clients_and_models() -> None:
     trainer.train([array * 0 for array in get_arrays(network)], Examples(INPUTS, LABELS, ROWS), drawn())
     few = Examples(INPUTS, LABELS, [np.arange(9)])
     again, losses = trainer.train(get_arrays(network), few, drawn()[:1])
-    fresh, fresh_losses = train_batched(network, get_arrays(network), few, SETTINGS, drawn()[:1])
+    fresh, fresh_losses = BatchedTrainer(network, SETTINGS).train(get_arrays(network), few, drawn()[:1])
     assert all(np.array_equal(a, b) for a, b in zip(again, fresh, strict=True))
     assert np.array_equal(losses, fresh_losses)
 
 
 def test_no_clients_are_an_empty_stack() -> None:
-    layers, losses = train_batched(model(), get_arrays(model()), Examples(INPUTS, LABELS, []), SETTINGS, [])
+    layers, losses = BatchedTrainer(model(), SETTINGS).train(get_arrays(model()), Examples(INPUTS, LABELS, []), [])
     assert [layer.shape for layer in layers] == [(0, 4, 3), (0, 4), (0, 2, 4), (0, 2)]
     assert losses.shape == (0,)
-    assert train_batched(model(), get_arrays(model()), [], SETTINGS, [])[1].shape == (0,)
 
 
 def test_chunks_follow_from_sizes() -> None:
@@ -136,20 +134,14 @@ def test_chunks_follow_from_sizes() -> None:
         ({"generators": drawn()[:2]}, "one generator for each client; got 2 for 3 clients"),
         ({"start": get_arrays(model())[:3]}, "expected 4 arrays"),
         ({"start": [np.zeros((1, 1))] * 4}, "expected numbers of shape"),
-        ({"clients": [(INPUTS, LABELS), (INPUTS, LABELS[:2]), (INPUTS, LABELS)]}, "one label for each"),
-        ({"settings": SETTINGS, "chunk": 0}, "chunk must be a whole number"),
     ],
 )
 def test_what_does_not_fit_is_refused(change: dict[str, object], message: str) -> None:
     arguments = {
-        "model": model(),
-        "start": get_arrays(model()),
-        "clients": Examples(INPUTS, LABELS, ROWS),
-        "settings": SETTINGS,
-        "generators": drawn(),
-    }
+        "start": get_arrays(model()), "examples": Examples(INPUTS, LABELS, ROWS), "generators": drawn()
+    }  # fmt: skip
     with pytest.raises(ParameterError, match=message):
-        train_batched(**(arguments | change))  # type: ignore[arg-type]
+        BatchedTrainer(model(), SETTINGS).train(**(arguments | change))  # type: ignore[arg-type]
 
 
 def test_examples_and_ways_are_checked() -> None:
@@ -161,6 +153,8 @@ def test_examples_and_ways_are_checked() -> None:
         Examples(INPUTS, LABELS[:2], [])
     with pytest.raises(ParameterError, match="backend"):
         BatchedTrainer(model(), SETTINGS, backend="fast")  # type: ignore[arg-type]
+    with pytest.raises(ParameterError, match="chunk must be a whole number"):
+        BatchedTrainer(model(), SETTINGS, chunk=0)
     with pytest.raises(ParameterError, match="expected stacks of shapes"):
         logits_batched(model(), get_arrays(model()), INPUTS)
 
@@ -168,7 +162,6 @@ def test_examples_and_ways_are_checked() -> None:
 def test_a_copy_of_the_model_is_trained() -> None:
     network = model()
     before = copy.deepcopy(network.state_dict())
-    train_batched(
-        network, [array + 1 for array in get_arrays(network)], Examples(INPUTS, LABELS, ROWS), SETTINGS, drawn()
-    )
+    start = [array + 1 for array in get_arrays(network)]
+    BatchedTrainer(network, SETTINGS).train(start, Examples(INPUTS, LABELS, ROWS), drawn())
     assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
