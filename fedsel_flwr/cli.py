@@ -223,10 +223,10 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
     from fedsel_flwr.simulations.worlds.world import world_of
 
     if resumed is None and args.resume and getattr(args, "checkpoint_dir", None) is None:
-        resumed = str(find_newest_run(plan.as_dict(), Path(args.runs_dir), _print_note))
+        resumed = str(find_newest_run(plan.form, Path(args.runs_dir), _print_note))
     # Errors in the data come before anything is written.
-    world_of(plan.contenders[0].scenario(plan.scenario, plan.seeds[0]))
-    folder = (Path(resumed) if resumed else create_run_folder(plan.scenario.name, args.runs_dir)).resolve()
+    world_of(plan.contenders[0].scenario(plan.form.scenario, plan.form.seeds[0]))
+    folder = (Path(resumed) if resumed else create_run_folder(plan.form.scenario.name, args.runs_dir)).resolve()
     # Before the log is opened: a refusal must not name rounds of another process.
     held = lock_comparison(folder)
     adopt_orphans()

@@ -12,15 +12,17 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import pickle
 import sys
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from types import CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from joblib.hashing import NumpyHasher
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.references import is_reference, load_reference
@@ -43,8 +45,9 @@ OF_SEED, DRAWN = "of seed", "drawn for seed"
 """Marks in a fingerprint: a function of the user's made this for the seed; the scenario drew it for the seed."""
 LENGTH = 32
 """Characters of a fingerprint."""
-MAX_DEPTH = 12
-"""Levels of values within values that count."""
+CODE = (FunctionType, staticmethod, classmethod, property, functools.cached_property)
+PLAIN = (tuple, int, float, str, frozenset, list, dict, type(None))
+"""Types of the attributes of a class without a file that count."""
 LIBRARIES = frozenset({"builtins", "flwr", "numpy", "torch"})
 """Packages that do not count, in addition to Python's own."""
 
@@ -236,132 +239,95 @@ def fingerprint(*values: Any) -> str:
     >>> fingerprint(int) == fingerprint(int), fingerprint({"a": 1}) == fingerprint({"a": 2})
     (True, False)
     """
-    digest = _Digest()
-    for value in values:
-        digest.add(value, 0)
-    return digest.found.hexdigest()[:LENGTH]
+    return str(_SourceHasher("sha256").hash(values))[:LENGTH]
 
 
-class _Digest:
-    """Digest of values of any kind, each added once: a class and its methods lead to each other."""
+class _SourceHasher(NumpyHasher):  # type: ignore[misc]
+    """Hasher of any value, to which classes and functions are their source, not their names.
 
-    def __init__(self) -> None:
-        # By id, with the value itself: without a reference its id could be given to another object.
-        self.found, self.seen = hashlib.sha256(), dict[int, Any]()
+    joblib's hasher pickles a value in a form that depends neither on the process nor on identities.
+    """
 
-    def add(self, value: Any, depth: int) -> None:
-        """Add a value, with its kind."""
-        self.found.update(f"{type(value).__qualname__}:".encode())
+    def __init__(self, hash_name: str) -> None:
+        super().__init__(hash_name)
+        # By id, with the object itself: without a reference its id could be given to another one.
+        self._seen: dict[int, Any] = {}
+
+    def save(self, obj: Any) -> None:
+        """Add a value; one that cannot be pickled counts by its kind."""
+        try:
+            super().save(self._stand_in(obj))
+        except (pickle.PicklingError, TypeError, AttributeError):
+            super().save(type(obj).__qualname__)
+
+    def _stand_in(self, obj: Any) -> Any:
+        """Return what is hashed in place of an object."""
         # The state of a generator does not count: the seed of a run stands in its scenario.
-        if depth > MAX_DEPTH or isinstance(value, np.random.Generator | np.random.BitGenerator | torch.Generator):
-            return
-        if isinstance(value, type | FunctionType | dict | list) or hasattr(value, "__dict__"):
-            if id(value) in self.seen:
-                self.found.update(b"again")
-                return
-            self.seen[id(value)] = value
-        if isinstance(value, torch.Tensor):
-            value = value.detach().cpu().numpy()
-        if value is None or isinstance(value, bool | int | float | complex | str | bytes):
-            self.found.update(repr(value).encode())
-        elif isinstance(value, np.ndarray | np.generic):
-            array = np.asarray(value)
-            self.found.update(f"{array.dtype}{array.shape}".encode())
-            # The bytes of an array of objects are addresses.
-            self.found.update(repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes())
-        elif isinstance(value, type):
-            self.add_class(value)
-        elif isinstance(value, functools.partial):
-            for part in (value.func, value.args, value.keywords):
-                self.add(part, depth + 1)
-        elif isinstance(value, MethodType):
-            self.add(value.__func__, depth + 1)
-            self.add(value.__self__, depth + 1)
-        elif isinstance(value, FunctionType):
-            self.add_function(value, depth)
-        elif isinstance(value, CodeType):
-            self.add_code(value, depth)
-        elif isinstance(value, Mapping):
-            # Sorted: the order of keys depends on how the mapping was made, that of a set also on the process.
-            for key in sorted(value, key=repr):
-                self.add(key, depth + 1)
-                self.add(value[key], depth + 1)
-        elif isinstance(value, set | frozenset):
-            self.found.update("".join(sorted(fingerprint(one) for one in value)).encode())
-        elif isinstance(value, list | tuple | range):
-            self.found.update(f"{len(value)};".encode())
-            for one in value:
-                self.add(one, depth + 1)
-        else:
-            self.add_class(type(value))
-            self.add(getattr(value, "__dict__", None), depth + 1)
+        if isinstance(obj, np.random.Generator | np.random.BitGenerator | torch.Generator):
+            return type(obj).__qualname__
+        if isinstance(obj, torch.Tensor):
+            return obj.detach().cpu().numpy()
+        if isinstance(obj, np.generic):
+            return str(obj.dtype), obj.tolist()
+        if isinstance(obj, set | frozenset):
+            return sorted(fingerprint(one) for one in obj)
+        # Without its file and lines.
+        if isinstance(obj, CodeType):
+            return obj.co_code, obj.co_names, obj.co_varnames, obj.co_freevars, obj.co_consts
+        if isinstance(obj, property):
+            return obj.fget, obj.fset, obj.fdel
+        if isinstance(obj, staticmethod | classmethod):
+            return obj.__func__
+        if isinstance(obj, functools.cached_property):
+            return obj.func
+        if not isinstance(obj, type | FunctionType) or not _counts(obj.__module__):
+            return obj
+        # A class and its methods lead to each other.
+        seen = id(obj) in self._seen
+        self._seen[id(obj)] = obj
+        return obj.__qualname__ if seen else (obj.__qualname__, *_source_of(obj))
 
-    def add_class(self, cls: type) -> None:
-        """Add the modules of a class and of its bases."""
-        self.found.update(cls.__qualname__.encode())
-        modules: list[str] = []
-        for one in cls.__mro__:
-            if _counts(one.__module__) and one.__module__ not in modules:
-                text = module_source(one.__module__)
-                if text is None:
-                    self.add_body(one)
-                else:
-                    modules.append(one.__module__)
-                    self.found.update(text.encode())
 
-    def add_body(self, cls: type) -> None:
-        """Add a class without a file by its attributes."""
-        held: dict[str, Any] = dict(vars(cls))
-        for name, value in sorted(held.items()):
-            if isinstance(value, staticmethod | classmethod):
-                value = value.__func__
-            elif isinstance(value, property):
-                value = (value.fget, value.fset, value.fdel)
-            elif isinstance(value, functools.cached_property):
-                value = value.func
-            # These hold addresses, lines or caches, or differ between versions of Python.
-            if name.startswith("_abc_") or name in (
-                "__dict__", "__weakref__", "__module__", "__doc__", "__firstlineno__", "__static_attributes__",
-                "__abstractmethods__", "__annotations__", "__annotate_func__", "__annotations_cache__",
-            ):  # fmt: skip
-                continue
-            if isinstance(value, FunctionType | tuple | int | float | str | frozenset | list | dict | None):
-                self.found.update(name.encode())
-                self.add(value, 1)
+def _source_of(code: type | FunctionType) -> list[Any]:
+    """Return the source of a class or function, or its parts without a file, and what a function holds."""
+    if isinstance(code, type):
+        modules = dict.fromkeys(one.__module__ for one in code.__mro__ if _counts(one.__module__))
+        texts = {name: module_source(name) for name in modules}
+        bodies = [_body(one) for one in code.__mro__ if one.__module__ in texts and texts[one.__module__] is None]
+        return [[text for text in texts.values() if text is not None], bodies]
+    text = module_source(code.__module__)
+    cells = [_cell_content(cell) for cell in code.__closure__ or ()]
+    held = [code.__defaults__, code.__kwdefaults__, cells]
+    # A module may have several lambdas, which share this name.
+    if text is not None:
+        return [text, held, code.__code__ if code.__name__ == "<lambda>" else None]
+    return [code.__code__, held, _used_by(code)]
 
-    def add_function(self, function: FunctionType, depth: int) -> None:
-        """Add a function: its module's source or its own code, its defaults and the variables that it encloses."""
-        text = module_source(function.__module__) if _counts(function.__module__) else ""
-        self.found.update(function.__qualname__.encode())
-        if text is None:
-            self.add_code(function.__code__, depth)
-            self.add_used(function, depth)
-        else:
-            self.found.update(text.encode())
-            # A module may have several lambdas, which share this name.
-            if function.__name__ == "<lambda>":
-                self.add_code(function.__code__, depth)
-        cells = [_cell_content(cell) for cell in function.__closure__ or ()]
-        for part in (function.__defaults__, function.__kwdefaults__, cells):
-            self.add(part, depth + 1)
 
-    def add_used(self, function: FunctionType, depth: int) -> None:
-        """Add the functions and classes of the same module that a function without a file uses."""
-        # Half of the depth, as a notebook's functions may call each other in long chains.
-        if depth > MAX_DEPTH // 2:
-            return
-        for name in sorted(set(function.__code__.co_names)):
+def _used_by(function: FunctionType) -> dict[str, Any]:
+    """Return the functions and classes of its module that a function without a file uses, through others too."""
+    found: dict[str, Any] = {}
+    unread = [function]
+    # Not by recursion: a notebook's functions may call each other in long chains.
+    while unread:
+        for name in unread.pop().__code__.co_names:
             used = function.__globals__.get(name)
-            if isinstance(used, FunctionType | type) and used.__module__ == function.__module__:
-                self.found.update(name.encode())
-                self.add(used, depth + 2)
+            if name not in found and isinstance(used, FunctionType | type) and used.__module__ == function.__module__:
+                if isinstance(used, FunctionType):
+                    unread.append(used)
+                found[name] = (used.__code__, used.__defaults__) if isinstance(used, FunctionType) else used
+    return found
 
-    def add_code(self, code: CodeType, depth: int) -> None:
-        """Add compiled code without its file and lines."""
-        self.found.update(code.co_code)
-        self.add((code.co_names, code.co_varnames, code.co_freevars), depth + 1)
-        for constant in code.co_consts:
-            self.add(constant, depth + 1)
+
+def _body(cls: type) -> dict[str, Any]:
+    """Return the attributes of a class that its author wrote; others hold addresses, lines or caches."""
+    return {
+        name: value
+        for name, value in vars(cls).items()
+        # Newer versions of Python add a function for annotations.
+        if (isinstance(value, CODE) and name != "__annotate_func__")
+        or (isinstance(value, PLAIN) and not name.startswith(("__", "_abc_")))
+    }
 
 
 def _cell_content(cell: Any) -> Any:

@@ -1,109 +1,27 @@
 """Untrusted folders: check what a folder that another person may have made names, links to and holds.
 
-A plan may name code, or checkpoints elsewhere. A link leads out of the folder. ``plan.json`` and other files must have
-their form before anything else reads them.
+A link leads out of the folder. Labels and texts must be harmless before anything shows them or makes paths of them.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shlex
 import stat
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import tomli_w
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic import ValidationError
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.references import is_reference
 from fedsel_flwr.rounds.untrusted import one_line, shown
-from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
-from fedsel_flwr.simulations.scenario import Scenario
-from fedsel_flwr.simulations.scenario_files import REFERENCE_KEYS
-from fedsel_flwr.simulations.scenario_tables import Count, CountOrZero, Table
 
 MAX_DEPTH = 20
-"""Levels of a plan; ours have four."""
-PLAN_CURE = "Restore the folder from a copy, or begin a new comparison"
-"""The remedy for a plan that cannot be read."""
+"""Levels of a file; ours have four."""
 MAX_FAULTS = 3
 """Faults of a file that an error names; there may be thousands."""
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 """Characters on which a terminal acts, and halves of characters, which no file can hold, but not line ends and tabs."""
-
-
-def referenced_code(plan: Mapping[str, Any]) -> dict[str, str]:
-    """Find what a plan names that runs code: references, and a Ray cluster, which sends objects to unpickle.
-
-    Args:
-        plan: The plan, as its file holds it.
-
-    Returns:
-        Key of the plan -> reference or address.
-
-    >>> plan = {"selectors": [{"label": "mine", "name": "mine.py:Mine"}], "scenario": {"model": {"name": "mlp"}}}
-    >>> referenced_code(plan)
-    {'selectors[0].name': 'mine.py:Mine'}
-    """
-    named = {f"selectors[{number}].name": one["name"] for number, one in enumerate(plan["selectors"])}
-    for key in REFERENCE_KEYS:
-        value: Any = plan["scenario"]
-        for part in key.split("."):
-            value = value.get(part, {})
-        named[f"scenario.{key}"] = value
-    named["where.ray_address"] = plan.get("where", {}).get("ray_address")
-    return {key: value for key, value in named.items() if isinstance(value, str) and is_reference(value)}
-
-
-def check_trusted(folder: Path, plan: Mapping[str, Any], trust: bool, command: str) -> None:
-    """Refuse to load the code that a plan names, unless the user trusts it.
-
-    Args:
-        folder: Of the plan.
-        plan: The plan.
-        trust: Whether it may be loaded.
-        command: The command that loads it.
-
-    Raises:
-        ParameterError: Names each reference, and says what to type.
-    """
-    if trust or not (found := referenced_code(plan)):
-        return
-    named = ", ".join(f"{key} = {value!r}" for key, value in found.items())
-    raise ParameterError(
-        f"{str(folder)!r} names code that would run with your rights: {named}. Read it, and if you trust it, give "
-        f"{command}"
-    )
-
-
-def check_checkpoints(folder: Path, plan: Mapping[str, Any], confirmed: str | None, command: str) -> None:
-    """Refuse a folder of checkpoints outside that of the plan, unless the user has named it.
-
-    Args:
-        folder: Of the plan.
-        plan: The plan.
-        confirmed: The folder of checkpoints that the user has named.
-        command: The command that resumes, without that folder.
-
-    Raises:
-        ParameterError: Names the folder, and says what to type.
-    """
-    place = outside_checkpoints(folder, plan)
-    if confirmed is not None and place is None:
-        raise ParameterError(
-            f"{str(folder)!r} is the folder of a run, which knows its checkpoints. Leave out --checkpoint-dir, or "
-            "begin with the scenario and end with --resume"
-        )
-    # Resolved: the user may name the same folder by another path.
-    if place is not None and (confirmed is None or Path(confirmed).expanduser().resolve() != Path(place).resolve()):
-        raise ParameterError(
-            f"{str(folder)!r} keeps its checkpoints elsewhere, in {place!r}. Check that the folder is yours, and name "
-            f"it: {command} --checkpoint-dir {shlex.quote(place)}"
-        )
 
 
 def check_label(label: str) -> str:
@@ -163,109 +81,6 @@ def _check_plain(path: Path) -> None:
         )
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise ParameterError(f"{str(path)!r} is neither a file nor a folder. Delete it")
-
-
-def outside_checkpoints(folder: Path, plan: Mapping[str, Any]) -> str | None:
-    """Return the folder of a plan's checkpoints if it is outside the plan's own folder."""
-    place = plan.get("checkpoints", {}).get("checkpoint_dir")
-    if place is None or Path(place).resolve().is_relative_to(folder.resolve()):
-        return None
-    return str(place)
-
-
-def _unique(names: list[Any]) -> list[Any]:
-    keys = [getattr(one, "label", one) for one in names]
-    if twice := [key for key in keys if keys.count(key) > 1]:
-        raise ValueError(f"{twice[0]!r} is there twice, expected each once")
-    return names
-
-
-def _read_where(given: Any) -> Any:
-    # A plain dataclass: by itself pydantic would pass over unknown keys.
-    if isinstance(given, RayResources):
-        return given
-    if not isinstance(given, Mapping):
-        raise ValueError("expected an object")
-    if unknown := sorted(given.keys() - RayResources.__dataclass_fields__.keys()):
-        raise ValueError(f"unknown key {shown(unknown[0])}; allowed are {', '.join(RayResources.__dataclass_fields__)}")
-    return RayResources(**given)
-
-
-def _writable(scenario: Scenario) -> Scenario:
-    """Refuse a scenario that the file of a run cannot hold."""
-    # Parameters of selectors may be anything, such as null in JSON, which TOML lacks.
-    try:
-        tomli_w.dumps(scenario.model_dump(exclude={"name"}))
-    except TypeError as error:
-        raise ValueError(f"it cannot be written as TOML: {error}") from None
-    return scenario
-
-
-Label = Annotated[str, AfterValidator(check_label)]
-Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
-
-
-class SelectorEntry(Table):
-    """A selector of a plan; ``name`` is None for one that was given in Python."""
-
-    label: Label
-    name: Annotated[str, Field(min_length=1)] | None
-
-
-class CheckpointOptions(Table):
-    """Options of :func:`~fedsel_flwr.simulations.engine.simulate`."""
-
-    checkpoint_dir: Annotated[str, Field(min_length=1)] | None = None
-    checkpoint_every: CountOrZero | None = None
-
-
-class PlanTable(Table):
-    """The form of ``plan.json``: the fields of :class:`~fedsel_flwr.simulations.comparisons.plan.Plan`.
-
-    ``fingerprints`` tell one version of code and data from another.
-    """
-
-    scenario: Annotated[Scenario, AfterValidator(_writable)]
-    selectors: Annotated[list[SelectorEntry], Field(min_length=1), AfterValidator(_unique)]
-    seeds: Annotated[list[Seed], Field(min_length=1), AfterValidator(_unique)]
-    reference: Label | None = None
-    rounds_on_flower: CountOrZero = 0
-    left_out: dict[Label, str] = Field(default_factory=dict)
-    where: Annotated[RayResources, BeforeValidator(_read_where)] = RayResources()
-    device: str = "cpu"
-    jobs: Count = 1
-    checkpoints: CheckpointOptions = CheckpointOptions()
-    fingerprints: dict[str, Any] | None = None
-
-
-def parse_plan(path: Path) -> dict[str, Any]:
-    """Read a plan and check its form.
-
-    Args:
-        path: Its file.
-
-    Returns:
-        The plan as the file holds it.
-
-    Raises:
-        ParameterError: It is no plan; names the key, its value and what was expected.
-    """
-    try:
-        plan = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ParameterError(f"{str(path)!r} cannot be read: {one_line(str(error))}. {PLAN_CURE}") from error
-    plan = plan if isinstance(plan, dict) else {}
-    # Older plans hold the number of worker processes, which no longer exist.
-    plan.pop("processes", None)
-    if missing := [key for key in ("scenario", "seeds", "selectors") if key not in plan]:
-        raise ParameterError(f"{str(path)!r} is no plan: it lacks {', '.join(missing)}. {PLAN_CURE}")
-    try:
-        # First: the validator goes into nested values, and its errors print them.
-        check_tree(plan)
-        PlanTable.model_validate(plan)
-    except (ValidationError, ParameterError) as error:
-        raise ParameterError(f"{str(path)!r} is no plan: {describe_faults(error)}") from None
-    return plan
 
 
 def check_tree(tree: Any) -> None:

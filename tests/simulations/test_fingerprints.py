@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -279,6 +280,29 @@ def test_fingerprints_are_equal_in_every_process_and_place(tmp_path: Path) -> No
     assert told[0] == told[1]
     assert len(set(told[0])) == 5
     assert told[0][0] == fingerprint(BSFL)
+
+
+def typed(text: str) -> dict[str, Any]:
+    """What a notebook's cell defines, which has no file."""
+    names: dict[str, Any] = {"__name__": "typed"}
+    exec(text, names)
+    return names
+
+
+def test_functions_without_a_file_count_with_those_that_they_use() -> None:
+    cell = "def one(x): return 2 * x\ndef two(x): return one(x)\nclass Net:\n def go(self): return two(1)\n"
+    names, same, other = typed(cell), typed("\n\n" + cell), typed(cell.replace("2 * x", "3 * x"))
+    for name in ("one", "two", "Net"):
+        assert fingerprint(names[name]) == fingerprint(same[name]) != fingerprint(other[name])
+
+
+def test_values_count_by_content_and_else_by_kind() -> None:
+    def held(**parts: Any) -> str:
+        return fingerprint({"lock": threading.Lock(), "random": np.random.default_rng(), **parts})
+
+    assert held(a=np.arange(3), b={"x": 1, 2: {"y", "z"}}) == held(b={2: {"z", "y"}, "x": 1}, a=np.arange(3))
+    assert held(a=np.arange(3)) != held(a=np.arange(3.0))
+    assert held(a=np.float32(1)) != held(a=np.float64(1))
 
 
 def test_the_fingerprint_of_ours_is_its_source_and_that_of_its_bases(monkeypatch: pytest.MonkeyPatch) -> None:

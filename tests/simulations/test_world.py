@@ -162,12 +162,15 @@ def test_clients_keep_time_as_the_scenario_says() -> None:
     assert metrics["compute_s"] != world.system.draw(0, 1).compute_s
 
 
-def test_selectors_of_one_seed_share_one_partition_that_nobody_can_write_to() -> None:
+def test_selectors_of_one_seed_share_data_and_partition_that_nobody_can_write_to() -> None:
     one, other = World(load_scenario("smoke", {"selector": "random"})), World(load_scenario("smoke", {"rounds": 9}))
+    assert one.dataset is other.dataset
     assert one.partitions is other.partitions
     assert World(load_scenario("smoke", {"seed": 77})).partitions is not one.partitions
     with pytest.raises(ValueError, match="read-only"):
         one.partitions[0][0] = 1
+    with pytest.raises(ValueError, match="read-only"):
+        one.dataset.train.inputs[0] = 0.0
 
 
 def test_a_single_client_has_a_partition() -> None:

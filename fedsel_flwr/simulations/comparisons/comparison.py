@@ -5,11 +5,12 @@ from __future__ import annotations
 import html
 import json
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+
+from pydantic_core import from_json, to_json
 
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report.plots import plot_comparison, plot_rounds
@@ -210,11 +211,10 @@ class Comparison:
 
     def figures(self) -> dict[str, Any]:
         """Return everything in JSON's types, null if not finite: ``summary``, a run each, and ``verdict``."""
-        figures: dict[str, Any] = {"summary": [asdict(summary) for summary in self.summaries]}
+        figures: dict[str, Any] = {"summary": self.summaries}
         if found := self.verdict:
-            engines = {"engines": asdict(self.agreement)} if self.agreement else {}
-            figures["verdict"] = asdict(found) | engines
-        return {key: _json_value(value) for key, value in figures.items()}
+            figures["verdict"] = asdict(found) | ({"engines": self.agreement} if self.agreement else {})
+        return cast(dict[str, Any], from_json(to_json(figures, inf_nan_mode="null")))
 
     @classmethod
     def load(cls, *folders: str | Path, reference: str | None = None) -> Comparison:
@@ -330,15 +330,6 @@ def _fixed_settings(scenario: Scenario) -> dict[str, Any]:
     for key, value in scenario.model_dump(exclude=set(VARIED)).items():
         flat |= {f"{key}.{inner}": own for inner, own in value.items()} if isinstance(value, dict) else {key: value}
     return flat
-
-
-def _json_value(value: Any) -> Any:
-    """Return a value in JSON's types, which have neither NaN nor infinity: null."""
-    if isinstance(value, dict):
-        return {key: _json_value(own) for key, own in value.items()}
-    if isinstance(value, list | tuple):
-        return [_json_value(own) for own in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _write_text(text: str, path: str | Path | None) -> str:

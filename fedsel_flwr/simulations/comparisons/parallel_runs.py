@@ -17,11 +17,14 @@ from typing import Any
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError, described
 from fedsel_flwr.references import OWN_FILES, load_reference
 from fedsel_flwr.rounds.history import History, RoundRecord
+from fedsel_flwr.selectors import Selector
 from fedsel_flwr.simulations.comparisons.contenders import Contender
 from fedsel_flwr.simulations.engine import simulate
+from fedsel_flwr.simulations.fingerprints import code_fingerprints
 from fedsel_flwr.simulations.logs import log_file, logging_to
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 """Environment variables from which libraries take their number of threads."""
@@ -44,6 +47,14 @@ class Job:
     scenario: Scenario
     contender: Contender
     place: Mapping[str, Any] = field(default_factory=dict)
+
+    def selector(self) -> Selector | None:
+        """Return a new selector for the run; None if its scenario names it."""
+        return self.contender.selector(self.scenario)
+
+    def code(self, own: OwnParts) -> dict[str, str]:
+        """Return the fingerprints of the run's code, parts of the caller's included."""
+        return code_fingerprints(self.scenario, self.selector(), own)
 
 
 def run_in_parallel(jobs: Sequence[Job], options: Mapping[str, Any], at_a_time: int) -> Generator[RunResult]:
@@ -149,7 +160,7 @@ def _play(own: bytes, shared: bytes, log: Path | None, parent: int) -> RunResult
     options: dict[str, Any] = {**_unpacked(shared), **job.place}
     with logging_to(log) if log else contextlib.nullcontext():
         try:
-            return simulate(job.scenario, selector=job.contender.selector(job.scenario), on_round=on_round, **options)
+            return simulate(job.scenario, selector=job.selector(), on_round=on_round, **options)
         except FedSelError:
             raise
         except Exception as error:

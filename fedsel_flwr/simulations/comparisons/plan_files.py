@@ -1,35 +1,188 @@
-"""Files of a plan: write, read and compare ``plan.json``, and lock the folder of a comparison, to resume it there."""
+"""Files of a plan: the form of ``plan.json``, the code that it names, and the folder of a comparison."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, cast
 
-from fedsel_flwr.checks import whole
+import tomli_w
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationError
+
 from fedsel_flwr.errors import ParameterError, RunError
+from fedsel_flwr.references import is_reference
 from fedsel_flwr.report.run_folder import atomic_write
 from fedsel_flwr.rounds.storage import RUN_IN_USE, FolderLock, lock_folder
+from fedsel_flwr.rounds.untrusted import one_line, shown
 from fedsel_flwr.simulations.existing_runs import CHECKPOINTS, REPLAY_CURE, has_begun
 from fedsel_flwr.simulations.fingerprints import changed_plan_parts
+from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 from fedsel_flwr.simulations.results import read_label
 from fedsel_flwr.simulations.run_record import RUN
-from fedsel_flwr.simulations.untrusted_folders import check_links, parse_plan
+from fedsel_flwr.simulations.scenario import Scenario
+from fedsel_flwr.simulations.scenario_files import REFERENCE_KEYS
+from fedsel_flwr.simulations.scenario_tables import Count, CountOrZero, Table
+from fedsel_flwr.simulations.untrusted_folders import check_label, check_links, check_tree, describe_faults
 
 logger = logging.getLogger("fedsel_flwr")
 PLAN = "plan.json"
 """Name of the file with the plan."""
-FINGERPRINTS = "fingerprints"
-"""Key of the fingerprints of code and data at the time when the plan was written."""
-PLACEMENT_KEYS = ("where", "device", "jobs", "checkpoints", FINGERPRINTS)
+PLACEMENT_KEYS = {"where", "device", "jobs", "checkpoints", "fingerprints"}
 """Keys of a plan that do not say what it runs, but on which resources, or with which code."""
 FOLDER_CURE = "Give a folder that can be written to"
 """The remedy if the folder cannot be written to."""
+PLAN_CURE = "Restore the folder from a copy, or begin a new comparison"
+"""The remedy for a plan that cannot be read."""
 
 
-def write_plan(folder: Path, plan: Mapping[str, Any]) -> None:
+def _unique(names: list[Any]) -> list[Any]:
+    keys = [getattr(one, "label", one) for one in names]
+    if twice := [key for key in keys if keys.count(key) > 1]:
+        raise ValueError(f"{twice[0]!r} is there twice, expected each once")
+    return names
+
+
+def _read_where(given: Any) -> Any:
+    # A plain dataclass: by itself pydantic would pass over unknown keys.
+    if isinstance(given, RayResources):
+        return given
+    if not isinstance(given, Mapping):
+        raise ValueError("expected an object")
+    if unknown := sorted(given.keys() - RayResources.__dataclass_fields__.keys()):
+        raise ValueError(f"unknown key {shown(unknown[0])}; allowed are {', '.join(RayResources.__dataclass_fields__)}")
+    return RayResources(**given)
+
+
+Label = Annotated[str, AfterValidator(check_label)]
+Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
+Where = Annotated[
+    RayResources,
+    BeforeValidator(_read_where),
+    PlainSerializer(lambda where: {name: getattr(where, name) for name in where.non_default}),
+]
+
+
+class SelectorEntry(Table):
+    """A selector of a plan; ``name`` is None for one that was given in Python."""
+
+    label: Label
+    name: Annotated[str, Field(min_length=1)] | None
+
+
+class CheckpointOptions(Table):
+    """Options of :func:`~fedsel_flwr.simulations.engine.simulate`."""
+
+    checkpoint_dir: Annotated[str, Field(min_length=1)] | None = None
+    checkpoint_every: CountOrZero | None = None
+
+
+class PlanForm(Table):
+    """A plan as ``plan.json`` holds it.
+
+    Attributes:
+        scenario: Of all runs, with their engine.
+        selectors: The selectors.
+        seeds: The seeds.
+        reference: Label of the selector that the others are compared with.
+        rounds_on_flower: Rounds of the first run that Flower on Ray plays first.
+        left_out: If all selectors were to run: those that cannot, and why.
+        where: Resources of Ray.
+        device: Device on which the vectorized engine trains.
+        jobs: Number of runs at a time.
+        checkpoints: Options of :func:`~fedsel_flwr.simulations.engine.simulate`.
+        fingerprints: Those of code and data when the plan was written
+            (:func:`~fedsel_flwr.simulations.fingerprints.plan_fingerprints`).
+    """
+
+    scenario: Scenario
+    selectors: Annotated[list[SelectorEntry], Field(min_length=1), AfterValidator(_unique)]
+    seeds: Annotated[list[Seed], Field(min_length=1), AfterValidator(_unique)]
+    reference: Label | None = None
+    rounds_on_flower: CountOrZero = 0
+    left_out: dict[Label, str] = Field(default_factory=dict)
+    where: Where = RayResources()
+    device: str = "cpu"
+    jobs: Count = 1
+    checkpoints: CheckpointOptions = CheckpointOptions()
+    fingerprints: dict[str, Any] | None = None
+
+    def referenced_code(self) -> dict[str, str]:
+        """Find what runs code: references, and a Ray cluster, which sends objects to unpickle.
+
+        Returns:
+            Key of the plan -> reference or address.
+        """
+        named = {f"selectors[{number}].name": one.name for number, one in enumerate(self.selectors)}
+        for key in REFERENCE_KEYS:
+            value: Any = self.scenario
+            for part in key.split("."):
+                value = getattr(value, part)
+            named[f"scenario.{key}"] = value
+        named["where.ray_address"] = self.where.ray_address
+        return {key: value for key, value in named.items() if value is not None and is_reference(value)}
+
+    def outside_checkpoints(self, folder: Path) -> str | None:
+        """Return the folder of the checkpoints if it is outside the plan's own folder."""
+        place = self.checkpoints.checkpoint_dir
+        return None if place is None or Path(place).resolve().is_relative_to(folder.resolve()) else place
+
+    def work(self) -> dict[str, Any]:
+        """Return what the plan runs, without the resources on which it runs."""
+        # As in a file: tuples become lists.
+        return cast(dict[str, Any], json.loads(json.dumps(self.model_dump(exclude=PLACEMENT_KEYS))))
+
+
+def check_trusted(folder: Path, plan: PlanForm, trust: bool, command: str) -> None:
+    """Refuse to load the code that a plan names, unless the user trusts it.
+
+    Args:
+        folder: Of the plan.
+        plan: The plan.
+        trust: Whether it may be loaded.
+        command: The command that loads it.
+
+    Raises:
+        ParameterError: Names each reference, and says what to type.
+    """
+    if trust or not (found := plan.referenced_code()):
+        return
+    named = ", ".join(f"{key} = {value!r}" for key, value in found.items())
+    raise ParameterError(
+        f"{str(folder)!r} names code that would run with your rights: {named}. Read it, and if you trust it, give "
+        f"{command}"
+    )
+
+
+def check_checkpoints(folder: Path, plan: PlanForm, confirmed: str | None, command: str) -> None:
+    """Refuse a folder of checkpoints outside that of the plan, unless the user has named it.
+
+    Args:
+        folder: Of the plan.
+        plan: The plan.
+        confirmed: The folder of checkpoints that the user has named.
+        command: The command that resumes, without that folder.
+
+    Raises:
+        ParameterError: Names the folder, and says what to type.
+    """
+    place = plan.outside_checkpoints(folder)
+    if confirmed is not None and place is None:
+        raise ParameterError(
+            f"{str(folder)!r} is the folder of a run, which knows its checkpoints. Leave out --checkpoint-dir, or "
+            "begin with the scenario and end with --resume"
+        )
+    # Resolved: the user may name the same folder by another path.
+    if place is not None and (confirmed is None or Path(confirmed).expanduser().resolve() != Path(place).resolve()):
+        raise ParameterError(
+            f"{str(folder)!r} keeps its checkpoints elsewhere, in {place!r}. Check that the folder is yours, and name "
+            f"it: {command} --checkpoint-dir {shlex.quote(place)}"
+        )
+
+
+def write_plan(folder: Path, plan: PlanForm) -> None:
     """Write the plan of a folder.
 
     Raises:
@@ -37,31 +190,51 @@ def write_plan(folder: Path, plan: Mapping[str, Any]) -> None:
     """
     try:
         with atomic_write(folder / PLAN) as temporary:
-            temporary.write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
+            temporary.write_text(json.dumps(plan.model_dump(), indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise RunError(f"{str(folder)!r} cannot be begun: {error.strerror or error}. {FOLDER_CURE}") from error
 
 
-def read_plan(folder: Path) -> dict[str, Any]:
+def read_plan(folder: Path) -> PlanForm:
     """Read the plan of a folder, or make one from the record of a single run.
 
     Raises:
-        ParameterError: There is nothing to resume, or a link; says what was expected.
+        ParameterError: There is nothing to resume, a link, or a file that is no plan; names the key, its value and
+            what was expected.
     """
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
         raise ParameterError(f"{str(folder)!r} {what}. Give the folder of the run, or of the comparison, to resume")
     check_links(folder)
-    if not (folder / PLAN).is_file():
+    path = folder / PLAN
+    if not path.is_file():
         if not has_begun(folder):
             raise ParameterError(
                 f"{str(folder)!r} holds nothing to resume: it has no {PLAN} and no {RUN}, which fedsel run and "
                 "compare write first. Give another folder, or leave --resume out"
             )
         label, scenario = read_label(folder)
-        one = {"label": label, "name": scenario.selector}
-        return {"scenario": scenario.model_dump(), "selectors": [one], "seeds": [scenario.seed]}
-    return parse_plan(folder / PLAN)
+        return PlanForm(
+            scenario=scenario, selectors=[SelectorEntry(label=label, name=scenario.selector)], seeds=[scenario.seed]
+        )
+    try:
+        plan = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ParameterError(f"{str(path)!r} cannot be read: {one_line(str(error))}. {PLAN_CURE}") from error
+    plan = plan if isinstance(plan, dict) else {}
+    # Older plans hold the number of worker processes, which no longer exist.
+    plan.pop("processes", None)
+    if missing := [key for key in ("scenario", "seeds", "selectors") if key not in plan]:
+        raise ParameterError(f"{str(path)!r} is no plan: it lacks {', '.join(missing)}. {PLAN_CURE}")
+    try:
+        # First: the validator goes into nested values, and its errors print them.
+        check_tree(plan)
+        form = PlanForm.model_validate(plan)
+        # Parameters of selectors may be anything, such as null in JSON, which the file of a run cannot hold.
+        tomli_w.dumps(form.scenario.model_dump(exclude={"name"}))
+    except (ValidationError, ParameterError, TypeError) as error:
+        raise ParameterError(f"{str(path)!r} is no plan: {describe_faults(error)}") from None
+    return form
 
 
 def check_plan(folder: Path, here: Mapping[str, Any]) -> None:
@@ -76,14 +249,14 @@ def check_plan(folder: Path, here: Mapping[str, Any]) -> None:
         RunError: Names what has changed.
     """
     # Without a plan, or with one that has no fingerprints, each run compares its own when it is resumed.
-    there = read_plan(folder).get(FINGERPRINTS) if (folder / PLAN).is_file() else None
-    if isinstance(there, Mapping) and (names := changed_plan_parts(there, here)):
+    there = read_plan(folder).fingerprints if (folder / PLAN).is_file() else None
+    if there is not None and (names := changed_plan_parts(there, here)):
         raise RunError(
             f"{str(folder)!r} was begun with other code or data than there is now: {', '.join(names)}. {REPLAY_CURE}"
         )
 
 
-def find_newest_run(plan: Mapping[str, Any], root: Path, skipped: Callable[[str], None] = logger.warning) -> Path:
+def find_newest_run(plan: PlanForm, root: Path, skipped: Callable[[str], None] = logger.warning) -> Path:
     """Find the newest folder with the same plan.
 
     Args:
@@ -94,8 +267,6 @@ def find_newest_run(plan: Mapping[str, Any], root: Path, skipped: Callable[[str]
     Raises:
         ParameterError: There is none.
     """
-    # Through JSON, as the plans in folders: tuples become lists.
-    wanted = _without_placement(json.loads(json.dumps(plan)))
     # A link is found too, so that reading it refuses it by name. Its own time counts, not that of its target.
     found = [place for place in root.glob(f"*/{PLAN}") if place.is_file() or place.is_symlink()]
     for place in sorted(found, key=lambda path: path.lstat().st_mtime, reverse=True):
@@ -104,7 +275,7 @@ def find_newest_run(plan: Mapping[str, Any], root: Path, skipped: Callable[[str]
         except ParameterError as error:
             skipped(f"a folder is skipped: {error}")
             continue
-        if _without_placement(there) == wanted:
+        if there.work() == plan.work():
             return place.parent
     raise ParameterError(
         f"no run in {str(root)!r} was begun with these arguments. Give its folder, as in --resume runs/NAME, or leave "
@@ -153,28 +324,3 @@ def lock_comparison(folder: Path) -> FolderLock | None:
     except OSError as error:
         raise RunError(f"{str(folder)!r} cannot be begun: {error.strerror or error}. {FOLDER_CURE}") from error
     return lock_folder(folder, RUN_IN_USE)
-
-
-def read_seeds(seeds: int | Sequence[int], first: int) -> list[int]:
-    """Read the seeds of a comparison.
-
-    Args:
-        seeds: The number of seeds, or the seeds themselves.
-        first: The first seed, if a number is given.
-
-    Raises:
-        ParameterError: There is none, one is given twice, or something is no seed.
-    """
-    # A text is a sequence too: "12" would be read as the seeds 1 and 2.
-    if isinstance(seeds, str):
-        raise ParameterError(f"seeds must be a whole number of seeds, or a list of seeds, got the text {seeds!r}")
-    if not isinstance(seeds, Sequence):
-        return list(range(first, first + whole("seeds", seeds, 1)))
-    numbers = [whole("seeds", seed, 0) for seed in seeds]
-    if not numbers or len(set(numbers)) != len(numbers):
-        raise ParameterError(f"seeds must be a number of seeds, or at least one seed and none twice, got {list(seeds)}")
-    return numbers
-
-
-def _without_placement(plan: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in plan.items() if key not in PLACEMENT_KEYS}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -19,6 +20,8 @@ MODELS = ("logistic", "mlp", "cnn", "cnn5", "cnn3", "vgg11", "linear")
 """The names that :func:`build_model` knows."""
 REGRESSORS = ("linear",)
 """The models that predict a number; the others classify."""
+SMALLEST_IMAGES = {"cnn": 4, "cnn5": 4, "cnn3": 18, "vgg11": 32}
+"""The models that read images -> the least height and width, pixels."""
 
 
 def build_model(name: str, input_shape: Sequence[int], num_classes: int, seed: int) -> nn.Module:
@@ -53,19 +56,25 @@ def build_model(name: str, input_shape: Sequence[int], num_classes: int, seed: i
         raise ParameterError(f"input_shape must hold positive sizes, got {tuple(input_shape)}")
     num_classes = 1 if name in REGRESSORS else whole("num_classes", num_classes, 2)
     seed = whole("seed", seed, 0)
+    if name in SMALLEST_IMAGES:
+        _check_image(name, input_shape, SMALLEST_IMAGES[name])
     with torch_seeded(seed):
         if name in ("logistic", "linear"):
             return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), num_classes))
         if name == "mlp":
-            return _mlp(math.prod(input_shape), num_classes)
+            return nn.Sequential(nn.Flatten(), *_dense(math.prod(input_shape), 64, 30, num_classes))
         if name == "vgg11":
-            _check_image(name, input_shape, 32)
             return vgg11(input_shape, num_classes)
+        channels, *sides = input_shape
         if name == "cnn3":
-            _check_image(name, input_shape, 18)
-            return _cnn3(input_shape, num_classes)
-        _check_image(name, input_shape, 4)
-        return (_cnn if name == "cnn" else _cnn5)(input_shape, num_classes)
+            # Each convolution without padding takes 2 pixels, each pooling halves: 4x4 remain of 32x32.
+            left = [((side - 2) // 2 - 2) // 2 - 2 for side in sides]
+            features = [*_pooled(channels, 32, 3), *_pooled(32, 64, 3), nn.Conv2d(64, 64, kernel_size=3), nn.ReLU()]
+            return nn.Sequential(*features, nn.Flatten(), *_dense(64 * math.prod(left), 64, num_classes))
+        size = 3 if name == "cnn" else 5
+        features = [*_pooled(channels, 16, size, size // 2), *_pooled(16, 32, size, size // 2), nn.Flatten()]
+        dropout = [nn.Dropout(0.25)] if name == "cnn" else []
+        return nn.Sequential(*features, *dropout, nn.Linear(32 * math.prod(side // 4 for side in sides), num_classes))
 
 
 @contextlib.contextmanager
@@ -157,15 +166,17 @@ def count_multiplications(model: nn.Module, example: npt.NDArray[np.float32]) ->
     return int(count)
 
 
-def _mlp(num_inputs: int, num_classes: int) -> nn.Module:
-    return nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(num_inputs, 64),
-        nn.ReLU(),
-        nn.Linear(64, 30),
-        nn.ReLU(),
-        nn.Linear(30, num_classes),
-    )
+def _pooled(channels: int, width: int, size: int, padding: int = 0) -> list[nn.Module]:
+    """Return a convolution with rectifier and 2x2 max-pooling."""
+    return [nn.Conv2d(channels, width, kernel_size=size, padding=padding), nn.ReLU(), nn.MaxPool2d(2)]
+
+
+def _dense(*widths: int) -> list[nn.Module]:
+    """Return dense layers of these widths, with rectifiers between them."""
+    layers: list[nn.Module] = []
+    for before, after in itertools.pairwise(widths):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return layers[:-1]
 
 
 def _check_image(name: str, input_shape: Sequence[int], least: int) -> None:
@@ -175,52 +186,3 @@ def _check_image(name: str, input_shape: Sequence[int], least: int) -> None:
             f"the model {name!r} reads images (channels, height, width) of at least {least}x{least} pixels, got "
             f"{tuple(input_shape)}"
         )
-
-
-def _cnn(input_shape: Sequence[int], num_classes: int) -> nn.Module:
-    channels, height, width = input_shape
-    return nn.Sequential(
-        nn.Conv2d(channels, 16, kernel_size=3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, kernel_size=3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Dropout(0.25),
-        nn.Linear(32 * (height // 4) * (width // 4), num_classes),
-    )
-
-
-def _cnn5(input_shape: Sequence[int], num_classes: int) -> nn.Module:
-    channels, height, width = input_shape
-    return nn.Sequential(
-        nn.Conv2d(channels, 16, kernel_size=5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, kernel_size=5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(32 * (height // 4) * (width // 4), num_classes),
-    )
-
-
-def _cnn3(input_shape: Sequence[int], num_classes: int) -> nn.Module:
-    channels, *sides = input_shape
-    # Each convolution without padding takes 2 pixels, each pooling halves: 4x4 remain of 32x32.
-    left = [((side - 2) // 2 - 2) // 2 - 2 for side in sides]
-    return nn.Sequential(
-        nn.Conv2d(channels, 32, kernel_size=3),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, kernel_size=3),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(64, 64, kernel_size=3),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(64 * math.prod(left), 64),
-        nn.ReLU(),
-        nn.Linear(64, num_classes),
-    )

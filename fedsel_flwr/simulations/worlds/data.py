@@ -7,7 +7,6 @@ from the network.
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -130,8 +129,8 @@ def load_dataset(
     """
     one_of("data set", name, DATASETS)
     seed = whole("seed", seed, 0)
-    validation_fraction = _fraction("validation_fraction", validation_fraction)
-    test_fraction = _fraction("test_fraction", test_fraction)
+    validation_fraction = real("validation_fraction", validation_fraction, above=0.0, below=1.0)
+    test_fraction = real("test_fraction", test_fraction, above=0.0, below=1.0)
     # One seed for each split, so that another test fraction does not change how the rest is divided.
     test_seed, validation_seed = (int(word) for word in np.random.SeedSequence(seed).generate_state(2))
     if name == "synthetic-regression":
@@ -161,46 +160,6 @@ def load_dataset(
         num_classes=int(labels.max()) + 1,
         input_shape=tuple(int(size) for size in pixels.shape[1:]),
     )
-
-
-@functools.lru_cache(maxsize=2)
-def cached_dataset(
-    name: str,
-    *,
-    data_dir: str | os.PathLike[str] | None = None,
-    seed: int = 0,
-    validation_fraction: float = 0.1,
-    test_fraction: float = 0.2,
-    synthetic: Synthetic = Synthetic(),  # noqa: B008 (frozen)
-) -> Dataset:
-    """Load a data set once per process, as :func:`load_dataset` does, with read-only arrays.
-
-    Args:
-        name: See :func:`load_dataset`, also for the other arguments, the result and the errors.
-        data_dir: The folder with the files. FEDSEL_DATA is read at the first call only.
-        seed: Draws the splits.
-        validation_fraction: Share of the examples outside the test set.
-        test_fraction: Share of all examples, for "digits" and synthetic data.
-        synthetic: Size and noise of synthetic data.
-
-    Returns:
-        The data set: the same object for the same arguments (the two last used are kept).
-    """
-    return load_dataset(
-        name,
-        data_dir=data_dir,
-        seed=seed,
-        validation_fraction=validation_fraction,
-        test_fraction=test_fraction,
-        synthetic=synthetic,
-    ).read_only()
-
-
-def _fraction(name: str, value: float) -> float:
-    fraction = real(name, value)
-    if not 0.0 < fraction < 1.0:
-        raise ParameterError(f"{name} must lie between 0 and 1, both excluded, got {value!r}")
-    return fraction
 
 
 def split_rows(

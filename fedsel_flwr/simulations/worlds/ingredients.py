@@ -20,15 +20,15 @@ from fedsel_flwr.references import is_reference, load_reference
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_tables import PYTHON_PREFIX
 from fedsel_flwr.simulations.worlds.architectures import MODELS, REGRESSORS, build_model, torch_seeded
-from fedsel_flwr.simulations.worlds.data import Dataset, cached_dataset
+from fedsel_flwr.simulations.worlds.data import Dataset, load_dataset
 from fedsel_flwr.simulations.worlds.own_data import OwnData, SeededData, as_own_data
 from fedsel_flwr.simulations.worlds.partitions import partition_indices
 
 Partitions = Sequence[IntArray]
 """Client -> rows of the training set."""
 MakeModel = Callable[..., nn.Module]
-_PARTITION_KEYS = {"name", "seed", "num_clients", "clients_per_round", "data", "partition"}
-"""Scenario keys that a partition depends on, and those that every scenario must have."""
+_DATA_KEYS = {"name", "seed", "num_clients", "clients_per_round", "data", "partition"}
+"""Scenario keys that data and partition depend on, and those that every scenario must have."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,12 +93,27 @@ def data_of(scenario: Scenario, own: OwnParts) -> tuple[Dataset, Partitions]:
         ParameterError: The data cannot be found, hold no usable examples, or cannot be partitioned as the scenario
             says.
     """
-    given = own_data_of(scenario, own)
+    # As JSON of the keys that matter: a scenario is not hashable, and another selector must find the same entry.
+    return _load_data(scenario.model_dump_json(include=_DATA_KEYS), own.data)
+
+
+# One entry: a comparison runs all its selectors on one seed, then on the next.
+@lru_cache(maxsize=1)
+def _load_data(text: str, own: OwnData | SeededData | None) -> tuple[Dataset, Partitions]:
+    scenario = Scenario.model_validate_json(text)
+    given, data = own_data_of(scenario, OwnParts(data=own)), scenario.data
     if given is None:
-        # As JSON of the keys that matter: a scenario is not hashable, and another selector must find the same entry.
-        return dataset_of(scenario), _cached_partitions(scenario.model_dump_json(include=_PARTITION_KEYS))
-    given = _data_of_seed(given, scenario.seed)
-    dataset = _read_own_data(given, scenario.seed, scenario.data.validation_fraction)
+        dataset = load_dataset(
+            data.dataset,
+            data_dir=data.data_dir or None,
+            seed=scenario.seed,
+            validation_fraction=data.validation_fraction,
+            test_fraction=data.test_fraction,
+            synthetic=data.synthetic(),
+        ).read_only()
+        return dataset, _draw_partitions(scenario, dataset)
+    given = given.of(scenario.seed)
+    dataset = given.dataset(scenario.seed, data.validation_fraction).read_only()
     if given.partition is None:
         return dataset, _draw_partitions(scenario, dataset)
     rows = given.rows(len(dataset.train))
@@ -108,19 +123,6 @@ def data_of(scenario: Scenario, own: OwnParts) -> tuple[Dataset, Partitions]:
             "Make them equal."
         )
     return dataset, rows
-
-
-def dataset_of(scenario: Scenario) -> Dataset:
-    """Return the data set that a scenario names, loaded once per process."""
-    data = scenario.data
-    return cached_dataset(
-        data.dataset,
-        data_dir=data.data_dir or None,
-        seed=scenario.seed,
-        validation_fraction=data.validation_fraction,
-        test_fraction=data.test_fraction,
-        synthetic=data.synthetic(),
-    )
 
 
 def objective_of(dataset: Dataset, own: OwnParts) -> Objective:
@@ -261,23 +263,6 @@ def _takes_seed(make: Callable[..., Any]) -> bool:
         return next(iter(inspect.signature(make).parameters), None) == "seed"
     except ValueError:
         return False
-
-
-@lru_cache(maxsize=2)
-def _data_of_seed(given: OwnData | SeededData, seed: int) -> OwnData:
-    """Return the data of a seed, made once for all selectors that a comparison runs on it."""
-    return given.of(seed)
-
-
-@lru_cache(maxsize=2)
-def _read_own_data(given: OwnData, seed: int, validation_fraction: float) -> Dataset:
-    return given.dataset(seed, validation_fraction).read_only()
-
-
-@lru_cache(maxsize=1)
-def _cached_partitions(text: str) -> Partitions:
-    scenario = Scenario.model_validate_json(text)
-    return _draw_partitions(scenario, dataset_of(scenario))
 
 
 def _draw_partitions(scenario: Scenario, dataset: Dataset) -> Partitions:
