@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from numbers import Integral, Real
 from typing import Any, Final, Literal
 
@@ -66,11 +67,15 @@ def real(
         ("of at most", at_most, operator.le),
     ]
     given = [(words, limit, holds) for words, limit, holds in limits if limit is not None]
-    ok = isinstance(value, Real) and not isinstance(value, bool | np.bool_) and math.isfinite(value)
-    if not ok or not all(holds(float(value), limit) for _, limit, holds in given):  # type: ignore[arg-type]
+    number = math.nan
+    if isinstance(value, Real) and not isinstance(value, bool | np.bool_):
+        # An integer of 400 digits is no float.
+        with suppress(OverflowError):
+            number = float(value)
+    if not math.isfinite(number) or not all(holds(number, limit) for _, limit, holds in given):
         wanted = " and ".join(f"{words} {limit:g}" for words, limit, _ in given)
         raise ParameterError(f"{name} must be a finite number{' ' if wanted else ''}{wanted}, got {value!r}")
-    return float(value)  # type: ignore[arg-type]
+    return number
 
 
 def fraction(name: str, value: object) -> float:

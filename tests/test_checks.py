@@ -58,6 +58,8 @@ def test_a_number_without_limits() -> None:
     assert real("rate", np.float32(-2.5)) == -2.5
     with pytest.raises(ParameterError, match=r"^rate must be a finite number, got nan$"):
         real("rate", math.nan)
+    with pytest.raises(ParameterError, match=r"^rate must be a finite number, got 10{400}$"):
+        real("rate", 10**400)
 
 
 def test_a_fraction_includes_its_ends() -> None:

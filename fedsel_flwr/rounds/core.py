@@ -64,7 +64,22 @@ class SelectionCore:
         for limit in ("max_clients", "max_new_per_round", "evict_after"):
             if (given := getattr(settings, limit)) is not None:
                 setattr(roster, limit, given)
-        self.parts = _new_parts(selector, settings, roster, client_values)
+        measurer = Measurer(selector, settings)
+        self.parts = Parts(
+            selector=selector,
+            roster=roster,
+            roll_call=RollCall(settings.roll_call_timeout),
+            registrar=Registrar(selector, settings, roster, measurer, client_values),
+            probing=Probing(selector, roster, settings),
+            busy=Busy(settings.busy_timeout),
+            cooldown=Cooldown(settings.cooldown),
+            newcomer_quota=NewcomerQuota(roster),
+            participation=Participation(settings.max_participation),
+            cold_starts=ColdStarts(),
+            measurer=measurer,
+            reporter=Reporter(selector, roster, settings.max_latency),
+            history=History(),
+        )
         self.ending = StopCriteria(selector, self.parts.history, settings.budget, settings.should_stop)
         self.numbering, self._identities = RoundNumbering(), IdentityResolver(settings)
         parts = self.parts
@@ -315,25 +330,3 @@ class Parts(NamedTuple):
     measurer: Measurer
     reporter: Reporter
     history: History
-
-
-def _new_parts(
-    selector: Selector, settings: Settings, roster: Roster, client_values: tuple[ClientValues, ...]
-) -> Parts:
-    """Return the owners of a new run."""
-    measurer = Measurer(selector, settings)
-    return Parts(
-        selector=selector,
-        roster=roster,
-        roll_call=RollCall(settings.roll_call_timeout),
-        registrar=Registrar(selector, settings, roster, measurer, client_values),
-        probing=Probing(selector, roster, settings),
-        busy=Busy(settings.busy_timeout),
-        cooldown=Cooldown(settings.cooldown),
-        newcomer_quota=NewcomerQuota(roster),
-        participation=Participation(settings.max_participation),
-        cold_starts=ColdStarts(),
-        measurer=measurer,
-        reporter=Reporter(selector, roster, settings.max_latency),
-        history=History(),
-    )

@@ -9,7 +9,6 @@ import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -112,7 +111,7 @@ class Registrar:
         self,
         properties: Mapping[str, ClientProperties],
         round: int,
-        known: Mapping[str, ConnectionIdentity] = MappingProxyType({}),
+        known: Mapping[str, ConnectionIdentity],
     ) -> tuple[dict[int, str], IntArray]:
         """Bind connections to rows.
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import Field, dataclass, field, fields
-from functools import partial
+from dataclasses import dataclass, field, fields
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from fedsel_flwr.aggregation import SCHEMES
@@ -72,21 +72,6 @@ class MetricKeys:
         return str(getattr(self, column, None) or COLUMNS[column].key)
 
 
-def checked(option: Field[Any], name: str, value: object) -> Any:
-    """Return the value of an option, as its check returns it; None needs no check if it is the default.
-
-    Args:
-        option: A field of :class:`Options`.
-        name: What the user calls it, for messages.
-        value: The value.
-
-    Raises:
-        ParameterError: The value is not allowed.
-    """
-    check: Check | None = option.metadata.get("check")
-    return value if check is None or (value is None and option.default is None) else check(name, value)
-
-
 def _rule(check: Check, key: str = "", unset: object = None) -> dict[str, object]:
     """Declare how an option is checked, and its key in a scenario's table ``aggregation``.
 
@@ -105,10 +90,17 @@ def _cooldown(name: str, value: object) -> object:
 
 
 def _max_examples(name: str, value: object) -> MaxExamples:
-    return "auto" if value == "auto" else whole(name, value, 1)
+    return "auto" if value == "auto" else _count(name, value)
 
 
-COUNT = partial(whole, minimum=1)
+def _count(name: str, value: object, minimum: int = 1) -> int:
+    number = whole(name, value, minimum)
+    # Larger ones are no exact floats, and soon no NumPy integers.
+    if number > 2**53:
+        raise ParameterError(f"{name} must be at most 2^53, got {value!r}")
+    return number
+
+
 ABOVE_0 = partial(real, above=0.0)
 BELOW_1 = partial(real, at_least=0.0, below=1.0)
 AT_LEAST_0 = partial(real, at_least=0.0)
@@ -203,10 +195,10 @@ class Options:
     """
 
     max_latency: float | None = field(default=None, metadata=_rule(ABOVE_0))
-    min_completed: int = field(default=1, metadata=_rule(COUNT, key="min_completed"))
-    min_available: int | None = field(default=None, metadata=_rule(COUNT))
+    min_completed: int = field(default=1, metadata=_rule(_count, key="min_completed"))
+    min_available: int | None = field(default=None, metadata=_rule(_count))
     wait_timeout: float = field(default=600.0, metadata=_rule(AT_LEAST_0, key="wait_timeout_s"))
-    channels: int | None = field(default=None, metadata=_rule(COUNT))
+    channels: int | None = field(default=None, metadata=_rule(_count))
     clock: Clock = field(default="virtual", metadata=_rule(partial(one_of, allowed=get_args(Clock))))
     clock_slack: float | None = field(default=None, metadata=_rule(AT_LEAST_0))
     identity: Identity | None = field(default=None, metadata=_rule(partial(one_of, allowed=get_args(Identity))))
@@ -217,10 +209,10 @@ class Options:
     max_update_norm: float | None = field(default=None, metadata=_rule(ABOVE_0, key="max_update_norm", unset=0.0))
     max_examples: MaxExamples | None = field(default=None, metadata=_rule(_max_examples, key="max_examples", unset=0))
     max_participation: float | None = field(default=None, metadata=_rule(SHARE, key="max_participation", unset=0.0))
-    warmup_rounds: int = field(default=0, metadata=_rule(partial(whole, minimum=0), key="warmup_rounds"))
-    max_clients: int | None = field(default=None, metadata=_rule(COUNT))
-    max_new_per_round: int | None = field(default=None, metadata=_rule(COUNT))
-    evict_after: int | None = field(default=None, metadata=_rule(COUNT))
+    warmup_rounds: int = field(default=0, metadata=_rule(partial(_count, minimum=0), key="warmup_rounds"))
+    max_clients: int | None = field(default=None, metadata=_rule(_count))
+    max_new_per_round: int | None = field(default=None, metadata=_rule(_count))
+    evict_after: int | None = field(default=None, metadata=_rule(_count))
     metric_keys: MetricKeys | None = None
     roll_call_timeout: float = field(default=60.0, metadata=_rule(ABOVE_0))
     averaging: str | None = field(default=None, metadata=_rule(SCHEME, key="averaging", unset=""))
@@ -237,12 +229,14 @@ class Options:
     checkpoint_every: int = 1
     keep_checkpoints: int = 3
     resume: Resume = False
-    total_rounds: int | None = field(default=None, metadata=_rule(COUNT))
+    total_rounds: int | None = field(default=None, metadata=_rule(_count))
 
     def __post_init__(self) -> None:
         """Check every value."""
         for one in fields(Options):
-            object.__setattr__(self, one.name, checked(one, one.name, getattr(self, one.name)))
+            value, check = getattr(self, one.name), one.metadata.get("check")
+            if check is not None and (value is not None or one.default is not None):
+                object.__setattr__(self, one.name, check(one.name, value))
         if self.checkpoint_dir is None and self.resume:
             raise ParameterError(
                 f"resume={self.resume!r} needs checkpoint_dir. Give the folder that holds the run's checkpoints"
@@ -278,7 +272,7 @@ class Settings(Options):
                 "max_update_norm out"
             )
 
-    @property
+    @cached_property
     def keys(self) -> MetricKeys:
         """The names under which clients report."""
         return self.metric_keys or MetricKeys()

@@ -21,7 +21,7 @@ from fedsel_flwr.clients.streams import stream
 from fedsel_flwr.clients.system import SystemModel
 from fedsel_flwr.clients.training_settings import Augmentation, TrainingSettings
 from fedsel_flwr.references import is_reference
-from fedsel_flwr.rounds.settings import Options, checked
+from fedsel_flwr.rounds.settings import Options
 from fedsel_flwr.wireless import OFDMAChannel
 
 OptionTable = TypeVar("OptionTable", bound=BaseModel)
@@ -278,7 +278,7 @@ def _option_value(option: OptionField[Any], key: str, value: Any) -> Any:
     # A boolean is no number, although False equals 0.
     if option.default is None and value == unset and not isinstance(value, bool):
         return unset
-    return checked(option, key, value)
+    return option.metadata["check"](key, value)
 
 
 @with_options

@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 
 import fedsel_flwr.rounds
-from fedsel_flwr.errors import ParameterError, RunError
+from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.core import SelectionCore
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.rounds.run_length import RoundNumbering
-from fedsel_flwr.rounds.settings import Settings, resolve_settings
 from fedsel_flwr.selectors import PCZFL, create
 from tests.processes import ROOT, Command
 from tests.rounds.written import Written, core_of, facts
@@ -254,25 +253,6 @@ def test_vectors_of_another_length_are_missing_in_their_row_alone() -> None:
     core.finish(MODEL)
     nothing = [np.nan, np.nan]
     np.testing.assert_array_equal(spy.reports[0].gradient, [[1.0, 2.0], nothing, [3.0, 4.0], nothing])  # type: ignore[arg-type]
-
-
-# ---- options ---------------------------------------------------------------------------------------------------------
-
-
-def test_options_are_settled_once_for_every_adapter() -> None:
-    selector = create("cs-ucb", clients_per_round=3, max_latency=7.0)
-    settings = resolve_settings(selector)
-    assert (settings.max_latency, settings.channels, settings.averaging, settings.filter) == (7.0, 3, None, None)
-    assert resolve_settings(create("pczfl")).channels is None
-    assert resolve_settings(create("gpfl", clients_per_round=3, total_rounds=9)).averaging == "mean"
-    assert (
-        resolve_settings(create("gpfl", clients_per_round=3, total_rounds=9), averaging="fedpdp").averaging == "fedpdp"
-    )
-    with pytest.raises(ParameterError, match=r"max_latency is 5\.0 for the strategy but 7\.0 for"):
-        resolve_settings(selector, max_latency=5.0)
-    for wrong in ({"clock": "sundial"}, {"channels": 0}, {"clock_slack": -1.0}, {"averaging": "median"}):
-        with pytest.raises(ParameterError, match=next(iter(wrong))):
-            Settings(**wrong)  # type: ignore[arg-type]
 
 
 # ---- imports ---------------------------------------------------------------------------------------------------------

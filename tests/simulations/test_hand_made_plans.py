@@ -188,8 +188,9 @@ def parent(plan: Plan, path: tuple[Any, ...]) -> Any:
 def another_kind(plan: Plan, draw: random.Random) -> str:
     path = draw.choice(list(places(plan)))
     inner = parent(plan, path)
+    allowed = {None} if path[-1] in NULL else {False} if path[-1] == "cooldown" else set()
     inner[path[-1]] = draw.choice(
-        [value for value in OF_ANOTHER_KIND[kind(inner[path[-1]])] if value is not None or path[-1] not in NULL]
+        [value for value in OF_ANOTHER_KIND[kind(inner[path[-1]])] if not any(value is one for one in allowed)]
     )
     return json.dumps(plan)
 

@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 
+from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds import settings
-from fedsel_flwr.rounds.settings import Options
-from fedsel_flwr.selectors import Random
+from fedsel_flwr.rounds.settings import Options, Settings, resolve_settings
+from fedsel_flwr.selectors import Random, create
 from fedsel_flwr.simulations import load_scenario
+from fedsel_flwr.simulations.scenario_files import replace_keys
 from fedsel_flwr.strategies import SelectionStrategy, message
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +33,7 @@ path = Path(sys.argv[1])
 line = "    min_completed: int = "
 source = path.read_text(encoding="utf-8")
 assert source.count(line) == 1
-patience = 'patience: int = field(default=3, metadata=_rule(COUNT, key="patience"))'
+patience = 'patience: int = field(default=3, metadata=_rule(_count, key="patience"))'
 spec = spec_from_file_location("fedsel_flwr.rounds.settings", path)
 module = module_from_spec(spec)
 sys.modules["fedsel_flwr.rounds.settings"] = module
@@ -39,7 +41,7 @@ exec(compile(source.replace(line, f"    {patience}\\n{line}"), str(path), "exec"
 
 from fedsel_flwr import strategies
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors import Random
+from fedsel_flwr.selectors import Random, create
 from fedsel_flwr.simulations import load_scenario
 from fedsel_flwr.simulations.on_flower.building import make_strategy
 from fedsel_flwr.simulations.scenario_files import override_keys
@@ -102,9 +104,37 @@ def test_a_scenarios_keys_are_the_options_that_name_one() -> None:
     options = load_scenario("smoke", {"aggregation.max_examples": 7, "aggregation.filter": "accuracy"}).aggregation
     assert options.options()["max_examples"] == 7
     assert options.options()["filter"].score == "accuracy"
-    # 0 and "" stand for None, as TOML has none
+    # 0 and "" stand for None, as TOML has none; a plan's null is refused
     unset = ("round_deadline_s", "max_update_norm", "max_examples", "max_participation", "averaging", "filter")
     assert [table.options()[name] for name in unset] == [None] * len(unset)
+    for name in unset:
+        with pytest.raises(ParameterError, match=name):
+            replace_keys({**load_scenario("smoke").model_dump(), "aggregation": {name: None}}, {})
+
+
+@pytest.mark.parametrize("value", [10**400, 2**53 + 1, True, "3", float("nan"), [3]])
+def test_numbers_that_no_array_holds_are_refused_in_python_and_in_scenarios(value: Any) -> None:
+    for name in ("max_examples", "min_completed", "warmup_rounds"):
+        with pytest.raises(ParameterError, match=f"^{name} must be "):
+            SelectionStrategy(Random(clients_per_round=1), **{name: value})
+        with pytest.raises(ParameterError, match=rf"aggregation\.{name} = .*: {name} must be "):
+            load_scenario("smoke", {f"aggregation.{name}": value})
+
+
+def test_what_is_not_given_is_the_selectors_or_its_papers() -> None:
+    selector = create("cs-ucb", clients_per_round=3, max_latency=7.0)
+    settings = resolve_settings(selector)
+    assert (settings.max_latency, settings.channels, settings.averaging, settings.filter) == (7.0, 3, None, None)
+    assert resolve_settings(create("pczfl")).channels is None
+    assert resolve_settings(create("gpfl", clients_per_round=3, total_rounds=9)).averaging == "mean"
+    assert (
+        resolve_settings(create("gpfl", clients_per_round=3, total_rounds=9), averaging="fedpdp").averaging == "fedpdp"
+    )
+    with pytest.raises(ParameterError, match=r"max_latency is 5\.0 for the strategy but 7\.0 for"):
+        resolve_settings(selector, max_latency=5.0)
+    for wrong in ({"clock": "sundial"}, {"channels": 0}, {"clock_slack": -1.0}, {"averaging": "median"}):
+        with pytest.raises(ParameterError, match=next(iter(wrong))):
+            Settings(**wrong)  # type: ignore[arg-type]
 
 
 def test_the_selector_is_told_of_the_strategys_rounds_in_a_call() -> None:
