@@ -14,22 +14,6 @@ import numpy.typing as npt
 
 from fedsel_flwr.errors import ParameterError
 
-__all__ = [
-    "BoolArray",
-    "FloatArray",
-    "IntArray",
-    "ascending",
-    "by_client",
-    "column",
-    "fraction",
-    "indices",
-    "lookup",
-    "one_of",
-    "real",
-    "seconds",
-    "whole",
-]
-
 AUTO: Final = "auto"
 """The value of a parameter whose seconds the selector estimates from the times it has observed."""
 Seconds = float | Literal["auto"]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Protocol
 
 import numpy as np
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray
-from fedsel_flwr.errors import ParameterError, RunError
+from fedsel_flwr.errors import ParameterError, RunError, StateError
 from fedsel_flwr.selectors.base import Selector
 from fedsel_flwr.selectors.columns import COLUMNS, FLAGS, SCALARS, VECTORS
 from fedsel_flwr.selectors.round_report import RoundReport
@@ -208,6 +208,35 @@ def nonfinite_key(selector: Selector, state: dict[str, Any] | None = None) -> st
             if np.isfinite(newcomer.get(key, 0.0)).all():
                 return key
     return ""
+
+
+def loaded(make: SelectorFactory, state: dict[str, Any], *, seed: int) -> Selector:
+    """Return a new selector that has loaded the state; raise :class:`AssertionError` if it refuses it."""
+    selector = make(seed=seed)
+    try:
+        selector.load_state_dict(state)
+    except StateError as error:
+        raise AssertionError(
+            f"broken promise: a selector takes its own state: {error}. Keep the declared type of arrays, and of "
+            "numbers the type that __init__ gives them"
+        ) from error
+    return selector
+
+
+def promise_refused(refusal: type[Exception], call: Callable[[], object], words: str) -> str:
+    """Return the message with which a call is refused; raise :class:`AssertionError` if it is not."""
+    try:
+        call()
+    except refusal as error:
+        return str(error)
+    raise AssertionError(f"broken promise: {words} refused with {refusal.__name__}")
+
+
+def promise_as_new(rows: Any, value: Any, words: str) -> None:
+    """Raise :class:`AssertionError` unless every row equals ``value``."""
+    rows = np.asarray(rows)
+    new = np.broadcast_to(np.asarray(value), rows.shape)
+    promise(np.array_equal(rows, new, equal_nan=new.dtype.kind == "f"), words)
 
 
 def differing_key(state: dict[str, Any], other: dict[str, Any]) -> str:

@@ -9,20 +9,25 @@ import runpy
 import subprocess
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from fedsel_flwr.errors import StateError
 from fedsel_flwr.selectors.base import Selector
+from fedsel_flwr.selectors.selector_state import state_key
 from fedsel_flwr.testing.random_rounds import (
     SelectorFactory,
     choose,
     differing_key,
     fleet_size,
+    loaded,
     play,
     promise,
+    promise_as_new,
     promise_finite,
+    promise_refused,
     report_for,
 )
 
@@ -32,14 +37,7 @@ def check_save_and_load(make: SelectorFactory) -> None:
     straight = make(seed=6)
     play(straight, range(17))
     promise_finite(straight, "when clients fail")
-    resumed = make(seed=99)
-    try:
-        resumed.load_state_dict(straight.state_dict())
-    except StateError as error:
-        raise AssertionError(
-            f"broken promise: a selector takes its own state: {error}. Keep the declared type of arrays, and of "
-            "numbers the type that __init__ gives them"
-        ) from error
+    resumed = loaded(make, straight.state_dict(), seed=99)
     key = differing_key(resumed.state_dict(), straight.state_dict())
     promise(not key, f"state {key!r} comes back with its numbers, shape and type")
     promise(
@@ -68,11 +66,8 @@ def check_foreign_state(make: SelectorFactory) -> None:
     play(twin, range(5))
     state = selector.state_dict()
     for foreign in ({}, state | {"surprise": 1}, state | {"registered": np.ones((2, 2), dtype=np.bool_)}):
-        try:
-            selector.load_state_dict(foreign)
-        except StateError:
-            continue
-        promise(False, f"a state with keys {sorted(foreign)} is refused with StateError")
+        words = f"a state with keys {sorted(foreign)} is"
+        promise_refused(StateError, partial(selector.load_state_dict, foreign), words)
     promise(play(selector, range(5, 15)) == play(twin, range(5, 15)), "a refused state changes nothing")
 
 
@@ -86,25 +81,17 @@ def check_forget(make: SelectorFactory) -> None:
     promise(selector.num_clients == clients - 2, "a forgotten client is not registered, an unknown one is ignored")
     state = selector.state_dict()
     for attribute, value in selector.client_state.items():
-        rows = state[attribute.lstrip("_")][gone]
-        new = np.broadcast_to(np.asarray(value), rows.shape)
-        promise(np.array_equal(rows, new, equal_nan=new.dtype.kind == "f"), f"forget resets {attribute!r} of a client")
-    # The new selector loads the declared state only, so it knows nothing else of the forgotten clients.
-    reloaded = make(seed=8)
-    reloaded.load_state_dict(state)
-    again, fresh = make(seed=8), make(seed=8)
-    again.load_state_dict(state)
-    fresh.load_state_dict(state)
-    again.inform(gone)
+        promise_as_new(state[state_key(attribute)][gone], value, f"forget resets {attribute!r} of a client")
+    # These load the declared state only, so they know nothing else of the forgotten clients.
+    reloaded, again, fresh = (loaded(make, state, seed=8) for _ in range(3))
     newcomers = np.array([num_clients, num_clients + 1])
+    again.inform(gone)
     fresh.inform(newcomers)
     # Parameters by client make the rows of two newcomers differ by index.
     if not any(getattr(selector, name, None) is not None for name in selector.by_client):
-        for attribute in selector.client_state:
-            old, new = (each.state_dict()[attribute.lstrip("_")] for each in (again, fresh))
-            promise(
-                np.array_equal(old[gone], new[newcomers], equal_nan=old.dtype.kind == "f"), "a reused row is as new"
-            )
+        for key in map(state_key, selector.client_state):
+            old, new = again.state_dict()[key], fresh.state_dict()[key]
+            promise_as_new(old[gone], new[newcomers], "a reused row is as new")
     promise(
         play(selector, range(25, 60), num_clients=num_clients)
         == play(reloaded, range(25, 60), num_clients=num_clients),
@@ -130,8 +117,7 @@ def check_warm_up(make: SelectorFactory) -> None:
         blind.select(available)
         rng = np.random.default_rng([13, number])
         selector.observe(report_for(selector, chosen, rng.uniform(size=chosen.size) < 0.8, rng, missing=0.2))
-        resumed = before_warmup(make, seed=99)
-        resumed.load_state_dict(selector.state_dict())
+        resumed = loaded(partial(before_warmup, make), selector.state_dict(), seed=99)
         same = not differing_key(resumed.state_dict(), selector.state_dict())
         promise(same, "a state saved in the warm-up comes back with its numbers, shape and type")
         if number == 1:
@@ -152,7 +138,7 @@ def check_warm_up(make: SelectorFactory) -> None:
     play(before_warmup(make, seed=4, rounds=30), range(60))
 
 
-def before_warmup(make: SelectorFactory, *, seed: int, rounds: int = WARMUP_ROUNDS) -> Selector:
+def before_warmup(make: SelectorFactory, *, seed: int | None = None, rounds: int = WARMUP_ROUNDS) -> Selector:
     """Return a selector with a common warm-up ahead."""
     selector = make(seed=seed)
     selector.plan_rounds(warmup_rounds=rounds)

@@ -22,7 +22,9 @@ from fedsel_flwr.testing.random_rounds import (
     choose,
     differing_key,
     fleet_size,
+    loaded,
     promise,
+    promise_as_new,
     promise_finite,
     report_for,
     side_information,
@@ -139,9 +141,7 @@ class SelectorMachine(RuleBasedStateMachine):
             self.chosen = self.chosen[~np.isin(self.chosen, gone)]
         for attribute, value in self.selector.client_state.items():
             rows = getattr(self.selector, attribute)
-            rows = rows[gone[gone < len(rows)]]
-            new = np.broadcast_to(np.asarray(value), rows.shape)
-            promise(np.array_equal(rows, new, equal_nan=new.dtype.kind == "f"), f"forget resets {attribute!r}")
+            promise_as_new(rows[gone[gone < len(rows)]], value, f"forget resets {attribute!r}")
 
     @rule()
     def save(self) -> None:
@@ -160,8 +160,7 @@ class SelectorMachine(RuleBasedStateMachine):
     @rule()
     def resume(self) -> None:
         """Replace the twin by a new selector that loads the selector's state."""
-        self.twin = self.make(seed=11)
-        self.twin.load_state_dict(self.selector.state_dict())
+        self.twin = loaded(self.make, self.selector.state_dict(), seed=11)
 
     @invariant()
     def state_is_sound(self) -> None:

@@ -24,7 +24,6 @@ Deviations:
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
 from itertools import combinations, product
 from typing import Any
 
@@ -42,7 +41,7 @@ MAX_VARIABLES = 20_000
 
 def fair_optimum(
     mean_reward: npt.ArrayLike,
-    availability: npt.ArrayLike | Mapping[Collection[int], float],
+    availability: npt.ArrayLike,
     fairness: npt.ArrayLike,
     clients_per_round: int,
 ) -> tuple[float, dict[Clients, dict[Clients, float]]]:
@@ -51,7 +50,7 @@ def fair_optimum(
     Args:
         mean_reward: mu_k, each client's mean reward, shape (K,).
         availability: Each client's probability of being available, independent of the others', shape (K,) or one
-            number for all; or the probability of each set of clients, as ``{(0, 2): 0.5, (1,): 0.5}``.
+            number for all.
         fairness: c_k, the least fraction of the rounds for each client, shape (K,) or one number for all, in [0, 1].
         clients_per_round: m, the paper's N.
 
@@ -124,20 +123,8 @@ def _solve(
     return np.array(np.clip(result.x, 0.0, 1.0), dtype=np.float64)
 
 
-def _available_sets(availability: Any, num_clients: int, m: int) -> dict[Clients, float]:
+def _available_sets(availability: npt.ArrayLike, num_clients: int, m: int) -> dict[Clients, float]:
     """Return the probability of every set that can be available, the sets ascending."""
-    if isinstance(availability, Mapping):
-        chances: dict[Clients, float] = {}
-        for clients, chance in availability.items():
-            e = tuple(sorted(whole("every client of availability", k, 0) for k in clients))
-            if max(e, default=-1) >= num_clients or len(set(e)) < len(e):
-                raise ParameterError(f"availability must name clients below {num_clients}, each once, got {clients!r}")
-            chances[e] = chances.get(e, 0.0) + real("every probability of availability", chance, at_least=0.0)
-        if not math.isclose(sum(chances.values()), 1.0, abs_tol=1e-9):
-            raise ParameterError(f"availability must have probabilities that add up to 1, got {sum(chances.values())}")
-        chances = {e: chance for e, chance in sorted(chances.items()) if chance > 0.0}
-        _check_size(sum(math.comb(len(e), min(m, len(e))) for e in chances))
-        return chances
     chance_of = _probabilities("availability", availability, num_clients).tolist()
     always, sometimes = chance_of.count(1.0), sum(0.0 < p < 1.0 for p in chance_of)
     sizes = ((math.comb(sometimes, n), always + n) for n in range(sometimes + 1))
