@@ -43,7 +43,7 @@ def check_declarations(cls: Any, base: type) -> None:
                 f"{owner}.{attribute} looks like {close[0]!r}, but does not set it. Write {close[0]} = ..., or give "
                 f"{attribute!r} another name"
             )
-    # A property follows from the instance's parameters; select checks it.
+    # A property follows from the instance's parameters; observe checks it.
     if not isinstance(cls.needs, property) and not isinstance(cls.requires, property):
         cls.needs, cls.requires = checked_needs(owner, cls.needs, cls.requires)
     if not isinstance(cls.scalar_state, tuple | list) or not all(isinstance(name, str) for name in cls.scalar_state):

@@ -192,8 +192,6 @@ class Selector(SavedState, ABC):
             RunError: The algorithm chose an unavailable client, or a client twice, or more clients than
                 ``asked_per_round`` without :attr:`may_exceed_clients_per_round`.
         """
-        # The class was checked when it was made, but an instance may set its own needs.
-        checked_needs(type(self).__name__, self.needs, self.requires)
         available = ascending("available", available)
         self._register(available)
         # A round without available clients counts too: the selector's rounds stay those of the run.
@@ -228,6 +226,7 @@ class Selector(SavedState, ABC):
             )
         if not report.clients.size:
             return
+        # The class was checked when it was made, but an instance may set its own needs.
         needs, requires = checked_needs(type(self).__name__, self.needs, self.requires)
         check_report(self.name, report, needs, requires)
         self._observe(report)

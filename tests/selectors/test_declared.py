@@ -69,11 +69,11 @@ def test_names_of_ones_own_are_left_alone() -> None:
 
 def test_the_needs_of_an_object_are_looked_at_too() -> None:
     selector = Random(clients_per_round=1)
+    selector.select(np.arange(2))
     selector.needs = frozenset({"latancy"})  # type: ignore[misc]
     with pytest.raises(ParameterError, match=r"Random\.needs names 'latancy'.*did you mean 'latency'"):
-        selector.select(np.arange(2))
+        selector.observe(report([True]))
     selector.needs = frozenset({"loss"})  # type: ignore[misc]
-    selector.select(np.arange(2))
     with pytest.raises(ParameterError, match="random needs the report column 'loss', but it is missing"):
         selector.observe(report([True]))
 
