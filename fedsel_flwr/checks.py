@@ -141,8 +141,8 @@ def one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:
     return value
 
 
-def by_client(name: str, values: Any, *, at_least: float = 0.0) -> Mapping[int, float]:
-    """Return numbers given per client, as an array by index or a mapping, as a mapping from index.
+def by_client(name: str, values: Any) -> Mapping[int, float]:
+    """Return numbers of at least 0 given per client, as an array by index or a mapping, as a mapping from index.
 
     A mapping is kept as it is: it may be a view that is empty at first and grows with the fleet. :func:`lookup` checks
     the numbers of newcomers.
@@ -151,13 +151,13 @@ def by_client(name: str, values: Any, *, at_least: float = 0.0) -> Mapping[int, 
     if not isinstance(values, Mapping):
         items = dict(enumerate(column(name, values, len(np.atleast_1d(values))).tolist()))
     for value in items.values():
-        real(f"every one of {name}", value, at_least=at_least)
+        real(f"every one of {name}", value, at_least=0.0)
     return items
 
 
-def lookup(name: str, values: Mapping[int, float], clients: IntArray, *, at_least: float = 0.0) -> FloatArray:
+def lookup(name: str, values: Mapping[int, float], clients: IntArray) -> FloatArray:
     """Return the numbers of ``clients``, shape (n,); every one must have one."""
     missing = [int(k) for k in clients if int(k) not in values]
     if missing:
         raise ParameterError(f"{name} covers {len(values)} clients, but not {missing}. Give one number per client")
-    return np.array([real(f"every one of {name}", values[int(k)], at_least=at_least) for k in clients])
+    return np.array([real(f"every one of {name}", values[int(k)], at_least=0.0) for k in clients])

@@ -331,7 +331,8 @@ def test_a_wait_that_takes_long_is_told(monkeypatch: pytest.MonkeyPatch, caplog:
     """Once after a while, and again now and then; a short one is not."""
     monkeypatch.setattr(waiting, "WARN_AFTER_S", 0.1)
     monkeypatch.setattr(waiting, "WARN_EVERY_S", 0.2)
-    words = {"what": "nodes", "start": "SuperNodes", "reason": "min_available", "poll_s": 0.01}
+    monkeypatch.setattr(waiting, "CONNECTED_POLL_S", 0.01)
+    words = {"what": "nodes", "reason": "min_available"}
     with pytest.raises(RunError, match=r"waited 0\.4 s for 4 nodes"):
         waiting.wait_for(lambda: [1], 4, 0.4, **words)
     told = "1 of 4 nodes are connected (min_available); waiting for at most 0.4 s (wait_timeout)"

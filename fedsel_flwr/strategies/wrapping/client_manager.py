@@ -35,9 +35,6 @@ from fedsel_flwr.strategies.wrapping.failure_reasons import NotReached
 from fedsel_flwr.strategies.wrapping.grids import LONGEST_POLL_S, accepted
 from fedsel_flwr.strategies.wrapping.waiting import LateReplies, wait_for
 
-POLL_S = 0.1
-"""Seconds between two looks at the connected clients."""
-
 
 def wait_for_clients(manager: ClientManager, number: int, timeout: float, reason: str) -> dict[str, ClientProxy]:
     """Wait until ``number`` clients are connected, at most ``timeout`` seconds.
@@ -54,7 +51,7 @@ def wait_for_clients(manager: ClientManager, number: int, timeout: float, reason
     Raises:
         RunError: Fewer clients were connected when the time was over.
     """
-    wait_for(manager.all, number, timeout, what="clients", start="clients", reason=reason, poll_s=POLL_S)
+    wait_for(manager.all, number, timeout, what="clients", reason=reason)
     clients = dict(manager.all())
     return {cid: clients[cid] for cid in sorted(clients, key=id_order)}
 

@@ -48,10 +48,11 @@ def wait_for_nodes(grid: Grid, number: int, timeout: float, reason: str) -> list
     Raises:
         RunError: Fewer nodes were connected when the time was over.
     """
-    return wait_for(
-        lambda: sorted({str(node) for node in grid.get_node_ids()}, key=id_order),
-        number, timeout, what="nodes", start="SuperNodes", reason=reason, poll_s=POLL_S,
-    )  # fmt: skip
+
+    def connected() -> list[str]:
+        return sorted({str(node) for node in grid.get_node_ids()}, key=id_order)
+
+    return wait_for(connected, number, timeout, what="nodes", reason=reason)
 
 
 def is_simulation(grid: object) -> bool:

@@ -19,6 +19,8 @@ Connected = TypeVar("Connected", bound=Sized)
 Clients = TypeVar("Clients", bound=Collection[str])
 WARN_AFTER_S, WARN_EVERY_S = 10.0, 60.0
 """Seconds without enough clients after which the log says so, and says so again."""
+CONNECTED_POLL_S = 0.25
+"""Seconds between two looks at who is connected."""
 FREE_POLL_S = 0.25
 """Seconds between two looks for free clients before a round."""
 FETCH_EVERY_S = 3.0
@@ -27,16 +29,7 @@ EXPIRY_MARGIN_S = 60.0
 """Seconds before a message expires after which its reply is given up: the clocks of the machines differ."""
 
 
-def wait_for(
-    connected: Callable[[], Connected],
-    number: int,
-    timeout: float,
-    *,
-    what: str,
-    start: str,
-    reason: str,
-    poll_s: float,
-) -> Connected:
+def wait_for(connected: Callable[[], Connected], number: int, timeout: float, *, what: str, reason: str) -> Connected:
     """Wait until ``number`` clients are connected, at most ``timeout`` seconds.
 
     Args:
@@ -44,9 +37,7 @@ def wait_for(
         number: How many are needed.
         timeout: Longest wait, seconds.
         what: The API's word for clients, for the message.
-        start: What the user starts to have more of them, for the message.
         reason: What asks for them, for the message.
-        poll_s: Seconds between two looks.
 
     Returns:
         What was connected at the last look.
@@ -65,10 +56,10 @@ def wait_for(
             warn_at += WARN_EVERY_S
         if time.monotonic() >= deadline:
             raise RunError(
-                f"waited {timeout:g} s for {number} {what} ({reason}), but {len(here)} are connected. Start more "
-                f"{start}, lower min_available or clients_per_round, or raise wait_timeout"
+                f"waited {timeout:g} s for {number} {what} ({reason}), but {len(here)} are connected. Start more of "
+                "them, lower min_available or clients_per_round, or raise wait_timeout"
             )
-        time.sleep(min(poll_s, max(0.0, deadline - time.monotonic())))
+        time.sleep(min(CONNECTED_POLL_S, max(0.0, deadline - time.monotonic())))
     return here
 
 
