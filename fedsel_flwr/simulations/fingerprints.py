@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import logging
 import pickle
 import sys
 from collections.abc import Mapping, Sequence
@@ -35,6 +36,7 @@ from fedsel_flwr.simulations.worlds.ingredients import OwnParts, own_data_of
 from fedsel_flwr.simulations.worlds.own_data import OwnData, SeededData
 from fedsel_flwr.simulations.worlds.world import World
 
+logger = logging.getLogger("fedsel_flwr")
 Fingerprints = Mapping[str, str]
 """Part of a run, one of :data:`PARTS` -> its fingerprint."""
 PARTS = ("selector", "model", "objective", "scenario", "data", "partition")
@@ -157,7 +159,7 @@ def changed_parts(there: Fingerprints, here: Fingerprints) -> list[str]:
 
 
 def check_poolable(runs: Sequence[tuple[str, int, Fingerprints, str]]) -> None:
-    """Refuse to pool runs of different code or data.
+    """Refuse to pool runs of different code or data, and warn of runs without fingerprints.
 
     Args:
         runs: Label, seed, fingerprints and folder of each.
@@ -167,8 +169,14 @@ def check_poolable(runs: Sequence[tuple[str, int, Fingerprints, str]]) -> None:
     """
     seen: dict[tuple[Any, ...], tuple[str, str]] = {}
     for label, seed, prints, place in runs:
-        # A run of an older version has no fingerprints; its reader has been warned.
-        for key in PARTS if prints else ():
+        if not prints:
+            logger.warning(
+                "%s holds a run of an older version, without fingerprints: its selector, data and partition may differ "
+                "from those of the others",
+                place,
+            )
+            continue
+        for key in PARTS:
             own = prints.get(key, "none")
             of_one_seed = f" {DRAWN} " in own or f" {OF_SEED} " in own
             what: tuple[Any, ...] = (key, label) if key == "selector" else (key, seed if of_one_seed else None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tracemalloc
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -13,8 +13,9 @@ import pytest
 from fedsel_flwr.clients.streams import stream
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.scenario_files import load_scenario
+from fedsel_flwr.simulations.scenario_tables import Partition
 from fedsel_flwr.simulations.worlds.given_partitions import SampledPartition
-from fedsel_flwr.simulations.worlds.partitions import PARTITIONS, partition_indices, partition_sizes
+from fedsel_flwr.simulations.worlds.partitions import partition_indices, partition_sizes
 from fedsel_flwr.simulations.worlds.world import World
 from tests.simulations.inprocess import play
 
@@ -28,7 +29,8 @@ GIVEN: dict[str, dict[str, Any]] = {
 
 
 def test_every_kind_is_here_or_in_test_partitions() -> None:
-    assert set(PARTITIONS) == {"iid", "dirichlet", "dirichlet-classes", "dirichlet-sizes", "shards", *GIVEN}
+    kinds = get_args(Partition.model_fields["kind"].annotation)
+    assert set(kinds) == {"iid", "dirichlet", "dirichlet-classes", "dirichlet-sizes", "shards", *GIVEN}
 
 
 @pytest.mark.parametrize("kind", GIVEN)
@@ -173,16 +175,13 @@ def test_a_hundred_thousand_clients_keep_nothing() -> None:
     ("arguments", "message"),
     [
         ({"kind": "sizes", "sizes": (6000, 1, 1)}, r"partition.sizes add up to 6002, but there are 6000 training"),
-        ({"kind": "sizes", "sizes": (5, 0, 1)}, r"every one of partition.sizes must be a whole number of at least 1"),
         ({"kind": "sizes", "sizes": (5, 1)}, r"partition.sizes must hold a number for each of 3 clients, got 2"),
         ({"kind": "sizes"}, r"partition.sizes must hold a number for each of 3 clients, got 0"),
         ({"sizes": (5, 1, 1)}, r"partition.sizes is given, but partition.kind is 'iid'"),
         ({"kind": "classes", "classes_per_client": (11, 1, 1)}, r"gives client 0 11 classes, but there are 10"),
-        ({"kind": "classes", "classes_per_client": (1, 0, 1)}, r"every one of partition.classes_per_client must be"),
         ({"kind": "classes", "classes_per_client": (1,)}, r"classes_per_client must hold a number for each"),
         ({"kind": "shards", "classes_per_client": (1,) * 3}, r"partition.classes_per_client is given"),
         ({"kind": "sampled", "examples_per_client": 6001}, r"examples_per_client = 6001 is more than the 6000"),
-        ({"kind": "sampled", "examples_per_client": 0}, r"examples_per_client must be a whole number of at least 1"),
     ],
 )  # fmt: skip
 def test_faults_say_what_to_change(arguments: dict[str, Any], message: str) -> None:

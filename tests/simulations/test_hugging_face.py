@@ -104,7 +104,7 @@ def test_images_of_several_sizes_are_refused(files: dict[str, str], federated: A
     odd = federated(IidPartitioner(CLIENTS), data_files={"train": path, "test": path})
     with pytest.raises(
         ParameterError,
-        match=r"have 2 shapes, such as \(1, 8, 8\), \(1, 9, 9\): bring them",
+        match=r"have 2 shapes, such as \(8, 8\), \(9, 9\): bring them",
     ):
         from_federated(odd)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import json
-import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -28,7 +27,6 @@ from fedsel_flwr.simulations.untrusted_folders import check_entries, check_links
 if TYPE_CHECKING:
     import pandas as pd
 
-logger = logging.getLogger("fedsel_flwr")
 REGRET = "regret.parquet"
 """Table of a run: the time that its choices lost to those of a genie that knows the clients' mean latencies."""
 VARIED = frozenset({"name", "description", "selector", "seed", "selectors", "engine"})
@@ -237,7 +235,12 @@ class Comparison:
             raise ParameterError("folders must hold at least one folder of runs, got none. Give one")
         loaded = [Run(*read_run(place)) for place in found]
         _check_one_scenario(loaded, found)
-        _check_fingerprints(loaded, found)
+        check_poolable(
+            [
+                (run.selector, run.scenario.seed, run.result.fingerprints, str(place))
+                for run, place in zip(loaded, found, strict=True)
+            ]
+        )
         runs = [run for run in loaded if run.result.arrays]
         cut_off = [run for run in loaded if not run.result.arrays]
         comparison = cls(loaded[0].scenario, runs, cut_off=cut_off)
@@ -305,23 +308,6 @@ def _check_one_scenario(runs: Sequence[Run], places: Sequence[Path]) -> None:
                 "one of them out"
             )
         seen[name] = place
-
-
-def _check_fingerprints(runs: Sequence[Run], places: Sequence[Path]) -> None:
-    """Refuse to pool runs of different code or data, and warn of runs without fingerprints."""
-    for run, place in zip(runs, places, strict=True):
-        if not run.result.fingerprints:
-            logger.warning(
-                "%s holds a run of an older version, without fingerprints: its selector, data and partition may differ "
-                "from those of the others",
-                place,
-            )
-    check_poolable(
-        [
-            (run.selector, run.scenario.seed, run.result.fingerprints, str(place))
-            for run, place in zip(runs, places, strict=True)
-        ]
-    )
 
 
 def _fixed_settings(scenario: Scenario) -> dict[str, Any]:

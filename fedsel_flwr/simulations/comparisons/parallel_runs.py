@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
 import os
 import pickle
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError, described
-from fedsel_flwr.references import OWN_FILES, load_reference
+from fedsel_flwr.references import OWN_FILES
 from fedsel_flwr.rounds.history import History, RoundRecord
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.simulations.comparisons.contenders import Contender
@@ -99,48 +98,24 @@ def run_in_parallel(jobs: Sequence[Job], options: Mapping[str, Any], at_a_time: 
 
 
 def _packed(what: Any, name: str) -> bytes:
-    """Pickle an object for another process.
-
-    What the script or notebook itself defines is sent along. Everything else is imported at the other end, a user's
-    files (``./mine.py:function``) from their places.
-    """
-    # Not pickle: it cannot send what a script or notebook defines.
+    """Pickle an object for another process, with the code that a script, a notebook or a user's file defines."""
+    # Not pickle: it cannot send such code.
     import cloudpickle
 
-    files = {name: module.__file__ for name, module in list(sys.modules.items()) if name.startswith(OWN_FILES)}
+    files = [module for key, module in list(sys.modules.items()) if key.startswith(OWN_FILES)]
+    for module in files:
+        cloudpickle.register_pickle_by_value(module)
     try:
-        return pickle.dumps((files, cloudpickle.dumps(what)))
+        return bytes(cloudpickle.dumps(what))
     except Exception as error:
         # Pickling raises errors of many kinds, the user's own among them.
         raise ParameterError(
             f"{name} cannot be sent to another process ({type(error).__name__}: {error}). Leave jobs out, or give "
             "selector, model, data and objective as something that pickle takes"
         ) from error
-
-
-def _unpacked(data: bytes) -> Any:
-    """Return the object of such bytes."""
-    files, inner = pickle.loads(data)
-    return _Unpickler(inner, files).load()
-
-
-class _Unpickler(pickle.Unpickler):
-    """Unpickler that finds modules which were read from files.
-
-    Args:
-        data: The pickled object.
-        files: Files by the name of the module.
-    """
-
-    def __init__(self, data: bytes, files: dict[str, str]) -> None:
-        super().__init__(io.BytesIO(data))
-        self._files = files
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Return what a name in a module stands for."""
-        if module in self._files and module not in sys.modules:
-            return load_reference(f"{self._files[module]}:{name}", "model")
-        return super().find_class(module, name)
+    finally:
+        for module in files:
+            cloudpickle.unregister_pickle_by_value(module)
 
 
 def _ignore_interrupts() -> None:
@@ -156,8 +131,8 @@ def _play(own: bytes, shared: bytes, log: Path | None, parent: int) -> RunResult
         if os.getppid() != parent:
             os._exit(1)
 
-    job: Job = _unpacked(own)
-    options: dict[str, Any] = {**_unpacked(shared), **job.place}
+    job: Job = pickle.loads(own)
+    options: dict[str, Any] = {**pickle.loads(shared), **job.place}
     with logging_to(log) if log else contextlib.nullcontext():
         try:
             return simulate(job.scenario, selector=job.selector(), on_round=on_round, **options)

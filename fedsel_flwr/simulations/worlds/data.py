@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedsel_flwr.checks import IntArray, one_of, real, whole
+from fedsel_flwr.checks import IntArray
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.scenario_tables import Synthetic
 from fedsel_flwr.simulations.worlds.image_files import IMAGE_SETS, find_data_folder, read_digits, read_image_set
@@ -25,9 +25,6 @@ Labels = npt.NDArray[np.int64] | npt.NDArray[np.float32]
 """Classes, or numbers to predict."""
 Task = Literal["classification", "regression"]
 
-DATASETS = ("digits", *IMAGE_SETS, "synthetic-regression")
-"""The names that :func:`load_dataset` knows."""
-
 
 @dataclass(frozen=True, eq=False)
 class Split:
@@ -36,26 +33,10 @@ class Split:
     Args:
         inputs: The examples, float32 of shape (n, ...); images are of shape (n, channels, height, width).
         labels: The class of each example, int64 of shape (n,), or the number to predict, float32 of shape (n,).
-
-    Raises:
-        ParameterError: The two differ in length or are of other types.
     """
 
     inputs: Inputs
     labels: Labels
-
-    def __post_init__(self) -> None:
-        """Check lengths and types."""
-        if self.labels.ndim != 1 or len(self.inputs) != len(self.labels):
-            raise ParameterError(
-                f"inputs of shape {self.inputs.shape} and labels of shape {self.labels.shape} do not match. Give one "
-                "label per example."
-            )
-        if self.inputs.dtype != np.float32 or self.labels.dtype not in (np.int64, np.float32):
-            raise ParameterError(
-                f"inputs and labels are of types {self.inputs.dtype} and {self.labels.dtype}. Give float32 inputs, and "
-                "int64 labels (classes) or float32 labels (numbers to predict)."
-            )
 
     def __len__(self) -> int:
         """Return the number of examples."""
@@ -119,18 +100,14 @@ def load_dataset(
         The data set: pixels in [0, 1] for "digits", standardised per channel for the other images.
 
     Raises:
-        ParameterError: The name is unknown, the folder does not exist, the files are damaged, or neither there nor
-            available from the network, the seed is negative, or a fraction is outside (0, 1).
+        ParameterError: The folder does not exist, the files are damaged, or neither there nor available from the
+            network, or a fraction leaves too few examples.
 
     Examples:
         >>> digits = load_dataset("digits")
         >>> len(digits.train), len(digits.validation), len(digits.test), digits.input_shape
         (1293, 144, 360, (1, 8, 8))
     """
-    one_of("data set", name, DATASETS)
-    seed = whole("seed", seed, 0)
-    validation_fraction = real("validation_fraction", validation_fraction, above=0.0, below=1.0)
-    test_fraction = real("test_fraction", test_fraction, above=0.0, below=1.0)
     # One seed for each split, so that another test fraction does not change how the rest is divided.
     test_seed, validation_seed = (int(word) for word in np.random.SeedSequence(seed).generate_state(2))
     if name == "synthetic-regression":

@@ -7,7 +7,7 @@ from typing import overload
 
 import numpy as np
 
-from fedsel_flwr.checks import IntArray, whole
+from fedsel_flwr.checks import IntArray
 from fedsel_flwr.clients.streams import streams
 from fedsel_flwr.errors import ParameterError
 
@@ -24,7 +24,7 @@ def by_sizes(num_examples: int, sizes: Sequence[int], rng: np.random.Generator) 
         Per client, its rows.
 
     Raises:
-        ParameterError: A size is below 1, or the sizes add up to more than there are examples.
+        ParameterError: The sizes add up to more than there are examples.
 
     References:
         Xia et al., Fig. 4: 1,500, 1,000 and 500 examples.
@@ -33,12 +33,11 @@ def by_sizes(num_examples: int, sizes: Sequence[int], rng: np.random.Generator) 
         >>> [len(rows) for rows in by_sizes(10, [5, 3, 1], np.random.default_rng(0))]
         [5, 3, 1]
     """
-    wanted = [whole("every one of partition.sizes", size, 1) for size in sizes]
-    if sum(wanted) > num_examples:
+    if sum(sizes) > num_examples:
         raise ParameterError(
-            f"partition.sizes add up to {sum(wanted)}, but there are {num_examples} training examples. Lower them."
+            f"partition.sizes add up to {sum(sizes)}, but there are {num_examples} training examples. Lower them."
         )
-    return np.split(rng.permutation(num_examples), np.cumsum(wanted))[:-1]
+    return np.split(rng.permutation(num_examples), np.cumsum(sizes))[:-1]
 
 
 def by_classes(labels: IntArray, classes_per_client: Sequence[int], rng: np.random.Generator) -> list[IntArray]:
@@ -58,7 +57,7 @@ def by_classes(labels: IntArray, classes_per_client: Sequence[int], rng: np.rand
         Per client, its rows.
 
     Raises:
-        ParameterError: A number of classes is below 1 or above C, or a class has fewer examples than holders.
+        ParameterError: A number of classes is above C, or a class has fewer examples than holders.
 
     References:
         Xia et al., Fig. 6: two clients with 5 digits, eight with 1. The paper gives neither digits nor sizes.
@@ -72,8 +71,7 @@ def by_classes(labels: IntArray, classes_per_client: Sequence[int], rng: np.rand
     num_classes = int(labels.max()) + 1
     holders: list[list[int]] = [[] for _ in range(num_classes)]
     deck: list[int] = []
-    for client, given in enumerate(classes_per_client):
-        wanted = whole("every one of partition.classes_per_client", given, 1)
+    for client, wanted in enumerate(classes_per_client):
         if wanted > num_classes:
             raise ParameterError(
                 f"partition.classes_per_client gives client {client} {wanted} classes, but there are {num_classes}. "
@@ -113,7 +111,7 @@ class SampledPartition(Sequence[IntArray]):
         seed: Seed of the run.
 
     Raises:
-        ParameterError: ``examples_per_client`` is above ``num_examples``, or a number is out of range.
+        ParameterError: ``examples_per_client`` is above ``num_examples``.
 
     Example:
         >>> fleet = SampledPartition(1000, 100_000, 3, seed=1)
@@ -122,8 +120,8 @@ class SampledPartition(Sequence[IntArray]):
     """
 
     def __init__(self, num_examples: int, num_clients: int, examples_per_client: int, seed: int) -> None:
-        self._num_examples, self._num_clients = whole("num_examples", num_examples, 1), num_clients
-        self.examples_per_client, self._seed = whole("partition.examples_per_client", examples_per_client, 1), seed
+        self._num_examples, self._num_clients = num_examples, num_clients
+        self.examples_per_client, self._seed = examples_per_client, seed
         if self.examples_per_client > num_examples:
             raise ParameterError(
                 f"partition.examples_per_client = {examples_per_client} is more than the {num_examples} training "

@@ -137,15 +137,10 @@ def read_image_set(name: str, folder: Path) -> tuple[Examples, Examples]:
 
     source = IMAGE_SETS[name]
     torchvision_set = getattr(datasets, source.torchvision_name)
-    top = folder / Path(source.expected_file).parts[0]
-    # Asked before reading: torchvision creates the folder before it downloads.
-    existed = top.exists()
     try:
         train, test = (_read_half(torchvision_set, source, folder, train=train) for train in (True, False))
         return train, test
     except (OSError, RuntimeError) as problem:
-        if not existed:
-            _remove_empty(top)
         raise ParameterError(
             f"{name} was not found complete in the data folder {folder} (expected {folder / source.expected_file} and "
             f"its companions), and the download failed ({textwrap.shorten(str(problem), 160, placeholder=' …')}). "
@@ -157,14 +152,6 @@ def read_image_set(name: str, folder: Path) -> tuple[Examples, Examples]:
             f"the files of {name} in the data folder {folder} (such as {folder / source.expected_file}) are damaged "
             f"({type(problem).__name__}: {problem}). Delete them, so that they are downloaded again."
         ) from problem
-
-
-def _remove_empty(folder: Path) -> None:
-    """Remove the folders that torchvision created for a download that brought nothing."""
-    # In reverse order, so that inner folders come first. rmdir refuses files and folders that hold one: these stay.
-    for path in sorted([*folder.rglob("*"), folder], reverse=True):
-        with contextlib.suppress(OSError):
-            path.rmdir()
 
 
 def _read_half(torchvision_set: Any, source: ImageSet, folder: Path, *, train: bool) -> Examples:

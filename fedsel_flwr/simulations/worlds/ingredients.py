@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from fedsel_flwr.checks import IntArray
-from fedsel_flwr.clients.objectives import OBJECTIVES, Objective
+from fedsel_flwr.clients.objectives import Objective
 from fedsel_flwr.errors import FedSelError, ParameterError, described
 from fedsel_flwr.references import is_reference, load_reference
 from fedsel_flwr.simulations.scenario import Scenario
@@ -123,11 +123,6 @@ def _load_data(text: str, own: OwnData | SeededData | None) -> tuple[Dataset, Pa
             "Make them equal."
         )
     return dataset, rows
-
-
-def objective_of(dataset: Dataset, own: OwnParts) -> Objective:
-    """Return the objective: the user's own, or that of the data's task."""
-    return own.objective or OBJECTIVES[dataset.task]
 
 
 def model_of(scenario: Scenario, dataset: Dataset, own: OwnParts) -> nn.Module:

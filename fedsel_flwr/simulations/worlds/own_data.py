@@ -347,6 +347,7 @@ def from_federated(
     """
     try:
         kind = importlib.import_module("flwr_datasets").FederatedDataset
+        datasets = importlib.import_module("datasets")
     except ModuleNotFoundError as error:
         raise RunError("data sets of Hugging Face need flwr-datasets: pip install 'fedsel-flwr[sim]'") from error
     if not isinstance(federated, kind):
@@ -364,17 +365,17 @@ def from_federated(
     try:
         parts = [federated.load_partition(k, train) for k in range(partitioners[train].num_partitions)]
         others = {split: federated.load_split(split) for split in (test, validation) if split is not None}
-        read = [_read_rows(part, train, inputs, labels) for part in parts]
-        measured = {split: _stack([_read_rows(rows, split, inputs, labels)], split) for split, rows in others.items()}
+        examples = _read_columns(datasets.concatenate_datasets(parts), train, inputs, labels)
+        measured = {split: _read_columns(rows, split, inputs, labels) for split, rows in others.items()}
     except FedSelError:
         raise
     # As above; partitioners raise too, such as for more partitions than examples.
     except Exception as error:
         raise ParameterError(f"the FederatedDataset cannot be read: {described(error)}") from error
-    # The clients' examples are stacked one client after another: client k has the rows from ends[k] to ends[k + 1].
-    ends = np.cumsum([0] + [len(own) for _, own in read])
+    # The clients' examples lie one client after another: client k has the rows from ends[k] to ends[k + 1].
+    ends = np.cumsum([0] + [len(part) for part in parts])
     return OwnData(
-        train=_stack(read, train),
+        train=examples,
         test=measured[test],
         validation=None if validation is None else measured[validation],
         partition=[list(range(start, end)) for start, end in itertools.pairwise(ends.tolist())],
@@ -382,35 +383,25 @@ def from_federated(
     )
 
 
-def _read_rows(rows: Any, split: str, inputs: str, labels: str) -> tuple[list[Array], list[Any]]:
-    """Return the inputs of some examples, one array each, and their labels."""
+def _read_columns(rows: Any, split: str, inputs: str, labels: str) -> tuple[Array, Array]:
+    """Return the inputs of a data set, shape (n, …), and its labels; images as (channels, height, width) in [0, 1]."""
     lacking = [column for column in (inputs, labels) if column not in rows.column_names]
     if lacking:
         raise ParameterError(
             f"the split {split!r} has no column {' and no '.join(map(repr, lacking))}; it has "
             f"{', '.join(rows.column_names)}: name them with inputs= and labels="
         )
-    return [_example(one) for one in rows[inputs]], list(rows[labels])
-
-
-def _stack(parts: Sequence[tuple[list[Array], list[Any]]], split: str) -> tuple[Array, Array]:
-    """Return all inputs, shape (n, …), and all labels, shape (n,)."""
-    examples = [one for own, _ in parts for one in own]
-    shapes = sorted({one.shape for one in examples})
-    if len(shapes) > 1:
+    arrays = rows.with_format("numpy")
+    examples, numbers = arrays[inputs][:], arrays[labels][:]
+    # Examples of several shapes come as an array of objects.
+    if examples.dtype == object:
+        shapes = sorted({np.shape(one) for one in examples})
         some = ", ".join(map(str, shapes[:3])) + (", …" if len(shapes) > 3 else "")
         raise ParameterError(
             f"the inputs of the split {split!r} have {len(shapes)} shapes, such as {some}: bring them to one with the "
             "FederatedDataset's preprocessor"
         )
-    stacked = np.stack(examples)
-    return stacked[:, None] if stacked.ndim == 1 else stacked, np.asarray([one for _, own in parts for one in own])
-
-
-def _example(value: Any) -> Array:
-    """Return one example as an array; an image as (channels, height, width) in [0, 1]."""
-    # Only Pillow's images have `getbands`; Pillow itself need not be installed.
-    if not hasattr(value, "getbands"):
-        return np.asarray(value)
-    pixels = np.asarray(value, dtype=np.float32) / 255
-    return pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)
+    if type(rows.features[inputs]).__name__ == "Image":
+        pixels = examples.astype(np.float32) / 255
+        examples = pixels[:, None] if pixels.ndim == 3 else np.moveaxis(pixels, -1, 1)
+    return examples[:, None] if examples.ndim == 1 else examples, numbers

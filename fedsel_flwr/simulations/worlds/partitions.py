@@ -14,14 +14,12 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import nnls
 
-from fedsel_flwr.checks import FloatArray, IntArray, one_of, real, whole
+from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.worlds.given_partitions import SampledPartition, by_classes, by_sizes
 
 WEIGHT = 1e4
 """Weight of the equations relative to the norm, in the least-squares problem of :func:`least_norm_sizes`."""
-PARTITIONS = ("iid", "dirichlet", "dirichlet-classes", "dirichlet-sizes", "shards", "sizes", "classes", "sampled")
-"""The kinds that :func:`partition_indices` knows."""
 
 
 def partition_indices(
@@ -71,9 +69,8 @@ def partition_indices(
         access.
 
     Raises:
-        ParameterError: The kind is unknown, there are no clients, more clients or shards than examples, alpha is not
-            positive and finite, the seed is negative, or a list is given that ``kind`` does not read or that lacks a
-            number for each client.
+        ParameterError: There are more clients or shards than examples, or a list is given that ``kind`` does not read
+            or that lacks a number for each client.
 
     References:
         Dirichlet: Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML 2019.
@@ -85,12 +82,6 @@ def partition_indices(
         >>> len(parts[0]), len({int(row) % 10 for row in parts[0]})
         (10, 1)
     """
-    one_of("partition", kind, PARTITIONS)
-    num_clients, shards_per_client = (
-        whole("num_clients", num_clients, 1),
-        whole("shards_per_client", shards_per_client, 1),
-    )
-    alpha, seed = real("alpha", alpha, above=0.0), whole("seed", seed, 0)
     _check_list("sizes", sizes, kind, num_clients)
     _check_list("classes_per_client", classes_per_client, kind, num_clients)
     if kind == "sampled":
@@ -315,16 +306,14 @@ def _fill_empty(parts: list[list[int]], rng: np.random.Generator) -> None:
 
 def _class_indices(labels: npt.NDArray[np.integer], num_clients: int, shards_per_client: int) -> IntArray:
     """Return the classes as 0 … C - 1; refuse fewer examples than clients or shards."""
-    values = np.asarray(labels)
-    if values.ndim != 1 or not np.issubdtype(values.dtype, np.integer):
-        raise ParameterError(f"labels must be whole numbers of shape (n,), got {values.dtype} of shape {values.shape}")
-    if num_clients > len(values):
+    if num_clients > len(labels):
         raise ParameterError(
-            f"{num_clients} clients cannot share {len(values)} examples. Use at most {len(values)} clients."
+            f"{num_clients} clients cannot share {len(labels)} examples. Use at most {len(labels)} clients."
         )
-    if num_clients * shards_per_client > len(values):
+    if num_clients * shards_per_client > len(labels):
         raise ParameterError(
             f"{num_clients} clients with {shards_per_client} shards each need {num_clients * shards_per_client} "
-            f"examples, got {len(values)}. Use fewer clients or a smaller shards_per_client."
+            f"examples, got {len(labels)}. Use fewer clients or a smaller shards_per_client."
         )
-    return np.unique(values, return_inverse=True)[1].astype(np.int64)
+    classes: IntArray = np.unique(labels, return_inverse=True)[1].astype(np.int64)
+    return classes

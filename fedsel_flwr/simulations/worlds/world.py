@@ -16,7 +16,7 @@ from fedsel_flwr.clients.answering import Examples
 from fedsel_flwr.clients.batched.evaluation import stack_predict
 from fedsel_flwr.clients.device import System
 from fedsel_flwr.clients.dropout import ClientDropout
-from fedsel_flwr.clients.objectives import Objective, get_arrays, set_arrays
+from fedsel_flwr.clients.objectives import OBJECTIVES, Objective, get_arrays, set_arrays
 from fedsel_flwr.clients.streams import streams
 from fedsel_flwr.clients.torch_client import TorchClient
 from fedsel_flwr.clients.training import evaluate, torch_predict
@@ -27,7 +27,7 @@ from fedsel_flwr.selectors.columns import ON_VALIDATION
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.worlds.architectures import count_multiplications
 from fedsel_flwr.simulations.worlds.data import Split
-from fedsel_flwr.simulations.worlds.ingredients import OwnParts, data_of, model_of, objective_of
+from fedsel_flwr.simulations.worlds.ingredients import OwnParts, data_of, model_of
 from fedsel_flwr.simulations.worlds.partitions import partition_sizes, rows_of
 
 
@@ -50,7 +50,7 @@ class World:
         self.dataset, self.partitions = data_of(scenario, own)
         _check_augmentation(scenario, self.dataset.input_shape)
         self.model: nn.Module = model_of(scenario, self.dataset, own)
-        self.objective: Objective = objective_of(self.dataset, own)
+        self.objective: Objective = own.objective or OBJECTIVES[self.dataset.task]
         if scenario.per_class_accuracy and np.asarray(self.dataset.train.labels).dtype.kind not in "iu":
             raise ParameterError("per_class_accuracy needs classes, but the data's labels are numbers. Leave it out.")
         # Copied now: `self.model` is scratch memory that every client and every evaluation overwrites.
