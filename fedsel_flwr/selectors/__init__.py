@@ -22,7 +22,6 @@ room                 contents
 ``round_report``     the report of a round, the probe, failures in a row
 ``_draws``           top scores, weighted draws, numbers of examples
 ``_vectors``         a vector for each client, random projections
-``_clusters``        a bandit over groups of clients, k-means over hashes
 ``baselines``        random, random-by-size, round-robin, local-accuracy
 ``cs_ucb``           Xia et al.: CS-UCB, and the rewards that it shares with CS-UCB-Q
 ``cs_ucb_q``         Xia et al.: CS-UCB-Q
@@ -38,7 +37,7 @@ room                 contents
 ``tifl``             Chai et al.: TiFL
 ``fedcor``           Tang et al.: FedCor
 ``divfl``            Balakrishnan et al.: DivFL
-``lsh``, ``nccb``    Pan et al.: bandits over hashes of the clients' data
+``nccb``             Pan et al.: NCCB and LSH, bandits over hashes of the clients' data
 ===================  ==========================================================================================
 """
 

@@ -18,7 +18,7 @@ from fedsel_flwr.selectors.fedcm import FedCMUCB as FedCMUCB
 from fedsel_flwr.selectors.fedcor import FedCor as FedCor
 from fedsel_flwr.selectors.fedcs import FedCS as FedCS
 from fedsel_flwr.selectors.gpfl import GPFL as GPFL
-from fedsel_flwr.selectors.lsh import LSH as LSH
+from fedsel_flwr.selectors.nccb import LSH as LSH
 from fedsel_flwr.selectors.nccb import NCCB as NCCB
 from fedsel_flwr.selectors.oort import Oort as Oort
 from fedsel_flwr.selectors.pczfl import PCZFL as PCZFL

@@ -12,7 +12,7 @@ import pytest
 from fedsel_flwr.clients.answering import SKETCH_BITS, sketch
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import NCCB, RoundReport, create
-from fedsel_flwr.selectors._clusters import cluster, distances, majority
+from fedsel_flwr.selectors.nccb import cluster, distances, majority
 from fedsel_flwr.simulations.worlds.partitions import partition_indices
 from tests.processes import ROOT
 from tests.selectors.oracle_groups import GroupOracle, best_scatter, centre, hamming, scatter
