@@ -25,7 +25,8 @@ the order in which a round goes through them:
 ``history_storage``  where a history's records are: in memory, or the older ones in a file
 ``append_file``      a file that is only added to
 ``state_dicts``      saving, loading and forgetting, common to the owners of lasting state
-``checkpoints``      which checkpoints are written and kept, and which one a run resumes from
+``resumption``       whether a run begins, is resumed, is played again, returns its result, or is refused
+``checkpoints``      which checkpoints are written and kept, a file each
 ``storage``          files that are whole or absent, and folders that one process writes into
 ===================  ================================================================================================
 """
