@@ -1,8 +1,8 @@
 """What a checkpoint costs: ``python benchmarks/checkpoints.py --folder-on-disk DIR``.
 
 Rounds of the core with models of an MLP 784-64-30-10: 25 of 500 clients, 25 and 1,000 of 100,000. Nobody trains; the
-clients' models are given. After each round its checkpoint is written, as the strategies write it: journal, arrays and
-JSON, each synced to the disk, and the one before the last three removed. Writes checkpoints.md and checkpoints.csv
+clients' models are given. After each round its checkpoint is written, as the strategies write it: journal and one
+file, each synced to the disk, and the one before the last three removed. Writes checkpoints.md and checkpoints.csv
 beside itself: milliseconds of a checkpoint, of its parts and of the round without training, and the share of a round on
 Ray.
 """
@@ -27,7 +27,6 @@ from flwr.server.strategy import FedAdam, FedAvg
 from part_times import timed
 
 from fedsel_flwr.rounds import checkpoints
-from fedsel_flwr.rounds import checkpoints as checkpoint
 from fedsel_flwr.rounds.core import SelectionCore
 from fedsel_flwr.rounds.models import Arrays, ModelStack
 from fedsel_flwr.rounds.replies import Reply
@@ -40,7 +39,7 @@ CASES = (("FedAvg", 500, 25), ("FedAdam", 500, 25), ("FedAdam", 100_000, 25), ("
 """The base strategy, clients, and how many of them are asked in a round."""
 PARTS: dict[str, tuple[Any, str]] = {
     "state": (SelectionCore, "state_dict"), "files": (checkpoints, "write_checkpoint"), "syncs": (os, "fsync"),
-    "packing": (checkpoint, "packed"), "removal": (checkpoints.Checkpoints, "_prune"),
+    "packing": (checkpoints, "pack_state"), "removal": (checkpoints.Checkpoints, "_prune"),
 }  # fmt: skip
 COLUMNS = ("base", "clients", "asked", "checkpoint_ms", "worst_ms", *(f"{part}_ms" for part in PARTS), "round_ms",
            "kilobytes", "ray_share")  # fmt: skip
@@ -122,7 +121,7 @@ def main() -> None:
     lines = [
         "# What a checkpoint costs\n\n",
         f"Written by `python benchmarks/checkpoints.py`: median of {args.rounds} rounds, BSFL, MLP 784-64-30-10. A\n"
-        "checkpoint is the journal, the arrays and the JSON, each synced to the disk, and the removal of an old one;\n"
+        "checkpoint is the journal and one file, each synced to the disk, and the removal of an old one;\n"
         "its parts are given beside it (packing is part of the files, most syncs are part of them, that of the\n"
         "journal is part of the state). The round is that of the core without training; the share is that of a round\n"
         f"on Ray of {args.ray_round_s} s. Machine: {platform.machine()}, {os.cpu_count()} cores, Python "

@@ -24,7 +24,8 @@ the order in which a round goes through them:
 ``records``          the history's rows, and a round as a line of JSON
 ``journal``          the file of finished rounds: the last ones in memory too, older ones read when asked for
 ``state_dicts``      saving, loading and forgetting, common to the owners of lasting state
-``checkpoints``      which checkpoints are written and kept, and which one a run resumes from
+``resumption``       whether a run begins, is resumed, is played again, returns its result, or is refused
+``checkpoints``      which checkpoints are written and kept, a file each
 ``storage``          files that are whole or absent, and folders that one process writes into
 ===================  ================================================================================================
 """

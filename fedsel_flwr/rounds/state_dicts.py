@@ -4,12 +4,14 @@ Every owner of lasting state is :class:`Stateful`. A state is made of dicts, lis
 and NumPy arrays and numbers. Loading refuses a state that does not fit, by name and reason, and then changes nothing.
 
 :func:`pack_state` turns a state into JSON and arrays, :func:`unpack_state` restores it bit for bit. What JSON cannot
-hold becomes an object with a key that begins with ``$``.
+hold becomes an object with a key that begins with ``$``. So do long lists and dicts of texts or numbers, such as every
+client's id: the JSON is short whatever the number of clients.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from itertools import pairwise
 from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
@@ -22,8 +24,10 @@ State = dict[str, Any]
 Array = npt.NDArray[Any]
 NATIVE: Final = frozenset(["|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8"])
 """Types that safetensors has; arrays of other types are stored as bytes."""
-PLAIN: Final = frozenset({bool, int, float, str, type(None)})
-"""Types that JSON holds unchanged; a list or dict of these alone, which may be long, is not walked in Python."""
+NUMBERS: Final = {bool: np.bool_, int: np.int64, float: np.float64}
+"""Python's types of numbers, and the types of the arrays that hold many of them."""
+MANY: Final = 32
+"""Texts or numbers from which a list or dict becomes an array; shorter ones are readable in the JSON."""
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 
@@ -157,21 +161,27 @@ def unpack_state(text: Any, arrays: Mapping[str, Array]) -> Any:
     Raises:
         StateError: An array is missing, or is not what was saved.
     """
-    if isinstance(text, list):
-        return text if _is_plain(text) else [unpack_state(one, arrays) for one in text]
-    if not isinstance(text, dict):
-        return text
-    if "$array" in text:
-        return _unpack_array(text, arrays)
-    if "$number" in text:
-        return unpack_state(text["$number"], arrays)[()]
-    if "$bytes" in text:
-        return unpack_state(text["$bytes"], arrays).tobytes()
-    if "$tuple" in text:
-        return tuple(unpack_state(text["$tuple"], arrays))
-    if "$items" in text:
-        return {unpack_state(key, arrays): unpack_state(value, arrays) for key, value in text["$items"]}
-    return text if _is_plain(text.values()) else {key: unpack_state(value, arrays) for key, value in text.items()}
+    match text:
+        case list():
+            return [unpack_state(one, arrays) for one in text]
+        case {"$array": name}:
+            return _unpack_array(name, text, arrays)
+        case {"$number": number}:
+            return unpack_state(number, arrays)[()]
+        case {"$numbers": numbers}:
+            return unpack_state(numbers, arrays).tolist()
+        case {"$bytes": content}:
+            return unpack_state(content, arrays).tobytes()
+        case {"$texts": content, "ends": ends}:
+            joined = unpack_state(content, arrays).tobytes().decode("utf-8", "surrogatepass")
+            return [joined[start:end] for start, end in pairwise([0, *unpack_state(ends, arrays).tolist()])]
+        case {"$tuple": items}:
+            return tuple(unpack_state(items, arrays))
+        case {"$keys": keys, "values": values}:
+            return dict(zip(unpack_state(keys, arrays), unpack_state(values, arrays), strict=True))
+        case dict():
+            return {key: unpack_state(value, arrays) for key, value in text.items()}
+    return text
 
 
 def _pack(tree: object, name: str, arrays: dict[str, Array]) -> Any:
@@ -184,19 +194,17 @@ def _pack(tree: object, name: str, arrays: dict[str, Array]) -> Any:
         return tree
     if isinstance(tree, bytes | bytearray):
         return {"$bytes": _pack_array(np.frombuffer(tree, np.uint8), name, arrays)}
-    if isinstance(tree, list):
-        return tree if _is_plain(tree) else [_pack(one, f"{name}/{i}", arrays) for i, one in enumerate(tree)]
     if isinstance(tree, tuple):
-        return {"$tuple": [_pack(one, f"{name}/{i}", arrays) for i, one in enumerate(tree)]}
+        return {"$tuple": _pack(list(tree), name, arrays)}
+    if isinstance(tree, list):
+        if (kind := _common_kind(tree)) is not None:
+            return _pack_many(tree, kind, name, arrays)
+        return [_pack(one, f"{name}/{i}", arrays) for i, one in enumerate(tree)]
     if isinstance(tree, Mapping):
-        # JSON's keys are texts, and "$" is ours: other keys are stored as pairs.
-        if not _has_plain_keys(tree):
-            pairs = [
-                [_pack(key, f"{name}/key", arrays), _pack(one, f"{name}/{key}", arrays)] for key, one in tree.items()
-            ]
-            return {"$items": pairs}
-        if _is_plain(tree.values()):
-            return dict(tree)
+        # JSON's keys are texts, and "$" is ours.
+        if _common_kind(tree.values()) is not None or not all(type(k) is str and k[:1] != "$" for k in tree):
+            keys = _pack([*tree], f"{name}/keys", arrays)
+            return {"$keys": keys, "values": _pack([*tree.values()], f"{name}/values", arrays)}
         return {key: _pack(one, f"{name}/{key}", arrays) for key, one in tree.items()}
     raise StateError(
         f"{name} cannot be saved: a state holds numbers, texts, bytes, lists, dicts and NumPy arrays, got "
@@ -204,15 +212,25 @@ def _pack(tree: object, name: str, arrays: dict[str, Array]) -> Any:
     )
 
 
-def _is_plain(values: Collection[object]) -> bool:
-    # By exact type, at the speed of C: states hold lists of every client's id.
-    return PLAIN.issuperset(map(type, values))
+def _common_kind(values: Collection[object]) -> type | None:
+    """Return the type of many texts or many numbers; None for few values, and for others."""
+    kinds = set(map(type, values)) if len(values) >= MANY else set()
+    kind = kinds.pop() if len(kinds) == 1 else None
+    return kind if kind is str or kind in NUMBERS else None
 
 
-def _has_plain_keys(tree: Mapping[Any, object]) -> bool:
-    """Return whether all keys are texts that do not begin with a dollar sign."""
-    # One search in the joined keys is faster than a look at each.
-    return {str}.issuperset(map(type, tree)) and "\n$" not in "\n" + "\n".join(tree)
+def _pack_many(values: list[Any], kind: type, name: str, arrays: dict[str, Array]) -> Any:
+    """Add many texts or numbers as arrays; return the JSON that says how to restore them."""
+    if kind is str:
+        content = np.frombuffer("".join(values).encode("utf-8", "surrogatepass"), np.uint8)
+        # Offsets count characters: the text is decoded once, not once for each part of it.
+        ends = np.cumsum(np.fromiter(map(len, values), np.int64, len(values)))
+        return {"$texts": _pack_array(content, name, arrays), "ends": _pack_array(ends, f"{name}/ends", arrays)}
+    try:
+        return {"$numbers": _pack_array(np.array(values, NUMBERS[kind]), name, arrays)}
+    except OverflowError:
+        # Whole numbers of more than 64 bits, which JSON holds.
+        return values
 
 
 def _pack_array(array: Array, name: str, arrays: dict[str, Array]) -> dict[str, Any]:
@@ -228,16 +246,14 @@ def _pack_array(array: Array, name: str, arrays: dict[str, Array]) -> dict[str, 
     if array.dtype.str not in NATIVE:
         entry |= {"dtype": array.dtype.str, "shape": list(array.shape)}
         array = np.frombuffer(array.tobytes(), np.uint8)
-    name = name.encode("ascii", "backslashreplace").decode("ascii")
     # Keys with slashes can give two arrays one name.
     while name in arrays:
         name += "_"
-    arrays[name] = array if array.flags.c_contiguous else array.copy(order="C")
+    arrays[name] = np.asarray(array, order="C")
     return {"$array": name, **entry}
 
 
-def _unpack_array(entry: dict[str, Any], arrays: Mapping[str, Array]) -> Array:
-    name = entry["$array"]
+def _unpack_array(name: str | None, entry: Mapping[str, Any], arrays: Mapping[str, Array]) -> Array:
     if name is None:
         return np.zeros(entry["shape"], np.dtype(entry["dtype"]))
     if name not in arrays:

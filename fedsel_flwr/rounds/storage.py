@@ -4,25 +4,20 @@ A file is complete or absent, whenever the process dies or the power fails. Each
 function of :mod:`os`.
 
 A folder has one writing process: a second server, started by mistake, must not mix its run with the first one's. The
-lock is the system's own (``flock`` on the folder). It leaves no file behind and ends with the process, however that
-ends. Objects of one process share it. If folders cannot be locked (Windows, some network file systems), nothing is
-checked.
+lock is on the hidden, empty file ``.lock``. It ends with the process, however that ends; a process that was not killed
+removes the file too. Objects of one process share the lock. Reading takes none. If a folder cannot be locked (a disk
+that is read-only, some network file systems), nothing is checked.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import weakref
 from pathlib import Path
 
-from fedsel_flwr.errors import RunError
+from filelock import FileLock, Timeout
 
-# Windows has no fcntl.
-try:
-    import fcntl
-except ImportError:
-    fcntl = None  # type: ignore[assignment]
+from fedsel_flwr.errors import RunError
 
 CHECKPOINTS_IN_USE = (
     "another process keeps its checkpoints in {!r}, perhaps a server that is still running. End it first, or give this "
@@ -36,8 +31,8 @@ RUN_IN_USE = (
 """Error for the folder of a run or comparison that another process has locked."""
 TEMPORARY = ".tmp"
 """Suffix of a file that is being written."""
-# Weak: a lock without an owner must not keep its folder locked.
-_locks: weakref.WeakValueDictionary[tuple[int, int], FolderLock] = weakref.WeakValueDictionary()
+LOCK = ".lock"
+"""Name of the file that a process locks in the folder to which it writes."""
 
 
 def make_folder(folder: Path) -> None:
@@ -56,27 +51,27 @@ def make_folder(folder: Path) -> None:
         raise RunError(f"the folder {str(folder)!r} cannot be written to. Give another, or change its permissions")
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, *content: bytes | memoryview) -> None:
     """Write a file completely, or leave it unchanged.
 
     The content is on the disk before the file takes its name. :func:`sync_folder` then syncs the name.
 
     Args:
         path: The file to make or replace, in a folder that exists.
-        content: Everything that the file shall hold.
+        content: Everything that the file shall hold, in one or several parts.
 
     Raises:
         OSError: The disk is full, or otherwise refuses; the temporary file is removed.
     """
     temporary = path.with_name(path.name + TEMPORARY)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
     try:
-        file = os.open(temporary, flags, 0o666)
+        file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         try:
-            # A system call may write less than it was given.
-            rest = memoryview(content)
-            while rest:
-                rest = rest[os.write(file, rest) :]
+            for part in content:
+                rest = memoryview(part)
+                # A system call may write less than it was given.
+                while rest:
+                    rest = rest[os.write(file, rest) :]
             # Before the rename: otherwise a power failure can leave the new name with old or no content.
             os.fsync(file)
         finally:
@@ -90,9 +85,6 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Sync the names in a folder to the disk."""
-    # Windows cannot open a folder; it writes the names by itself.
-    if os.name == "nt":
-        return
     file = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(file)
@@ -100,26 +92,15 @@ def sync_folder(folder: Path) -> None:
         os.close(file)
 
 
-class FolderLock:
-    """Locks a folder for this process, for as long as the object lives.
+class FolderLock(FileLock):
+    """Locks a folder for this process, for as long as the object lives; the last release removes the file."""
 
-    Args:
-        folder: A folder that exists.
-
-    Raises:
-        BlockingIOError: Another process has locked it.
-        OSError: Folders cannot be locked there.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        # O_CLOEXEC: a child process that outlives this one must not inherit the lock.
-        file = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(file)
-            raise
-        weakref.finalize(self, os.close, file)
+    def release(self, force: bool = False) -> None:
+        """Release the lock; see :meth:`filelock.BaseFileLock.release`."""
+        if self.is_locked and (force or self.lock_counter == 1):
+            # Before the release: a process that has the file open already sees that it is gone, and tries again.
+            Path(self.lock_file).unlink(missing_ok=True)
+        super().release(force)
 
 
 def lock_folder(folder: Path, refusal: str = CHECKPOINTS_IN_USE) -> FolderLock | None:
@@ -135,16 +116,13 @@ def lock_folder(folder: Path, refusal: str = CHECKPOINTS_IN_USE) -> FolderLock |
     Raises:
         RunError: Another process has locked it.
     """
-    if fcntl is None:
-        return None
+    # One lock per folder and process, whichever path and thread it is used from. It ends with its last reference.
+    lock = FolderLock(folder.resolve() / LOCK, timeout=0, thread_local=False, is_singleton=True)
     try:
-        # By device and inode: one folder may have several paths, and a second flock of this process would fail.
-        status = os.stat(folder)
-        which = status.st_dev, status.st_ino
-        if (lock := _locks.get(which)) is None:
-            lock = _locks[which] = FolderLock(folder)
-        return lock
-    except BlockingIOError as error:
+        if not lock.is_locked:
+            lock.acquire()
+    except Timeout as error:
         raise RunError(refusal.format(str(folder))) from error
     except OSError:
         return None
+    return lock

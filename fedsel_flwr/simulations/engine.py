@@ -19,18 +19,16 @@ from fedsel_flwr.clients.batched.backends import BACKENDS, Backend
 from fedsel_flwr.clients.objectives import Objective
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report.progress import WaitNotice
-from fedsel_flwr.rounds.checkpoints import Resume
 from fedsel_flwr.rounds.history import RoundRecord
+from fedsel_flwr.rounds.resumption import Resume, decide_run, replay_or_refuse
 from fedsel_flwr.rounds.run_length import ShouldStop, check_should_stop
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.simulations.existing_runs import (
     REPLAY_CURE,
     CheckpointPace,
     CheckpointPlan,
-    check_fingerprints,
     discard_progress,
-    finished_run,
-    has_begun,
+    read_fitting_run,
 )
 from fedsel_flwr.simulations.fingerprints import Fingerprints, code_fingerprints, fingerprints
 from fedsel_flwr.simulations.logs import silent
@@ -171,27 +169,15 @@ def simulate(
             "replay = True plays a run of a folder again. Give resume = True and the folder, and no checkpoint_dir"
         )
     code = code_fingerprints(scenario, selector, brought) if code is None else code
-    finished, restart = None, False
-    try:
-        if resume and folder is not None:
-            finished = finished_run(folder, scenario, label)
-    except (RunError, ParameterError):
-        # Damaged, of an older version, or of another scenario.
-        if not replay:
-            raise
-        restart = True
     # In this thread: faults in data and parameters then come before Ray starts.
     world = world_of(scenario, brought)
     prints = fingerprints(world, brought, code)
-    # A run that was cut off is compared with its checkpoint instead, whose error names the differences.
-    if resume and folder is not None and not restart and has_begun(Path(folder)) and (finished is not None or replay):
-        try:
-            check_fingerprints(Path(folder), label or scenario.selector, prints)
-        except RunError:
-            if not replay:
-                raise
-            restart = True
-    if finished is not None and not restart:
+    finished, restart = None, False
+    if resume and folder is not None:
+        finished, restart = decide_run(
+            partial(read_fitting_run, folder, scenario, label, prints, explain=replay), replay=replay
+        )
+    if finished is not None:
         # The earlier process may have been killed between the result and this.
         checkpoints.discard()
         return finished
@@ -211,17 +197,23 @@ def simulate(
             )
         return result
     written = RunFolder(folder, scenario, label, prints)
-    # Only now: the folder is locked, so that no other process resumes from what goes.
-    if restart:
-        discard_progress(Path(folder))
-        checkpoints = replace(checkpoints, resume=False)
-    made = make_strategy(world, on_round, selector, checkpoints.options(scenario, selector), should_stop)
-    # Before the strategy reads its checkpoint, which restores the history from this journal.
-    written.record_rounds(made.history, elsewhere=checkpoint_dir is not None)
+
+    def begin(*, replay: bool) -> Any:
+        if replay:
+            discard_progress(Path(folder))
+        plan = replace(checkpoints, resume=False) if replay else checkpoints
+        made = make_strategy(world, on_round, selector, plan.options(scenario, selector), should_stop)
+        # Before the strategy reads its checkpoint, which restores the history from this journal.
+        written.record_rounds(made.history, elsewhere=checkpoint_dir is not None)
+        plan.attach(made, world, prints)
+        return made
+
     try:
-        checkpoints.attach(made, world, prints)
+        # Only now: the folder is locked, so that no other process resumes from what goes.
+        made = begin(replay=restart)
     except RunError as error:
-        raise RunError(f"{error}. {REPLAY_CURE}") if checkpoints.temporary else error from None
+        replay_or_refuse(RunError(f"{error}. {REPLAY_CURE}") if checkpoints.temporary else error, replay=replay)
+        made = begin(replay=True)
     try:
         written.begin()
         result = replace(run(made), fingerprints=prints)

@@ -1,4 +1,7 @@
-"""Resume a run: compare its folder with what is to be run, and plan its checkpoints."""
+"""Existing runs: what a run's folder holds, whether it fits what is to be run, and the plan of its checkpoints.
+
+What follows from that is decided in :mod:`fedsel_flwr.rounds.resumption`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ from fedsel_flwr.checks import whole
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.references import is_reference
 from fedsel_flwr.report import run_folder
-from fedsel_flwr.rounds.checkpoints import Checkpoint, Resume
+from fedsel_flwr.rounds.checkpoints import Checkpoint
+from fedsel_flwr.rounds.resumption import Resume, check_length, check_resume
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.simulations.fingerprints import Fingerprints, changed_parts
 from fedsel_flwr.simulations.results import RunResult, read_label, read_run
@@ -47,57 +51,59 @@ def has_finished(folder: Path) -> bool:
     return has_begun(folder) and (folder / run_folder.MODEL).is_file()
 
 
-def finished_run(folder: str | Path, scenario: Scenario, label: str | None = None) -> RunResult | None:
-    """Read a finished run back.
+def read_fitting_run(
+    folder: str | Path, scenario: Scenario, label: str | None, prints: Fingerprints, *, explain: bool
+) -> RunResult | None:
+    """Read a finished run back, if it fits what is to be run.
 
     Args:
         folder: Of the run.
         scenario: What is to be run there.
         label: The selector's label; None: as in the scenario.
+        prints: The fingerprints of the code and data of this process.
+        explain: Compare the fingerprints of a run that was cut off too. Otherwise its checkpoint is compared, whose
+            error names the differences.
 
     Returns:
         Its result; None if there is no run, or one that was cut off.
 
     Raises:
-        RunError: The folder holds another run; names the key that differs.
+        RunError: The folder holds another run; names what differs.
         ParameterError: A file is damaged.
     """
-    place = Path(folder)
+    place, label = Path(folder), label or scenario.selector
     if not has_begun(place):
         return None
     named, other = read_label(place)
     _check_same_settings(place, scenario, other)
-    if named != (label or scenario.selector):
-        raise _different_run(place, f"selector is called {named!r} there, and {label or scenario.selector!r} here")
-    if not has_finished(place):
-        return None
-    if not has_digests(read_record(place)):
+    if named != label:
+        raise _different_run(place, f"selector is called {named!r} there, and {label!r} here")
+    result = _read_finished_run(place, scenario, other) if has_finished(place) else None
+    if result is not None or explain:
+        _check_fingerprints(place, label, prints)
+    return result
+
+
+def _read_finished_run(folder: Path, mine: Scenario, theirs: Scenario) -> RunResult:
+    """Read a finished run back; refuse one whose damage would not show, and one that ended earlier."""
+    if not has_digests(read_record(folder)):
         raise RunError(
-            f"the run in {str(place)!r} is of an older version, which wrote no digest of each file, so that damage to "
+            f"the run in {str(folder)!r} is of an older version, which wrote no digest of each file, so that damage to "
             f"them would not show. {REPLAY_CURE}; fedsel report still reads this one"
         )
-    _, _, result = read_run(place)
+    _, _, result = read_run(folder)
     done = len(result.history.rounds)
     for key in END_KEYS:
-        if (mine := getattr(scenario, key)) != (theirs := getattr(other, key)):
+        if (wanted := getattr(mine, key)) != (there := getattr(theirs, key)):
             raise RunError(
-                f"the run in {str(place)!r} finished after {done} rounds with {key} = {theirs}, and its checkpoints "
-                f"are gone. Begin a new run with {key} = {mine}"
+                f"the run in {str(folder)!r} finished after {done} rounds with {key} = {there}, and its checkpoints "
+                f"are gone. Begin a new run with {key} = {wanted}"
             )
     return result
 
 
-def check_fingerprints(folder: Path, label: str, here: Fingerprints) -> None:
-    """Refuse to resume a run whose code, data or scenario has changed.
-
-    Args:
-        folder: Of a run that has begun.
-        label: The selector's label.
-        here: The fingerprints of the code and data of this process.
-
-    Raises:
-        RunError: Names what has changed, or says that the run is of an older version.
-    """
+def _check_fingerprints(folder: Path, label: str, here: Fingerprints) -> None:
+    """Refuse to resume a run whose code, data or scenario has changed, and one that kept no fingerprints."""
     there = read_fingerprints(folder)
     if not there:
         raise RunError(
@@ -177,8 +183,7 @@ class CheckpointPlan:
         Raises:
             ParameterError: One is out of range, or they contradict each other.
         """
-        if not (isinstance(resume, bool) or resume == "must"):
-            raise ParameterError(f"resume must be False, True or 'must', got {resume!r}")
+        check_resume(resume)
         number = 1 if every is None else whole("checkpoint_every", every, 0)
         keep = whole("keep_checkpoints", keep, 1)
         if not number and (resume == "must" or checkpoint_dir is not None):
@@ -228,11 +233,8 @@ class CheckpointPlan:
         strategy.fingerprint.update(run_fingerprint(world, strategy.selector))
         strategy.fingerprint.update({f"fingerprint of {key}": found for key, found in fingerprints.items()})
         resumed: Checkpoint | None = strategy.resumed
-        if resumed is not None and resumed.round > world.scenario.rounds:
-            raise RunError(
-                f"the run in {str(self.folder)!r} has done {resumed.round} rounds, more than rounds = "
-                f"{world.scenario.rounds}. Give at least {resumed.round}, or begin a new run elsewhere"
-            )
+        if resumed is not None:
+            check_length(self.folder, resumed.round, world.scenario.rounds)
 
     def discard(self) -> None:
         """Remove checkpoints that the folder of a finished run no longer needs."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import logging
 import os
@@ -20,10 +21,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
-from safetensors.numpy import load, save
+from safetensors import safe_open
+from safetensors.numpy import load, load_file, save
 
 from fedsel_flwr.errors import ParameterError, RunError, StateError
-from fedsel_flwr.rounds.checkpoints import Checkpoint, Checkpoints, json_path, read_checkpoint, write_checkpoint
+from fedsel_flwr.rounds.checkpoints import Checkpoint, Checkpoints, checkpoint_path, read_checkpoint, write_checkpoint
+from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.rounds.state_dicts import pack_state, unpack_state
 from fedsel_flwr.rounds.storage import write_atomically
 
@@ -39,6 +42,11 @@ def checkpoint(number: int = 3, **changes: Any) -> Checkpoint:
         "fingerprint": {"selector": "bsfl"},
     }
     return Checkpoint(**{**values, **changes})
+
+
+def names(folder: Path) -> list[str]:
+    """The files in a folder, without the one by which this process holds it."""
+    return sorted({*os.listdir(folder)} - {".lock"})
 
 
 def same(one: Any, other: Any) -> bool:
@@ -67,9 +75,12 @@ LEAVES = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary(), ARRAYS,
     ARRAYS.map(lambda array: array.T), ARRAYS.filter(lambda array: array.size > 0).map(lambda array: array.flat[0]),
 )  # fmt: skip
+SOME = st.one_of(*(st.lists(kind, min_size=1, max_size=3) for kind in (st.text(), st.integers(), st.floats())))
+MANY = SOME.map(lambda values: 32 * values)
+BY_KEY = st.tuples(MANY, st.sampled_from([int, str])).map(lambda two: {two[1](k): v for k, v in enumerate(two[0])})
 KEYS = st.one_of(st.text(max_size=4), st.sampled_from(["$array", "$items", "a/b", "a"]), st.integers())
 TREES = st.recursive(
-    LEAVES,
+    st.one_of(LEAVES, LEAVES, MANY, BY_KEY),
     lambda inner: st.one_of(
         st.lists(inner, max_size=3), st.lists(inner, max_size=3).map(tuple), st.dictionaries(KEYS, inner, max_size=3)
     ),
@@ -88,9 +99,9 @@ def test_a_checkpoint_comes_back_bit_for_bit(tmp_path: Path) -> None:
     """The names of its files' arrays say what they are, to whoever looks into them."""
     written = checkpoint(state={"mean": np.array([np.nan, -0.0, np.inf]), "sizes": np.zeros((0, 2)), "none": None})
     write_checkpoint(tmp_path, written)
-    assert same(vars(read_checkpoint(json_path(tmp_path, 3))), vars(written))
-    names = sorted(load((tmp_path / "round-000003.safetensors").read_bytes()))
-    assert names == ["base/layers/0/m_t/0", "model/layer/weight", "model/scale", "state/mean"]
+    assert same(vars(read_checkpoint(checkpoint_path(tmp_path, 3))), vars(written))
+    arrays = sorted(load_file(tmp_path / "round-000003.safetensors"))
+    assert arrays == ["base/layers/0/m_t/0", "model/layer/weight", "model/scale", "state/mean"]
 
 
 def test_a_generators_state_and_large_numbers_come_back() -> None:
@@ -103,9 +114,11 @@ def test_a_generators_state_and_large_numbers_come_back() -> None:
 def test_what_cannot_be_saved_is_named(value: object, tmp_path: Path) -> None:
     with pytest.raises(StateError, match="state/part/key cannot be saved"):
         pack_state({"part": {"key": value}}, "state")
-    with pytest.raises(RunError, match=r"round 3: the checkpoint '.*round-000003.json' cannot be written: state/key"):
+    with pytest.raises(
+        RunError, match=r"round 3: the checkpoint '.*round-000003.safetensors' cannot be written: state/key"
+    ):
         Checkpoints(tmp_path).write(checkpoint(state={"key": value}))
-    assert os.listdir(tmp_path) == []
+    assert names(tmp_path) == []
 
 
 def damaged(path: Path) -> Iterator[tuple[str, bytes]]:
@@ -122,68 +135,107 @@ def damaged(path: Path) -> Iterator[tuple[str, bytes]]:
     yield "zeros", bytes(len(content))
 
 
-@pytest.mark.parametrize("ending", ["json", "safetensors"])
-def test_a_damaged_file_is_never_loaded_and_the_one_before_is(
-    ending: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_file_is_never_loaded_and_the_one_before_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = Checkpoints(tmp_path, resume=True)
     for number in (2, 3):
         store.write(checkpoint(number))
-    files = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    broken = tmp_path / f"round-000003.{ending}"
+    broken = checkpoint_path(tmp_path, 3)
     tried = 0
-    for how, content in damaged(broken):
-        for path, whole in files.items():
-            path.write_bytes(whole)
+    for how, content in [*damaged(broken)]:
         broken.write_bytes(content)
         with pytest.raises(StateError, match=r"damaged: its \d+ bytes are not those that were written"):
-            read_checkpoint(json_path(tmp_path, 3))
+            read_checkpoint(broken)
         caplog.clear()
         found = Checkpoints(tmp_path, resume=True).newest(lambda one: None)
         assert found is not None, how
         assert same(vars(found), vars(checkpoint(2))), how
-        assert re.search(r"round-000003\.json is not used: .*damaged", caplog.text)
-        assert (tmp_path / "round-000003.json.refused").exists()
+        assert re.search(r"round-000003\.safetensors is not used: .*damaged", caplog.text)
+        assert (tmp_path / "round-000003.safetensors.refused").exists()
         tried += 1
     assert tried > 15
 
 
+def test_every_flipped_bit_and_every_cut_is_found(tmp_path: Path) -> None:
+    """In the header's length, its names, types and shapes, its text and padding, and in the arrays."""
+    write_checkpoint(tmp_path, checkpoint())
+    path = checkpoint_path(tmp_path, 3)
+    content, generator = path.read_bytes(), np.random.default_rng(27)
+    header = 8 + int.from_bytes(content[:8], "little")
+    places = [*range(120), *generator.integers(header, size=100), *generator.integers(header, len(content), size=100)]
+    for place in map(int, places):
+        flipped = bytearray(content)
+        flipped[place] ^= 1 << int(generator.integers(8))
+        for broken in (bytes(flipped), content[:place]):
+            path.write_bytes(broken)
+            with pytest.raises(StateError, match="it is damaged"):
+                read_checkpoint(path)
+    path.write_bytes(content)
+    assert read_checkpoint(path).round == 3
+
+
 def rewritten(path: Path, **changes: Any) -> None:
     """Change what a checkpoint says of itself, with the right digest."""
-    import hashlib
-
-    said = json.loads(path.read_bytes())["checkpoint"] | changes
-    text = json.dumps({key: value for key, value in said.items() if value is not ...}).encode()
-    path.write_bytes(b'{"sha256": "%s", "checkpoint": %s}\n' % (hashlib.sha256(text).hexdigest().encode(), text))
+    with safe_open(path, "np") as file:
+        said = json.loads(file.metadata()["checkpoint"]) | changes | {"sha256": "0" * 64}
+    text = json.dumps({key: value for key, value in said.items() if value is not ...})
+    content = save(load_file(path), {"checkpoint": text})
+    path.write_bytes(content.replace(b"0" * 64, hashlib.sha256(content).hexdigest().encode(), 1))
 
 
 def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path, resume=True)
     store.write(checkpoint())
-    rewritten(json_path(tmp_path, 3), schema=2, written_by="fedsel-flwr 9.0")
-    reason = r"it has schema 2 \(fedsel-flwr 9\.0\), but this fedsel-flwr \S+ reads schema 1"
-    with pytest.raises(RunError, match=rf"none of the checkpoints in .* can be used: round-000003\.json: {reason}"):
+    rewritten(checkpoint_path(tmp_path, 3), schema=3, written_by="fedsel-flwr 9.0")
+    reason = r"it has schema 3 \(fedsel-flwr 9\.0\), but this fedsel-flwr \S+ reads schema 2"
+    wanted = rf"none of the checkpoints in .* can be used: round-000003\.safetensors: {reason}"
+    with pytest.raises(RunError, match=wanted):
         store.newest(lambda one: None)
-    assert json_path(tmp_path, 3).exists(), "nothing is set aside where nothing is taken"
+    assert checkpoint_path(tmp_path, 3).exists(), "nothing is set aside where nothing is taken"
 
 
-@pytest.mark.parametrize("changes", [{"model": ...}, {"arrays_sha256": ...}, {"made_for": ...}, {"round": "three"}])
+def test_checkpoints_of_the_schema_before_are_refused_by_name(tmp_path: Path) -> None:
+    """They had two files; also where one of them is lost, no new run begins over them."""
+    for name in ("round-000003.json", "round-000003.safetensors", "round-000004.json"):
+        (tmp_path / name).write_bytes(b"{}")
+    with pytest.raises(RunError, match=r"holds the checkpoints of 4 rounds of another run"):
+        Checkpoints(tmp_path)
+    before = names(tmp_path)
+    wanted = r"round-000004\.safetensors: it has schema 1, .*round-000004\.json.*; round-000003.*version that wrote it"
+    with pytest.raises(RunError, match=wanted):
+        Checkpoints(tmp_path, resume="must").newest(lambda one: None)
+    assert names(tmp_path) == before
+
+
+def test_the_header_is_short_whatever_the_number_of_clients(tmp_path: Path) -> None:
+    """A tenth of a million clients, and a tenth of 1 MB; every id, holder and connection is in an array."""
+    roster, clients = Roster(), 100_000
+    holders = {f"node-{k}": f"key {k}" for k in range(clients)}
+    roster.register({f"node-{k}": f"phone-{k}-ü" for k in range(clients)}, 1, holders)
+    busy = {"until": dict.fromkeys(holders, float("inf"))}
+    refused = {"refused": {node: f"{node} refused" for node in holders}, "sizes": (1,) * clients}
+    written = checkpoint(state={"roster": roster.state_dict(), "busy": busy, **refused})
+    write_checkpoint(tmp_path, written)
+    path = checkpoint_path(tmp_path, 3)
+    assert int.from_bytes(path.read_bytes()[:8], "little") < 10_000
+    found = read_checkpoint(path)
+    assert same(found.state, written.state)
+    (other := Roster()).load_state_dict(found.state["roster"])
+    assert same(other.state_dict(), roster.state_dict())
+
+
+@pytest.mark.parametrize("changes", [{"model": ...}, {"schema": ...}, {"made_for": ...}, {"round": "three"}])
 def test_a_checkpoint_made_by_hand_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
     write_checkpoint(tmp_path, checkpoint())
-    rewritten(json_path(tmp_path, 3), **changes)
+    rewritten(checkpoint_path(tmp_path, 3), **changes)
     with pytest.raises(StateError, match=r"it is no checkpoint|renamed"):
-        read_checkpoint(json_path(tmp_path, 3))
+        read_checkpoint(checkpoint_path(tmp_path, 3))
 
 
-def test_a_renamed_checkpoint_and_one_without_its_arrays_are_refused(tmp_path: Path) -> None:
+def test_a_renamed_checkpoint_is_refused(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, checkpoint())
-    for path in list(tmp_path.iterdir()):
-        path.rename(path.with_name(path.name.replace("3", "7")))
+    checkpoint_path(tmp_path, 3).rename(checkpoint_path(tmp_path, 7))
     with pytest.raises(StateError, match="renamed: it holds round 3"):
-        read_checkpoint(json_path(tmp_path, 7))
-    (tmp_path / "round-000007.safetensors").unlink()
-    with pytest.raises(StateError, match=r"round-000007\.safetensors is missing"):
-        read_checkpoint(json_path(tmp_path, 7))
+        read_checkpoint(checkpoint_path(tmp_path, 7))
 
 
 def test_the_newest_that_fits_is_taken_and_the_others_are_set_aside(
@@ -204,22 +256,20 @@ def test_the_newest_that_fits_is_taken_and_the_others_are_set_aside(
         "it smells of 4",
         "it smells of 3",
     ]
-    assert {path.name for path in tmp_path.glob("*.json")} == {"round-000001.json", "round-000002.json"}
-    assert len(list(tmp_path.glob("*.refused"))) == 4
+    assert sorted(path.stem for path in tmp_path.glob("*.safetensors")) == ["round-000001", "round-000002"]
+    assert len(list(tmp_path.glob("*.refused"))) == 2
 
 
 def test_so_many_are_kept_and_leftovers_of_a_death_are_cleared(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path, every=2, keep=2, resume=True)
     assert [number for number in range(1, 8) if store.due(number)] == [2, 4, 6]
-    newer = ["round-000098.json", "round-000099.json", "round-000099.safetensors"]  # nobody's business here
-    for name in ("round-000001.safetensors", "round-000003.json.tmp", "notes.txt", *newer):
+    newer = "round-000099.safetensors"  # nobody's business here
+    for name in ("round-000001.safetensors", "round-000003.safetensors.tmp", "notes.txt", newer):
         (tmp_path / name).write_bytes(b"")
     for number in (2, 4, 6):
         store.write(checkpoint(number))
-    assert sorted(os.listdir(tmp_path)) == [
-        "notes.txt", "round-000004.json", "round-000004.safetensors", "round-000006.json", "round-000006.safetensors",
-        *newer,
-    ]  # fmt: skip
+    kept = ["round-000004.safetensors", "round-000006.safetensors"]
+    assert names(tmp_path) == ["notes.txt", *kept, newer]
 
 
 def test_a_folder_of_another_run_is_neither_overwritten_nor_continued_unasked(tmp_path: Path) -> None:
@@ -260,7 +310,7 @@ def test_a_full_disk_names_the_file_and_leaves_what_was_there(
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     with monkeypatch.context() as patch:
         patch.setattr(os, call, _full)
-        wanted = r"round 3: the checkpoint '.*round-000003\.json' cannot be written: No space left on device"
+        wanted = r"round 3: the checkpoint '.*round-000003\.safetensors' cannot be written: No space left on device"
         with pytest.raises(RunError, match=wanted):
             store.write(checkpoint(3))
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -293,7 +343,7 @@ def test_old_ones_that_cannot_be_removed_are_no_reason_to_stop(
     with caplog.at_level(logging.WARNING):
         store.write(checkpoint(3))
     assert "old checkpoints" in caplog.text
-    assert read_checkpoint(json_path(tmp_path, 3)).round == 3
+    assert read_checkpoint(checkpoint_path(tmp_path, 3)).round == 3
 
 
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="only root may mount a file system")

@@ -39,7 +39,7 @@ def test_a_second_process_is_refused_until_the_first_has_died(tmp_path: Path) ->
             checkpoints.newest(lambda one: None)
         with pytest.raises(RunError, match=HOLDING):
             checkpoints.write(checkpoint())
-        assert list(tmp_path.iterdir()) == []
+        assert [path.name for path in tmp_path.iterdir()] == [".lock"]
         other.kill()
         other.wait(timeout=30)
         assert checkpoints.newest(lambda one: None) is None

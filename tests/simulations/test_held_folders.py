@@ -20,8 +20,10 @@ from fedsel_flwr.simulations import Comparison, compare, load_scenario, simulate
 from tests.processes import ROOT
 
 OTHER = """
-import fcntl, os, sys
-fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX)
+import sys
+from filelock import FileLock
+lock = FileLock(sys.argv[1] + "/.lock")
+lock.acquire()
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -73,10 +75,12 @@ def test_a_run_without_checkpoints_is_not_cut_by_a_second_process(resume: bool, 
 
 def test_a_comparison_holds_its_folder_and_lets_it_go(tmp_path: Path) -> None:
     compare(SMOKE, ["round-robin", "random"], seeds=1, folder=tmp_path)
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    assert not list(tmp_path.rglob(".lock"))
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*")}
     with held(tmp_path), pytest.raises(RunError, match=HELD):
         compare(SMOKE, ["round-robin", "random"], seeds=2, folder=tmp_path, resume=True)
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    (tmp_path / ".lock").unlink()
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*")} == before
     with held(tmp_path / "random-seed1"):
         pass
     assert len(compare(SMOKE, ["round-robin", "random"], seeds=2, folder=tmp_path, resume=True).runs) == 4

@@ -43,8 +43,8 @@ def test_it_is_there_without_a_checkpoint_that_was_due(
     for array, own in zip(read_model(tmp_path, "model-after-round-2.safetensors"), expected, strict=True):
         np.testing.assert_array_equal(array, own)
     assert len(read_history(tmp_path).rounds) == 2
-    checkpoints = sorted(path.name for path in (tmp_path / "checkpoints").glob("*.json"))
-    assert checkpoints == (["round-000002.json"] if every else [])
+    checkpoints = sorted(path.name for path in (tmp_path / "checkpoints").glob("round-*"))
+    assert checkpoints == (["round-000002.safetensors"] if every else [])
     _run(way, 3, folder=tmp_path, checkpoint_every=every, resume=True)
     assert [path.name for path in tmp_path.glob("model*")] == ["model.safetensors"]
 

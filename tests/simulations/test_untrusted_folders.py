@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -19,6 +18,7 @@ import pytest
 from fedsel_flwr.cli import main
 from fedsel_flwr.errors import FedSelError, ParameterError
 from fedsel_flwr.references import load_reference
+from fedsel_flwr.rounds.checkpoints import read_checkpoint, write_checkpoint
 from fedsel_flwr.simulations import Comparison, compare, existing_runs, load_scenario, simulate
 from tests.simulations.cut_off_runs import content
 
@@ -243,7 +243,8 @@ def test_plans_that_cannot_be_read_are_skipped_and_named(here: Path, capsys: pyt
 # ---- links ---------------------------------------------------------------------------------------------------------
 
 LINKED = ["journal.jsonl", "flower.log", "checkpoints", "plan.json", "comparison.png", "random-seed1",
-          "random-seed1/journal.jsonl", "random-seed1/checkpoints", "random-seed1/checkpoints/round-000001.json.tmp",
+          "random-seed1/journal.jsonl", "random-seed1/checkpoints", ".lock",
+          "random-seed1/checkpoints/round-000001.safetensors.tmp",
           "random-seed1/run.json", "random-seed2/scenario.toml"]  # fmt: skip
 
 
@@ -397,12 +398,10 @@ def test_a_label_is_no_html(theirs: Path) -> None:
 def test_a_checkpoint_with_ids_of_nobody(before: str, words: str, here: Path) -> None:
     options: dict[str, Any] = {"checkpoint_dir": "kept", "engine": "vectorized"}
     simulate(load_scenario("smoke", {"rounds": 2}), **options)
-    for path in Path("kept").glob("round-*.json"):
-        said = json.loads(path.read_text())["checkpoint"]
-        roster = said["state"]["roster"]
+    for path in Path("kept").glob("round-*"):
+        written = read_checkpoint(path)
+        roster = written.state["roster"]
         roster["ids"] = [before + client_id for client_id in roster["ids"]]
-        text = json.dumps(said).encode()
-        digest = hashlib.sha256(text).hexdigest().encode()
-        path.write_bytes(b'{"sha256": "%s", "checkpoint": %s}\n' % (digest, text))
+        write_checkpoint(path.parent, written)
     with pytest.raises(FedSelError, match=words):
         simulate(load_scenario("smoke", {"rounds": 4}), folder="run", resume=True, **options)

@@ -141,7 +141,7 @@ def test_with_checkpoints_it_is_on_the_disk_though_none_was_due_and_the_run_goes
 ) -> None:
     options: dict[str, Any] = {"checkpoint_dir": tmp_path, "checkpoint_every": 4}
     error, done = _broken(Run(api, where, **options)), DONE.get(where, AT - 1)
-    path = tmp_path / f"round-{done:06d}.json"
+    path = tmp_path / f"round-{done:06d}.safetensors"
     assert "strategy.last_model" in error.__notes__[0]
     assert repr(str(path)) in error.__notes__[0]
     assert read_checkpoint(path).round == done

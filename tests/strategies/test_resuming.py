@@ -85,7 +85,7 @@ def test_a_round_has_its_checkpoint_before_it_is_evaluated(api: str, tmp_path: P
 
     def step(kind: str) -> None:
         if kind == "e":
-            there.append(sorted(path.stem for path in tmp_path.glob("*.json")))
+            there.append(sorted(path.stem for path in tmp_path.glob("round-*")))
 
     Run(api, rounds=3).play(tmp_path, step=step)
     names = [f"round-00000{number}" for number in (1, 2, 3)]
@@ -95,7 +95,7 @@ def test_a_round_has_its_checkpoint_before_it_is_evaluated(api: str, tmp_path: P
 @pytest.mark.parametrize("api", APIS)
 def test_so_often_and_after_the_last_round(api: str, tmp_path: Path) -> None:
     Run(api, rounds=ALL, options={"checkpoint_every": 4, "keep_checkpoints": 9}).play(tmp_path)
-    assert sorted(path.stem for path in tmp_path.glob("*.json")) == ["round-000004", "round-000008", "round-000010"]
+    assert sorted(path.stem for path in tmp_path.glob("round-*")) == ["round-000004", "round-000008", "round-000010"]
 
 
 BASES: list[tuple[str, dict[str, Any]]] = [
@@ -219,7 +219,7 @@ def test_a_checkpoint_of_something_else_is_refused_by_name(
     run = Run("legacy", rounds=ALL)
     cut(run, tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    wanted = rf"none of the checkpoints in .*round-000004\.json: it was written by a run with .*{reason}"
+    wanted = rf"none of the checkpoints in .*round-000004\.safetensors: it was written by a run with .*{reason}"
     with pytest.raises(RunError, match=wanted):
         replace(run, **changes).play(tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -229,7 +229,7 @@ def test_a_checkpoint_of_something_else_is_refused_by_name(
 def test_a_state_that_does_not_fit_changes_neither_base_nor_selector(tmp_path: Path) -> None:
     """Nor does it matter which of the two it is that refuses."""
     cut(run := Run("legacy", rounds=ALL), tmp_path)
-    kept = read_checkpoint(tmp_path / "round-000004.json")
+    kept = read_checkpoint(tmp_path / "round-000004.safetensors")
     for part, reason in (("selector", "selector: the state does not belong to bsfl"), ("base", "base: the state is")):
         spoilt: dict[str, Any] = {"state": {**kept.state, "selector": {}}} if part == "selector" else {"base": {}}
         strategy = run.strategy(None, Seen())
@@ -319,7 +319,7 @@ def test_damage_to_the_journal_costs_the_checkpoints_that_need_it(tmp_path: Path
     assert rest.evaluated[0] == 2
     assert rest.result() == run.play().result()
     journal.write_bytes(journal.read_bytes()[5:])
-    wanted = r"none of the checkpoints .*round-000010\.json: history: .*round-000008\.json: history: "
+    wanted = r"none of the checkpoints .*round-000010\.safetensors: history: .*round-000008\.safetensors: history: "
     with pytest.raises(RunError, match=wanted):
         run.play(tmp_path)
 

@@ -128,7 +128,7 @@ def check_points(zygote: Zygote, run: Run, folder: Path, share: int = 1, of: int
         place = folder / f"{number}-{torn}"
         assert zygote.call(dying, run, place, number, torn) is None, "the process lived on"
         rest = zygote.call(played, run, place)
-        valid = re.findall(r"replace round-(\d+)\.json\.tmp", "\n".join(points[: number - 1]))
+        valid = re.findall(r"replace round-(\d+)\.safetensors\.tmp", "\n".join(points[: number - 1]))
         done = int(valid[-1]) if valid else 0
         where = f"died at point {number}, {points[number - 1]}{', torn' if torn else ''}"
         assert rest.evaluated[0] == done, where

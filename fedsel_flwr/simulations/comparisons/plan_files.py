@@ -302,7 +302,7 @@ def check_folder(folder: Path, own: Collection[str], *, single: bool, resume: bo
             "delete them"
         )
     places = [folder] if single else [folder / name for name in own]
-    cut_off = sorted(place.name for place in places if any((place / CHECKPOINTS).glob("*.json*")))
+    cut_off = sorted(place.name for place in places if any((place / CHECKPOINTS).glob("round-*")))
     if cut_off and not resume:
         raise ParameterError(
             f"folder {str(folder)!r} holds runs that were cut off ({', '.join(cut_off[:3])}). Resume them with "

@@ -22,16 +22,10 @@ from fedsel_flwr.errors import ParameterError, StateError
 from fedsel_flwr.rounds import state_dicts
 from fedsel_flwr.strategies.wrapping.bases import layers
 
-ATTRIBUTES: Final = (
-    "m_t", "v_t", "current_weights", "momentum_vector", "initial_parameters", "clipping_norm", "clip_norm",
-    "global_model",
-)  # fmt: skip
-"""Attributes of Flower's strategies that outlive a round: of FedOpt's family, FedAvgM, adaptive clipping, trees.
-
-``current_arrays`` is one for FedAvgM alone; others set it in every round.
-"""
-ONLY_FEDAVGM: Final = ("initial_parameters",)
-"""Attributes that hold the first model until Flower asks for it; only FedAvgM of the legacy API keeps it, changed."""
+ATTRIBUTES: Final = ("m_t", "v_t", "current_weights", "momentum_vector", "clipping_norm", "clip_norm", "global_model")
+"""Attributes of Flower's strategies that outlive a round: of FedOpt's family, FedAvgM, adaptive clipping, trees."""
+OF_FEDAVGM: Final = ("initial_parameters", "current_arrays")
+"""Attributes that outlive a round in FedAvgM alone: others drop the first, and set the second in every round."""
 
 
 def check_base(base: object) -> None:
@@ -115,9 +109,8 @@ def _assigned_by(cls: type) -> frozenset[str]:
 
 def _lasting(layer: object) -> list[str]:
     """Return the known attributes of a layer that outlive a round."""
-    names = [cls.__name__ for cls in type(layer).__mro__]
-    wanted = [name for name in ATTRIBUTES if name not in ONLY_FEDAVGM or "FedAvgM" in names]
-    return [name for name in [*wanted, *(["current_arrays"] if "FedAvgM" in names else [])] if name in vars(layer)]
+    is_fedavgm = any(cls.__name__ == "FedAvgM" for cls in type(layer).__mro__)
+    return [name for name in (*ATTRIBUTES, *(OF_FEDAVGM if is_fedavgm else ())) if name in vars(layer)]
 
 
 def _save_layer(layer: object) -> state_dicts.State:

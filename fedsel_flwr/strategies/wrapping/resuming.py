@@ -1,4 +1,6 @@
-"""Resuming a run: writing a strategy's checkpoints, and continuing from one that belongs to the same run.
+"""Resuming a run: writing a strategy's checkpoints, and loading the one that the run resumes from.
+
+Which one that is, and why others are refused, is decided in :mod:`fedsel_flwr.rounds.resumption`.
 
 A checkpoint holds the fingerprint of its run: the selector and its parameters, how models are averaged, what is
 believed of clients, the base's class. The state depends on these, so a run with another fingerprint refuses the
@@ -18,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from fedsel_flwr.errors import ParameterError, RunError, StateError
-from fedsel_flwr.rounds.checkpoints import JOURNAL, Checkpoint, Checkpoints, json_path
+from fedsel_flwr.rounds import resumption
+from fedsel_flwr.rounds.checkpoints import JOURNAL, Checkpoint, Checkpoints
 from fedsel_flwr.rounds.core import SelectionCore
 from fedsel_flwr.rounds.eligibility import Busy
 from fedsel_flwr.rounds.journal import Journal
@@ -32,8 +35,6 @@ from fedsel_flwr.strategies.wrapping.bases import layers
 logger = logging.getLogger("fedsel_flwr")
 MAX_SHOWN = 60
 """Characters of the longest value that a fingerprint shows; longer ones have their type and digest there."""
-MAX_SHAPES = 200
-"""Characters of the longest list of shapes in an error."""
 
 
 class Resuming:
@@ -165,7 +166,7 @@ class Resuming:
             self._write(number, model, names, *self._held[1:])
         elif number > self._written and number == self._core.round and last is not None and last.round == number:
             self._write(number, model, names, *self._states())
-        return json_path(self._checkpoints.folder, number) if number == self._written else None
+        return self._checkpoints.path(number) if number == self._written else None
 
     def _states(self) -> tuple[State, State]:
         """Return the states of core and base."""
@@ -192,14 +193,13 @@ class Resuming:
 
         A model of trees has no fixed shapes: only bases that compare models have theirs checked.
         """
-        check_fingerprint(checkpoint.fingerprint, self.fingerprint)
+        resumption.check_fingerprint(checkpoint.fingerprint, self.fingerprint)
         if initial is not None and self._core.settings.compare_models:
-            _check_model(checkpoint, initial)
+            resumption.check_model(dict(zip(checkpoint.names, checkpoint.model, strict=True)), initial)
         before = save_base(self._base)
         load_base(self._base, checkpoint.base)
         try:
-            # Checkpoints of older versions have no state of busy clients.
-            self._core.load_state_dict({"busy": Busy().state_dict()} | checkpoint.state)
+            self._core.load_state_dict(checkpoint.state)
         except StateError:
             load_base(self._base, before)
             raise
@@ -221,20 +221,6 @@ def run_fingerprint(core: SelectionCore, base: object) -> dict[str, str]:
     # flwr.server of the legacy API, or flwr.serverapp of the Message API: their classes have the same names.
     api = ".".join(next(flowers, "").split(".")[:2])
     return {**fingerprint, "base": f"{', '.join(type(layer).__qualname__ for layer in layers(base))} ({api})"}
-
-
-def check_fingerprint(theirs: Mapping[str, str], mine: Mapping[str, str]) -> None:
-    """Refuse a checkpoint of a run with another fingerprint.
-
-    Raises:
-        StateError: The message lists what differs.
-    """
-    differing = [key for key in {**theirs, **mine} if theirs.get(key) != mine.get(key)]
-    if differing:
-        listed = "; ".join(
-            f"{key} = {theirs.get(key, 'none')}, this one has {mine.get(key, 'none')}" for key in differing
-        )
-        raise StateError(f"it was written by a run with {listed}")
 
 
 def total_rounds(selector: Selector, given: int | None, checkpointing: bool) -> int | None:
@@ -264,16 +250,3 @@ def _as_text(value: object) -> str:
 
 def _digest(content: bytes) -> str:
     return f"SHA-256 {hashlib.sha256(content).hexdigest()[:16]}"
-
-
-def _check_model(checkpoint: Checkpoint, initial: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint whose model has other names or shapes than the initial one."""
-    theirs = {name: np.shape(array) for name, array in zip(checkpoint.names, checkpoint.model, strict=True)}
-    mine = {name: np.shape(array) for name, array in initial.items()}
-    if theirs != mine:
-        raise StateError(f"its model has arrays of the shapes {_shapes(theirs)}, the initial model {_shapes(mine)}")
-
-
-def _shapes(of: Mapping[str, tuple[int, ...]]) -> str:
-    text = ", ".join(f"{name} {shape}" for name, shape in of.items())
-    return text if len(text) <= MAX_SHAPES else f"{text[:MAX_SHAPES]} ..."

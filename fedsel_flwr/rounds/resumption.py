@@ -1,0 +1,172 @@
+"""Resumption: whether a run begins, is resumed, is played again, returns its result, or is refused, and why.
+
+All of that is decided here. Other rooms say what a folder holds and whether it fits, and do what was decided.
+
+The folder of a simulated run, with ``resume`` (:func:`decide_run`):
+
+1. The run there has other settings, code or data, or is damaged: refuse; with ``replay`` play it again.
+2. It has finished: return its result.
+3. It was cut off, or there is none: the checkpoints decide. If none of them can be used: refuse; with ``replay`` play
+   the run again.
+
+The folder of checkpoints, of a simulation or of a server (:func:`check_start`, :func:`newest_usable`):
+
+4. No ``resume``, but checkpoints or finished rounds: refuse, since they are another run's.
+5. ``resume="must"``, but no checkpoint: refuse.
+6. No checkpoint, or no ``resume``: begin a new run.
+7. Else resume from the newest checkpoint that is undamaged and fits: its fingerprint is the run's
+   (:func:`check_fingerprint`), and its model has the shapes of the initial one (:func:`check_model`). Newer checkpoints
+   are set aside.
+8. None can be used: refuse, with the reason of each.
+9. The checkpoint has more rounds than are to be played: refuse (:func:`check_length`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+
+from fedsel_flwr.errors import FedSelError, ParameterError, RunError, StateError
+
+Resume = Literal[False, True, "must"]
+Result = TypeVar("Result")
+Loaded = TypeVar("Loaded")
+MAX_SHAPES = 200
+"""Characters of the longest list of shapes in an error."""
+logger = logging.getLogger("fedsel_flwr")
+
+
+def check_resume(resume: object) -> None:
+    """Refuse a value of ``resume`` that is none of the three."""
+    if not (isinstance(resume, bool) or resume == "must"):
+        raise ParameterError(f"resume must be False, True or 'must', got {resume!r}")
+
+
+def decide_run(read: Callable[[], Result | None], *, replay: bool) -> tuple[Result | None, bool]:
+    """Decide about the run in a folder.
+
+    Args:
+        read: Returns the result of the run if it has finished, or raises the reason why it does not fit.
+        replay: Play a run again that does not fit, in place of refusing it.
+
+    Returns:
+        The result of a run that has finished, and whether what is there is to be played again.
+
+    Raises:
+        FedSelError: The run does not fit, and ``replay`` is False.
+    """
+    try:
+        return read(), False
+    except FedSelError as reason:
+        replay_or_refuse(reason, replay=replay)
+        return None, True
+
+
+def replay_or_refuse(reason: FedSelError, *, replay: bool) -> None:
+    """Raise the reason why a run does not fit, unless it is to be played again."""
+    if not replay:
+        raise reason
+
+
+def check_start(folder: Path, resume: Resume, rounds: Sequence[int], journal: Path) -> None:
+    """Refuse to begin a run in a folder of checkpoints that holds another one, or none to resume.
+
+    Args:
+        folder: Of the checkpoints.
+        resume: What the user wants.
+        rounds: The rounds that have a checkpoint.
+        journal: The file of the finished rounds.
+
+    Raises:
+        RunError: Says what to do.
+    """
+    if resume == "must" and not rounds:
+        raise RunError(
+            f"{str(folder)!r} holds no checkpoint to resume from. Check checkpoint_dir, or begin a new run with "
+            "resume=True"
+        )
+    if not resume and (rounds or (journal.is_file() and journal.stat().st_size > 0)):
+        found = f"the checkpoints of {max(rounds)} rounds" if rounds else f"rounds in {journal.name}"
+        raise RunError(
+            f"{str(folder)!r} holds {found} of another run. Resume it with resume=True, or give the new run another "
+            "checkpoint_dir"
+        )
+
+
+def newest_usable(
+    folder: Path, paths: Sequence[Path], load: Callable[[Path], Loaded]
+) -> tuple[Loaded | None, list[Path]]:
+    """Load the newest checkpoint that can be used.
+
+    Args:
+        folder: Of the checkpoints.
+        paths: The checkpoints, the newest first.
+        load: Loads one, or raises :class:`~fedsel_flwr.errors.StateError` with the reason why not.
+
+    Returns:
+        The checkpoint, None if there are none; and those that were refused, which are newer.
+
+    Raises:
+        RunError: There are checkpoints, but none can be used; says why of each.
+    """
+    refused: dict[Path, str] = {}
+    for path in paths:
+        try:
+            return load(path), list(refused)
+        except StateError as error:
+            refused[path] = str(error)
+            logger.warning("checkpoint %s is not used: %s", path, error)
+    if not refused:
+        return None, []
+    reasons = "; ".join(f"{path.name}: {reason}" for path, reason in refused.items())
+    raise RunError(
+        f"none of the checkpoints in {str(folder)!r} can be used: {reasons}. Start the program that wrote them, or "
+        "give the new run another checkpoint_dir"
+    )
+
+
+def check_fingerprint(theirs: Mapping[str, str], mine: Mapping[str, str]) -> None:
+    """Refuse a checkpoint of a run with another fingerprint.
+
+    Raises:
+        StateError: The message lists what differs.
+    """
+    differing = [key for key in {**theirs, **mine} if theirs.get(key) != mine.get(key)]
+    if differing:
+        listed = "; ".join(
+            f"{key} = {theirs.get(key, 'none')}, this one has {mine.get(key, 'none')}" for key in differing
+        )
+        raise StateError(f"it was written by a run with {listed}")
+
+
+def check_model(model: Mapping[str, Any], initial: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint whose model has other names or shapes than the initial one.
+
+    Raises:
+        StateError: The message has both.
+    """
+    theirs, mine = ({name: np.shape(array) for name, array in one.items()} for one in (model, initial))
+    if theirs != mine:
+        raise StateError(f"its model has arrays of the shapes {_shapes(theirs)}, the initial model {_shapes(mine)}")
+
+
+def check_length(folder: Path, done: int, rounds: int) -> None:
+    """Refuse to resume a run that has done more rounds than are to be played.
+
+    Raises:
+        RunError: Says how many rounds to give.
+    """
+    if done > rounds:
+        raise RunError(
+            f"the run in {str(folder)!r} has done {done} rounds, more than rounds = {rounds}. Give at least {done}, or "
+            "begin a new run elsewhere"
+        )
+
+
+def _shapes(of: Mapping[str, tuple[int, ...]]) -> str:
+    text = ", ".join(f"{name} {shape}" for name, shape in of.items())
+    return text if len(text) <= MAX_SHAPES else f"{text[:MAX_SHAPES]} ..."
