@@ -322,8 +322,7 @@ class Plan:
         self, runs: Sequence[Job], options: Mapping[str, Any], start_run: StartRun | None, update: Update | None
     ) -> Generator[RunResult]:
         """Play several runs at a time in worker processes; report each when it and all before it have ended."""
-        # The workers' processes share one terminal: none of them reports what it waits for.
-        here = {**options, "processes": self.processes, "on_wait": None}
+        here = {**options, "processes": self.processes}
         with contextlib.closing(run_in_parallel(runs, here, self.jobs)) as results:
             for job in runs:
                 report_progress(self._title(job), job.scenario.rounds, start_run, update)
