@@ -34,6 +34,8 @@ ACTION_BYTES = 1024
 """Size of a buffer for ``struct sigaction``; more than any system's has."""
 UNFINISHED = re.compile(r"\..+-[a-z0-9_]{8}")
 """Folders in which :func:`fedsel_flwr.report.run_folder.atomic_write` writes a file."""
+_ENDING = threading.Lock()
+"""Held by the thread that ends this process."""
 # Linux's number of the option in <sys/prctl.h>; Python has no name for it.
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -84,8 +86,7 @@ class SignalShutdown:
     def __init__(self, on_signal: Callable[[], None], message: Callable[[], str], status: int) -> None:
         self.on_signal, self.message = on_signal, message
         self.folder: Path | None = None
-        self._status, self._turn, self._begun = status, threading.Lock(), threading.Event()
-        self._seen = False
+        self._status, self._seen = status, False
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -142,50 +143,64 @@ class SignalShutdown:
             heard = os.read(read, 1)
             if not heard:
                 return
-        limit = threading.Timer(SHUTDOWN_LIMIT_S, self._exit, ["fedsel: interrupted; what was left has been killed"])
+        late = "fedsel: interrupted; what was left has been killed"
+        limit = threading.Timer(SHUTDOWN_LIMIT_S, _exit, [late, self._status])
         limit.daemon = True
         limit.start()
         deadline = time.monotonic() + MAIN_THREAD_S
-        while time.monotonic() < deadline and not self._begun.wait(0.1):
-            main = threading.main_thread().ident
+        main = threading.main_thread().ident
+        while main is not None and time.monotonic() < deadline and not _ENDING.locked():
             # The system may have given the signal to any thread. Sent to the main one, it interrupts a system call
             # there, after which Python runs the handler. SIGINT, as Ray may just have taken away the one of SIGTERM.
-            if main is not None and not self._begun.is_set():
-                signal.pthread_kill(main, signal.SIGINT)
+            signal.pthread_kill(main, signal.SIGINT)
+            time.sleep(0.1)
         # The main thread is inside a library, or shuts down.
         self._shut_down()
         limit.join()
 
     def _shut_down(self) -> None:
-        """Kill the children, clean up and exit; the second thread that calls this returns at once."""
-        if not self._turn.acquire(blocking=False):
-            return
-        self._begun.set()
-        # Nothing may keep this process from ending, a progress display that breaks included.
-        with contextlib.suppress(Exception):
-            self.on_signal()
-        # os._exit flushes nothing. The signal may have come while this very buffer was being written to: that is the
-        # RuntimeError.
-        with contextlib.suppress(RuntimeError, OSError):
-            sys.stdout.flush()
-        end_descendants()
-        # After the children: they may have been writing there.
-        if self.folder is not None:
-            remove_unfinished(self.folder)
-        # The message reads files of the run, one of which may be half written, and may need a half-finished import.
-        try:
-            line = self.message()
-        except Exception as error:
-            line = f"fedsel: interrupted ({type(error).__name__})"
-        self._exit(line)
+        end_process(self.message, self._status, self.on_signal, self.folder)
 
-    def _exit(self, line: str) -> None:
-        # The descriptor itself: the signal may have interrupted a write to sys.stderr. The reader may be gone.
-        with contextlib.suppress(OSError):
-            os.write(2, f"{line}\n".encode())
-        _kill_descendants()
-        # Not sys.exit: it would wait for threads and exit handlers of Flower and Ray.
-        os._exit(self._status)
+
+def end_process(
+    message: Callable[[], str], status: int, first: Callable[[], None] = lambda: None, folder: Path | None = None
+) -> None:
+    """Kill all children and end this process; returns at once if another thread is ending it.
+
+    Args:
+        message: Returns the last line on standard error; called when the children have ended.
+        status: The exit status.
+        first: Called before anything else.
+        folder: Folder from which unfinished files are removed; None removes none.
+    """
+    if not _ENDING.acquire(blocking=False):
+        return
+    # Nothing may keep this process from ending, a progress display that breaks included.
+    with contextlib.suppress(Exception):
+        first()
+    # os._exit flushes nothing. A signal may have come while this very buffer was being written to: that is the
+    # RuntimeError.
+    with contextlib.suppress(RuntimeError, OSError):
+        sys.stdout.flush()
+    end_descendants()
+    # After the children: they may have been writing there.
+    if folder is not None:
+        remove_unfinished(folder)
+    # The message reads files of the run, one of which may be half written, and may need a half-finished import.
+    try:
+        line = message()
+    except Exception as error:
+        line = f"fedsel: interrupted ({type(error).__name__})"
+    _exit(line, status)
+
+
+def _exit(line: str, status: int) -> None:
+    # The descriptor itself: a signal may have interrupted a write to sys.stderr. The reader may be gone.
+    with contextlib.suppress(OSError):
+        os.write(2, f"{line}\n".encode())
+    _kill_descendants()
+    # Not sys.exit: it would wait for threads and exit handlers of Flower and Ray.
+    os._exit(status)
 
 
 def _keeper_of_sigterm() -> Callable[[], object]:

@@ -28,7 +28,7 @@ from rich.console import Console
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.flower import disable_actor_retries
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources, start_hint, try_connect
-from fedsel_flwr.simulations.shutdown import end_descendants
+from fedsel_flwr.simulations.shutdown import end_process
 from fedsel_flwr.simulations.worlds.world import WORLD_CACHE, World
 
 JOIN_LIMIT_S = 60.0
@@ -120,16 +120,21 @@ class RaySession:
         except BaseException as error:
             started.set_exception(error)
             return
+        if self._over.is_set():
+            # Ctrl-C while Ray started: a Ray that loses its servers would end this process.
+            ray.shutdown()
+            return
         why_dead = _servers_ended() if self.resources.address is None else _head_gone(ray, self.resources.address)
         started.set_result(None)
         while not self._over.wait(PERIOD_S):
             # The rounds may have ended since the look: then Flower itself has shut Ray down.
             if (cause := why_dead()) and ray.is_initialized():
-                end_descendants()
-                line = f"fedsel: error: Ray died ({cause}; was it killed, or memory short?){what_is_left()}"
-                os.write(2, f"{line}\n".encode())
-                # Not an exception: Flower may hang in a call of Ray that never returns, where none would reach it.
-                os._exit(EXIT_DEAD)
+                break
+        else:
+            return
+        # Not an exception: Flower may hang in a call of Ray that never returns, where none would reach it.
+        said = f"fedsel: error: Ray died ({cause}; was it killed, or memory short?)"
+        end_process(lambda: said + what_is_left(), EXIT_DEAD)
 
 
 def _servers_ended() -> Callable[[], str]:
