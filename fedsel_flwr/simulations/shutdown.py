@@ -144,7 +144,7 @@ class SignalShutdown:
             if not heard:
                 return
         late = "fedsel: interrupted; what was left has been killed"
-        limit = threading.Timer(SHUTDOWN_LIMIT_S, _exit, [late, self._status])
+        limit = threading.Timer(SHUTDOWN_LIMIT_S, _exit, [late, self._status, os.dup(2)])
         limit.daemon = True
         limit.start()
         deadline = time.monotonic() + MAIN_THREAD_S
@@ -182,6 +182,9 @@ def end_process(
     # RuntimeError.
     with contextlib.suppress(RuntimeError, OSError):
         sys.stdout.flush()
+    # Ray's C++ in this process complains about each of its processes that ends.
+    stderr = os.dup(2)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     end_descendants()
     # After the children: they may have been writing there.
     if folder is not None:
@@ -191,13 +194,13 @@ def end_process(
         line = message()
     except Exception as error:
         line = f"fedsel: interrupted ({type(error).__name__})"
-    _exit(line, status)
+    _exit(line, status, stderr)
 
 
-def _exit(line: str, status: int) -> None:
+def _exit(line: str, status: int, stderr: int) -> None:
     # The descriptor itself: a signal may have interrupted a write to sys.stderr. The reader may be gone.
     with contextlib.suppress(OSError):
-        os.write(2, f"{line}\n".encode())
+        os.write(stderr, f"{line}\n".encode())
     _kill_descendants()
     # Not sys.exit: it would wait for threads and exit handlers of Flower and Ray.
     os._exit(status)
