@@ -78,7 +78,6 @@ def measure(args: argparse.Namespace) -> None:
     from flwr.server import ServerApp
     from flwr.serverapp import Grid
 
-    from fedsel_flwr.report.progress import WaitNotice
     from fedsel_flwr.simulations import engine
     from fedsel_flwr.simulations.on_flower import flower_apis
     from fedsel_flwr.simulations.on_flower.app import ScenarioApp
@@ -121,8 +120,10 @@ def measure(args: argparse.Namespace) -> None:
     adopt_orphans()
     try:
         app = ScenarioApp(engine.SameScenario(scenario))
-        session = RaySession(RayResources(), WaitNotice("Starting Ray", "Ray started", quiet=True))
-        engine._run_on_flower(server_app, app, scenario.num_clients, session)
+        session = RaySession(RayResources(), quiet=True)
+        engine.run_simulation(
+            session=session, server_app=server_app, client_app=app, num_supernodes=scenario.num_clients
+        )
     finally:
         end_descendants()
     print(MARK + json.dumps(events))

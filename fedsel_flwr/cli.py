@@ -246,13 +246,14 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
         ):
             shutdown.on_signal, shutdown.folder = progress.stop, folder
             shutdown.message = lambda: f"{INTERRUPTED}; {holds()}"
-            options = {"replay": args.replay, "quiet": args.quiet, "on_wait": progress.on_wait}
             comparison = plan.run(
                 folder,
                 progress.start_run,
                 progress.update,
                 resume=args.resume is not None,
-                **options,
+                replay=args.replay,
+                # One display at a time: the run's bar moves while Ray starts.
+                quiet=args.quiet or progress.is_live,
             )
     except RunError as error:
         raise RunError(f"{error}; {holds()}") from error

@@ -316,7 +316,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Shell:
 @pytest.mark.timeout(150)
 def test_run_prints_plain_lines_a_table_and_the_folder(first: Shell) -> None:
     assert first.status == 0, first.err
-    assert re.fullmatch(r"Starting Ray \.\.\.\nRay started in \d+\.\d s\n", first.err)  # no terminal: two lines
+    assert first.err == ""  # no terminal: Ray starts without a word
     assert "\x1b" not in first.out
     lines = first.out.splitlines()
     for i in (1, 2, 3):
@@ -418,8 +418,7 @@ def test_ctrl_c_ends_everything_at_once(tmp_path: Path) -> None:
         assert command.left() == []
     finally:
         command.kill()
-    started, there, said = command.stderr.splitlines()
-    assert (started, there[:15]) == ("Starting Ray ...", "Ray started in ")
+    (said,) = command.stderr.splitlines()
     told = re.fullmatch(r"fedsel: interrupted; (\S+) holds \S+: (\d+) rounds?; fedsel run --resume \1 .*", said)
     assert told, said
     assert len(read_history(told[1]).rounds) == int(told[2]) > 0

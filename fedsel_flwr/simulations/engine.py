@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flwr.client import ClientApp
 from flwr.common import Context
 from flwr.server import ServerApp
 from flwr.serverapp import Grid
@@ -18,7 +17,6 @@ from fedsel_flwr.checks import one_of
 from fedsel_flwr.clients.batched.backends import BACKENDS, Backend
 from fedsel_flwr.clients.objectives import Objective
 from fedsel_flwr.errors import ParameterError, RunError
-from fedsel_flwr.report.progress import WaitNotice
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.rounds.resumption import Resume, decide_run, replay_or_refuse
 from fedsel_flwr.rounds.run_length import ShouldStop, check_should_stop
@@ -37,7 +35,7 @@ from fedsel_flwr.simulations.on_flower.building import make_strategy, resolve_st
 from fedsel_flwr.simulations.on_flower.driving import run_rounds, wait_for_nodes
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources, check_device
 from fedsel_flwr.simulations.on_flower.ray_session import RaySession
-from fedsel_flwr.simulations.results import RunFolder, RunResult, derived_tables
+from fedsel_flwr.simulations.results import RunFolder, RunResult, derived_tables, describe_runs
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.vectorized import check_vectorized, run_vectorized
 from fedsel_flwr.simulations.worlds.ingredients import MakeModel, OwnParts, as_data
@@ -59,7 +57,6 @@ def simulate(
     client_gpus: float | None = None,
     ray_address: str | None = None,
     quiet: bool = False,
-    on_wait: Callable[[str], None] | None = None,
     strategy: Any = None,
     selector: Selector | None = None,
     device: str = "cpu",
@@ -95,9 +92,7 @@ def simulate(
             None: an equal share of ``num_gpus``.
         ray_address: HOST:PORT of the head of a Ray cluster, "auto", or "local" for Ray on this machine; None takes the
             environment variable RAY_ADDRESS.
-        quiet: Keep Flower's log, this package's, and "Starting Ray ..." from standard error.
-        on_wait: Called once a second with a line on what is waited for ("Starting Ray, 3 s"), in place of standard
-            error.
+        quiet: Keep Flower's log, this package's, and "Starting Ray" from standard error.
         strategy: A selection strategy of your own, of the scenario's API. Latencies, channels and availability are
             then those of the strategy, and its base sends ``round`` in the config (legacy API). None makes the
             scenario's (:func:`~fedsel_flwr.simulations.on_flower.building.make_strategy`).
@@ -137,9 +132,9 @@ def simulate(
         ParameterError: The data or a parameter cannot be used, or the strategy is not of the scenario's API or is
             given together with ``on_round``, ``should_stop``, ``selector``, ``folder`` or checkpoints; or this backend
             cannot train the model.
-        RunError: The simulation broke off, Ray died, the folder cannot be written to, the address leads nowhere, no
-            client ever completed a round of a strategy of your own, or no run can be resumed from the checkpoints:
-            they are of another run, damaged, or of a newer version.
+        RunError: The simulation broke off, the folder cannot be written to, the address leads nowhere, no client ever
+            completed a round of a strategy of your own, or no run can be resumed from the checkpoints: they are of
+            another run, damaged, or of a newer version. If Ray dies, this process ends with status 2 and one line.
 
     >>> from fedsel_flwr.simulations.scenario_files import load_scenario
     >>> result = simulate(load_scenario("smoke"), selector=MySelector(clients_per_round=3))  # doctest: +SKIP
@@ -181,8 +176,17 @@ def simulate(
         # The earlier process may have been killed between the result and this.
         checkpoints.discard()
         return finished
-    session = RaySession(where, WaitNotice("Starting Ray", "Ray started", tell=on_wait, quiet=quiet))
-    run = partial(_run, world, device=device, session=session, quiet=quiet, backend=backend, checkpoints=checkpoints)
+    session = RaySession(where, quiet)
+    run = partial(
+        _run,
+        world,
+        device=device,
+        session=session,
+        quiet=quiet,
+        backend=backend,
+        checkpoints=checkpoints,
+        folder=folder,
+    )
     if folder is None:
         made = resolve_strategy(
             world, strategy, on_round, selector, checkpoints.options(scenario, selector), should_stop
@@ -241,6 +245,7 @@ def _run(
     quiet: bool,
     backend: Backend | None,
     checkpoints: CheckpointPlan,
+    folder: str | Path | None,
 ) -> RunResult:
     """Run a scenario's world with a strategy, on the scenario's engine."""
     scenario = world.scenario
@@ -253,21 +258,23 @@ def _run(
 
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
-        session.watch_grid(grid)
-        try:
-            with session.watch_strategy(strategy):
-                wait_for_nodes(grid, scenario)
-                results.append(run_rounds(grid, world, strategy))
-        finally:
-            session.expect_shutdown()
+        wait_for_nodes(grid, scenario)
+        results.append(run_rounds(grid, world, strategy))
 
-    try:
-        with silent(quiet):
-            _run_on_flower(server_app, ScenarioApp(SameScenario(scenario)), scenario.num_clients, session)
-    except RunError as error:
-        if not session.died:
-            raise
-        raise RunError(f"{error} after {len(strategy.history.rounds)} of {scenario.rounds} rounds") from None
+    def what_is_left() -> str:
+        if folder is None:
+            return f" after {len(strategy.history.rounds)} of {scenario.rounds} rounds"
+        # What is on the disk: the last round of the history may not have been written yet.
+        return f"; {folder} holds {describe_runs(Path(folder)) or 'no round yet'}"
+
+    with silent(quiet):
+        run_simulation(
+            session=session,
+            server_app=server_app,
+            client_app=ScenarioApp(SameScenario(scenario)),
+            num_supernodes=scenario.num_clients,
+            what_is_left=what_is_left,
+        )
     if not results:
         done = len(strategy.history.rounds)
         raise RunError(f"the simulation ended after {done} of {scenario.rounds} rounds. See the log for the reason")
@@ -285,24 +292,19 @@ class SameScenario:
         return self.scenario
 
 
-def _run_on_flower(server_app: ServerApp, client_app: ClientApp, num_supernodes: int, session: RaySession) -> None:
+def run_simulation(*, session: RaySession, what_is_left: Callable[[], str] = str, **simulation: Any) -> None:
     """Run Flower's simulation, on a cluster or on Ray started here.
 
     This process connects to Ray itself, before Flower's threads start: they would keep running after a failure.
+
+    Args:
+        session: Ray for this run.
+        what_is_left: As in :meth:`RaySession.open`.
+        **simulation: ``server_app``, ``client_app`` and ``num_supernodes`` of Flower's simulation.
     """
-    run_simulation(
-        server_app=server_app,
-        client_app=client_app,
-        num_supernodes=num_supernodes,
-        backend_config={"client_resources": session.client_resources},
-        session=session,
-    )
-
-
-def run_simulation(*, session: RaySession, **kwargs: Any) -> None:
-    """Run Flower's ``run_simulation`` within a session of Ray."""
-    with session.open():
-        flower.run_simulation(**kwargs)
+    with session.open(what_is_left):
+        resources = session.resources.client_resources()
+        flower.run_simulation(**simulation, backend_config={"client_resources": resources})
 
 
 def check_engine(

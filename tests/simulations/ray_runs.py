@@ -19,7 +19,6 @@ from flwr.server import ServerApp
 from flwr.server.strategy import FedAvg
 from flwr.serverapp import Grid
 
-from fedsel_flwr.report.progress import WaitNotice
 from fedsel_flwr.selectors import create
 from fedsel_flwr.simulations import engine
 from fedsel_flwr.simulations.engine import simulate
@@ -99,8 +98,9 @@ def hostile() -> dict[str, Any]:
     handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("fedsel_flwr").addHandler(handler)
     # More actors than cores: each of the three late answers keeps one asleep.
-    session = RaySession(RayResources(num_cpus=5), WaitNotice("Starting Ray", "Ray started"))
-    engine._run_on_flower(server_app, ClientApp(client_fn=_client_fn), len(KINDS), session)
+    session = RaySession(RayResources(num_cpus=5))
+    app = ClientApp(client_fn=_client_fn)
+    engine.run_simulation(session=session, server_app=server_app, client_app=app, num_supernodes=len(KINDS))
     return {
         "history": strategy.history, "arrays": results[0].arrays, "state": selector.state_dict(),
         "ids": strategy.roster.ids, "messages": messages,

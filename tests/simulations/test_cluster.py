@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import threading
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import grpc
 import pytest
 
 from fedsel_flwr import cli
 from fedsel_flwr.errors import ParameterError, RunError
-from fedsel_flwr.report.progress import WaitNotice
 from fedsel_flwr.simulations.engine import simulate
-from fedsel_flwr.simulations.on_flower import ray_resources, ray_session
+from fedsel_flwr.simulations.on_flower import ray_session
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources, cluster_address
 from fedsel_flwr.simulations.on_flower.ray_session import RaySession
 from fedsel_flwr.simulations.scenario_files import load_scenario
@@ -63,7 +58,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     fake = FakeRay()
     monkeypatch.setattr(ray_session, "_ray", lambda: fake)
-    monkeypatch.setattr(ray_resources, "_why_not_ray", lambda address: "")
     return fake
 
 
@@ -75,7 +69,7 @@ def port() -> Iterator[int]:
 
 
 def session(where: RayResources) -> RaySession:
-    return RaySession(where, WaitNotice("Starting Ray", "Ray started"))
+    return RaySession(where)
 
 
 def free_port() -> int:
@@ -181,53 +175,17 @@ def test_the_address_is_read_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatc
     assert cluster_address() == "10.0.0.1:6379"
 
 
-# ---- something that is not Ray -------------------------------------------------------------------------------------
-
-
-@pytest.fixture(params=["silent", "closes", "grpc"])
-def no_ray(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, str]]:
-    """A port with something else, and what is said of it."""
-    monkeypatch.setattr(ray_resources, "ANSWER_TIMEOUT_S", 1.0)
-    if request.param == "grpc":
-        server = grpc.server(ThreadPoolExecutor(1))
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        yield port, "does not know Ray's question"
-        server.stop(0)
-        return
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        over = threading.Event()
-
-        def serve() -> None:
-            held = []
-            while not over.is_set():
-                with contextlib.suppress(OSError):
-                    held.append(listening.accept()[0])
-                    if request.param == "closes":
-                        held[-1].sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-                        held.pop().close()
-            for connection in held:
-                connection.close()
-
-        listening.settimeout(0.2)
-        thread = threading.Thread(target=serve)
-        thread.start()
-        yield (
-            listening.getsockname()[1],
-            "not speak gRPC" if request.param == "closes" else "(no answer|not speak)",
-        )
-        over.set()
-        thread.join()
-
-
-def test_what_is_not_ray_is_one_line_and_quick(no_ray: tuple[int, str], asked: list[dict[str, Any]]) -> None:
-    """Ray itself would try for minutes."""
-    port, said = no_ray
-    begun = time.monotonic()
-    with pytest.raises(RunError, match=f"ray_address = '127.0.0.1:{port}': .*not the head of Ray .*{said}") as error:
+def test_what_is_not_ray_is_one_line(
+    asked: list[dict[str, Any]], ray: FakeRay, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray itself would wait for ever."""
+    monkeypatch.setattr(ray_session, "JOIN_LIMIT_S", 0.2)
+    over = threading.Event()
+    ray.init = lambda **options: over.wait(30)  # type: ignore[assignment,method-assign]
+    with pytest.raises(RunError) as error:
         simulate(SMOKE, ray_address=f"127.0.0.1:{port}")
-    assert time.monotonic() - begun < 10
-    assert "\n" not in str(error.value)
+    over.set()
+    assert str(error.value).startswith(f"ray_address = '127.0.0.1:{port}': no Ray answers there within 0.2 s. Start")
     assert asked == []
 
 

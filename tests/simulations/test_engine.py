@@ -133,17 +133,6 @@ def test_a_simulation_that_breaks_off_is_an_error(monkeypatch: pytest.MonkeyPatc
         simulate(SMOKE)
 
 
-def test_dead_actors_are_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else Flower's pool hands out the dead one, and most later messages fail."""
-    asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(engine, "run_simulation", lambda **kwargs: asked.append(kwargs))
-    with pytest.raises(RunError):
-        simulate(SMOKE)
-    assert asked[0]["num_supernodes"] == 10
-    resources = {"num_cpus": 1, "num_gpus": 0.0, "max_restarts": -1, "max_task_retries": 1}
-    assert asked[0]["backend_config"]["client_resources"] == resources
-
-
 # ---- a strategy of the user's own ----------------------------------------------------------------------------------
 
 

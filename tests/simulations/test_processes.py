@@ -27,7 +27,7 @@ parent = (
 )
 orphan = int(subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True).stdout)
 print(child.pid, orphan, flush=True)
-print(end_descendants(grace_s=0.5), end_descendants(grace_s=0.5), flush=True)
+print(end_descendants(), end_descendants(), flush=True)
 """
 
 

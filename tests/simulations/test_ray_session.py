@@ -2,99 +2,82 @@
 
 from __future__ import annotations
 
-import shutil
-import socket
+import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from fedsel_flwr.errors import RunError
-from fedsel_flwr.report.progress import WaitNotice
 from fedsel_flwr.report.run_folder import read_history
 from fedsel_flwr.simulations import load_scenario, simulate
-from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
-from fedsel_flwr.simulations.on_flower.ray_session import RaySession, RayWatchdog
+from fedsel_flwr.simulations.on_flower.ray_session import EXIT_DEAD
 from tests.processes import ROOT, Command
 
+# The session of a Ray that is played by other processes: two children with the names of its servers, or a socket.
+DYING = """
+import shutil, socket, subprocess, sys, time
+from types import SimpleNamespace
+from fedsel_flwr.simulations.on_flower import ray_session
+from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
+from fedsel_flwr.simulations.on_flower.ray_session import RaySession
 
-def until_dead(watch: RayWatchdog) -> str:
-    """What is said of Ray's death."""
-    deadline = time.monotonic() + 10
-    while not watch.died:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    with pytest.raises(RunError) as error:
-        watch.check()
-    return str(error.value)
+head = socket.create_server(("127.0.0.1", 0))
+servers, connected = {}, []
 
+def init(address, **options):
+    connected.append(True)
+    for name in ("raylet", "gcs_server") if address == "local" else ():
+        shutil.copy(shutil.which("sleep"), name)
+        servers[name] = subprocess.Popen(["./" + name, "600"])
 
-@pytest.fixture
-def pillars(tmp_path: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    """Two children that are called as Ray's two main processes."""
-    sleep = shutil.which("sleep")
-    if sys.platform != "linux" or sleep is None:
-        pytest.skip("names of processes as on Linux")
-    made = {}
-    for name in ("raylet", "gcs_server"):
-        shutil.copy(sleep, tmp_path / name)
-        made[name] = subprocess.Popen([tmp_path / name, "600"])
-    yield made
-    for process in made.values():
-        process.kill()
-        process.wait()
+def nodes():
+    return [{"Alive": True, "Resources": {"CPU": 1}}]
 
-
-@pytest.mark.parametrize("victim", ["raylet", "gcs_server"])
-def test_the_end_of_a_process_of_ray_is_noticed_and_the_others_end(
-    victim: str, pillars: dict[str, subprocess.Popen[bytes]]
-) -> None:
-    with RayWatchdog(None) as watch:
-        time.sleep(0.5)
-        watch.check()
-        pillars[victim].kill()
-        assert until_dead(watch).startswith(f"Ray died ({victim} ended")
-        for process in pillars.values():
-            assert process.wait(5) == -9
+ray = SimpleNamespace(init=init, nodes=nodes, is_initialized=lambda: bool(connected), shutdown=connected.clear)
+ray_session._ray, ray_session.UNREACHABLE_S, victim = lambda: ray, 1.0, sys.argv[1]
+address = f"127.0.0.1:{head.getsockname()[1]}" if victim == "head" else "local"
+with RaySession(RayResources(ray_address=address)).open(lambda: " after 7 rounds"):
+    time.sleep(1)
+    print(*(server.poll() for server in servers.values()), flush=True)
+    if victim == "flower":
+        ray.shutdown()
+        servers["raylet"].kill()
+    else:
+        head.close() if victim == "head" else servers[victim].kill()
+    time.sleep(0.8 if victim == "flower" else 20)
+servers["gcs_server"].kill()
+"""
 
 
-def test_after_the_rounds_ray_may_end(pillars: dict[str, subprocess.Popen[bytes]]) -> None:
-    with RayWatchdog(None) as watch:
-        watch.expect_shutdown()
-        pillars["raylet"].kill()
-        time.sleep(0.8)
-        assert not watch.died
-    assert pillars["gcs_server"].poll() is None
+@pytest.mark.skipif(sys.platform != "linux", reason="names of processes as on Linux")
+@pytest.mark.parametrize(
+    ("victim", "said"),
+    [
+        ("raylet", "raylet ended"),
+        ("gcs_server", "gcs_server ended"),
+        ("head", r"the head of the cluster at 127\.0\.0\.1:\d+ is gone: .*refused"),
+    ],
+)
+def test_the_death_of_ray_ends_the_process_with_one_line(victim: str, said: str, tmp_path: Path) -> None:
+    command = Command(sys.executable, "-c", DYING, victim, folder=tmp_path, cwd=tmp_path)
+    try:
+        assert command.wait(60) == EXIT_DEAD, command.stderr
+        assert re.fullmatch(rf"fedsel: error: Ray died \({said}; .*\) after 7 rounds\n", command.stderr), command.stderr
+        assert command.left() == []
+    finally:
+        command.kill()
 
 
-def test_a_cluster_whose_head_is_gone_is_noticed() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as head:
-        address = f"127.0.0.1:{head.getsockname()[1]}"
-        watch = RayWatchdog(address).__enter__()
-        time.sleep(0.5)
-        watch.check()
-    assert until_dead(watch).startswith(f"the head of the Ray cluster at {address} is gone")
-    watch.__exit__(None, None, None)
-
-
-def test_a_strategy_stops_where_ray_died_and_is_as_before_after_that() -> None:
-    class Strategy:
-        def aggregate_fit(self, number: int) -> int:
-            return number + 1
-
-    session, strategy = RaySession(RayResources(), WaitNotice("", "")), Strategy()
-    with session.watch_strategy(strategy):
-        assert strategy.aggregate_fit(1) == 2
-        session.watchdog = SimpleNamespace(check=lambda: (_ for _ in ()).throw(RunError("Ray died")))  # type: ignore[assignment]
-        with pytest.raises(RunError, match="Ray died"):
-            strategy.aggregate_fit(1)
-    assert strategy.__dict__ == {}
-    assert strategy.aggregate_fit(1) == 2
+@pytest.mark.skipif(sys.platform != "linux", reason="names of processes as on Linux")
+def test_after_the_rounds_ray_may_end(tmp_path: Path) -> None:
+    command = Command(sys.executable, "-c", DYING, "flower", folder=tmp_path, cwd=tmp_path)
+    try:
+        assert (command.wait(60), command.stdout, command.stderr) == (0, "None None\n", "")
+    finally:
+        command.kill()
 
 
 @pytest.mark.parametrize("quiet", [pytest.param(False, marks=pytest.mark.slow), True])
@@ -147,10 +130,9 @@ def test_ray_that_dies_is_one_line_and_every_round_is_kept(victim: str, tmp_path
         command.kill()
     (folder,) = (tmp_path / "runs").iterdir()
     rounds = read_history(folder).rounds
-    assert f"fedsel: error: Ray died ({victim} ended" in command.stderr
-    assert command.stderr.splitlines()[-1].endswith(
-        f"after {len(rounds)} of 3000 rounds; {folder} holds {folder.name}: {len(rounds)} rounds"
-    )
+    last = command.stderr.splitlines()[-1]
+    assert last.startswith(f"fedsel: error: Ray died ({victim} ended")
+    assert last.endswith(f"; {folder} holds {folder.name}: {len(rounds)} rounds")
     assert "Traceback" not in command.stderr
     whole = simulate(load_scenario("smoke", {"rounds": len(rounds), "engine": "vectorized"}))
     assert [(r.num_completed, r.simulated_s) for r in rounds] == [

@@ -157,14 +157,3 @@ def test_pulls_are_forwarded_in_the_form_of_either_flower() -> None:
     assert new.pull_messages(["a"]) == new.pull_messages(reply_to_message_ids=["a"]) == [(["a"], None)]
     assert new.pull_messages(message_ids=["a"]) == [(None, ["a"])]
     assert new.pull_messages() == [(None, None)]
-
-
-def test_a_grid_that_a_session_of_ray_attends_takes_either_form() -> None:
-    from fedsel_flwr.report.progress import WaitNotice
-    from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
-    from fedsel_flwr.simulations.on_flower.ray_session import RaySession
-
-    grid = New()
-    RaySession(RayResources(1, None, 1, None, None), WaitNotice("", "", quiet=True)).watch_grid(grid)
-    assert grid.pull_messages(reply_to_message_ids=["a"]) == [(["a"], None)]
-    assert grid.pull_messages(["a"]) == [(["a"], None)]

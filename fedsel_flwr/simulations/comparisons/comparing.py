@@ -70,7 +70,7 @@ def compare(
         client_cpus: Cores that a client takes.
         client_gpus: GPUs that a client takes.
         ray_address: The Ray cluster to join; None takes RAY_ADDRESS.
-        quiet: Keep Flower's log, this package's, and "Starting Ray ..." from standard error.
+        quiet: Keep Flower's log, this package's, and "Starting Ray" from standard error.
         model: Makes a torch module of your own, as in :func:`~fedsel_flwr.simulations.engine.simulate`.
         data: Examples of your own, likewise.
         objective: Loss and quality of your own, likewise.

@@ -253,8 +253,7 @@ class Plan:
         self, runs: Sequence[Job], options: Mapping[str, Any], start_run: StartRun | None, update: Update | None
     ) -> Generator[RunResult]:
         """Play several runs at a time in worker processes; report each when it and all before it have ended."""
-        # The workers' processes share one terminal: none of them reports what it waits for.
-        with contextlib.closing(run_in_parallel(runs, {**options, "on_wait": None}, self.form.jobs)) as results:
+        with contextlib.closing(run_in_parallel(runs, options, self.form.jobs)) as results:
             for job in runs:
                 report_progress(self._title(job), job.scenario.rounds, start_run, update)
                 result = next(results)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final
 
 from flwr.app import ArrayRecord, MetricRecord
 from flwr.client import Client, ClientApp
@@ -29,18 +29,18 @@ BASE_CLASSES = {
 """The scenario's name of a base -> its class in ``flwr.server.strategy`` and in ``flwr.serverapp.strategy``."""
 
 
-class FlowerApi(Protocol):
-    """Interface to one of Flower's APIs.
+class LegacyApi:
+    """Legacy API: the base holds the initial model and evaluates on the test set.
 
     Attributes:
         package: Name of the package with its selection strategies.
         strategy_type: The base class of its strategies.
     """
 
-    package: ClassVar[str]
-    strategy_type: ClassVar[type]
+    package: ClassVar[str] = "fedsel_flwr.strategies"
+    strategy_type: ClassVar[type] = legacy_strategies.Strategy
 
-    def make_base(self, world: World) -> Any:
+    def make_base(self, world: World) -> legacy_strategies.Strategy:
         """Make the scenario's base strategy.
 
         Args:
@@ -49,41 +49,6 @@ class FlowerApi(Protocol):
         Returns:
             The base.
         """
-        ...
-
-    def run(self, grid: Grid, world: World, strategy: Any) -> Arrays:
-        """Run the scenario's rounds, or those that follow the strategy's checkpoint.
-
-        Args:
-            grid: Flower's connection to the nodes.
-            world: The scenario's world.
-            strategy: The selection strategy.
-
-        Returns:
-            The final global model.
-        """
-        ...
-
-    def make_client_app(self, client_of: Callable[[Context], TorchClient]) -> ClientApp:
-        """Make the ClientApp of the simulated clients.
-
-        Args:
-            client_of: Returns the client of a node.
-
-        Returns:
-            The app.
-        """
-        ...
-
-
-class LegacyApi:
-    """Legacy API: the base holds the initial model and evaluates on the test set."""
-
-    package: ClassVar[str] = "fedsel_flwr.strategies"
-    strategy_type: ClassVar[type] = legacy_strategies.Strategy
-
-    def make_base(self, world: World) -> legacy_strategies.Strategy:
-        """As :meth:`FlowerApi.make_base`."""
 
         # The test set measures; no selector sees it. FedAvg calls this after each round and before the first.
         def evaluate_fn(round: int, arrays: NDArrays, config: dict[str, Scalar]) -> tuple[float, dict[str, Scalar]]:
@@ -106,7 +71,16 @@ class LegacyApi:
         return base
 
     def run(self, grid: Grid, world: World, strategy: Any) -> Arrays:
-        """As :meth:`FlowerApi.run`."""
+        """Run the scenario's rounds, or those that follow the strategy's checkpoint.
+
+        Args:
+            grid: Flower's connection to the nodes.
+            world: The scenario's world.
+            strategy: The selection strategy.
+
+        Returns:
+            The final global model.
+        """
         scenario = world.scenario
         server = make_server(strategy, scenario.num_clients)
         # Flower's legacy server counts from 1 in every process: a resumed run asks it for the remaining rounds only.
@@ -116,7 +90,14 @@ class LegacyApi:
         return server_arrays(server)
 
     def make_client_app(self, client_of: Callable[[Context], TorchClient]) -> ClientApp:
-        """As :meth:`FlowerApi.make_client_app`."""
+        """Make the ClientApp of the simulated clients.
+
+        Args:
+            client_of: Returns the client of a node.
+
+        Returns:
+            The app.
+        """
 
         def client_fn(context: Context) -> Client:
             return client_of(context).to_client()
@@ -125,20 +106,23 @@ class LegacyApi:
 
 
 class MessageApi:
-    """Message API: its bases do not evaluate on the server, so that :meth:`run` hands the test set to Flower."""
+    """Message API: its bases do not evaluate on the server, so that :meth:`run` hands the test set to Flower.
+
+    It has the attributes and methods of :class:`LegacyApi`.
+    """
 
     package: ClassVar[str] = "fedsel_flwr.strategies.message"
     strategy_type: ClassVar[type] = message_strategies.Strategy
 
     def make_base(self, world: World) -> message_strategies.Strategy:
-        """As :meth:`FlowerApi.make_base`."""
+        """As :meth:`LegacyApi.make_base`."""
         base: message_strategies.Strategy = getattr(message_strategies, BASE_CLASSES[world.scenario.aggregation.base])(
             fraction_evaluate=0.0, min_available_nodes=world.scenario.num_clients, **base_parameters(world.scenario)
         )
         return base
 
     def run(self, grid: Grid, world: World, strategy: Any) -> Arrays:
-        """As :meth:`FlowerApi.run`."""
+        """As :meth:`LegacyApi.run`."""
         scenario, initial = world.scenario, ArrayRecord(list(world.initial_arrays()))
 
         def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord:
@@ -157,7 +141,7 @@ class MessageApi:
         return final.to_numpy_ndarrays()
 
     def make_client_app(self, client_of: Callable[[Context], TorchClient]) -> ClientApp:
-        """As :meth:`FlowerApi.make_client_app`."""
+        """As :meth:`LegacyApi.make_client_app`."""
         return make_message_app(client_of)
 
 
@@ -200,5 +184,5 @@ def server_arrays(server: Server) -> Arrays:
     return parameters_to_ndarrays(server.parameters)
 
 
-APIS: Final[dict[str, FlowerApi]] = {"legacy": LegacyApi(), "message": MessageApi()}
+APIS: Final[dict[str, LegacyApi | MessageApi]] = {"legacy": LegacyApi(), "message": MessageApi()}
 """The scenario's name of an API -> the API."""

@@ -1,6 +1,7 @@
 """Resources of a run on Ray: cores and GPUs of Ray and of each client, and the cluster to join.
 
-Everything is checked before Ray starts: a cluster without Ray, a GPU that is not there, or a client that fits nowhere.
+Everything is checked before Ray starts: an address without a server, a GPU that is not there, or a client that fits
+nowhere.
 """
 
 from __future__ import annotations
@@ -16,9 +17,7 @@ from fedsel_flwr.errors import ParameterError, RunError
 VARIABLE = "RAY_ADDRESS"
 """Ray's own variable: HOST:PORT of the head, or "auto" for the cluster that this machine is part of."""
 CONNECT_TIMEOUT_S = 5.0
-ANSWER_TIMEOUT_S = 10.0
-"""Seconds within which even a head that is just starting answers; another server never does."""
-_ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"
+"""Seconds within which the head of a cluster takes a connection."""
 
 
 @dataclass(frozen=True)
@@ -227,7 +226,7 @@ def cluster_address(given: str | None = None) -> str | None:
 
 
 def check_cluster(address: str, source: str = VARIABLE) -> None:
-    """Refuse an address without a server, or with one that is not Ray.
+    """Refuse an address without a server.
 
     Guard: Ray itself tries to connect for minutes, and then ends the process.
 
@@ -236,7 +235,7 @@ def check_cluster(address: str, source: str = VARIABLE) -> None:
         source: Name of the variable or argument that gave it.
 
     Raises:
-        RunError: There is no server, or another one than Ray.
+        RunError: There is no server.
     """
     if address == "auto":
         return
@@ -244,10 +243,6 @@ def check_cluster(address: str, source: str = VARIABLE) -> None:
         try_connect(address)
     except (OSError, OverflowError) as error:
         raise RunError(f"{source} = {address!r}: no server answers there ({error}). {start_hint(source)}") from error
-    if reason := _why_not_ray(address):
-        raise RunError(
-            f"{source} = {address!r}: the server there is not the head of Ray ({reason}). {start_hint(source)}"
-        )
 
 
 def try_connect(address: str) -> None:
@@ -255,29 +250,6 @@ def try_connect(address: str) -> None:
     host, _, port = address.rpartition(":")
     with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S):
         return
-
-
-def _why_not_ray(address: str) -> str:
-    """Return why the server is not Ray; empty if it is, or if TLS or tokens prevent the question."""
-    if os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
-        return ""
-    # A question that Ray's head answers without login. A proxy of the environment would answer in its place.
-    import grpc
-
-    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
-        ask = channel.unary_unary(_ALIVE, request_serializer=bytes, response_deserializer=bytes)
-        try:
-            ask(b"", timeout=ANSWER_TIMEOUT_S)
-        except grpc.RpcError as error:
-            status = error.code()
-            if status == grpc.StatusCode.UNAVAILABLE:
-                return "it does not speak gRPC"
-            if status == grpc.StatusCode.DEADLINE_EXCEEDED:
-                return f"no answer within {ANSWER_TIMEOUT_S:g} s"
-            if status == grpc.StatusCode.UNIMPLEMENTED:
-                return "it does not know Ray's question whether it is alive"
-            # Any other status, such as UNAUTHENTICATED, came from a server that knows the question.
-    return ""
 
 
 def check_device(device: str) -> None:

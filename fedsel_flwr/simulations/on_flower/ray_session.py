@@ -1,8 +1,7 @@
 """Ray for one run: started on this machine or joined, watched while it runs, and shared memory for the world.
 
-If Ray dies, its client library waits for a minute and then ends the process, without a word on the run. Flower waits
-for answers from actors that no longer exist. The watchdog notices the death within a second, and the session turns it
-into a :class:`RunError`.
+If Ray dies, its client library ends this process, at once or after a minute, without a word on the run. The session
+ends it before that, with one line that says what is left.
 
 Reading data, drawing partitions and importing what does both takes an actor longer than its first round of training.
 The server therefore puts its world into Ray's object store, once per machine, and actors read the arrays in place.
@@ -14,58 +13,60 @@ import contextlib
 import logging
 import os
 import pickle
+import signal
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 import psutil
+from rich.console import Console
 
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.flower import disable_actor_retries
-from fedsel_flwr.report.progress import WaitNotice
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources, start_hint, try_connect
-from fedsel_flwr.simulations.shutdown import (
-    RAY_SERVERS,
-    keep_sigterm_while_ray_ends,
-    keep_sigterm_while_ray_starts,
-    process_name,
-)
+from fedsel_flwr.simulations.shutdown import end_process
 from fedsel_flwr.simulations.worlds.world import WORLD_CACHE, World
 
+JOIN_LIMIT_S = 60.0
+"""Longest wait for a cluster, seconds: Ray itself waits for ever for a server that is not the head of Ray."""
 PERIOD_S = 0.3
 """Seconds between two looks at Ray."""
-GRACE_S = 20.0
-"""Seconds that Flower may take to end after Ray's death; then this process exits, as it would with Ray alone."""
 UNREACHABLE_S = 5.0
 """Seconds for which the head of a cluster may be unreachable."""
+RAY_SERVERS = ("raylet", "gcs_server")
+"""The processes on which all others of Ray depend."""
 EXIT_DEAD = 2
-"""The exit status if Flower does not end in time."""
+"""The exit status after Ray's death."""
 logger = logging.getLogger("fedsel_flwr")
 
 
 class RaySession:
     """Ray for one run.
 
-    A connection that the caller has already opened is used as it is, without notice and without watchdog.
+    A connection that the caller has already opened is used as it is, and not watched.
 
     Args:
         resources: The resources of Ray, or the cluster to join.
-        waiting: Notice that Ray starts, from :meth:`open` to the first client's answer.
+        quiet: Show nothing while Ray starts.
     """
 
-    def __init__(self, resources: RayResources, waiting: WaitNotice) -> None:
-        self._resources, self._notice = resources, waiting
-        self.watchdog: RayWatchdog | None = None
+    def __init__(self, resources: RayResources, quiet: bool = False) -> None:
+        self.resources, self._quiet = resources, quiet
+        self._over = threading.Event()
 
     @contextlib.contextmanager
-    def open(self) -> Iterator[None]:
+    def open(self, what_is_left: Callable[[], str] = str) -> Iterator[None]:
         """Start or join Ray, and close the connection at the end; a joined cluster keeps running.
 
+        Args:
+            what_is_left: Returns the end of the sentence that is printed if Ray dies.
+
         Raises:
-            RunError: Ray cannot be started or refuses the connection, no client finds room, or Ray died on the way.
+            RunError: Ray cannot be started or refuses the connection, or no client finds room.
         """
         ray = _ray()
         # Guard: Flower ends an actor by a call in which it dies. With max_task_retries Ray would retry that call, and
@@ -74,192 +75,103 @@ class RaySession:
         if ray.is_initialized():
             yield
             return
-        # Guard: Flower shuts Ray down itself at the end of a run, and Ray's C++ then resets the handler of SIGTERM. So
-        # the guard spans the whole run, not only our own shutdown below.
-        with self._notice, keep_sigterm_while_ray_ends():
-            address = self._resources.address
-            _start(ray, self._resources, address)
-            try:
-                if address is not None:
-                    self._resources.check_nodes([node["Resources"] for node in ray.nodes() if node["Alive"]])
-                with RayWatchdog(address) as self.watchdog:
-                    yield
-            except Exception:
-                # Guard: after Ray's death Flower raises an error that hides the cause. The cause is reported instead.
-                self.check()
-                raise
-            finally:
-                # Guard: shutting down a dead Ray raises, and would hide the error above.
-                with contextlib.suppress(Exception):
-                    if ray.is_initialized():
-                        ray.shutdown()
-
-    @property
-    def client_resources(self) -> dict[str, float]:
-        """Resources of each of Flower's actors."""
-        return self._resources.client_resources()
-
-    @property
-    def died(self) -> bool:
-        """Whether Ray has died."""
-        return self.watchdog is not None and self.watchdog.died
-
-    def check(self) -> None:
-        """Raise :class:`RunError` if Ray has died."""
-        if self.watchdog is not None:
-            self.watchdog.check()
-
-    def expect_shutdown(self) -> None:
-        """Disarm the watchdog: the rounds are over, and Flower shuts Ray down."""
-        if self.watchdog is not None:
-            self.watchdog.expect_shutdown()
-
-    def watch_grid(self, grid: Any) -> None:
-        """Make a grid's pulls raise if Ray has died, and the first answer end the notice; changes the grid."""
-        # Guard: Flower's grid polls for answers. Dead actors never answer, and only the round's timeout would stop it.
-        pull = getattr(grid, "pull_messages", None)
-        if pull is None:
-            return
-
-        def pull_messages(*args: Any, **kwargs: Any) -> Any:
-            self.check()
-            answers = list(pull(*args, **kwargs))
-            if answers:
-                self._notice.done()
-            return answers
-
-        grid.pull_messages = pull_messages
-
-    @contextlib.contextmanager
-    def watch_strategy(self, strategy: Any) -> Iterator[None]:
-        """Make a strategy's next configuration or aggregation raise if Ray has died.
-
-        Guard: Flower's legacy server catches what the grid raises, counts each missing answer as a failed client, and
-        runs all remaining rounds. Exceptions of the strategy it does not catch.
-        """
-        # Attributes of the instance, which precede the class's methods; an instance may have such attributes already.
-        names = ("configure_fit", "aggregate_fit", "configure_train", "aggregate_train")
-        own = {name: strategy.__dict__[name] for name in names if name in getattr(strategy, "__dict__", {})}
-        there = [name for name in names if hasattr(strategy, name)]
-        for name in there:
-            setattr(strategy, name, self._checked(getattr(strategy, name)))
         try:
+            # Shows nothing outside a terminal.
+            with contextlib.nullcontext() if self._quiet else Console(stderr=True).status("Starting Ray"):
+                self._start(ray, what_is_left)
+            if self.resources.address is not None:
+                self.resources.check_nodes([node["Resources"] for node in ray.nodes() if node["Alive"]])
             yield
         finally:
-            for name in there:
-                delattr(strategy, name)
-            for name, value in own.items():
-                setattr(strategy, name, value)
+            if ray.is_initialized():
+                ray.shutdown()
+            # Not before: the thread that this ends would take Ray's servers with it.
+            self._over.set()
 
-    def _checked(self, method: Any) -> Any:
-        def checked(*args: Any, **kwargs: Any) -> Any:
-            self.check()
-            return method(*args, **kwargs)
+    def _start(self, ray: Any, what_is_left: Callable[[], str]) -> None:
+        """Start Ray, or join a cluster; raise :class:`RunError` with Ray's message in one line."""
+        joins, started = self.resources.address is not None, Future[None]()
+        handler = signal.getsignal(signal.SIGTERM)
+        threading.Thread(
+            target=self._attend, args=(ray, started, what_is_left), name="ray-session", daemon=True
+        ).start()
+        try:
+            started.result(JOIN_LIMIT_S if joins else None)
+        # ray.init raises exceptions of many kinds, with messages of several lines.
+        except Exception as error:
+            message = " ".join(str(error).split()) or f"no Ray answers there within {JOIN_LIMIT_S:g} s"
+            if not joins:
+                raise RunError(f"Ray cannot be started on this machine: {message}") from error
+            source, address = self.resources.source, self.resources.address
+            raise RunError(f"{source} = {address!r}: {message}. {start_hint(source)}") from error
+        # Ray's C++ has replaced what the system calls.
+        if handler is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
 
-        return checked
+    def _attend(self, ray: Any, started: Future[None], what_is_left: Callable[[], str]) -> None:
+        """Start Ray, and end this process if Ray dies before the session is over.
 
-
-class RayWatchdog:
-    """Watchdog in a thread: notices when Ray dies within the block.
-
-    Args:
-        address: Address of the joined cluster; None for a Ray that this process has started. If one of that Ray's main
-            processes dies, the watchdog kills the others, so that a call that waits for a worker returns.
-    """
-
-    def __init__(self, address: str | None) -> None:
-        self._address = None if address is None else _head(address)
-        self._cause = ""
-        self._over, self._closed = threading.Event(), threading.Event()
-        # Collected while the raylet lives: afterwards its children belong to another parent and cannot be found.
-        self._workers: set[psutil.Process] = set()
-        self._pillars = [] if address else [p for p in psutil.Process().children() if process_name(p) in RAY_SERVERS]
-        self._thread = threading.Thread(target=self._watch, name="ray-watch", daemon=True)
-
-    def __enter__(self) -> RayWatchdog:
-        """Start to watch."""
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Stop to watch."""
-        self._over.set()
-        self._closed.set()
-
-    @property
-    def died(self) -> bool:
-        """Whether Ray has died."""
-        return bool(self._cause)
-
-    def expect_shutdown(self) -> None:
-        """Ignore the end of Ray from now on."""
-        self._over.set()
-
-    def check(self) -> None:
-        """Raise :class:`RunError` if Ray has died."""
-        if self._cause:
-            raise RunError(self._cause)
-
-    def _watch(self) -> None:
-        silent = 0.0
-        while not self._over.wait(PERIOD_S):
-            if self._address is None:
-                for process in self._pillars:
-                    with contextlib.suppress(psutil.Error):
-                        self._workers |= set(process.children(recursive=True))
-                dead = [process_name(process) or "a process of it" for process in self._pillars if not _alive(process)]
-                if dead:
-                    return self._report(f"Ray died ({' and '.join(dead)} ended; was it killed, or memory short?)")
-            else:
-                try:
-                    try_connect(self._address)
-                    silent = 0.0
-                except OSError as error:
-                    # A refused connection is proof; a timeout may be the network, and gets some seconds.
-                    silent += PERIOD_S
-                    if silent >= UNREACHABLE_S or isinstance(error, ConnectionRefusedError):
-                        return self._report(f"the head of the Ray cluster at {self._address} is gone ({error})")
-
-    def _report(self, cause: str) -> None:
-        """Report Ray's death, and end this process if Flower does not end in time."""
-        # The rounds may have ended since the look: then Flower itself has shut Ray down.
-        if self._over.is_set():
+        In a thread, which the session can leave behind: joining a server that is no Ray does not end. From the main
+        thread Ray would also replace the handler of SIGTERM. Linux ends Ray's servers with the thread that started
+        them, so this one lives as long as they do.
+        """
+        try:
+            _init(ray, self.resources)
+        except BaseException as error:
+            started.set_exception(error)
             return
-        self._cause = cause
-        for process in (*self._pillars, *self._workers):
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        # Guard: Flower may hang in a call of Ray that never returns, where no exception of ours can reach it. os._exit,
-        # as sys.exit would only end this thread.
-        if not self._closed.wait(GRACE_S):
-            with contextlib.suppress(Exception):
-                sys.stdout.flush()
-            os.write(2, f"fedsel: error: {cause}; the process ends, as Flower waits for it\n".encode())
-            os._exit(EXIT_DEAD)
+        if self._over.is_set():
+            # Ctrl-C while Ray started: a Ray that loses its servers would end this process.
+            ray.shutdown()
+            return
+        why_dead = _servers_ended() if self.resources.address is None else _head_gone(ray, self.resources.address)
+        started.set_result(None)
+        while not self._over.wait(PERIOD_S):
+            # The rounds may have ended since the look: then Flower itself has shut Ray down.
+            if (cause := why_dead()) and ray.is_initialized():
+                break
+        else:
+            return
+        # Not an exception: Flower may hang in a call of Ray that never returns, where none would reach it.
+        said = f"fedsel: error: Ray died ({cause}; was it killed, or memory short?)"
+        end_process(lambda: said + what_is_left(), EXIT_DEAD)
 
 
-def _head(address: str) -> str:
-    """Return HOST:PORT of the head, also for "auto"."""
-    if address != "auto":
-        return address
-    import ray
+def _servers_ended() -> Callable[[], str]:
+    """Return a function that says which of the servers that Ray has started here have ended; empty if none has."""
+    servers = {child: child.name() for child in psutil.Process().children() if child.name() in RAY_SERVERS}
+    return lambda: " and ".join(name + " ended" for process, name in servers.items() if not _alive(process))
 
-    context: Any = ray.get_runtime_context()
-    return str(context.gcs_address)
+
+def _head_gone(ray: Any, address: str) -> Callable[[], str]:
+    """Return a function that says why the head of a cluster counts as gone; empty if it does not."""
+    head = ray.get_runtime_context().gcs_address if address == "auto" else address
+    since = time.monotonic()
+
+    def why() -> str:
+        nonlocal since
+        try:
+            try_connect(head)
+        except OSError as error:
+            if time.monotonic() - since >= UNREACHABLE_S:
+                return f"the head of the cluster at {head} is gone: {error}"
+        else:
+            since = time.monotonic()
+        return ""
+
+    return why
 
 
 def _alive(process: psutil.Process) -> bool:
     # This process is the parent and never waits for Ray's processes: a dead one stays a zombie.
-    try:
+    with contextlib.suppress(psutil.Error):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return False
+    return False
 
 
-def _start(ray: Any, resources: RayResources, address: str | None) -> None:
-    """Start Ray, or join a cluster; raise :class:`RunError` with Ray's message in one line."""
+def _init(ray: Any, resources: RayResources) -> None:
+    """Call ``ray.init``."""
+    address = resources.address
     # The workers must find the user's modules, as under Flower's own start of Ray. A Ray that we start inherits the
     # variable, so that the workers that it starts beforehand can be used. A cluster has other processes and needs a
     # runtime environment.
@@ -267,24 +179,14 @@ def _start(ray: Any, resources: RayResources, address: str | None) -> None:
     # Guard: without this Ray warns on standard error about the visible devices of actors without a GPU.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
-    try:
-        if address is None:
-            # Guard: without "local" Ray joins a cluster that runs on this machine, and then refuses a number of cores.
-            options |= {"address": "local", "num_cpus": resources.cpus, "include_dashboard": False}
-            if resources.num_gpus is not None or resources.client_gpus:
-                options["num_gpus"] = resources.gpus()
-            # Guard: ray.init installs its own handler of SIGTERM, which ends the process without a word.
-            with _environment("PYTHONPATH", path), keep_sigterm_while_ray_starts():
-                ray.init(**options)
-        else:
-            with keep_sigterm_while_ray_starts():
-                ray.init(address=address, runtime_env={"env_vars": {"PYTHONPATH": path}}, **options)
-    # ray.init raises exceptions of many kinds, with messages of several lines.
-    except Exception as error:
-        message = " ".join(str(error).split())
-        if address is None:
-            raise RunError(f"Ray cannot be started on this machine: {message}") from error
-        raise RunError(f"{resources.source} = {address!r}: {message}. {start_hint(resources.source)}") from error
+    if address is not None:
+        ray.init(address=address, runtime_env={"env_vars": {"PYTHONPATH": path}}, **options)
+        return
+    if resources.num_gpus is not None or resources.client_gpus:
+        options["num_gpus"] = resources.gpus()
+    with _environment("PYTHONPATH", path):
+        # Guard: without "local" Ray joins a cluster that runs on this machine, and then refuses a number of cores.
+        ray.init(address="local", num_cpus=resources.cpus, include_dashboard=False, **options)
 
 
 def _ray() -> Any:

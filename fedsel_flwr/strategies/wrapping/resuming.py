@@ -23,7 +23,6 @@ from fedsel_flwr.errors import ParameterError, RunError, StateError
 from fedsel_flwr.rounds import resumption
 from fedsel_flwr.rounds.checkpoints import JOURNAL, Checkpoint, Checkpoints
 from fedsel_flwr.rounds.core import SelectionCore
-from fedsel_flwr.rounds.eligibility import Busy
 from fedsel_flwr.rounds.journal import Journal
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.roster import ClientValues
