@@ -80,7 +80,7 @@ def train(
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     received = [parameter.detach().clone() for parameter in parameters] if settings.proximal_mu > 0 else []
     sgd = _SGD(parameters, settings)
-    steps = settings.local_steps or settings.local_epochs * math.ceil(len(labels) / settings.batch_size)
+    steps = settings.steps(len(labels))
     losses: list[float] = []
     was_training = model.training
     model.train()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Final, Literal, get_args
 
@@ -60,6 +61,14 @@ class TrainingSettings:
         """
         times = sum(first <= round for first in self.halved_at)
         return replace(self, learning_rate=self.learning_rate / 2**times, halved_at=()) if self.halved_at else self
+
+    def steps(self, size: int) -> int:
+        """Count the steps that a client with ``size`` examples takes in a round.
+
+        >>> TrainingSettings(learning_rate=0.1, batch_size=4, local_epochs=2).steps(9)
+        6
+        """
+        return self.local_steps or self.local_epochs * math.ceil(size / self.batch_size)
 
     def __post_init__(self) -> None:
         """Check every value."""

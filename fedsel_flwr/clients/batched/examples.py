@@ -92,19 +92,12 @@ class Examples:
         )
 
 
-def num_steps(size: int, settings: TrainingSettings) -> int:
-    """Count the steps that a client with ``size`` examples takes in a round."""
-    return settings.local_steps or settings.local_epochs * math.ceil(size / settings.batch_size)
-
-
 def longest_first(sizes: Sequence[int], settings: TrainingSettings) -> IntArray:
     """Sort the clients by steps and then by size, largest first; equal ones stay in their order.
 
     In this order the clients that still train are the first ones at every step, and neighbours need little padding.
     """
-    return np.array(
-        sorted(range(len(sizes)), key=lambda i: (-num_steps(sizes[i], settings), -sizes[i])), dtype=np.int64
-    )
+    return np.array(sorted(range(len(sizes)), key=lambda i: (-settings.steps(sizes[i]), -sizes[i])), dtype=np.int64)
 
 
 def order_of_examples(rows: IntArray, settings: TrainingSettings, generator: np.random.Generator) -> IntArray:
@@ -118,7 +111,7 @@ def order_of_examples(rows: IntArray, settings: TrainingSettings, generator: np.
     # the seed of the dropout: unused, but drawn, so that the permutations are those of the other backends
     generator.integers(2**63)
     per_pass = math.ceil(len(rows) / settings.batch_size)
-    passes = math.ceil(num_steps(len(rows), settings) / per_pass)
+    passes = math.ceil(settings.steps(len(rows)) / per_pass)
     own = np.asarray(rows, dtype=np.int64)
     return np.concatenate([own[generator.permutation(len(own))] for _ in range(passes)])
 
@@ -150,7 +143,7 @@ class Schedule:
         sizes = [len(own) for own in rows]
         width = min(settings.batch_size, max(sizes))
         self.seeds: list[int] = []
-        self.steps = np.array([num_steps(size, settings) for size in sizes], dtype=np.int64)
+        self.steps = np.array([settings.steps(size) for size in sizes], dtype=np.int64)
         self.rows = np.zeros((int(self.steps.max()), len(rows), width), dtype=np.int64)
         self.lengths = np.zeros(self.rows.shape[:2], dtype=np.int64)
         self.views = None if settings.augmentation == "none" else np.zeros_like(self.rows)

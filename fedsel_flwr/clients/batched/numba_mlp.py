@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from fedsel_flwr.checks import FloatArray, IntArray
-from fedsel_flwr.clients.batched.examples import num_steps, order_of_examples
+from fedsel_flwr.clients.batched.examples import order_of_examples
 from fedsel_flwr.clients.batched.layers import Flatten, Linear, ReLU
 from fedsel_flwr.clients.batched.manual_backprop import plan
 from fedsel_flwr.clients.batched.steps import Unsupported, mean_loss
@@ -168,7 +168,7 @@ class NumbaKernel:
                 order = order_of_examples(rows[client], settings, generators[client])
                 # the loops would read and write outside of their arrays
                 self._check_classes(labels[order])
-                own = np.empty(num_steps(len(rows[client]), settings), inputs.dtype)
+                own = np.empty(settings.steps(len(rows[client])), inputs.dtype)
                 sizes = len(rows[client]), settings.batch_size
                 self._kernels.train_one(
                     memory, start, self._layers, self._classes, (inputs, labels), order, sizes, constants, own
@@ -177,7 +177,7 @@ class NumbaKernel:
                     into[parameter][client] = place
                 losses[client] = mean_loss(own)
 
-        operations = 6.0 * self._size * sum(num_steps(len(own), settings) for own in rows) * settings.batch_size
+        operations = 6.0 * self._size * sum(settings.steps(len(own)) for own in rows) * settings.batch_size
         # this thread trains too
         others = min(threads, len(rows), int(operations / THREAD_OPERATIONS)) - 1
         if others < 1:
