@@ -326,16 +326,7 @@ class Parts(NamedTuple):
 
     def by_key(self) -> dict[str, state_dicts.Stateful]:
         """Return the owners by their keys in a checkpoint."""
-        return {CHECKPOINT_KEYS.get(name, name): owner for name, owner in self._asdict().items()}
-
-
-# A checkpoint on the disk is read by these keys: with others, no run could resume from a checkpoint that exists.
-CHECKPOINT_KEYS = {
-    "roll_call": "rollcall",
-    "registrar": "enrolment",
-    "newcomer_quota": "trial",
-    "cold_starts": "first_times",
-}
+        return self._asdict()
 
 
 def _new_parts(

@@ -114,7 +114,7 @@ def test_a_flood_of_connections_fills_neither_the_log_nor_the_memory(caplog: pyt
     assert core.parts.roster.ids == ["v"]
     state = core.state_dict()
     assert len(state["roster"]["refused"]) == 2000  # of those connected now
-    assert len(state["rollcall"]["not_before"]) == len(state["rollcall"]["in_vain"]) == 10_000
+    assert len(state["roll_call"]["not_before"]) == len(state["roll_call"]["in_vain"]) == 10_000
     kinds = Counter(record.getMessage().split(":")[0].split(" ")[0] for record in caplog.records)
     assert kinds["connection"] <= 6 * 20
     assert kinds["roll"] <= 6 * 21

@@ -97,8 +97,8 @@ SPOILT = [
     ("roster", "holders", ["node 1"]),
     ("roster", "last_seen", np.zeros(3, dtype=np.int64)), ("roster", "bound", {"node-1": 99}),
     ("roster", "bound", {"node-1": "x"}), ("roster", "refused", ["node-1"]),
-    ("rollcall", "in_vain", {"node-1": 1.5}), ("enrolment", "sizes", np.ones((2, 2))),
-    ("enrolment", "initial_accuracy", "good"), ("probing", "seconds", None), ("cooldown", "out_until", np.zeros(1)),
+    ("roll_call", "in_vain", {"node-1": 1.5}), ("registrar", "sizes", np.ones((2, 2))),
+    ("registrar", "initial_accuracy", "good"), ("probing", "seconds", None), ("cooldown", "out_until", np.zeros(1)),
     ("measurer", "direction", ["a"]), ("reporter", "energy_max", True),
     ("history", "rounds", {"round": np.arange(3)}), ("selector", "round", np.nan),
 ]  # fmt: skip
