@@ -143,12 +143,7 @@ class Checkpoints:
         newest_first = reversed(self._rounds() if self.resume else [])
         found, refused = newest_usable(self.folder, [self.path(round) for round in newest_first], read_and_load)
         for path in refused:
-            try:
-                os.replace(path, path.with_name(path.name + REFUSED))
-            except OSError as error:
-                raise RunError(
-                    f"the unusable file {str(path)!r} cannot be renamed: {error.strerror}. Move it away"
-                ) from error
+            os.replace(path, path.with_name(path.name + REFUSED))
         return found
 
     def path(self, round: int) -> Path:
@@ -157,11 +152,7 @@ class Checkpoints:
 
     def _rounds(self) -> list[int]:
         """Return the rounds that have a checkpoint, in their order."""
-        try:
-            names = os.listdir(self.folder)
-        except OSError as error:
-            raise RunError(f"{str(self.folder)!r} cannot be read: {error.strerror}") from error
-        return sorted({int(match[1]) for name in names if (match := NAME.fullmatch(name))})
+        return sorted({int(match[1]) for name in os.listdir(self.folder) if (match := NAME.fullmatch(name))})
 
     def _prune(self, newest: int) -> None:
         """Remove the oldest checkpoints beyond ``keep``, and temporary files of a process that died."""

@@ -307,13 +307,13 @@ def test_a_full_disk_names_the_file_and_leaves_what_was_there(
 ) -> None:
     store = Checkpoints(tmp_path, resume=True)
     store.write(checkpoint(2))
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("[!.]*")}
     with monkeypatch.context() as patch:
         patch.setattr(os, call, _full)
         wanted = r"round 3: the checkpoint '.*round-000003\.safetensors' cannot be written: No space left on device"
         with pytest.raises(RunError, match=wanted):
             store.write(checkpoint(3))
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("[!.]*")} == before
     store.write(checkpoint(3))
     found = store.newest(lambda one: None)
     assert found is not None
@@ -366,5 +366,5 @@ def test_a_read_only_folder_is_refused_before_the_run(tmp_path: Path) -> None:
 def test_files_have_the_permissions_that_are_usual_here(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, checkpoint())
     (tmp_path / "usual").write_text("")
-    modes = {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.glob("[!.]*")}
     assert len(modes) == 1

@@ -91,12 +91,15 @@ def killed(zygote: Zygote, when: Callable[[], bool], function: Callable[..., Any
 
 
 def content(folder: Path) -> Mapping[str, Any]:
-    """What the files of a run or comparison say, by their names; pictures and logs by name alone."""
+    """What the files of a run or comparison say, by their names; pictures and logs by name alone.
+
+    An error that somebody still holds also holds the lock of the folder.
+    """
     found: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
         if path.suffix == ".parquet":
             found[name] = repr(pq.read_table(path).to_pylist())
-        elif path.is_file():
+        elif path.is_file() and path.name != ".lock":
             found[name] = None if path.suffix in (".png", ".log") else path.read_bytes()
     return found

@@ -142,6 +142,17 @@ def test_a_folder_with_another_run_is_refused_by_key(tmp_path: Path) -> None:
     assert content(tmp_path) == before
 
 
+def test_a_run_whose_checkpoints_cannot_be_used_is_played_again_where_that_is_asked_for(tmp_path: Path) -> None:
+    cut_off(smoke(), folder=tmp_path)
+    for path in (tmp_path / "checkpoints").glob("round-*"):
+        path.write_bytes(b"")
+    with pytest.raises(RunError, match=r"none of the checkpoints .* can be used: .*damaged.*replay=True"):
+        simulate(smoke(), folder=tmp_path, resume=True)
+    result = simulate(smoke(), folder=tmp_path, resume=True, replay=True)
+    assert parts(result) == parts(simulate(smoke()))
+    assert not (tmp_path / "checkpoints").exists()
+
+
 def test_a_selector_that_plans_for_the_end_keeps_it(tmp_path: Path) -> None:
     cut_off(smoke(selector="gpfl"), checkpoint_dir=tmp_path)
     with pytest.raises(RunError, match=r"scenario.rounds = 6, this one has 7"):

@@ -218,11 +218,11 @@ def test_a_checkpoint_of_something_else_is_refused_by_name(
 ) -> None:
     run = Run("legacy", rounds=ALL)
     cut(run, tmp_path)
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("[!.]*")}
     wanted = rf"none of the checkpoints in .*round-000004\.safetensors: it was written by a run with .*{reason}"
     with pytest.raises(RunError, match=wanted):
         replace(run, **changes).play(tmp_path)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("[!.]*")} == before
     assert run.play(tmp_path).result() == run.play().result()
 
 
