@@ -1,4 +1,4 @@
-"""The contract between the base class and an author's class: declarations, reports, choices.
+"""The contract between the base class and an author's class: declarations, reports, choices, undeclared state.
 
 Each error names the class, the method or attribute, and the cure.
 """
@@ -6,13 +6,16 @@ Each error names the class, the method or attribute, and the cure.
 from __future__ import annotations
 
 import difflib
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
 import numpy as np
 
 from fedsel_flwr.checks import IntArray
-from fedsel_flwr.errors import ParameterError, RunError
+from fedsel_flwr.errors import FedSelError, ParameterError, RunError
 from fedsel_flwr.selectors.columns import COLUMNS, REPORTED, check_columns
 from fedsel_flwr.selectors.round_report import RoundReport
 from fedsel_flwr.selectors.selector_state import KINDS, RESERVED, state_key
@@ -58,12 +61,16 @@ def check_declarations(cls: Any, base: type) -> None:
                 f"{owner}.client_state[{attribute!r}] must be a newcomer's value: a number, a boolean or an array of "
                 f"them, got {value!r}. Use a value such as 0.0"
             )
-    for attribute in (*cls.client_state, *cls.free_state, *cls.scalar_state):
-        if state_key(attribute) in RESERVED:
+    declared = (*cls.client_state, *cls.free_state, *cls.scalar_state)
+    keys = Counter(map(state_key, declared))
+    for attribute in declared:
+        if (key := state_key(attribute)) in RESERVED:
             raise ParameterError(
                 f"{owner} declares the state {attribute!r}, but the base class already keeps "
                 f"{', '.join(sorted(RESERVED))} (self.round is the number of the round). Rename it"
             )
+        if keys[key] > 1:
+            raise ParameterError(f"{owner} declares the state {attribute!r} twice. Rename one of them")
 
 
 def checked_needs(owner: str, needs: object, requires: object) -> tuple[frozenset[str], frozenset[str]]:
@@ -147,3 +154,49 @@ def _all_in(chosen: IntArray, available: IntArray) -> bool:
     # np.isin would sort both; this runs in every round.
     places = np.minimum(np.searchsorted(available, chosen), available.size - 1)
     return bool((available[places] == chosen).all())
+
+
+@contextmanager
+def explaining_undeclared_state(selector: Any, method: str) -> Iterator[None]:
+    """Turn an error over undeclared state in an author's method into one that names what to declare.
+
+    Raises:
+        RunError: An attribute was never set, or does not grow with the fleet.
+    """
+    try:
+        yield
+    except FedSelError:
+        raise
+    except AttributeError as error:
+        # Only the selector's own attributes: another object's is a plain bug, whose traceback says more.
+        if error.obj is not selector or error.name is None:
+            raise
+        raise RunError(_undeclared(selector, method, error, error.name, "which nothing sets")) from error
+    except (LookupError, ValueError) as error:
+        if isinstance(error, ValueError) and "broadcast" not in str(error):
+            raise
+        short = _not_growing(selector)
+        if not short:
+            raise
+        reason = f"which does not grow with the fleet ({selector._registered.size} clients)"
+        raise RunError(_undeclared(selector, method, error, short, reason)) from error
+
+
+def _undeclared(selector: Any, method: str, error: Exception, attribute: str, reason: str) -> str:
+    return (
+        f"{type(selector).__name__}.{method} ended with {type(error).__name__} ({error}): it may use self.{attribute}, "
+        f"{reason}. Declare values by client as client_state = {{{attribute!r}: 0.0}}, with a newcomer's value, and a "
+        f"single number as scalar_state = ({attribute!r},), set in __init__"
+    )
+
+
+def _not_growing(selector: Any) -> str:
+    """Return an undeclared attribute that is shorter than the fleet; "" if there is none."""
+    declared = {*selector.client_state, *selector.free_state, *selector.scalar_state, "_registered"}
+    attributes: dict[str, Any] = vars(selector)
+    for attribute, value in attributes.items():
+        held = np.shape(value)[:1] if isinstance(value, np.ndarray) else ()
+        held = (len(value),) if isinstance(value, list | dict) else held
+        if attribute not in declared and held and held[0] < selector._registered.size:
+            return attribute
+    return ""

@@ -17,6 +17,7 @@ from fedsel_flwr.selectors._contract import (
     check_report,
     checked_choice,
     checked_needs,
+    explaining_undeclared_state,
 )
 from fedsel_flwr.selectors._draws import top
 from fedsel_flwr.selectors.columns import INFORMED, column_values
@@ -185,7 +186,8 @@ class Selector(SavedState, ABC):
         self._register(available)
         if not available.size or self._round < self.common_warmup:
             return None
-        return self._probe(available)
+        with explaining_undeclared_state(self, "_probe"):
+            return self._probe(available)
 
     def select(self, available: IntArray) -> IntArray:
         """Choose the clients of the next round.
@@ -199,19 +201,22 @@ class Selector(SavedState, ABC):
         Raises:
             ParameterError: ``available`` is not an array of unique indices.
             RunError: The algorithm chose an unavailable client, or a client twice, or more clients than
-                ``asked_per_round`` without :attr:`may_exceed_clients_per_round`.
+                ``asked_per_round`` without :attr:`may_exceed_clients_per_round`, or it uses undeclared state.
         """
         available = ascending("available", available)
         self._register(available)
         # A round without available clients counts too: the selector's rounds stay those of the run.
         self._round += 1
-        self._advance()
+        with explaining_undeclared_state(self, "_advance"):
+            self._advance()
         if available.size == 0:
             return available
         if self.warming_up:
-            self._join(available)
+            with explaining_undeclared_state(self, "_join"):
+                self._join(available)
             return available
-        chosen = self._select(available)
+        with explaining_undeclared_state(self, "_select"):
+            chosen = self._select(available)
         most = None if self.may_exceed_clients_per_round else self.asked_per_round
         return checked_choice(type(self).__name__, chosen, available, most)
 
@@ -238,7 +243,8 @@ class Selector(SavedState, ABC):
         # The class was checked when it was made, but an instance may set its own needs.
         needs, requires = checked_needs(type(self).__name__, self.needs, self.requires)
         check_report(self.name, report, needs, requires)
-        self._observe(report)
+        with explaining_undeclared_state(self, "_observe"):
+            self._observe(report)
 
     def inform(self, clients: IntArray, **columns: FloatArray) -> None:
         """Take in side information about clients; ``inform(clients)`` alone registers the clients.
@@ -257,7 +263,8 @@ class Selector(SavedState, ABC):
             raise ParameterError(f"inform got unknown columns {unknown}. Choose from {sorted(INFORMED)}")
         checked = {name: column_values(name, value, len(clients)) for name, value in columns.items()}
         self._register(clients)
-        self._inform(clients, checked)
+        with explaining_undeclared_state(self, "_inform"):
+            self._inform(clients, checked)
 
     def forget(self, clients: IntArray) -> None:
         """Reset the rows of ``clients``, whose indices may then be given to newcomers.
@@ -307,7 +314,8 @@ class Selector(SavedState, ABC):
         self._add_rows(clients)
         new = clients[~self._registered[clients]]
         if new.size:
-            self._admit(new)
+            with explaining_undeclared_state(self, "_admit"):
+                self._admit(new)
             # After _admit, which may refuse them.
             self._registered[new] = True
 

@@ -37,6 +37,7 @@ def report(completed: list[bool], **columns: Any) -> RoundReport:
         ("scalar_state", "_next", r"Mine\.scalar_state must be a tuple of names, got '_next'. Write \('_next',\)"),
         ("client_state", {"_name": "a"}, r"Mine\.client_state\['_name'\] must be"),
         ("client_state", {"_round": 0}, "declares the state '_round', but the base class already keeps"),
+        ("client_state", {"_size": 0, "size": 0}, "declares the state '_size' twice"),
     ],
 )
 def test_a_class_with_a_typo_is_refused_when_it_is_made(attribute: str, value: object, said: str) -> None:
@@ -164,3 +165,122 @@ def test_lists_tuples_and_integers_of_any_width_are_taken(choice: Any) -> None:
 
 def test_nobody_may_be_chosen() -> None:
     assert Says([]).select(np.arange(2)).dtype == np.int64
+
+
+# ---- state that was not declared ------------------------------------------------------------------------------------
+
+
+class Undeclared(Random):
+    """Keeps arrays of its own, and trips over them where it is told to."""
+
+    needs = frozenset({"latency"})
+
+    def __init__(self, where: str, how: str, *, seed: int | None = None) -> None:
+        super().__init__(clients_per_round=2, seed=seed)
+        self.where, self.how = where, how
+        self._seen = np.zeros(0)
+        self._table: dict[int, float] = {}
+        self._log: list[float] = []
+
+    def trip(self, method: str) -> None:
+        if method != self.where:
+            return
+        if self.how == "row":
+            self._seen[np.array([0])] += 1
+        elif self.how == "sum":
+            self._seen + np.zeros(self._registered.size)
+        elif self.how == "dict":
+            del self._seen, self._log
+            self._table[0] += 1
+        else:
+            self._missing[0] += 1  # type: ignore[attr-defined]
+
+    def _probe(self, available: Any) -> Any:
+        self.trip("_probe")
+
+    def _advance(self) -> None:
+        self.trip("_advance")
+
+    def _select(self, available: Any) -> Any:
+        self.trip("_select")
+        return super()._select(available)
+
+    def _observe(self, report: Any) -> None:
+        self.trip("_observe")
+
+    def _inform(self, clients: Any, columns: Any) -> None:
+        self.trip("_inform")
+
+    def _admit(self, clients: Any) -> None:
+        self.trip("_admit")
+
+
+@pytest.mark.parametrize(
+    ("how", "attribute", "cause"),
+    [
+        ("row", "_seen", IndexError),
+        ("sum", "_seen", ValueError),
+        ("dict", "_table", KeyError),
+        ("never set", "_missing", AttributeError),
+    ],
+)
+@pytest.mark.parametrize("where", ["_probe", "_advance", "_select", "_observe", "_inform"])
+def test_undeclared_state_is_named_with_class_and_method(
+    where: str, how: str, attribute: str, cause: type[Exception]
+) -> None:
+    selector = Undeclared(where, how)
+
+    def a_round() -> None:
+        selector.inform(np.arange(3))
+        selector.probe(np.arange(3))
+        chosen = selector.select(np.arange(3))
+        selector.observe(RoundReport(clients=chosen, completed=[True, True], latency=[1.0, 1.0]))
+
+    with pytest.raises(RunError) as refused:
+        a_round()
+    said = str(refused.value)
+    assert said.startswith(f"Undeclared.{where} ended with {cause.__name__}")
+    assert f"self.{attribute}" in said
+    assert f"client_state = {{'{attribute}': 0.0}}" in said
+    assert isinstance(refused.value.__cause__, cause)
+
+
+def test_undeclared_state_where_clients_are_admitted() -> None:
+    """The clients' rows are there already, but the clients are not registered: the table is the fleet's length."""
+    with pytest.raises(RunError, match=r"Undeclared\._admit ended with AttributeError .*self\._missing, which nothing"):
+        Undeclared("_admit", "never set").select(np.arange(3))
+
+
+class Buggy(Random):
+    """Has errors that undeclared state does not explain."""
+
+    def __init__(self, error: Exception, held: Any) -> None:
+        super().__init__(clients_per_round=1)
+        self.error, self.held = error, held
+
+    def _select(self, available: Any) -> Any:
+        raise self.error
+
+
+SHORT, LONG = np.zeros(1), np.zeros(4)
+
+
+@pytest.mark.parametrize(
+    ("error", "held"),
+    [
+        (IndexError("no array is kept"), 3.0),
+        (IndexError("the array has a place for everybody"), LONG),
+        (KeyError("as the table has"), dict.fromkeys(range(4))),
+        (ValueError("could not be broadcast, but not for this array"), LONG),
+        (ValueError("of another kind"), SHORT),
+        (AttributeError("of another object", name="size", obj=[]), SHORT),
+        (AttributeError("of nobody knows what"), SHORT),
+        (ParameterError("our own"), SHORT),
+        (OSError("not of Python's making"), SHORT),
+    ],
+    ids=str,
+)
+def test_other_errors_come_as_they_are(error: Exception, held: Any) -> None:
+    with pytest.raises(type(error)) as came:
+        Buggy(error, held).select(np.arange(3))
+    assert came.value is error
