@@ -301,6 +301,10 @@ class Selector(SavedState, ABC):
     def _admit(self, clients: IntArray) -> None:
         """Prepare the rows of clients that were just registered; raise to refuse them."""
 
+    def _cost_of(self, count: int) -> str:
+        """Return what ``count`` clients cost, for the refusal of more than ``max_clients``; empty if that is little."""
+        return ""
+
     def _register(self, clients: IntArray) -> None:
         """Add rows for ``clients`` and mark them as registered; refuse more than ``max_clients``."""
         if self.max_clients is not None:
@@ -309,7 +313,7 @@ class Selector(SavedState, ABC):
             if count > self.max_clients:
                 raise ParameterError(
                     f"{self.name} takes at most max_clients = {self.max_clients} clients, got {count}. Raise "
-                    "max_clients, or choose among fewer"
+                    f"max_clients{self._cost_of(count)}, or choose among fewer"
                 )
         self._add_rows(clients)
         new = clients[~self._registered[clients]]

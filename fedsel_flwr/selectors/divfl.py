@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsel_flwr.checks import FloatArray, IntArray, real, whole
+from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors._vectors import VectorSelector, projected
 from fedsel_flwr.selectors.base import Probe
 from fedsel_flwr.selectors.round_report import RoundReport
@@ -63,11 +64,12 @@ class DivFL(VectorSelector):
         epsilon: None compares all candidates in each step; a number in (0, 1) compares K/m ln(1/epsilon) random ones,
             which costs ``epsilon`` of the guarantee in expectation (stochastic greedy).
         sketch_size: Length of the stored projections; None stores whole gradients.
-        max_clients: Largest number of clients; the distances of 1,000 take 7.6 MiB, those of 100,000 take 75 GiB.
+        max_clients: Largest number of clients.
         seed: Seed of the generator of ties, candidates and signs.
 
     Raises:
-        ParameterError: A parameter is out of range; later, there are too many clients.
+        ParameterError: A parameter is out of range; later, there are too many clients, or their distances do not fit
+            into the machine's memory.
 
     References:
         R. Balakrishnan, T. Li, T. Zhou, N. Himayat, V. Smith, J. Bilmes, Diverse client selection for federated
@@ -147,7 +149,7 @@ class DivFL(VectorSelector):
         count, old = len(self._known), len(self._between)
         if old != count:
             kept = min(old, count)
-            room = np.empty((count, count))
+            room = _distance_matrix(count)
             room[:kept, :kept], room[kept:], room[:, kept:] = self._between[:kept, :kept], 0.0, 0.0
             self._between = room
         known, changed = np.flatnonzero(self._known), np.array(sorted(self._changed), dtype=np.int64)
@@ -183,6 +185,16 @@ class DivFL(VectorSelector):
             clients = clients[usable]
             gradients = projected(gradients[usable], self.sketch_size, self._signs)
         self._changed.update(self._store_vectors(clients, gradients).tolist())
+
+    def _cost_of(self, count: int) -> str:
+        return f" ({_memory(count)})"
+
+    def _add_rows(self, clients: IntArray) -> None:
+        rows = max(len(self._known), int(clients.max(initial=-1)) + 1)
+        if rows > len(self._between):
+            # Refuses early: an allocation costs nothing until it is written to.
+            _distance_matrix(rows)
+        super()._add_rows(clients)
 
     def _reset_rows(self, clients: IntArray) -> None:
         super()._reset_rows(clients)
@@ -246,3 +258,27 @@ class _Coverage:
         if math.isfinite(self._uncovered):
             self._most[places] = self._uncovered * (1.0 + SLACK) - sums
         return sums
+
+
+def _distance_matrix(count: int) -> FloatArray:
+    """Return an uninitialized matrix for the distances of ``count`` clients."""
+    try:
+        return np.empty((count, count))
+    except MemoryError:
+        raise ParameterError(
+            f"{_memory(count)}, more than this machine has free. Lower max_clients and choose among fewer, or use a "
+            "selector that keeps no distances"
+        ) from None
+
+
+def _memory(count: int) -> str:
+    """Return the memory that distances take, in words.
+
+    >>> _memory(1_000), _memory(100_000)
+    ('distances of 1,000 clients take 7.6 MiB', 'distances of 100,000 clients take 75 GiB')
+    """
+    size, units = 8.0 * count**2, iter(("bytes", "KiB", "MiB", "GiB", "TiB", "PiB"))
+    unit = next(units)
+    while size >= 1024.0 and (larger := next(units, None)):
+        size, unit = size / 1024.0, larger
+    return f"distances of {count:,} clients take {size:,.{0 if size >= 10 else 1}f} {unit}"

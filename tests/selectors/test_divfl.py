@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.errors import FedSelError, ParameterError
 from fedsel_flwr.selectors import RoundReport, create
 from fedsel_flwr.selectors._vectors import projected
 from tests.selectors.oracle_divfl import apart, best, greedy, plain_greedy, uncovered
@@ -260,6 +260,36 @@ def test_more_than_max_clients_are_refused() -> None:
     assert selector.num_clients == 5
     selector.forget(np.array([1]))
     assert selector.select(np.array([0, 5])).tolist() == [0, 5]
+
+
+def test_a_refusal_says_how_much_memory_the_distances_would_take() -> None:
+    with pytest.raises(ParameterError, match=r"max_clients \(distances of 100,000 clients take 75 GiB\)"):
+        build().select(np.arange(100_000))
+    with pytest.raises(ParameterError, match=r"max_clients \(distances of 1,001 clients take 7.6 MiB\)"):
+        build().inform(np.arange(1001))
+
+
+def test_more_clients_than_the_machine_can_hold_are_refused_before_anybody_is_asked() -> None:
+    """Five million clients: 182 TiB, more than a process can address."""
+    selector = build(max_clients=10**7)
+    said = "^distances of 5,000,000 clients take 182 TiB, more than this machine has"
+    with pytest.raises(FedSelError, match=said):
+        selector.probe(np.arange(5_000_000))
+    assert selector.num_clients == 0
+
+
+def test_memory_that_runs_out_at_a_choice_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There was room when the clients were registered, and none when their distances are made."""
+    selector = told(np.eye(4))
+
+    def full(*args: Any, **keywords: Any) -> Any:
+        raise MemoryError("Unable to allocate")
+
+    monkeypatch.setattr("fedsel_flwr.selectors.divfl.np.empty", full)
+    with pytest.raises(ParameterError, match="distances of 4 clients take 128 bytes, more than this machine has"):
+        selector.select(np.arange(4))
+    monkeypatch.undo()
+    assert len(selector.select(np.arange(4))) == 2
 
 
 def test_gradients_of_another_length_count_as_not_given() -> None:

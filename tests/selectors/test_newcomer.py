@@ -38,8 +38,8 @@ def test_a_taken_name_is_said_as_it_was_written() -> None:
     [
         ([0, 0, 1], "0 is chosen 2 times"),
         ([1, 1000], "1000 is not available"),
-        ([0.5], r"float64 of shape \(1,\)"),
-        ([[0, 1]], r"int64 of shape \(1, 2\)"),
+        ([0.5], r"one-dimensional array of indices .* got \[0.5\]"),
+        ([[0, 1]], r"one-dimensional array of indices .* got \[\[0, 1\]\]"),
     ],
 )
 def test_what_is_wrong_with_a_choice(chosen: list, why: str) -> None:
