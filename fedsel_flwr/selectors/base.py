@@ -309,7 +309,7 @@ class Selector(SavedState, ABC):
         """Add rows for ``clients`` and mark them as registered; refuse more than ``max_clients``."""
         if self.max_clients is not None:
             known = clients[clients < self._registered.size]
-            count = self.num_clients + clients.size - np.count_nonzero(self._registered[known])
+            count = self.num_clients + clients.size - int(np.count_nonzero(self._registered[known]))
             if count > self.max_clients:
                 raise ParameterError(
                     f"{self.name} takes at most max_clients = {self.max_clients} clients, got {count}. Raise "
