@@ -44,7 +44,6 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import Random, create
 from fedsel_flwr.simulations import load_scenario
 from fedsel_flwr.simulations.on_flower.building import make_strategy
-from fedsel_flwr.simulations.scenario_files import override_keys
 from fedsel_flwr.simulations.worlds.world import world_of
 from fedsel_flwr.strategies import message
 
@@ -52,7 +51,6 @@ for cls in (strategies.SelectionStrategy, message.SelectionStrategy, strategies.
     assert inspect.signature(cls).parameters["patience"].default == 3, cls
 assert strategies.SelectionStrategy(Random(clients_per_round=1)).core.settings.patience == 3
 assert strategies.BSFL(clients_per_round=1, min_latency=1.0, patience=4).core.settings.patience == 4
-assert "aggregation.patience" in override_keys()
 made = make_strategy(world_of(load_scenario("smoke", {"aggregation.patience": 5})))
 assert made.core.settings.patience == 5
 for refused in (
