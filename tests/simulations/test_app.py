@@ -287,11 +287,13 @@ def test_the_same_run_by_every_way(name: str, flwr: Flwr, tmp_path: Path) -> Non
     ours = fedsel_run(tmp_path / "fedsel", config)
     history, model = read_history(ours), read_model(ours)
     assert [record.round for record in history.rounds] == [1, 2, 3, 4, 5, 6]
-    assert all(record.num_available == 200 for record in history.rounds)
+    # PCZFL would ask clients that failed for ever, so they cool down.
+    assert all(record.num_available == 200 for record in history.rounds[: 1 if name == "pczfl" else 6])
     assert len({tuple(row.client_id for row in history.clients if row.round == t) for t in (3, 4, 5, 6)}) > 1
     for api in ("legacy", "message"):
         folder = flwr_run(flwr, tmp_path / api, {**config, "api": api})
         theirs = read_history(folder)
+        assert [r.num_available for r in theirs.rounds] == [r.num_available for r in history.rounds]
         assert [(row.round, row.client_id, row.completed, row.latency_s) for row in theirs.clients] == [
             (row.round, row.client_id, row.completed, row.latency_s) for row in history.clients
         ]

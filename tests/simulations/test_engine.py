@@ -33,6 +33,8 @@ pytestmark = pytest.mark.timeout(150)
 
 HONEST = [k for k, kind in enumerate(KINDS) if kind == "honest"]
 KEEPS_UPDATE = ("honest", "latency-negative", "latency-text")
+ASKED = {kind: [1] if kind == "late" else [1, 2, 3] for kind in KINDS}
+"""The rounds in which each kind is asked: the late one sleeps for three rounds, and a busy client is not asked again."""
 EXPECTED = {
     "nan": ["arrays: not finite"],
     "shape": ["arrays: expected shape"],
@@ -251,7 +253,7 @@ def test_what_is_no_selection_strategy_is_refused(thing: object, no_flower: None
 
 @pytest.fixture(scope="module")
 def aftermath(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Three rounds of three honest clients and one of each other kind, all of them chosen in every round."""
+    """Three rounds of three honest clients and one of each other kind, all of them chosen whenever they are free."""
     return outcome("hostile", tmp_path_factory.mktemp("hostile"))
 
 
@@ -259,7 +261,7 @@ def aftermath(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_hostile_the_run_goes_on(aftermath: Any) -> None:
     rounds = aftermath["history"].rounds
     assert [r.round for r in rounds] == [1, 2, 3]
-    assert [r.num_selected for r in rounds] == [len(KINDS)] * ROUNDS
+    assert [r.num_selected for r in rounds] == [sum(r.round in ASKED[kind] for kind in KINDS) for r in rounds]
     assert [r.num_completed for r in rounds] == [sum(kind in KEEPS_UPDATE for kind in KINDS)] * ROUNDS
     assert aftermath["ids"] == [str(k) for k in range(len(KINDS))]
 
@@ -277,7 +279,9 @@ def test_hostile_only_usable_updates_reach_the_model(aftermath: Any) -> None:
 def test_hostile_each_kind_is_counted_and_named(kind: str, aftermath: Any) -> None:
     k = KINDS.index(kind)
     rows = [row for row in aftermath["history"].clients if row.client_id == str(k)]
-    assert [row.round for row in rows] == [1, 2, 3]
+    assert [row.round for row in rows] == ASKED[kind]
+    # Simulated delays are no faults: the log counts these once, after the run.
+    named = kind != "latency-infinite"
     for row in rows:
         problems = row.problem.split("; ")
         assert len(problems) == len(EXPECTED[kind]), row
@@ -286,12 +290,12 @@ def test_hostile_each_kind_is_counted_and_named(kind: str, aftermath: Any) -> No
         assert row.latency_s == MAX_LATENCY_S
         for problem in EXPECTED[kind]:
             said = f"round {row.round}, client {k}: {problem}"
-            assert sum(message.startswith(said) for message in aftermath["messages"]) == 1, said
+            assert sum(message.startswith(said) for message in aftermath["messages"]) == named, said
 
 
 @pytest.mark.slow
 def test_hostile_history_adds_up(aftermath: Any) -> None:
-    expected = Counter(p.split(":")[0] for problems in EXPECTED.values() for p in problems * ROUNDS)
+    expected = Counter(p.split(":")[0] for kind, named in EXPECTED.items() for p in named * len(ASKED[kind]))
     assert aftermath["history"].problem_counts() == expected
     for row in aftermath["history"].clients:
         if int(row.client_id) in HONEST:
@@ -305,5 +309,5 @@ def test_hostile_the_selector_knows_the_honest_from_honest_rows_alone(aftermath:
     for k, kind in enumerate(KINDS):
         latency = 0.5 + 0.25 * k if kind == "honest" else MAX_LATENCY_S
         assert state["mean"][k] == pytest.approx(1 - latency / MAX_LATENCY_S, abs=1e-15)
-        assert state["plays"][k] == ROUNDS
+        assert state["plays"][k] == len(ASKED[kind])
     assert all(np.isfinite(np.asarray(value, dtype=float)).all() for value in state.values())
