@@ -34,7 +34,7 @@ pytestmark = pytest.mark.timeout(150)
 HONEST = [k for k, kind in enumerate(KINDS) if kind == "honest"]
 KEEPS_UPDATE = ("honest", "latency-negative", "latency-text")
 ASKED = {kind: [1] if kind == "late" else [1, 2, 3] for kind in KINDS}
-"""The rounds in which each kind is asked: the late one sleeps for three rounds, and a busy client is not asked again."""
+"""The rounds in which each kind is asked: the late one sleeps for three rounds, and is not asked while it is busy."""
 EXPECTED = {
     "nan": ["arrays: not finite"],
     "shape": ["arrays: expected shape"],
