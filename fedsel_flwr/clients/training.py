@@ -1,4 +1,4 @@
-"""Local training of a client by stochastic gradient sgd, and evaluation, with torch.
+"""Local training of a client by stochastic gradient descent, and evaluation, with torch.
 
 Also the augmentation "crop-flip" of small images (:func:`crop_flip`). It pads an image by four pixels on each side,
 crops it to the former size at a random place, and mirrors it from left to right with probability 1/2. The padding is
@@ -49,7 +49,7 @@ def train(
     generator: np.random.Generator,
     objective: Objective = CLASSIFICATION,
 ) -> float:
-    """Train a model on a client's data by stochastic gradient sgd.
+    """Train a model on a client's data by stochastic gradient descent.
 
     Args:
         model: The received model, changed in place.

@@ -98,7 +98,7 @@ class Collector:
             for i, (row, node) in enumerate(round.chosen.items())
         }  # fmt: skip
         results = with_equal_lengths(results, self._wanted)
-        results, round_s = mark_stragglers(results, s, self.waits_for(len(results)))
+        results, round_s = end_round(results, s, self.waits_for(len(results)))
         # after the stragglers: the round lasted as long as the server waited, cold starts included
         results = self._cold_starts.replace_times(round.rows, results)
         log_faults(
@@ -176,12 +176,14 @@ class Collector:
         return replace(outcome, averaging=scheme)
 
 
-def mark_stragglers(
+def end_round(
     results: Mapping[str, ClientResult], settings: Settings, wanted: int | None
 ) -> tuple[dict[str, ClientResult], float]:
-    """Decide which clients are late for the round, and how long it takes.
+    """Decide when the round ends, how many seconds it took, and which clients are late for it.
 
-    A client is done after its latency; in a cohort larger than the channels, after that and the waves before its own.
+    A client is done after its latency; in a cohort larger than the channels, after that and the waves before its own. A
+    client that failed holds ``max_latency`` (:func:`~fedsel_flwr.rounds.replies.read_reply`), so a round that waits for
+    all takes as long as that.
 
     Args:
         results: Connection -> its reply after reading, by ascending row.

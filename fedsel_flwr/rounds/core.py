@@ -192,7 +192,7 @@ class SelectionCore:
     def register(
         self, properties: Mapping[str, Properties], known: Mapping[str, ConnectionIdentity] | None = None
     ) -> None:
-        """Enter connections into the roster; every part forgets the rows of evicted clients.
+        """Enter connections into the roster; parts that hold values by row reset those of evicted clients.
 
         Args:
             properties: Connection -> what it said of itself.
@@ -202,7 +202,7 @@ class SelectionCore:
             return
         said = {node: ClientProperties.read(one, self.settings.keys) for node, one in properties.items()}
         new, evicted = self.parts.registrar.register(said, self.round + 1, known or {})
-        # before the selector learns of the newcomers: they take over the rows of the evicted clients
+        # before the selector learns of the newcomers, which take over the rows of the evicted clients
         if evicted.size:
             for part in self.parts:
                 part.forget(evicted)

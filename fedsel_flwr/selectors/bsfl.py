@@ -43,11 +43,13 @@ class BSFL(Selector):
     ===============  =====================  ==========================================================
     m                ``clients_per_round``  clients per round
     tau_min          ``min_latency``        seconds to send and receive with zero training
-    mu-bar_k         ``_speeds``            mean observed speed tau_min / tau_k
+    mu-bar_k         ``_mean``, ``_speeds`` mean observed speed tau_min / tau_k
     c_k              ``_plays``             rounds in which client k was selected and observed
     d_k              ``data_weights``       quality times number of examples
-    g_k              ``generalization``     how far client k's share lies below its target
+    g_k              ``_generalization``    how far client k's share lies below its target
     ===============  =====================  ==========================================================
+
+    ``docs/papers/ben-ami.md`` has the idea and every equation; :class:`fedsel_flwr.strategies.BSFL` is the strategy.
 
     Deviations:
         * (13) is called exponential and annealed in the paper. The default,
@@ -57,9 +59,9 @@ class BSFL(Selector):
         * Speeds are cut at 1, as measured latencies may undercut ``min_latency``.
         * ``min_latency="auto"`` takes for tau_min the lower tenth percentile of the clients' mean latencies, over the
           plays that completed. It contains the training of fast clients and the server's polling. A play counts as at
-          least the tau_min of its round, and each client's fastest play as at least the present one, so that an
-          implausibly fast play is soon forgotten. The mean is that of 1 / tau_k and is scaled at the choice: every
-          speed, old ones too, is at the present tau_min.
+          least the tau_min of its round. The fastest play of a client counts as at least the present tau_min, so that
+          one implausibly fast play does not count for ever. The mean is that of 1 / tau_k. It is multiplied by the
+          present tau_min at each choice.
         * ``exploration`` scales the radius of (12); the print has 1. With m = 25 of 500 clients the radius is 4.5 after
           six plays of every client, while speeds lie below 1: a smaller factor leaves exploration earlier.
         * The annealing solvers take the range of the finite bounds plus alpha times that of g for Delta_max (14), and a

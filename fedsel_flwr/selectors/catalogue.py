@@ -1,4 +1,4 @@
-"""Our own selectors, a line each: a file with the class, and its line here, are all that a new one needs.
+"""Our own selectors, a line each: with its file and its line here a new one runs (CONTRIBUTING.md has the other steps).
 
 Names, parameters, the exports of :mod:`fedsel_flwr.selectors` and the tests' lists follow from these lines.
 """

@@ -1,7 +1,7 @@
 """The vectorized engine: a scenario in this process, the round's clients trained as one batched computation.
 
 It drives the same course of a round as Flower's APIs (:mod:`fedsel_flwr.rounds`), on the virtual clock: select, train,
-clean, measure, aggregate, observe. Seed, purpose, partition and absolute round determine every random draw. So its
+read, measure, aggregate, observe. Seed, purpose, partition and absolute round determine every random draw. So its
 choices equal those of the Ray engine. Its models differ by the rounding of sums, which rectifiers may amplify over many
 rounds.
 """

@@ -12,22 +12,30 @@ from fedsel_flwr.strategies.wrapping.paper import PaperStrategy
 class BSFL(PaperStrategy, SelectionStrategy):
     """Trades speed against even participation.
 
-    The paper asks for:
-        * Selector: :class:`fedsel_flwr.selectors.BSFL`, with all of its parameters.
-        * Averaging: that of ``base``. Filter and validation set: none.
-        * Refused: a client that ``data_weights`` does not cover, and on the virtual clock a missing ``min_latency``.
+    A set of clients is worth the speed of its slowest member plus ``alpha`` times the mean generalization value of all.
+    That value is positive while a client has trained less often than its data deserve, else negative (3), (4).
 
-    On the server's clock ``min_latency`` may be left out: "auto" takes the fastest time seen. ``max_latency`` is the
-    longest wait for a client.
+    The paper asks for:
+        * Selector: :class:`fedsel_flwr.selectors.BSFL`, with all of its parameters. The formulas stand there.
+        * Averaging: that of ``base``. Filter and validation set: none.
+
+    This class refuses a client that ``data_weights`` does not cover, and on the virtual clock a missing
+    ``min_latency``. On the server's clock ``min_latency`` may be left out: "auto" then takes the lower tenth percentile
+    of the clients' mean latencies. ``max_latency`` is what a client counts as that fails or needs longer.
 
     A round:
         1. ``configure_fit`` waits a bounded time for clients, and asks newcomers for their ids.
-        2. The selector takes the m clients whose slowest upper confidence bound on speed, plus ``alpha`` times their
-           mean generalization value, is largest (13).
+        2. The selector bounds each client's speed from above (12). Of all sets of m clients it takes the one that is
+           worth most by these bounds (13).
         3. ``base`` configures the instructions; exactly the chosen clients get them and train.
         4. ``aggregate_fit`` drops unusable updates and lets ``base`` average the others.
-        5. The selector counts a play of each chosen client (10), and takes ``min_latency`` / latency into its mean
-           speed (11). A client that failed counts as one that needed ``max_latency``.
+        5. The selector counts a play of each chosen client (10). The speed of a play is ``min_latency`` divided by the
+           latency, and enters the client's mean speed (11). A client that failed counts as one that needed
+           ``max_latency``.
+
+    References:
+        D. Ben Ami, K. Cohen, Q. Zhao, Client selection for generalization in accelerated federated learning: a
+        multi-armed bandit approach, IEEE Access 13, 2025.
 
     >>> import numpy as np
     >>> from fedsel_flwr.strategies import BSFL

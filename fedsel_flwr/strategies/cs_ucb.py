@@ -15,7 +15,8 @@ class CSUCB(PaperStrategy, SelectionStrategy):
     The paper asks for:
         * Selector: :class:`fedsel_flwr.selectors.CSUCB`, with all of its parameters.
         * Averaging: that of ``base``. Filter and validation set: none.
-        * Refused: a missing ``max_latency`` on the virtual clock.
+
+    This class refuses a missing ``max_latency`` on the virtual clock.
 
     On the server's clock ``max_latency`` may be left out: "auto" takes the slowest time seen for the rewards, and
     ``longest_wait`` (60 s) is how long a client may take. A number given as ``max_latency`` is both.

@@ -15,8 +15,9 @@ class CSUCBQ(PaperStrategy, SelectionStrategy):
     The paper asks for:
         * Selector: :class:`fedsel_flwr.selectors.CSUCBQ`, with all of its parameters.
         * Averaging: that of ``base``. Filter and validation set: none.
-        * Refused: a missing ``max_latency`` on the virtual clock, ``fairness`` that does not cover a client or adds up
-          to more than m, and a share above ``max_participation``.
+
+    This class refuses a missing ``max_latency`` on the virtual clock, ``fairness`` that does not cover a client or
+    adds up to more than m, and a share above ``max_participation``.
 
     On the server's clock ``max_latency`` may be left out: "auto" takes the slowest time seen for the rewards, and
     ``longest_wait`` (60 s) is how long a client may take. A number given as ``max_latency`` is both.

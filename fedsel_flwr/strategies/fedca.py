@@ -48,8 +48,9 @@ class FedCA(CombinatorialAveraging, SelectionStrategy):
         * Filter: :class:`fedsel_flwr.aggregation.filter.Filter`, which keeps the best combination (4).
         * Averaging: FedPdp of the kept models (5).
         * Validation set: required, for the filter.
-        * Refused: a missing ``validation``, a base that needs several models, updates that the server sees in sum only
-          (secure aggregation).
+
+    This class refuses a missing ``validation``, a base that needs several models, updates that the server sees in
+    sum only (secure aggregation).
 
     A round:
         1. ``configure_fit`` waits a bounded time for clients, and asks newcomers for their ids and data sizes.

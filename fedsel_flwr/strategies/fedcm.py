@@ -44,7 +44,8 @@ class FedCM(CombinatorialBandit, SelectionStrategy):
     The paper asks for:
         * Selector: :class:`~fedsel_flwr.selectors.FedCMUCB`, or :class:`~fedsel_flwr.selectors.FedCMTS`.
         * Filter, averaging and validation set: those of :class:`~fedsel_flwr.strategies.fedca.FedCA`.
-        * Refused: what FedCA refuses, and an unknown ``sampler``.
+
+    This class refuses what FedCA refuses, and an unknown ``sampler``.
 
     A round:
         1. ``configure_fit`` waits a bounded time for clients, and asks newcomers for their ids and data sizes.

@@ -17,8 +17,9 @@ class GPFL(PaperStrategy, SelectionStrategy):
         * Averaging: the unweighted mean of the models (section II). Filter: none.
         * Validation set: accuracy and loss of the global model after each round, for (8).
         * ``learning_rate``: the clients' nominal initial learning rate, by which updates become gradients (3).
-        * Refused: a missing ``validation``, ``learning_rate`` or ``total_rounds``, and updates that the server sees in
-          sum only (secure aggregation).
+
+    This class refuses a missing ``validation``, ``learning_rate`` or ``total_rounds``, and updates that the server
+    sees in sum only (secure aggregation).
 
     Round 1 measures every available client and keeps the model.
 

@@ -17,7 +17,8 @@ class PCZFL(PaperStrategy, SelectionStrategy):
         * Averaging: that of ``base``. Filter: none.
         * Validation set: the server's interview set, on which each client's model is measured.
         * Clients report ``energy_score``, or ``energy_j``, from which the score is derived.
-        * Refused: a missing ``validation``, and updates that the server sees in sum only (secure aggregation).
+
+    This class refuses a missing ``validation``, and updates that the server sees in sum only (secure aggregation).
 
     The selector itself would never stop asking a client that always fails: ``cooldown="auto"`` leaves such a client
     out for a while.

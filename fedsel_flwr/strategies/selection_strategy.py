@@ -163,7 +163,7 @@ class SelectionStrategy(Adapter, Strategy):
     def aggregate_fit(
         self, server_round: int, results: list[tuple[ClientProxy, FitRes]], failures: list[FitFailure]
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
-        """Clean the results, let the base aggregate them, and report the round to the selector.
+        """Read the results, let the base aggregate the usable ones, and report the round to the selector.
 
         Raises:
             RunError: The base needs more models, updates must be read that are not there (secure aggregation), or

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.rounds.collecting import mark_stragglers
+from fedsel_flwr.rounds.collecting import end_round
 from fedsel_flwr.rounds.replies import Reply, read_reply
 from fedsel_flwr.rounds.settings import Settings
 from fedsel_flwr.selectors import CSUCB, PCZFL, Random, names
@@ -40,7 +40,7 @@ def _late(seconds: list[float], failed: tuple[int, ...] = (), **options: Any) ->
     """Who is not completed, and the round's seconds; options: wanted, deadline, channels."""
     results = {str(i): _result(s, "no answer" if i in failed else "") for i, s in enumerate(seconds)}
     settings = Settings(channels=options.get("channels"), round_deadline_s=options.get("deadline"))
-    read, end = mark_stragglers(results, settings, options.get("wanted"))
+    read, end = end_round(results, settings, options.get("wanted"))
     return [i for i, one in enumerate(read.values()) if not one.completed], end
 
 
@@ -79,10 +79,10 @@ def test_who_is_late_and_when_the_round_ends(
 
 def test_a_late_client_holds_max_latency_and_says_why() -> None:
     results = {"a": _result(1.0), "b": _result(7.5)}
-    spare = mark_stragglers(results, Settings(), 1)[0]["b"]
+    spare = end_round(results, Settings(), 1)[0]["b"]
     assert (spare.latency_s, spare.latency_source, spare.spare) == (60.0, "max_latency", True)
     assert spare.problems == ("late: done after 7.5 s, the round ended after 1 s (enough others were there)",)
-    late = mark_stragglers(results, Settings(round_deadline_s=5.0), None)[0]["b"]
+    late = end_round(results, Settings(round_deadline_s=5.0), None)[0]["b"]
     assert (late.completed, late.spare) == (False, False)
     assert late.problems == ("late: done after 7.5 s, the round ended after 5 s (round_deadline_s = 5 s)",)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ DEVICE_BYTES = 2 * 2**30
 """Memory of an accelerator that the activations of a chunk may take."""
 
 Arrays = Sequence[npt.NDArray[Any]]
+logger = logging.getLogger("fedsel_flwr")
 
 
 class BatchedTrainer:
@@ -143,6 +145,8 @@ class BatchedTrainer:
             chunk=chunk,
         )  # fmt: skip
         self._kernel, self.backend, self.reasons = choice.kernel, choice.backend, choice.reasons
+        against = "; ".join(f"not {name}: {reason}" for name, reason in choice.reasons.items())
+        logger.info("backend %s trains the clients%s", choice.backend, f" ({against})" if against else "")
         self._chunk, self._chosen = self._chunk or chunk(), True
 
     def _train_into(

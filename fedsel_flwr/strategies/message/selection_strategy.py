@@ -176,7 +176,7 @@ class SelectionStrategy(Adapter, Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Clean the replies, let the base aggregate them, and report the round to the selector.
+        """Read the replies, let the base aggregate them, and report the round to the selector.
 
         Raises:
             RunError: The base needs more models, or Flower's simulation has lost its actors.
@@ -240,7 +240,7 @@ class SelectionStrategy(Adapter, Strategy):
         free = self.core.parts.busy.free(sorted(nodes, key=lambda node: id_order(self.roster.name(node))))
         shown = SnapshotGrid(grid, free, self.wait_timeout, at_least=bases.min_evaluation_nodes(self.base))
         messages = self.base.configure_evaluate(self.core.numbering.absolute(server_round), arrays, config, shown)
-        # ShownGrid fills up with made-up nodes, which nobody can evaluate on
+        # SnapshotGrid fills up with made-up nodes, which nobody can evaluate on
         connected = frozenset(free)
         self._evaluating = tuple(message for message in messages if str(message.metadata.dst_node_id) in connected)
         return list(self._evaluating)
