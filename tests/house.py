@@ -36,7 +36,7 @@ LAYERS = (
     ("aggregation", "selectors", "wireless"),
     ("arguments", "checks", "errors", "flower", "references"),
 )
-"""Who may import whom, highest layer first; ``tests/test_repository.py`` checks it."""
+"""Who may import whom, highest layer first; ``tests/test_imports.py`` checks it."""
 
 
 @dataclass(frozen=True)

@@ -74,26 +74,6 @@ def test_list_names_every_scenario_and_selector(capsys: pytest.CaptureFixture[st
     assert err == ""
 
 
-LOADED = """
-import sys
-from fedsel_flwr.cli import DEFAULT_SELECTORS, main
-status = main(["list"])
-print("heavy:", *sorted({"torch", "flwr", "ray", "pandas", "sklearn", "matplotlib", "datasets"} & sys.modules.keys()))
-raise SystemExit(status)
-"""
-
-
-def test_list_loads_neither_torch_nor_flower_nor_ray(tmp_path: Path) -> None:
-    command = Command(sys.executable, "-c", LOADED, folder=tmp_path, cwd=tmp_path)
-    try:
-        assert command.wait(60) == 0, command.stderr
-    finally:
-        command.kill()
-    assert command.stderr == ""
-    assert "smoke" in command.stdout
-    assert command.stdout.splitlines()[-1] == "heavy:"
-
-
 def test_list_into_a_reader_that_goes() -> None:
     """As ``fedsel list | head -1``."""
     process = subprocess.Popen(

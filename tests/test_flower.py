@@ -1,75 +1,23 @@
-"""Flower's versions and names: one file for what is not public, one bound, one matrix, and pages that agree."""
+"""Flower's versions: one bound, one matrix, and pages that agree."""
 
 from __future__ import annotations
 
-import ast
-import importlib
 import itertools
 import re
 import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from fedsel_flwr import flower
 from tests import flower_matrix
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = ROOT / "fedsel_flwr"
-INSIDE = PACKAGE / "flower.py"
-PUBLIC = (
-    "flwr.app", "flwr.client", "flwr.clientapp", "flwr.common", "flwr.server", "flwr.server.strategy", "flwr.serverapp",
-    "flwr.serverapp.strategy", "flwr.simulation",
-)  # fmt: skip
-DEPRECATED = {"run_simulation", "start_simulation", "start_client", "start_server", "start_numpy_client", "Driver"}
 PAGE = "docs/your-flower-project.md"
-
-
-def _imports(path: Path) -> Iterator[tuple[int, str, str]]:
-    """Line, module and name of everything that a file imports from Flower; the name is empty for a whole module."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from ((node.lineno, one.name, "") for one in node.names if one.name.split(".")[0] == "flwr")
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "flwr":
-            yield from ((node.lineno, str(node.module), one.name) for one in node.names)
-
-
-def _is_public(module: str, name: str) -> bool:
-    return module in PUBLIC and name not in DEPRECATED and name in importlib.import_module(module).__all__
-
-
-def test_one_file_imports_what_is_deprecated_or_not_public() -> None:
-    files = [path for path in PACKAGE.rglob("*.py") if path != INSIDE]
-    found = {
-        f"{path.relative_to(ROOT)}:{line} {module} {name}"
-        for path in files
-        for line, module, name in _imports(path)
-        if not _is_public(module, name)
-    }
-    assert found == set()
-    assert len(files) > 100
-
-
-def test_each_of_its_names_has_its_end_and_its_plan() -> None:
-    entries = dict(re.findall(r"^``(flwr\.\S+)``\n((?:    .*\n)+)", str(flower.__doc__), re.MULTILINE))
-    assert entries.keys() == {f"{module}.{name}" for _, module, name in _imports(INSIDE)}
-    for name, said in entries.items():
-        assert re.search(r"Ends\s+with: (not announced|flwr \d+\.\d+)", said), name
-        assert re.search(r"Plan:\s", said), name
-
-
-def test_what_it_calls_is_there() -> None:
-    for _, module, name in _imports(INSIDE):
-        assert hasattr(importlib.import_module(module), name), f"{module}.{name}"
-
-
-# ---- versions ----------------------------------------------------------------------------------------------------
 
 
 def _requirements() -> dict[str, list[Requirement]]:

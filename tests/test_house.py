@@ -1,8 +1,7 @@
-"""The house as `make house` counts it: its rooms, their names, and the circles that imports must not make."""
+"""The house as `make house` counts it: its rooms and their names."""
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
 from pathlib import PurePosixPath
@@ -53,36 +52,6 @@ def test_the_table_compares_with_itself() -> None:
     cells = [cell.split(" → ") for cell in said[-5].split(" | ")[1:]]
     assert cells
     assert all(one == other for one, other in ([part.strip(" |") for part in cell] for cell in cells))
-
-
-def _imports(tree: ast.AST) -> list[ast.ImportFrom]:
-    """The imports that run when a module is loaded."""
-    found = []
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            continue
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            continue
-        found += [node] if isinstance(node, ast.ImportFrom) else _imports(node)
-    return found
-
-
-def test_every_room_can_be_imported_first() -> None:
-    """A circle, ``__init__`` files included, works or fails with the order of imports, so with the command."""
-    known = {one.module for one in HOUSE.rooms}
-    needs: dict[str, set[str]] = {module: set() for module in known}
-    for one in HOUSE.rooms:
-        for node in _imports(one.tree):
-            for alias in node.names if (node.module or "").split(".")[0] == PACKAGE else ():
-                target = f"{node.module}.{alias.name}"
-                parts = (target if target in known else str(node.module)).split(".")
-                loaded = {".".join(parts[:k]) for k in range(1, len(parts) + 1)}
-                needs[one.module] |= {each for each in loaded & known if not f"{one.module}.".startswith(f"{each}.")}
-    left = dict(needs)
-    while ready := [module for module, others in left.items() if not others & left.keys()]:
-        for module in ready:
-            del left[module]
-    assert sorted(left) == []
 
 
 @pytest.mark.timeout(200)

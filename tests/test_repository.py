@@ -1,10 +1,8 @@
-"""The repository itself: the root links, what the tools and archives see, imports, and machine paths."""
+"""The repository itself: the root links, what the tools and archives see, and machine paths."""
 
 from __future__ import annotations
 
-import ast
 import itertools
-import json
 import os
 import re
 import shutil
@@ -27,16 +25,6 @@ import fedsel_flwr
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "fedsel_flwr"
 LINKS = ("strategies", "clients", "simulations")
-# Who may import whom, lowest layer first: each part imports the layers below its own. Everyone may import errors.
-LAYERS = (
-    {"errors"},
-    {"arguments", "checks", "commands", "flower", "references"},
-    {"aggregation", "selectors", "wireless"},
-    {"rounds", "testing", "theory"},
-    {"callbacks", "clients", "report", "strategies"},
-    {"simulations"},
-    {"cli"},
-)
 CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 in_checkout = pytest.mark.skipif((ROOT / "PKG-INFO").exists(), reason="an unpacked sdist has no links and no history")
@@ -164,48 +152,6 @@ def test_flower_app_configuration_can_be_bundled() -> None:
     assert {"scenario", "selector"} <= app["config"].keys()
     for key, value in flatten_dict(app["config"]).items():  # raises for a list, which flwr build refuses
         assert isinstance(value, str | int | float | bool), f"{key}: flwr build refuses {value!r}"
-
-
-@pytest.mark.parametrize("module", ["fedsel_flwr", "fedsel_flwr.selectors", "fedsel_flwr.testing"])
-def test_import_is_light(module: str) -> None:
-    code = f"import json, sys, {module}; print(json.dumps(sorted({{name.split('.')[0] for name in sys.modules}})))"
-    loaded = set(json.loads(output_of(sys.executable, "-c", code)))
-    assert "fedsel_flwr" in loaded
-    assert loaded & {"flwr", "torch", "ray", "pandas", "scipy", "sklearn", "matplotlib", "pyarrow", "pydantic"} == set()
-
-
-def part_of(module: str) -> str:
-    """The part of the package that a dotted module name belongs to: fedsel_flwr.selectors.bsfl -> selectors."""
-    return module.removeprefix("fedsel_flwr").removeprefix(".").partition(".")[0]
-
-
-def imported_parts(path: Path) -> Iterator[tuple[int, str]]:
-    """Line number and part for every import of our own package in a file, inside functions and relative ones too."""
-    home = path.relative_to(ROOT).with_suffix("").parts
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            modules = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = ".".join([*home[: -node.level], node.module or ""]).strip(".") if node.level else node.module or ""
-            modules = [f"{base}.{alias.name}" for alias in node.names] if base == "fedsel_flwr" else [base]
-        else:
-            continue
-        for module in modules:
-            if module.split(".")[0] == "fedsel_flwr":
-                yield node.lineno, part_of(module)
-
-
-@pytest.mark.parametrize("path", sorted(package_files(".py")))
-def test_imports_point_one_way(path: str) -> None:
-    own = part_of(Path(path).with_suffix("").as_posix().replace("/", "."))
-    level = {part: height for height, layer in enumerate(LAYERS) for part in layer}
-    if own == "__init__":
-        allowed = {"errors"}
-    else:
-        assert own in level, f"{path}: name the new part {own!r} in LAYERS"
-        allowed = {own, "", "__version__"} | {part for part in level if level[part] < level[own]}
-    wrong = [f"{path}:{line} imports {part}" for line, part in imported_parts(ROOT / path) if part not in allowed]
-    assert wrong == []
 
 
 def tracked_files() -> list[Path]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import subprocess
-import sys
 
 import pytest
 
@@ -155,12 +153,3 @@ def test_aggregate_when_no_seed_reached_the_target() -> None:
     assert row.time_to_target_s.count == 0
     assert math.isnan(row.time_to_target_s.mean)
     assert aggregate([]) == []
-
-
-def test_importing_the_package_loads_no_report_library() -> None:
-    code = (
-        "import sys, fedsel_flwr.report, fedsel_flwr.report.run_folder, fedsel_flwr.report.plots;"
-        "print([m for m in ('rich', 'matplotlib', 'pyarrow', 'safetensors', 'flwr', 'torch') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.strip() == "[]"

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import re
-import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import fedsel_flwr.rounds
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.core import SelectionCore
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.rounds.run_length import RoundNumbering
 from fedsel_flwr.selectors import PCZFL, create
-from tests.processes import ROOT, Command
 from tests.rounds.written import Written, core_of, facts
 from tests.strategies import numpy_world as world
 from tests.strategies.scripted import Spy, two_examples
@@ -253,41 +248,6 @@ def test_vectors_of_another_length_are_missing_in_their_row_alone() -> None:
     core.finish(MODEL)
     nothing = [np.nan, np.nan]
     np.testing.assert_array_equal(spy.reports[0].gradient, [[1.0, 2.0], nothing, [3.0, 4.0], nothing])  # type: ignore[arg-type]
-
-
-# ---- imports ---------------------------------------------------------------------------------------------------------
-
-BLOCKED = """
-import sys
-class Blocked:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("flwr", "torch", "ray"):
-            raise ImportError(f"{name} is blocked")
-sys.meta_path.insert(0, Blocked())
-import importlib, pkgutil
-import fedsel_flwr
-seen = 0
-for part in ("rounds", "selectors", "aggregation", "wireless", "checks"):
-    package = importlib.import_module(f"fedsel_flwr.{part}")
-    for module in pkgutil.walk_packages(getattr(package, "__path__", []), f"fedsel_flwr.{part}."):
-        importlib.import_module(module.name)
-        seen += 1
-print(seen)
-"""
-
-
-def test_rounds_and_what_it_stands_on_import_without_flower_torch_and_ray(tmp_path: Any) -> None:
-    command = Command(sys.executable, "-c", BLOCKED, folder=tmp_path, cwd=ROOT)
-    try:
-        assert command.wait(50) == 0, command.stderr[-3000:]
-    finally:
-        command.kill()
-    assert int(command.stdout) > 40
-
-
-def test_the_packages_docstring_lists_every_room() -> None:
-    listed = set(re.findall("^``([a-z_]+)``", str(fedsel_flwr.rounds.__doc__), re.MULTILINE))
-    assert listed == {path.stem for path in Path(fedsel_flwr.rounds.__path__[0]).glob("[a-z]*.py")}
 
 
 def test_gpfls_mean_has_equal_weights() -> None:
