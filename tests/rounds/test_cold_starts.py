@@ -54,30 +54,39 @@ def sources(core: SelectionCore, client: str) -> list[str]:
     return [row.latency_source for row in core.parts.history.clients if row.client_id == client]
 
 
-@pytest.mark.parametrize("name", ["cs-ucb", "bsfl"])
-def test_a_client_that_had_to_start_is_asked_again_soon(name: str) -> None:
+def cs_ucb(m: int = 6) -> Any:
+    return create("cs-ucb", clients_per_round=m, max_latency=60.0, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "scale"), [("cs-ucb", {"max_latency": "auto"}), ("bsfl", {"min_latency": "auto", "alpha": 0.0})]
+)
+def test_a_client_that_had_to_start_is_asked_again_soon(name: str, scale: dict[str, Any]) -> None:
     """Ten clients, two a round; only n0 has to start, whom the selectors left out for a dozen rounds after that."""
 
     def seconds(client: str, number: int) -> float:
-        return (starting if client == "n0" else lambda who, _: USUAL + 0.01 * int(who[1:]))(client, number)
+        return starting(client, number if client == "n0" else 2)
 
     nodes = [f"n{k}" for k in range(10)]
-    scale: dict[str, Any] = {"max_latency": "auto"} if name == "cs-ucb" else {"min_latency": "auto", "alpha": 0.0}
     core = play(server(create(name, clients_per_round=2, seed=0, **scale)), 16, seconds, nodes, compute_s=0.2)
     rounds = [row.round for row in core.parts.history.clients if row.client_id == "n0"]
     assert rounds[1] - rounds[0] <= 6
     assert len(core.parts.history.clients) == 2 * 16  # nobody trained twice in a round
 
 
-def test_the_play_counts_and_there_is_one_first_time_a_row() -> None:
-    core = play(server(create("cs-ucb", clients_per_round=6, max_latency=60.0, seed=0)), 3, starting)
+def test_the_play_counts_and_there_is_one_first_time_a_row_also_after_a_restart() -> None:
+    core = play(server(cs_ucb()), 3, starting)
+    history = core.parts.history
     assert core.parts.selector.state_dict()["plays"].tolist() == [3] * 6
     assert all(sources(core, node) == ["first", "observed", "observed"] for node in NODES)
-    assert [record.round_s for record in core.parts.history.rounds] == pytest.approx([13.05, 0.3, 0.3])
-    assert [row.first_s for row in core.parts.history.clients[:6]] == pytest.approx(
-        [START + 0.01 * k for k in range(6)]
-    )
-    assert all(np.isnan(row.first_s) for row in core.parts.history.clients[6:])
+    assert [record.round_s for record in history.rounds] == pytest.approx([13.05, 0.3, 0.3])
+    assert [row.first_s for row in history.clients[:6]] == pytest.approx([START + 0.01 * k for k in range(6)])
+    assert all(np.isnan(row.first_s) for row in history.clients[6:])
+    other = server(cs_ucb())
+    said, arrays = pack_state(core.state_dict(), "state")
+    other.load_state_dict(unpack_state(json.loads(json.dumps(said)), arrays))
+    play(other, 1, starting)
+    assert {row.latency_source for row in other.parts.history.clients[-6:]} == {"observed"}
 
 
 def test_all_first_times_of_a_round_count_the_same() -> None:
@@ -112,7 +121,7 @@ def test_known_times_stand_for_a_newcomers_first_time() -> None:
 
 def test_a_reconnection_is_no_first_time() -> None:
     """The clients come back under other connections, and take long once more: that is learnt."""
-    core = play(server(create("cs-ucb", clients_per_round=6, max_latency=60.0, seed=0)), 2, starting)
+    core = play(server(cs_ucb()), 2, starting)
     again = {f"other-{node}": node for node in NODES}
     said = Written({connection: {"client_id": node} for connection, node in again.items()})
     chosen = core.choose(list(again), MODEL, said)
@@ -123,7 +132,7 @@ def test_a_reconnection_is_no_first_time() -> None:
 
 
 def test_a_failure_counts_and_the_first_time_is_still_to_come() -> None:
-    core = server(create("cs-ucb", clients_per_round=2, max_latency=60.0, seed=0))
+    core = server(cs_ucb(2))
     for replies in ({}, {"n0": 13.0}, {"n0": 0.25}):
         chosen = core.choose(NODES[:2], MODEL, Written(facts(*NODES[:2])))
         core.collect({
@@ -161,15 +170,6 @@ def test_tifl_profiles_a_client_by_a_later_time() -> None:
     assert core.parts.selector.state_dict()["profile"].tolist() == [-1.0] * 6
     play(core, 1, starting)
     assert core.parts.selector.state_dict()["profile"].tolist() == pytest.approx([USUAL + 0.01 * k for k in range(6)])
-
-
-def test_whose_first_time_has_passed_outlives_the_process() -> None:
-    core = play(server(create("cs-ucb", clients_per_round=6, max_latency=60.0, seed=0)), 2, starting)
-    other = server(create("cs-ucb", clients_per_round=6, max_latency=60.0, seed=0))
-    said, arrays = pack_state(core.state_dict(), "state")
-    other.load_state_dict(unpack_state(json.loads(json.dumps(said)), arrays))
-    play(other, 1, starting)
-    assert {row.latency_source for row in other.parts.history.clients[-6:]} == {"observed"}
 
 
 def test_who_takes_a_row_over_has_the_first_time_before_it() -> None:

@@ -17,9 +17,12 @@ from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.journal import Journal
 from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.selectors import PowerOfChoice, Random
+from fedsel_flwr.simulations import compare, engine, load_scenario, simulate
 from fedsel_flwr.strategies import SelectionStrategy
 from tests.rounds.written import Written, core_of, facts
+from tests.simulations.inprocess import in_process
 from tests.strategies.helpers import FakeProxy, Federation, fedavg, fleet
+from tests.strategies.scripted import Spy
 
 MODEL = [np.zeros(3, dtype=np.float32)]
 FIELDS = ["round", "available", "selected", "completed", "kept", "late", "timeouts", "round_s", "simulated_s", "joules",
@@ -68,25 +71,22 @@ def test_a_thousand_faulty_clients_are_counted_and_few_are_named(caplog: pytest.
     assert core.parts.history.problem_counts() == {"exception": 990, "arrays": 9, "late": 1, "energy": 1}
 
 
-def test_a_thousand_silent_clients_do_not_flood_the_log_when_they_are_probed(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_thousand_silent_clients_do_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
     core = core_of(PowerOfChoice(clients_per_round=2, candidates=1000, seed=0), max_latency=10.0)
     nodes = [f"{i:04d}" for i in range(1000)]
-    with caplog.at_level(logging.WARNING, logger="fedsel_flwr"):
-        core.choose(nodes, MODEL, Written(facts(*nodes, num_examples=1)))
+    core.choose(nodes, MODEL, Written(facts(*nodes, num_examples=1)))
     assert len(caplog.messages) == 8 + 1
     assert caplog.messages[-1] == "round 1: 992 more problems that are not listed one by one: probe (992)"
-    with caplog.at_level(logging.WARNING, logger="fedsel_flwr"):
-        caplog.clear()
-        core = core_of(Random(clients_per_round=1000, seed=0), max_latency=10.0)
-        core.parts.selector.needs = core.parts.selector.requires = frozenset({"energy_score"})
-        core.choose(nodes, MODEL, Written(facts(*nodes)))
-        good = Reply(arrays=MODEL, num_examples=1, metrics={"latency_s": 1.0})
-        core.collect(dict.fromkeys(nodes, good))
-        core.finish()
-    said = [message for message in caplog.messages if "count as failed for the selector" in message]
-    assert len(said) == 1
-    assert len(said[0]) < 250
-    assert "and 992 more lack energy_score" in said[0]
+    caplog.clear()
+    spy = Spy("energy_score", requires=("energy_score",))
+    spy.clients_per_round = 1000
+    core = core_of(spy, max_latency=10.0)
+    core.choose(nodes, MODEL, Written(facts(*nodes)))
+    core.collect(dict.fromkeys(nodes, Reply(arrays=MODEL, num_examples=1, metrics={"latency_s": 1.0})))
+    core.finish()
+    (said,) = [message for message in caplog.messages if "count as failed for the selector" in message]
+    assert len(said) < 250
+    assert "and 992 more lack energy_score" in said
 
 
 def parsed(line: str) -> dict[str, str]:
@@ -155,3 +155,35 @@ def test_a_round_whose_end_nobody_tells_has_its_line_before_the_next(caplog: pyt
             history.append(round=number, num_available=3, round_s=1.0, clients=[])
     assert [parsed(message)["round"] for message in caplog.messages] == ["1"]
     assert math.isnan(history.rounds[-1].loss)
+
+
+# ---- simulations draw faults: one warning a run, a line each at the level INFO ---------------------------------------
+
+KEYS = {
+    "num_clients": 8, "clients_per_round": 8, "rounds": 4, "wireless.max_latency_s": 0.2, "model.name": "logistic",
+    "clients.failure_probability": 0.2, "selector": "random",
+}  # fmt: skip
+
+
+def lines(caplog: pytest.LogCaptureFixture, level: int = logging.WARNING) -> list[str]:
+    return [one.getMessage() for one in caplog.records if one.name == "fedsel_flwr" and one.levelno >= level]
+
+
+@pytest.mark.parametrize("name", ["vectorized", "ray"])
+def test_a_simulation_warns_once_and_counts(name: str, caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
+    monkeypatch.setattr(engine, "run_simulation", in_process)
+    caplog.set_level(logging.INFO, "fedsel_flwr")
+    counts = simulate(load_scenario("smoke", {**KEYS, "api": "message"}), engine=name).history.problem_counts()
+    assert min(counts["late"], counts["lost"]) > 3
+    assert lines(caplog) == [
+        f"{counts['late']} late, {counts['lost']} lost of 32 answers in 4 rounds; the history names the clients"
+    ]
+    assert len([line for line in lines(caplog, logging.INFO) if ": late: " in line]) == counts["late"]
+
+
+def test_a_comparison_has_a_line_a_run_and_a_run_without_faults_none(caplog: pytest.LogCaptureFixture) -> None:
+    compare(load_scenario("smoke", KEYS), ["random", "bsfl"], seeds=2)
+    assert len(lines(caplog)) == 4
+    caplog.clear()
+    simulate(load_scenario("smoke", {"rounds": 2}), engine="vectorized")
+    assert lines(caplog, logging.DEBUG) == []

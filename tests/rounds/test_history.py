@@ -13,22 +13,35 @@ from flwr.server.strategy import FedAvg
 from fedsel_flwr.rounds.history import ClientRecord, History
 from fedsel_flwr.selectors import Random
 from fedsel_flwr.strategies import CSUCB, RoundRecord, SelectionStrategy
-from tests.strategies.helpers import FakeProxy, Federation, chosen, fedavg, fleet, initial, run_rounds
+from tests.strategies.helpers import FakeProxy, Federation, fedavg, fleet, initial, run_rounds
 
 pytestmark = pytest.mark.timeout(20)
 LATENCIES = [1.0, 3.0, 2.0, 0.5, 4.0]  # of the clients 0..4, all trained each round
 ENERGIES = [0.5, 0.25, 1.0, 2.0, 0.125]
+NaN = float("nan")
 
 
-def _all(proxies: list[FakeProxy], rounds: int = 3, **kwargs: Any) -> SelectionStrategy:
-    kwargs = {"base": fedavg(), "max_latency": 10.0, **kwargs}
-    strategy = SelectionStrategy(Random(clients_per_round=len(proxies), seed=0), **kwargs)
+def _strategy(m: int, **options: Any) -> SelectionStrategy:
+    return SelectionStrategy(
+        Random(clients_per_round=m, seed=0), fedavg(), **{"max_latency": 10.0, "min_available": 1, **options}
+    )
+
+
+def _all(proxies: list[FakeProxy], rounds: int = 3, **options: Any) -> SelectionStrategy:
+    strategy = _strategy(len(proxies), **options)
     Federation(strategy, proxies).play(rounds)
     return strategy
 
 
 def _five() -> list[FakeProxy]:
     return [FakeProxy(f"n{9 - k}", k, number=k, latency=LATENCIES[k], energy=ENERGIES[k]) for k in (3, 1, 4, 0, 2)]
+
+
+def _evaluated_by(evaluate_fn: Any, rounds: int, **options: Any) -> tuple[SelectionStrategy, Any]:
+    """A strategy and Flower's own history of rounds whose base evaluates with this function."""
+    base = fedavg(evaluate_fn=evaluate_fn)
+    strategy = CSUCB(clients_per_round=3, max_latency=10.0, seed=0, base=base, **options)
+    return strategy, run_rounds(strategy, fleet(5), rounds)[1]
 
 
 def test_seconds_and_joules_accumulate() -> None:
@@ -46,92 +59,60 @@ def test_seconds_and_joules_accumulate() -> None:
     [(1, 10.5), (2, 3.0 + 2.0 + 4.0), (3, 3.0 + 4.0), (4, 3.0 + 4.0), (5, 4.0), (50, 4.0), (None, 4.0)],
 )
 def test_a_cohort_larger_than_the_channels_goes_in_waves(channels: int | None, seconds: float) -> None:
-    assert [r.round_s for r in _all(_five(), 2, channels=channels).history.rounds] == [seconds] * 2
+    strategy = _all(_five(), 2, channels=channels)
+    assert [r.round_s for r in strategy.history.rounds] == [seconds] * 2
+    assert strategy.core.settings.channels == (channels or 5)  # the cohort asked for
 
 
-def test_the_round_time_is_capped_and_a_failed_client_takes_the_whole_time() -> None:
-    proxies = [*fleet(2, prefix="a", latency=1.0), FakeProxy("late", "z", latency=99.0)]
-    history = _all(proxies, 2).history
-    assert [r.round_s for r in history.rounds] == [10.0, 10.0]
-    assert history.rounds[-1].simulated_s == 20.0
-    raising = [*fleet(2, prefix="a", latency=1.0), FakeProxy("x", "z", fault="raises")]
-    assert _all(raising, 1).history.rounds[0].round_s == 10.0
+@pytest.mark.parametrize("lost", [{"latency": 99.0}, {"fault": "raises"}])
+def test_the_round_time_is_capped_and_a_failed_client_takes_the_whole_time(lost: dict[str, Any]) -> None:
+    history = _all([*fleet(2, prefix="a", latency=1.0), FakeProxy("x", "z", **lost)], 2).history
+    assert [(r.round_s, r.simulated_s) for r in history.rounds] == [(10.0, 10.0), (10.0, 20.0)]
 
 
-def test_channels_default_to_the_cohort_asked_for() -> None:
-    strategy = SelectionStrategy(Random(clients_per_round=2, seed=0), fedavg(), max_latency=10.0)
-    assert strategy.core.settings.channels == 2
-
-
-def test_client_records_hold_what_the_clients_said() -> None:
+def test_client_records_hold_what_the_clients_said_and_nan_for_the_rest() -> None:
     parts = {"download_s": 0.125, "compute_s": 0.5, "upload_s": 0.375, "train_loss": -1.5}
-    strategy = _all(
-        [
-            FakeProxy("n", 7, number=2, latency=1.0, energy=0.75, extra=parts),
-            FakeProxy("m", 8, number=3, latency=2.0),
-        ],
-        2,
-    )
-    first, second, *later = strategy.history.clients
-    assert math.isnan(first.energy_score)
+    told = FakeProxy("n", 7, number=2, latency=1.0, energy=0.75, extra=parts)
+    strategy = _all([told, FakeProxy("m", 8, number=3, latency=2.0), FakeProxy("x", 9, fault="raises")], 2)
+    first, silent, failed, *later = strategy.history.clients
     assert replace(first, energy_score=0.0) == ClientRecord(
         energy_score=0.0, round=1, client_id="7", client=0, completed=True, problem="", latency_s=1.0, energy_j=0.75,
-        download_s=0.125, compute_s=0.5, upload_s=0.375, train_loss=-1.5, num_examples=16,
+        **parts, num_examples=16,
     )  # fmt: skip
-    assert math.isnan(second.download_s)
-    assert math.isnan(second.compute_s)
-    assert math.isnan(second.upload_s)
-    assert math.isnan(second.train_loss)
-    assert [r.round for r in later] == [2, 2]
-
-
-def test_a_failed_client_leaves_nan_where_nothing_is_known() -> None:
-    rows = _all([FakeProxy("n", "n"), FakeProxy("x", "x", fault="raises")], 1).history.clients
-    failed = rows[1]
-    assert (failed.client_id, failed.completed, failed.latency_s, failed.num_examples) == ("x", False, 10.0, 0)
+    assert (failed.client_id, failed.completed, failed.latency_s, failed.num_examples) == ("9", False, 10.0, 0)
     assert failed.problem.startswith("exception: TypeError: the battery")
-    for name in ("energy_j", "download_s", "compute_s", "upload_s", "train_loss"):
-        assert math.isnan(getattr(failed, name))
+    unknown = [first.energy_score, failed.energy_j, *(getattr(row, name) for row in (silent, failed) for name in parts)]
+    assert np.isnan(unknown).all()
+    assert [r.round for r in later] == [2, 2, 2]
 
 
 def test_cooldown_leaves_a_failed_client_out_for_two_to_the_n_rounds() -> None:
-    proxies = [FakeProxy(f"n{k}", k, fault="raises") for k in range(2)]
-    strategy = SelectionStrategy(
-        Random(clients_per_round=2, seed=0), fedavg(), max_latency=10.0, min_available=1, cooldown=True
-    )
     seen: list[RoundRecord] = []
-    strategy._on_round = seen.append
-    federation = Federation(strategy, proxies).play(18)
+    strategy = _strategy(2, cooldown=True, on_round=seen.append)
+    federation = Federation(strategy, [FakeProxy(f"n{k}", k, fault="raises") for k in range(2)]).play(18)
     tries = [1, 4, 9, 18]  # out for 2, then 4, then 8 rounds
     rounds = strategy.history.rounds
     assert [r.num_selected for r in rounds] == [2 * (r in tries) for r in range(1, 19)]
     assert [r.num_available for r in rounds] == [r.num_selected for r in rounds]
     assert [r.round_s for r in rounds] == [10.0 * (r in tries) for r in range(1, 19)]
     assert rounds[-1].simulated_s == 40.0
-    assert strategy.selector.round == 18
     assert [r.round for r in seen] == list(range(1, 19))
     assert federation.models == [initial().tensors] * 18
 
 
-def test_a_success_ends_the_series_of_failures() -> None:
+@pytest.mark.parametrize(("cooldown", "asked"), [(True, [1, 0, 0, 1, 1, 1, 0, 0, 1]), (False, [1] * 9)])
+def test_a_success_ends_the_series_of_failures(cooldown: bool, asked: list[int]) -> None:
+    """It fails in 1 and is out in 2 and 3; it fails in 6, one in a row, so that it is out in 7 and 8 only."""
     proxy = FakeProxy("n", 0, fault="raises")
-    strategy = SelectionStrategy(
-        Random(clients_per_round=1, seed=0), fedavg(), max_latency=10.0, min_available=1, cooldown=True
-    )
-    federation = Federation(strategy, [proxy]).play(3)  # fails in round 1, is out in 2 and 3
-    proxy.fault = None
-    federation.play(2)
-    proxy.fault = "raises"
-    federation.play(4)  # fails in 6: one in a row, so out in 7 and 8 only
-    assert [r.num_selected for r in strategy.history.rounds] == [1, 0, 0, 1, 1, 1, 0, 0, 1]
+    strategy = _strategy(1, cooldown=cooldown)
+    federation = Federation(strategy, [proxy])
+    for fault, rounds in (("raises", 3), (None, 2), ("raises", 4)):
+        proxy.fault = fault
+        federation.play(rounds)
+    assert [r.num_selected for r in strategy.history.rounds] == asked
 
 
-def test_without_cooldown_a_failed_client_stays_in() -> None:
-    strategy = _all([FakeProxy(f"n{k}", k, fault="raises") for k in range(2)], 5)
-    assert [r.num_selected for r in strategy.history.rounds] == [2] * 5
-
-
-# ---- central evaluation -----------------------------------------------------------------------------------------
+# ---- evaluation ------------------------------------------------------------------------------------------------------
 
 
 def _evaluated(server_round: int, arrays: Any, config: Any) -> Any:
@@ -139,8 +120,7 @@ def _evaluated(server_round: int, arrays: Any, config: Any) -> Any:
 
 
 def test_evaluate_puts_loss_and_accuracy_into_the_history() -> None:
-    strategy = CSUCB(clients_per_round=3, max_latency=10.0, seed=0, base=fedavg(evaluate_fn=_evaluated))
-    _, flower = run_rounds(strategy, fleet(5), 4)
+    strategy, flower = _evaluated_by(_evaluated, 4)
     assert [(r.loss, r.accuracy) for r in strategy.history.rounds] == [(10.0 - r, 0.1 * r) for r in (1, 2, 3, 4)]
     assert flower.losses_centralized == [(r, 10.0 - r) for r in range(5)]  # Flower's own history is complete
     assert flower.metrics_centralized["other"] == [(r, "x") for r in range(5)]
@@ -149,42 +129,23 @@ def test_evaluate_puts_loss_and_accuracy_into_the_history() -> None:
 @pytest.mark.parametrize(
     ("accuracy", "expected"),
     [
-        (0.5, 0.5),
-        (1, 1.0),
-        (np.float64(0.5), 0.5),
-        (np.float32(0.5), 0.5),
-        ("good", math.nan),
-        (True, math.nan),
-        (10**400, math.nan),
+        (0.5, 0.5), (1, 1.0), (np.float64(0.5), 0.5), (np.float32(0.5), 0.5), ("good", NaN), (True, NaN),
+        (10**400, NaN), (None, NaN),
     ],
-)
+)  # fmt: skip
 def test_any_kind_of_number_serves_as_accuracy(accuracy: Any, expected: float) -> None:
-    base = fedavg(evaluate_fn=lambda r, arrays, config: (np.float32(0.25), {"accuracy": accuracy}))
-    strategy = CSUCB(clients_per_round=2, max_latency=10.0, seed=0, base=base)
-    run_rounds(strategy, fleet(2), 1)
-    record = strategy.history.rounds[0]
-    assert record.loss == 0.25
-    assert record.accuracy == expected or (math.isnan(record.accuracy) and math.isnan(expected))
-
-
-def test_a_base_without_accuracy_leaves_it_unknown() -> None:
-    base = fedavg(evaluate_fn=lambda r, arrays, config: (0.5, {}) if r == 2 else None)
-    strategy = CSUCB(clients_per_round=2, max_latency=10.0, seed=0, base=base)
-    run_rounds(strategy, fleet(2), 3)
-    losses = [r.loss for r in strategy.history.rounds]
-    assert losses[1] == 0.5
-    assert math.isnan(losses[0])
-    assert math.isnan(losses[2])
-    assert all(math.isnan(r.accuracy) for r in strategy.history.rounds)
+    """Only round 2 is evaluated; None: there is a loss alone."""
+    said = {} if accuracy is None else {"accuracy": accuracy}
+    strategy, _ = _evaluated_by(lambda r, arrays, config: (np.float32(0.25), said) if r == 2 else None, 3)
+    rounds = strategy.history.rounds
+    np.testing.assert_array_equal([r.loss for r in rounds], [NaN, 0.25, NaN])
+    np.testing.assert_array_equal([r.accuracy for r in rounds], [NaN, expected, NaN])
 
 
 @pytest.mark.parametrize("evaluate_fn", [None, _evaluated])
 def test_on_round_is_called_once_a_round_after_the_evaluation(evaluate_fn: Any) -> None:
     seen: list[RoundRecord] = []
-    strategy = CSUCB(
-        clients_per_round=3, max_latency=10.0, seed=0, base=fedavg(evaluate_fn=evaluate_fn), on_round=seen.append
-    )
-    run_rounds(strategy, fleet(5), 4)
+    strategy, _ = _evaluated_by(evaluate_fn, 4, on_round=seen.append)
     assert [r.round for r in seen] == [1, 2, 3, 4]
     if evaluate_fn is not None:
         assert [r.loss for r in seen] == [9.0, 8.0, 7.0, 6.0]
@@ -202,23 +163,17 @@ def test_federated_evaluation_goes_through_the_base() -> None:
     assert all(proxy.evaluations == [1, 2] for proxy in proxies)
 
 
+# ---- counts, joules, copies ------------------------------------------------------------------------------------------
+
+
 def test_counts_by_row_and_by_kind() -> None:
-    strategy = _all([*fleet(2), FakeProxy("x", 2, fault="latency-text"), FakeProxy("y", 3, fault="nan")], 3)
-    counts = strategy.history.selection_counts(6)
-    assert counts.tolist() == [3, 3, 3, 3, 0, 0]
-    assert counts.dtype == np.int64
-    assert dict(strategy.history.problem_counts()) == {"latency": 3, "arrays": 3}
-    assert chosen(strategy) == [["0", "1", "2", "3"]] * 3
-
-
-def test_an_empty_history() -> None:
-    history = History()
-    assert history.selection_counts(3).tolist() == [0, 0, 0]
-    assert history.problem_counts() == {}
-    assert (history.rounds, history.clients) == ([], [])
-
-
-# ---- joules ----------------------------------------------------------------------------------------------------------
+    history = _all([*fleet(2), FakeProxy("x", 2, fault="latency-text"), FakeProxy("y", 3, fault="nan")], 3).history
+    assert history.selection_counts(6).tolist() == [3, 3, 3, 3, 0, 0]
+    assert history.selection_counts(6).dtype == np.int64
+    assert dict(history.problem_counts()) == {"latency": 3, "arrays": 3}
+    empty = History()
+    assert (empty.rounds, empty.clients, empty.problem_counts()) == ([], [], {})
+    assert empty.selection_counts(3).tolist() == [0, 0, 0]
 
 
 def _record(energy_j: float, **more: Any) -> ClientRecord:
@@ -227,9 +182,6 @@ def _record(energy_j: float, **more: Any) -> ClientRecord:
         "download_s": 0.0, "compute_s": 0.0, "upload_s": 0.0, "train_loss": 0.0, "num_examples": 1, **more,
     }  # fmt: skip
     return ClientRecord(energy_j=energy_j, **values)
-
-
-NaN = float("nan")
 
 
 @pytest.mark.parametrize(
@@ -250,17 +202,11 @@ def test_joules_that_nobody_measured_are_nan(rounds: Any, energies: list[float],
 
 
 @pytest.mark.parametrize(("probe", "energy"), [(0.5, 2.5), (NaN, 2.0)])
-def test_the_joules_of_a_probe_count_where_somebody_measured_them(probe: float, energy: float) -> None:
-    history = History()
-    history.append(round=1, num_available=1, round_s=1.0, clients=[_record(2.0)], probe_s=0.25, probe_j=probe)
-    assert history.rounds[0].energy_j == energy
-    assert history.rounds[0].round_s == 1.25
-
-
-def test_a_history_is_saved_and_loaded_in_full() -> None:
-    history = History()
-    history.append(round=1, num_available=2, round_s=1.0, clients=[_record(2.0), _record(NaN, kept=False)])
+def test_a_probe_costs_seconds_and_the_joules_that_somebody_measured(probe: float, energy: float) -> None:
+    history, rows = History(), [_record(2.0), _record(NaN, kept=False)]
+    history.append(round=1, num_available=2, round_s=1.0, clients=rows, probe_s=0.25, probe_j=probe)
+    (record,) = history.rounds
+    assert (record.energy_j, record.round_s, record.num_completed, record.num_kept) == (energy, 1.25, 2, 1)
     loaded = History()
     loaded.load_state_dict(history.state_dict())
     assert repr(loaded) == repr(history)
-    assert (loaded.rounds[0].num_completed, loaded.rounds[0].num_kept) == (2, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import math
 import os
 import pickle
@@ -70,20 +71,14 @@ def in_file(path: Path) -> list[RoundRecord]:
 def test_on_disk_and_in_memory_it_is_the_same(last: int, tmp_path: Path) -> None:
     memory, disk = both(tmp_path / "j", 40)
     assert repr(disk) == repr(memory)
-    assert (len(disk.rounds), len(disk.clients)) == (40, len(memory.clients))
-    assert disk.rounds == copy.copy(list(disk.rounds))
-    assert disk.rounds == memory.rounds
-    assert memory.clients == disk.clients
+    assert (disk.rounds, memory.clients) == (memory.rounds, disk.clients)
     assert disk.rounds != memory.rounds[:-1]
     assert disk.clients != memory.clients[::-1]
-    assert History(Journal(tmp_path / "other")).rounds == []
     for ours, theirs in ((disk.rounds, memory.rounds), (disk.clients, memory.clients)):
         cuts = [None, 0, 3, 38, -4, 1000]
-        for start in cuts:
-            for stop in cuts:
-                for step in (None, 2, -3):
-                    cut = slice(start, stop, step)
-                    assert repr(ours[cut]) == repr(theirs[cut]), cut
+        for start, stop, step in itertools.product(cuts, cuts, (None, 2, -3)):
+            cut = slice(start, stop, step)
+            assert repr(ours[cut]) == repr(theirs[cut]), cut
         for i in (0, 5, 39, -1, -40):
             assert repr(ours[i]) == repr(theirs[i])
         for i in (len(theirs), -len(theirs) - 1):
@@ -91,7 +86,6 @@ def test_on_disk_and_in_memory_it_is_the_same(last: int, tmp_path: Path) -> None
                 ours[i]
         assert repr(list(reversed(ours))) == repr(theirs[::-1])
     assert disk.selection_counts(12).tolist() == memory.selection_counts(12).tolist()
-    assert sum(disk.selection_counts(9)) == len(memory.clients)
     assert disk.problem_counts() == memory.problem_counts()
     assert disk.problem_counts()["arrays"] > 0
 
@@ -111,16 +105,16 @@ def test_memory_grows_by_24_bytes_a_round_only(tmp_path: Path) -> None:
 
     tracemalloc.start()
     try:
-        measured(range(1, 301))
-        before = measured(range(301, 501))
-        grown = measured(range(501, 1501)) - before
+        measured(range(1, 111))
+        before = measured(range(111, 161))
+        grown = measured(range(161, 361)) - before
     finally:
         tracemalloc.stop()
     # The arrays of offsets are longer than they must be, by an eighth; the records of the last rounds differ in length.
-    assert grown < 1000 * 24 * 1.5 + 50_000 < 20_000_000 / 100
+    assert grown < 200 * 24 * 1.5 + 50_000  # the records of these rounds would be megabytes
     alive = [one for one in gc.get_objects() if isinstance(one, ClientRecord)]
     assert len(alive) == module.LAST_ROUNDS * 20
-    assert len(history.clients) == 1500 * 20
+    assert len(history.clients) == 360 * 20
     assert history.clients[77] == history.clients[70:80][7]
 
 
@@ -141,17 +135,16 @@ def test_a_round_is_written_when_it_has_ended_or_the_next_one_begins(tmp_path: P
 
 def test_what_the_file_held_before_is_replaced_by_a_new_run(tmp_path: Path) -> None:
     play(History(Journal(tmp_path / "j")), range(1, 30), close=lambda number: True)
-    history = play(History(Journal(tmp_path / "j")), range(1, 4), close=lambda number: True)
+    play(History(Journal(tmp_path / "j")), range(1, 4), close=lambda number: True)
     assert [one.round for one in in_file(tmp_path / "j")] == [1, 2, 3]
     assert (tmp_path / "j").read_bytes().endswith(b"\n")
-    assert len(history.rounds) == 3
 
 
 # ---- states ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("closed", [False, True])
-@pytest.mark.parametrize("rounds", [0, 1, 2, 5, 20])
+@pytest.mark.parametrize("rounds", [0, 1, 2, 20])
 def test_a_state_continues_as_if_nothing_had_happened(rounds: int, closed: bool, last: int, tmp_path: Path) -> None:
     whole, history = both(tmp_path / "j", rounds)
     if closed:
@@ -217,7 +210,7 @@ def test_no_flipped_byte_before_the_offset_is_taken_for_the_history(tmp_path: Pa
             History(Journal(path)).load_state_dict(state)
 
 
-def test_states_of_histories_in_memory_and_on_disk(tmp_path: Path) -> None:
+def test_histories_in_memory_and_on_disk_do_not_mix_and_a_copy_is_in_memory(tmp_path: Path) -> None:
     memory, disk = both(tmp_path / "j", 12)
     with pytest.raises(StateError, match="checkpoint_dir"):
         History().load_state_dict(disk.state_dict())
@@ -225,10 +218,6 @@ def test_states_of_histories_in_memory_and_on_disk(tmp_path: Path) -> None:
         History(Journal(tmp_path / "other")).load_state_dict(memory.state_dict())
     with pytest.raises(RunError, match="12 rounds already"):
         memory.write_to(Journal(tmp_path / "late"))
-
-
-def test_a_copy_is_in_memory(tmp_path: Path) -> None:
-    memory, disk = both(tmp_path / "j", 12)
     for copied in (copy.deepcopy(disk), pickle.loads(pickle.dumps(disk))):
         assert copied.journal is None
         assert repr(copied) == repr(memory)

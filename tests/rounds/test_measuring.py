@@ -1,4 +1,4 @@
-"""When the server measures models: only when needed, and before the base may overwrite replies."""
+"""What the server measures: validation, directions and projections by hand; only when needed, and before the base."""
 
 from __future__ import annotations
 
@@ -9,14 +9,156 @@ import pytest
 from flwr.server import strategy as legacy_bases
 from flwr.serverapp import strategy as message_bases
 
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.rounds.measuring import Measurer
+from fedsel_flwr.rounds.models import ModelList, ModelStack
+from fedsel_flwr.rounds.settings import Settings
 from fedsel_flwr.selectors import create
-from fedsel_flwr.strategies import Filter
-from tests.strategies.scripted import APIS, MAX_LATENCY, A, B, C, Counted, Script, Spy, play_scripted, two_examples
+from fedsel_flwr.strategies import FedCM, Filter, Validation
+from tests.strategies.scripted import APIS, A, B, C, Counted, Spy, play_scripted, two_examples
 
 pytestmark = pytest.mark.timeout(30)
+EVERYTHING = ("update", "accuracy", "kept", "projection", "global_loss", "energy_score", "num_examples")
+NAN = np.full((2, 2), np.nan)
+
+# ---- validation ------------------------------------------------------------------------------------------------------
 
 
-# ---- before the base may overwrite replies ---------------------------------------------------------------------------
+def test_loss_and_accuracy_by_hand() -> None:
+    """Rows (2, 0) and (0, 1): both right; loss = (ln(1 + e^-2) + ln(1 + e^-1)) / 2 = (.12693 + .31326) / 2."""
+    validation = two_examples()
+    model = [np.array([[2.0, 0.0], [0.0, 1.0]])]
+    assert validation.logits(model).tolist() == [[2.0, 0.0], [0.0, 1.0]]
+    assert validation.loss_and_accuracy(model) == (pytest.approx(0.2200948, abs=1e-7), 1.0)
+    assert validation.loss_and_accuracy([-model[0]]) == (pytest.approx((2.126928 + 1.3132617) / 2, abs=1e-6), 0.0)
+    assert validation.loss_and_accuracy([np.zeros((2, 2))]) == (pytest.approx(np.log(2.0)), 0.5)  # ties: the first
+    # 1e5 and 0 nats do not overflow; logits of 1e308 and -1e308 differ by no float any more
+    assert validation.loss_and_accuracy([np.array([[0.0, 1e5], [0.0, 1e5]])]) == (pytest.approx(5e4), 0.5)
+    for wrong in (1e308, np.nan, np.inf):
+        assert validation.loss_and_accuracy([np.array([[-wrong, wrong], [0.0, 0.0]])])[0] == 1e6
+    assert (validation.inputs.tolist(), validation.labels.tolist()) == ([[1.0, 0.0], [0.0, 1.0]], [0, 1])
+
+
+def test_what_is_no_validation_is_refused() -> None:
+    for wrong in (np.zeros((3, 2)), np.zeros(2), np.zeros((2, 2, 1))):
+        with pytest.raises(ParameterError, match=r"logits of shape \(2, n_classes\)"):
+            Validation(lambda arrays, inputs, wrong=wrong: wrong, np.eye(2), np.array([0, 1])).logits([])
+    for labels in ([0, 2], [-1, 0]):
+        with pytest.raises(ParameterError, match="label"):
+            Validation(lambda a, i: i @ a[0], np.eye(2), np.array(labels)).loss_and_accuracy([np.eye(2)])
+    with pytest.raises(ParameterError, match=r"^validation .*3 .*2 "):
+        Validation(lambda a, i: i, np.eye(3), np.array([0, 1]))
+    with pytest.raises(ParameterError, match="validation must be a Validation, got tuple"):
+        FedCM(clients_per_round=2, validation=(lambda a, i: i, np.eye(2), np.array([0, 1])))
+
+
+def test_a_stack_is_asked_at_once_where_it_can_be() -> None:
+    """Two models in one call, a list of models and a model that overflows one by one; too few answers are refused."""
+    calls: list[int] = []
+
+    def predict_stack(layers: Any, inputs: Any) -> Any:
+        calls.append(len(layers[0]))
+        return np.einsum("nd,mdc->mnc", inputs, layers[0])
+
+    one_by_one = two_examples()
+    validation = Validation(one_by_one.predict, one_by_one.inputs, one_by_one.labels, predict_stack)
+    layers = [np.array([[[2.0, 0.0], [0.0, 1.0]], [[np.inf, 0.0], [0.0, 1.0]]])]
+    together = validation.logits_of(ModelStack(layers))
+    assert together[0].tolist() == [[2.0, 0.0], [0.0, 1.0]]
+    assert np.isnan(together[1]).all()
+    np.testing.assert_array_equal(together, one_by_one.logits_of(ModelStack(layers)))
+    np.testing.assert_array_equal(together, validation.logits_of(ModelList([[model] for model in layers[0]])))
+    assert calls == [2]
+    broken = Validation(one_by_one.predict, np.eye(2), np.array([0, 1]), lambda layers, inputs: np.zeros((1, 2, 2)))
+    with pytest.raises(ParameterError, match=r"logits of 2 models, got shape \(1, 2, 2\)"):
+        broken.logits_of(ModelStack(layers))
+
+
+# ---- updates and their projections on the server's direction ---------------------------------------------------------
+
+
+def test_the_update_is_the_flattened_difference_in_the_order_of_the_arrays() -> None:
+    reference = [np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([5.0])]
+    models = [[reference[0] + [[0.5, 0.0], [-1.0, 0.0]], reference[1] - 5.0], [reference[0], reference[1]]]
+    columns = Measurer(Spy("update"), Settings(learning_rate=0.25)).models(ModelList(models), reference)
+    assert columns["update"].tolist() == [[0.5, 0.0, -1.0, 0.0, -5.0], [0.0] * 5]
+
+
+# eta = .5, gamma = .1, two clients, w0 = (0, 0). Gradients d = (w - w_k) / eta:
+#   round 1   models (-1, 0), (0, -.5): d = (2, 0), (0, 1); G = their mean (1, .5); the model stays
+#             c = 2 / |G|, .5 / |G| with |G| = sqrt(1.25)
+#   round 2   models (-1, -1), (1, 0) : d = (2, 2), (-2, 0); c = 3 / |G|, -2 / |G| with the G of round 1
+#             w' = their mean (0, -.5): G = .1 (1, .5) + (0, 1) = (.1, 1.05)
+#   round 3   models (0, -1.5), (-2, -.5): d = (0, 2), (4, 0); c = 2.1 / |G|, .4 / |G| with |G|^2 = .01 + 1.1025
+#             w' = (-1, -1): G = .1 (.1, 1.05) + (2, 1) = (2.01, 1.105)
+#   round 4   models (-1, -2), (-1, -1): d = (0, 2), (0, 0); c = 2.21 / |G|, 0
+ROUNDS = [[(-1.0, 0.0), (0.0, -0.5)], [(-1.0, -1.0), (1.0, 0.0)], [(0.0, -1.5), (-2.0, -0.5)], [(-1.0, -2.0), (-1, -1)]]
+DIRECTIONS = [np.sqrt(1.25), np.sqrt(1.25), np.sqrt(0.01 + 1.1025), np.sqrt(2.01**2 + 1.105**2)]
+PROJECTIONS = [(2.0, 0.5), (3.0, -2.0), (2.1, 0.4), (2.21, 0.0)]
+MODELS = [[0.0, 0.0], [0.0, -0.5], [-1.0, -1.0], [-1.0, -1.5]]
+
+
+def gpfl() -> Any:
+    return create("gpfl", clients_per_round=2, total_rounds=9, seed=0)
+
+
+def measurer_of(selector: Any) -> Measurer:
+    return Measurer(selector, Settings(validation=two_examples(), learning_rate=0.5, momentum=0.1))
+
+
+@APIS
+@pytest.mark.parametrize("rounds", [1, 2, 3, 4])
+def test_projections_with_momentum_by_hand(api: str, rounds: int) -> None:
+    selector, predict = gpfl(), Counted()
+    _, models = play_scripted(
+        api, selector, lambda k, t, w: ROUNDS[t - 1][k], rounds, start=[0.0, 0.0], validation=two_examples(predict),
+        learning_rate=0.5, momentum=0.1, averaging="mean",
+    )  # fmt: skip
+    expected = np.array(PROJECTIONS[rounds - 1]) / DIRECTIONS[rounds - 1]
+    np.testing.assert_allclose(selector.state_dict()["projection"], expected, atol=1e-12)
+    np.testing.assert_allclose(models, MODELS[:rounds], atol=1e-15)
+    np.testing.assert_allclose(predict.models, MODELS[:rounds], atol=1e-15)  # A and F: w0 in round 1, then each w^t
+
+
+def test_the_direction_by_hand() -> None:
+    """The same rounds on the measurer alone, and what comes after one in which the model stayed: G is gamma G."""
+    measurer = measurer_of(selector := gpfl())
+    before = np.zeros(2)
+    for models, after in zip(ROUNDS, MODELS, strict=True):
+        selector.select(np.arange(2))
+        measurer.models(ModelList([[np.array(m)] for m in models]), [before])
+        measurer.global_model([before], [np.array(after)])
+        before = np.array(after)
+    step = 0.1 * np.array([2.01, 1.105]) + [0.0, 1.0]
+    np.testing.assert_allclose(measurer.direction._direction, step, atol=1e-12)
+    selector.select(np.arange(2))
+    measurer.global_model([before], [before])
+    np.testing.assert_allclose(measurer.direction._direction, 0.1 * step, atol=1e-12)
+
+
+def test_without_a_direction_the_projection_is_zero() -> None:
+    measurer = measurer_of(selector := gpfl())
+    opposite = [[np.array([1.0, 0.0])], [np.array([-1.0, 0.0])]]
+    for _ in range(2):
+        selector.select(np.arange(2))
+        assert measurer.models(ModelList(opposite), [np.zeros(2)])["projection"].tolist() == [0.0, 0.0]
+
+
+@APIS
+def test_a_round_without_clients_is_one_in_which_the_model_stayed(api: str) -> None:
+    """Nobody is there in round 3: its G is .1 (.1, 1.05), and round 4's .1 times that plus the step (2, 1)."""
+    strategy, models = play_scripted(
+        api, gpfl(), lambda k, t, w: ROUNDS[t - 1 if t < 3 else t - 2][k], 4, start=[0.0, 0.0],
+        validation=two_examples(), learning_rate=0.5, momentum=0.1, averaging="mean",
+        availability=lambda client_id, server_round, seconds: server_round != 3,
+    )  # fmt: skip
+    assert [record.num_selected for record in strategy.history.rounds] == [2, 2, 0, 2]
+    np.testing.assert_allclose(models, [MODELS[0], MODELS[1], MODELS[1], MODELS[2]], atol=1e-15)
+    direction = strategy.core.parts.measurer.direction._direction
+    np.testing.assert_allclose(direction, 0.01 * np.array([0.1, 1.05]) + [2.0, 1.0], atol=1e-12)
+
+
+# ---- only when needed, and before the base may overwrite replies -----------------------------------------------------
 
 
 @APIS
@@ -32,76 +174,58 @@ def test_updates_are_measured_before_the_base_clips_them(api: str) -> None:
         api, spy, lambda k, t, w: models[k], 1, start=np.zeros((2, 2)), base=base, validation=two_examples(),
         filter=Filter(), averaging="mean", learning_rate=1.0,
     )  # fmt: skip
-    (report,) = spy.reports
-    assert report.update is not None
-    assert report.update.tolist() == [[3.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 4.0]]
+    assert spy.reports[0].update.tolist() == [[3.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 4.0]]  # type: ignore[union-attr]
     np.testing.assert_allclose(after, [[0.25, 0.0], [0.0, 0.25]], atol=1e-9)
 
 
 @APIS
-def test_a_round_in_which_all_fail_has_empty_columns(api: str) -> None:
-    spy = Spy("update", "accuracy", "kept", "projection", "global_loss", "energy_score", "num_examples")
+def test_rounds_in_which_all_fail_or_nobody_is_there_have_empty_columns(api: str) -> None:
+    """All fail in rounds 1 and 2; nobody is there in round 3."""
+    spy = Spy(*EVERYTHING)
     strategy, models = play_scripted(
-        api, spy, lambda k, t, w: np.full((2, 2), np.nan), 2, start=np.eye(2), validation=two_examples(),
-        filter=Filter(), averaging="fedpdp", learning_rate=1.0,
+        api, spy, lambda k, t, w: NAN, 3, start=np.eye(2), validation=two_examples(), filter=Filter(),
+        averaging="fedpdp", learning_rate=1.0, availability=lambda client_id, server_round, seconds: server_round < 3,
     )  # fmt: skip
-    assert models == [np.eye(2).tolist()] * 2
+    assert models == [np.eye(2).tolist()] * 3
     for report in spy.reports:
         assert report.completed.tolist() == report.kept.tolist() == [False, False]  # type: ignore[union-attr]
         assert np.isnan(report.accuracy).all()  # type: ignore[arg-type]
         assert np.isnan(report.update).all()  # type: ignore[arg-type]
-    assert [record.num_completed for record in strategy.history.rounds] == [0, 0]
+    assert [(row.num_selected, row.num_completed) for row in strategy.history.rounds] == [(2, 0), (2, 0), (0, 0)]
 
 
 @APIS
-def test_a_round_without_clients_needs_no_columns(api: str) -> None:
-    spy = Spy("update", "accuracy", "kept", "projection", "global_loss", "energy_score", "num_examples")
-    strategy, _ = play_scripted(
+def test_a_first_round_without_clients_needs_no_columns(api: str) -> None:
+    spy = Spy(*EVERYTHING)
+    play_scripted(
         api, spy, lambda k, t, w: A, 3, start=np.eye(2), validation=two_examples(), filter=Filter(),
         averaging="fedpdp", learning_rate=1.0, report=lambda k, t: {"energy_score": 0.5},
         availability=lambda client_id, server_round, seconds: server_round == 2,
     )  # fmt: skip
-    assert [record.num_selected for record in strategy.history.rounds] == [0, 2, 0]
     assert [report.clients.tolist() for report in spy.reports] == [[0, 1]]
 
 
-# ---- only when needed ------------------------------------------------------------------------------------------------
-
-
-CALLS: dict[str, tuple[tuple[str, ...], bool, int]] = {
-    # needs, filter -> calls in three rounds of three usable models and one failed
-    "nothing": (("latency", "energy"), False, 0),
-    "updates": (("update", "projection"), False, 0),
-    "the global loss": (("global_loss",), False, 3),
-    "the global loss and accuracy": (("global_loss", "global_accuracy"), False, 3),
-    "accuracy": (("accuracy",), False, 1 + 9),  # that of the initial model once
-    "the filter": ((), True, 9),
-    "filter, kept, accuracy and global loss": (("kept", "accuracy", "global_loss"), True, 1 + 9 + 3),
-}
-
-
 @APIS
-@pytest.mark.parametrize("case", CALLS)
-def test_the_model_is_run_no_more_often_than_needed(api: str, case: str) -> None:
-    needs, filtered, calls = CALLS[case]
+@pytest.mark.parametrize(
+    ("needs", "filtered", "calls"),  # in three rounds of three usable models and one failed
+    [
+        (("latency", "energy"), False, 0),
+        (("update", "projection"), False, 0),
+        (("global_loss",), False, 3),
+        (("global_loss", "global_accuracy"), False, 3),
+        (("accuracy",), False, 1 + 9),  # that of the initial model once
+        ((), True, 9),
+        (("kept", "accuracy", "global_loss"), True, 1 + 9 + 3),
+    ],
+    ids=str,
+)
+def test_the_model_is_run_no_more_often_than_needed(api: str, needs: tuple[str], filtered: bool, calls: int) -> None:
     predict = Counted()
-    models = [A, B, C, np.full((2, 2), np.nan)]
     play_scripted(
-        api, Spy(*needs), lambda k, t, w: models[k], 3, start=np.zeros((2, 2)), clients=4, learning_rate=1.0,
+        api, Spy(*needs), lambda k, t, w: [A, B, C, NAN][k], 3, start=np.zeros((2, 2)), clients=4, learning_rate=1.0,
         validation=two_examples(predict), filter=Filter() if filtered else None, averaging="fedpdp",
     )  # fmt: skip
     assert len(predict.models) == calls
-
-
-@APIS
-def test_with_a_validation_set_that_nobody_reads_nothing_is_measured(api: str) -> None:
-    predict = Counted()
-    selector = create("cs-ucb", clients_per_round=2, max_latency=MAX_LATENCY, seed=0)
-    play_scripted(api, selector, lambda k, t, w: A, 3, start=np.eye(2), validation=two_examples(predict))
-    assert predict.models == []
-
-
-# ---- the new global model --------------------------------------------------------------------------------------------
 
 
 class _NothingInRound2(legacy_bases.FedAvg):
@@ -132,7 +256,9 @@ def test_where_the_base_returns_nothing_the_old_model_is_measured(api: str) -> N
 @APIS
 def test_with_too_few_updates_the_old_model_is_measured(api: str) -> None:
     spy, predict = Spy("global_accuracy"), Counted()
-    script: Script = lambda k, t, w: A if t == 1 or k == 0 else np.full((2, 2), np.nan)  # noqa: E731
-    play_scripted(api, spy, script, 2, start=np.eye(2), validation=two_examples(predict), min_completed=2)
+    play_scripted(
+        api, spy, lambda k, t, w: A if t == 1 or k == 0 else NAN, 2, start=np.eye(2),
+        validation=two_examples(predict), min_completed=2,
+    )  # fmt: skip
     assert predict.models == [A, A]
     assert [report.global_loss for report in spy.reports] == [None, None]  # not needed

@@ -1,4 +1,4 @@
-"""A list of models and a stack of them: the same numbers, the same verdicts."""
+"""A list of models and a stack of them: the same numbers and verdicts; updates that are too large."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from fedsel_flwr.aggregation.filter import Filter
+from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.rounds.measuring import Measurer
-from fedsel_flwr.rounds.models import ModelList, ModelStack, fault_in_arrays
+from fedsel_flwr.rounds.models import ModelList, ModelStack, fault_in_arrays, update_norm
+from fedsel_flwr.rounds.replies import Reply
 from fedsel_flwr.rounds.settings import Settings
-from fedsel_flwr.selectors import create
+from fedsel_flwr.selectors import Random, create
+from tests.rounds.written import Written, core_of, facts
 from tests.strategies import numpy_world as world
 from tests.strategies.scripted import Spy
 
@@ -41,7 +45,7 @@ def layers(draw: Any) -> list[np.ndarray]:
     return stack
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(layers())
 def test_the_same_verdicts_on_a_stack_as_on_each_model(stack: list[np.ndarray]) -> None:
     one_by_one = [fault_in_arrays([layer[i] for layer in stack], REFERENCE) for i in range(len(stack[0]))]
@@ -57,14 +61,11 @@ def test_numbers_of_which_the_squares_overflow_are_looked_at_one_by_one() -> Non
     assert [fault_in_arrays([layer[i] for layer in stack], halves) for i in range(4)] == wrong
 
 
-def test_a_stack_without_models_has_no_faults() -> None:
-    assert ModelStack([np.zeros((0, *shape), dtype=np.float32) for shape in SHAPES]).faults(REFERENCE) == []
-
-
-def test_the_first_fault_is_named() -> None:
+def test_the_first_fault_is_named_if_there_is_a_model() -> None:
     stack = [np.zeros((3, *shape), dtype=np.float32) for shape in SHAPES]
     stack[0][1, 0, 0] = stack[2][1] = stack[1][2, 2] = np.nan
     assert ModelStack(stack).faults(REFERENCE) == ["", "arrays: not finite at 0", "arrays: not finite at 1"]
+    assert ModelStack([layer[:0] for layer in stack]).faults(REFERENCE) == []
 
 
 @pytest.mark.parametrize("name", ["gpfl", "fedcm-ucb", "pczfl", "spy"])
@@ -75,7 +76,7 @@ def test_the_server_measures_the_same_on_a_stack_as_on_a_list(name: str) -> None
     listed = ModelList([[one] for one in trained.reshape(6, -1)])
     columns = []
     for models in (stack, listed):
-        chosen = _filter() if name == "fedcm-ucb" else None
+        chosen = Filter() if name == "fedcm-ucb" else None
         settings = Settings(validation=world.validation(), filter=chosen, learning_rate=world.ETA)
         measurer = Measurer(selector, settings)
         measurer.direction.start(np.ones((1, world.PARAMETERS)))
@@ -88,21 +89,10 @@ def test_the_server_measures_the_same_on_a_stack_as_on_a_list(name: str) -> None
         np.testing.assert_array_equal(columns[0][key], columns[1][key])
 
 
-def _filter() -> Any:
-    from fedsel_flwr.aggregation.filter import Filter
-
-    return Filter()
-
-
-def test_models_come_in_the_types_of_the_global_one() -> None:
+def test_models_come_in_the_types_of_the_global_one_and_taking_all_copies_nothing() -> None:
     stack = ModelStack([np.ones((2, *shape), dtype=np.float64) for shape in SHAPES])
     assert {layer.dtype for layer in stack.cast_like(REFERENCE).layers} == {np.dtype(np.float32)}
-    assert stack.cast_like([layer[0] for layer in stack.layers]) is stack
-
-
-def test_taking_everything_copies_nothing() -> None:
-    stack = ModelStack([np.ones((2, 3))])
-    assert stack.take(np.arange(2)) is stack
+    assert stack.cast_like([layer[0] for layer in stack.layers]) is stack.take(np.arange(2)) is stack
     assert len(stack.take(np.array([1]))) == 1
 
 
@@ -114,3 +104,55 @@ def test_updates_of_the_initialization_are_not_held_twice() -> None:
     gradients = measurer.direction.gradients(updates, in_place=True)
     assert gradients is updates
     assert gradients.tolist() == [[-2.0, 4.0]]
+
+
+# ---- the size of an update -------------------------------------------------------------------------------------------
+
+GLOBAL = [np.full((2, 2), 1.0, dtype=np.float32), np.zeros(1, dtype=np.float32), np.array(3, dtype=np.int64)]
+MODELS = [  # differences (2, 0, 0, 0), (0), 0: norm 2; (0, 3, 0, 0), (4), 0: norm 5; and 0, 0, 12 more: norm 13
+    [np.array([[3.0, 1.0], [1.0, 1.0]], np.float32), np.zeros(1, np.float32), np.array(3)],
+    [np.array([[1.0, 4.0], [1.0, 1.0]], np.float32), np.full(1, 4.0, np.float32), np.array(3)],
+    [np.array([[1.0, 4.0], [1.0, 1.0]], np.float32), np.full(1, 4.0, np.float32), np.array(15)],
+    [np.full((2, 2), np.nan, np.float32), np.zeros(1, np.float32), np.array(3)],
+]
+
+
+def _collected(limit: float | None, *, stacked: bool) -> Any:
+    core = core_of(Random(clients_per_round=4, seed=0), max_latency=5.0, max_update_norm=limit)
+    nodes = core.choose(list("abcd"), GLOBAL, Written(facts(*"abcd")))
+    metrics = {"latency_s": 1.0}
+    if stacked:
+        stack = ModelStack([np.stack([model[i] for model in MODELS]) for i in range(3)])
+        return core.collect({node: Reply(num_examples=1, metrics=metrics) for node in nodes}, stack)
+    pairs = zip(nodes, MODELS, strict=True)
+    return core.collect({node: Reply(arrays=model, num_examples=1, metrics=metrics) for node, model in pairs})
+
+
+def test_the_norm_is_over_all_arrays() -> None:
+    assert [update_norm(model, GLOBAL) for model in MODELS[:3]] == [2.0, 5.0, 13.0]
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_larger_update_is_refused_by_name(stacked: bool) -> None:
+    assert _collected(None, stacked=stacked).usable == ["a", "b", "c"]
+    outcome = _collected(5.0, stacked=stacked)
+    assert outcome.usable == ["a", "b"]
+    problems = {node: result.problems for node, result in outcome.results.items()}
+    assert problems["c"] == ("update norm: 13 is above max_update_norm = 5",)
+    assert problems["d"] == ("arrays: not finite at 0",)  # the first thing that is wrong
+    assert outcome.results["c"].latency_s == 5.0
+
+
+@pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), "5", True])
+def test_a_limit_must_be_a_number_above_0(value: Any) -> None:
+    with pytest.raises(ParameterError, match="max_update_norm"):
+        core_of(Random(clients_per_round=1), max_update_norm=value)
+
+
+def test_there_is_no_limit_where_there_are_no_norms() -> None:
+    with pytest.raises(ParameterError, match="max_update_norm"):
+        core_of(Random(clients_per_round=1), max_update_norm=1.0, compare_models=False)
+    core = core_of(Random(clients_per_round=1), max_update_norm=1.0)
+    core.choose(["a"], None, Written(facts("a")))  # a global model that cannot be decoded
+    with pytest.raises(RunError, match="max_update_norm works on its numbers"):
+        core.collect({"a": Reply(num_examples=1, metrics={"latency_s": 1.0})})

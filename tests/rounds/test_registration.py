@@ -41,28 +41,8 @@ def test_a_client_without_a_number_does_not_hide_those_of_the_others(api: str) -
     assert spy.num_clients == 3
 
 
-@APIS
-def test_energy_scores_of_the_roll_call_are_passed_on(api: str) -> None:
-    spy = Spy("energy_score")
-    play_scripted(
-        api, spy, lambda k, t, w: w, 1, start=[1.0], facts=lambda k: {"energy_score": 0.25 + 0.5 * k},
-        report=lambda k, t: {"energy_score": 0.5},
-    )  # fmt: skip
-    assert ([0, 1], {"energy_score": [0.25, 0.75]}) in [
-        (rows, {k: v for k, v in columns.items() if k == "energy_score"}) for rows, columns in spy.informed
-    ]
-
-
 def _of_accuracy(spy: Spy) -> list[tuple[list[int], list[float]]]:
     return [(rows, columns["accuracy"]) for rows, columns in spy.informed if "accuracy" in columns]
-
-
-@APIS
-def test_everybody_starts_with_the_accuracy_of_the_initial_model(api: str) -> None:
-    """C is right on one of two."""
-    spy = Spy("accuracy")
-    play_scripted(api, spy, lambda k, t, w: A, 3, start=C, clients=3, validation=two_examples())
-    assert _of_accuracy(spy) == [([0, 1, 2], [0.5, 0.5, 0.5])]
 
 
 @APIS
@@ -89,13 +69,6 @@ def test_newcomers_start_with_the_initial_models_accuracy_too(api: str) -> None:
     assert _of_accuracy(spy) == [([0, 1], [0.5, 0.5]), ([2], [0.5])]
     assert predict.models.count(C) == 1
     assert [report.clients.tolist() for report in spy.reports] == [[0, 1], [0, 1], [0, 1, 2], [0, 1, 2]]
-
-
-@APIS
-def test_without_need_nobody_hears_of_accuracy(api: str) -> None:
-    spy = Spy("global_accuracy")
-    play_scripted(api, spy, lambda k, t, w: A, 1, start=C, validation=two_examples())
-    assert _of_accuracy(spy) == []
 
 
 def test_a_flood_of_connections_fills_neither_the_log_nor_the_memory(caplog: pytest.LogCaptureFixture) -> None:

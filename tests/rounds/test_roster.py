@@ -1,7 +1,8 @@
-"""Ids, bindings and numbers by client, without Flower."""
+"""Ids, bindings, and selector parameters given by client."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 
 from fedsel_flwr.errors import ParameterError, StateError
 from fedsel_flwr.rounds.roster import ClientValues, Roster, canonical_id, id_order
+from fedsel_flwr.strategies import BSFL, CSUCBQ, SelectionStrategy
+from tests.strategies.helpers import FakeProxy, Federation, fedavg, fleet
 
 
 @pytest.mark.parametrize(
@@ -26,14 +29,11 @@ def test_canonical_id(claim: Any, expected: str | None) -> None:
     assert canonical_id(claim) == expected
 
 
-def test_digits_sort_as_integers_before_other_ids() -> None:
+@given(st.lists(st.text(max_size=6)))
+def test_digits_sort_as_integers_before_other_ids_and_the_order_is_total(texts: list[str]) -> None:
     ids = ["b", "10", "9", "a10", "100", "a9", "-1", "\u0663"]
     assert sorted(ids, key=id_order) == ["9", "10", "100", "-1", "a10", "a9", "b", "\u0663"]
-
-
-@given(st.lists(st.text(max_size=6)))
-def test_the_order_of_ids_is_total(ids: list[str]) -> None:
-    assert sorted(ids, key=id_order) == sorted(reversed(ids), key=id_order)
+    assert sorted(texts, key=id_order) == sorted(reversed(texts), key=id_order)
 
 
 def enroll(roster: Roster, claims: dict[str, str], number: int) -> tuple[dict[int, str], list[int]]:
@@ -127,24 +127,20 @@ def test_a_row_that_somebody_held_by_name_is_nobody_elses(
         roster = again
 
 
-def test_values_by_row_follow_the_ids() -> None:
+def test_who_is_present_is_looked_up_once_while_nobody_comes_or_goes() -> None:
     roster = Roster()
-    values = ClientValues("data_weights", {"b": 2.0, "a": 1.0, 10: 3.0}, roster)
-    roster.register({"n1": "b", "n2": "10"}, 1)
-    roster.register({"n3": "a"}, 2)
-    assert {row: values[row] for row in values} == {0: 3.0, 1: 2.0, 2: 1.0}
-    assert 3 not in values
-    assert -1 not in values
-    assert values.covers("10")
-    assert not values.covers("c")
-    with pytest.raises(KeyError):
-        values[3]
-
-
-@pytest.mark.parametrize("given_", [{True: 1.0}, {1: 1.0, "1": 2.0}, {"": 1.0}, [[1.0], [2.0]], 3.0])
-def test_values_that_do_not_name_each_client_once(given_: Any) -> None:
-    with pytest.raises(ParameterError, match="data_weights"):
-        ClientValues("data_weights", given_, Roster())
+    roster.register({"x": "a", "y": "b"}, 1)
+    present = roster.present(["x", "y"])
+    assert roster.present({"y": 0, "x": 1}) is present
+    roster.release(["x", "y"], 2)
+    assert roster.unregistered(["x", "y"]) == []
+    assert roster.present(["x", "y"]) is present
+    assert roster.present(["x"]).nodes == ("x",)
+    roster.release(["x", "z"], 3)
+    assert roster.unregistered(["x", "z"]) == ["z"]
+    roster.register({"z": "c"}, 3)
+    assert roster.present(["x", "z"]).nodes == ("x", "z")
+    assert roster.unregistered(["x", "y", "z"]) == ["y"]  # its binding is gone, its row stays
 
 
 @pytest.mark.parametrize(
@@ -159,3 +155,107 @@ def test_a_state_with_texts_that_no_client_can_have_is_refused(part: str, text: 
     state[part] = [text, "c"]
     with pytest.raises(StateError, match=f"{part} must be printable texts"):
         Roster().load_state_dict(state)
+
+
+# ---- numbers by client -----------------------------------------------------------------------------------------------
+
+
+def test_as_a_mapping_values_follow_the_ids_of_those_enrolled() -> None:
+    roster = Roster()
+    values = ClientValues("data_weights", {"b": 2.0, "a": 1.0, 10: 3.0}, roster)
+    assert (len(values), list(values), dict(values), list(values.items())) == (0, [], {}, [])
+    roster.register({"n1": "b", "n2": "10", "n3": "stranger"}, 1)
+    roster.register({"n4": "a"}, 2)
+    assert roster.ids == ["10", "b", "stranger", "a"]
+    assert (len(values), dict(values), list(values.values())) == (3, {0: 3.0, 1: 2.0, 3: 1.0}, [3.0, 2.0, 1.0])
+    assert [row in values for row in (-1, 0, 2, 4)] == [False, True, False, False]
+    assert (values.get(2), values.covers("10"), values.covers("c")) == (None, True, False)
+    assert values.given == {"b": 2.0, "a": 1.0, "10": 3.0}
+    for row in (2, 4):
+        with pytest.raises(KeyError):
+            values[row]
+
+
+def _weighted(weights: Any, **kwargs: Any) -> SelectionStrategy:
+    return BSFL(
+        clients_per_round=2, min_latency=0.1, alpha=1000.0, data_weights=weights, seed=0,
+        **{"base": fedavg(), "min_available": 2, **kwargs},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("weights", "ids", "shares"),
+    [
+        ({"d": 2.0, "a": 1.0, "c": 3.0, "b": 2.0}, "cdba", [1, 2, 3, 2]),
+        ({0: 1.0, "1": 3.0, 2: 2.0, 3: 2.0}, [3, 1, 0, 2], [1, 3, 2, 2]),  # integer keys mean the same clients
+        (np.array([1.0, 3.0, 2.0, 2.0]), [3, 2, 1, 0], [1, 3, 2, 2]),
+    ],
+    ids=["by id", "integers", "array"],
+)
+def test_data_weights_go_by_client_id_not_by_connection(weights: Any, ids: Any, shares: list[int]) -> None:
+    strategy, before = _weighted(weights), str(weights)
+    proxies = [FakeProxy(f"node-{i}", client_id, number=i) for i, client_id in enumerate(ids)]
+    Federation(strategy, proxies).play(40)
+    counts = strategy.history.selection_counts(4).tolist()
+    assert counts == pytest.approx([2 * 40 * share / 8 for share in shares], abs=2)  # m t d_k / sum(d)
+    assert str(weights) == before
+
+
+@pytest.mark.parametrize(
+    ("weights", "ids"),
+    [
+        ([1.0, 2.0, 3.0], ["a", "b", "c"]),
+        ([1.0, 2.0, 3.0], [1, 2, 3]),
+        ([1.0, 2.0], [0, 1, 2]),
+        ({"a": 1.0, "b": 2.0}, ["a", "b", "c"]),
+    ],
+)
+def test_data_weights_that_do_not_fit_the_ids_are_refused(weights: Any, ids: list[Any]) -> None:
+    strategy = _weighted(weights, min_available=3)
+    with pytest.raises(ParameterError, match="data_weights"):
+        Federation(strategy, [FakeProxy(f"node-{i}", client_id, number=i) for i, client_id in enumerate(ids)]).play(1)
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        {"a": -1.0, "b": 2.0}, {"a": 0.0, "b": 0.0}, [[1.0, 2.0]], {0: 1.0, "0": 2.0}, {True: 1.0}, {"": 1.0}, 3.0,
+    ],
+)  # fmt: skip
+def test_impossible_data_weights_are_refused_before_anybody_is_enrolled(weights: Any) -> None:
+    with pytest.raises(ParameterError, match="data_weights"):
+        _weighted(weights)
+
+
+@pytest.mark.parametrize(
+    ("fairness", "said"),
+    [({"a": 0.7, "b": 0.7, "c": 0.7}, r"its sum is 2\.1, but only m = 2"), ({"a": 1.5}, r"at most 1, got 1\.5")],
+)
+def test_impossible_fairness_is_refused_before_anybody_is_enrolled(fairness: Any, said: str) -> None:
+    with pytest.raises(ParameterError, match=f"fairness .*{said}"):
+        CSUCBQ(clients_per_round=2, max_latency=5.0, fairness=fairness, base=fedavg())
+
+
+def test_a_newcomer_without_a_weight_is_refused_and_the_run_goes_on(caplog: Any) -> None:
+    strategy = _weighted({"0": 1.0, "1": 1.0, "2": 2.0, "9": 1.0})
+    federation = Federation(strategy, fleet(3)).play(3)
+    stranger, expected = FakeProxy("node-s", "stranger", number=5), FakeProxy("node-9", "9", number=9)
+    federation.manager.register(stranger)
+    federation.manager.register(expected)
+    with caplog.at_level(logging.WARNING, logger="fedsel_flwr"):
+        federation.play(5)
+    assert len(strategy.history.rounds) == 8
+    assert stranger.fits == []
+    assert expected.fits
+    assert any("stranger" in record.getMessage() for record in caplog.records)
+
+
+def test_one_broken_client_in_the_first_roll_call_does_not_stop_everyone() -> None:
+    """A client that fails is data, not an exception: one that cannot say who it is must not end the run."""
+
+    def broken(proxy: FakeProxy) -> None:
+        raise ValueError("Message contains an Error")
+
+    strategy = _weighted({"0": 1.0, "1": 1.0, "2": 2.0})
+    Federation(strategy, [*fleet(3), FakeProxy("31337", "3", on_properties=broken)]).play(3)
+    assert [r.num_selected for r in strategy.history.rounds] == [2, 2, 2]

@@ -124,25 +124,21 @@ def test_how_many_are_asked(share: float, asked: int) -> None:
     assert core.settings.channels == asked
 
 
-def _made(name: str) -> Any:
+@pytest.mark.parametrize("name", sorted(set(names()) - {"pczfl"}))
+def test_every_selector_chooses_as_many_as_are_asked(name: str) -> None:
     cls = selector_class(name)
     given = {"max_latency": 5.0, "min_latency": 0.1, "total_rounds": 10, "deadline": 100.0}
     accepted = inspect.signature(cls).parameters
-    return cls(clients_per_round=4, seed=0, **{key: value for key, value in given.items() if key in accepted})
-
-
-@pytest.mark.parametrize("name", sorted(set(names()) - {"pczfl"}))
-def test_every_selector_chooses_as_many_as_are_asked(name: str) -> None:
-    selector = _made(name)
+    params: dict[str, Any] = {key: value for key, value in given.items() if key in accepted}
+    selector = cls(clients_per_round=4, seed=0, **params)
     selector.plan_rounds(over_selection=0.5)
     available = np.arange(30)
     selector.inform(available, num_examples=np.arange(1.0, 31.0))
     counts = set()
     for _ in range(12):
         expected = selector.expected_count(30)
-        chosen = selector.select(available)
-        assert expected in (None, chosen.size)
-        counts.add(chosen.size)
+        counts.add(selector.select(available).size)
+        assert expected is None or expected in counts
     assert counts & {6, 30}, counts
 
 
@@ -190,27 +186,22 @@ def test_the_base_sees_neither_result_nor_failure_and_the_energy_counts(cooldown
     assert strategy.history.problem_counts() == {"late": 4}
 
 
-def test_a_client_beyond_the_deadline_is_a_failure_for_the_base() -> None:
-    base = RecordingBase()
-    strategy = SelectionStrategy(Random(clients_per_round=3, seed=0), base, round_deadline_s=0.7)
-    Federation(strategy, fleet(3)).play(1)
-    ((results, failures),) = base.given
-    assert (len(results), len(failures)) == (2, 1)
-    assert strategy.history.rounds[0].round_s == 0.7
-
-
-def test_a_client_beyond_the_deadline_is_named_in_the_log_and_a_spare_one_is_not(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize(
+    ("options", "failures", "round_s"), [({"round_deadline_s": 0.7}, 1, 0.7), ({"over_selection": 0.5}, 0, 0.625)]
+)
+def test_beyond_the_deadline_is_a_failure_and_named_in_the_log_a_spare_is_neither(
+    options: dict[str, float], failures: int, round_s: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for options in ({"round_deadline_s": 0.55}, {"over_selection": 1.0}):
-        core = core_of(Random(clients_per_round=1 if "over_selection" in options else 2, seed=0), **options)
-        chosen = core.choose(["a", "b"], MODEL, Written(facts("a", "b")))
-        caplog.clear()
-        core.collect({node: Reply(arrays=MODEL, num_examples=1, metrics={"latency_s": i + 0.5, "energy_j": -1.0})
-                      for i, node in enumerate(chosen)})  # fmt: skip
-        named = [message for message in caplog.messages if "client b: late" in message]
-        assert len(named) == ("round_deadline_s" in options)
-        assert sum("energy" in message for message in caplog.messages) == 2
+    """Clients of .5, .625 and .75 s."""
+    base = RecordingBase()
+    strategy = SelectionStrategy(Random(clients_per_round=3 - (failures == 0), seed=0), base, **options)  # type: ignore[arg-type]
+    proxies = [FakeProxy(f"node-{k}", k, number=k, latency=0.5 + k / 8, energy=-1.0) for k in range(3)]
+    Federation(strategy, proxies).play(1)
+    ((results, failed),) = base.given
+    assert (len(results), len(failed)) == (2, failures)
+    assert strategy.history.rounds[0].round_s == round_s
+    assert len([message for message in caplog.messages if "client 2: late" in message]) == failures
+    assert sum("energy" in message for message in caplog.messages) == 3
 
 
 def test_an_opening_that_measures_everybody_waits_for_all() -> None:
@@ -229,12 +220,10 @@ def test_the_engines_agree(selector: str) -> None:
     })  # fmt: skip
     alone = inprocess.play(scenario).history
     together = simulate(scenario, engine="vectorized").history
-    told = [
-        [(row.client_id, row.completed, row.problem, row.latency_s) for row in h.clients] for h in (alone, together)
-    ]
-    assert told[0] == told[1]
+    told = [(row.client_id, row.completed, row.problem, row.latency_s) for row in alone.clients]
+    assert told == [(row.client_id, row.completed, row.problem, row.latency_s) for row in together.clients]
     assert [record.simulated_s for record in alone.rounds] == [record.simulated_s for record in together.rounds]
-    assert any("enough others" in problem for _, _, problem, _ in told[0])
+    assert any("enough others" in problem for _, _, problem, _ in told)
 
 
 # ---- what the selector is told of spares -----------------------------------------------------------------------------
@@ -247,19 +236,25 @@ def _spy(*needs: str) -> Spy:
     return spy
 
 
+def _told(api: str, needs: tuple[str, ...], report: dict[int, dict[str, float]]) -> Any:
+    """What a selector hears of four clients of which two are needed."""
+    spy = _spy(*needs)
+    play_scripted(
+        api, spy, lambda k, t, w: w, 1, start=[1.0], clients=4, report=lambda k, t: report[k], over_selection=1.0
+    )
+    (one,) = spy.reports
+    return one
+
+
 @APIS
 def test_a_selector_that_reads_spares_is_told_what_they_answered(api: str) -> None:
     """Clients 0 to 3 take 2, 8, 1 and 4 s; 0 and 2 are needed. For a selector that reads no spares they have failed."""
     report = {k: {"latency_s": seconds, "loss": k / 10} for k, seconds in enumerate((2.0, 8.0, 1.0, 4.0))}
     told = []
     for needs in (("loss", "spare"), ("loss",)):
-        spy = _spy(*needs)
-        play_scripted(
-            api, spy, lambda k, t, w: w, 1, start=[1.0], clients=4, report=lambda k, t: report[k], over_selection=1.0
-        )
-        (one,) = spy.reports
-        told.append((one.completed.tolist(), one.spare.tolist(), one.latency.tolist()))  # type: ignore[union-attr]
-        assert one.loss.tolist() == [0.0, 0.1, 0.2, 0.3]  # type: ignore[union-attr]
+        one = _told(api, needs, report)
+        told.append((one.completed.tolist(), one.spare.tolist(), one.latency.tolist()))
+        assert one.loss.tolist() == [0.0, 0.1, 0.2, 0.3]
     assert told == [
         ([True] * 4, [False, True, False, True], [2.0, 8.0, 1.0, 4.0]),
         ([True, False, True, False], [False] * 4, [2.0, 9.0, 1.0, 9.0]),
@@ -269,67 +264,43 @@ def test_a_selector_that_reads_spares_is_told_what_they_answered(api: str) -> No
 @APIS
 def test_a_client_that_fails_among_spares_has_failed(api: str) -> None:
     """Client 3 takes longer than max_latency = 9 s, client 1 is a spare; both engines' rounds read replies alike."""
-    seconds = (2.0, 8.0, 1.0, 40.0)
-    spy = _spy("spare")
-    play_scripted(
-        api, spy, lambda k, t, w: w, 1, start=[1.0], clients=4, report=lambda k, t: {"latency_s": seconds[k]},
-        over_selection=1.0,
-    )  # fmt: skip
-    (one,) = spy.reports
+    one = _told(api, ("spare",), {k: {"latency_s": seconds} for k, seconds in enumerate((2.0, 8.0, 1.0, 40.0))})
     assert (one.completed.tolist(), one.failed.tolist()) == ([True, True, True, False], [False, False, False, True])
     assert one.latency.tolist() == [2.0, 8.0, 1.0, 9.0]
-
-
-def test_a_spare_that_has_not_answered_took_at_least_as_long_as_the_server_waited() -> None:
-    spy = _spy("spare")
-    strategy = message.SelectionStrategy(
-        spy, fedavg(), clock="server", identity="claim", over_selection=0.5, max_latency=60.0
-    )
-    play(strategy, _grid([0.0, 30.0, 0.4]), 1)
-    (one,) = spy.reports
-    assert (one.completed.tolist(), one.spare.tolist()) == ([True, False, True], [False, True, False])  # type: ignore[union-attr]
-    assert 0.4 <= one.latency[1] < 2.0
-    assert strategy.history.clients[1].latency_s == 60.0
 
 
 # ---- the server's clock ----------------------------------------------------------------------------------------------
 
 
-def _grid(ready: list[float]) -> FakeGrid:
-    return FakeGrid(
-        {k + 5: FakeNode(FakeProxy(str(k + 5), k, number=k), ready=seconds) for k, seconds in enumerate(ready)}
+def _on_the_servers_clock(selector: Any, ready: list[float], **options: Any) -> tuple[Any, dict[str, Any]]:
+    """A round of clients that are ready after these seconds: the history's round, and its rows by client."""
+    strategy = message.SelectionStrategy(
+        selector, fedavg(), clock="server", identity="claim", max_latency=60.0, **options
     )
+    nodes = {k + 5: FakeNode(FakeProxy(str(k + 5), k, number=k), ready=seconds) for k, seconds in enumerate(ready)}
+    begin = time.monotonic()
+    play(strategy, FakeGrid(nodes), 1)
+    assert time.monotonic() - begin < 5.0
+    return strategy.history.rounds[0], {row.client_id: row for row in strategy.history.clients}
 
 
 def test_on_the_servers_clock_the_server_goes_on_when_enough_are_there() -> None:
-    strategy = message.CSUCB(
-        clients_per_round=2,
-        max_latency=60.0,
-        seed=0,
-        base=fedavg(),
-        clock="server",
-        identity="claim",
-        over_selection=0.5,
-    )
-    begin = time.monotonic()
-    play(strategy, _grid([0.0, 30.0, 0.4]), 1)
-    assert time.monotonic() - begin < 5.0
-    rows = {row.client_id: row for row in strategy.history.clients}
+    """A spare that has not answered took at least as long as the server waited."""
+    spy = _spy("spare")
+    record, rows = _on_the_servers_clock(spy, [0.0, 30.0, 0.4], over_selection=0.5)
     assert [rows[k].completed for k in "012"] == [True, False, True]
     assert rows["1"].problem.startswith("late: no answer after 0.")
-    assert 0.4 <= strategy.history.rounds[0].round_s < 2.0
+    assert rows["1"].latency_s == 60.0
+    assert 0.4 <= record.round_s < 2.0
+    (one,) = spy.reports
+    assert (one.completed.tolist(), one.spare.tolist()) == ([True, False, True], [False, True, False])  # type: ignore[union-attr]
+    assert 0.4 <= one.latency[1] < 2.0
 
 
 def test_on_the_servers_clock_the_deadline_ends_the_wait() -> None:
-    strategy = message.SelectionStrategy(
-        Random(clients_per_round=3, seed=0), fedavg(), clock="server", identity="claim", round_deadline_s=0.6
-    )
-    begin = time.monotonic()
-    play(strategy, _grid([0.0, 30.0, 0.1]), 1)
-    assert 0.6 <= time.monotonic() - begin < 5.0
-    rows = {row.client_id: row for row in strategy.history.clients}
+    record, rows = _on_the_servers_clock(Random(clients_per_round=3, seed=0), [0.0, 30.0, 0.1], round_deadline_s=0.6)
     assert rows["1"].problem == "late: no answer within round_deadline_s = 0.6 s"
-    assert strategy.history.rounds[0].round_s == 0.6
+    assert record.round_s == 0.6
 
 
 @pytest.mark.parametrize("options", [{"over_selection": 0.5}, {"round_deadline_s": 5.0}])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import time
 import tracemalloc
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import Error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,22 +39,29 @@ def read(metrics: dict[str, Any], **kwargs: Any) -> Any:
     return read_reply(reply, Settings(max_latency=5.0), client_id="7", reference=REFERENCE)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.text(max_size=50) | st.text(alphabet=NASTY + "a b", max_size=50))
-def test_texts_are_one_printable_line(text: str) -> None:
+def test_texts_are_one_printable_line_or_begin_no_line_of_their_own(text: str) -> None:
     for made in (one_line(text), shown(text), shown(ValueError(text)), shown([text]), one_line(f"{shown(text)}{text}")):
         assert made.isprintable()
         assert len(made) <= 300
-        json.dumps(made).encode("utf-8")
         made.encode("utf-8")  # a lone surrogate cannot be written
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.text(alphabet=NASTY + "INFO :", max_size=80))
-def test_a_text_of_several_lines_cannot_begin_a_line_of_its_own(text: str) -> None:
     first, *others = indented_lines(text).split("\n")
-    assert all(line.startswith("    ") and line.isprintable() for line in others)
     assert first.isprintable()
+    assert all(line.startswith("    ") and line.isprintable() for line in others)
+
+
+@contextlib.contextmanager
+def cheap() -> Iterator[None]:
+    """Neither a megabyte nor half a second."""
+    tracemalloc.start()
+    try:
+        start = time.process_time()
+        yield
+        assert time.process_time() - start < 0.5
+        assert tracemalloc.get_traced_memory()[1] < MB
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
@@ -69,17 +78,10 @@ def test_a_text_of_several_lines_cannot_begin_a_line_of_its_own(text: str) -> No
 )
 def test_64_mb_of_metrics_cost_neither_time_nor_memory(metrics: dict[str, Any]) -> None:
     metrics["latency_s"] = metrics.get("latency_s", 1.0)
-    tracemalloc.start()
-    try:
-        start = time.process_time()
+    with cheap():
         result = read(metrics)
-        spent, (_, peak) = time.process_time() - start, tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
     assert result.problems
     assert all(problem.isprintable() and len(problem) <= 300 for problem in result.problems)
-    assert peak < MB
-    assert spent < 0.5
 
 
 def test_a_reply_of_more_metrics_than_are_read_has_failed() -> None:
@@ -89,20 +91,13 @@ def test_a_reply_of_more_metrics_than_are_read_has_failed() -> None:
     assert result.problems == ("metrics: 10001 of them, more than 10000",)
 
 
-@pytest.mark.parametrize("text", ["x" * (64 * MB), "Traceback (most recent call last)\n" * (2 * MB)])
+@pytest.mark.parametrize(
+    "text", ["x" * (64 * MB), "Traceback (most recent call last)\n" * (2 * MB)], ids=["x", "lines"]
+)
 def test_a_long_reason_is_looked_at_at_both_ends(text: str) -> None:
-    from flwr.app import Error
-
-    tracemalloc.start()
-    try:
-        start = time.process_time()
+    with cheap():
         reasons = [reason_of(Error(0, text)), reason_in(RuntimeError(text), 30.0, 1.0)]
-        spent, (_, peak) = time.process_time() - start, tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
     assert all(len(reason) < 30_000 for reason in reasons)
-    assert peak < MB
-    assert spent < 0.5
 
 
 @pytest.mark.parametrize("name", ["loss", "rms_loss", "energy", "gradient", "sketch"])
@@ -114,9 +109,7 @@ def test_numbers_beyond_their_range_are_not_read(name: str) -> None:
     else:
         assert [column_value(COLUMNS[name], one) for one in beyond] == [None] * 5
         assert [column_value(COLUMNS[name], one) for one in (-0.0, 5e-324, LARGEST)] == [0.0, 5e-324, LARGEST]
-        key = {"energy": "energy_j"}.get(name)
-        if key:
-            assert np.isnan(read({"latency_s": 1.0, key: 2 * LARGEST}).values[name])
+    assert np.isnan(read({"latency_s": 1.0, "energy_j": 2 * LARGEST}).values["energy"])
 
 
 def test_a_vector_longer_than_it_can_be_is_not_copied() -> None:
@@ -124,9 +117,5 @@ def test_a_vector_longer_than_it_can_be_is_not_copied() -> None:
     assert column_value(COLUMNS["gradient"], np.zeros(6), 6) is not None
     assert column_value(COLUMNS["gradient"], np.zeros(7), 6) is None
     sent = np.zeros(16 * MB, dtype=np.float32).tobytes()
-    tracemalloc.start()
-    try:
+    with cheap():
         assert column_value(COLUMNS["sketch"], sent, MAX_SKETCH) is None
-        assert tracemalloc.get_traced_memory()[1] < MB
-    finally:
-        tracemalloc.stop()

@@ -36,11 +36,6 @@ def scenario(selector: str, **overrides: Any) -> Scenario:
     return load_scenario("digits", {**KEYS, "selector": selector, **overrides})
 
 
-def cohorts(history: Any) -> list[list[str]]:
-    rounds = range(1, len(history.rounds) + 1)
-    return [sorted(row.client_id for row in history.clients if row.round == number) for number in rounds]
-
-
 # ---- the core --------------------------------------------------------------------------------------------------------
 
 
@@ -63,23 +58,20 @@ def test_everybody_there_is_asked_and_nobody_is_probed() -> None:
     assert len(transport.probed) == 1
 
 
-def test_a_core_goes_on_in_the_middle_of_it() -> None:
-    def play(core: Any, rounds: range) -> list[list[str]]:
+def test_a_core_is_resumed_in_the_middle_of_it() -> None:
+    def play(core: Any, rounds: int) -> list[list[str]]:
         asked = []
-        for _ in rounds:
+        for _ in range(rounds):
             asked.append(core.choose(NODES, MODEL, Written(facts(*NODES))))
             core.collect({})
             core.finish()
         return asked
 
-    def made() -> Any:
-        return core_of(Random(clients_per_round=2, seed=4), warmup_rounds=3)
-
-    straight, first, second = made(), made(), made()
-    expected = play(straight, range(8))
-    asked = play(first, range(2))
+    straight, first, second = (core_of(Random(clients_per_round=2, seed=4), warmup_rounds=3) for _ in range(3))
+    expected = play(straight, 8)
+    asked = play(first, 2)
     second.load_state_dict(first.state_dict())
-    assert asked + play(second, range(6)) == expected
+    assert asked + play(second, 6) == expected
     assert [len(cohort) for cohort in expected] == [10] * 3 + [2] * 5
 
 
@@ -130,7 +122,7 @@ def test_both_apis_and_both_engines_do_the_same(selector: str) -> None:
     message = scenario(selector, api="message")
     flower = drive(inprocess.AppGrid(ScenarioApp(Constant(message)), 8), message)
     assert choices(together) == choices(legacy) == choices(flower)
-    sizes = [len(cohort) for cohort in cohorts(together.history)]
+    sizes = [record.num_selected for record in together.history.rounds]
     assert sizes[:2] == [8, 8]
     assert sizes[2:] == [3, 3, 3] or selector == "pczfl"
     for other in (legacy, flower):
@@ -143,11 +135,9 @@ def test_the_model_after_it_is_the_same_whatever_the_selector() -> None:
     seen = {}
     for selector in ("random", "cs-ucb", "local-accuracy", "pczfl", "tifl", "fedcor", "power-of-choice"):
         keys = {
-            "rounds": 3,
-            "aggregation.averaging": "fedpdp",
-            "selectors.power-of-choice.candidates": 4,
+            "rounds": 3, "aggregation.averaging": "fedpdp", "selectors.power-of-choice.candidates": 4,
             "selectors.pczfl.warmup_rounds": 1,
-        }
+        }  # fmt: skip
         history = simulate(scenario(selector, **keys), engine="vectorized").history
         seen[selector] = [(r.accuracy, r.loss, r.simulated_s, r.total_energy_j) for r in history.rounds[:2]]
         assert [r.num_selected for r in history.rounds[:2]] == [8, 8]

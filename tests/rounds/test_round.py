@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 
 from tests.golden.make_traces import selector_under_trace
@@ -40,25 +38,20 @@ def test_a_reported_energy_score_goes_before_joules(api: str) -> None:
 
 
 @APIS
-def test_a_client_without_score_and_joules_counts_as_failed_for_the_selector_only(api: str) -> None:
-    messages: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("fedsel_flwr").addHandler(handler)
+def test_a_client_without_score_and_joules_counts_as_failed_for_the_selector_only(
+    api: str, caplog: pytest.LogCaptureFixture
+) -> None:
     spy = Spy("energy_score", requires=("energy_score",))
-    try:
-        strategy, models = play_scripted(
-            api, spy, lambda k, t, w: w + k, 1, start=[1.0],
-            report=lambda k, t: {"energy_score": 0.5} if k == 0 else {"energy_score": 1.5},
-        )  # fmt: skip
-    finally:
-        logging.getLogger("fedsel_flwr").removeHandler(handler)
+    strategy, models = play_scripted(
+        api, spy, lambda k, t, w: w + k, 1, start=[1.0],
+        report=lambda k, t: {"energy_score": 0.5} if k == 0 else {"energy_score": 1.5},
+    )  # fmt: skip
     (report,) = spy.reports
     assert report.completed.tolist() == [True, False]
     assert report.latency.tolist() == [1.0, MAX_LATENCY]
     assert strategy.history.rounds[0].num_completed == 2
     assert models == [[1.5]]  # its model is averaged all the same
-    assert [m for m in messages if "clients ['1'] lack energy_score and count as failed for the selector" in m]
+    assert "clients ['1'] lack energy_score and count as failed for the selector" in caplog.text
 
 
 @APIS

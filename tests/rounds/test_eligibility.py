@@ -1,9 +1,8 @@
-"""A thousand new ids a round: selectors that prefer the unknown still train the clients that were there before."""
+"""A hundred new ids a round: selectors that prefer the unknown still train the clients that were there before."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.selectors import create
 from tests.rounds.written import Written, core_of
 
-OLD, COHORT, CALM, FLOODED, NEW = 8, 4, 4, 8, 1000
+OLD, COHORT, CALM, FLOODED, NEW = 8, 4, 4, 8, 100
 MODEL = [np.zeros((3, 2), dtype=np.float32), np.zeros(2, dtype=np.float32)]
 BANDITS: dict[str, dict[str, Any]] = {
     "cs-ucb": {"max_latency": 5.0}, "cs-ucb-q": {"max_latency": 5.0}, "bsfl": {"min_latency": 0.1}, "fedcm-ucb": {},
@@ -29,11 +28,8 @@ BANDITS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logger = logging.getLogger("fedsel_flwr")
-    logger.setLevel(logging.CRITICAL)
-    yield
-    logger.setLevel(logging.NOTSET)
+def _quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, "fedsel_flwr")
 
 
 def _flooded(name: str, limit: int | None, rounds: int = FLOODED) -> tuple[Any, list[list[str]]]:
@@ -57,13 +53,8 @@ def _flooded(name: str, limit: int | None, rounds: int = FLOODED) -> tuple[Any, 
         metrics = {"latency_s": 0.5, "energy_score": 0.9, "rms_loss": 1.0}
         draws = np.random.default_rng(number)
         models = {node: [draws.normal(size=a.shape).astype(np.float32) for a in MODEL] for node in nodes}
-        core.collect(
-            {
-                node: Reply(arrays=models[node], num_examples=10, metrics=metrics)
-                for node in nodes
-                if node.startswith("old")
-            }
-        )
+        answered = [node for node in nodes if node.startswith("old")]
+        core.collect({node: Reply(arrays=models[node], num_examples=10, metrics=metrics) for node in answered})
         core.finish(MODEL)
         chosen.append([core.parts.roster.name(node) for node in nodes])
     return core, chosen[CALM:]
@@ -87,15 +78,17 @@ def test_without_a_limit_they_take_all(name: str) -> None:
 
 
 def test_a_newcomer_that_delivers_makes_room_for_the_next() -> None:
-    quota = NewcomerQuota(Roster(max_new_per_round=2))
+    quota, everybody, offers = NewcomerQuota(Roster(max_new_per_round=2)), np.arange(8), []
     quota.eligible(np.arange(3))
-    everybody = np.arange(8)
-    offers = []
     for _ in range(4):
         mask = quota.eligible(everybody)
         offers.append(np.flatnonzero(mask)[3:].tolist())
         quota.note(np.flatnonzero(mask), everybody[mask] != 4)  # client 4 never delivers
     assert offers == [[3, 4], [3, 5, 6], [3, 4, 5, 6, 7], [3, 4, 5, 6, 7]]
+    unlimited = NewcomerQuota(Roster())  # nobody is a newcomer, and nothing is kept
+    unlimited.note(np.arange(3), np.zeros(3, dtype=bool))
+    assert unlimited.eligible(np.arange(5)).all()
+    assert unlimited.state_dict()["trusted"].size == 0
 
 
 def test_the_row_of_an_evicted_client_is_a_newcomer_again() -> None:
@@ -108,10 +101,3 @@ def test_the_row_of_an_evicted_client_is_a_newcomer_again() -> None:
     assert twin.eligible(np.arange(4)).tolist() == quota.eligible(np.arange(4)).tolist() == [True, True, False, False]
     with pytest.raises(StateError, match="tries"):
         twin.load_state_dict({"trusted": np.ones(2, dtype=bool), "tries": np.zeros(3, dtype=np.int64)})
-
-
-def test_without_a_limit_nobody_is_a_newcomer_and_nothing_is_kept() -> None:
-    quota = NewcomerQuota(Roster())
-    quota.note(np.arange(3), np.zeros(3, dtype=bool))
-    assert quota.eligible(np.arange(5)).all()
-    assert quota.state_dict()["trusted"].size == 0
