@@ -9,23 +9,19 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.report import RunSummary
 from fedsel_flwr.report.verdict import holm, paired_differences, student_interval, student_p, verdict
+from tests.report.made import make_run as run
 
 # Student 1908, table of the additional hours of sleep of ten patients: second drug minus first.
 SLEEP = np.array([1.2, 2.4, 1.3, 1.3, 0.0, 1.0, 1.8, 0.8, 4.6, 1.4])
-
-
-def run(selector: str, seed: int, time: float, energy: float = 100.0) -> RunSummary:
-    return RunSummary(
-        selector=selector, seed=seed, accuracy=0.9, time_to_target_s=time, energy_to_target_j=energy, energy_j=200.0,
-        jain=1.0, failed_clients=0, simulated_s=99.0,
-    )  # fmt: skip
+TIMES = {"random": [100.0, 110.0, 120.0, 130.0], "fast": [90.0, 96.0, 116.0, 118.0]}
 
 
 def test_students_own_example() -> None:
-    """R's t.test(extra ~ group, data = sleep, paired = TRUE): 0.7001142 to 2.4598858 around 1.58."""
+    """R's t.test(extra ~ group, data = sleep, paired = TRUE): 0.7001142 to 2.4598858 around 1.58, p = 0.002833."""
     assert student_interval(SLEEP) == pytest.approx((0.7001142, 2.4598858), abs=1e-7)
+    assert student_p(SLEEP) == pytest.approx(0.002833, abs=1e-6)
+    assert student_p(np.zeros(3)) == 1.0
 
 
 def coverage(seeds: int, experiments: int, interval: Callable[..., tuple[float, float]] = student_interval) -> float:
@@ -35,19 +31,14 @@ def coverage(seeds: int, experiments: int, interval: Callable[..., tuple[float, 
     return float(((ends[:, 0] <= -7.0) & (ends[:, 1] >= -7.0)).mean())
 
 
-@pytest.mark.parametrize("seeds", [3, 5, 10])
-def test_the_interval_covers_the_true_difference(seeds: int) -> None:
-    """300 experiments: 95 % within four standard errors of the count, .05."""
-    assert abs(coverage(seeds, 300) - 0.95) < 0.05
-
-
 def test_three_hundred_experiments_find_a_normal_interval_out() -> None:
-    """The normal quantile in place of Student's covers 81 % at three seeds."""
+    """Of 300 experiments 95 % within four standard errors of the count, .05; 81 % with the normal quantile."""
 
     def normal(own: np.ndarray) -> tuple[float, float]:
         half = 1.959964 * own.std(ddof=1) / math.sqrt(len(own))
         return own.mean() - half, own.mean() + half
 
+    assert all(abs(coverage(seeds, 300) - 0.95) < 0.05 for seeds in (3, 5, 10))
     assert coverage(3, 300, normal) < 0.87
 
 
@@ -65,16 +56,9 @@ def test_holms_own_procedure() -> None:
     assert math.isnan(holm([0.5, math.nan])[1])
 
 
-def test_students_p_is_that_of_his_example() -> None:
-    """R's t.test says p-value = 0.002833."""
-    assert student_p(SLEEP) == pytest.approx(0.002833, abs=1e-6)
-    assert student_p(np.zeros(3)) == 1.0
-
-
 def test_many_selectors_make_it_harder_to_differ() -> None:
     """With p = .019 it differs where it is alone, and not among twelve others."""
-    times = {"random": [100.0, 110.0, 120.0, 130.0], "fast": [90.0, 96.0, 116.0, 118.0]}
-    alone = [run(name, seed, time) for name, own in times.items() for seed, time in enumerate(own)]
+    alone = [run(name, seed, time) for name, own in TIMES.items() for seed, time in enumerate(own)]
     (one,) = paired_differences(alone, "random", "time_to_target_s")
     assert one.differs
     others = [run(f"same-{i}", seed, 100.0 + 10 * seed + (-1) ** (seed + i)) for i in range(12) for seed in range(4)]
@@ -86,7 +70,13 @@ def test_many_selectors_make_it_harder_to_differ() -> None:
 
 
 def test_runs_are_paired_by_seed_whatever_their_order() -> None:
-    runs = [run("random", 2, 30.0), run("a", 1, 8.0), run("random", 1, 10.0), run("a", 2, 24.0), run("random", 3, 1.0)]
+    runs = [
+        run("random", 2, 30.0),
+        run("a", 1, 8.0),
+        run("random", 1, 10.0),
+        run("a", 2, 24.0),
+        run("random", 3, 1.0),
+    ]
     (one,) = paired_differences(runs, "random", "time_to_target_s")
     assert (one.selector, one.reference, one.pairs, one.mean, one.reference_mean) == ("a", "random", 2, -4.0, 20.0)
     half = 12.7062047362 * math.sqrt(8) / math.sqrt(2)  # t with one degree of freedom
@@ -101,12 +91,6 @@ def test_a_run_that_never_arrives_leaves_counts_and_no_interval() -> None:
     assert (one.pairs, one.reached, one.reference_reached) == (3, 2, 3)
     assert all(math.isnan(value) for value in (one.mean, one.low, one.high))
     assert not one.differs
-
-
-def test_one_seed_has_a_difference_and_no_interval() -> None:
-    (one,) = paired_differences([run("a", 0, 8.0), run("random", 0, 10.0)], "random", "time_to_target_s")
-    assert one.mean == -2.0
-    assert math.isnan(one.low)
 
 
 def test_what_cannot_be_paired_is_refused() -> None:
@@ -144,8 +128,12 @@ def test_the_sentence_is_silent_on_joules_that_nobody_reported() -> None:
     assert "fast takes 0.0 s more (+0.0 to +0.0 s: no difference)" in said
 
 
-def test_one_seed_says_that_there_is_no_interval() -> None:
-    said = verdict([run("a", 0, 8.0), run("random", 0, 10.0)], "random", 0.9).sentence
+def test_one_seed_has_a_difference_and_no_interval() -> None:
+    runs = [run("a", 0, 8.0), run("random", 0, 10.0)]
+    (one,) = paired_differences(runs, "random", "time_to_target_s")
+    assert one.mean == -2.0
+    assert math.isnan(one.low)
+    said = verdict(runs, "random", 0.9).sentence
     assert said == (
         "random takes 10.0 s and 100.0 J to 90 % accuracy; on the same seed and partition (one seed gives no "
         "interval) a takes 2.0 s less and 0.0 J more."
@@ -153,8 +141,7 @@ def test_one_seed_says_that_there_is_no_interval() -> None:
 
 
 def test_the_sentence_says_when_several_selectors_take_a_difference_away() -> None:
-    times = {"random": [100.0, 110.0, 120.0, 130.0], "fast": [90.0, 96.0, 116.0, 118.0]}
-    runs = [run(name, seed, time) for name, own in times.items() for seed, time in enumerate(own)]
+    runs = [run(name, seed, time) for name, own in TIMES.items() for seed, time in enumerate(own)]
     assert "fast takes 10.0 s less (-16.9 to -3.1 s) and" in verdict(runs, "random", 0.9).sentence
     runs += [run(f"same-{i}", seed, 100.0 + 10 * seed + (-1) ** (seed + i)) for i in range(3) for seed in range(4)]
     said = verdict(runs, "random", 0.9).sentence

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from datetime import datetime
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet
 import pytest
+from safetensors.numpy import load_file
 
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report.run_folder import (
+    JOURNAL,
     atomic_write,
     create_run_folder,
     load_optional,
     read_history,
+    read_journal,
     read_model,
     write_history,
     write_model,
     write_scenario,
 )
+from fedsel_flwr.rounds.history import History
+from fedsel_flwr.rounds.journal import Journal
+from tests.report.made import make_history
 
 NOW = datetime(2026, 3, 4, 5, 6, 7)
 
@@ -47,25 +56,23 @@ def test_run_folders_that_cannot_be_made(tmp_path: Path) -> None:
         create_run_folder("digits", tmp_path / "runs", NOW)
 
 
-def same(a: object, b: object) -> bool:
-    both_nan = isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b)
-    return both_nan or (a == b and type(a) is type(b))
+@pytest.fixture
+def history() -> History:
+    return make_history([[3, 1], [0], []], accuracy=[0.1, math.nan, 1 / 3], failed=[(1, 1)])
 
 
-def test_a_history_comes_back_as_it_was(make_history, tmp_path: Path) -> None:
-    history = make_history([[3, 1], [0], []], accuracy=[0.1, math.nan, 1 / 3], failed=[(1, 1)])
+def same(one: History, other: History) -> bool:
+    return repr((one.rounds, one.clients)) == repr((other.rounds, other.clients))  # NaN is not itself
+
+
+def test_a_history_comes_back_as_it_was(history: History, tmp_path: Path) -> None:
     paths = write_history(tmp_path / "bsfl-0", history)
     assert paths == (tmp_path / "bsfl-0" / "rounds.parquet", tmp_path / "bsfl-0" / "clients.parquet")
-    back = read_history(tmp_path / "bsfl-0")
-    for before, after in ((history.rounds, back.rounds), (history.clients, back.clients)):
-        assert len(before) == len(after) == 3
-        for x, y in zip(before, after, strict=True):
-            assert type(x) is type(y)
-            assert all(same(vars(x)[name], vars(y)[name]) for name in vars(x))
-    assert back.selection_counts(5).tolist() == [1, 1, 0, 1, 0]
+    assert same(read_history(tmp_path / "bsfl-0"), history)
+    assert read_history(tmp_path / "bsfl-0").selection_counts(5).tolist() == [1, 1, 0, 1, 0]
 
 
-def test_the_columns_are_typed_also_when_there_are_no_rows(make_history, tmp_path: Path) -> None:
+def test_the_columns_are_typed_also_when_there_are_no_rows(tmp_path: Path) -> None:
     for history in (make_history([], accuracy=[]), make_history([[1]], accuracy=[0.5])):
         rounds, clients = write_history(tmp_path, history)
         types = {f.name: str(f.type) for f in pyarrow.parquet.read_schema(rounds)}
@@ -75,7 +82,7 @@ def test_the_columns_are_typed_also_when_there_are_no_rows(make_history, tmp_pat
         assert types["latency_s"] == "double"
 
 
-def test_histories_that_cannot_be_read(make_history, tmp_path: Path) -> None:
+def test_histories_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match=r"rounds\.parquet"):
         read_history(tmp_path)
     rounds, clients = write_history(tmp_path, make_history([[1]], accuracy=[0.5]))
@@ -96,18 +103,12 @@ def test_a_model_comes_back_in_order_with_shapes_and_types(tmp_path: Path) -> No
     arrays[4] = np.array([True, False])
     path = write_model(tmp_path, arrays)
     assert path.name == "model.safetensors"
+    assert sorted(load_file(path))[:2] == ["000", "001"]
     back = read_model(tmp_path)
     assert len(back) == 101
     for before, after in zip(arrays, back, strict=True):
         assert (before.shape, before.dtype) == (after.shape, after.dtype)
         np.testing.assert_array_equal(before, after)
-
-
-def test_the_names_in_a_model_file(tmp_path: Path) -> None:
-    import safetensors.numpy
-
-    path = write_model(tmp_path, [np.zeros(1), np.ones(2)])
-    assert sorted(safetensors.numpy.load_file(path)) == ["00", "01"]
 
 
 def test_models_that_cannot_be_written_or_read(tmp_path: Path) -> None:
@@ -153,3 +154,55 @@ def test_a_write_that_fails_keeps_the_old_file_and_leaves_nothing_behind(tmp_pat
 def test_a_missing_package_is_one_clear_error() -> None:
     with pytest.raises(RunError, match=r"needs surely_absent.*pip install 'fedsel-flwr\[sim\]'"):
         load_optional("surely_absent.part")
+
+
+# ---- the journal: every finished round is there, whatever happened to the one after it ----------------------------
+
+
+def write_journal(history: History, folder: Path, rounds: int = 3) -> None:
+    journal = Journal(folder / JOURNAL)
+    for record in history.rounds[:rounds]:
+        journal.add(record, [row for row in history.clients if row.round == record.round])
+    journal.close_round()
+
+
+def test_a_journal_is_read_until_parquet_files_take_its_place(history: History, tmp_path: Path) -> None:
+    write_journal(history, tmp_path)
+    assert same(read_journal(tmp_path), history)
+    assert same(read_history(tmp_path), history)
+    write_journal(history, tmp_path, 2)
+    write_history(tmp_path, history)
+    assert same(read_history(tmp_path), history)
+
+
+@pytest.mark.parametrize("lost", [1, 2, 40, 200])
+def test_a_line_that_was_cut_off_is_passed_over(history: History, tmp_path: Path, lost: int) -> None:
+    write_journal(history, tmp_path)
+    path = tmp_path / JOURNAL
+    os.truncate(path, path.stat().st_size - lost)
+    found = read_journal(tmp_path)
+    assert [record.round for record in found.rounds] == [1, 2]
+    assert [row.round for row in found.clients] == [1, 1, 2]
+
+
+def test_each_round_is_on_disk_when_the_process_dies(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from fedsel_flwr.rounds.journal import Journal;"
+        "from fedsel_flwr.rounds.records import RoundRecord; journal = Journal(sys.argv[1] + '/journal.jsonl');"
+        "new = lambda r: RoundRecord(round=r, num_available=1, num_selected=0, num_completed=0, round_s=0.0,"
+        " simulated_s=0.0, energy_j=0.0, total_energy_j=0.0);"
+        "[(journal.add(new(r), []), journal.close_round()) for r in (1, 2, 3)]; os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=60)
+    assert done.returncode == -9
+    assert [record.round for record in read_journal(tmp_path).rounds] == [1, 2, 3]
+
+
+def test_a_damaged_line_is_refused_by_number(history: History, tmp_path: Path) -> None:
+    write_journal(history, tmp_path)
+    path = tmp_path / JOURNAL
+    path.write_text(path.read_text().replace('"round": 2', '"runde": 2', 1))
+    with pytest.raises(ParameterError, match="line 2 of"):
+        read_journal(tmp_path)
+    with pytest.raises(ParameterError, match="journal"):
+        read_journal(tmp_path / "elsewhere")

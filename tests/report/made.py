@@ -1,0 +1,51 @@
+"""Histories and summaries of runs made by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from fedsel_flwr.report import RunSummary
+from fedsel_flwr.rounds.history import ClientRecord, History, RoundRecord
+
+
+def make_history(
+    selected: Sequence[Sequence[int]],
+    *,
+    accuracy: Sequence[float],
+    round_s: Sequence[float] | None = None,
+    failed: Sequence[tuple[int, int]] = (),
+    energy_j: float = 0.5,
+) -> History:
+    """A history from who was selected in each round, who failed (round, client), and what was measured."""
+    history = History()
+    simulated = total = 0.0
+    for number, clients in enumerate(selected, start=1):
+        seconds = round_s[number - 1] if round_s else 1.0
+        simulated += seconds
+        total += energy_j * len(clients)
+        for client in clients:
+            done = (number, client) not in failed
+            row = ClientRecord(
+                round=number, client_id=f"client-{client}", client=client, completed=done,
+                problem="" if done else "exception: ValueError: broken, with a comma and an é",
+                latency_s=seconds, energy_j=energy_j, download_s=0.1, compute_s=seconds - 0.2, upload_s=0.1,
+                train_loss=0.25 if done else math.nan, num_examples=12 if done else 0,
+            )  # fmt: skip
+            history.clients.append(row)
+        record = RoundRecord(
+            round=number, num_available=10, num_selected=len(clients),
+            num_completed=sum((number, client) not in failed for client in clients), round_s=seconds,
+            simulated_s=simulated, energy_j=energy_j * len(clients), total_energy_j=total,
+            accuracy=accuracy[number - 1], loss=1.5,
+        )  # fmt: skip
+        history.rounds.append(record)
+    return history
+
+
+def make_run(
+    selector: str = "bsfl", seed: int = 0, time: float = 10.0, energy: float = 100.0, **own: Any
+) -> RunSummary:
+    figures = {"accuracy": 0.9, "energy_j": 200.0, "jain": 0.5, "failed_clients": 3, "simulated_s": 20.0, **own}
+    return RunSummary(selector=selector, seed=seed, time_to_target_s=time, energy_to_target_j=energy, **figures)
