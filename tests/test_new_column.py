@@ -87,10 +87,10 @@ print(json.dumps({
 '''
 
 
-@pytest.fixture(scope="module")
-def followed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+@pytest.fixture
+def followed(tmp_path: Path) -> Any:
     """What a process saw that has the package with one more row in its table."""
-    folder = tmp_path_factory.mktemp("column")
+    folder = tmp_path
     shutil.copytree(ROOT / "fedsel_flwr", folder / "fedsel_flwr", ignore=shutil.ignore_patterns("__pycache__"))
     table = folder / "fedsel_flwr" / "selectors" / "columns.py"
     before, mark, after = table.read_text("utf-8").partition(")  # fmt: skip\n\nCOLUMNS")
@@ -109,19 +109,12 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return seen
 
 
-def test_a_row_in_the_table_carries_a_number_from_the_client_to_the_selector(followed: Any) -> None:
+def test_a_row_in_the_table_carries_a_number_from_the_client_to_the_selector_and_every_record(followed: Any) -> None:
     assert followed["selector"][0] == 0.75
     assert followed["problems"] == ["", "battery: 7.0 cannot be used", "battery: not reported"]
-
-
-@pytest.mark.parametrize("place", ["history", "journal", "parquet", "state", "renamed"])
-def test_and_into_every_record_of_the_run(place: str, followed: Any) -> None:
-    rounds = {"journal": 1, "state": 1}.get(place, 2)
-    assert str(followed[place]) == str([0.75, float("nan"), float("nan")] * rounds)
-
-
-def test_and_back_out_of_files_and_copies(followed: Any) -> None:
-    assert followed["same"]
+    for place, rounds in (("history", 2), ("journal", 1), ("parquet", 2), ("state", 1), ("renamed", 2)):
+        assert str(followed[place]) == str([0.75, float("nan"), float("nan")] * rounds), place
+    assert followed["same"], "files and copies"
     assert followed["own"]
 
 

@@ -21,7 +21,7 @@ from tests.warm import Warm
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 OTHER = ("text", "toml", "yaml")
-ELSEWHERE = {"docs/smoke-tests.md": "tests/test_smoke_page.py"}
+ELSEWHERE = {"docs/smoke-tests.md": "tests/test_pages.py"}
 PAPERS = "docs/papers/"
 CARDS = """
 import numpy as np

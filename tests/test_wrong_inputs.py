@@ -9,8 +9,56 @@ from pathlib import Path
 import pytest
 
 from fedsel_flwr.cli import main
-from tests.own_code import OWN_CODE
 
+OWN_CODE = """
+import numpy as np
+import torch
+from fedsel_flwr.selectors import Random, Selector
+
+class NoSelector: ...
+
+class Bare(Selector):
+    name = "bare"
+
+class Needs(Random):
+    name = "needs"
+    def __init__(self, *, clients_per_round, speed, seed=None): ...
+
+class Unlicensed(Random):
+    name = "unlicensed"
+    def __init__(self, *, clients_per_round, seed=None):
+        raise RuntimeError("no licence")
+
+class Greedy(Random):
+    name = "greedy"
+    def _select(self, available):
+        return [0, 0, 99]
+
+class Fragile(Random):
+    name = "fragile"
+    def _select(self, available):
+        raise KeyError("speed")
+
+def function(): return 3
+
+def model_raises(): raise OSError("no disk")
+def model_of_numpy(): return np.eye(3)
+def model_too_small(input_shape, num_classes):
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3))
+def model_too_wide(): return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(65, 10))
+def model_needs(input_shape, num_classes, width): return torch.nn.Linear(64, 10)
+def model_of_nothing(): return torch.nn.Flatten()
+
+x, y = np.random.default_rng(0).normal(size=(100, 4)), np.arange(100) % 2
+def data_raises(): raise FileNotFoundError("no camera.csv")
+def data_of_three(): return 1, 2, 3
+def data_lengths(): return (x, y[:9]), (x, y)
+def data_nan(): return (x * np.nan, y), (x, y)
+def data_text(): return (x, np.array(["a"] * 100)), (x, y)
+def data_negative(): return (x, y - 1), (x, y)
+def data_other(): return (x, y), (x[:, :2], y)
+def data_needs(path): return (x, y), (x, y)
+"""
 RUN, COMPARE = ["run", "smoke", "--engine", "vectorized"], ["compare", "smoke"]
 FILES = {
     "mine.py": OWN_CODE,
@@ -19,6 +67,7 @@ FILES = {
     "leaves.py": "raise SystemExit('bye')\n",
     "empty.toml": "",
     "number.toml": "data = 3\n",
+    "half.toml": "rounds = 3\n[data\n",
     "deep.toml": f"x = {'[' * 5000}",
     "empty.csv": "",
     "asleep.csv": "round,client,state\n1,0,sleeping\n",
@@ -40,6 +89,7 @@ def _set(*pairs: str) -> list[str]:
 
 
 TRACE = "availability.kind=trace"
+HUGE = ["data.dataset=synthetic-regression", "data.synthetic_examples=1000000000", "data.synthetic_features=1000000"]
 
 USAGE: list[tuple[list[str], list[str]]] = [
     ([], ["arguments are required: COMMAND"]),
@@ -66,11 +116,22 @@ FAULTS: list[tuple[list[str], list[str]]] = [
     (["run", "empty.toml"], ["'empty.toml' is empty", "rounds = 10"]),
     (["run", "deep.toml"], ["'deep.toml' is not valid TOML", "recursion"]),
     (["run", "number.toml"], ["data = 3", "expected a table"]),
+    (["run", "half.toml"], ["half.toml", "line 2"]),
     (["run", "smoke", "--rounds", "-3"], ["rounds = -3", "greater than or equal to 1"]),
     (["run", "smoke", "--seed", "-1"], ["seed = -1", "greater than or equal to 0"]),
     ([*COMPARE, "--seeds", "many"], ["--seeds", "number", "'many'"]),
     ([*COMPARE, "--seeds", "1,1"], ["none twice", "[1, 1]"]),
     ([*COMPARE, "--seeds", ""], ["--seeds must not be empty"]),
+    ([*COMPARE, "--seeds", "0"], ["--seeds", "0"]),
+    ([*COMPARE, "--selectors", "bsfl,nosuch"], ["'nosuch'", "random"]),
+    ([*COMPARE, "--selectors", "bsfl,bsfl"], ["--selectors", "'bsfl,bsfl'"]),
+    ([*COMPARE, "--selectors", " , "], ["--selectors"]),
+    ([*COMPARE, "--reference", "oracle"], ["reference 'oracle'", "bsfl, cs-ucb, random"]),
+    ([*COMPARE, "--selectors", "bsfl", "--reference", "bsfl"], ["reference 'bsfl'", "at least two"]),
+    ([*COMPARE, "--rounds-on-flower", "-1"], ["rounds_on_flower", "-1"]),
+    ([*COMPARE, "--rounds-on-flower", "2", "--engine", "ray"], ["rounds_on_flower", "ray"]),
+    (["compare", "folder/scenario.toml", "--selectors", "random,bsfl"], ["'bsfl' needs min_latency"]),
+    (["run", "smoke", "--selector", "bsfll"], ["'bsfll'", "did you mean 'bsfl'", "random"]),
     (["run", "smoke", "--selector", ""], ["--selector must not be empty"]),
     (["run", "smoke", "--selector", "nomodule:Class"], ["'nomodule:Class'", "No module named 'nomodule'\n"]),
     (["run", "smoke", "--selector", "./nofile.py:Class"], ["selector", "there is no file", "nofile.py"]),
@@ -86,17 +147,24 @@ FAULTS: list[tuple[list[str], list[str]]] = [
     ([*COMPARE, "--selectors", "./mine.py:Unlicensed,random"], ["cannot be made: RuntimeError: no licence (mine.py"]),
     ([*COMPARE, "--selectors", "bsfl;random"], ["unknown selector 'bsfl;random'", "did you mean 'random'?"]),
     ([*COMPARE, "--selectors", "gpfl", "--set", "selectors.gpfl.rho=-1"], ["selector 'gpfl': rho", "at least 0"]),
+    (_set("bogus=1"), ["unknown key 'bogus'", "llowed are"]),
+    (_set("rounds"), ["KEY=VALUE", "'rounds'"]),
+    (_set("=3"), ["KEY=VALUE", "'=3'"]),
+    (_set("model.name=vgg"), ["model.name = 'vgg'", "'logistic', 'mlp', 'cnn'"]),
+    (_set("clients_per_round=30"), ["clients_per_round = 30", "num_clients = 10"]),
+    (_set("num_clients=1294"), ["1294 clients", "1293 examples"]),
+    (_set("data.test_fraction=0.9999"), ["test_fraction = 0.9999"]),
+    ([*_set("data.dataset=mnist"), "--data-dir", "nowhere"], ["nowhere", "--data-dir"]),
+    (_set("wireless.radius_km=0.0001"), ["radius_km", "0.0001"]),
+    (_set("selectors.bsfl.alpha=-1"), ["alpha", "-1", "at least 0"]),
+    (_set("selectors.bsfl.data_weights=1,2"), ["data_weights", "2 entries", "client 2"]),
+    (_set("selectors.bsfl.gamma=2"), ["selectors.bsfl.gamma", "alpha"]),
     (_set("learning_rate=0.1"), ["unknown key 'learning_rate'", "did you mean 'training.learning_rate'?"]),
     (_set("learning_rate="), ["--set learning_rate= lacks a value"]),
     (_set("training.learning_rat=1"), ["did you mean 'training.learning_rate'?"]),
     (_set("training.learning_rate=fast"), ["training.learning_rate = 'fast'", "valid number"]),
     (_set("num_clients=100000000"), ["num_clients = 100000000", "less than or equal to 10000000"]),
-    (
-        _set(
-            "data.dataset=synthetic-regression", "data.synthetic_examples=1000000000", "data.synthetic_features=1000000"
-        ),
-        ["there is not enough memory for this: Unable to allocate"],
-    ),
+    (_set(*HUGE), ["there is not enough memory for this: Unable to allocate"]),
     (_set("training=1"), ["training = 1: expected a table"]),
     (_set("rounds.x=1"), ["'rounds' is a value, not a table"]),
     (_set("aggregation.warmup_rounds=10"), ["warmup_rounds = 10 leaves nothing to choose in rounds = 3"]),
@@ -134,10 +202,7 @@ FAULTS: list[tuple[list[str], list[str]]] = [
     ([*RUN, "--trust"], ["--trust is for code that a folder names", "--resume FOLDER"]),
     ([*RUN, "--selector", "os:abort"], ["selector 'os:abort' is of Python's standard library", "./file.py:name"]),
     (["compare", "--resume", "python"], ["'Mine' in 'python' was given in Python", "compare(..., resume=True)"]),
-    (
-        ["run", "smoke", "--resume", "begun"],
-        ["--resume begun resumes the run", "the scenario 'smoke'", "--rounds"],
-    ),
+    (["run", "smoke", "--resume", "begun"], ["--resume begun resumes the run", "the scenario 'smoke'", "--rounds"]),
     (["run", "--resume", "begun", "--selector", "bsfl"], ["--selector"]),
     (["run", "--resume", "begun", "--set", "seed=3"], ["--set"]),
     (["compare", "--resume", "begun", "--seeds", "3"], ["--seeds"]),
@@ -211,7 +276,3 @@ def test_a_selector_that_fails_in_a_round(
     assert _lacking(err, words) == []
     (log,) = own_folder.glob("runs/*/flower.log")
     assert ("Traceback" in log.read_text()) == (selector == "Fragile")
-
-
-def test_there_are_forty() -> None:
-    assert len(USAGE) + len(FAULTS) + 2 >= 40

@@ -50,12 +50,16 @@ def unplugged(**params: Any) -> Any:
     raise KeyError("camera")
 
 
+def _simulated(**arguments: Any) -> Callable[[], Any]:
+    return lambda: simulate(SMOKE, **arguments)
+
+
 def _data(**parts: Any) -> Callable[[], Any]:
     return lambda: simulate(SMOKE, data=OwnData(**{"train": (X, Y), "test": (X, Y), **parts}))
 
 
 def _model(make: Any) -> Callable[[], Any]:
-    return lambda: simulate(SMOKE, model=make)
+    return _simulated(model=make)
 
 
 def _compared(selectors: Any, **options: Any) -> Callable[[], Any]:
@@ -100,11 +104,11 @@ WRONG: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "an engine": (_compared(["random"], engine="gpu"), ["ray, vectorized", "'gpu'"]),
     "a reference": (_compared(["random", "bsfl"], reference="x"), ["'x' must be one of", "random, bsfl"]),
     "a file as folder": (_compared(["random"], folder="taken"), ["'taken'", "File exists"]),
-    "a selector's class": (lambda: simulate(SMOKE, selector=Random), ["clients_per_round=3", "got Random"]),
-    "a selector's name": (lambda: simulate(SMOKE, selector="random"), ["selector must be", "got 'random'"]),
-    "a selector as strategy": (lambda: simulate(SMOKE, strategy=Random(clients_per_round=3)), ["API 'legacy'", "got"]),
-    "a loss as objective": (lambda: simulate(SMOKE, objective=nn.MSELoss()), ["Objective(loss=", "got MSELoss"]),
-    "on_round": (lambda: simulate(SMOKE, on_round=3), ["on_round must be a function", "got int"]),
+    "a selector's class": (_simulated(selector=Random), ["clients_per_round=3", "got Random"]),
+    "a selector's name": (_simulated(selector="random"), ["selector must be", "got 'random'"]),
+    "a selector as strategy": (_simulated(strategy=Random(clients_per_round=3)), ["API 'legacy'", "got"]),
+    "a loss as objective": (_simulated(objective=nn.MSELoss()), ["Objective(loss=", "got MSELoss"]),
+    "on_round": (_simulated(on_round=3), ["on_round must be a function", "got int"]),
     "a module as model": (_model(nn.Flatten()), ["function or class that makes", "got Flatten itself"]),
     "a model's name": (_model("mlp"), ["function or class that makes", "got str"]),
     "a model of NumPy": (_model(lambda: np.eye(3)), ["torch module, got ndarray"]),
@@ -114,7 +118,7 @@ WRONG: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "a model of ten too few": (_model(lambda: nn.Linear(8, 3)), ["(2, 10), for 10 classes", "gave (2, 1, 8, 3)"]),
     "a model that fails": (_model(lambda: Deaf(8, 10)), ["cannot read examples of shape (1, 8, 8): KeyError"]),
     "a model without parameters": (_model(nn.Flatten), ["parameters to train, but Flatten has none"]),
-    "data of one part": (lambda: simulate(SMOKE, data=X), ["OwnData, or a pair (train, test)", "ndarray"]),
+    "data of one part": (_simulated(data=X), ["OwnData, or a pair (train, test)", "ndarray"]),
     "data of another length": (_data(train=(X, Y[:9])), ["(100, 4) and (9,)"]),
     "NaN": (_data(train=(X * np.nan, Y)), ["train must hold finite numbers, got NaN"]),
     "labels below 0": (_data(train=(X, Y - 1)), ["classes must be 0 … C - 1, got -1"]),
@@ -133,35 +137,20 @@ WRONG: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "clients by name": (_data(partition={"a": [1], 1: [2]}), ["clients 0 … 1, as integers", "'a', 1"]),
     "rows for nobody": (_data(partition={}), ["for each client", "got dict {}"]),
     "one array of rows": (_data(partition=np.arange(100)), ["for each client", "got ndarray"]),
-    "resume without a folder": (
-        lambda: simulate(SMOKE, resume=True),
-        ["resume = True needs the folder", "checkpoint_dir"],
-    ),
-    "resume as a text": (lambda: simulate(SMOKE, resume="yes"), ["False, True or 'must', got 'yes'"]),  # type: ignore
-    "nothing to go on with": (
-        lambda: simulate(SMOKE, checkpoint_dir="new", resume="must"),
-        ["'new' holds no checkpoint"],
-    ),
+    "resume without a folder": (_simulated(resume=True), ["resume = True needs the folder", "checkpoint_dir"]),
+    "resume as a text": (_simulated(resume="yes"), ["False, True or 'must', got 'yes'"]),  # type: ignore
+    "nothing to go on with": (_simulated(checkpoint_dir="new", resume="must"), ["'new' holds no checkpoint"]),
     "a comparison without a folder": (_compared(["random"], resume=True), ["resume = True needs the folder"]),
     "no comparison to go on with": (_compared(["random"], folder="new", resume="must"), ["'new' does not exist"]),
-    "a checkpoint every -1": (lambda: simulate(SMOKE, folder="new", checkpoint_every=-1), ["checkpoint_every", "-1"]),
-    "checkpoints, but none": (
-        lambda: simulate(SMOKE, checkpoint_dir="new", checkpoint_every=0),
-        ["checkpoint_every = 0"],
-    ),
-    "no checkpoint kept": (
-        lambda: simulate(SMOKE, checkpoint_dir="new", keep_checkpoints=0),
-        ["keep_checkpoints", "0"],
-    ),
+    "a checkpoint every -1": (_simulated(folder="new", checkpoint_every=-1), ["checkpoint_every", "-1"]),
+    "checkpoints, but none": (_simulated(checkpoint_dir="new", checkpoint_every=0), ["checkpoint_every = 0"]),
+    "no checkpoint kept": (_simulated(checkpoint_dir="new", keep_checkpoints=0), ["keep_checkpoints", "0"]),
     "checkpoints of a strategy": (_own_strategy(checkpoint_dir="new"), ["checkpoint_dir cannot be", "to the strategy"]),
     "resume of a strategy": (_own_strategy(resume=True), ["resume cannot be", "to the strategy"]),
-    "a file as checkpoint_dir": (lambda: simulate(SMOKE, checkpoint_dir="taken"), ["'taken'", "File exists"]),
+    "a file as checkpoint_dir": (_simulated(checkpoint_dir="taken"), ["'taken'", "File exists"]),
     "another scenario's checkpoints": (_again("checkpoint_dir", seed=2), ["scenario.seed = 1, this one has 2"]),
     "another run's folder": (_again("folder", seed=2), ["holds another run", "seed is 1 there and 2 here"]),
-    "more rounds of a finished run": (
-        _again("folder", rounds=9),
-        ["finished after 2 rounds", "new run with rounds = 9"],
-    ),
+    "more rounds of a finished run": (_again("folder", rounds=9), ["finished after 2 rounds", "run with rounds = 9"]),
     "fewer rounds than were done": (_again("checkpoint_dir", rounds=1), ["has done 2 rounds", "at least 2"]),
     "checkpoints of a run": (_again("checkpoint_dir", resume=False), ["of another run", "resume=True"]),
     "no folder to load": (lambda: Comparison.load(), ["at least one folder"]),
@@ -185,7 +174,3 @@ def test_it_is_refused_with_what_was_expected(what: str, tmp_path: Path, monkeyp
         call()
     assert [part for part in words if part not in str(refused.value)] == []
     assert "\n" not in str(refused.value)
-
-
-def test_there_are_twenty() -> None:
-    assert len(WRONG) >= 20

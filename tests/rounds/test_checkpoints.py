@@ -88,8 +88,17 @@ TREES = st.recursive(
 )
 
 
+EVERY_FORM: dict[Any, Any] = {
+    "bits": np.random.default_rng(5).bit_generator.state, "large": 2**200, "low": -(2**70), "bytes": b"\x00a",
+    "number": np.float32(0.5), "columns": np.arange(6.0).reshape(2, 3).T, "foreign": np.arange(6, dtype=">i2"),
+    "texts": np.array(["ab", "c"]), "complex": np.array([[1j, 2.0]]).T, "empty": np.zeros((0, 2), dtype=">f4"),
+    "many": [32 * ["ü"], 32 * [0.5], 32 * [2**70], 32 * [True]], "by key": {str(k): k for k in range(40)},
+    "a/b": np.ones(1), "a": {"b": np.zeros(1)}, 7: (1, "x"), "$array": None,
+}  # fmt: skip
+
+
 @settings(max_examples=15, deadline=None)
-@example({"bits": np.random.default_rng(5).bit_generator.state, "large": 2**200, "low": -(2**70)})
+@example(EVERY_FORM)
 @given(st.dictionaries(st.text(max_size=4), TREES, max_size=3))
 def test_any_state_comes_back_bit_for_bit(state: dict[str, Any]) -> None:
     text, arrays = pack_state(state, "state")
