@@ -57,12 +57,6 @@ class Stop:
         for stop in self.inner:
             yield from stop.lines(depth + 1)
 
-    def rooms(self) -> Iterator[str]:
-        """Every room of the walk."""
-        yield self.room
-        for stop in self.inner:
-            yield from stop.rooms()
-
 
 class Walk:
     """Records the rooms that one thread enters."""

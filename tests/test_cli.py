@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,8 +18,6 @@ from fedsel_flwr.cli import DEFAULT_SELECTORS, main
 from fedsel_flwr.report.run_folder import read_history, read_model
 from fedsel_flwr.selectors import names
 from fedsel_flwr.selectors.registry import selector_class
-from fedsel_flwr.simulations.comparisons import plan
-from fedsel_flwr.simulations.results import write_run
 from fedsel_flwr.simulations.scenario_files import load_scenario, scenario_names
 from fedsel_flwr.simulations.worlds.world import World
 from tests.processes import Command, environment
@@ -142,47 +139,31 @@ def test_ctrl_c_while_loading(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert capsys.readouterr() == ("", "fedsel: interrupted\n")
 
 
-# ---- compare, with the simulation played in this process ----------------------------------------------------------
+# ---- compare -------------------------------------------------------------------------------------------------------
 
 
-def test_compare_runs_every_selector_on_every_seed(
-    own_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    played: list[tuple[str, int]] = []
-
-    def simulate(scenario: Any, *, on_round: Any, folder: Path, label: str, **options: Any) -> Any:
-        played.append((scenario.selector, scenario.seed))
-        result = play(scenario)
-        for record in result.history.rounds:
-            on_round(record)
-        write_run(folder, scenario, result, label)
-        return result
-
-    monkeypatch.setattr(plan, "simulate", simulate)
+def test_compare_runs_every_selector_on_every_seed(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["compare", "smoke", "--selectors", "cs-ucb, random", "--seeds", "2", "--rounds", "4", "--set", "seed=5"]
-    assert main(argv) == 0
+    assert main([*argv, "--engine", "vectorized"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    assert played == [("cs-ucb", 5), ("random", 5), ("cs-ucb", 6), ("random", 6)]
     folder = Path(out.splitlines()[-1])
     assert folder.parent == own_folder / "runs"
-    assert {path.name for path in folder.iterdir()} == {
-        "cs-ucb-seed5", "cs-ucb-seed6", "random-seed5", "random-seed6", "comparison.png", "rounds.png", "runs.csv",
-        "comparison.tex", "summary.json",
-        "verdict.json", "flower.log", "plan.json",
-    }  # fmt: skip
+    played = [("cs-ucb", 5), ("random", 5), ("cs-ucb", 6), ("random", 6)]
+    runs = {f"{selector}-seed{seed}" for selector, seed in played}
+    own = FILES - RUN_FILES | {"verdict.json", "flower.log"}
+    assert {path.name for path in folder.iterdir()} == own | runs
     summaries = json.loads((folder / "summary.json").read_text())
     assert [(s["selector"], s["seed"]) for s in summaries] == played
     for summary in summaries:
         run = folder / f"{summary['selector']}-seed{summary['seed']}"
-        assert {path.name for path in run.iterdir()} == RUN_FILES - {"regret.parquet"}
+        assert {path.name for path in run.iterdir()} == RUN_FILES
         history = read_history(run)
         assert [r.round for r in history.rounds] == [1, 2, 3, 4]
         assert summary["accuracy"] == history.rounds[-1].accuracy
         resolved = load_scenario(str(run / "scenario.toml"))
         assert (resolved.selector, resolved.seed, resolved.rounds) == (summary["selector"], summary["seed"], 4)
-    for label in ("cs-ucb, seed 5", "cs-ucb, seed 6", "random, seed 5", "random, seed 6"):
-        assert f"{label}: round 4/4" in out
+        assert f"{summary['selector']}, seed {summary['seed']}: round 4/4" in out
     rows = [line for line in out.splitlines() if re.match(r"(cs-ucb|random) +\S+ ±", line)]
     assert len(rows) == 2  # one line a selector: mean ± spread
 

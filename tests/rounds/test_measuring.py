@@ -120,22 +120,6 @@ def test_projections_with_momentum_by_hand(api: str, rounds: int) -> None:
     np.testing.assert_allclose(predict.models, MODELS[:rounds], atol=1e-15)  # A and F: w0 in round 1, then each w^t
 
 
-def test_the_direction_by_hand() -> None:
-    """The same rounds on the measurer alone, and what comes after one in which the model stayed: G is gamma G."""
-    measurer = measurer_of(selector := gpfl())
-    before = np.zeros(2)
-    for models, after in zip(ROUNDS, MODELS, strict=True):
-        selector.select(np.arange(2))
-        measurer.models(ModelList([[np.array(m)] for m in models]), [before])
-        measurer.global_model([before], [np.array(after)])
-        before = np.array(after)
-    step = 0.1 * np.array([2.01, 1.105]) + [0.0, 1.0]
-    np.testing.assert_allclose(measurer.direction._direction, step, atol=1e-12)
-    selector.select(np.arange(2))
-    measurer.global_model([before], [before])
-    np.testing.assert_allclose(measurer.direction._direction, 0.1 * step, atol=1e-12)
-
-
 def test_without_a_direction_the_projection_is_zero() -> None:
     measurer = measurer_of(selector := gpfl())
     opposite = [[np.array([1.0, 0.0])], [np.array([-1.0, 0.0])]]

@@ -25,8 +25,11 @@ pytestmark = pytest.mark.timeout(30)
 def test_energy_scores_from_joules(api: str, warmup: int, expected: list[list[float]]) -> None:
     joules = [(1.0, 4.0), (8.0, 2.0), (16.0, 4.0)]
     spy = Spy("energy_score", warmup_rounds=warmup)
-    play_scripted(api, spy, lambda k, t, w: w, 3, start=[1.0], report=lambda k, t: {"energy_j": joules[t - 1][k]})
+    strategy, _ = play_scripted(
+        api, spy, lambda k, t, w: w, 3, start=[1.0], report=lambda k, t: {"energy_j": joules[t - 1][k]}
+    )
     assert [report.energy_score.tolist() for report in spy.reports] == expected  # type: ignore[union-attr]
+    assert strategy.history.problem_counts() == {}, "a score that follows from joules is not missing"
 
 
 @APIS
