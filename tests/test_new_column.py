@@ -1,4 +1,4 @@
-"""A column is declared once: a new one takes a row in the table, and the client's line that measures it."""
+"""A column is declared once, and so is an option of strategies: a package with one more of each."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from tests.processes import ROOT
 ROW = """    Column(name="battery", key="battery_share", source="reply", low=0.0, high=1.0, recorded=True,
            meaning="charge of the client's battery, a share"),
 """
+OPTION = '    patience: int = field(default=3, metadata=_rule(_count, key="patience"))\n'
 FOLLOWED = '''
-import copy, json, pickle, sys
+import inspect, json, pickle, sys
 from pathlib import Path
 
 import numpy as np
@@ -32,8 +33,12 @@ import numpy as np
 import fedsel_flwr
 from fedsel_flwr.report.run_folder import read_history, read_journal, write_history
 from fedsel_flwr.rounds.journal import Journal
-from fedsel_flwr.selectors import Selector
-from fedsel_flwr.strategies import MetricKeys, SelectionStrategy
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.selectors import Random, Selector
+from fedsel_flwr.simulations import load_scenario
+from fedsel_flwr.simulations.on_flower.building import make_strategy
+from fedsel_flwr.simulations.worlds.world import world_of
+from fedsel_flwr.strategies import BSFL, MetricKeys, SelectionStrategy, message
 from tests.strategies.helpers import FakeProxy, Federation, fedavg
 
 
@@ -72,7 +77,29 @@ import pyarrow.parquet as parquet
 (folder / "other").mkdir()
 renamed = play(folder / "other", "charge", metric_keys=MetricKeys(battery="charge"))
 shares = lambda history: [row.battery_share for row in history.clients]
+def patience(strategy):
+    return strategy.core.settings.patience
+
+
+def refused(call, *args, **kwargs):
+    try:
+        call(*args, **kwargs)
+    except ParameterError as error:
+        return str(error)
+
+
+apis = (SelectionStrategy, message.SelectionStrategy, BSFL)
 print(json.dumps({
+    "defaults": [inspect.signature(cls).parameters["patience"].default for cls in apis],
+    "patience": [
+        patience(SelectionStrategy(Random(clients_per_round=1))),
+        patience(BSFL(clients_per_round=1, min_latency=1.0, patience=4)),
+        patience(make_strategy(world_of(load_scenario("smoke", {"aggregation.patience": 5})))),
+    ],
+    "refused": [
+        refused(SelectionStrategy, Random(clients_per_round=1), patience=0),
+        refused(load_scenario, "smoke", {"aggregation.patience": 0}),
+    ],
     "package": fedsel_flwr.__file__,
     "selector": strategy.selector._charge.tolist(),
     "history": shares(history),
@@ -89,13 +116,17 @@ print(json.dumps({
 
 @pytest.fixture
 def followed(tmp_path: Path) -> Any:
-    """What a process saw that has the package with one more row in its table."""
+    """What a process saw whose package has one more row in its table, and one more option."""
     folder = tmp_path
     shutil.copytree(ROOT / "fedsel_flwr", folder / "fedsel_flwr", ignore=shutil.ignore_patterns("__pycache__"))
     table = folder / "fedsel_flwr" / "selectors" / "columns.py"
     before, mark, after = table.read_text("utf-8").partition(")  # fmt: skip\n\nCOLUMNS")
     assert mark
     table.write_text(before + ROW + mark + after, "utf-8")
+    options = folder / "fedsel_flwr" / "rounds" / "settings.py"
+    before, mark, after = options.read_text("utf-8").partition("    min_completed: int = ")
+    assert mark
+    options.write_text(before + OPTION + mark + after, "utf-8")
     (folder / "followed.py").write_text(FOLLOWED)
     (folder / "run").mkdir()
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -116,6 +147,10 @@ def test_a_row_in_the_table_carries_a_number_from_the_client_to_the_selector_and
         assert str(followed[place]) == str([0.75, float("nan"), float("nan")] * rounds), place
     assert followed["same"], "files and copies"
     assert followed["own"]
+    # and a line among the options makes one of strategies, settings and scenarios
+    assert (followed["defaults"], followed["patience"]) == ([3, 3, 3], [3, 4, 5])
+    refusal = "patience must be a whole number of at least 1, got 0"
+    assert followed["refused"] == [refusal, f"scenario 'smoke': aggregation.patience = 0: {refusal}"]
 
 
 def test_what_is_recorded_today_is_typed_and_has_the_clients_own_names() -> None:

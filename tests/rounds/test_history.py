@@ -119,11 +119,16 @@ def _evaluated(server_round: int, arrays: Any, config: Any) -> Any:
     return 10.0 - server_round, {"accuracy": 0.1 * server_round, "other": "x"}
 
 
-def test_evaluate_puts_loss_and_accuracy_into_the_history() -> None:
-    strategy, flower = _evaluated_by(_evaluated, 4)
-    assert [(r.loss, r.accuracy) for r in strategy.history.rounds] == [(10.0 - r, 0.1 * r) for r in (1, 2, 3, 4)]
-    assert flower.losses_centralized == [(r, 10.0 - r) for r in range(5)]  # Flower's own history is complete
-    assert flower.metrics_centralized["other"] == [(r, "x") for r in range(5)]
+@pytest.mark.parametrize("evaluate_fn", [None, _evaluated])
+def test_evaluate_puts_loss_and_accuracy_into_the_history_and_on_round_comes_after_it(evaluate_fn: Any) -> None:
+    seen: list[RoundRecord] = []
+    strategy, flower = _evaluated_by(evaluate_fn, 4, on_round=seen.append)
+    assert [r.round for r in seen] == [1, 2, 3, 4]
+    if evaluate_fn is not None:
+        assert seen == strategy.history.rounds
+        assert [(r.loss, r.accuracy) for r in seen] == [(10.0 - r, 0.1 * r) for r in (1, 2, 3, 4)]
+        assert flower.losses_centralized == [(r, 10.0 - r) for r in range(5)]  # Flower's own history is complete
+        assert flower.metrics_centralized["other"] == [(r, "x") for r in range(5)]
 
 
 @pytest.mark.parametrize(
@@ -140,16 +145,6 @@ def test_any_kind_of_number_serves_as_accuracy(accuracy: Any, expected: float) -
     rounds = strategy.history.rounds
     np.testing.assert_array_equal([r.loss for r in rounds], [NaN, 0.25, NaN])
     np.testing.assert_array_equal([r.accuracy for r in rounds], [NaN, expected, NaN])
-
-
-@pytest.mark.parametrize("evaluate_fn", [None, _evaluated])
-def test_on_round_is_called_once_a_round_after_the_evaluation(evaluate_fn: Any) -> None:
-    seen: list[RoundRecord] = []
-    strategy, _ = _evaluated_by(evaluate_fn, 4, on_round=seen.append)
-    assert [r.round for r in seen] == [1, 2, 3, 4]
-    if evaluate_fn is not None:
-        assert [r.loss for r in seen] == [9.0, 8.0, 7.0, 6.0]
-        assert seen == strategy.history.rounds
 
 
 def test_federated_evaluation_goes_through_the_base() -> None:

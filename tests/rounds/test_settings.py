@@ -1,76 +1,21 @@
-"""Options are declared once: the signature, the settings and a scenario's table derive from one line."""
+"""Options are declared once (``tests/test_new_column.py`` declares one more): signature, settings, scenarios."""
 
 from __future__ import annotations
 
 import inspect
 import pydoc
 import re
-import subprocess
-import sys
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.rounds import settings
 from fedsel_flwr.rounds.settings import Options, Settings, resolve_settings
 from fedsel_flwr.selectors import Random, create
 from fedsel_flwr.simulations import load_scenario
 from fedsel_flwr.simulations.scenario_files import replace_keys
 from fedsel_flwr.strategies import SelectionStrategy, message
-
-ROOT = Path(__file__).resolve().parents[2]
-
-# One more option, in the source of the only room that declares them.
-ANOTHER = """
-import inspect, sys
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
-
-path = Path(sys.argv[1])
-line = "    min_completed: int = "
-source = path.read_text(encoding="utf-8")
-assert source.count(line) == 1
-patience = 'patience: int = field(default=3, metadata=_rule(_count, key="patience"))'
-spec = spec_from_file_location("fedsel_flwr.rounds.settings", path)
-module = module_from_spec(spec)
-sys.modules["fedsel_flwr.rounds.settings"] = module
-exec(compile(source.replace(line, f"    {patience}\\n{line}"), str(path), "exec"), vars(module))
-
-from fedsel_flwr import strategies
-from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors import Random, create
-from fedsel_flwr.simulations import load_scenario
-from fedsel_flwr.simulations.on_flower.building import make_strategy
-from fedsel_flwr.simulations.worlds.world import world_of
-from fedsel_flwr.strategies import message
-
-for cls in (strategies.SelectionStrategy, message.SelectionStrategy, strategies.BSFL):
-    assert inspect.signature(cls).parameters["patience"].default == 3, cls
-assert strategies.SelectionStrategy(Random(clients_per_round=1)).core.settings.patience == 3
-assert strategies.BSFL(clients_per_round=1, min_latency=1.0, patience=4).core.settings.patience == 4
-made = make_strategy(world_of(load_scenario("smoke", {"aggregation.patience": 5})))
-assert made.core.settings.patience == 5
-for refused in (
-    lambda: strategies.SelectionStrategy(Random(clients_per_round=1), patience=0),
-    lambda: load_scenario("smoke", {"aggregation.patience": 0}),
-):
-    try:
-        refused()
-    except ParameterError as error:
-        print(error)
-"""
-
-
-@pytest.mark.timeout(120)
-def test_one_declaration_makes_an_option_of_strategies_settings_and_scenarios() -> None:
-    command = [sys.executable, "-c", ANOTHER, str(Path(settings.__file__))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    refusal = "patience must be a whole number of at least 1, got 0"
-    assert done.stdout.splitlines() == [refusal, f"scenario 'smoke': aggregation.patience = 0: {refusal}"]
 
 
 @pytest.mark.parametrize("cls", [SelectionStrategy, message.SelectionStrategy])
