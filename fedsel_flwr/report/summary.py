@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
@@ -83,35 +83,32 @@ class Spread:
     total: int
 
 
-UNKNOWN = Spread(mean=math.nan, deviation=math.nan, count=0, total=0)
-"""The spread of a figure that no run has."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class SelectorRow:
-    """Figures of one selector: each figure of ``RunSummary`` as a ``Spread`` over the seeds."""
+    """Figures of one selector: each figure of ``RunSummary`` is an attribute, a ``Spread`` over the seeds.
+
+    Attributes:
+        selector: Name of the selector.
+        seeds: Number of runs.
+        figures: Figure -> its spread.
+    """
 
     selector: str
     seeds: int
-    accuracy: Spread
-    time_to_target_s: Spread
-    energy_to_target_j: Spread
-    energy_j: Spread
-    jain: Spread
-    failed_clients: Spread
-    simulated_s: Spread
-    loss: Spread = UNKNOWN
-    accuracy_last10: Spread = UNKNOWN
-    deviation_last10: Spread = UNKNOWN
-    accuracy_15: Spread = UNKNOWN
-    accuracy_50: Spread = UNKNOWN
-    rounds_to_target: Spread = UNKNOWN
-    rounds_to_all: Spread = UNKNOWN
-    score_energy: Spread = UNKNOWN
-    asked_per_round: Spread = UNKNOWN
+    figures: Mapping[str, Spread]
+
+    def __getattr__(self, name: str) -> Spread:
+        """Return the spread of a figure.
+
+        Raises:
+            AttributeError: There is no such figure.
+        """
+        if name not in FIGURES:
+            raise AttributeError(f"a selector's row has the figures {', '.join(FIGURES)}, but no {name!r}")
+        return self.figures[name]
 
 
-FIGURES = tuple(field.name for field in fields(SelectorRow) if field.name not in ("selector", "seeds"))
+FIGURES = tuple(field.name for field in fields(RunSummary) if field.name not in ("selector", "seed"))
 """The figures of a run that are averaged over seeds."""
 
 
@@ -239,7 +236,7 @@ def aggregate(summaries: Iterable[RunSummary]) -> list[SelectorRow]:
         SelectorRow(
             selector=selector,
             seeds=len(group),
-            **{name: _spread([getattr(s, name) for s in group]) for name in FIGURES},
+            figures={name: _spread([getattr(s, name) for s in group]) for name in FIGURES},
         )
         for selector, group in runs.items()
     ]

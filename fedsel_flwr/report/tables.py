@@ -75,13 +75,11 @@ def summary_frame(summaries: Sequence[RunSummary], reference: str | None) -> pd.
     rows = []
     for row in aggregate(summaries):
         flat: dict[str, Any] = {"selector": row.selector, "seeds": row.seeds}
-        for name, spread in vars(row).items():
-            if isinstance(spread, Spread):
-                flat |= {name: spread.mean, f"{name}_sd": spread.deviation, f"{name}_seeds": spread.count}
-                found = differences.get((row.selector, name))
-                if found:
-                    flat |= {f"{name}_difference": found.mean, f"{name}_low": found.low, f"{name}_high": found.high}
-                    flat[f"{name}_p"] = found.p
+        for name, spread in row.figures.items():
+            flat |= {name: spread.mean, f"{name}_sd": spread.deviation, f"{name}_seeds": spread.count}
+            if found := differences.get((row.selector, name)):
+                flat |= {f"{name}_difference": found.mean, f"{name}_low": found.low, f"{name}_high": found.high}
+                flat[f"{name}_p"] = found.p
         rows.append(flat)
     # pandas orders the columns by the first row, and the reference lacks the differences: the longest row comes first.
     frame = load_optional("pandas").DataFrame(sorted(rows, key=len, reverse=True))
@@ -110,13 +108,7 @@ def latex_table(summaries: Sequence[RunSummary], reference: str | None, target_a
         heads.append(f"time against {_escaped(str(reference))} (s)")
     lines = [rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}", r"\toprule", " & ".join(heads) + r" \\", r"\midrule"]
     for row in rows:
-        cells = [
-            _escaped(row.selector),
-            _math(format_spread(row.accuracy, scale=100, decimals=1)),
-            _math(format_spread(row.time_to_target_s, none="never")),
-            _math(format_spread(row.energy_to_target_j, none="never")),
-            _math(format_spread(row.jain, decimals=3)),
-        ]
+        cells = [_escaped(row.selector), *map(_math, _format_figures(row))]
         if asked:
             cells.append(_math(format_spread(row.asked_per_round, decimals=1)))
         if differences:
@@ -144,6 +136,16 @@ def format_spread(spread: Spread, *, scale: float = 1, decimals: int | None = No
     return text if spread.count == spread.total else f"{text} ({spread.count} of {spread.total})"
 
 
+def _format_figures(row: SelectorRow) -> list[str]:
+    """Format accuracy, time and energy to the target, and Jain index."""
+    return [
+        format_spread(row.accuracy, scale=100, decimals=1),
+        format_spread(row.time_to_target_s, none="never"),
+        format_spread(row.energy_to_target_j, none="never"),
+        format_spread(row.jain, decimals=3),
+    ]
+
+
 def _build(rows: Sequence[SelectorRow], target_accuracy: float, plus_minus: str, before_count: str) -> Table:
     """Build the table; ``before_count`` is a space, or a line break on a narrow terminal."""
     caption = _caption(rows, plus_minus)
@@ -161,13 +163,7 @@ def _build(rows: Sequence[SelectorRow], target_accuracy: float, plus_minus: str,
     ):
         table.add_column(header, justify="right", overflow="fold")
     for row in rows:
-        cells = (
-            format_spread(row.accuracy, scale=100, decimals=1),
-            format_spread(row.time_to_target_s, none="never"),
-            format_spread(row.energy_to_target_j, none="never"),
-            format_spread(row.jain, decimals=3),
-            format_spread(row.failed_clients, decimals=0 if row.seeds == 1 else 1),
-        )
+        cells = [*_format_figures(row), format_spread(row.failed_clients, decimals=0 if row.seeds == 1 else 1)]
         ready = [cell.replace(" (", f"{before_count}(") for cell in cells]
         if asked:
             # On a narrow terminal the deviations of the last two columns stand below their means.

@@ -83,7 +83,7 @@ def available(availability: Availability, ids: Sequence[str], round: int, simula
     return mask
 
 
-class Busy:
+class Busy(state_dicts.NotByClient):
     """Connections that owe an answer: they are not asked again until they answer or a time limit has passed.
 
     A SuperNode works off one message after the other. One that hangs answers nothing, and one that trains for longer
@@ -153,9 +153,6 @@ class Busy:
         if not isinstance(until, Mapping):
             raise StateError(f"until must be a mapping from connection to seconds, got {until!r:.80}")
         self._until = {str(node): state_dicts.plain_number("until", end) or 0.0 for node, end in until.items()}
-
-    def forget(self, rows: IntArray) -> None:
-        """Keep everything: nothing here is known by row."""
 
 
 class ClientArrays:

@@ -35,8 +35,8 @@ UNUSABLE_ROUNDS = 3
 Value = int | float | str
 
 
-class History:
-    """The record of a run.
+class History(state_dicts.NotByClient):
+    """The record of a run; an evicted client's past rounds stay in it.
 
     Without a journal everything is in memory, in lists. With a journal the last rounds are in memory, and older rounds
     are read from the file when they are asked for. ``rounds`` and ``clients`` are complete sequences in both cases.
@@ -212,9 +212,6 @@ class History:
             )
         self._rounds[:], self._clients[:] = from_columns(state)
         self._logged = True
-
-    def forget(self, rows: IntArray) -> None:
-        """Keep everything: an evicted client's past rounds stay in the history."""
 
     def __eq__(self, other: object) -> bool:
         """Return whether two histories have the same records."""

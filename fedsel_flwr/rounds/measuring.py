@@ -129,7 +129,7 @@ class Validation:
         return 0.0 if np.isnan(logits).any() else float((logits.argmax(axis=1) == self.labels).mean())
 
 
-class Measurer:
+class Measurer(state_dicts.NotByClient):
     """Measures what the selector and FedCA's filter read.
 
     Args:
@@ -249,9 +249,6 @@ class Measurer:
         """Continue from a state; nothing changes if it does not fit."""
         self.direction.load_state_dict(state)
 
-    def forget(self, rows: IntArray) -> None:
-        """Keep everything: nothing here is known by row."""
-
     @property
     def _starts_direction(self) -> bool:
         """Return whether the direction starts with this round's gradients, so that its step does not move it again."""
@@ -305,9 +302,6 @@ class Direction:
         state_dicts.expect_keys(state, self.state_dict())
         direction = state_dicts.array("direction", state["direction"], np.float64)
         self._direction = direction if direction.size else None
-
-    def forget(self, rows: IntArray) -> None:
-        """Keep everything: nothing here is known by row."""
 
 
 def _loss(logits: FloatArray, labels: IntArray) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsel_flwr.checks import FloatArray, IntArray
+from fedsel_flwr.checks import FloatArray
 from fedsel_flwr.rounds import state_dicts
 from fedsel_flwr.rounds.models import Arrays
 from fedsel_flwr.rounds.replies import column_of, length_faults
@@ -44,7 +44,7 @@ class Question:
         return list(self.asked.values())
 
 
-class Probing:
+class Probing(state_dicts.NotByClient):
     """Turns a selector's probe into a question to connections, and their answers into side information.
 
     Args:
@@ -124,6 +124,3 @@ class Probing:
         state_dicts.expect_keys(state, self.state_dict())
         loaded = [state_dicts.plain_number(key, state[key]) or 0.0 for key in ("seconds", "joules")]
         self._seconds, self._joules = loaded
-
-    def forget(self, rows: IntArray) -> None:
-        """Keep everything: nothing here is known by row."""

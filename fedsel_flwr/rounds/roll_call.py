@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, Protocol, runtime_checkable
 
-from fedsel_flwr.checks import IntArray
 from fedsel_flwr.rounds import state_dicts
 from fedsel_flwr.rounds.probing import Answers
 from fedsel_flwr.rounds.untrusted import first_lines
@@ -70,7 +69,7 @@ class Registry(Protocol):
         """Return what is known of every connection, in one call; None if the server knows only ids."""
 
 
-class RollCall:
+class RollCall(state_dicts.NotByClient):
     """Asks new connections who they are.
 
     Those that did not answer are asked last, and each time after twice as many rounds, so that one of them cannot hold
@@ -143,9 +142,6 @@ class RollCall:
         state_dicts.expect_keys(state, self.state_dict())
         loaded = [state_dicts.whole_numbers(key, state[key]) for key in ("in_vain", "not_before")]
         self._unanswered, self._not_before = loaded
-
-    def forget(self, rows: IntArray) -> None:
-        """Keep everything: nothing here is known by row."""
 
     def _learn(self, answers: Collection[Properties | None], one_first: bool) -> None:
         """Learn from answers whether the app can say who it is."""

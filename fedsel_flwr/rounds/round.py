@@ -98,7 +98,7 @@ class Outcome:
         return np.array([self.results[node].weight for node in self.kept])
 
 
-class Reporter:
+class Reporter(state_dicts.NotByClient):
     """Writes the selector's report and the history's records of a round.
 
     Args:
@@ -192,9 +192,6 @@ class Reporter:
         """Continue from a state; nothing changes if it does not fit."""
         state_dicts.expect_keys(state, self.state_dict())
         self._energy_max = state_dicts.plain_number("energy_max", state["energy_max"]) or 0.0
-
-    def forget(self, rows: IntArray) -> None:
-        """Keep everything: nothing here is known by row."""
 
     def _reported_columns(self, results: list[ClientResult]) -> dict[str, FloatArray]:
         """Return the reported columns that the selector needs, NaN for clients that did not report them."""

@@ -44,6 +44,13 @@ class Stateful(Protocol):
         """Drop what is known of the clients in ``rows``, which are given to newcomers."""
 
 
+class NotByClient:
+    """Base of owners of state that is not kept by client."""
+
+    def forget(self, rows: IntArray) -> None:
+        """Keep everything when newcomers take over the rows of evicted clients."""
+
+
 def save_parts(parts: Mapping[str, Stateful]) -> State:
     """Return the states of several owners, by name."""
     return {name: part.state_dict() for name, part in parts.items()}

@@ -51,6 +51,18 @@ def test_texts_are_one_printable_line_or_begin_no_line_of_their_own(text: str) -
     assert all(line.startswith("    ") and line.isprintable() for line in others)
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (np.arange(8), "[0, 1, 2, 3, 4, 5, 6, 7]"), (np.arange(9), "an array of shape (9,)"),
+        (list(range(8)), "[0, 1, 2, 3, 4, 5, 6, 7]"), (list(range(9)), "a list of 9"), ({}, "a dict of 0"),
+        (2**255, str(2**255)[:80]), (2**256, "an integer of 257 bits"), ("x" * 99, "'" + "x" * 79),
+    ],
+)  # fmt: skip
+def test_a_large_value_is_described_and_not_written_out(value: Any, text: str) -> None:
+    assert shown(value) == text
+
+
 @contextlib.contextmanager
 def cheap() -> Iterator[None]:
     """Neither a megabyte nor half a second."""
