@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import difflib
+import importlib
 import io
 import logging
 import re
@@ -30,6 +31,8 @@ BEGIN, END = "<!-- {}: written by `make architecture` -->", "<!-- end of {} -->"
 FOLDER = str(ROOT / PACKAGE)
 PASSED_OVER = (f"{PACKAGE}.checks", f"{PACKAGE}.errors", f"{PACKAGE}.arguments")
 """Rooms that nearly every other one uses; no place on a way."""
+LOADED_BEFORE = ("flwr.simulation", "matplotlib.figure", "pandas", "pyarrow.parquet", "sklearn.datasets", "torch")
+"""Imported before a walk: every call of their own imports would be looked at otherwise."""
 
 
 # ---- walks ---------------------------------------------------------------------------------------------------------
@@ -185,6 +188,8 @@ def walks() -> dict[str, list[Stop]]:
     from fedsel_flwr.strategies import SelectionStrategy, message
     from tests.simulations.inprocess import AppGrid
 
+    for name in LOADED_BEFORE:
+        importlib.import_module(name)
     found: dict[str, list[Stop]] = {}
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         command = ["run", "smoke", "--rounds", "1", "--quiet", "--num-cpus", "1", "--runs-dir", folder]

@@ -23,23 +23,27 @@ from tests.strategies.scripted import Spy
 MODEL = [np.zeros((2, 2))]
 START, USUAL = 13.0, 0.25
 NODES = [f"n{k}" for k in range(6)]
-Took = Callable[[str, int], float]
+Took = Callable[[str, int], float | None]
 
 
 def server(selector: Any, **options: Any) -> SelectionCore:
     return core_of(selector, clock="server", identity="claim", **options)
 
 
-def play(core: SelectionCore, rounds: int, seconds: Took, nodes: list[str] = NODES, **metrics: Any) -> SelectionCore:
-    """Rounds in which a client's n-th training, counted from 1 over all calls, takes ``seconds(client, n)``."""
+def play(core: SelectionCore, rounds: int, seconds: Took, nodes: Any = NODES, **metrics: Any) -> SelectionCore:
+    """Rounds in which a client's n-th training, counted from 1 over all calls, takes ``seconds(client, n)``.
+
+    None: it fails. ``nodes`` are clients, or connection -> client.
+    """
     asked = Counter(row.client_id for row in core.parts.history.clients)
+    said = {node: {"client_id": nodes[node] if isinstance(nodes, dict) else node} for node in nodes}
     for _ in range(rounds):
         replies = {}
-        for node in core.choose(nodes, MODEL, Written(facts(*nodes))):
+        for node in core.choose(list(nodes), MODEL, Written(said)):
             who = core.parts.roster.name(node)
             asked[who] += 1
-            took = seconds(who, asked[who])
-            replies[node] = Reply(arrays=MODEL, num_examples=10, metrics=dict(metrics), observed_s=took)
+            if (took := seconds(who, asked[who])) is not None:
+                replies[node] = Reply(arrays=MODEL, num_examples=10, metrics=dict(metrics), observed_s=took)
         core.collect(replies)
         core.finish(MODEL)
     return core
@@ -122,25 +126,14 @@ def test_known_times_stand_for_a_newcomers_first_time() -> None:
 def test_a_reconnection_is_no_first_time() -> None:
     """The clients come back under other connections, and take long once more: that is learnt."""
     core = play(server(cs_ucb()), 2, starting)
-    again = {f"other-{node}": node for node in NODES}
-    said = Written({connection: {"client_id": node} for connection, node in again.items()})
-    chosen = core.choose(list(again), MODEL, said)
-    core.collect({node: Reply(arrays=MODEL, num_examples=1, observed_s=14.0) for node in chosen})
-    core.finish(MODEL)
+    play(core, 1, lambda *_: 14.0, {f"other-{node}": node for node in NODES})
     last = core.parts.history.clients[-6:]
     assert {(row.latency_s, row.latency_source) for row in last} == {(14.0, "observed")}
 
 
 def test_a_failure_counts_and_the_first_time_is_still_to_come() -> None:
-    core = server(cs_ucb(2))
-    for replies in ({}, {"n0": 13.0}, {"n0": 0.25}):
-        chosen = core.choose(NODES[:2], MODEL, Written(facts(*NODES[:2])))
-        core.collect({
-            node: Reply(arrays=MODEL, num_examples=1, metrics={"compute_s": 0.2}, observed_s=replies[node])
-            for node in chosen
-            if node in replies
-        })  # fmt: skip
-        core.finish(MODEL)
+    took = {"n0": [None, 13.0, 0.25], "n1": [None] * 3}
+    core = play(server(cs_ucb(2)), 3, lambda who, number: took[who][number - 1], NODES[:2], compute_s=0.2)
     assert sources(core, "n0") == ["max_latency", "first", "observed"]
     assert sources(core, "n1") == ["max_latency"] * 3
     state = core.parts.selector.state_dict()
@@ -166,10 +159,10 @@ def test_without_the_servers_time_there_is_no_first_time(clock: Any, observed: f
 
 
 def test_tifl_profiles_a_client_by_a_later_time() -> None:
-    core = play(server(create("tifl", clients_per_round=6, tiers=2, seed=0)), 1, starting)
-    assert core.parts.selector.state_dict()["profile"].tolist() == [-1.0] * 6
-    play(core, 1, starting)
-    assert core.parts.selector.state_dict()["profile"].tolist() == pytest.approx([USUAL + 0.01 * k for k in range(6)])
+    core = server(create("tifl", clients_per_round=6, tiers=2, seed=0))
+    for profile in ([-1.0] * 6, [USUAL + 0.01 * k for k in range(6)]):
+        play(core, 1, starting)
+        assert core.parts.selector.state_dict()["profile"].tolist() == pytest.approx(profile)
 
 
 def test_who_takes_a_row_over_has_the_first_time_before_it() -> None:
