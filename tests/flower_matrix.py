@@ -24,6 +24,7 @@ import tempfile
 import venv
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 OLDEST, NEWEST, NIGHTLY = "1.22.0", "newest", "nightly"
@@ -155,17 +156,7 @@ def run(*argv: object, longest_s: float | None = None) -> subprocess.CompletedPr
     with (
         tempfile.TemporaryFile("w+") as out,
         tempfile.TemporaryFile("w+") as err,
-        _group(
-            subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                start_new_session=True,
-            )
-        ) as process,
+        _group(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err) as process,
     ):
         status = process.wait(LONGEST_S if longest_s is None else longest_s)
         out.seek(0)
@@ -174,8 +165,9 @@ def run(*argv: object, longest_s: float | None = None) -> subprocess.CompletedPr
 
 
 @contextlib.contextmanager
-def _group(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+def _group(command: list[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
     """A process that leads a group, all of which is ended at the end."""
+    process = subprocess.Popen(command, start_new_session=True, **options)
     try:
         yield process
     finally:

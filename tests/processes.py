@@ -65,9 +65,8 @@ class Command:
         try:
             status = self._popen.wait(timeout)
         except subprocess.TimeoutExpired as late:
-            raise AssertionError(
-                f"still running after {timeout} s:\n{self.stdout[-3000:]}{self.stderr[-3000:]}"
-            ) from late
+            said = f"{self.stdout[-3000:]}{self.stderr[-3000:]}"
+            raise AssertionError(f"still running after {timeout} s:\n{said}") from late
         self.seconds = time.monotonic() - self._began
         return status
 

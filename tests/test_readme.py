@@ -6,10 +6,8 @@ a Python of its own, as a reader has it.
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +15,7 @@ import pytest
 
 from tests.flwr_command import ANSI, LocalSuperLink
 from tests.pages import COMMANDS, PAGES, ROOT, Block, blocks, links
+from tests.processes import environment
 from tests.warm import Warm
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
@@ -99,12 +98,8 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Block], Pat
 
 def in_a_shell(command: str, folder: Path) -> str:
     """What a command of a shell says, with this Python's commands first in its path; it must succeed."""
-    paths = {
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-        "PYTHONPATH": str(ROOT),
-    }
     done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", command], cwd=folder, env={**os.environ, **paths}, text=True, timeout=280,
+        ["bash", "-euo", "pipefail", "-c", command], cwd=folder, env=environment(), text=True, timeout=280,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:]
@@ -129,17 +124,20 @@ def run_block(block: Block, folder: Path, warm: Warm | None) -> str:
     return text
 
 
+def check_block(block: Block, folder: Path, warm: Warm | None) -> None:
+    said = run_block(block, folder, warm)
+    assert re.search(SAYS.get(block.file, ""), said, re.MULTILINE), said[-4000:]
+
+
 @pytest.mark.parametrize("block", RUN, ids=str)
 def test_it_runs_as_printed(block: Block, warm: Warm, folder_of: Callable[[Block], Path]) -> None:
-    said = run_block(block, folder_of(block), warm)
-    assert re.search(SAYS.get(block.file, ""), said, re.MULTILINE), said[-4000:]
+    check_block(block, folder_of(block), warm)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", [block for block in RUN if "run_simulation" not in block.text], ids=str)
 def test_it_runs_as_printed_in_a_shell(block: Block, folder_of: Callable[[Block], Path]) -> None:
-    said = run_block(block, folder_of(block), None)
-    assert re.search(SAYS.get(block.file, ""), said, re.MULTILINE), said[-4000:]
+    check_block(block, folder_of(block), None)
 
 
 @pytest.mark.parametrize("block", [block for block in ON_PAPERS if block.language == "python"], ids=str)
@@ -205,12 +203,8 @@ def test_the_selector_alone_comes_to_prefer_the_fast(warm: Warm, tmp_path: Path)
     assert sum(plays[-5:]) < 5 * 250
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_links_lead_somewhere(page: Path) -> None:
-    assert [link for link in links(page) if not (ROOT / link).exists()] == []
-
-
-def test_the_index_has_every_page() -> None:
+def test_links_lead_somewhere_and_the_index_has_every_page() -> None:
+    assert [(page.name, link) for page in PAGES for link in links(page) if not (ROOT / link).exists()] == []
     listed = set(links(ROOT / "docs" / "README.md"))
     pages = {page.relative_to(ROOT).as_posix() for page in PAGES if page.parent == ROOT / "docs"}
     assert pages - {"docs/README.md"} <= listed

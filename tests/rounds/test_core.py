@@ -15,7 +15,6 @@ from fedsel_flwr.rounds.roster import Roster
 from fedsel_flwr.rounds.run_length import RoundNumbering
 from fedsel_flwr.selectors import PCZFL, create
 from tests.rounds.written import Written, core_of, facts
-from tests.strategies import numpy_world as world
 from tests.strategies.scripted import Spy, two_examples
 
 MODEL = [np.zeros((2, 2))]
@@ -213,17 +212,3 @@ def test_vectors_of_another_length_are_missing_in_their_row_alone() -> None:
     core.finish(MODEL)
     nothing = [np.nan, np.nan]
     np.testing.assert_array_equal(spy.reports[0].gradient, [[1.0, 2.0], nothing, [3.0, 4.0], nothing])  # type: ignore[arg-type]
-
-
-def test_gpfls_mean_has_equal_weights() -> None:
-    """By default, whatever the numbers of examples: 10, 11 and 12 here."""
-    selector = create("gpfl", **world.selector_params("gpfl"))
-    core = core_of(selector, validation=world.validation(), learning_rate=world.ETA)
-    start, nodes = [world.initial()], [f"node-{k}" for k in (0, 1, 2)]
-    for _ in range(2):
-        chosen = core.choose(nodes, start, Written({node: world.facts(k) for k, node in enumerate(nodes)}))
-        outcome = core.collect({
-            node: Reply(arrays=start, num_examples=10 + i, metrics={"latency_s": 1.0}) for i, node in enumerate(chosen)
-        })  # fmt: skip
-        core.finish(start)
-    assert outcome.weights.tolist() == [1.0, 1.0, 1.0]
