@@ -108,7 +108,6 @@ def in_a_shell(command: str, folder: Path) -> str:
 
 def run_block(block: Block, folder: Path, warm: Warm | None) -> str:
     """What a block says; it must succeed."""
-    on_ray = "run_simulation" in block.text  # leaves threads and signal handlers to whatever would come after it
     if block.language != "python":
         if warm is None:
             return in_a_shell(block.text, folder)
@@ -117,7 +116,7 @@ def run_block(block: Block, folder: Path, warm: Warm | None) -> str:
         return "".join(text for _, text in told)
     name = block.file or f"line_{block.line}.py"
     (folder / name).write_text(block.text, encoding="utf-8")
-    if warm is None or on_ray:
+    if warm is None:
         return in_a_shell(f"python {name}", folder)
     status, text = warm.run([name], folder)
     assert status == 0, text[-4000:]
@@ -135,7 +134,7 @@ def test_it_runs_as_printed(block: Block, warm: Warm, folder_of: Callable[[Block
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", [block for block in RUN if "run_simulation" not in block.text], ids=str)
+@pytest.mark.parametrize("block", RUN, ids=str)
 def test_it_runs_as_printed_in_a_shell(block: Block, folder_of: Callable[[Block], Path]) -> None:
     check_block(block, folder_of(block), None)
 
