@@ -385,6 +385,7 @@ def test_the_rewards_may_take_their_scale_from_the_observed_times() -> None:
     refused("smoke", {"selectors.random.max_latency": "auto"}, "'wireless.max_latency_s'", "'selectors.random.max_lat")
 
 
+LIMITS = tuple(f"aggregation.{key}" for key in ("cooldown", "max_update_norm", "max_examples", "max_participation"))
 FAULTS: list[tuple[Any, tuple[str, ...]]] = [
     (0, ("rounds", "num_clients", "clients_per_round", "evaluation_every", "partition.examples_per_client")),
     (0, ("training.batch_size",)),
@@ -404,6 +405,7 @@ FAULTS: list[tuple[Any, tuple[str, ...]]] = [
     ([1, 2], ("rounds",)),
     (3, ("selector", "partition.sizes", "training", "selectors", "selectors.bsfl")),
     ("3", ("rounds", "training.learning_rate", "wireless.noise_power_dbm")),
+    *((value, LIMITS) for value in ("yes", "1", -1.0, float("nan"))),
     ("none of them", ("engine", "data.dataset", "partition.kind", "model.name", "system.kind", "aggregation.base")),
     ("none of them", ("clients.latency_mode", "clients.delay")),
 ]
