@@ -13,8 +13,6 @@ from flwr.server.strategy import FedAdam, FedAvg, FedAvgM, FedProx, FedYogi
 
 from fedsel_flwr.errors import FedSelError, ParameterError
 from fedsel_flwr.selectors import create
-from fedsel_flwr.simulations import engine
-from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.on_flower.building import (
     check_selectors,
     make_availability,
@@ -27,7 +25,7 @@ from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.worlds.availability import TraceAvailability
 from fedsel_flwr.simulations.worlds.world import World, world_of
 from fedsel_flwr.strategies import BSFL, CSUCB, RoundRecord, SelectionStrategy
-from tests.simulations.inprocess import in_process, play
+from tests.simulations.inprocess import play
 
 SMOKE = load_scenario("smoke")
 BASES = {"fedavg": FedAvg, "fedprox": FedProx, "fedadam": FedAdam, "fedyogi": FedYogi, "fedavgm": FedAvgM}
@@ -54,20 +52,13 @@ def asked(result: RunResult) -> Counter[str]:
     return Counter(row.client_id for row in result.history.clients)
 
 
-def test_the_bases_here_are_those_of_the_scenarios() -> None:
-    annotation = Scenario.model_fields["aggregation"].annotation
-    assert annotation is not None
-    assert set(annotation.model_fields["base"].annotation.__args__) == set(BASES)
-
-
 @pytest.mark.parametrize("base", BASES)
 def test_every_base_builds_and_learns(base: str) -> None:
     scenario = smoke(
         aggregation__base=base, training__proximal_mu=0.25, training__local_epochs=5, rounds=3,
         aggregation__server_learning_rate=1.0 if base == "fedavgm" else 0.03,
     )  # fmt: skip
-    strategy = make_strategy(World(scenario))
-    assert type(strategy.base) is BASES[base]
+    assert type(make_strategy(World(scenario)).base) is BASES[base]
     result = play(scenario)
     assert [r.num_completed for r in result.history.rounds] == [3, 3, 3]
     assert result.history.problem_counts() == {}
@@ -118,20 +109,6 @@ def test_the_papers_options_hold_however_the_selector_is_asked_for(
     assert (settings.averaging, settings.momentum) == ("fedpdp-exact", 0.5)
     assert settings.filter is not None
     assert settings.filter.score == "accuracy"
-
-
-@APIS
-def test_gpfl_averages_with_equal_weights_by_name_and_as_an_object(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same model to the last bit, on clients of unequal sizes; FedAvg's weights make another."""
-    monkeypatch.setattr(engine, "run_simulation", in_process)
-    overrides = {"partition.kind": "dirichlet", "partition.alpha": 0.3, "api": api}
-    scenario = load_scenario("smoke", overrides | {"selector": "gpfl"})
-    other = load_scenario("smoke", overrides | {"selector": "random"})
-    by_name = simulate(scenario)
-    as_object = simulate(other, selector=create("gpfl", **selector_params(scenario, {})))
-    assert bits(as_object) == bits(by_name)
-    uneven = simulate(load_scenario("smoke", overrides | {"selector": "gpfl", "aggregation.averaging": "fedpdp"}))
-    assert bits(uneven)[2] != bits(by_name)[2]
 
 
 def test_strategy_takes_the_numbers_of_the_scenario() -> None:

@@ -272,20 +272,3 @@ def test_a_round_with_few_or_nobody_there_is_recorded_and_the_run_goes_on(run: A
         assert (empty.round_s, empty.energy_j, empty.probe_s, empty.probe_j) == (0.0, 0.0, 0.0, 0.0)
     assert rounds[3].simulated_s == rounds[1].simulated_s > 0
     assert selector.round == 5
-
-
-def test_a_trace_in_seconds_moves_with_the_simulated_clock(run: Any, tmp_path: Path) -> None:
-    """Rounds of everybody take 1.125 s (client 5); client 5 is away from 2 s to 4 s."""
-    there = trace(tmp_path, "second,client,state\n2,5,down\n4,5,up\n")
-    strategy, trained = run(selector_of("random", 6), 6, availability=there)
-    # starts 0, 1.125 | 2.25 (without 5: 1 s a round), 3.25 | 4.25
-    assert [r.round_s for r in strategy.history.rounds] == [1.125, 1.125, 1.0, 1.0, 1.125, 1.125]
-    assert ["5" in cohort for cohort in trained] == [True, True, False, False, True, True]
-
-
-def test_the_same_bernoulli_draws_give_the_same_rounds(run: Any) -> None:
-    model = BernoulliAvailability(0.6, seed=2)
-    _, trained = run(selector_of("random", 6), 8, availability=model)
-    expected = [[str(k) for k in range(6) if model(str(k), r, 0.0)] for r in range(1, 9)]
-    assert [sorted(cohort) for cohort in trained] == expected
-    assert len({tuple(e) for e in expected}) > 1

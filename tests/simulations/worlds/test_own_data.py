@@ -129,10 +129,6 @@ def dealt():
     return OwnData(examples(1), examples(0), partition=deal)
 
 
-def drawn():
-    return OwnData(examples(1), examples(0))
-
-
 def by_seed(seed):
     return OwnData(examples(seed), examples(0), partition=deal(seed))
 
@@ -184,11 +180,11 @@ def test_the_sentence_says_which_it_was(data: Any, said: str, tmp_path: Path, no
 @pytest.mark.parametrize(
     ("name", "said"),
     [("by_seed", "2 seeds, data sets and partitions"), ("fixed", "2 seeds and one partition for all of them"),
-     ("drawn", "2 seeds and partitions")],
+     ("pair_by_seed", "2 seeds, data sets and partitions")],
 )  # fmt: skip
 def test_on_the_command_line(name: str, said: str, tmp_path: Path, capsys: Any, no_pictures: None) -> None:
     imports = "import numpy as np\nfrom fedsel_flwr.simulations import OwnData\n\n"
-    functions = (examples, deal, blocks, fixed, drawn, by_seed)
+    functions = (examples, deal, blocks, fixed, by_seed, pair_by_seed)
     (tmp_path / "mine.py").write_text(imports + "\n".join(inspect.getsource(one) for one in functions))
     argv = ["compare", "smoke", "--selectors", "round-robin,random", "--seeds", "2", "--runs-dir", str(tmp_path)]
     for key, value in (KEYS | {"data.dataset": f"{tmp_path}/mine.py:{name}"}).items():
