@@ -290,13 +290,9 @@ def test_what_is_no_scenario_is_named(tmp_path: Path) -> None:
     refused(file_with(tmp_path, "rounds = 4\nnum_clients = = 3\n"), None, "mine.toml", "not valid TOML", "line 2")
     (tmp_path / "mine.toml").write_bytes(b"\xff\xfe\x00rounds")
     refused(str(tmp_path / "mine.toml"), None, "mine.toml")
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
-def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
-    path = file_with(tmp_path, "rounds = 4")
-    os.chmod(path, 0)
-    refused(path, None, "mine.toml")
+    if os.geteuid():  # root may read every file
+        os.chmod(tmp_path / "mine.toml", 0)
+        refused(str(tmp_path / "mine.toml"), None, "mine.toml")
 
 
 UNKNOWN = [
@@ -324,19 +320,14 @@ def test_unknown_key_in_a_file(text: str, key: str, allowed: tuple[str, ...], tm
         ("selectors.random.gamma", "unknown key 'selectors.random.gamma'"),
         ("selectors.bsfll.alpha", "unknown selector 'bsfll' (did you mean 'bsfl'?)"),
         ("rounds.x", "cannot set 'rounds.x': 'rounds' is a value"),
+        # two values for one thing would let one of them win without a word
+        ("selectors.cs-ucb.clients_per_round", "'selectors.cs-ucb.clients_per_round'"),
+        ("selectors.cs-ucb.seed", "'seed'"),
+        ("selectors.cs-ucb.max_latency", "'wireless.max_latency_s'"),
     ],
 )
 def test_unknown_key_in_an_override(key: str, named: str) -> None:
     refused("smoke", {key: 1}, named)
-
-
-@pytest.mark.parametrize(
-    ("parameter", "own"),
-    [("clients_per_round", "clients_per_round"), ("seed", "seed"), ("max_latency", "wireless.max_latency_s")],
-)
-def test_selector_parameters_that_the_scenario_sets(parameter: str, own: str) -> None:
-    """Two values for one thing would let one of them win without a word."""
-    refused("smoke", {f"selectors.cs-ucb.{parameter}": 3}, repr(own), f"'selectors.cs-ucb.{parameter}'")
 
 
 @pytest.mark.parametrize("name", ["fedcs", "pczfl"])
@@ -407,15 +398,11 @@ def test_faults_name_key_and_value(key: str, value: Any) -> None:
     ("key", "value", "allowed"),
     [
         ("rounds", 0, "greater than or equal to 1"),
-        ("rounds", 2.5, "valid integer"),
-        ("training.learning_rate", float("nan"), "finite"),
         ("training", 3, "expected a table"),
         ("clients_per_round", 30, "num_clients = 10"),
         ("selector", "bsfll", "random"),
         ("clients.latency_mode", "guess", "'measured' or 'model'"),
         ("data.dataset", "imagenet", "'fashion-mnist', 'emnist', 'cifar-10', 'synthetic-regression'"),
-        ("model.name", "vgg", "'logistic', 'mlp', 'cnn', 'cnn5', 'cnn3', 'vgg11', 'linear'"),
-        ("partition.kind", "random", "'iid', 'dirichlet', 'dirichlet-classes', 'dirichlet-sizes', 'shards', 'sizes', "),
     ],
 )
 def test_what_is_allowed_is_said(key: str, value: Any, allowed: str) -> None:

@@ -24,7 +24,6 @@ from fedsel_flwr.simulations.worlds.world import World
 from tests.simulations import inprocess
 
 pytestmark = pytest.mark.timeout(120)
-BASELINES = ("power-of-choice", "cpow-d", "rpow-d", "active-fl", "oort", "fedcs", "tifl")
 
 
 def _scenario(selector: str, rounds: int, **overrides: Any) -> Scenario:
@@ -45,20 +44,15 @@ def _same(scenario: Scenario) -> None:
     assert max(np.abs(a - b).max() for a, b in zip(alone.arrays, together.arrays, strict=True)) <= 1e-4
 
 
-@pytest.mark.parametrize("selector", ["bsfl", "pczfl"])
+@pytest.mark.parametrize(
+    "selector",
+    ["bsfl", "pczfl", "power-of-choice", "cpow-d", "rpow-d", "active-fl", "oort", "fedcs", "tifl"],
+)
 def test_as_clients_that_train_one_by_one(selector: str) -> None:
-    """Of a model without rectifiers, which a rounding may turn off: over many rounds that would change the model."""
-    _same(_scenario(selector, 10, **{"model.name": "logistic"}))
+    """Of a model without rectifiers, which a rounding may turn off: over many rounds that would change the model.
 
-
-@pytest.mark.parametrize("selector", ["bsfl", "gpfl"])
-def test_a_network_as_clients_that_train_one_by_one(selector: str) -> None:
-    _same(_scenario(selector, 5))
-
-
-@pytest.mark.parametrize("selector", BASELINES)
-def test_baselines_as_clients_that_train_one_by_one(selector: str) -> None:
-    """Twelve clients, four a round: TiFL's profiling ends after three rounds, and it asks again before the seventh."""
+    Twelve clients, four a round: TiFL's profiling ends after three rounds, and it asks again before the seventh.
+    """
     own = {f"selectors.{name}.candidates": 6 for name in ("power-of-choice", "cpow-d", "rpow-d")}
     own |= {"selectors.tifl.tiers": 2, "selectors.tifl.interval": 6}
     _same(_scenario(selector, 8, **{"model.name": "logistic", "num_clients": 12, "clients_per_round": 4, **own}))

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.server import SimpleClientManager
 from flwr.server.strategy import FedAdam, FedAvg, FedAvgM, FedProx, FedYogi
 
 from fedsel_flwr.errors import FedSelError, ParameterError
 from fedsel_flwr.selectors import create
+from fedsel_flwr.simulations import engine
 from fedsel_flwr.simulations.on_flower.building import (
     check_selectors,
     make_availability,
@@ -24,8 +24,8 @@ from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.worlds.availability import TraceAvailability
 from fedsel_flwr.simulations.worlds.world import World, world_of
-from fedsel_flwr.strategies import BSFL, CSUCB, RoundRecord, SelectionStrategy
-from tests.simulations.inprocess import play
+from fedsel_flwr.strategies import BSFL, CSUCB, SelectionStrategy
+from tests.simulations.inprocess import in_process, play
 
 SMOKE = load_scenario("smoke")
 BASES = {"fedavg": FedAvg, "fedprox": FedProx, "fedadam": FedAdam, "fedyogi": FedYogi, "fedavgm": FedAvgM}
@@ -183,42 +183,27 @@ def test_the_order_in_which_clients_connect_changes_nothing_but_the_seed_does(se
     assert bits(play(smoke(selector=selector, rounds=4, seed=2))) != first
 
 
-def test_history_is_that_of_the_system_model() -> None:
+@pytest.mark.parametrize(("name", "api"), [("smoke", "legacy"), ("phones", "legacy"), ("phones", "message")])
+def test_history_is_that_of_the_system_model(name: str, api: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Latency, energy and their parts, by client id, as the system model draws them."""
-    result, system = play(SMOKE), SMOKE.system_model()
-    for row in result.history.clients:
-        delays = system.draw(int(row.client_id), row.round)
-        assert (row.download_s, row.compute_s, row.upload_s) == (delays.download_s, delays.compute_s, delays.upload_s)
-        assert row.latency_s == delays.download_s + delays.compute_s + delays.upload_s
-        assert row.energy_j == system.energy_j(delays)
-        assert row.num_examples == world_of(SMOKE).num_examples()[int(row.client_id)]
-        assert row.completed
-        assert math.isfinite(row.train_loss)
-    assert result.history.rounds[-1].total_energy_j == pytest.approx(sum(r.energy_j for r in result.history.clients))
-    for record in result.history.rounds:
-        latencies = [row.latency_s for row in result.history.clients if row.round == record.round]
-        assert record.round_s == max(latencies)  # one wave: as many channels as clients
-
-
-def test_rounds_are_told_with_their_accuracy() -> None:
-    told: list[RoundRecord] = []
-    world = World(smoke())
-    strategy = make_strategy(world, told.append)
-    parameters = strategy.initialize_parameters(SimpleClientManager())
-    assert parameters is not None
-    loss, metrics = strategy.evaluate(0, parameters) or (math.nan, {})
-    assert told == []  # the first model belongs to no round
-    assert (loss, metrics["accuracy"]) == world.test(world.initial_arrays())
-
-
-def test_a_late_client_is_no_part_of_the_model() -> None:
-    """A deadline that nobody meets: the global model stays, the rounds take tau_max, all are counted."""
-    scenario = smoke(wireless__max_latency_s=0.001)
-    result = play(scenario)
-    assert [array.tobytes() for array in result.arrays] == [a.tobytes() for a in World(scenario).initial_arrays()]
-    assert [r.num_completed for r in result.history.rounds] == [0, 0, 0]
-    assert [r.round_s for r in result.history.rounds] == [0.001] * 3
-    assert result.history.problem_counts() == {"late": 9}
+    monkeypatch.setattr(engine, "run_simulation", in_process)
+    scenario = load_scenario(name, {"rounds": 4, "api": api, "selector": "random"})
+    history, world = engine.simulate(scenario).history, World(scenario)
+    latest = scenario.wireless.max_latency_s
+    for row in history.clients:
+        drawn = world.system.draw(int(row.client_id), row.round)
+        latency = drawn.download_s + drawn.compute_s + drawn.upload_s
+        assert row.latency_s == pytest.approx(min(latency, latest), rel=1e-12)
+        assert row.completed == (latency < latest)
+        assert row.energy_j == pytest.approx(world.system.energy_j(drawn), rel=1e-12)
+        if row.completed:
+            parts = (drawn.download_s, drawn.compute_s, drawn.upload_s)
+            assert (row.download_s, row.compute_s, row.upload_s) == pytest.approx(parts, rel=1e-12)
+            assert row.num_examples == world.num_examples()[int(row.client_id)]
+            assert math.isfinite(row.train_loss)
+    assert history.rounds[-1].total_energy_j == pytest.approx(sum(row.energy_j for row in history.clients))
+    for record in history.rounds:  # one wave: as many channels as clients
+        assert record.round_s == max(row.latency_s for row in history.clients if row.round == record.round)
 
 
 def test_a_trace_that_cannot_be_used_is_found_before_anything_starts() -> None:

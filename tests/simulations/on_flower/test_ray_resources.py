@@ -89,9 +89,7 @@ def test_what_only_ray_can_follow_is_refused_without_it(name: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["--client-gpus", "0.5"], "client_gpus = 0.5 asks for a GPU that is not there: torch sees 0"),
         (["--ray-address", "nowhere"], "ray_address must be HOST:PORT of the cluster's head"),
-        (["--num-cpus", "2", "--client-cpus", "3"], "no client fits: Ray gets 2 cores"),
         (["--engine", "vectorized", "--device", "nosuch"], "device = 'nosuch' cannot be used"),
     ],
 )

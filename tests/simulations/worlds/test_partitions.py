@@ -353,14 +353,6 @@ def test_a_sample_comes_from_the_clients_own_stream() -> None:
     assert len(set(parts[0].tolist()) & set(parts[1].tolist())) < 20  # 120 x 120 / 6,000 = 2.4 in common
 
 
-def test_every_example_is_drawn_equally_often() -> None:
-    """1,000 clients of 120 of 6,000: each example 20 times on average, binomial(1000, .02)."""
-    times = np.bincount(np.concatenate(list(SampledPartition(6000, 1000, 120, seed=4))), minlength=6000)
-    assert times.mean() == 20
-    assert times.var() == pytest.approx(1000 * 0.02 * 0.98, rel=0.1)
-    assert times.max() < 20 + 6 * np.sqrt(19.6)
-
-
 def test_it_is_a_sequence() -> None:
     parts = SampledPartition(100, 4, 3, seed=1)
     assert len(parts) == len(list(parts)) == 4
