@@ -221,9 +221,10 @@ def test_shards_that_do_not_divide_the_examples_leave_nobody_out_and_add_no_clas
 # ---- mixtures of classes: Kim's class heterogeneity, and GPFL's quadratic program ---------------------------------
 
 
-@pytest.mark.parametrize("num_clients", [1, 7, 20, 6000])
-def test_clients_with_mixtures_of_their_own_have_equal_sizes(num_clients: int) -> None:
-    parts = by_dirichlet_classes(SIX_CLASSES, num_clients, 0.1, np.random.default_rng(3))
+@pytest.mark.parametrize(("num_clients", "alpha"), [(1, 0.1), (7, 0.1), (20, 0.001), (6000, 0.1)])
+def test_clients_with_mixtures_of_their_own_have_equal_sizes(num_clients: int, alpha: float) -> None:
+    """With alpha .001 some mixtures hold only classes that are used up: those clients get what is left."""
+    parts = by_dirichlet_classes(SIX_CLASSES, num_clients, alpha, np.random.default_rng(3))
     assert_partition(parts, num_clients, 6000)
     sizes = [len(rows) for rows in parts]
     assert max(sizes) - min(sizes) <= 1
