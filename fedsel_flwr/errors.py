@@ -6,8 +6,10 @@ holds it.
 
 from __future__ import annotations
 
+import contextlib
 import sysconfig
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 # Paths of code that is not the user's: this package, Python's own library, and installed packages.
@@ -41,3 +43,24 @@ def described(error: BaseException) -> str:
     own = [one for one in frames if not any(part in one.filename for part in _NOT_THE_USERS)]
     place = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
     return f"{type(error).__name__}{': ' if message else ''}{message}{place}"
+
+
+@contextlib.contextmanager
+def refusing_faults(problem: str) -> Iterator[None]:
+    """Turn whatever the user's code raises within the block into a :class:`ParameterError`; our own errors pass.
+
+    Args:
+        problem: The message, to which the exception is added.
+
+    >>> with refusing_faults("the model cannot be made"):
+    ...     {}["speed"]
+    Traceback (most recent call last):
+    ...
+    fedsel_flwr.errors.ParameterError: the model cannot be made: KeyError: 'speed'...
+    """
+    try:
+        yield
+    except FedSelError:
+        raise
+    except Exception as error:
+        raise ParameterError(f"{problem}: {described(error)}") from error

@@ -382,10 +382,5 @@ def per_class_accuracy(world: World, arrays: Arrays) -> Columns:
         own = world.train_rows(k)
         counts, hits = np.bincount(labels[own]), np.bincount(labels[own], weights=right[own])
         rows += [(k, int(c), int(counts[c]), float(hits[c] / counts[c])) for c in np.flatnonzero(counts)]
-    client, label, examples, accuracy = zip(*rows, strict=True)
-    return {
-        "client": np.array(client),
-        "label": np.array(label),
-        "num_examples": np.array(examples),
-        "accuracy": np.array(accuracy),
-    }
+    columns = zip(*rows, strict=True)
+    return dict(zip(("client", "label", "num_examples", "accuracy"), map(np.array, columns), strict=True))

@@ -70,16 +70,20 @@ def read_record(folder: Path) -> dict[str, Any]:
     return record
 
 
+def _read_or_refuse(folder: Path) -> dict[str, Any]:
+    try:
+        return read_record(folder)
+    except (OSError, ValueError, TypeError) as error:
+        raise ParameterError(f"{str(folder / RUN)!r} cannot be read: {error}. {CURE}") from error
+
+
 def read_fingerprints(folder: Path) -> dict[str, str]:
     """Read the fingerprints of a run's code and data; empty if a version without them wrote its record.
 
     Raises:
         ParameterError: The record cannot be read, or holds something else there.
     """
-    try:
-        found = read_record(folder).get(FINGERPRINTS, {})
-    except (OSError, ValueError, TypeError) as error:
-        raise ParameterError(f"{str(folder / RUN)!r} cannot be read: {error}. {CURE}") from error
+    found = _read_or_refuse(folder).get(FINGERPRINTS, {})
     if not isinstance(found, dict) or not all(isinstance(one, str) for one in found.values()):
         raise ParameterError(f"{str(folder / RUN)!r} is damaged: {FINGERPRINTS} must hold texts. {CURE}")
     return found
@@ -101,10 +105,7 @@ def check_digests(folder: Path, *, finished: bool) -> None:
     Raises:
         ParameterError: Names the file.
     """
-    try:
-        record = read_record(folder)
-    except (OSError, ValueError, TypeError) as error:
-        raise ParameterError(f"{str(folder / RUN)!r} cannot be read: {error}. {CURE}") from error
+    record = _read_or_refuse(folder)
     rest = {key: one for key, one in record.items() if key != DIGEST}
     # Records of older versions have neither key. One with either lost the other by damage.
     if (DIGEST in record or FILES in record) and record.get(DIGEST) != _record_digest(rest):

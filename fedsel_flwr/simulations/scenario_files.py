@@ -88,10 +88,7 @@ def load_scenario(
                 key,
                 absolute_reference(value, Path.cwd()) if key in REFERENCE_KEYS and isinstance(value, str) else value,
             )
-    try:
-        scenario = Scenario.model_validate({"name": name} | tables)
-    except ValidationError as error:
-        raise ParameterError(f"scenario {source!r}: {_explain(error)}") from None
+    scenario = _validated(source, {"name": name} | tables)
     _check_selectors(source, scenario, selectors)
     return scenario
 
@@ -111,10 +108,15 @@ def replace_keys(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> Scena
     for key, value in changes.items():
         if value is not None:
             _set_key(changed, key, value)
+    return _validated(changed.get("name"), changed)
+
+
+def _validated(source: str | None, tables: Mapping[str, Any]) -> Scenario:
+    """Return the scenario of these tables; name every fault, and the scenario's source."""
     try:
-        return Scenario.model_validate(changed)
+        return Scenario.model_validate(tables)
     except ValidationError as error:
-        raise ParameterError(f"scenario {changed.get('name')!r}: {_explain(error)}") from None
+        raise ParameterError(f"scenario {source!r}: {_explain(error)}") from None
 
 
 def own_parameters(cls: type[Selector]) -> tuple[str, ...]:

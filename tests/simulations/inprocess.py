@@ -29,6 +29,7 @@ from flwr.common import (
 from flwr.server.client_proxy import ClientProxy
 
 from fedsel_flwr.selectors import Selector
+from fedsel_flwr.simulations.on_flower.app import ScenarioApp
 from fedsel_flwr.simulations.on_flower.building import make_strategy
 from fedsel_flwr.simulations.on_flower.flower_apis import make_server, server_arrays
 from fedsel_flwr.simulations.results import RunResult
@@ -140,6 +141,11 @@ class AppGrid(FakeGrid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         with self._turn:
             return super().pull_messages(message_ids)
+
+
+def grid_of(scenario: Scenario, num_nodes: int | None = None) -> AppGrid:
+    """A grid of as many nodes as the scenario has clients, or of another number."""
+    return AppGrid(ScenarioApp(lambda context: scenario), scenario.num_clients if num_nodes is None else num_nodes)
 
 
 def in_process(**kwargs: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from fedsel_flwr import cli
@@ -25,15 +27,14 @@ def test_all_but_those_that_cannot() -> None:
 
 
 def test_a_comparison_of_all_says_who_is_left_out() -> None:
-    keys = {"data.dataset": "synthetic-regression", "model.name": "linear", "rounds": 2, "partition.kind": "iid"}
-    comparison = compare(load_scenario("smoke", keys), "all")
-    able, left_out = runnable_selectors(load_scenario("smoke", keys))
+    scenario = load_scenario("smoke", {"rounds": 1, "aggregation.over_selection": 0.4})
+    comparison, (able, left_out) = compare(scenario, "all", seeds=1), runnable_selectors(scenario)
     assert (comparison.selectors, comparison.left_out) == (able, left_out)
     assert left_out
 
 
-def test_on_the_command_line(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["compare", "smoke", "--selectors", "all", "--rounds", "3", "--runs-dir", str(tmp_path)]
+def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["compare", "smoke", "--selectors", "all", "--rounds", "1", "--seeds", "1", "--runs-dir", str(tmp_path)]
     assert cli.main([*argv, "--set", "aggregation.over_selection=0.4"]) == 0
     out = capsys.readouterr().out
     assert "left out: pczfl: over_selection = 0.4" in out

@@ -19,7 +19,7 @@ from tests.simulations.inprocess import in_process
 SMOKE = {"engine": "vectorized", "rounds": 6, "selector": "random"}
 
 
-def _history(world: World, losses: list[float], accuracies: list[float]) -> History:
+def history_of(losses: list[float], accuracies: list[float]) -> History:
     history = History()
     for number, (loss, accuracy) in enumerate(zip(losses, accuracies, strict=True), 1):
         history.append(round=number, num_available=1, round_s=1.0, clients=[])
@@ -49,7 +49,7 @@ def test_guessing_is_the_most_frequent_class() -> None:
 )
 def test_what_counts(losses: list[float], accuracies: list[float], said: str) -> None:
     world = World(load_scenario("smoke", SMOKE))
-    found = diagnose(world, _history(world, losses, accuracies))
+    found = diagnose(world, history_of(losses, accuracies))
     assert said in found if said else not found
 
 

@@ -43,20 +43,28 @@ def choices(result: Any) -> list[tuple[Any, ...]]:
     return [(row.round, row.client_id, row.completed, row.latency_s, row.energy_j) for row in result.history.clients]
 
 
-@pytest.mark.parametrize("selector", ["divfl", "fedcor", "lsh", "nccb"])
+PROBED = {"divfl": [1], "lsh": [1], "nccb": [1], "fedcor": [1, 2, 3, 5, 6, 8]}
+"""The rounds that probe. FedCor: two rounds of warm-up and every third after it are samples, asked before and after."""
+
+
+def scenario_of(selector: str, rounds: int, **changes: Any) -> Scenario:
+    return load_scenario("digits", {**KEYS, "selector": selector, "rounds": rounds, **changes})
+
+
+@pytest.mark.parametrize("selector", PROBED)
 def test_both_apis_and_both_engines_choose_the_same(selector: str) -> None:
-    rounds = 8 if selector == "fedcor" else 5
-    scenario = load_scenario("digits", {**KEYS, "selector": selector, "rounds": rounds})
-    message = load_scenario("digits", {**KEYS, "selector": selector, "rounds": rounds, "api": "message"})
+    """And probes are charged in the rounds that ask."""
+    rounds = max(5, *PROBED[selector])
+    scenario, message = scenario_of(selector, rounds), scenario_of(selector, rounds, api="message")
     together = simulate(scenario, engine="vectorized")
     flower = drive(inprocess.AppGrid(ScenarioApp(Constant(message)), 12), message)
-    legacy = inprocess.play(scenario)
-    assert choices(together) == choices(flower) == choices(legacy)
+    assert choices(together) == choices(flower) == choices(inprocess.play(scenario))
+    assert [r.round for r in together.history.rounds if r.probe_s > 0] == PROBED[selector]
+    assert all(r.round_s > r.probe_s for r in together.history.rounds)
     assert [r.probe_s for r in together.history.rounds] == [r.probe_s for r in flower.history.rounds]
     assert together.history.problem_counts() == flower.history.problem_counts() == {}
     assert len({tuple(r.client for r in together.history.clients if r.round == t) for t in range(1, rounds + 1)}) > 1
-    difference = max(np.abs(a - b).max() for a, b in zip(together.arrays, flower.arrays, strict=True))
-    assert difference <= 1e-4
+    assert max(np.abs(a - b).max() for a, b in zip(together.arrays, flower.arrays, strict=True)) <= 1e-4
 
 
 @pytest.mark.slow
@@ -67,8 +75,7 @@ def test_both_apis_and_both_engines_choose_the_same(selector: str) -> None:
 def test_ray_chooses_as_the_vectorized_engine(selector: str, warmup: int, tmp_path: Path) -> None:
     """Also with a warm-up that all selectors share."""
     rounds = 8 if warmup else 5
-    keys = {**KEYS, "selector": selector, "rounds": rounds, "aggregation.warmup_rounds": warmup}
-    scenario = load_scenario("digits", keys)
+    scenario = scenario_of(selector, rounds, **{"aggregation.warmup_rounds": warmup})
     file = tmp_path / "result"
     argv = (sys.executable, "-m", "tests.simulations.ray_runs", "played", str(file), scenario.model_dump_json())
     command = Command(*argv, folder=tmp_path, cwd=ROOT)
@@ -84,22 +91,9 @@ def test_ray_chooses_as_the_vectorized_engine(selector: str, warmup: int, tmp_pa
     assert max(np.abs(a - b).max() for a, b in zip(ray.arrays, together.arrays, strict=True)) <= 1e-4
 
 
-@pytest.mark.parametrize(
-    ("selector", "asking"),
-    [("divfl", [1]), ("lsh", [1]), ("nccb", [1]), ("fedcor", [1, 2, 3, 5, 6, 8])],
-)
-def test_probes_are_charged_in_the_rounds_that_ask(selector: str, asking: list[int]) -> None:
-    """FedCor: two rounds of warm-up and every third after it are samples, each asked before and after."""
-    history = simulate(
-        load_scenario("digits", {**KEYS, "selector": selector, "rounds": 8}), engine="vectorized"
-    ).history
-    assert [r.round for r in history.rounds if r.probe_s > 0] == asking
-    assert all(r.round_s > r.probe_s for r in history.rounds)
-
-
 def test_a_gradient_is_charged_as_one_more_upload() -> None:
     """And as three forward passes, which are one more training: compute and upload twice, download once."""
-    scenario = load_scenario("digits", {**KEYS, "selector": "divfl", "rounds": 3})
+    scenario = scenario_of("divfl", 3)
     system = World(scenario).system
     for row in simulate(scenario, engine="vectorized").history.clients:
         delays = system.draw(int(row.client_id), row.round)

@@ -1,28 +1,29 @@
-"""The vectorized engine: the choices, the clocks and the models of the clients that train one by one."""
+"""The vectorized engine: the choices, the clocks, the models and the answers of clients that train one by one."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 from flwr.common import Code, FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.server import strategy as flower
 
-from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.clients.answering import answer
+from fedsel_flwr.clients.objectives import set_arrays
+from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.rounds.models import ModelStack
 from fedsel_flwr.rounds.round import Outcome
 from fedsel_flwr.selectors import Random, names
 from fedsel_flwr.simulations.engine import simulate
-from fedsel_flwr.simulations.on_flower.app import ScenarioApp
 from fedsel_flwr.simulations.on_flower.driving import drive
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
-from fedsel_flwr.simulations.vectorized import NamedClient, aggregate, stack_mean
+from fedsel_flwr.simulations.vectorized import BatchedEvaluation, NamedClient, aggregate, probe_clients, stack_mean
+from fedsel_flwr.simulations.worlds.world import World
 from tests.simulations import inprocess
 
 pytestmark = pytest.mark.timeout(120)
-BASELINES = ("power-of-choice", "cpow-d", "rpow-d", "active-fl", "oort", "fedcs", "tifl")
 
 
 def _scenario(selector: str, rounds: int, **overrides: Any) -> Scenario:
@@ -33,34 +34,25 @@ def _scenario(selector: str, rounds: int, **overrides: Any) -> Scenario:
 def _same(scenario: Scenario) -> None:
     """Both ways choose the same clients, who take the same time and energy, and end at the same model."""
     alone, together = inprocess.play(scenario), simulate(scenario, engine="vectorized")
-    pairs = list(zip(alone.history.clients, together.history.clients, strict=True))
-    for one, other in pairs:
-        assert (one.round, one.client_id, one.completed, one.kept) == (
-            other.round, other.client_id, other.completed, other.kept,
-        )  # fmt: skip
-        assert (one.latency_s, one.energy_j, one.num_examples) == (other.latency_s, other.energy_j, other.num_examples)
+    exact = ("round", "client_id", "completed", "kept", "latency_s", "energy_j", "num_examples")
+    for one, other in zip(alone.history.clients, together.history.clients, strict=True):
+        assert [getattr(one, key) for key in exact] == [getattr(other, key) for key in exact]
         assert one.train_loss == pytest.approx(other.train_loss, rel=1e-3)
     for one_round, other_round in zip(alone.history.rounds, together.history.rounds, strict=True):
         assert (one_round.simulated_s, one_round.probe_s) == (other_round.simulated_s, other_round.probe_s)
         assert one_round.accuracy == pytest.approx(other_round.accuracy, abs=0.006)  # one or two of 360 examples
-    difference = max(np.abs(a - b).max() for a, b in zip(alone.arrays, together.arrays, strict=True))
-    assert difference <= 1e-4
+    assert max(np.abs(a - b).max() for a, b in zip(alone.arrays, together.arrays, strict=True)) <= 1e-4
 
 
-@pytest.mark.parametrize("selector", ["bsfl", "pczfl"])
+@pytest.mark.parametrize(
+    "selector",
+    ["bsfl", "pczfl", "power-of-choice", "cpow-d", "rpow-d", "active-fl", "oort", "fedcs", "tifl"],
+)
 def test_as_clients_that_train_one_by_one(selector: str) -> None:
-    """Of a model without rectifiers, which a rounding may turn off: over many rounds that would change the model."""
-    _same(_scenario(selector, 20, **{"model.name": "logistic"}))
+    """Of a model without rectifiers, which a rounding may turn off: over many rounds that would change the model.
 
-
-@pytest.mark.parametrize("selector", ["bsfl", "gpfl"])
-def test_a_network_as_clients_that_train_one_by_one(selector: str) -> None:
-    _same(_scenario(selector, 5))
-
-
-@pytest.mark.parametrize("selector", BASELINES)
-def test_baselines_as_clients_that_train_one_by_one(selector: str) -> None:
-    """Twelve clients, four a round: TiFL's profiling ends after three rounds, and it asks again before the seventh."""
+    Twelve clients, four a round: TiFL's profiling ends after three rounds, and it asks again before the seventh.
+    """
     own = {f"selectors.{name}.candidates": 6 for name in ("power-of-choice", "cpow-d", "rpow-d")}
     own |= {"selectors.tifl.tiers": 2, "selectors.tifl.interval": 6}
     _same(_scenario(selector, 8, **{"model.name": "logistic", "num_clients": 12, "clients_per_round": 4, **own}))
@@ -88,53 +80,24 @@ def test_other_worlds_are_the_same(name: str) -> None:
     _same(load_scenario(name, {"num_clients": 20, "clients_per_round": 4, "rounds": 5, "selector": "cs-ucb"}))
 
 
-def test_what_clients_are_asked_for_is_the_same() -> None:
-    """A selector of losses: what it learns, and what that costs."""
-
-    class Losses(Random):
-        needs = frozenset({"loss", "local_accuracy"})
-        client_state: ClassVar = {"_loss": -1.0, "_right": -1.0}
-
-        def _observe(self, report: Any) -> None:
-            self._loss[report.clients], self._right[report.clients] = report.loss, report.local_accuracy
-
-    scenario, states = _scenario("random", 3), []
-    for engine in ("one by one", "vectorized"):
-        selector = Losses(clients_per_round=5, seed=2)
-        if engine == "vectorized":
-            history = simulate(scenario, engine=engine, selector=selector).history
-        else:
-            history = inprocess.play(scenario, selector=selector).history
-        states.append((selector.state_dict(), [record.round_s for record in history.rounds]))
-    assert (states[0][0]["loss"] > 0).any()
-    np.testing.assert_allclose(states[0][0]["loss"], states[1][0]["loss"], atol=1e-4)
-    np.testing.assert_allclose(states[0][0]["right"], states[1][0]["right"], atol=0.05)
-    assert states[0][1] == states[1][1]
-
-
 @pytest.mark.parametrize("base", ["fedadam", "fedyogi", "fedavgm"])
 def test_other_bases_aggregate_through_flowers_types(base: str) -> None:
     _same(_scenario("random", 4, **{"aggregation.base": base}))
 
 
-@pytest.mark.parametrize("api", ["legacy", "message"])
-def test_either_api_of_a_scenario_gives_the_same_run(api: str) -> None:
-    """The engine has no use for Flower's messages: the API decides nothing."""
-    scenario = _scenario("random", 3)
-    expected = simulate(scenario, engine="vectorized")
-    got = simulate(scenario.model_copy(update={"api": api}), engine="vectorized")
+def test_the_api_of_a_scenario_decides_nothing() -> None:
+    """The engine has no use for Flower's messages. Evaluation may be rare."""
+    scenario, seen = _scenario("random", 5, evaluation_every=2), list[tuple[int, bool]]()
+    expected, got = (
+        simulate(
+            scenario.model_copy(update={"api": api}), engine="vectorized",
+            on_round=lambda record: seen.append((record.round, bool(np.isfinite(record.accuracy)))),
+        )
+        for api in ("legacy", "message")
+    )  # fmt: skip
     assert repr(got.history) == repr(expected.history)
-    for one, other in zip(got.arrays, expected.arrays, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-def test_on_round_sees_every_round_and_evaluation_may_be_rare() -> None:
-    seen: list[tuple[int, bool]] = []
-    scenario = _scenario("random", 5, evaluation_every=2)
-    simulate(
-        scenario, engine="vectorized", on_round=lambda record: seen.append((record.round, np.isfinite(record.accuracy)))
-    )
-    assert seen == [(1, False), (2, True), (3, False), (4, True), (5, True)]
+    assert [one.tobytes() for one in got.arrays] == [one.tobytes() for one in expected.arrays]
+    assert seen == [(1, False), (2, True), (3, False), (4, True), (5, True)] * 2
 
 
 @pytest.mark.parametrize("engine", ["one by one", "vectorized", "message"])
@@ -148,20 +111,16 @@ def test_a_budget_ends_the_run_and_what_flower_counts_after_it_leaves_no_trace(e
     if engine == "vectorized":
         history = simulate(short, engine=engine, on_round=lambda record: seen.append(record.round)).history
         assert seen == [1, 2, 3, 4, 5]
+    elif engine == "one by one":
+        history = inprocess.play(short).history
     else:
-        history = inprocess.play(short).history if engine == "one by one" else _messages(short).history
+        history = drive(inprocess.grid_of(short), short).history
     assert [record.round for record in history.rounds] == [1, 2, 3, 4, 5]
     assert [np.isfinite(record.accuracy) for record in history.rounds] == [False, True, False, True, True]
-    assert [record.client_id for record in history.clients] == [
-        record.client_id for record in whole.clients if record.round <= 5
-    ]
+    until = [record.client_id for record in whole.clients if record.round <= 5]
+    assert [record.client_id for record in history.clients] == until
     joules = scenario.model_copy(update={"joules": whole.rounds[1].total_energy_j})
     assert len(simulate(joules, engine="vectorized").history.rounds) == 2
-
-
-def _messages(scenario: Scenario) -> Any:
-    app = ScenarioApp(lambda context: scenario)
-    return drive(inprocess.AppGrid(app, scenario.num_clients), scenario)
 
 
 def test_a_selector_may_say_that_it_is_done() -> None:
@@ -175,15 +134,17 @@ def test_a_selector_may_say_that_it_is_done() -> None:
     assert np.isfinite(result.history.rounds[-1].accuracy)
 
 
-@pytest.mark.parametrize(("key", "value"), [("latency_mode", "measured"), ("delay", "sleep")])
-def test_what_only_single_clients_can_do_is_refused(key: str, value: str) -> None:
-    with pytest.raises(ParameterError, match=rf"clients\.{key} = '{value}'"):
-        simulate(_scenario("random", 1, **{f"clients.{key}": value}), engine="vectorized")
-
-
-def test_an_unknown_engine_is_refused() -> None:
-    with pytest.raises(ParameterError, match="engine must be one of ray, vectorized, got 'steam'"):
-        simulate(_scenario("random", 1), engine="steam")
+@pytest.mark.parametrize(
+    ("keys", "engine", "said"),
+    [
+        ({"clients.latency_mode": "measured"}, "vectorized", r"clients\.latency_mode = 'measured'"),
+        ({"clients.delay": "sleep"}, "vectorized", r"clients\.delay = 'sleep'"),
+        ({}, "steam", "engine must be one of ray, vectorized, got 'steam'"),
+    ],
+)
+def test_what_only_single_clients_can_do_and_other_engines_are_refused(keys: Any, engine: str, said: str) -> None:
+    with pytest.raises(ParameterError, match=said):
+        simulate(_scenario("random", 1, **keys), engine=engine)
 
 
 @pytest.mark.parametrize("base", [flower.FedAvg(), flower.FedProx(proximal_mu=0.1)])
@@ -203,8 +164,47 @@ def test_the_mean_of_a_stack_is_flowers_own(base: Any) -> None:
 
 
 def test_too_few_models_for_krum_are_refused() -> None:
-    from fedsel_flwr.errors import RunError
-
     outcome = Outcome(results={}, usable=["0"], enough=True, models=ModelStack([np.zeros((1, 2))]))
     with pytest.raises(RunError, match="Krum with f = 1"):
         aggregate(flower.Krum(num_malicious_clients=1, num_clients_to_keep=1), 1, outcome)
+
+
+# ---- answers ------------------------------------------------------------------------------------------------------
+
+COLUMNS = (
+    "local_accuracy", "loss,rms_loss", "gradient,loss", "sketch,loss", "batch_loss", "batch_loss,local_accuracy",
+    "gradient,batch_loss",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["digits", "phones", "ben-ami-linear"])
+@pytest.mark.parametrize("columns", COLUMNS)
+def test_a_probe_costs_and_says_the_same(name: str, columns: str) -> None:
+    """Of a few clients, whose rows are gathered, and of all, whose outputs come from all examples."""
+    keys = {"num_clients": 10, "clients_per_round": 2, "data.local_test_fraction": 0.25 if name == "digits" else 0.0}
+    world = World(load_scenario(name, keys))
+    arrays = [array + np.float32(0.01) for array in world.initial_arrays()]
+    config: dict[str, str | int] = {"probe": columns, "round": 3}
+    for ids in ([7, 2], list(range(10))):
+        for k, together in zip(ids, probe_clients(world, arrays, ids, config), strict=True):
+            loss, _, metrics = world.client(k).evaluate(arrays, dict(config))
+            alone: dict[str, Any] = {"loss": loss, **metrics}
+            assert together.keys() == alone.keys()
+            for key in together.keys() - {"gradient"}:
+                if key in ("latency_s", "energy_j", "client_id", "sketch"):
+                    assert together[key] == alone[key], key
+                else:
+                    assert together[key] == pytest.approx(alone[key], rel=1e-5, abs=1e-7), key
+
+
+def test_answers_of_a_training_round() -> None:
+    world = World(load_scenario("digits", {"num_clients": 10, "clients_per_round": 2, "data.local_test_fraction": 0.2}))
+    arrays, asked = world.initial_arrays(), {"loss", "rms_loss", "local_accuracy"}
+    together = BatchedEvaluation(world, arrays, [4, 1], asked)
+    set_arrays(world.model, arrays)
+    for k in (1, 4):
+        alone = answer(world.model, asked, *world.examples(k), world.objective)
+        assert together.columns(k, asked) == pytest.approx(alone, rel=1e-5)
+        for column in asked:  # the model sees only the examples that the column is about
+            (one,) = BatchedEvaluation(world, arrays, [4, 1], {column}).columns(k, {column}).items()
+            assert one == (column, pytest.approx(alone[column], rel=1e-5))

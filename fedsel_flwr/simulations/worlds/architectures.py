@@ -56,10 +56,9 @@ def build_model(name: str, input_shape: Sequence[int], num_classes: int, seed: i
     if name in SMALLEST_IMAGES:
         _check_image(name, input_shape, SMALLEST_IMAGES[name])
     with torch_seeded(seed):
-        if name in ("logistic", "linear"):
-            return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), num_classes))
-        if name == "mlp":
-            return nn.Sequential(nn.Flatten(), *_dense(math.prod(input_shape), 64, 30, num_classes))
+        if name in ("logistic", "linear", "mlp"):
+            hidden = (64, 30) if name == "mlp" else ()
+            return nn.Sequential(nn.Flatten(), *_dense(math.prod(input_shape), *hidden, num_classes))
         if name == "vgg11":
             return vgg11(input_shape, num_classes)
         channels, *sides = input_shape

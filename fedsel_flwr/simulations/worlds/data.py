@@ -8,7 +8,6 @@ from the network.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,7 +17,13 @@ import numpy.typing as npt
 from fedsel_flwr.checks import IntArray
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.scenario_tables import Synthetic
-from fedsel_flwr.simulations.worlds.image_files import IMAGE_SETS, find_data_folder, read_digits, read_image_set
+from fedsel_flwr.simulations.worlds.image_files import (
+    IMAGE_SETS,
+    ImageSet,
+    find_data_folder,
+    read_digits,
+    read_image_set,
+)
 
 Inputs = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64] | npt.NDArray[np.float32]
@@ -110,33 +115,29 @@ def load_dataset(
     """
     # One seed for each split, so that another test fraction does not change how the rest is divided.
     test_seed, validation_seed = (int(word) for word in np.random.SeedSequence(seed).generate_state(2))
-    if name == "synthetic-regression":
-        inputs, numbers = synthetic.draw(seed)
-        rows, test_rows = split_rows(np.arange(len(numbers)), None, test_fraction, test_seed, "test_fraction")
-        rows, validation_rows = split_rows(rows, None, validation_fraction, validation_seed, "validation_fraction")
-        train, validation, test = (Split(inputs[part], numbers[part]) for part in (rows, validation_rows, test_rows))
-        return Dataset(name, train, validation, test, num_classes=1, input_shape=inputs.shape[1:], task="regression")
-    # The digits' pixels are 0 … 16 and are only scaled to [0, 1].
-    full: float = 16.0
-    mean: tuple[float, ...] = (0.0,)
-    std: tuple[float, ...] = (1.0,)
-    if name == "digits":
-        pixels, labels = read_digits()
-        rows, test_rows = split_rows(np.arange(len(labels)), labels, test_fraction, test_seed, "test_fraction")
-        test_pixels, test_labels = pixels[test_rows], labels[test_rows]
+    images, regression = IMAGE_SETS.get(name), name == "synthetic-regression"
+    labels: Labels
+    test_labels: Labels
+    classes: Labels | None
+    if images is not None:
+        (inputs, labels), (test_inputs, test_labels) = read_image_set(name, find_data_folder(data_dir))
+        rows, classes = np.arange(len(labels)), labels
     else:
-        (pixels, labels), (test_pixels, test_labels) = read_image_set(name, find_data_folder(data_dir))
-        rows = np.arange(len(labels))
-        full, mean, std = 255.0, IMAGE_SETS[name].mean, IMAGE_SETS[name].std
-    rows, validation_rows = split_rows(rows, labels, validation_fraction, validation_seed, "validation_fraction")
-    return Dataset(
-        name=name,
-        train=Split(_standardise(pixels[rows], full, mean, std), labels[rows]),
-        validation=Split(_standardise(pixels[validation_rows], full, mean, std), labels[validation_rows]),
-        test=Split(_standardise(test_pixels, full, mean, std), test_labels),
-        num_classes=int(labels.max()) + 1,
-        input_shape=tuple(int(size) for size in pixels.shape[1:]),
+        inputs, labels = synthetic.draw(seed) if regression else read_digits()
+        everything, classes = np.arange(len(labels)), None if regression else labels
+        rows, test_rows = split_rows(everything, classes, test_fraction, test_seed, "test_fraction")
+        test_inputs, test_labels = inputs[test_rows], labels[test_rows]
+    rows, drawn = split_rows(rows, classes, validation_fraction, validation_seed, "validation_fraction")
+    train, validation, test = (
+        Split(one if images is None else _standardise(one, images), own)
+        for one, own in ((inputs[rows], labels[rows]), (inputs[drawn], labels[drawn]), (test_inputs, test_labels))
     )
+    return Dataset(
+        name, train, validation, test,
+        num_classes=1 if regression else int(labels.max()) + 1,
+        input_shape=tuple(int(size) for size in inputs.shape[1:]),
+        task="regression" if regression else "classification",
+    )  # fmt: skip
 
 
 def split_rows(
@@ -171,11 +172,11 @@ def split_rows(
     return kept, drawn
 
 
-def _standardise(pixels: npt.NDArray[Any], full: float, mean: Sequence[float], std: Sequence[float]) -> Inputs:
-    """Return pixels of 0 … full as (pixel / full - mean) / std per channel, a new float32 array."""
+def _standardise(pixels: npt.NDArray[Any], images: ImageSet) -> Inputs:
+    """Return pixels of 0 … 255 as (pixel / 255 - mean) / std per channel, a new float32 array."""
     # In place after the one copy: CIFAR-10 in float32 is 600 MB, and each temporary would be that again.
     inputs = pixels.astype(np.float32)
-    inputs /= np.float32(full)
-    inputs -= np.asarray(mean, dtype=np.float32)[:, np.newaxis, np.newaxis]
-    inputs /= np.asarray(std, dtype=np.float32)[:, np.newaxis, np.newaxis]
+    inputs /= np.float32(255)
+    inputs -= np.asarray(images.mean, dtype=np.float32)[:, np.newaxis, np.newaxis]
+    inputs /= np.asarray(images.std, dtype=np.float32)[:, np.newaxis, np.newaxis]
     return inputs

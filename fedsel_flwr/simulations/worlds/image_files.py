@@ -87,12 +87,13 @@ def read_digits() -> Examples:
     """Read scikit-learn's 1,797 handwritten digits.
 
     Returns:
-        Pixels from 0 to 16 of shape (1797, 1, 8, 8) and labels of shape (1797,).
+        Pixels in [0, 1], float32 of shape (1797, 1, 8, 8), and labels of shape (1797,).
     """
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
-    return bunch.images[:, np.newaxis], bunch.target.astype(np.int64)
+    # The set's own pixels are 0 … 16.
+    return (bunch.images[:, np.newaxis] / 16).astype(np.float32), bunch.target.astype(np.int64)
 
 
 def find_data_folder(data_dir: str | os.PathLike[str] | None) -> Path:

@@ -15,7 +15,7 @@ from torch import nn
 
 from fedsel_flwr.checks import IntArray
 from fedsel_flwr.clients.objectives import Objective
-from fedsel_flwr.errors import FedSelError, ParameterError, described
+from fedsel_flwr.errors import ParameterError, refusing_faults
 from fedsel_flwr.references import is_reference, load_reference
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_tables import PYTHON_PREFIX
@@ -179,13 +179,8 @@ def _call_model_maker(make: Callable[..., Any], shapes: Mapping[str, Any]) -> An
             f"model may need the arguments {' and '.join(shapes)} only, got one that needs {', '.join(lacking)}. Give "
             "functools.partial of it."
         )
-    try:
+    with refusing_faults("the model cannot be made"):
         return make(**{key: value for key, value in shapes.items() if key in accepted})
-    except FedSelError:
-        raise
-    # The user's own code may raise anything.
-    except Exception as error:
-        raise ParameterError(f"the model cannot be made: {described(error)}") from error
 
 
 def _check_own_model(model: Any, dataset: Dataset, own: OwnParts) -> nn.Module:
@@ -199,14 +194,12 @@ def _check_own_model(model: Any, dataset: Dataset, own: OwnParts) -> nn.Module:
     expected = (2, dataset.num_classes)
     examples = torch.tensor(dataset.train.inputs[:1]).repeat_interleave(2, dim=0)
     was = model.training
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            outputs = model.eval()(examples)
-    # The user's own code may raise anything.
-    except Exception as error:
-        raise ParameterError(
-            f"the model cannot read examples of shape {tuple(dataset.input_shape)}: {described(error)}"
-        ) from error
+    with (
+        refusing_faults(f"the model cannot read examples of shape {tuple(dataset.input_shape)}"),
+        torch.no_grad(),
+        torch.random.fork_rng(devices=[]),
+    ):
+        outputs = model.eval()(examples)
     model.train(was)
     # An objective of the user may read outputs of any shape.
     if own.objective is None and (not isinstance(outputs, torch.Tensor) or tuple(outputs.shape) != expected):
@@ -242,13 +235,8 @@ def _load_data_reference(name: str) -> OwnData | SeededData:
         return as_own_data(found)
     if _takes_seed(found):
         return SeededData(found, name)
-    try:
+    with refusing_faults(f"data set {name!r} cannot be made"):
         return as_own_data(found())
-    except FedSelError:
-        raise
-    # The user's own code may raise anything.
-    except Exception as error:
-        raise ParameterError(f"data set {name!r} cannot be made: {described(error)}") from error
 
 
 def _takes_seed(make: Callable[..., Any]) -> bool:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from fedsel_flwr.checks import IntArray
-from fedsel_flwr.errors import FedSelError, ParameterError, RunError, described
+from fedsel_flwr.errors import ParameterError, RunError, refusing_faults
 from fedsel_flwr.simulations.worlds.data import Dataset, Split, split_rows
 
 Array = npt.NDArray[Any]
@@ -197,13 +197,8 @@ def as_own_data(given: Any, what: str = "data") -> OwnData:
 
 def _call_with_seed(make: Callable[[int], Any], seed: int, what: str) -> Any:
     """Call the user's function; report its exceptions as an error of the data."""
-    try:
+    with refusing_faults(f"{what} cannot be made for seed {seed}"):
         return make(seed)
-    except FedSelError:
-        raise
-    # The user's own code may raise anything.
-    except Exception as error:
-        raise ParameterError(f"{what} cannot be made for seed {seed}: {described(error)}") from error
 
 
 def as_split(part: Part, name: str) -> Split:
@@ -253,14 +248,9 @@ def as_split(part: Part, name: str) -> Split:
 
 def _of_torch(part: Any, name: str) -> tuple[Array, Array]:
     """Read every pair of a torch ``Dataset``."""
-    try:
+    with refusing_faults(f"{name}: the torch Dataset must have pairs (input, label) of one shape, and a length"):
         pairs = [part[i] for i in range(len(part))]
         return np.stack([_array(pair[0]) for pair in pairs]), np.array([_array(pair[1]) for pair in pairs])
-    # The user's own code may raise anything.
-    except Exception as error:
-        raise ParameterError(
-            f"{name}: the torch Dataset must have pairs (input, label) of one shape, and a length: {described(error)}"
-        ) from error
 
 
 def _array(value: Any) -> Array:
@@ -352,26 +342,19 @@ def from_federated(
         raise RunError("data sets of Hugging Face need flwr-datasets: pip install 'fedsel-flwr[sim]'") from error
     if not isinstance(federated, kind):
         raise ParameterError(f"federated must be a flwr_datasets.FederatedDataset, got {type(federated).__name__}")
-    # The first access downloads the data set: network, hub and disk raise errors of many kinds.
-    try:
+    # The first access downloads the data set: network, hub and disk raise errors of many kinds, and partitioners do,
+    # such as for more partitions than examples.
+    with refusing_faults("the FederatedDataset cannot be read"):
         partitioners = federated.partitioners
-    except Exception as error:
-        raise ParameterError(f"the FederatedDataset cannot be read: {described(error)}") from error
-    if train not in partitioners:
-        raise ParameterError(
-            f"the FederatedDataset has partitioners for {', '.join(partitioners) or 'no split'}, but none for train = "
-            f"{train!r}: give partitioners={{{train!r}: ...}}"
-        )
-    try:
+        if train not in partitioners:
+            raise ParameterError(
+                f"the FederatedDataset has partitioners for {', '.join(partitioners) or 'no split'}, but none for "
+                f"train = {train!r}: give partitioners={{{train!r}: ...}}"
+            )
         parts = [federated.load_partition(k, train) for k in range(partitioners[train].num_partitions)]
         others = {split: federated.load_split(split) for split in (test, validation) if split is not None}
         examples = _read_columns(datasets.concatenate_datasets(parts), train, inputs, labels)
         measured = {split: _read_columns(rows, split, inputs, labels) for split, rows in others.items()}
-    except FedSelError:
-        raise
-    # As above; partitioners raise too, such as for more partitions than examples.
-    except Exception as error:
-        raise ParameterError(f"the FederatedDataset cannot be read: {described(error)}") from error
     # The clients' examples lie one client after another: client k has the rows from ends[k] to ends[k + 1].
     ends = np.cumsum([0] + [len(part) for part in parts])
     return OwnData(

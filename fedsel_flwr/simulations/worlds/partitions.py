@@ -89,22 +89,28 @@ def partition_indices(
     classes = _class_indices(labels, num_clients, shards_per_client if kind == "shards" else 1)
     # The draws below come from this generator in this order; any change gives every scenario another partition.
     rng = np.random.default_rng(seed)
+    parts: Sequence[Sequence[int] | IntArray]
+    if kind == "sizes":
+        parts = by_sizes(len(classes), sizes, rng)
+    elif kind == "classes":
+        parts = by_classes(classes, classes_per_client, rng)
+    else:
+        parts = _fill_empty(_assign_all(classes, num_clients, kind, alpha, shards_per_client, rng), rng)
+    return tuple(np.sort(np.asarray(part, dtype=np.int64)) for part in parts)
+
+
+def _assign_all(
+    classes: IntArray, num_clients: int, kind: str, alpha: float, shards_per_client: int, rng: np.random.Generator
+) -> list[list[int]]:
+    """Assign every example to one client, by mixtures of classes or as flwr-datasets does; some may get none."""
     if kind in ("dirichlet-classes", "dirichlet-sizes"):
-        mixed = (by_dirichlet_classes if kind == "dirichlet-classes" else by_dirichlet_sizes)(
-            classes, num_clients, alpha, rng
-        )
-        filled = [rows.tolist() for rows in mixed]
-        _fill_empty(filled, rng)
-        return tuple(np.sort(np.asarray(rows, dtype=np.int64)) for rows in filled)
-    if kind in ("sizes", "classes"):
-        given = by_sizes(len(classes), sizes, rng) if kind == "sizes" else by_classes(classes, classes_per_client, rng)
-        return tuple(np.sort(rows) for rows in given)
+        by_mixtures = by_dirichlet_classes if kind == "dirichlet-classes" else by_dirichlet_sizes
+        return [rows.tolist() for rows in by_mixtures(classes, num_clients, alpha, rng)]
     rows = rng.permutation(len(classes))
     partitioner_seed = int(rng.integers(2**32))
     parts = _draw(rows, classes, num_clients, kind, alpha, shards_per_client, partitioner_seed)
     _give_leftovers(parts, rows, classes)
-    _fill_empty(parts, rng)
-    return tuple(np.sort(np.asarray(part, dtype=np.int64)) for part in parts)
+    return parts
 
 
 def partition_sizes(partitions: Sequence[IntArray]) -> IntArray:
@@ -294,14 +300,15 @@ def _give_leftovers(parts: list[list[int]], rows: IntArray, labels: IntArray) ->
         holds[client, labels[row]] = True
 
 
-def _fill_empty(parts: list[list[int]], rng: np.random.Generator) -> None:
-    """Move one random example of the largest client to each client that has none."""
+def _fill_empty(parts: list[list[int]], rng: np.random.Generator) -> list[list[int]]:
+    """Move one random example of the largest client to each client that has none; return the clients."""
     sizes = np.array([len(part) for part in parts])
     for client in np.flatnonzero(sizes == 0):
         largest = int(np.argmax(sizes))
         parts[client].append(parts[largest].pop(int(rng.integers(sizes[largest]))))
         sizes[client] += 1
         sizes[largest] -= 1
+    return parts
 
 
 def _class_indices(labels: npt.NDArray[np.integer], num_clients: int, shards_per_client: int) -> IntArray:

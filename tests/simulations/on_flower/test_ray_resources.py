@@ -1,8 +1,9 @@
-"""What Ray is given and what a client takes of it: shares, and what there is no room for."""
+"""Resources of Ray and of each client: shares, and what there is no room for."""
 
 from __future__ import annotations
 
 import sys
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,17 +41,15 @@ def test_shares_let_as_many_clients_work_as_flower_starts(
     gpus(monkeypatch, 8)
     shared = RayResources(num_cpus=cpus, num_gpus=given)
     shared.check()
+    with pytest.raises(ParameterError, match=r"client_gpus = 0.3 leaves a rest .* such as 0.25"):
+        RayResources(num_cpus=16, num_gpus=4, client_gpus=0.3).check()
     assert actors_that_fit(cpus, given, shared) == flower_actor_count(cpus, given, shared) == cpus
     assert shared.gpus_per_client() * cpus <= given
 
 
 def test_by_default_clients_take_a_core_and_no_gpu() -> None:
-    assert RayResources().client_resources() == {
-        "num_cpus": 1,
-        "num_gpus": 0.0,
-        "max_restarts": -1,
-        "max_task_retries": 1,
-    }
+    expected = {"num_cpus": 1, "num_gpus": 0.0, "max_restarts": -1, "max_task_retries": 1}
+    assert RayResources().client_resources() == expected
     assert RayResources().non_default == []
 
 
@@ -65,10 +64,9 @@ def test_by_default_clients_take_a_core_and_no_gpu() -> None:
         ({"client_cpus": float("nan")}, "client_cpus must be"),
         ({"num_cpus": 0}, "num_cpus must be a whole number of at least 1, got 0"),
         ({"num_gpus": -1}, "num_gpus must be a whole number of at least 0"),
-        (
-            {"num_cpus": 2, "client_cpus": 4},
-            "no client fits: Ray gets 2 cores and 0 GPUs, a client takes 4 and 0",
-        ),
+        ({"num_cpus": 2, "client_cpus": 4}, "no client fits: Ray gets 2 cores and 0 GPUs, a client takes 4 and 0"),
+        ({"engine": "vectorized", "device": "nosuch"}, "device = 'nosuch' cannot be used on this machine"),
+        ({"engine": "ray", "device": "cuda"}, "device = 'cuda' .*client_gpus"),
     ],
 )
 def test_what_there_is_no_room_for_is_said_before_anything_starts(
@@ -80,36 +78,18 @@ def test_what_there_is_no_room_for_is_said_before_anything_starts(
         simulate(SMOKE, **asked)
 
 
-def test_a_share_that_leaves_a_rest_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus(monkeypatch, 4)
-    with pytest.raises(ParameterError, match=r"client_gpus = 0.3 leaves a rest .* such as 0.25"):
-        RayResources(num_cpus=16, num_gpus=4, client_gpus=0.3).check()
-
-
 @pytest.mark.parametrize("name", ["num_cpus", "num_gpus", "client_cpus", "client_gpus", "ray_address"])
 def test_what_only_ray_can_follow_is_refused_without_it(name: str) -> None:
     value: Any = "local" if name == "ray_address" else 2
-    with pytest.raises(ParameterError, match=f"^{name} is for Ray, but the vectorized engine"):
-        simulate(SMOKE, engine="vectorized", **{name: value})
-    with pytest.raises(ParameterError, match=f"^{name} is for Ray, but the vectorized engine"):
-        compare(SMOKE, ["bsfl"], **{name: value})
-
-
-def test_the_vectorized_engines_device_is_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ParameterError, match=r"device = 'nosuch' cannot be used on this machine"):
-        simulate(SMOKE, engine="vectorized", device="nosuch")
-    with pytest.raises(ParameterError, match=r"device = 'cuda' .*client_gpus"):
-        simulate(SMOKE, engine="ray", device="cuda")
+    for start in (partial(simulate, SMOKE, engine="vectorized"), partial(compare, SMOKE, ["bsfl"])):
+        with pytest.raises(ParameterError, match=f"^{name} is for Ray, but the vectorized engine"):
+            start(**{name: value})
 
 
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["--num-gpus", "9"], "num_gpus = 9 asks for a GPU that is not there: torch sees 0"),
-        (["--client-gpus", "0.5"], "client_gpus = 0.5 asks for a GPU that is not there: torch sees 0"),
         (["--ray-address", "nowhere"], "ray_address must be HOST:PORT of the cluster's head"),
-        (["--num-cpus", "2", "--client-cpus", "3"], "no client fits: Ray gets 2 cores"),
-        (["--engine", "vectorized", "--num-cpus", "2"], "num_cpus is for Ray"),
         (["--engine", "vectorized", "--device", "nosuch"], "device = 'nosuch' cannot be used"),
     ],
 )

@@ -1,36 +1,22 @@
-"""The rounds of a scenario over a grid: nodes are counted first, and the server has threads enough."""
+"""The rounds of a scenario over a grid: nodes are counted first, and the server has enough threads."""
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import pytest
-from flwr.common import Context
-from flwr.server import SimpleClientManager
+from flwr.common import Context, RecordDict
 
-from fedsel_flwr.errors import RunError
+from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.simulations.on_flower import driving, flower_apis
-from fedsel_flwr.simulations.on_flower.app import ScenarioApp
-from fedsel_flwr.simulations.on_flower.building import make_strategy
+from fedsel_flwr.simulations.on_flower.app import client_of
 from fedsel_flwr.simulations.on_flower.driving import drive
-from fedsel_flwr.simulations.on_flower.flower_apis import make_server, server_arrays
-from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.worlds.world import world_of
 from fedsel_flwr.strategies import RoundRecord
-from tests.simulations.inprocess import AppGrid
+from tests.simulations.inprocess import grid_of
 
 SMOKE = load_scenario("smoke")
-
-
-def grid_of(scenario: Scenario, num_nodes: int | None = None) -> AppGrid:
-    def scenario_of(context: Context) -> Scenario:
-        return scenario
-
-    return AppGrid(ScenarioApp(scenario_of), scenario.num_clients if num_nodes is None else num_nodes)
 
 
 @pytest.mark.parametrize("num_nodes", [9, 11])
@@ -59,19 +45,15 @@ def test_server_has_a_thread_for_each_client_that_may_be_asked(monkeypatch: pyte
     assert servers[0].max_workers == 10
 
 
-def test_make_server_holds_strategy_and_model() -> None:
-    strategy = make_strategy(world_of(SMOKE))
-    server = make_server(strategy, 37)
-    assert server.max_workers == 37
-    assert server.strategy is strategy
-    server.parameters = strategy.initialize_parameters(SimpleClientManager())
-    for ours, first in zip(server_arrays(server), world_of(SMOKE).initial_arrays(), strict=True):
-        np.testing.assert_array_equal(ours, first)
+@pytest.mark.parametrize("partition_id", [4, "4"])
+def test_a_client_goes_by_the_partition_of_its_node(partition_id: object) -> None:
+    """An int or a str, depending on how the node was started."""
 
+    def properties_of(node: object) -> Any:
+        config: Any = {"partition-id": node, "num-partitions": 10}
+        context = Context(run_id=1, node_id=9, node_config=config, state=RecordDict(), run_config={})
+        return client_of(SMOKE, context).get_properties({})
 
-def test_threads_are_started_as_they_are_needed() -> None:
-    """What Flower's server hands its instructions to: room for 10,000 clients costs nothing where 3 are asked."""
-    before = threading.active_count()
-    with ThreadPoolExecutor(max_workers=10_000) as pool:
-        list(pool.map(abs, range(3)))
-        assert threading.active_count() <= before + 3
+    assert properties_of(partition_id) == {"client_id": 4, "num_examples": world_of(SMOKE).num_examples()[4]}
+    with pytest.raises(ParameterError, match=r"partition-id must be below num_clients = 10, got 10"):
+        properties_of(10)

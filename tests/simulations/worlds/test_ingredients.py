@@ -1,4 +1,4 @@
-"""One's own model, data and objective in a scenario: given in Python or named in it, in both engines."""
+"""The user's own model, data and objective in a scenario: given in Python or named in it, in both engines."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import nn
 
 from fedsel_flwr.clients.objectives import Objective, cross_entropy
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.references import load_reference
 from fedsel_flwr.simulations import OwnData, compare, engine, load_scenario, simulate
 from fedsel_flwr.simulations.comparisons.contenders import runnable_selectors
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts
@@ -48,15 +49,14 @@ def data():
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A working directory with mine.py, and the module."""
-    from fedsel_flwr.references import load_reference
-
     (tmp_path / "mine.py").write_text(FILE)
     monkeypatch.chdir(tmp_path)
-    load_reference("./mine.py:Net", "model")
-    file = str(tmp_path / "mine.py")
-    (name,) = [name for name, one in sys.modules.items() if getattr(one, "__file__", None) == file]
-    yield sys.modules[name]
-    del sys.modules[name]
+    module = load_reference("./mine.py:Net", "model").__module__
+    yield sys.modules[module]
+    del sys.modules[module]
+
+
+NAMED = {"model.name": "./mine.py:Net", "data.dataset": "mine.py:data"}
 
 
 def smoke(**overrides: Any) -> Any:
@@ -69,7 +69,7 @@ def own(mine: Any, **changed: Any) -> OwnData:
 
 
 def test_the_same_run_however_it_is_named_and_in_both_engines(mine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    named = simulate(smoke(**{"model.name": "./mine.py:Net", "data.dataset": "mine.py:data"}))
+    named = simulate(smoke(**NAMED))
     assert named.history.rounds[-1].accuracy > 0.8
     given = simulate(smoke(), model=mine.Net, data=mine.data())
     monkeypatch.setattr(engine, "run_simulation", in_process)
@@ -83,10 +83,7 @@ def test_the_same_run_however_it_is_named_and_in_both_engines(mine: Any, monkeyp
 def test_each_seed_starts_from_its_own_parameters_and_torchs_state_stays(mine: Any) -> None:
     torch.manual_seed(3)
     before = torch.random.get_rng_state()
-    first, again, other = (
-        world_of(smoke(**{"model.name": "mine.py:Net", "data.dataset": "mine.py:data", "seed": seed})).initial_arrays()
-        for seed in (1, 1, 2)
-    )
+    first, again, other = (world_of(smoke(**NAMED, seed=seed)).initial_arrays() for seed in (1, 1, 2))
     np.testing.assert_array_equal(first[0], again[0])
     assert (first[0] != other[0]).any()
     assert torch.equal(torch.random.get_rng_state(), before)
@@ -124,27 +121,20 @@ class Normed(nn.Sequential):
 
 
 @pytest.mark.parametrize(
-    ("keys", "refused"),
-    [
-        ({}, True),
-        ({"training.batch_size": 12}, False),
-        ({"training.local_steps": 3}, True),
-        ({"training.local_steps": 2}, False),
-    ],
+    ("key", "value", "refused"),
+    [("batch_size", 10, True), ("batch_size", 12, False), ("local_steps", 3, True), ("local_steps", 2, False)],
 )
 def test_batch_normalization_of_a_batch_of_one_names_client_and_cure(
-    mine: Any, keys: dict[str, Any], refused: bool
+    mine: Any, key: str, value: int, refused: bool
 ) -> None:
     """Client 4 has 21 examples: two batches of 10, and one of 1."""
     data = own(mine, partition=[range(30 * k, 30 * k + (21 if k == 4 else 20)) for k in range(10)])
-    scenario = smoke(**{"training.batch_size": 10, "rounds": 1, "clients_per_round": 10, **keys})
+    keys = {"training.batch_size": 10, "rounds": 1, "clients_per_round": 10, f"training.{key}": value}
     if not refused:
-        assert simulate(scenario, model=Normed, data=data).history.rounds[0].num_completed == 10
+        assert simulate(smoke(**keys), model=Normed, data=data).history.rounds[0].num_completed == 10
         return
-    with pytest.raises(ParameterError) as error:
-        simulate(scenario, model=Normed, data=data)
-    assert "client 4 has 21 training examples" in str(error.value)
-    assert "a batch holds 1 example, which BatchNorm1d at '1' cannot normalize: choose another" in str(error.value)
+    with pytest.raises(ParameterError, match=r"client 4 has 21 .*BatchNorm1d at '1' cannot normalize: choose another"):
+        simulate(smoke(**keys), model=Normed, data=data)
 
 
 def test_another_loss_and_another_metric(mine: Any) -> None:
@@ -166,36 +156,36 @@ def test_another_loss_and_another_metric(mine: Any) -> None:
 
 
 def test_a_comparison_on_ones_own(mine: Any, tmp_path: Path) -> None:
-    given = compare(smoke(), ["bsfl", "random"], seeds=2, model=mine.Net, data=own(mine), folder=tmp_path / "given")
-    named = smoke(**{"model.name": "mine.py:Net", "data.dataset": "mine.py:data"})
-    assert compare(named, ["bsfl", "random"], seeds=2).table().equals(given.table())
-    scenario = (tmp_path / "given" / "bsfl-seed1" / "scenario.toml").read_text()
-    assert 'dataset = "python blobs"' in scenario
+    given = compare(smoke(), ["bsfl", "random"], seeds=1, model=mine.Net, data=own(mine), folder=tmp_path / "given")
+    assert compare(smoke(**NAMED), ["bsfl", "random"], seeds=1).table().equals(given.table())
+    scenario = tmp_path / "given" / "bsfl-seed1" / "scenario.toml"
+    assert 'dataset = "python blobs"' in scenario.read_text()
     with pytest.raises(ParameterError, match=r"data.dataset = 'python blobs' was given in Python"):
-        simulate(load_scenario(str(tmp_path / "given" / "bsfl-seed1" / "scenario.toml")))
+        simulate(load_scenario(str(scenario)))
 
 
-class Wide(nn.Linear):
-    def __init__(self) -> None:
-        super().__init__(6, 7)
+def wide() -> nn.Module:
+    return nn.Linear(6, 7)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("model", "data", "said"),
     [
-        ({"model": nn.Linear(6, 3)}, "got Linear itself"),
-        ({"model": 3}, "got int"),
-        ({"model": lambda: 3}, "must make a torch module, got int"),
-        ({"model": Wide}, "two examples must give outputs of shape (2, 3), for 3 classes; the model gave (2, 7)"),
-        ({"model": lambda: nn.Linear(5, 3)}, "cannot read examples of shape (6,): RuntimeError: mat1 and mat2"),
-        ({"data": 3}, "data must be fedsel_flwr.simulations.OwnData, or a pair (train, test), got int"),
-        ({"data": (1, 2)}, "train must be a pair (inputs, labels)"),
-        ({"model.name": "mine.py:Nets"}, "has no 'Nets'; it has Net"),
+        (nn.Linear(6, 3), None, "got Linear itself"),
+        (3, None, "got int"),
+        (int, None, "must make a torch module, got int"),
+        (wide, None, "two examples must give outputs of shape (2, 3), for 3 classes; the model gave (2, 7)"),
+        (lambda: nn.Linear(5, 3), None, "cannot read examples of shape (6,): RuntimeError: mat1 and mat2"),
+        (None, 3, "data must be fedsel_flwr.simulations.OwnData, or a pair (train, test), got int"),
+        (None, (1, 2), "train must be a pair (inputs, labels)"),
     ],
 )
-def test_what_does_not_fit_is_said_before_anything_starts(mine: Any, options: dict[str, Any], said: str) -> None:
-    keys = {key: value for key, value in options.items() if "." in key}
-    given = {key: value for key, value in options.items() if "." not in key}
+def test_what_does_not_fit_is_said_before_anything_starts(mine: Any, model: Any, data: Any, said: str) -> None:
     with pytest.raises(ParameterError) as error:
-        simulate(smoke(**keys), **{"model": mine.Net, "data": mine.data()} | given if not keys else given)
+        simulate(smoke(), model=model or mine.Net, data=data or mine.data())
     assert said in str(error.value)
+
+
+def test_a_name_that_is_not_in_the_file_is_told_what_is(mine: Any) -> None:
+    with pytest.raises(ParameterError, match=r"has no 'Nets'; it has Net"):
+        simulate(smoke(**{"model.name": "mine.py:Nets"}))

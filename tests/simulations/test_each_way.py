@@ -1,0 +1,289 @@
+"""The same simulation by each way: both of Flower's APIs in this process, without Ray, and the vectorized engine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.common import Context, RecordDict
+
+from fedsel_flwr.checks import IntArray
+from fedsel_flwr.clients.answering import answer
+from fedsel_flwr.clients.objectives import set_arrays
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.report.run_folder import read_history, read_model
+from fedsel_flwr.rounds.models import update_norm
+from fedsel_flwr.selectors import Probe, RoundReport, Selector, create
+from fedsel_flwr.simulations import engine
+from fedsel_flwr.simulations.engine import simulate
+from fedsel_flwr.simulations.on_flower import app
+from fedsel_flwr.simulations.scenario_files import load_scenario
+from fedsel_flwr.simulations.worlds.world import World
+from fedsel_flwr.strategies import SelectionStrategy
+from tests.processes import ROOT, Command
+from tests.simulations.inprocess import grid_of, in_process
+
+pytestmark = pytest.mark.timeout(60)
+SMOKE = load_scenario("smoke")
+WAYS = pytest.mark.parametrize("way", ["legacy", "message", "vectorized"])
+
+
+@pytest.fixture(autouse=True)
+def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "run_simulation", in_process)
+
+
+def run(way: str, rounds: int, keys: Mapping[str, Any] | None = None, **options: Any) -> Any:
+    api = {} if way == "vectorized" else {"api": way}
+    scenario = load_scenario("smoke", {"rounds": rounds, "selector": "round-robin", **(keys or {}), **api})
+    return simulate(scenario, engine="vectorized" if way == "vectorized" else "ray", **options)
+
+
+def bits(result: Any) -> list[bytes]:
+    return [array.tobytes() for array in result.arrays]
+
+
+# ---- hostile clients ----------------------------------------------------------------------------------------------
+
+FOUR = {"num_clients": 4, "clients_per_round": 4}
+
+
+@WAYS
+def test_updates_above_the_limit_are_refused_and_the_model_stays(way: str) -> None:
+    start = World(SMOKE).initial_arrays()
+    free = run(way, 1)
+    assert free.history.problem_counts() == {}
+    assert update_norm(free.arrays, start) > 1e-3
+    held = run(way, 1, {"aggregation.max_update_norm": 1e-6})
+    (record,) = held.history.rounds
+    assert (record.num_completed, held.history.problem_counts()) == (0, {"update norm": record.num_selected})
+    assert bits(held) == [array.tobytes() for array in start]
+    assert bits(run(way, 1, {"aggregation.max_update_norm": 1e6})) == bits(free)
+
+
+@WAYS
+@pytest.mark.parametrize(("cooldown", "asked"), [(True, [4, 0, 0, 4, 0, 0, 0, 0, 4]), (False, [4] * 3)])
+def test_clients_that_fail_are_left_in_peace(way: str, cooldown: bool, asked: list[int]) -> None:
+    """Everybody fails: out for two rounds after the first failure, for four after the second."""
+    keys = {"aggregation.max_update_norm": 1e-6, "aggregation.cooldown": cooldown}
+    rounds = run(way, len(asked), FOUR | keys).history.rounds
+    assert [record.num_selected for record in rounds] == [record.num_available for record in rounds] == asked
+
+
+@WAYS
+def test_claims_above_the_limit_weigh_as_the_limit(way: str) -> None:
+    """With one example each the mean is that of equal weights."""
+    free, held = (run(way, 1, {"partition.kind": "dirichlet", "aggregation.max_examples": n}) for n in (0, 1))
+    assert {row.num_examples for row in held.history.clients} == {1}
+    assert all(row.completed for row in held.history.clients)
+    assert held.history.problem_counts() == {"max_examples": len(held.history.clients)}
+    assert len({row.num_examples for row in free.history.clients}) > 1
+    assert bits(free) != bits(held)
+
+
+@WAYS
+def test_claims_above_the_automatic_limit_are_counted(way: str) -> None:
+    """Of 4 clients with 2, 2, 2 and 40 examples the last one counts as 8."""
+    sizes = {"partition.kind": "sizes", "partition.sizes": [2, 2, 2, 40], "aggregation.max_examples": "auto"}
+    history = run(way, 1, FOUR | sizes).history
+    assert [row.num_examples for row in history.clients] == [2, 2, 2, 8]
+    assert history.problem_counts() == {"max_examples": 1}
+
+
+@WAYS
+@pytest.mark.parametrize(("cap", "low", "high"), [(0.0, 1.0, 1.0), (0.5, 0.4, 0.55)])
+def test_a_client_is_asked_in_no_larger_share_than_the_cap(way: str, cap: float, low: float, high: float) -> None:
+    """CS-UCB without exploration takes the quickest: without the cap the same ones in every round."""
+    keys = {"num_clients": 8, "clients_per_round": 2, "selector": "cs-ucb", "selectors.cs-ucb.exploration": 0.0}
+    history = run(way, 40 if cap else 15, keys | {"aggregation.max_participation": cap, "evaluation_every": 40}).history
+    assert {record.num_selected for record in history.rounds} == {2}
+    late = [row.client for row in history.clients if row.round > len(history.rounds) / 2]
+    assert low <= np.bincount(late).max() / (len(late) / 2) <= high
+
+
+# ---- what a selector asks of the clients --------------------------------------------------------------------------
+
+ANSWERS = {
+    "data.local_test_fraction": 0.25, "partition.kind": "dirichlet", "wireless.channels": 1, "clients_per_round": 3
+}  # fmt: skip
+COLUMNS = ("loss", "rms_loss", "local_accuracy", "gradient")
+
+
+class Reading(Selector):
+    """Reads everything that clients can answer with their updates, and keeps the reports."""
+
+    name = "reading"
+    needs = frozenset(COLUMNS)
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.heard: list[Any] = []
+
+    def _select(self, available: IntArray) -> IntArray:
+        return available[: self.clients_per_round]
+
+    def _observe(self, report: RoundReport) -> None:
+        self.heard.append({column: getattr(report, column) for column in COLUMNS})
+
+
+class Asking(Reading):
+    """Asks the first two clients about everything before it chooses, and keeps the answers."""
+
+    name = "asking"
+    needs = frozenset()
+
+    def _probe(self, available: IntArray) -> Probe:
+        return Probe(clients=available[:2], columns=COLUMNS)
+
+    def _inform(self, clients: IntArray, columns: Mapping[str, Any]) -> None:
+        if "gradient" in columns:
+            assert clients.tolist() == [0, 1]
+            self.heard.append({name: np.array(columns[name]) for name in COLUMNS})
+
+    def _observe(self, report: RoundReport) -> None:
+        """Nothing."""
+
+
+@WAYS
+@pytest.mark.parametrize(("kind", "count"), [(Reading, 3), (Asking, 2)])
+def test_the_selector_reads_what_the_clients_answered_and_it_is_charged(way: str, kind: Any, count: int) -> None:
+    selector = kind(clients_per_round=3, seed=1)
+    history = run(way, 2, ANSWERS, selector=selector).history
+    first, second = selector.heard
+    assert not np.array_equal(first["loss"], second["loss"])
+    world = World(load_scenario("smoke", ANSWERS))
+    set_arrays(world.model, list(world.initial_arrays()))
+    for row in range(count):  # of the first round, at the first model
+        train, test = world.examples(row)
+        assert train[1].size > test[1].size > 0
+        said = answer(world.model, COLUMNS, train, test)
+        expected = said | {"gradient": np.frombuffer(said["gradient"], dtype=np.float32)}
+        for column in COLUMNS:
+            np.testing.assert_allclose(first[column][row], expected[column], rtol=1e-5, atol=1e-7)
+    for record in history.clients:  # four passes, a third of training each; a gradient beside the update
+        delays = world.system.draw(int(record.client_id), record.round)
+        more, uploads = (4 / 3, 2) if kind is Reading else (0, 1)
+        assert record.compute_s == pytest.approx(delays.compute_s * (1 + more), rel=1e-12)
+        assert record.upload_s == uploads * delays.upload_s
+        assert (record.completed, record.problem) == (True, "")
+    for record in history.rounds:  # one channel: the two answer one after the other, each by four thirds
+        draws = [world.system.draw(k, record.round) for k in range(2 if kind is Asking else 0)]
+        seconds = sum(d.download_s + d.compute_s * 4 / 3 + d.upload_s for d in draws)
+        assert record.probe_s == pytest.approx(seconds, rel=1e-9)
+        joules = sum(world.system.energy_j(d, d.compute_s * 4 / 3) for d in draws)
+        assert record.probe_j == pytest.approx(joules, rel=1e-9)
+
+
+# ---- the caller's own stop signal: the same end as that of a shorter run --------------------------------------------
+
+END = 3
+RARELY = {"evaluation_every": 5}
+
+
+def stop_at_the_end(done: int, history: Any) -> bool:
+    return done >= END and history.rounds[-1].round == done
+
+
+@WAYS
+def test_a_simulation_ends_with_the_round_of_the_signal(way: str, tmp_path: Path) -> None:
+    told: list[tuple[int, bool]] = []
+    options: dict[str, Any] = {"checkpoint_dir": tmp_path, "checkpoint_every": 5}
+    stopped = run(
+        way, 6, RARELY, **options, should_stop=stop_at_the_end,
+        on_round=lambda record: told.append((record.round, bool(np.isfinite(record.accuracy)))),
+    )  # fmt: skip
+    assert told == [(1, False), (2, False), (3, False), (3, True)]  # evaluated because it is the last
+    assert sorted(path.stem for path in tmp_path.glob("round-*")) == ["round-000003"]
+    again = run(way, 6, RARELY, **options, should_stop=stop_at_the_end, resume="must")
+    for other in (again, run(way, END, RARELY)):
+        assert (repr(other.history), bits(other)) == (repr(stopped.history), bits(stopped))
+    on, straight = run(way, 6, RARELY, **options, resume="must"), run(way, 6, RARELY)
+    assert bits(on) == bits(straight)
+    assert [one.client_id for one in on.history.clients] == [one.client_id for one in straight.history.clients]
+
+
+def test_a_run_of_a_folder_that_the_signal_ended_has_finished(tmp_path: Path) -> None:
+    first, again = (
+        run("vectorized", 6, RARELY, folder=tmp_path, should_stop=stop_at_the_end, resume=resume)
+        for resume in (False, True)
+    )
+    assert len(first.history.rounds) == END
+    assert repr(again.history.rounds) == repr(first.history.rounds)
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_signal_is_checked_before_anything_starts() -> None:
+    with pytest.raises(ParameterError, match="should_stop must be a function"):
+        run("vectorized", 6, should_stop=3)
+    strategy = SelectionStrategy(create("random", clients_per_round=2))
+    with pytest.raises(ParameterError, match="strategy and should_stop cannot be given together"):
+        run("vectorized", 6, strategy=strategy, should_stop=stop_at_the_end)
+
+
+ON_RAY = """
+from fedsel_flwr.simulations import load_scenario, simulate
+
+if __name__ == "__main__":
+    for api in ("legacy", "message"):
+        scenario = load_scenario("smoke", {"rounds": 6, "evaluation_every": 5, "api": api})
+        result = simulate(scenario, engine="ray", should_stop=lambda number, history: number >= 3, quiet=True)
+        print(api, [(one.round, one.accuracy > 0) for one in result.history.rounds])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_a_simulation_on_ray_ends_with_the_round_of_the_signal(tmp_path: Path) -> None:
+    command = Command(sys.executable, "-c", ON_RAY, folder=tmp_path, cwd=ROOT)
+    try:
+        assert command.wait(180) == 0, command.stderr[-5000:]
+        played = "[(1, False), (2, False), (3, True)]"
+        assert command.stdout.split("\n")[-3:-1] == [f"legacy {played}", f"message {played}"]
+    finally:
+        command.kill()
+
+
+# ---- an error leaves the rounds and the last model in the run's folder ---------------------------------------------
+
+
+class Mistake(Exception):
+    """In somebody's own code."""
+
+
+def mistake(record: Any) -> None:
+    if record.round == 2:
+        raise Mistake
+
+
+@pytest.mark.parametrize(("way", "every"), [("legacy", 5), ("message", 0), ("vectorized", 0), ("vectorized", 5)])
+def test_the_last_model_is_left_without_a_checkpoint_that_was_due(way: str, every: int, tmp_path: Path) -> None:
+    with pytest.raises(Mistake) as caught:
+        run(way, 3, folder=tmp_path, checkpoint_every=every, on_round=mistake)
+    assert caught.value.__notes__[0].startswith("the model after round 2 is strategy.last_model")
+    left = read_model(tmp_path, "model-after-round-2.safetensors")
+    assert [array.tobytes() for array in left] == bits(run(way, 2))
+    assert len(read_history(tmp_path).rounds) == 2
+    checkpoints = sorted(path.name for path in (tmp_path / "checkpoints").glob("round-*"))
+    assert checkpoints == (["round-000002.safetensors"] if every else [])
+    run(way, 3, folder=tmp_path, checkpoint_every=every, resume=True)
+    assert [path.name for path in tmp_path.glob("model*")] == ["model.safetensors"]
+
+
+@pytest.mark.parametrize("api", ["legacy", "message"])
+def test_flwr_run_leaves_it_too(
+    api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(app, "_log_round", mistake)
+    config: dict[str, Any] = {"scenario": "smoke", "api": api, "runs_dir": str(tmp_path)}
+    context = Context(run_id=7, node_id=1, node_config={}, state=RecordDict(), run_config=config)
+    with pytest.raises(Mistake):
+        app.main(grid_of(SMOKE.model_copy(update={"api": api})), context)
+    (folder,) = tmp_path.iterdir()
+    assert len(read_history(folder).rounds) == 2
+    path = folder / "model-after-round-2.safetensors"
+    assert read_model(folder, path.name)[0].dtype == np.float32
+    assert f"the rounds that were done, and the model after the last of them: {path}" in caplog.text

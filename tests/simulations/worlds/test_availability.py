@@ -1,0 +1,274 @@
+"""Availability: the draws, the trace files, and what a strategy makes of them in both APIs."""
+
+from __future__ import annotations
+
+import math
+import re
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.selectors import create
+from fedsel_flwr.simulations.worlds.availability import BernoulliAvailability, TraceAvailability, find_trace
+from fedsel_flwr.strategies import SelectionStrategy as LegacyStrategy
+from fedsel_flwr.strategies.message import SelectionStrategy as MessageStrategy
+from tests.strategies import helpers as legacy
+from tests.strategies.message import helpers as message
+
+pytestmark = pytest.mark.timeout(30)
+
+
+# ---- Bernoulli ----------------------------------------------------------------------------------------------------
+
+
+def test_a_draw_depends_on_seed_client_and_round_only() -> None:
+    one, other = BernoulliAvailability(0.5, seed=3), BernoulliAvailability(0.5, seed=3)
+    cells = [(k, r) for k in range(20) for r in range(1, 21)]
+    forward = {cell: one(str(cell[0]), cell[1], 0.0) for cell in cells}
+    np.random.default_rng(0).shuffle(cells)
+    np.random.seed(5)  # noqa: NPY002 - the global state must not matter
+    backward = {(k, r): other(str(k), r, 1e6 * r) for k, r in cells}
+    assert forward == backward
+    assert forward != {(k, r): BernoulliAvailability(0.5, seed=4)(str(k), r, 0.0) for k, r in cells}
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.5, 0.9])
+def test_the_frequency_is_the_probability_by_client_and_by_round(probability: float) -> None:
+    model = BernoulliAvailability(probability, seed=1)
+    drawn = np.array([[model(str(k), r, 0.0) for r in range(1, 201)] for k in range(40)], dtype=float)
+    error = math.sqrt(probability * (1 - probability))
+    assert abs(drawn.mean() - probability) < 4 * error / math.sqrt(drawn.size)
+    assert np.abs(drawn.mean(axis=0) - probability).max() < 4.5 * error / math.sqrt(40)
+    assert np.abs(drawn.mean(axis=1) - probability).max() < 4.5 * error / math.sqrt(200)
+    centred = drawn - probability  # no memory from round to round, nor from client to client
+    for neighbours in (centred[:, 1:] * centred[:, :-1], centred[1:] * centred[:-1]):
+        assert abs(neighbours.mean() / error**2) < 4 / math.sqrt(drawn.size)
+
+
+def test_probability_one_is_everybody_up_to_the_largest_partition_id() -> None:
+    model = BernoulliAvailability(1.0, seed=1)
+    assert all(model(str(k), r, 0.0) for k in (*range(50), 2**32 - 1) for r in range(1, 20))
+
+
+@pytest.mark.parametrize(
+    "client_id", ["phone-7", "-3", str(2**32), str(2**63 + 5), "9" * 5000, "", "1.0", "1_0", " 1", "+1", "\u0663"]
+)
+def test_an_id_that_is_no_partition_id_is_named(client_id: str) -> None:
+    model = BernoulliAvailability(0.5, seed=1)
+    said = re.escape(f"a whole number below 2**32, but a client calls itself {client_id!r}")
+    with pytest.raises(ParameterError, match=said):
+        model(client_id, 1, 0.0)
+    with pytest.raises(ParameterError, match=said):
+        model.at(["1", client_id], 1, 0.0)
+
+
+# ---- traces -------------------------------------------------------------------------------------------------------
+
+
+def trace(folder: Path, text: str, **options: Any) -> TraceAvailability:
+    path = folder / "trace.csv"
+    path.write_text(text, encoding="utf-8")
+    return TraceAvailability(path, **options)
+
+
+def test_rounds_in_any_order_and_from_then_on(tmp_path: Path) -> None:
+    there = trace(tmp_path, "round,client,state\n10,0,up\n1,0,down\n\n3,phone-7,down\n20,0,down\n")
+    assert [there("0", r, 0.0) for r in (1, 2, 9, 10, 19, 20, 500)] == [False, False, False, True, True, False, False]
+    assert [there("phone-7", r, 0.0) for r in (1, 2, 3, 4)] == [True, True, False, False]  # up before its first row
+    assert all(there("unknown", r, 0.0) for r in (1, 100))
+
+
+def test_seconds_go_by_the_simulated_clock(tmp_path: Path) -> None:
+    there = trace(tmp_path, "second, client ,state\n 2.5 , 1 , down \n4,1,up\r\n0,4,down\n")
+    assert [there("1", 1, s) for s in (0.0, 2.4999, 2.5, 3.9, 4.0, 1e9)] == [True, True, False, False, True, True]
+    assert [there("1", r, 0.0) for r in (3, 5)] == [True, True]  # rounds do not matter
+    assert not there("4", 1, 0.0)
+
+
+def test_many_at_once_are_the_single_answers(tmp_path: Path) -> None:
+    ids = ["2", "7", "0", "4000000000"]
+    models = [
+        BernoulliAvailability(0.5, seed=3),
+        trace(tmp_path, "round,client,state\n10,0,up\n1,0,down\n3,7,down\n"),
+        trace(tmp_path, "second,client,state\n2.5,0,down\n4,0,up\n3,2,down\n"),
+    ]
+    for model in models:
+        answers = set()
+        for number, seconds in [(1, 0.0), (3, 2.5), (3, 3.0), (9, 3.9), (10, 4.0)]:
+            together = model.at(ids, number, seconds)
+            assert together.dtype == np.bool_
+            assert together.tolist() == [model(client_id, number, seconds) for client_id in ids]
+            answers.add(tuple(together.tolist()))
+        assert len(answers) >= 3
+        assert model.at([], 1, 0.0).shape == (0,)
+
+
+def test_seconds_per_round_map_rounds_onto_a_trace(tmp_path: Path) -> None:
+    """Away from 4,000 s to 5,999 s: round 3 begins at (3 - 1) x 2,000 s, round 4 at 6,000 s."""
+    there = trace(tmp_path, "second,client,state\n4000,1,down\n5999,1,up\n", seconds_per_round=2000.0)
+    assert [there("1", r, 1e9) for r in range(1, 6)] == [True, True, False, True, True]
+    assert [there.at(["0", "1"], r, 4500.0).tolist() for r in (2, 3)] == [[True, True], [True, False]]
+
+
+def test_a_header_alone_is_everybody_and_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    assert trace(tmp_path, "round,client,state\n")("0", 1, 0.0)
+    assert not trace(tmp_path, "\ufeffround,client,state\r\n1,0,down\r\n")("0", 1, 0.0)
+
+
+@pytest.mark.parametrize(
+    "row",
+    ["x,0,down", "1,0", "1,0,down,more", "1,,down", "1,0,Down", "-1,0,down", "nan,0,down", "inf,0,down", "# a comment"],
+)
+def test_a_wrong_row_is_named_with_its_line(row: str, tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match=r"trace\.csv.*line 4.*'up' or 'down'"):
+        trace(tmp_path, f"round,client,state\n1,0,down\n\n{row}\n2,0,up\n")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\n", "client,round,state\n", "round,client\n", "round,client,state,x\n", "hour,client,state\n"]
+)
+def test_a_wrong_header_says_what_it_must_be(text: str, tmp_path: Path) -> None:
+    with pytest.raises(ParameterError, match="first line must be 'round,client,state'"):
+        trace(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("unit", "seconds", "said"),
+    [
+        *(("second", wrong, "seconds_per_round must be a finite number above 0") for wrong in (0.0, -1.0, math.inf)),
+        ("round", 2000.0, r"trace\.csv' counts in rounds.*seconds_per_round"),
+    ],
+)
+def test_seconds_per_round_must_be_seconds_of_a_trace_in_seconds(
+    unit: str, seconds: float, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ParameterError, match=said):
+        trace(tmp_path, f"{unit},client,state\n", seconds_per_round=seconds)
+
+
+def test_files_that_cannot_be_read_are_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "huge.csv").write_text("round,client,state\n1," + "0" * 200_000 + ",down\n")
+    for name in ("nowhere.csv", "", "bytes.csv", "huge.csv"):
+        with pytest.raises(ParameterError, match=rf"cannot read.*{name}"):
+            TraceAvailability(tmp_path / name)
+
+
+def test_a_trace_is_found_here_or_in_the_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, data = tmp_path / "here", tmp_path / "data"
+    for folder in (here, data):
+        folder.mkdir()
+    (data / "t.csv").touch()
+    monkeypatch.chdir(here)
+    monkeypatch.delenv("FEDSEL_DATA", raising=False)
+    assert find_trace("t.csv", str(data)) == data / "t.csv"
+    monkeypatch.setenv("FEDSEL_DATA", str(data))
+    assert find_trace("t.csv", None) == data / "t.csv"
+    (here / "t.csv").touch()
+    assert find_trace("t.csv", None).resolve() == here / "t.csv"
+    assert find_trace(str(data / "t.csv"), None) == data / "t.csv"
+    for name, folder, said in (
+        ("u.csv", None, r"trace 'u\.csv': it is neither in the working directory nor in the data folder .*data\. "),
+        ("u.csv", str(tmp_path / "nowhere"), r"nowhere .* does not exist"),
+        ("", None, r"needs availability\.trace, the path of a CSV file"),
+        (str(data), None, "is a folder"),
+    ):
+        with pytest.raises(ParameterError, match=said):
+            find_trace(name, folder)
+
+
+def test_the_trace_of_704_phones_as_it_is(shared_data: Path) -> None:
+    """Every phone has a row at second 0, so none is there only for want of one; a week of rounds of 2,000 s."""
+    path = shared_data / "phones" / "availability.csv"
+    if not path.exists():
+        pytest.skip(f"no trace of real phones: {path} is not there; set FEDSEL_DATA to a folder that has it")
+    tracemalloc.start()
+    there = TraceAvailability(path, seconds_per_round=2000.0)
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 20e6  # about 4 MB
+    rows = [line.split(",") for line in path.read_text().splitlines()[1:]]
+    ids = [str(k) for k in range(704)]
+    present = np.array([there.at(ids, r, 0.0) for r in range(1, 303, 5)])
+    for place, until in ((0, 0), (30, 150 * 2000)):  # what the file's own reading gives, row by row
+        state = {}
+        for second, client, now in sorted(rows, key=lambda row: float(row[0])):
+            if float(second) <= until:
+                state[client] = now
+        assert present[place].tolist() == [state[client] == "up" for client in ids]
+    assert 20 < present.sum(axis=1).min() <= present.sum(axis=1).max() < 120
+    assert 0.03 < np.median(present.mean(axis=0)) < 0.08  # the median phone is there 5.5 % of the time
+
+
+# ---- through the strategies ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["legacy", "message"])
+def run(request: pytest.FixtureRequest) -> Any:
+    """Plays six clients in either API: the strategy, and the cohort of each round."""
+
+    def play(selector: Any, rounds: int, prefix: str = "", **options: Any) -> tuple[Any, list[list[str]]]:
+        if request.param == "legacy":
+            strategy: Any = LegacyStrategy(selector, legacy.fedavg(), max_latency=9.0, **options)
+            proxies = legacy.fleet(6, prefix)
+            legacy.run_rounds(strategy, proxies, rounds)
+        else:
+            strategy = MessageStrategy(selector, message.fedavg(), max_latency=9.0, **options)
+            grid = message.FakeGrid(message.crowd(6, prefix=prefix))
+            message.play(strategy, grid, rounds)
+            proxies = [node.proxy for node in grid.nodes.values()]
+        return strategy, [[str(p.client_id) for p in proxies if r in p.fit_rounds] for r in range(1, rounds + 1)]
+
+    return play
+
+
+def selector_of(name: str, clients_per_round: int = 3) -> Any:
+    given = {"cs-ucb": {"max_latency": 9.0}, "cs-ucb-q": {"max_latency": 9.0}, "bsfl": {"min_latency": 0.1}}
+    return create(name, clients_per_round=clients_per_round, seed=0, **given.get(name, {}))
+
+
+def test_a_client_whose_id_is_no_partition_id_ends_the_run_with_the_reason(run: Any) -> None:
+    with pytest.raises(ParameterError, match=r"a client calls itself 'phone-\d'"):
+        run(selector_of("random"), 1, prefix="phone-", availability=BernoulliAvailability(0.5, seed=1))
+
+
+@pytest.mark.parametrize("name", ["random", "cs-ucb", "round-robin"])
+def test_an_unavailable_client_is_not_offered(run: Any, name: str) -> None:
+    """Also: who is there is asked with client id, absolute round, and the time at which the round begins."""
+    seen: set[tuple[str, int, float]] = set()
+
+    def there(client_id: str, server_round: int, seconds: float) -> bool:
+        seen.add((client_id, server_round, seconds))
+        return (int(client_id) + server_round) % 3 != 0
+
+    strategy, trained = run(selector_of(name), 6, availability=there)
+    assert [r.num_available for r in strategy.history.rounds] == [4] * 6
+    for server_round, cohort in enumerate(trained, start=1):
+        assert len(cohort) == 3
+        assert all(there(client_id, server_round, 0.0) for client_id in cohort)
+    assert {client_id for cohort in trained for client_id in cohort} == set("012345")
+    starts = [0.0, *(r.simulated_s for r in strategy.history.rounds)]
+    assert {(str(k), r, starts[r - 1]) for k in range(6) for r in range(1, 7)} <= seen
+    assert {one[2] for one in seen} == set(starts[:6])
+
+
+@pytest.mark.parametrize("name", ["random", "cs-ucb", "cs-ucb-q", "bsfl", "local-accuracy"])
+def test_a_round_with_few_or_nobody_there_is_recorded_and_the_run_goes_on(run: Any, name: str) -> None:
+    present = [[], list("012345"), [], [], ["1", "4"]]
+    selector, told = selector_of(name), list[int]()
+    strategy, trained = run(
+        selector, 5, availability=lambda c, r, s: c in present[r - 1], on_round=lambda record: told.append(record.round)
+    )
+    rounds = strategy.history.rounds
+    assert [r.round for r in rounds] == told == [1, 2, 3, 4, 5]
+    assert [r.num_available for r in rounds] == [0, 6, 0, 0, 2]
+    assert [r.num_selected for r in rounds] == [len(cohort) for cohort in trained] == [0, 3, 0, 0, 2]
+    assert sorted(trained[4]) == ["1", "4"]
+    for empty in (rounds[0], rounds[2], rounds[3]):
+        assert (empty.round_s, empty.energy_j, empty.probe_s, empty.probe_j) == (0.0, 0.0, 0.0, 0.0)
+    assert rounds[3].simulated_s == rounds[1].simulated_s > 0
+    assert selector.round == 5
