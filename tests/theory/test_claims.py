@@ -19,21 +19,20 @@ both: accuracy against rounds or time                                  benchmark
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from fedsel_flwr.theory import bsfl_regret, xia_regret
+from tests.theory.playing import noisy, play
 
-Play = Callable[..., np.ndarray]
-Draw = Callable[..., np.ndarray]
 ROUNDS = 20_000
 HALVES = [ROUNDS // 4 - 1, ROUNDS // 2 - 1, ROUNDS - 1]
 CLEAR_GAP = np.array([0.9, 0.85, 0.8, 0.4, 0.35, 0.3, 0.2, 0.1])  # K = 8, m = 3
 
 
-def test_cs_ucb_regret_is_logarithmic_and_random_linear(play: Play, noisy: Draw) -> None:
+def test_cs_ucb_regret_is_logarithmic_and_random_linear() -> None:
     """Xia, Theorem 1. A logarithm loses the same in every doubling of T, a straight line twice as much in the next.
 
     Seen: CS-UCB lost 43 in rounds 5,001 to 10,000 and 42 in the next 10,000, 318 in all, and chose the genie's set in
@@ -112,7 +111,7 @@ def unequal() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 @pytest.mark.slow
-def test_bsfl_regret_for_unequal_data(play: Play, unequal: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
+def test_bsfl_regret_for_unequal_data(unequal: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
     """Ben Ami, Fig. 8 left, m = 5, alpha = 10, beta = 1. Seen:
 
         policy            regret at 10,000    at 20,000    growth
@@ -141,9 +140,7 @@ def test_bsfl_regret_for_unequal_data(play: Play, unequal: tuple[np.ndarray, np.
 
 
 @pytest.mark.slow
-def test_bsfl_shares_miss_their_targets_by_1_over_alpha(
-    play: Play, unequal: tuple[np.ndarray, np.ndarray, np.ndarray]
-) -> None:
+def test_bsfl_shares_miss_their_targets_by_1_over_alpha(unequal: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
     """Ben Ami, section III-B: every client at rate m d_k / sum(d) of (4). Seen, largest distance from it, m = 5:
 
         alpha      1,000 rounds    5,000 rounds    20,000 rounds

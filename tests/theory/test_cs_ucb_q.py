@@ -6,16 +6,14 @@ Fig. 5 stands in test_fairness.py. Theorem 4 could not be confirmed in general: 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from itertools import combinations
 
 import numpy as np
 import pytest
 
 from fedsel_flwr.theory import cs_ucb_q_regret_bound, fair_optimum, fair_regret
+from tests.theory.playing import lowest_first, noisy, play
 
-Play = Callable[..., np.ndarray]
-Draw = Callable[..., np.ndarray]
 ROUNDS = 20_000
 # Theorem 4's counterexample: three clients of reward 0 with a fair share, three of reward 1 without; m = 3.
 COUNTER_ROUNDS = 60_000
@@ -25,7 +23,7 @@ COUNTER_BETA = 1 / math.sqrt(COUNTER_ROUNDS)
 
 
 @pytest.mark.slow
-def test_smaller_beta_smaller_regret_and_negative_without_fairness(play: Play, noisy: Draw) -> None:
+def test_smaller_beta_smaller_regret_and_negative_without_fairness() -> None:
     """Fig. 4: K = 3, m = 2, c = (.6, .5, .4), available nine times in ten, latencies (3, 1.5, .5) s +- 20 %.
 
     Seen, regret after 20,000 rounds: 738.6 at beta = 1, 70.8 at .5, -4.2 at .1, -17.4 at .01, -2578.2 at 1e-5, and
@@ -55,7 +53,7 @@ def queues(fairness: np.ndarray, chosen: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_every_feasible_fairness_is_met(play: Play, noisy: Draw, seed: int) -> None:
+def test_every_feasible_fairness_is_met(seed: int) -> None:
     """Theorem 3 and (59): the queues stay bounded, so that n_k >= c_k T - D_k. Seen: no queue above 12.2.
 
     The fairness is epsilon = .05 below what a random policy gives the clients, under random availability: strictly
@@ -80,10 +78,7 @@ def test_every_feasible_fairness_is_met(play: Play, noisy: Draw, seed: int) -> N
         "cs-ucb-q", noisy(mean, 0.1, rounds), m, available=available,
         max_latency=5.0, fairness=fairness, queue_weight=beta,
     )  # fmt: skip
-    fastest = np.zeros_like(chosen)
-    for row, here in zip(fastest, available, strict=True):
-        row[[k for k in np.argsort(-mean) if here[k]][:m]] = True
-    queue, without = queues(fairness, chosen), queues(fairness, fastest)
+    queue, without = queues(fairness, chosen), queues(fairness, lowest_first(-mean, m, available))
     omega = np.maximum(fairness**2, (1 - fairness) ** 2).sum()
     bound = (omega / 2 + (1 - beta) * m / beta) / 0.05  # (59)
     assert queue.sum(axis=1).mean() <= bound < without.sum(axis=1).mean()
@@ -93,7 +88,7 @@ def test_every_feasible_fairness_is_met(play: Play, noisy: Draw, seed: int) -> N
 
 
 @pytest.mark.slow
-def test_delay_grows_with_fairness_and_with_m(play: Play, noisy: Draw) -> None:
+def test_delay_grows_with_fairness_and_with_m() -> None:
     """Fig. 7, with clear gaps: K = 6, c_k = share x m/6, 4000 rounds. Seen, mean round in s:
 
         m    share 0      .3      .6      .9
@@ -115,7 +110,7 @@ def test_delay_grows_with_fairness_and_with_m(play: Play, noisy: Draw) -> None:
     assert (np.diff(delay, axis=0) > 0.2).all()
 
 
-def test_a_small_beta_is_sub_linear(play: Play, noisy: Draw) -> None:
+def test_a_small_beta_is_sub_linear() -> None:
     """(30), where fairness asks for fast clients only: K = 4, m = 2, c = (.5, .5, 0, 0), beta = 1/sqrt(T).
 
     Seen: regret per round .0315, .0116, .0037 for T = 1250, 5000, 20,000. At 20,000 (29) is 7264, and the slowest two
@@ -145,7 +140,7 @@ def test_bound_30_covers_29(rounds: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def counterexample(play: Play) -> np.ndarray:
+def counterexample() -> np.ndarray:
     """Choices of CS-UCB-Q with beta = 1/sqrt(T) where a client takes 5 s or no time at all."""
     latency = np.tile(5.0 * (1.0 - COUNTER_MEAN), (COUNTER_ROUNDS, 1))
     return play("cs-ucb-q", latency, 3, max_latency=5.0, fairness=COUNTER_FAIRNESS, queue_weight=COUNTER_BETA)

@@ -34,36 +34,19 @@ the smallest mean but not the mean of the smallest.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
-from fedsel_flwr.clients.device import computing_rate_bounds
 from fedsel_flwr.clients.system import SystemModel
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.theory import xia_genie, xia_regret
-from fedsel_flwr.wireless import rayleigh_power
+from tests.theory.playing import play, xia_latencies
 
-Play = Callable[..., np.ndarray]
 CELLS, CLIENTS, T = (0, 1, 2), 20, 5000
 
 
-def xia_latencies(model: SystemModel, rounds: int, seed: int) -> np.ndarray:
-    """Capped latencies of shape (rounds, K), of the same law as SystemModel.draw but drawn all at once."""
-    generator, clients = np.random.default_rng(seed), range(model.num_clients)
-    shape, distance = (rounds, model.num_clients), np.array([model.distance_km(k) for k in clients])
-    down, up = (
-        channel.transfer_time(bits, distance, rayleigh_power(generator, shape))
-        for channel, bits in ((model.downlink, model.payload_down_bits), (model.uplink, model.payload_up_bits))
-    )
-    low, high = np.array([computing_rate_bounds(k, model.num_clients, step=model.computing_step) for k in clients]).T
-    compute = model.samples_per_round / generator.uniform(low, high, shape)
-    return np.minimum(down + compute + up, model.max_latency_s)
-
-
 @pytest.fixture(scope="module")
-def seen(play: Play) -> dict[tuple[int, str], dict[str, float]]:
+def seen() -> dict[tuple[int, str], dict[str, float]]:
     """Means over the cells, by m and policy; the choices are judged by latencies the policies never saw."""
     sums: dict[tuple[int, str], dict[str, float]] = {}
     for cell in CELLS:
