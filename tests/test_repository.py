@@ -166,7 +166,9 @@ def test_flower_app_configuration_can_be_bundled() -> None:
         assert isinstance(value, str | int | float | bool), f"{key}: flwr build refuses {value!r}"
 
 
-@pytest.mark.parametrize("module", ["fedsel_flwr", "fedsel_flwr.selectors", "fedsel_flwr.testing", "fedsel_flwr.theory"])
+@pytest.mark.parametrize(
+    "module", ["fedsel_flwr", "fedsel_flwr.selectors", "fedsel_flwr.testing", "fedsel_flwr.theory"]
+)
 def test_import_is_light(module: str) -> None:
     code = f"import json, sys, {module}; print(json.dumps(sorted({{name.split('.')[0] for name in sys.modules}})))"
     loaded = set(json.loads(output_of(sys.executable, "-c", code)))

@@ -116,22 +116,6 @@ def test_equals_enumeration_with_many_ties(data: st.DataObject, score: str) -> N
     check(logits, rng.integers(0, classes, examples), score)
 
 
-@pytest.mark.parametrize("score", SCORES)
-def test_copies_of_one_model_are_all_kept(score: str) -> None:
-    """Whole numbers add up exactly, so all subsets score exactly alike: the largest wins, for any n."""
-    for n in (2, 3, 5, 7, 12):
-        logits = np.tile(np.array([[[3.0, -1.0, 0.0], [1.0, 2.0, 0.0]]]), (n, 1, 1))
-        assert best_subset(logits, np.array([0, 1]), score)[0].all()
-
-
-@pytest.mark.parametrize("score", SCORES)
-def test_ties_go_to_the_larger_set(score: str) -> None:
-    """Models 1 and 3 are one good model, 0 and 2 a bad one: {1, 3} scores as {1} or {3} alone."""
-    good, bad = [[4.0, 0.0], [0.0, 4.0]], [[0.0, 8.0], [8.0, 0.0]]
-    kept, _ = best_subset(np.array([bad, good, bad, good]), np.array([0, 1]), score)
-    assert kept.tolist() == [False, True, False, True]
-
-
 @pytest.mark.parametrize(
     ("differences", "expected", "accuracy"),
     [
@@ -208,16 +192,6 @@ def test_greedy_beyond_the_limit(n: int, score: str) -> None:
         assert value == pytest.approx(score_of(members, logits, labels, score), abs=1e-9)
         singles = [score_of((model,), logits, labels, score) for model in range(n)]
         assert value >= max(singles) - 1e-12
-
-
-def test_greedy_with_one_good_model() -> None:
-    """Thirty models are wrong in all examples, one is right: nothing but it is kept by loss."""
-    logits = np.zeros((31, 4, 2))
-    logits[:, :, 1] = 5.0
-    logits[17] = [[8.0, 0.0]] * 4
-    kept, value = best_subset(logits, np.zeros(4, dtype=np.int64), "loss")
-    assert np.flatnonzero(kept).tolist() == [17]
-    assert value == pytest.approx(-math.log1p(math.exp(-8)))
 
 
 @pytest.mark.parametrize("score", SCORES)

@@ -49,7 +49,7 @@ from functools import partial
 import fedsel_flwr
 from fedsel_flwr.selectors import Newest, create, names
 from fedsel_flwr.simulations.scenario_files import load_scenario
-from fedsel_flwr.testing import check_selector, check_stateful
+from fedsel_flwr.testing import check_selector
 from fedsel_flwr.cli import main
 
 print(fedsel_flwr.__file__)
@@ -58,7 +58,6 @@ assert isinstance(create("newest", clients_per_round=2, shift=1), Newest)
 scenario = load_scenario("mine.toml", {"selectors.newest.shift": 2})
 assert (scenario.selector, scenario.selectors["newest"]) == ("newest", {"shift": 2})
 check_selector(partial(create, "newest", clients_per_round=3))
-check_stateful(partial(create, "newest", clients_per_round=3), sequences=5)
 assert main(["list"]) == 0
 sys.exit(main(["run", "mine.toml", "--set", "selectors.newest.shift=3", "--quiet"]))
 """

@@ -191,68 +191,42 @@ def test_lists_tuples_and_integers_of_any_width_are_taken(choice: Any) -> None:
 # ---- state that was not declared ------------------------------------------------------------------------------------
 
 
-class Undeclared(Random):
-    """Keeps arrays of its own, and trips over them where it is told to."""
+def _index(self: Any, *_: Any) -> None:
+    self._seen[np.array([0])] += 1
 
-    needs = frozenset({"latency"})
 
-    def __init__(self, where: str, how: str) -> None:
-        super().__init__(clients_per_round=2)
-        self.where, self.how = where, how
-        self._seen = np.zeros(0)
-        self._table: dict[int, float] = {}
+def _add(self: Any, *_: Any) -> None:
+    self._seen + np.zeros(self._registered.size)
 
-    def _trip(self, method: str) -> None:
-        if method != self.where:
-            return
-        if self.how == "row":
-            self._seen[np.array([0])] += 1
-        elif self.how == "sum":
-            self._seen + np.zeros(self._registered.size)
-        elif self.how == "dict":
-            del self._seen
-            self._table[0] += 1
-        else:
-            self._missing[0] += 1  # type: ignore[attr-defined]
 
-    def _probe(self, available: Any) -> Any:
-        self._trip("_probe")
+def _look_up(self: Any, *_: Any) -> None:
+    self._table[0] += 1
 
-    def _advance(self) -> None:
-        self._trip("_advance")
 
-    def _select(self, available: Any) -> Any:
-        self._trip("_select")
-        return super()._select(available)
-
-    def _observe(self, report: Any) -> None:
-        self._trip("_observe")
-
-    def _inform(self, clients: Any, columns: Any) -> None:
-        self._trip("_inform")
-
-    def _admit(self, clients: Any) -> None:
-        self._trip("_admit")
+def _read(self: Any, *_: Any) -> None:
+    self._missing[0] += 1
 
 
 @pytest.mark.parametrize(
-    ("how", "attribute", "cause"),
+    ("fault", "held", "cause"),
     [
-        ("row", "_seen", IndexError),
-        ("sum", "_seen", ValueError),
-        ("dict", "_table", KeyError),
-        ("never set", "_missing", AttributeError),
+        (_index, {"_seen": np.zeros(0)}, IndexError),
+        (_add, {"_seen": np.zeros(0)}, ValueError),
+        (_look_up, {"_table": {}}, KeyError),
+        (_read, {}, AttributeError),
     ],
 )
-def test_undeclared_state_is_named_with_class_and_method(how: str, attribute: str, cause: type[Exception]) -> None:
+def test_undeclared_state_is_named_with_class_and_method(fault: Any, held: dict[str, Any], cause: Any) -> None:
     """In `_admit` the rows are there, but the clients are not registered: only what is never set shows."""
-    everybody = np.arange(3)
-    for where in ("_probe", "_advance", "_select", "_observe", "_inform", *["_admit"] * (how == "never set")):
-        selector = Undeclared(where, how)
+    everybody, attribute = np.arange(3), next(iter(held), "_missing")
+    for where in ("_probe", "_advance", "_select", "_observe", "_inform", *["_admit"] * (not held)):
+        selector = type("Undeclared", (Random,), {where: fault})(clients_per_round=2)
+        vars(selector).update(held)
         with pytest.raises(RunError) as refused:  # noqa: PT012
             selector.inform(everybody)
             selector.probe(everybody)
-            selector.observe(RoundReport(clients=selector.select(everybody), completed=[True] * 2, latency=[1.0] * 2))
+            chosen = selector.select(everybody)
+            selector.observe(RoundReport(clients=chosen, completed=[True] * 2, latency=[1.0] * 2))
         said = str(refused.value)
         assert said.startswith(f"Undeclared.{where} ended with {cause.__name__}")
         assert f"self.{attribute}" in said

@@ -106,35 +106,28 @@ def test_gpfl_counts_it_as_its_initialization() -> None:
     assert alone.keeps_model
 
 
-def test_fedcor_s_own_warm_up_comes_after_it() -> None:
-    """W = 3, two random rounds, then every third: samples are rounds 4, 5, 8, 11; each is asked before and after."""
-    selector, asked = warm("fedcor"), []
-    for number in range(1, 13):
-        if (question := selector.probe(np.arange(FLEET))) is not None:
-            asked.append(number)
-            selector.inform(question.clients, loss=np.linspace(1.0, 2.0, FLEET) / number)
-        assert len(selector.select(np.arange(FLEET))) == (FLEET if number <= WARMUP else 2)
-    assert asked == [4, 5, 6, 8, 9, 11, 12]
-    assert selector.state_dict()["sampled"].tolist() == [4, 5, 8, 11]
+def test_fedcor_s_own_warm_up_and_tifl_s_interval_come_after_it() -> None:
+    """FedCor: W = 3, two random rounds, then every third: samples are rounds 4, 5, 8, 11, asked before and after.
 
-
-def test_tifl_is_profiled_by_it_and_spends_no_credit() -> None:
-    """Its interval of four rounds begins after the warm-up: accuracies are asked before rounds 4, 8 and 12."""
-    selector, asked = warm("tifl"), []
+    TiFL: intervals of four rounds: accuracies are asked before rounds 4, 8 and 12; round 1 gives its profile.
+    """
+    fedcor, tifl, asked = warm("fedcor"), warm("tifl"), {"fedcor": list[int](), "tifl": list[int]()}
     for number in range(1, 13):
-        if selector.probe(np.arange(FLEET)) is not None:
-            asked.append(number)
-        chosen = selector.select(np.arange(FLEET))
-        done(selector, chosen, chosen + number)
-        if number == WARMUP:
-            state = selector.state_dict()
-            assert state["profile"].tolist() == [1, 2, 3, 4, 5, 6]  # of round 1
-            assert state["credits"].tolist() == [2, 2]
-        if number > WARMUP:
-            assert set(chosen.tolist()) <= {0, 1, 2} or set(chosen.tolist()) <= {3, 4, 5}
-        if number == WARMUP + 1:
-            assert sorted(selector.state_dict()["credits"].tolist()) == [1, 2]
-    assert asked == [4, 8, 12]
+        for selector in (fedcor, tifl):
+            if (question := selector.probe(np.arange(FLEET))) is not None:
+                asked[selector.name].append(number)
+                losses = np.linspace(1.0, 2.0, FLEET) / number
+                selector.inform(question.clients, **dict.fromkeys({"loss"} & set(question.columns), losses))
+            chosen = selector.select(np.arange(FLEET))
+            assert len(chosen) == (FLEET if number <= WARMUP else 2)
+            if selector is tifl:
+                done(selector, chosen, chosen + number)
+                assert number <= WARMUP or len(set(chosen // 3)) == 1
+                left = {WARMUP: [2, 2], WARMUP + 1: [1, 2]}.get(number)
+                assert left is None or sorted(selector.state_dict()["credits"].tolist()) == left
+                assert number != WARMUP or selector.state_dict()["profile"].tolist() == [1, 2, 3, 4, 5, 6]
+    assert asked == {"fedcor": [4, 5, 6, 8, 9, 11, 12], "tifl": [4, 8, 12]}
+    assert fedcor.state_dict()["sampled"].tolist() == [4, 5, 8, 11]
 
 
 def test_oort_s_epsilon_and_pacer_begin_after_it() -> None:

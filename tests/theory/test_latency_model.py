@@ -100,37 +100,25 @@ def test_table_has_the_law_of_the_system_model() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("m", [2, 5, 10])
-def test_cs_ucb_is_a_little_ahead_at_every_m(seen: dict, m: int) -> None:
-    """Fig. 3, in realized rewards; in means against random only."""
-    for other in ("random", "round-robin"):
-        assert 0.90 < seen[m, "cs-ucb"]["round"] / seen[m, other]["round"] < 0.98
-        assert seen[m, "cs-ucb"]["realized"] < 0.98 * seen[m, other]["realized"]
-    assert 0.93 < seen[m, "cs-ucb"]["regret"] / seen[m, "random"]["regret"] < 0.98
-    assert seen[m, "genie"]["round"] < 0.65 * seen[m, "cs-ucb"]["round"]
+def test_cs_ucb_is_a_little_ahead_at_every_m(seen: dict) -> None:
+    """Fig. 3, in realized rewards; in means against random only. Fig. 1 (a) and (c), at m = 5."""
+    for m in (2, 5, 10):
+        ours = seen[m, "cs-ucb"]
+        for other in ("random", "round-robin"):
+            assert 0.90 < ours["round"] / seen[m, other]["round"] < 0.98
+            assert ours["realized"] < 0.98 * seen[m, other]["realized"]
+            assert m != 5 or ours["failed"] < 0.95 * seen[m, other]["failed"]
+        assert 0.93 < ours["regret"] / seen[m, "random"]["regret"] < 0.98
+        assert seen[m, "genie"]["round"] < 0.65 * ours["round"]
+    assert seen[5, "cs-ucb"]["ahead from"] <= 20
 
 
 @pytest.mark.slow
-def test_gap_to_random_in_seconds_grows_with_m(seen: dict) -> None:
-    """Fig. 3: more channels, more to lose to a slow client."""
+def test_gap_grows_with_m_only_in_realized_rewards(seen: dict) -> None:
+    """Fig. 3 comes out of (14) as printed; in means the regret falls, and the genie has none."""
     gaps = [seen[m, "random"]["round"] - seen[m, "cs-ucb"]["round"] for m in (2, 5, 10)]
     assert 0 < gaps[0] < gaps[1] < gaps[2]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["cs-ucb", "random", "round-robin", "genie"])
-def test_gap_grows_with_m_only_in_realized_rewards(seen: dict, name: str) -> None:
-    """Fig. 3 comes out of (14) as printed; in means the regret falls, and the genie has none."""
-    assert seen[2, name]["realized"] < seen[5, name]["realized"] < seen[10, name]["realized"]
-    if name == "genie":
-        assert [seen[m, name]["regret"] for m in (2, 5, 10)] == pytest.approx([0.0, 0.0, 0.0], abs=1e-6)
-    else:
-        assert seen[2, name]["regret"] > seen[5, name]["regret"] > seen[10, name]["regret"]
-
-
-@pytest.mark.slow
-def test_cs_ucb_is_ahead_early_and_loses_fewer_clients(seen: dict) -> None:
-    """Fig. 1 (a) and (c), at m = 5."""
-    assert seen[5, "cs-ucb"]["ahead from"] <= 20
-    for other in ("random", "round-robin"):
-        assert seen[5, "cs-ucb"]["failed"] < 0.95 * seen[5, other]["failed"]
+    for name in ("cs-ucb", "random", "round-robin", "genie"):
+        realized, regret = ([seen[m, name][key] for m in (2, 5, 10)] for key in ("realized", "regret"))
+        assert realized[0] < realized[1] < realized[2]
+        assert regret == pytest.approx([0.0] * 3, abs=1e-6) if name == "genie" else regret[0] > regret[1] > regret[2]
