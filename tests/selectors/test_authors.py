@@ -245,10 +245,3 @@ def test_divfl() -> None:
     assert equal + others == 720
     print(f"divfl: {equal} of 720 sets equal, {others} decided by ties")
     assert equal >= 710
-
-
-def test_a_set_that_no_tie_explains_is_found() -> None:
-    places = np.array([0.0, 1.0, 3.0, 50.0, 51.0, 53.0, 54.5])
-    distances = np.abs(places[:, None] - places[None])
-    assert decided_by_ties(distances, np.array([3, 1]))
-    assert not decided_by_ties(distances, np.array([3, 2]))

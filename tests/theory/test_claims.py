@@ -33,11 +33,7 @@ CLEAR_GAP = np.array([0.9, 0.85, 0.8, 0.4, 0.35, 0.3, 0.2, 0.1])  # K = 8, m = 3
 
 
 def test_cs_ucb_regret_is_logarithmic_and_random_linear() -> None:
-    """Xia, Theorem 1. A logarithm loses the same in every doubling of T, a straight line twice as much in the next.
-
-    Seen in 20,000 rounds: CS-UCB lost 43 in rounds 5,001 to 10,000 and 42 in the next 10,000, 318 in all, and chose the
-    genie's set in 99 % of the last 10,000. Random lost 2907 and then 5831, 11,649 in all. The test stops at 8,000.
-    """
+    """Xia, Theorem 1. A logarithm loses the same in every doubling of T, a straight line twice as much in the next."""
     latency = noisy(CLEAR_GAP, 0.1, 8_000)
     chosen = play("cs-ucb", latency, 3, max_latency=5.0)
     regret = xia_regret(CLEAR_GAP, chosen, 3)
@@ -103,16 +99,7 @@ def unequal() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 @pytest.mark.slow
 def test_bsfl_regret_for_unequal_data(unequal: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
-    """Ben Ami, Fig. 8 left, m = 5, alpha = 10, beta = 1. Seen:
-
-        policy            regret at 10,000    at 20,000    growth
-        bsfl                         250.7        357.3     1.425
-        random-by-size              4831.6       9782.0     2.025
-        cs-ucb-q                    9179.4      28287.6     3.082
-
-    CS-UCB-Q with max_latency 2 s, fairness from the data sizes (scale .5) and queue_weight .01: it rises faster than
-    a straight line for the reason given in test_regret.py for CS-UCB.
-    """
+    """Ben Ami, Fig. 8 left, m = 5, alpha = 10, beta = 1; CS-UCB-Q with fairness from the data sizes."""
     mean, latency, sizes = unequal
     parameters = {
         "bsfl": {"min_latency": 0.1, "alpha": 10.0, "data_weights": sizes},
@@ -132,12 +119,7 @@ def test_bsfl_regret_for_unequal_data(unequal: tuple[np.ndarray, np.ndarray, np.
 
 @pytest.mark.slow
 def test_bsfl_shares_miss_their_targets_by_1_over_alpha(unequal: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
-    """Ben Ami, section III-B: every client at rate m d_k / sum(d) of (4). Seen, largest distance from it, m = 5:
-
-        alpha      1,000 rounds    5,000 rounds    20,000 rounds
-            1             .2158           .2516            .2751
-           10             .0708           .0698            .0591
-          100             .0088           .0084            .0067
+    """Ben Ami, section III-B: every client at rate m d_k / sum(d) of (4); the largest distance from it, m = 5.
 
     NOT CONFIRMED as a limit: with a fixed alpha the distance does not vanish. Speed is worth an offset of order
     1/alpha, at tenfold alpha a tenth of it; at alpha = 1 the speeds outweigh the targets.

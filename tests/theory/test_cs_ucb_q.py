@@ -26,9 +26,8 @@ COUNTER_BETA = 1 / math.sqrt(COUNTER_ROUNDS)
 def test_smaller_beta_smaller_regret_and_negative_without_fairness() -> None:
     """Fig. 4: K = 3, m = 2, c = (.6, .5, .4), available nine times in ten, latencies (3, 1.5, .5) s +- 20 %.
 
-    Seen, regret after 20,000 rounds: 738.6 at beta = 1, 70.8 at .5, -4.2 at .1, -17.4 at .01, -2578.2 at 1e-5, and
-    -2579.1 of CS-UCB, which knows no fairness. Below 0 is fairness that is not met yet: a queue must first grow to
-    about (1 - beta) / beta times the difference of the rewards.
+    Below 0 is fairness that is not met yet: a queue must first grow to about (1 - beta) / beta times the difference of
+    the rewards. CS-UCB knows no fairness.
     """
     mean, fairness = np.array([0.4, 0.7, 0.9]), [0.6, 0.5, 0.4]
     available = np.random.default_rng(6).random((ROUNDS, 3)) < 0.9
@@ -89,17 +88,7 @@ def test_every_feasible_fairness_is_met(seed: int) -> None:
 
 @pytest.mark.slow
 def test_delay_grows_with_fairness_and_with_m() -> None:
-    """Fig. 7, with clear gaps: K = 6, c_k = share x m/6, 4000 rounds. Seen, mean round in s:
-
-        m    share 0      .3      .6      .9
-        1        .72    1.01    1.40    1.80
-        2       1.18    1.65    2.25    2.58
-        3       1.63    2.16    2.74    3.00
-
-    In the printed latency model (K = 20) the truncated bounds stay at 1 through the 20,000 rounds, so that everyone is
-    served alike whatever the fairness: in three cells the delay at share .9 was 1.5 to 7.4 % above that at 0 for m = 8,
-    but -2.6 to .6 % for m = 2 and 5.
-    """
+    """Fig. 7, with clear gaps: K = 6, c_k = share x m/6, 4000 rounds."""
     latency = noisy(np.array([0.3, 0.4, 0.5, 0.7, 0.8, 0.9]), 0.2, 4000)
     delay = np.empty((3, 4))
     for row, m in enumerate((1, 2, 3)):
@@ -111,11 +100,7 @@ def test_delay_grows_with_fairness_and_with_m() -> None:
 
 
 def test_a_small_beta_is_sub_linear() -> None:
-    """(30), where fairness asks for fast clients only: K = 4, m = 2, c = (.5, .5, 0, 0), beta = 1/sqrt(T).
-
-    Seen: regret per round .0315, .0116, .0037 for T = 1250, 5000, 20,000. At 20,000 (29) is 7264, and the slowest two
-    lose 12,000.
-    """
+    """(30), where fairness asks for fast clients only: K = 4, m = 2, c = (.5, .5, 0, 0), beta = 1/sqrt(T)."""
     mean, fairness = np.array([0.9, 0.8, 0.4, 0.2]), [0.5, 0.5, 0.0, 0.0]
     per_round = []
     for rounds in (1250, 5000, ROUNDS):

@@ -1,35 +1,12 @@
 """CS-UCB in the latency model as printed: Xia et al. (2020), section V-B, Figs. 1, 3; K = 20, tau_max = 5 s, T = 5000.
 
-Seen, mean of three cells of clients (seeds 0, 1, 2); regret is tau_max times (14):
-
-    m  policy       in means, s    realized, s    mean round, s    failed clients
-    2  cs-ucb               671            797             .250              16.4
-       random               711            850             .260              17.8
-       round-robin          710            859             .262              17.9
-       genie                  0             31             .097                .8
-    5  cs-ucb               635           1226             .381              40.5
-       random               665           1324             .400              44.8
-       round-robin          643           1319             .400              44.9
-       genie                  0             98             .155               5.3
-    10 cs-ucb               402           1712             .542              80.7
-       random               417           1889             .577              89.5
-       round-robin          378           1878             .575              89.7
-       genie                  0            658             .331              31.6
-
-"Realized" reads (14) as printed, with the reward that a round shows; "in means" is the regret of the proofs. Rounds and
-failures are expectations: the choices are judged by latencies the policies never saw.
-
-At m = 5 CS-UCB's rounds are 4.9 % shorter than random's, and its regret in means 4.6 % smaller. In ten other cells
-(seeds 3 to 12): rounds 2.7 to 7.6 % shorter (mean 5.0 %), regret 3.2 to 9.3 % smaller (mean 4.9 %), 5 to 13 % fewer
-failed clients, ahead of random for good after 6 rounds or fewer in nine cells and after 735 in one. The effect is that
-small because the means differ by about .04, while the bonus in (18) is still .2 in the end: it all but never stops
-exploring. The genie's rounds take 39 to 61 % of the time.
+Means of three cells of clients (seeds 0, 1, 2); regret is tau_max times (14). Rounds and failures are expectations: the
+choices are judged by latencies the policies never saw. "Realized" reads (14) as printed, with the reward that a round
+shows; "in means" is the regret of the proofs.
 
 Figs. 1 and 3 come out with realized rewards: CS-UCB ahead of both at every m, the gap growing with m. That reading
-gives the genie a regret too, a third of the others' at m = 10, so that no bound could hold. NOT CONFIRMED in means:
-there the gap falls from m = 2 to 10, as the m-th fastest client is the yardstick, and round robin is ahead of CS-UCB at
-m = 10 (at m = 5 in five of the ten other cells): its fixed groups put devices of like speed together, which raises
-the smallest mean but not the mean of the smallest.
+gives the genie a regret too, so that no bound could hold. NOT CONFIRMED in means: there the gap falls from m = 2 to 10,
+as the m-th fastest client is the yardstick. docs/papers/xia.md has the numbers.
 """
 
 from __future__ import annotations

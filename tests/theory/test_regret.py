@@ -2,18 +2,8 @@
 
 K = 20 clients, m = 5 a round, 20,000 rounds. Mean speeds U(.1, .9), observed speed = mean +- U(.05), latency =
 .1 s / speed, min_latency = .1 s, alpha = 10, beta = 1, i.i.d. target; CS-UCB with max_latency = 2 s, the slowest answer
-there can be. The regret is that of `bsfl_regret`, which test_genie.py checks against all sets.
-
-Measured (means from seed 2023; selectors and noise seeded below):
-
-    policy    regret at 10,000    at 20,000    growth    share of random's
-    bsfl                126.40       194.89     1.542                0.021
-    cs-ucb            18402.02     46781.20     2.542                5.102
-    random             4551.50      9169.55     2.015                1.000
-
-Means from six other seeds (0 to 5): bsfl's share .018 to .024 and growth 1.54 to 1.59, random's growth 1.97 to 2.00,
-CS-UCB's 2.29 to 2.68. CS-UCB grows faster than a straight line because it keeps to the five fastest, whose g then
-falls, and with alpha = 10 g weighs most: it ends above random.
+there can be. CS-UCB grows faster than a straight line because it keeps to the five fastest, whose g then falls, and
+with alpha = 10 g weighs most. docs/papers/ben-ami.md has the numbers; test_genie.py checks `bsfl_regret`.
 """
 
 from __future__ import annotations
