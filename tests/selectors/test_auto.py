@@ -118,58 +118,42 @@ def test_choices_are_those_of_the_fixed_number(name: str) -> None:
     assert numbers == [next(iter(fixed.values()))] * 2
 
 
-def test_an_outlier_is_forgotten() -> None:
-    """Three clients take 2, 4 and 8 s, ten times each; then client 2 answers once in 1 ms.
-
-    The means are 2, 4 and 7.27 s, so tau_min stays 2 s and the odd play counts as 2 s: speeds 1, .5 and (10 * .25 + 1)
-    / 11. If the odd play is client 2's first, tau_min is 1 ms at first, and 2 s again after one more (mean 4 s).
-    """
-    usual: Plays = [(0, True, 2.0), (1, True, 4.0), (2, True, 8.0)]
-    late, early = (BSFL(clients_per_round=3, min_latency="auto", seed=0) for _ in range(2))
-    for selector in (late, early):
-        selector.inform(np.arange(3))
-    early.observe(report([(2, True, 0.001)]))
-    assert early.min_latency_now == 0.001
-    for _ in range(10):
-        for selector in (late, early):
-            selector.observe(report(usual))
-    late.observe(report([(2, True, 0.001)]))
-    for selector in (late, early):
-        assert selector.min_latency_now == 2.0
-        assert scores(selector) == pytest.approx([1.0, 0.5, 3.5 / 11], abs=1e-12)
+UCB = ["cs-ucb", "cs-ucb-q"]
+HAND: list[Plays] = [[(0, True, 2.0), (1, True, 8.0)], [(0, True, 4.0), (1, False, 60.0)]]
+USUAL: list[Plays] = [[(0, True, 2.0), (1, True, 4.0), (2, True, 8.0)]] * 10
+ODD: Plays = [(2, True, 0.001)]
 
 
-def test_one_client_of_eleven_that_always_answers_at_once_leaves_the_others_apart() -> None:
-    """Client 0 reports 1 ms for ever; tau_min is the mean of the next one, 1 s, and its own speed is cut at 1."""
-    selector = BSFL(clients_per_round=11, min_latency="auto", seed=0)
-    selector.inform(np.arange(11))
-    for _ in range(5):
-        selector.observe(report([(k, True, float(k) if k else 0.001) for k in range(11)]))
-    assert selector.min_latency_now == 1.0
-    assert scores(selector) == pytest.approx([1.0, *(1.0 / k for k in range(1, 11))])
-
-
-def test_rounds_by_hand() -> None:
-    """Client 0 takes 2 s and 4 s, client 1 takes 8 s once and fails once (60 s).
-
-    BSFL: mean seconds 3 and 8, so tau_min 3: the play of 2 s counts as 3 s: speeds (1 + 3/4)/2 = .875 and
-    (3/8 + 1/20)/2 = .2125. Then client 2 takes 1 s: tau_min 1: (1/2 + 1/4)/2 = .375, (1/8 + 1/60)/2 and 1.
-    CS-UCB and CS-UCB-Q: tau_max 8: rewards (.75 + .5)/2 = .625 and (0 - 1)/2 = -.5; a play of 16 s by client 2:
-    (.875 + .75)/2 = .8125, (.5 - 1)/2 = -.25 and 0.
-    """
-    first: Plays = [(0, True, 2.0), (1, True, 8.0)]
-    second: Plays = [(0, True, 4.0), (1, False, 60.0)]
-    ucb = (16.0, [0.625, -0.5], [0.8125, -0.25, 0.0])
-    for name, (third, before, after) in {
-        "bsfl": (1.0, [0.875, 0.2125], [0.375, (1 / 8 + 1 / 60) / 2, 1.0]), "cs-ucb": ucb, "cs-ucb-q": ucb,
-    }.items():  # fmt: skip
-        selector = create(name, clients_per_round=2, **AUTO[name])
-        selector.inform(np.arange(3))
-        selector.observe(report(first))
-        selector.observe(report(second))
-        assert scores(selector) == pytest.approx(before, abs=1e-15)
-        selector.observe(report([(2, True, third)]))
-        assert scores(selector) == pytest.approx(after, abs=1e-15)
+@pytest.mark.parametrize(
+    ("names", "rounds", "now", "expected"),
+    [
+        # Mean seconds 3 and 8: the play of 2 s counts as 3 s: (1 + 3/4)/2 and (3/8 + 1/20)/2.
+        (["bsfl"], HAND, 3.0, [0.875, 0.2125]),
+        # With client 2: (1/2 + 1/4)/2, (1/8 + 1/60)/2 and 1.
+        (["bsfl"], [*HAND, [(2, True, 1.0)]], 1.0, [0.375, (1 / 8 + 1 / 60) / 2, 1.0]),
+        # (.75 + .5)/2 and (0 - 1)/2, as a failure is worth -1; at 16 s (.875 + .75)/2, (.5 - 1)/2 and 0.
+        (UCB, HAND, 8.0, [0.625, -0.5]),
+        (UCB, [*HAND, [(2, True, 16.0)]], 16.0, [0.8125, -0.25, 0.0]),
+        # An outlier is forgotten: client 2's mean is 7.27 s, and the odd play counts as 2 s: (10 * .25 + 1)/11.
+        (["bsfl"], [ODD], 0.001, [1.0]),
+        (["bsfl"], [ODD, *USUAL], 2.0, [1.0, 0.5, 3.5 / 11]),
+        (["bsfl"], [*USUAL, ODD], 2.0, [1.0, 0.5, 3.5 / 11]),
+        # One client of eleven reports 1 ms for ever: tau_min is the mean of the next one.
+        (["bsfl"], [[(k, True, k or 0.001) for k in range(11)]] * 5, 1.0, [1.0, *(1.0 / k for k in range(1, 11))]),
+        # An answer in no time leaves the scores finite.
+        (["bsfl"], [[(0, True, 0.0), (1, True, 2.0)]], 1e-6, [1.0, 0.5e-6]),
+        (UCB, [[(0, True, 0.0), (1, True, 0.0)]], 5e-324, [1.0, 1.0]),
+    ],
+)
+def test_scores_by_hand(names: list[str], rounds: list[Plays], now: float, expected: list[float]) -> None:
+    for name in names:
+        selector: Any = create(name, clients_per_round=11, seed=0, **AUTO[name])
+        selector.inform(np.arange(11))
+        for plays in rounds:
+            selector.observe(report(plays))
+        (parameter,) = AUTO[name]
+        assert getattr(selector, f"{parameter}_now") == pytest.approx(now, rel=1e-15)
+        assert scores(selector) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("name", AUTO)
@@ -184,15 +168,6 @@ def test_before_anybody_completed_all_are_alike(name: str) -> None:
     assert selector.state_dict()["plays"].min() > 0
     selector.observe(report([(0, True, 3.0)]))
     assert np.argmax(scores(selector)) == 0 or name != "bsfl"
-
-
-@pytest.mark.parametrize(("name", "other", "expected"), [("bsfl", 2.0, [1.0, 0.5e-6]), ("cs-ucb", 0.0, [1.0, 1.0])])
-def test_an_answer_in_no_time_leaves_the_scores_finite(name: str, other: float, expected: list[float]) -> None:
-    """No network is so fast, but a report may say so; then one speed is all, as with a fixed number near 0."""
-    selector = create(name, clients_per_round=2, seed=1, **AUTO[name])
-    selector.inform(np.arange(2))
-    selector.observe(report([(0, True, 0.0), (1, True, other)]))
-    assert scores(selector).tolist() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", AUTO)
