@@ -33,6 +33,7 @@ def report(completed: list[bool], **columns: Any) -> RoundReport:
         ({"needs": {3}}, "names 3, .* Choose from accuracy, "),
         ({"requires": {"loss"}}, r"Mine\.requires names 'loss', which is not in needs"),
         ({"needs": {"accuracy"}, "requires": {"accuracy"}}, r"Mine\.requires names 'accuracy'"),
+        ({"remembers": {"lozz": "_loss"}}, r"Mine\.remembers names 'lozz'"),
         ({"need": {"latency"}}, r"Mine\.need looks like 'needs'"),
         ({"Needs": {"latency"}}, "'needs'"),
         ({"require": {"loss"}}, "'requires'"),
