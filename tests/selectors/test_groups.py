@@ -12,7 +12,7 @@ import pytest
 from fedsel_flwr.clients.answering import SKETCH_BITS, sketch
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import RoundReport, create
-from fedsel_flwr.selectors.nccb import cluster, majority
+from fedsel_flwr.selectors.nccb import cluster
 from fedsel_flwr.simulations.worlds.partitions import partition_indices
 from tests.processes import ROOT
 from tests.selectors.oracle_groups import GroupOracle, best_scatter, centre, hamming, scatter
@@ -188,36 +188,33 @@ def test_every_choice_has_the_largest_bounds(name: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_clusters_are_k_means_with_hamming_distance_on_known_hashes(seed: int) -> None:
+def test_clusters_are_those_of_k_means_with_hamming_distance(seed: int) -> None:
     """Three hashes of 12 bits that differ in 8 (two times 4 bits), three copies each with one bit flipped.
 
-    The clusters are the three, whatever the first centre, and no grouping of the nine scatters less.
+    The clusters are the three, whatever the first centre, and no grouping of the nine scatters less. On any hashes each
+    is at its nearest centre, and each centre is its hashes' majority.
     """
     rng = np.random.default_rng(seed)
-    bases = np.array([[0] * 12, [1] * 8 + [0] * 4, [0] * 4 + [1] * 8])
-    hashes = np.repeat(bases, 3, axis=0)
+    hashes = np.repeat(np.array([[0] * 12, [1] * 8 + [0] * 4, [0] * 4 + [1] * 8]), 3, axis=0)
     hashes[np.arange(9), rng.integers(0, 12, 9)] ^= 1
     order = rng.permutation(9)
     found = cluster(hashes[order].astype(bool), 3, rng)
     assert len({(int(g), int(k) // 3) for g, k in zip(found, order, strict=True)}) == 3
-    tuples = [tuple(bits) for bits in hashes[order].tolist()]
-    groups = [[h for h, g in zip(tuples, found, strict=True) if g == own] for own in set(found.tolist())]
-    assert scatter(groups) == best_scatter(tuples, 3)
+    assert scatter(list(_members(hashes[order], found).values())) == best_scatter(list(map(tuple, hashes.tolist())), 3)
 
-
-@pytest.mark.parametrize("seed", range(10))
-def test_clusters_are_a_fixed_point_of_k_means(seed: int) -> None:
-    """On any hashes: each is at its nearest centre, and each centre is its hashes' majority."""
-    rng = np.random.default_rng(seed)
     hashes = rng.integers(0, 2, (30, 10))
     found = cluster(hashes.astype(bool), 4, rng)
-    tuples = [tuple(bits) for bits in hashes.tolist()]
-    centres = {
-        int(g): centre([h for h, own in zip(tuples, found, strict=True) if own == g]) for g in sorted(set(found))
-    }
-    for one, own in zip(tuples, found.tolist(), strict=True):
-        assert hamming(one, centres[own]) == min(hamming(one, other) for other in centres.values())
-        assert centres[own] == tuple(majority(hashes[found == own].astype(bool)).astype(int).tolist())
+    centres = {own: centre(members) for own, members in _members(hashes, found).items()}
+    for one, own in zip(hashes.tolist(), found.tolist(), strict=True):
+        assert hamming(tuple(one), centres[own]) == min(hamming(tuple(one), other) for other in centres.values())
+
+
+def _members(hashes: Any, found: Any) -> dict[int, list[tuple[int, ...]]]:
+    """The hashes of each cluster."""
+    members = defaultdict[int, list[tuple[int, ...]]](list)
+    for one, own in zip(hashes.tolist(), found.tolist(), strict=True):
+        members[own].append(tuple(one))
+    return members
 
 
 def test_fewer_different_hashes_than_clusters() -> None:
