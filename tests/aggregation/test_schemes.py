@@ -151,21 +151,25 @@ def _played(api: str, selector: Any, rounds: int, **options: Any) -> tuple[Any, 
     return strategy, play_messages(strategy, rounds)
 
 
+def _check_rounds(name: str, strategy: Any, models: list[world.Array], used: str) -> int:
+    """Compare each round's model with the formula over the clients whose record says ``used``; count the others."""
+    before, absent = world.initial(), 0
+    for server_round, model in enumerate(models, start=1):
+        rows = [row for row in strategy.history.clients if row.round == server_round]
+        kept = [row.client for row in rows if getattr(row, used)]
+        expected = _by_hand(name, before, kept, world.train(before, np.array(kept)))
+        np.testing.assert_allclose(model, expected, rtol=0, atol=1e-12)
+        absent += len(rows) - len(kept)
+        before = model
+    return absent
+
+
 @pytest.mark.parametrize("api", ["legacy", "message"])
 @pytest.mark.parametrize("name", SCHEMES)
 def test_through_a_strategy_eight_rounds_equal_the_formula(name: str, api: str) -> None:
     """S^t is the usable models: failed clients (3, 7 and sometimes 5) are absent ones."""
     strategy, models = _played(api, create("random", clients_per_round=4, seed=8), 8, averaging=name)
-    before = world.initial()
-    absent = 0
-    for server_round, model in enumerate(models, start=1):
-        rows = [row for row in strategy.history.clients if row.round == server_round]
-        usable = [row.client for row in rows if row.completed]
-        absent += len(rows) - len(usable)
-        expected = _by_hand(name, before, usable, world.train(before, np.array(usable)))
-        np.testing.assert_allclose(model, expected, rtol=0, atol=1e-12)
-        before = model
-    assert absent > 3
+    assert _check_rounds(name, strategy, models, "completed") > 3
 
 
 @pytest.mark.parametrize("api", ["legacy", "message"])
@@ -200,16 +204,8 @@ def test_through_fedca_the_kept_models_are_the_round(name: str) -> None:
         legacy_base(), clients_per_round=4, seed=8, validation=world.validation(), averaging=name,
         max_latency=world.MAX_LATENCY,
     )  # fmt: skip
-    models = play_legacy(strategy, 6)
-    before, dropped = world.initial(), 0
-    for server_round, model in enumerate(models, start=1):
-        rows = [row for row in strategy.history.clients if row.round == server_round]
-        kept = [row.client for row in rows if row.kept]
-        expected = _by_hand(name, before, kept, world.train(before, np.array(kept)))
-        np.testing.assert_allclose(model, expected, rtol=0, atol=1e-12)
-        dropped += sum(row.completed and not row.kept for row in rows)
-        before = model
-    assert dropped > 0
+    absent = _check_rounds(name, strategy, play_legacy(strategy, 6), "kept")
+    assert absent > sum(not row.completed for row in strategy.history.clients)
 
 
 def test_clients_of_unknown_size_count_with_the_mean_of_the_known() -> None:
