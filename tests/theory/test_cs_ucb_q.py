@@ -103,15 +103,15 @@ def test_a_small_beta_is_sub_linear() -> None:
     """(30), where fairness asks for fast clients only: K = 4, m = 2, c = (.5, .5, 0, 0), beta = 1/sqrt(T)."""
     mean, fairness = np.array([0.9, 0.8, 0.4, 0.2]), [0.5, 0.5, 0.0, 0.0]
     per_round = []
-    for rounds in (1250, 5000, ROUNDS):
+    for rounds in (625, 2_500, 10_000):
         beta = 1 / math.sqrt(rounds)
         latency = noisy(mean, 0.1, rounds)
         chosen = play("cs-ucb-q", latency, 2, max_latency=5.0, fairness=fairness, queue_weight=beta)
         regret = fair_regret(mean, chosen, fair_optimum(mean, 1.0, fairness, 2)[0], 2)[-1]
         assert regret > 0
         per_round.append(regret / rounds)
-    slowest = fair_regret(mean, [[2, 3]] * ROUNDS, mean[1], 2)[-1]
-    assert regret <= cs_ucb_q_regret_bound(fairness, 2, beta, ROUNDS) < slowest
+    slowest = fair_regret(mean, [[2, 3]] * rounds, mean[1], 2)[-1]
+    assert regret <= cs_ucb_q_regret_bound(fairness, 2, beta, rounds) < slowest
     assert per_round[1] < 0.5 * per_round[0]
     assert per_round[2] < 0.5 * per_round[1]
 
