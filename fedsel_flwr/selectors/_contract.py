@@ -16,12 +16,12 @@ import numpy as np
 
 from fedsel_flwr.checks import IntArray
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError
-from fedsel_flwr.selectors.columns import COLUMNS, REPORTED, check_columns
+from fedsel_flwr.selectors.columns import COLUMNS, INFORMED, REPORTED, check_columns
 from fedsel_flwr.selectors.round_report import RoundReport
 from fedsel_flwr.selectors.selector_state import KINDS, RESERVED, state_key
 
 DECLARED = (
-    "needs", "requires", "by_client", "client_state", "scalar_state", "free_state", "paper_options",
+    "needs", "requires", "remembers", "by_client", "client_state", "scalar_state", "free_state", "paper_options",
     "asks_failed_for_ever", "may_exceed_clients_per_round",
 )  # fmt: skip
 """Attributes that a selector's class may declare."""
@@ -49,6 +49,7 @@ def check_declarations(cls: Any, base: type) -> None:
     # A property follows from the instance's parameters; observe checks it.
     if not isinstance(cls.needs, property) and not isinstance(cls.requires, property):
         cls.needs, cls.requires = checked_needs(owner, cls.needs, cls.requires)
+    check_columns(owner, "remembers", frozenset(cls.remembers), INFORMED)
     if not isinstance(cls.scalar_state, tuple | list) or not all(isinstance(name, str) for name in cls.scalar_state):
         names = [cls.scalar_state] if isinstance(cls.scalar_state, str) else list(cls.scalar_state)
         raise ParameterError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 
@@ -77,14 +76,6 @@ def tolerant_floor(number: float) -> int:
     (1, 5)
     """
     return math.floor(number + 1e-9)
-
-
-def update_sizes(size: FloatArray, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
-    """Copy the finite values of the column ``num_examples`` into ``size``, in place."""
-    if "num_examples" in columns:
-        reported = columns["num_examples"]
-        known = np.isfinite(reported)
-        size[clients[known]] = reported[known]
 
 
 def imputed_sizes(size: FloatArray, registered: BoolArray) -> FloatArray:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, fraction, real
-from fedsel_flwr.selectors._draws import draw, imputed_sizes, tolerant_floor, top, update_sizes
+from fedsel_flwr.selectors._draws import draw, imputed_sizes, tolerant_floor, top
 from fedsel_flwr.selectors.base import Probe, Selector
 from fedsel_flwr.selectors.round_report import RoundReport, repeated_failures
 
@@ -69,6 +68,7 @@ class ActiveFL(Selector):
     name: ClassVar[str] = "active-fl"
     needs: ClassVar[frozenset[str]] = frozenset({"loss", "spare"})
     asks: ClassVar[frozenset[str]] = frozenset({"loss"})
+    remembers: ClassVar[dict[str, str]] = {"num_examples": "_size", "loss": "_loss"}
     paper_options: ClassVar[dict[str, str]] = {"averaging": "mean"}
     client_state: ClassVar[dict[str, float | bool]] = {
         "_size": -1.0, "_loss": -np.inf, "_asked": False, "_failures": 0,
@@ -120,12 +120,6 @@ class ActiveFL(Selector):
         self._loss[k[reported]] = loss[reported]
         self._loss[k[repeated_failures(self._failures, report)]] = -np.inf
         self._asked[k] = True
-
-    def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
-        update_sizes(self._size, clients, columns)
-        if "loss" in columns:
-            known = np.isfinite(columns["loss"])
-            self._loss[clients[known]] = columns["loss"][known]
 
     def _valuations(self) -> FloatArray:
         """Return v_k of all clients; -inf if unknown."""

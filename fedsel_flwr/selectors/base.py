@@ -45,6 +45,8 @@ class Selector(SavedState, ABC):
         needs: The report columns it reads, of :data:`~fedsel_flwr.selectors.columns.REPORTED`.
         requires: Columns among ``needs`` that clients report and the selector cannot do without.
         asks: The columns that its probes ask for, of :data:`~fedsel_flwr.selectors.columns.PROBED`; information only.
+        remembers: Column of :meth:`inform` -> attribute in :attr:`client_state` that holds each client's latest finite
+            value of it, as in ``{"num_examples": "_size"}``.
         by_client: Parameters that hold a number per client, by index.
         asks_failed_for_ever: Whether a client that never answers may be chosen in every round. Strategies then exclude
             failing clients for a while by default (``cooldown="auto"``).
@@ -69,6 +71,7 @@ class Selector(SavedState, ABC):
     needs: ClassVar[frozenset[str]] = frozenset()
     requires: ClassVar[frozenset[str]] = frozenset()
     asks: ClassVar[frozenset[str]] = frozenset()
+    remembers: ClassVar[Mapping[str, str]] = {}
     by_client: ClassVar[frozenset[str]] = frozenset()
     asks_failed_for_ever: ClassVar[bool] = False
     may_exceed_clients_per_round: ClassVar[bool] = False
@@ -143,7 +146,7 @@ class Selector(SavedState, ABC):
     @property
     def takes_information(self) -> bool:
         """Whether the selector uses what :meth:`inform` brings."""
-        return type(self)._inform is not Selector._inform
+        return bool(self.remembers) or type(self)._inform is not Selector._inform
 
     @property
     def done(self) -> bool:
@@ -296,7 +299,10 @@ class Selector(SavedState, ABC):
         """Learn from a report that was checked and has at least one row."""
 
     def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
-        """Take in columns that were checked."""
+        """Take in columns that were checked; here the latest finite values of those in :attr:`remembers`."""
+        for name in self.remembers.keys() & columns.keys():
+            known = np.isfinite(columns[name])
+            getattr(self, self.remembers[name])[clients[known]] = columns[name][known]
 
     def _admit(self, clients: IntArray) -> None:
         """Prepare the rows of clients that were just registered; raise to refuse them."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors._draws import imputed_sizes, update_sizes
+from fedsel_flwr.selectors._draws import imputed_sizes
 from fedsel_flwr.selectors.base import Probe, Selector
 
 
@@ -73,6 +73,7 @@ class RandomBySize(Selector):
     """
 
     name: ClassVar[str] = "random-by-size"
+    remembers: ClassVar[dict[str, str]] = {"num_examples": "_size"}
     # A size of -1 is unknown.
     client_state: ClassVar[dict[str, float | int]] = {"_size": -1.0, "_draws": 0}
 
@@ -116,9 +117,6 @@ class RandomBySize(Selector):
         chosen = self._largest(score + noise, available)
         self._draws[chosen] = 1
         return chosen
-
-    def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
-        update_sizes(self._size, clients, columns)
 
 
 class RoundRobin(Selector):

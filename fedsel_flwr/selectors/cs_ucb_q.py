@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, Seconds, by_client, lookup, real
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors._draws import imputed_sizes, update_sizes
+from fedsel_flwr.selectors._draws import imputed_sizes
 from fedsel_flwr.selectors.cs_ucb import LatencyRewards
 from fedsel_flwr.selectors.round_report import RoundReport
 
@@ -74,6 +74,7 @@ class CSUCBQ(LatencyRewards):
     """
 
     name: ClassVar[str] = "cs-ucb-q"
+    remembers: ClassVar[dict[str, str]] = {"num_examples": "_size"}
     by_client: ClassVar[frozenset[str]] = frozenset({"fairness"})
     client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {
         **LatencyRewards.client_state, "_queue": 0.0, "_served": False, "_new": True, "_share": 0.0, "_size": -1.0,
@@ -130,9 +131,6 @@ class CSUCBQ(LatencyRewards):
     def _observe(self, report: RoundReport) -> None:
         super()._observe(report)
         self._served[report.clients] = True
-
-    def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
-        update_sizes(self._size, clients, columns)
 
     def _admit(self, clients: IntArray) -> None:
         if self.fairness is not None:

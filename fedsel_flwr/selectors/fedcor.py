@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, one_of, real, whole
-from fedsel_flwr.selectors._draws import imputed_sizes, update_sizes
+from fedsel_flwr.selectors._draws import imputed_sizes
 from fedsel_flwr.selectors.base import Probe, Selector
 
 DIMENSION = 15
@@ -127,6 +127,7 @@ class FedCor(Selector):
 
     name: ClassVar[str] = "fedcor"
     asks: ClassVar[frozenset[str]] = frozenset({"loss"})
+    remembers: ClassVar[dict[str, str]] = {"num_examples": "_size"}
     paper_options: ClassVar[dict[str, str]] = {"averaging": "mean"}
     client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {
         "_embedding": np.zeros(DIMENSION), "_changes": np.full(KEPT, np.nan), "_discount": 1.0, "_size": -1.0,
@@ -234,7 +235,7 @@ class FedCor(Selector):
         self._embedding[rows] = fitted.T
 
     def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
-        update_sizes(self._size, clients, columns)
+        super()._inform(clients, columns)
         if "loss" not in columns:
             return
         finite = np.isfinite(columns["loss"])

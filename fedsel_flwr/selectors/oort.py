@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, fraction, one_of, real, whole
-from fedsel_flwr.selectors._draws import draw, imputed_sizes, tolerant_floor, update_sizes
+from fedsel_flwr.selectors._draws import draw, imputed_sizes, tolerant_floor
 from fedsel_flwr.selectors.base import Selector
 from fedsel_flwr.selectors.round_report import RoundReport, repeated_failures
 
@@ -109,6 +108,7 @@ class Oort(Selector):
     """
 
     name: ClassVar[str] = "oort"
+    remembers: ClassVar[dict[str, str]] = {"num_examples": "_size"}
     needs: ClassVar[frozenset[str]] = frozenset({"latency", "rms_loss", "spare"})
     client_state: ClassVar[dict[str, float | int | bool]] = {
         "_size": -1.0, "_rms_loss": 0.0, "_duration": 0.0, "_last_round": 0, "_exploited": False, "_failures": 0,
@@ -197,9 +197,6 @@ class Oort(Selector):
         # Exploited clients only: newcomers' utilities say nothing about the threshold.
         gained = k[(report.used | (spare & reported.any())) & self._exploited[k]]
         self._gain = float(self._utility(gained).mean()) if gained.size else 0.0  # Algorithm 1, pacer
-
-    def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
-        update_sizes(self._size, clients, columns)
 
     def _exploration_share(self) -> float:
         """Return epsilon of the round chosen last."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -76,6 +75,7 @@ class PCZFL(Selector):
     name: ClassVar[str] = "pczfl"
     needs: ClassVar[frozenset[str]] = frozenset({"accuracy", "energy_score"})
     requires: ClassVar[frozenset[str]] = frozenset({"energy_score"})
+    remembers: ClassVar[dict[str, str]] = {"accuracy": "_accuracy", "energy_score": "_energy_score"}
     asks_failed_for_ever: ClassVar[bool] = True
     # All clients in the warm-up, then as many as the front holds.
     may_exceed_clients_per_round: ClassVar[bool] = True
@@ -162,12 +162,6 @@ class PCZFL(Selector):
             self._ball_plays = np.append(self._ball_plays, np.zeros(len(radii), np.int64))  # Algorithm 1, line 14
             self._ball_mean = np.vstack([self._ball_mean, centres])  # Algorithm 1, line 14
         self._accuracy[done], self._energy_score[done] = rewards.T  # (3)
-
-    def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
-        for name in ("accuracy", "energy_score"):
-            if name in columns:
-                known = np.isfinite(columns[name])
-                getattr(self, f"_{name}")[clients[known]] = columns[name][known]
 
     def _contexts(self, clients: IntArray) -> FloatArray:
         """Return x_k of ``clients``, shape (n, 2)."""

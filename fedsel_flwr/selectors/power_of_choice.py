@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from fedsel_flwr.checks import FloatArray, IntArray, whole
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors._draws import draw, imputed_sizes, update_sizes
+from fedsel_flwr.selectors._draws import draw, imputed_sizes
 from fedsel_flwr.selectors.base import Probe, Selector
 from fedsel_flwr.selectors.round_report import RoundReport, repeated_failures
 
@@ -27,6 +27,7 @@ class Candidates(Selector):
         ParameterError: A parameter is out of range, or ``candidates`` below ``clients_per_round``.
     """
 
+    remembers: ClassVar[dict[str, str]] = {"num_examples": "_size"}
     paper_options: ClassVar[dict[str, str]] = {"averaging": "mean"}  # step 3: the mean over the set
     client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {"_size": -1.0}
 
@@ -40,9 +41,6 @@ class Candidates(Selector):
                 f"candidates must be at least clients_per_round, got {self.candidates} for {self.clients_per_round} "
                 "clients. Raise candidates; twice clients_per_round and more make a difference"
             )
-
-    def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
-        update_sizes(self._size, clients, columns)
 
     def _num_candidates(self) -> int:
         """Return d, or the number that the strategy asks if it is larger."""

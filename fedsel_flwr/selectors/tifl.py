@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -78,6 +78,7 @@ class TiFL(Selector):
     name: ClassVar[str] = "tifl"
     needs: ClassVar[frozenset[str]] = frozenset({"latency", "spare", "first"})
     asks: ClassVar[frozenset[str]] = frozenset({"local_accuracy"})
+    remembers: ClassVar[dict[str, str]] = {"local_accuracy": "_accuracy"}
     client_state: ClassVar[dict[str, float | int]] = {
         "_profile": -1.0, "_attempts": 0, "_accuracy": -1.0, "_before": -1.0,
     }  # fmt: skip
@@ -143,11 +144,6 @@ class TiFL(Selector):
         self._attempts[k] += report.failed & (self._profile[k] < 0)
         if self.credits is not None and self._tier >= 0:
             self._credits[self._tier] = max(0, self._credits[self._tier] - 1)  # Algorithm 2, Credits
-
-    def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
-        if "local_accuracy" in columns:
-            known = np.isfinite(columns["local_accuracy"])
-            self._accuracy[clients[known]] = columns["local_accuracy"][known]
 
     def _is_profiled(self) -> BoolArray:
         """Return whether each client needs no further profiling, shape (K,)."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from itertools import combinations
 from typing import Any
 
@@ -99,17 +98,12 @@ def test_the_average_is_of_logits() -> None:
 
 
 @pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("n", range(1, 11))
+@pytest.mark.parametrize("n", [*range(1, 11), 12])
 def test_equals_enumeration(n: int, score: str) -> None:
-    """Up to ten models, several worlds."""
-    sizes = {len(check(*random_case(n, seed), score)) for seed in range(6 if n < 8 else 2)}
-    assert n < 5 or sizes - {n}  # somewhere a model was left out
-
-
-@pytest.mark.parametrize("score", SCORES)
-def test_equals_enumeration_of_twelve(score: str) -> None:
-    """4,095 subsets."""
-    assert 1 < len(check(*random_case(12, 3, examples=6), score)) < 12
+    """Of twelve models 4,095 subsets."""
+    seeds = range(6) if n < 8 else (3,)
+    sizes = {len(check(*random_case(n, seed, examples=6 if n == 12 else 10), score)) for seed in seeds}
+    assert n < 5 or sizes - {n}  # a model was left out of one of them
 
 
 @settings(max_examples=60, deadline=None)
@@ -122,72 +116,30 @@ def test_equals_enumeration_with_many_ties(data: st.DataObject, score: str) -> N
     check(logits, rng.integers(0, classes, examples), score)
 
 
-@pytest.mark.parametrize("score", SCORES)
-def test_copies_of_one_model_are_all_kept(score: str) -> None:
-    """Whole numbers add up exactly, so all subsets score exactly alike: the largest wins, for any n."""
-    for n in (2, 3, 5, 7, 12):
-        logits = np.tile(np.array([[[3.0, -1.0, 0.0], [1.0, 2.0, 0.0]]]), (n, 1, 1))
-        assert best_subset(logits, np.array([0, 1]), score)[0].all()
-
-
-@pytest.mark.parametrize("score", SCORES)
-def test_ties_go_to_the_larger_set(score: str) -> None:
-    """Models 1 and 3 are one good model, 0 and 2 a bad one: {1, 3} scores as {1} or {3} alone."""
-    good, bad = [[4.0, 0.0], [0.0, 4.0]], [[0.0, 8.0], [8.0, 0.0]]
-    kept, _ = best_subset(np.array([bad, good, bad, good]), np.array([0, 1]), score)
-    assert kept.tolist() == [False, True, False, True]
-
-
-def test_ties_go_to_the_lowest_indices() -> None:
-    """One example, label 0; a set is right if its sum of differences of logits, class 0 - class 1, is positive.
-
-    (+5, -4, -4, -4): {0, 1}, {0, 2}, {0, 3} are right, all larger sets are wrong                         -> {0, 1}
-    (-4, -4, +5, -4): {0, 2}, {1, 2}, {2, 3}                                                              -> {0, 2}
-    (-4, -4, -4, +5): {0, 3}, {1, 3}, {2, 3}                                                              -> {0, 3}
-    (+5, -4, -4, +5): the largest set is right                                                            -> all
-    (-12, +5, +5, -12): {1, 2} alone of the pairs; {0, 1, 2}: -2 is wrong                                 -> {1, 2}
-    """
-    cases: dict[tuple[float, ...], list[int]] = {
-        (5, -4, -4, -4): [0, 1],
-        (-4, -4, 5, -4): [0, 2],
-        (-4, -4, -4, 5): [0, 3],
-        (5, -4, -4, 5): [0, 1, 2, 3],
-        (-12, 5, 5, -12): [1, 2],
-    }
-    for differences, expected in cases.items():
-        logits = np.array([[[difference, 0.0]] for difference in differences])
-        kept, value = best_subset(logits, np.array([0]), "accuracy")
-        assert np.flatnonzero(kept).tolist() == expected
-        assert value == 1.0
-
-
-def test_lowest_indices_compare_the_first_one_first() -> None:
-    """Two examples, label 0; {0, 3} gets only the first right, {1, 2} only the second: 0 is the lowest index of all.
-
-    Differences of logits: first example (5, -10, -10, -4): {0} and {0, 3} are right; second (-10, 5, -4, -10): {1} and
-    {1, 2}. All other sets get none; the two pairs are the larger ones.
-    """
-    differences = np.array([[5.0, -10.0], [-10.0, 5.0], [-10.0, -4.0], [-4.0, -10.0]])
-    logits = np.stack([differences, np.zeros_like(differences)], axis=2)
-    kept, value = best_subset(logits, np.array([0, 0]), "accuracy")
-    assert np.flatnonzero(kept).tolist() == [0, 3]
-    assert value == 0.5
-
-
-@pytest.mark.parametrize("score", SCORES)
-def test_one_model(score: str) -> None:
-    """It is kept, however bad."""
-    kept, value = best_subset(np.array([[[0.0, 2.0]]]), np.array([0]), score)
-    assert kept.tolist() == [True]
-    assert value == pytest.approx(0.0 if score == "accuracy" else -math.log1p(math.exp(2)))
-
-
-def test_loss_is_the_default_and_arguments_go_by_name() -> None:
-    """best_subset(logits, labels) scores by loss."""
-    logits, labels = random_case(4, 0)
-    kept, value = best_subset(logits=logits, labels=labels)
-    assert value == best_subset(logits, labels, "loss")[1] < 0
-    np.testing.assert_array_equal(kept, best_subset(logits, labels, score="loss")[0])
+@pytest.mark.parametrize(
+    ("differences", "expected", "accuracy"),
+    [
+        # one example: {0, 1}, {0, 2}, {0, 3} are right, all larger sets are wrong
+        ([[5, -4, -4, -4]], [0, 1], 1.0),
+        ([[-4, -4, 5, -4]], [0, 2], 1.0),
+        ([[-4, -4, -4, 5]], [0, 3], 1.0),
+        # the largest set is right
+        ([[5, -4, -4, 5]], [0, 1, 2, 3], 1.0),
+        # {1, 2} alone of the pairs; {0, 1, 2}: -2 is wrong
+        ([[-12, 5, 5, -12]], [1, 2], 1.0),
+        # two examples: {0, 3} gets only the first right, {1, 2} only the second; 0 is the lowest index of all
+        ([[5, -10, -10, -4], [-10, 5, -4, -10]], [0, 3], 0.5),
+        # one model is kept, however bad
+        ([[-2]], [0], 0.0),
+    ],
+)
+def test_ties_go_to_the_lowest_indices(differences: list[list[float]], expected: list[int], accuracy: float) -> None:
+    """Labels 0; a set is right if its sum of differences of logits, class 0 - class 1, is positive."""
+    by_model = np.array(differences, dtype=np.float64).T
+    logits = np.stack([by_model, np.zeros_like(by_model)], axis=2)
+    kept, value = best_subset(logits, np.zeros(len(differences), dtype=np.int64), "accuracy")
+    assert np.flatnonzero(kept).tolist() == expected
+    assert value == accuracy
 
 
 @pytest.mark.parametrize("score", SCORES)
@@ -195,31 +147,26 @@ def test_types_and_scales(score: str) -> None:
     """float32 as it comes from torch, lists, int32 labels; nothing is changed; huge logits do not overflow."""
     logits, labels = random_case(5, 1)
     before = logits.copy(), labels.copy()
-    kept, value = best_subset(logits, labels, score)
+    kept, value = best_subset(logits=logits, labels=labels, score=score)
     np.testing.assert_array_equal(logits, before[0])
     np.testing.assert_array_equal(labels, before[1])
-    for other in (logits.astype(np.float32), logits.tolist(), np.asfortranarray(logits)):
+    logits.setflags(write=False)
+    for other in (logits, logits.astype(np.float32), logits.tolist(), np.asfortranarray(logits)):
         same, close = best_subset(other, labels.astype(np.int32), score)
         np.testing.assert_array_equal(same, kept)
         assert close == pytest.approx(value, abs=1e-5)
-    frozen = logits.copy()
-    frozen.setflags(write=False)
-    np.testing.assert_array_equal(best_subset(frozen, labels, score)[0], kept)
     assert math.isfinite(best_subset(logits * 1e6, labels, score)[1])
     shifted = logits + 1000.0 * np.arange(5)[:, None, None]  # a constant per model changes no probability
     np.testing.assert_array_equal(best_subset(shifted, labels, score)[0], kept)
+    assert best_subset(logits, labels)[1] == best_subset(logits, labels, "loss")[1] < 0  # the default
 
 
 @pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("n", [17, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [14, pytest.param(20, marks=pytest.mark.slow)])
 def test_exact_to_twenty(n: int, score: str) -> None:
-    """A million subsets of 20 models on 16 examples, two classes: the optimum is found, against one matrix product.
-
-    Two classes: only differences of logits matter, and subsets are the rows of a table of bits.
-    """
+    """A million subsets of 20 models on 16 examples: two classes, so that subsets are rows of a table of bits."""
     examples = 16
-    rng = np.random.default_rng(5)
-    differences = rng.normal(0.0, 2.0, (n, examples)) - 0.5  # above 0: right
+    differences = np.random.default_rng(5).normal(0.0, 2.0, (n, examples)) - 0.5  # above 0: right
     best = -math.inf
     for start in range(1, 2**n, 2**16):
         subsets = np.arange(start, min(start + 2**16, 2**n))
@@ -236,12 +183,10 @@ def test_exact_to_twenty(n: int, score: str) -> None:
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("n", [25, 60])
 def test_greedy_beyond_the_limit(n: int, score: str) -> None:
-    """Never empty, never worse than the best single model, the value is that of the set; within seconds."""
+    """Never empty, never worse than the best single model, the value is that of the set."""
     for seed in range(3):
         logits, labels = random_case(n, seed, examples=30)
-        begin = time.perf_counter()
         kept, value = best_subset(logits, labels, score)
-        assert time.perf_counter() - begin < 10
         assert kept.any()
         members = tuple(np.flatnonzero(kept).tolist())
         assert value == pytest.approx(score_of(members, logits, labels, score), abs=1e-9)
@@ -249,40 +194,10 @@ def test_greedy_beyond_the_limit(n: int, score: str) -> None:
         assert value >= max(singles) - 1e-12
 
 
-def test_greedy_with_one_good_model() -> None:
-    """Thirty models are wrong in all examples, one is right: nothing but it is kept by loss."""
-    logits = np.zeros((31, 4, 2))
-    logits[:, :, 1] = 5.0
-    logits[17] = [[8.0, 0.0]] * 4
-    kept, value = best_subset(logits, np.zeros(4, dtype=np.int64), "loss")
-    assert np.flatnonzero(kept).tolist() == [17]
-    assert value == pytest.approx(-math.log1p(math.exp(-8)))
-
-
-@pytest.mark.parametrize("score", SCORES)
-def test_a_model_that_diverged_is_not_kept(score: str) -> None:
-    """NaN or infinite logits: refused, or the model is left out and the value is a number."""
-    logits, labels = random_case(4, 0)
-    for bad in (math.nan, math.inf):
-        broken = logits.copy()
-        broken[2, 3, 1] = bad
-        try:
-            kept, value = best_subset(broken, labels, score)
-        except ValueError as error:
-            assert "logits" in str(error)  # noqa: PT017
-        else:
-            assert not kept[2]
-            assert kept.any()
-            assert math.isfinite(value)
-
-
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("huge", range(6))
 def test_a_huge_model_leaves_no_rounding_behind(huge: int, score: str) -> None:
-    """One of six models has logits 1e20 times as large: sets without it are scored as if it were not there.
-
-    Adding and subtracting it, as the walk once did, left sums of 0 for the sets that came after.
-    """
+    """One of six models has logits 1e20 times as large: sets without it are scored as if it were not there."""
     for seed in range(4):
         logits, labels = random_case(6, seed)
         logits[huge] *= 1e20
@@ -318,22 +233,16 @@ def two_of_size(difference: float, n: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("n", [2, 21], ids=["exact", "greedy"])
-@pytest.mark.parametrize("difference", [1e-6, 1e-8, 1e-9, 1e-11])
-def test_a_small_difference_is_no_tie(difference: float, n: int) -> None:
+@pytest.mark.parametrize("difference", [1e-6, 1e-8, 1e-9, 1e-11, 1e-14])
+def test_a_small_difference_is_no_tie_but_rounding_is(difference: float, n: int) -> None:
     """The loss falls with the margin d by 1/(1 + e^d) = .27 a unit at 1: {1} is .27e-9 better than {0} at 1e-9.
 
-    {0, 1} has the mean margin 1 + 0.5e-9, half as much better, though it is larger and 0 the lower index.
+    {0, 1} has the mean margin 1 + 0.5e-9, half as much better, though it is larger and 0 the lower index. At 1e-14,
+    below the rounding of a mean of many examples, the larger set wins.
     """
     kept, value = best_subset(two_of_size(difference, n), np.array([0]))
-    assert np.flatnonzero(kept).tolist() == [1]
+    assert np.flatnonzero(kept).tolist() == ([1] if difference > 1e-13 else [0, 1])
     assert value == pytest.approx(-math.log1p(math.exp(-1 - difference)), abs=1e-14)
-
-
-@pytest.mark.parametrize("n", [2, 21], ids=["exact", "greedy"])
-def test_a_difference_of_rounding_is_a_tie(n: int) -> None:
-    """At 1e-14, below the rounding of a mean of many examples, the larger set wins."""
-    kept, _ = best_subset(two_of_size(1e-14, n), np.array([0]))
-    assert np.flatnonzero(kept).tolist() == [0, 1]
 
 
 def test_greedy_ties_are_relative() -> None:
@@ -368,8 +277,10 @@ LABELS = np.zeros(3, dtype=np.int64)
     [
         (LOGITS[0], LABELS, "loss", "logits"),
         (LOGITS[None], LABELS, "loss", "logits"),
-        (LOGITS[:0], LABELS, "loss", "logits|model"),
-        (LOGITS[:, :0], LABELS[:0], "loss", "logits|labels|example"),
+        (LOGITS[:0], LABELS, "loss", "logits"),
+        (LOGITS[:, :0], LABELS[:0], "loss", "logits"),
+        (LOGITS * math.nan, LABELS, "loss", "logits"),
+        (LOGITS + math.inf, LABELS, "accuracy", "logits"),
         (LOGITS, LABELS[:2], "loss", "labels"),
         (LOGITS, LABELS[:, None], "loss", "labels"),
         (LOGITS, np.array([0, 1, 4]), "loss", "labels"),
@@ -380,6 +291,5 @@ LABELS = np.zeros(3, dtype=np.int64)
     ],
 )
 def test_wrong_input_is_refused_by_name(logits: Any, labels: Any, score: str, named: str) -> None:
-    """The message names the argument."""
-    with pytest.raises(ValueError, match=named):
+    with pytest.raises(ValueError, match=f"^{named} must"):
         best_subset(logits, labels, score)

@@ -16,24 +16,16 @@ from tests.strategies.scripted import APIS, A, B, C, Spy, play_scripted, two_exa
 pytestmark = pytest.mark.timeout(30)
 
 
+@APIS
 @pytest.mark.parametrize(
     ("score", "kept"),
     [
         # margins of means: A (2, 2), AC (1.5, .9), ABC (0, -.4), B (-3, -3): the loss is least for A alone
-        ("loss", [True, False, False]),
+        ("loss", [0]),
         # A and AC are both right on both; ABC ties on example 0 (argmax is the first, right) and is wrong on 1
-        ("accuracy", [True, False, True]),
+        ("accuracy", [0, 2]),
     ],
 )
-def test_the_kept_column(score: str, kept: list[bool]) -> None:
-    measurer = Measurer(Spy("kept", "accuracy"), Settings(validation=two_examples(), filter=Filter(score=score)))
-    columns = measurer.models(ModelList([[np.array(m)] for m in (A, B, C)]), [np.zeros((2, 2))])
-    assert columns["kept"].tolist() == kept
-    assert columns["accuracy"].tolist() == [1.0, 0.0, 0.5]
-
-
-@APIS
-@pytest.mark.parametrize(("score", "kept"), [("loss", [0]), ("accuracy", [0, 2])])
 def test_only_kept_models_are_averaged_and_the_selector_hears_which(api: str, score: str, kept: list[int]) -> None:
     """Client 3 fails with NaN; client 1's model is dropped."""
     models = [A, B, C, np.full((2, 2), np.nan)]

@@ -56,34 +56,26 @@ def test_three_of_five_clients_by_hand(name: str, total: float, expected: float)
         ("mean", [1.0, 1.0], 0.0, 1.0),
     ],
 )
-def test_weights_and_mix(name: str, weights: list[float], old: float, new: float) -> None:
-    """Two of eight clients hold half of the data."""
-    scheme = averaging(name, np.array([10.0, 30.0]), 80.0, 8)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_weights_and_mix(name: str, weights: list[float], old: float, new: float, dtype: Any) -> None:
+    """Two of eight clients hold half of the data; the given arrays stay, and the model keeps types and shapes."""
+    given = np.array([10.0, 30.0])
+    scheme = averaging(name, given, 80.0, 8)
     assert scheme.weights.tolist() == weights
     assert (scheme.old, scheme.new) == pytest.approx((old, new), abs=1e-12)
-
-
-@pytest.mark.parametrize("name", SCHEMES)
-def test_the_given_numbers_are_not_changed(name: str) -> None:
-    given = np.array([3.0, 1.0])
-    before, mean = [np.zeros(2)], [np.ones(2)]
-    averaging(name, given, 9.0, 4).mix(before, mean)
-    assert given.tolist() == [3.0, 1.0]
-    assert (before[0].tolist(), mean[0].tolist()) == ([0.0, 0.0], [1.0, 1.0])
+    before, mean = ([np.full((3, 2), value, dtype), np.full(2, value, dtype)] for value in (1.0, 3.0))
+    mixed = scheme.mix(before, mean)
+    for array, one, other in zip(mixed, before, mean, strict=True):
+        assert (array.shape, array.dtype) == (one.shape, one.dtype)
+        np.testing.assert_allclose(array, old + 3 * new)
+        assert (np.unique(one).tolist(), np.unique(other).tolist()) == ([1.0], [3.0])
+    assert given.tolist() == [10.0, 30.0]
 
 
 @pytest.mark.parametrize("name", [name for name in SCHEMES if name != "mean"])
 def test_with_every_client_in_the_round_all_weighted_schemes_are_fedavg(name: str) -> None:
     scheme = averaging(name, np.array([10.0, 20.0, 70.0]), 100.0, 3)
     assert _combined(scheme, [1.0, 2.0, 3.0], before=99.0) == pytest.approx(0.1 + 0.4 + 2.1, abs=1e-12)
-
-
-def test_one_client_of_two() -> None:
-    """FedPdp keeps the scale on average only: a client with 3/4 of the data is blown up by 2 * 3/4."""
-    number = np.array([3.0])
-    assert _combined(averaging("fedpdp-exact", number, 4.0, 2), [8.0], 0.0) == 12.0
-    assert _combined(averaging("fedpdp", number, 4.0, 2), [8.0], 0.0) == 8.0
-    assert _combined(averaging("fedavg-absent", number, 4.0, 2), [8.0], 4.0) == 7.0
 
 
 def test_the_printed_fedpdp_is_right_on_average_over_the_subsets() -> None:
@@ -98,14 +90,6 @@ def test_the_printed_fedpdp_is_right_on_average_over_the_subsets() -> None:
     assert found["fedpdp"] != pytest.approx(2.6, abs=0.05)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("name", SCHEMES)
-def test_the_model_keeps_its_types_and_shapes(name: str, dtype: Any) -> None:
-    before = [np.ones((3, 2), dtype=dtype), np.ones(2, dtype=dtype)]
-    mixed = averaging(name, np.array([1.0, 2.0]), 7.0, 4).mix(before, [3 * array for array in before])
-    assert [(a.shape, a.dtype) for a in mixed] == [(a.shape, a.dtype) for a in before]
-
-
 def test_an_identity_hands_the_mean_on_unchanged() -> None:
     mean = [np.array([0.1, np.pi], dtype=np.float32)]
     for name in ("fedpdp", "mean"):
@@ -118,27 +102,25 @@ def test_fedprox_counts_a_client_drawn_twice_twice() -> None:
     assert _combined(scheme, [1.0, 4.0], 0.0) == 2.0
 
 
-@pytest.mark.parametrize("draws", [[1.0], [1, 0], [1, float("nan")], [[1, 1]]])
-def test_draws_are_counts_one_for_each_model(draws: Any) -> None:
-    with pytest.raises(ParameterError, match="draws must be at least 1, one per model"):
-        averaging("mean", np.array([1.0, 2.0]), 3.0, 5, draws=draws)
-
-
 @pytest.mark.parametrize(
-    ("name", "numbers", "total", "message"),
+    ("name", "numbers", "total", "draws", "named"),
     [
-        ("fedsgd", [1.0], 2.0, "unknown averaging scheme 'fedsgd'"),
-        ("fedpdp", [], 2.0, "positive"),
-        ("fedpdp", [1.0, 0.0], 2.0, "positive"),
-        ("fedpdp", [1.0, -1.0], 2.0, "positive"),
-        ("fedpdp", [1.0, float("nan")], 2.0, "positive"),
-        ("fedpdp", [[1.0]], 2.0, "positive"),
-        ("fedavg-absent", [1.0], 0.0, "positive"),
+        ("fedsgd", [1.0], 2.0, None, "scheme 'fedsgd'"),
+        ("fedpdp", [], 2.0, None, "num_examples"),
+        ("fedpdp", [1.0, 0.0], 2.0, None, "num_examples"),
+        ("fedpdp", [1.0, -1.0], 2.0, None, "num_examples"),
+        ("fedpdp", [1.0, float("nan")], 2.0, None, "num_examples"),
+        ("fedpdp", [[1.0]], 2.0, None, "num_examples"),
+        ("fedavg-absent", [1.0], 0.0, None, "num_examples"),
+        ("mean", [1.0, 2.0], 3.0, [1.0], "draws"),
+        ("mean", [1.0, 2.0], 3.0, [1, 0], "draws"),
+        ("mean", [1.0, 2.0], 3.0, [1, float("nan")], "draws"),
+        ("mean", [1.0, 2.0], 3.0, [[1, 1]], "draws"),
     ],
 )
-def test_refusals(name: str, numbers: Any, total: float, message: str) -> None:
-    with pytest.raises(ParameterError, match=message):
-        averaging(name, np.array(numbers), total, 3)
+def test_refusals_by_name(name: str, numbers: Any, total: float, draws: Any, named: str) -> None:
+    with pytest.raises(ParameterError, match=named):
+        averaging(name, np.array(numbers), total, 3, draws=draws)
 
 
 # ---- through a strategy with a FedAvg base ---------------------------------------------------------------------------
@@ -159,28 +141,35 @@ def _by_hand(name: str, before: world.Array, kept: list[int], trained: world.Arr
     )
 
 
+def _played(api: str, selector: Any, rounds: int, **options: Any) -> tuple[Any, list[world.Array]]:
+    """A strategy with a FedAvg base after some rounds, and the model after each."""
+    options["max_latency"] = world.MAX_LATENCY
+    if api == "legacy":
+        strategy: Any = legacy_api.SelectionStrategy(selector, legacy_base(), **options)
+        return strategy, play_legacy(strategy, rounds)
+    strategy = message_api.SelectionStrategy(selector, message_base(), **options)
+    return strategy, play_messages(strategy, rounds)
+
+
+def _check_rounds(name: str, strategy: Any, models: list[world.Array], used: str) -> int:
+    """Compare each round's model with the formula over the clients whose record says ``used``; count the others."""
+    before, absent = world.initial(), 0
+    for server_round, model in enumerate(models, start=1):
+        rows = [row for row in strategy.history.clients if row.round == server_round]
+        kept = [row.client for row in rows if getattr(row, used)]
+        expected = _by_hand(name, before, kept, world.train(before, np.array(kept)))
+        np.testing.assert_allclose(model, expected, rtol=0, atol=1e-12)
+        absent += len(rows) - len(kept)
+        before = model
+    return absent
+
+
 @pytest.mark.parametrize("api", ["legacy", "message"])
 @pytest.mark.parametrize("name", SCHEMES)
 def test_through_a_strategy_eight_rounds_equal_the_formula(name: str, api: str) -> None:
     """S^t is the usable models: failed clients (3, 7 and sometimes 5) are absent ones."""
-    options = {"max_latency": world.MAX_LATENCY, "averaging": name}
-    selector = create("random", clients_per_round=4, seed=8)
-    if api == "legacy":
-        strategy: Any = legacy_api.SelectionStrategy(selector, legacy_base(), **options)
-        models = play_legacy(strategy, 8)
-    else:
-        strategy = message_api.SelectionStrategy(selector, message_base(), **options)
-        models = play_messages(strategy, 8)
-    before = world.initial()
-    absent = 0
-    for server_round, model in enumerate(models, start=1):
-        rows = [row for row in strategy.history.clients if row.round == server_round]
-        usable = [row.client for row in rows if row.completed]
-        absent += len(rows) - len(usable)
-        expected = _by_hand(name, before, usable, world.train(before, np.array(usable)))
-        np.testing.assert_allclose(model, expected, rtol=0, atol=1e-12)
-        before = model
-    assert absent > 3
+    strategy, models = _played(api, create("random", clients_per_round=4, seed=8), 8, averaging=name)
+    assert _check_rounds(name, strategy, models, "completed") > 3
 
 
 @pytest.mark.parametrize("api", ["legacy", "message"])
@@ -188,18 +177,15 @@ def test_fedprox_through_a_strategy_is_the_plain_mean_over_the_multiset_drawn(ap
     """Table 1: clients drawn by p_k with replacement, each asked once, the mean over the draws that came back."""
     drawn: list[dict[int, int]] = []
     selector = create("random-by-size", clients_per_round=5, replacement=True, seed=3)
+    select = selector.select
 
-    def on_round(record: Any) -> None:
-        rows = np.array([row.client for row in strategy.history.clients if row.round == record.round])
-        drawn.append(dict(zip(rows.tolist(), selector.draws(rows).tolist(), strict=True)))
+    def noted(available: Any) -> Any:
+        chosen = select(available)
+        drawn.append(dict(zip(chosen.tolist(), selector.draws(chosen).tolist(), strict=True)))
+        return chosen
 
-    options: dict[str, Any] = {"max_latency": world.MAX_LATENCY, "averaging": "mean", "on_round": on_round}
-    if api == "legacy":
-        strategy: Any = legacy_api.SelectionStrategy(selector, legacy_base(), **options)
-        models = play_legacy(strategy, 12)
-    else:
-        strategy = message_api.SelectionStrategy(selector, message_base(), **options)
-        models = play_messages(strategy, 12)
+    selector.select = noted  # type: ignore[method-assign]
+    strategy, models = _played(api, selector, 12, averaging="mean")
     before = world.initial()
     for server_round, (model, draws) in enumerate(zip(models, drawn, strict=True), start=1):
         assert sum(draws.values()) == 5
@@ -218,17 +204,8 @@ def test_through_fedca_the_kept_models_are_the_round(name: str) -> None:
         legacy_base(), clients_per_round=4, seed=8, validation=world.validation(), averaging=name,
         max_latency=world.MAX_LATENCY,
     )  # fmt: skip
-    outcomes: list[Any] = []
-    collect = strategy.core.collect
-    strategy.core.collect = lambda *args: outcomes.append(collect(*args)) or outcomes[-1]  # type: ignore[func-returns-value,method-assign]
-    models = play_legacy(strategy, 6)
-    before = world.initial()
-    for outcome, model in zip(outcomes, models, strict=True):
-        kept = [int(node.split("-")[1]) for node in outcome.kept]
-        expected = _by_hand(name, before, kept, world.train(before, np.array(kept)))
-        np.testing.assert_allclose(model, expected, rtol=0, atol=1e-12)
-        before = model
-    assert any(len(outcome.kept) < len(outcome.usable) for outcome in outcomes)
+    absent = _check_rounds(name, strategy, play_legacy(strategy, 6), "kept")
+    assert absent > sum(not row.completed for row in strategy.history.clients)
 
 
 def test_clients_of_unknown_size_count_with_the_mean_of_the_known() -> None:

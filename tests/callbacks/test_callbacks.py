@@ -21,6 +21,7 @@ from fedsel_flwr.callbacks import MLflow, Recorder, TensorBoard, WandB, figures,
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.records import RoundRecord
 from fedsel_flwr.selectors import Random
+from fedsel_flwr.simulations import load_scenario, simulate
 from fedsel_flwr.strategies import SelectionStrategy
 from tests.strategies.helpers import Federation, fedavg, fleet
 
@@ -83,10 +84,8 @@ def test_a_library_that_fails_ends_nothing_and_is_named_once(caplog: pytest.LogC
         rounds = played(together(entered, lambda record: seen.append(record.round)))
     assert (len(rounds), seen, sorted(broken.written)) == (ROUNDS, [1, 2, 3, 4], [1, 4])
     [said] = [message for message in caplog.messages if "Broken" in message]
-    assert said.startswith(
-        "Broken failed in round 2, the run goes on, further failures are not logged: ConnectionError: the tracking "
-        "server is away"
-    )
+    assert "Broken failed in round 2" in said
+    assert "ConnectionError: the tracking server is away" in said
     assert broken.ended == [False]
 
 
@@ -106,7 +105,7 @@ def test_a_library_that_is_not_installed_is_named(
     for name in [name for name in sys.modules if name.split(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(RunError, match=rf"needs {package}, .*pip install {package}$"):
+    with pytest.raises(RunError, match=rf"pip install {package}$"):
         make()
 
 
@@ -120,22 +119,6 @@ def of_tensorboard(folder: Path) -> dict[str, list[tuple[int, float]]]:
     tags = events.Tags()["tensors"]
     assert all(tag.startswith("fedsel/") for tag in tags)
     return {tag[7:]: [(e.step, e.tensor_proto.float_val[0]) for e in events.Tensors(tag)] for tag in tags}
-
-
-def in_single(columns: Mapping[str, list[tuple[int, float]]]) -> dict[str, list[tuple[int, float]]]:
-    """In single precision, which is what event files hold."""
-    return {name: [(r, float(np.float32(value))) for r, value in values] for name, values in columns.items()}
-
-
-@needs("tensorboard")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.timeout(120)
-def test_tensorboard_has_every_figure(tmp_path: Path) -> None:
-    with TensorBoard(tmp_path) as board:
-        rounds = played(board)
-        early = of_tensorboard(tmp_path)  # before it is closed: a run that dies leaves its rounds
-    assert early.keys() == expected(rounds).keys()
-    assert in_single(of_tensorboard(tmp_path)) == in_single(expected(rounds))
 
 
 def of_wandb(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -171,40 +154,61 @@ def of_wandb(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {name: values for name, values in columns.items() if not name.startswith("_")}
 
 
-@needs("wandb")
-@pytest.mark.filterwarnings("ignore")
+def of_mlflow(folder: Path, run_id: str) -> dict[str, list[tuple[int, float]]]:
+    import mlflow
+
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{folder / 'runs.db'}")
+    found = {name: client.get_metric_history(run_id, name) for name in client.get_run(run_id).data.metrics}
+    return {name: sorted((one.step, one.value) for one in values) for name, values in found.items()}
+
+
+def in_single(columns: Mapping[str, list[tuple[int, float]]]) -> dict[str, list[tuple[int, float]]]:
+    """In single precision, which is what event files hold."""
+    return {name: [(r, float(np.float32(value))) for r, value in values] for name, values in columns.items()}
+
+
 @pytest.mark.timeout(180)
-def test_an_offline_run_of_wandb_has_every_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "package", [pytest.param(name, marks=needs(name)) for name in ("tensorboard", "wandb", "mlflow")]
+)
+def test_each_library_has_every_figure_of_a_run(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorBoard has them before it is closed: a run that dies leaves its rounds."""
     for name, value in {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}.items():
         monkeypatch.setenv(name, value)
-    with WandB("selection", dir=str(tmp_path), config={"selector": "random"}) as run:
-        rounds = played(run)
-        assert run.run.config["selector"] == "random"
-    assert of_wandb(tmp_path) == expected(rounds)
+    callback: Any = {
+        "tensorboard": lambda: TensorBoard(tmp_path),
+        "wandb": lambda: WandB("selection", dir=str(tmp_path), config={"selector": "random"}),
+        "mlflow": lambda: MLflow(tracking_uri=f"sqlite:///{tmp_path / 'runs.db'}"),
+    }[package]()
+    read: Callable[[], Any] = {
+        "tensorboard": lambda: of_tensorboard(tmp_path),
+        "wandb": lambda: of_wandb(tmp_path),
+        "mlflow": lambda: of_mlflow(tmp_path, callback.run_id),
+    }[package]
+    with callback:
+        result = simulate(load_scenario("smoke"), engine="vectorized", on_round=callback, folder=tmp_path / "run")
+        wanted = in_single(expected(list(result.history.rounds)))
+        assert package != "tensorboard" or read().keys() == wanted.keys()
+        assert package != "wandb" or callback.run.config["selector"] == "random"
+    assert in_single(read()) == wanted
 
 
 @needs("mlflow")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.timeout(180)
-def test_a_run_of_mlflow_has_every_figure(tmp_path: Path) -> None:
+def test_a_run_of_mlflow_has_its_state_and_can_be_resumed(tmp_path: Path) -> None:
     import mlflow
 
     uri = f"sqlite:///{tmp_path / 'runs.db'}"
     client = mlflow.MlflowClient(tracking_uri=uri)
-
-    def metrics(run_id: str) -> dict[str, list[tuple[int, float]]]:
-        names = client.get_run(run_id).data.metrics
-        found = {name: client.get_metric_history(run_id, name) for name in names}
-        return {name: sorted((one.step, one.value) for one in values) for name, values in found.items()}
-
     with MLflow("selection", tracking_uri=uri, run_name="first", params={"selector": "random", "seed": 0}) as run:
-        rounds = played(run)
+        played(run)
         assert client.get_run(run.run_id).info.status == "RUNNING"
     made = client.get_run(run.run_id)
     assert (made.info.status, made.info.run_name, made.data.params) == (
         "FINISHED", "first", {"selector": "random", "seed": "0"},
     )  # fmt: skip
-    assert metrics(run.run_id) == expected(rounds)
     assert mlflow.active_run() is None
     with pytest.raises(KeyboardInterrupt), MLflow("selection", tracking_uri=uri) as other:
         raise KeyboardInterrupt
@@ -214,36 +218,4 @@ def test_a_run_of_mlflow_has_every_figure(tmp_path: Path) -> None:
     resumed(RoundRecord(round=5, num_available=1, num_selected=0, num_completed=0, round_s=0.0, simulated_s=0.0,
                         energy_j=0.0, total_energy_j=0.0))  # fmt: skip
     resumed.close()
-    assert [step for step, _ in metrics(run.run_id)["num_selected"]] == [1, 2, 3, 4, 5]
-
-
-@pytest.mark.timeout(180)
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "package", [pytest.param(name, marks=needs(name)) for name in ("tensorboard", "wandb", "mlflow")]
-)
-def test_simulate_takes_each_of_them(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedsel_flwr.simulations import load_scenario, simulate
-
-    for name, value in {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}.items():
-        monkeypatch.setenv(name, value)
-    make: dict[str, Callable[[], Any]] = {
-        "tensorboard": lambda: TensorBoard(tmp_path),
-        "wandb": lambda: WandB(dir=str(tmp_path)),
-        "mlflow": lambda: MLflow(tracking_uri=f"sqlite:///{tmp_path / 'runs.db'}"),
-    }
-    with make[package]() as callback:
-        result = simulate(load_scenario("smoke"), engine="vectorized", on_round=callback, folder=tmp_path / "run")
-    wanted = expected(list(result.history.rounds))
-    if package == "tensorboard":
-        found = of_tensorboard(tmp_path)
-    elif package == "wandb":
-        found = of_wandb(tmp_path)
-    else:
-        import mlflow
-
-        client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'runs.db'}")
-        names = client.get_run(callback.run_id).data.metrics
-        histories = {name: client.get_metric_history(callback.run_id, name) for name in names}
-        found = {name: [(one.step, one.value) for one in values] for name, values in histories.items()}
-    assert in_single(found) == in_single(wanted)
+    assert [step for step, _ in of_mlflow(tmp_path, run.run_id)["num_selected"]] == [1, 2, 3, 4, 5]

@@ -16,22 +16,8 @@ import pytest
 
 from fedsel_flwr.selectors import ActiveFL, DivFL, FedCor, Oort, PowerOfChoice, RoundReport, active_fl, oort
 from fedsel_flwr.selectors._draws import top
-from tests.golden.authors.recipe import (
-    ACTIVE_FL_CHOSEN,
-    DIVFL,
-    FEDCOR,
-    FEDSCALE,
-    FOLDER,
-    LOSSES,
-    OORT,
-    POWER_OF_CHOICE_CHOSEN,
-    FedCorCase,
-    Floats,
-    GradientFleet,
-    Ints,
-    OortFleet,
-    inputs,
-)
+from tests.golden.authors import recipe
+from tests.golden.authors.recipe import Floats, Ints
 
 TIE = 1e-6
 """DivFL takes sums that differ by this part for equal."""
@@ -39,7 +25,7 @@ TIE = 1e-6
 
 def trace(name: str) -> list[dict[str, str]]:
     """The rows of a trace."""
-    with (FOLDER / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+    with (recipe.FOLDER / f"{name}.csv").open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(line for line in file if not line.startswith("#")))
 
 
@@ -77,18 +63,18 @@ class Draws:
 
 
 CASES: dict[str, Any] = {
-    "oort": OORT, "fedscale": FEDSCALE, "fedcor": FEDCOR,
-    "active-fl": LOSSES, "power-of-choice": LOSSES, "divfl": DIVFL,
+    "oort": recipe.OORT, "fedscale": recipe.FEDSCALE, "fedcor": recipe.FEDCOR,
+    "active-fl": recipe.LOSSES, "power-of-choice": recipe.LOSSES, "divfl": recipe.DIVFL,
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_inputs_are_those_that_the_authors_code_had(name: str) -> None:
-    head = [line for line in (FOLDER / f"{name}.csv").read_text(encoding="utf-8").splitlines() if line[0] == "#"]
-    assert f"# inputs: sha256 {inputs(CASES[name])}" in head
+    head = [line for line in (recipe.FOLDER / f"{name}.csv").read_text(encoding="utf-8").splitlines() if line[0] == "#"]
+    assert f"# inputs: sha256 {recipe.inputs(CASES[name])}" in head
 
 
-def oort_of(fleet: OortFleet) -> Oort:
+def oort_of(fleet: recipe.OortFleet) -> Oort:
     """The selector after a round of everybody, without exploration and pacer."""
     selector = Oort(
         clients_per_round=fleet.chosen, exploration=0.0, exploration_min=0.0, penalty=fleet.penalty, clip=fleet.clip,
@@ -124,7 +110,7 @@ def test_oort(name: str, of: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(apart) < 1e-9
 
 
-def fedcor_of(case: FedCorCase) -> FedCor:
+def fedcor_of(case: recipe.FedCorCase) -> FedCor:
     """The selector after its warm-up, with the embeddings and discounts of the case."""
     selector = FedCor(clients_per_round=case.chosen, warmup_rounds=1, interval=10, seed=0)
     selector.inform(np.arange(case.clients), num_examples=case.sizes())
@@ -135,7 +121,7 @@ def fedcor_of(case: FedCorCase) -> FedCor:
 
 def test_fedcor() -> None:
     equal = 0
-    for case, row in zip(FEDCOR, trace("fedcor"), strict=True):
+    for case, row in zip(recipe.FEDCOR, trace("fedcor"), strict=True):
         assert row["seed"] == str(case.seed)
         selector, theirs = fedcor_of(case), ints(row["chosen"]).tolist()
         sets = []
@@ -145,22 +131,17 @@ def test_fedcor() -> None:
             sets.append(set(asked.select(np.arange(case.clients)).tolist()))
         equal += sets == [set(theirs[:count]) for count in range(1, case.chosen + 1)]
     print(f"fedcor: {equal} of 300 choices equal, order included")
-    assert equal == len(FEDCOR) == 300
+    assert equal == len(recipe.FEDCOR) == 300
 
 
 def test_active_fl(monkeypatch: pytest.MonkeyPatch) -> None:
     draws = Draws(monkeypatch, active_fl)
     equal = told = 0
-    for case, row in zip(LOSSES, trace("active-fl"), strict=True):
+    for case, row in zip(recipe.LOSSES, trace("active-fl"), strict=True):
         assert row["seed"] == str(case.seed)
         everybody = np.arange(case.clients)
-        selector = ActiveFL(
-            clients_per_round=ACTIVE_FL_CHOSEN,
-            dropped=case.dropped,
-            temperature=case.temperature,
-            uniform=case.uniform,
-            seed=case.seed,
-        )
+        options = {"dropped": case.dropped, "temperature": case.temperature, "uniform": case.uniform}
+        selector = ActiveFL(clients_per_round=recipe.ACTIVE_FL_CHOSEN, seed=case.seed, **options)
         selector.inform(everybody, num_examples=case.sizes(), loss=case.losses())
         chosen = selector.select(everybody)
         kept, theirs = ints(row["kept"]), floats(row["chances"])
@@ -173,16 +154,18 @@ def test_active_fl(monkeypatch: pytest.MonkeyPatch) -> None:
             equal += np.abs(ours - theirs).max() < 1e-12 and counts == (int(row["by_value"]), int(row["uniform"]))
         told += len(theirs)
     print(f"active-fl: {equal} of 500 equal in who is left, chances and counts")
-    assert equal == len(LOSSES) == 500
+    assert equal == len(recipe.LOSSES) == 500
     assert told == 50 * 25 + 450 * 2
 
 
 def test_power_of_choice() -> None:
     equal = 0
-    for case, row in zip(LOSSES, trace("power-of-choice"), strict=True):
+    for case, row in zip(recipe.LOSSES, trace("power-of-choice"), strict=True):
         assert row["seed"] == str(case.seed)
         everybody, candidates, losses = np.arange(case.clients), np.sort(case.candidates()), case.losses()
-        selector = PowerOfChoice(clients_per_round=POWER_OF_CHOICE_CHOSEN, candidates=len(candidates), seed=case.seed)
+        selector = PowerOfChoice(
+            clients_per_round=recipe.POWER_OF_CHOICE_CHOSEN, candidates=len(candidates), seed=case.seed
+        )
         selector.inform(everybody, num_examples=case.sizes())
         asked = selector.probe(candidates)  # nobody else is there yet: so they are the candidates
         assert asked is not None
@@ -191,7 +174,7 @@ def test_power_of_choice() -> None:
         selector.inform(everybody, loss=losses)
         equal += selector.select(everybody).tolist() == ints(row["chosen"]).tolist()
     print(f"power-of-choice: {equal} of 500 sets equal")
-    assert equal == len(LOSSES) == 500
+    assert equal == len(recipe.LOSSES) == 500
 
 
 def decided_by_ties(distances: Floats, members: Ints) -> bool:
@@ -208,7 +191,7 @@ def decided_by_ties(distances: Floats, members: Ints) -> bool:
     return complete(np.full(len(distances), np.inf), frozenset(members.tolist()))
 
 
-def divfl_rounds(fleet: GradientFleet) -> Generator[tuple[Floats, Ints], Ints, None]:
+def divfl_rounds(fleet: recipe.GradientFleet) -> Generator[tuple[Floats, Ints], Ints, None]:
     """The gradients and our choice of each round; what is sent is theirs, with which both continue."""
     everybody, gradients = np.arange(fleet.clients), fleet.first()
     selector = DivFL(clients_per_round=fleet.chosen, seed=fleet.seed)
@@ -222,7 +205,7 @@ def divfl_rounds(fleet: GradientFleet) -> Generator[tuple[Floats, Ints], Ints, N
 def test_divfl() -> None:
     rows = iter(trace("divfl"))
     equal = others = 0
-    for fleet in DIVFL:
+    for fleet in recipe.DIVFL:
         play = divfl_rounds(fleet)
         gradients, ours = next(play)
         for number in range(1, fleet.rounds + 1):
@@ -245,10 +228,3 @@ def test_divfl() -> None:
     assert equal + others == 720
     print(f"divfl: {equal} of 720 sets equal, {others} decided by ties")
     assert equal >= 710
-
-
-def test_a_set_that_no_tie_explains_is_found() -> None:
-    places = np.array([0.0, 1.0, 3.0, 50.0, 51.0, 53.0, 54.5])
-    distances = np.abs(places[:, None] - places[None])
-    assert decided_by_ties(distances, np.array([3, 1]))
-    assert not decided_by_ties(distances, np.array([3, 2]))

@@ -49,7 +49,7 @@ from functools import partial
 import fedsel_flwr
 from fedsel_flwr.selectors import Newest, create, names
 from fedsel_flwr.simulations.scenario_files import load_scenario
-from fedsel_flwr.testing import check_selector, check_stateful
+from fedsel_flwr.testing import CHECKS
 from fedsel_flwr.cli import main
 
 print(fedsel_flwr.__file__)
@@ -57,8 +57,8 @@ assert "newest" in names()
 assert isinstance(create("newest", clients_per_round=2, shift=1), Newest)
 scenario = load_scenario("mine.toml", {"selectors.newest.shift": 2})
 assert (scenario.selector, scenario.selectors["newest"]) == ("newest", {"shift": 2})
-check_selector(partial(create, "newest", clients_per_round=3))
-check_stateful(partial(create, "newest", clients_per_round=3), sequences=5)
+for check in CHECKS[:6]:
+    check(partial(create, "newest", clients_per_round=3))
 assert main(["list"]) == 0
 sys.exit(main(["run", "mine.toml", "--set", "selectors.newest.shift=3", "--quiet"]))
 """
@@ -68,7 +68,7 @@ sys.exit(main(["run", "mine.toml", "--set", "selectors.newest.shift=3", "--quiet
 def test_a_new_selector_is_a_file_and_a_line(tmp_path: Path) -> None:
     """In a copy of the package: by name, in a scenario, on the command line, and in the conformance suite."""
     copy = tmp_path / "fedsel_flwr"
-    shutil.copytree(Path(fedsel_flwr.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(Path(fedsel_flwr.__file__).parent, copy, ignore=shutil.ignore_patterns("*.pyc.*"))
     (copy / "selectors" / "newest.py").write_text(NEWEST)
     with (copy / "selectors" / "catalogue.py").open("a") as file:
         file.write(LINE)

@@ -1,11 +1,16 @@
-"""Every selector by name passes the conformance suite."""
+"""Every selector by name, and the variants that behave in another way, pass the conformance suite."""
 
+import json
+import os
+import subprocess
+import sys
 from functools import partial
 
 import pytest
 
 from fedsel_flwr.selectors import create, names
-from fedsel_flwr.testing import CHECKS, check_stateful
+from fedsel_flwr.testing import CHECKS, check_stateful, play
+from fedsel_flwr.testing.state_conformance import check_spawned_process
 
 PARAMETERS = {
     "cs-ucb": {"max_latency": 5.0},
@@ -15,45 +20,41 @@ PARAMETERS = {
     "fedcs": {"deadline": 2.0},
     "fedcor": {"warmup_rounds": 3, "interval": 4},
 }
+VARIANTS = {name: partial(create, name, clients_per_round=3, **PARAMETERS.get(name, {})) for name in names()} | {
+    "random-by-size-replacement": partial(create, "random-by-size", clients_per_round=3, replacement=True),
+    "bsfl-auto": partial(create, "bsfl", clients_per_round=3, min_latency="auto"),
+    "cs-ucb-auto": partial(create, "cs-ucb", clients_per_round=3, max_latency="auto"),
+    "cs-ucb-q-auto": partial(create, "cs-ucb-q", clients_per_round=3, max_latency="auto"),
+}
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("name", names())
+def choices():
+    return {name: play(make(seed=11), range(30)) for name, make in VARIANTS.items()}
+
+
+def test_a_fresh_process_chooses_alike():
+    """The check of a spawned process, for all in one: sets have another order there."""
+    code = "import json; from tests.selectors.test_conformance import choices; print(json.dumps(choices()))"
+    environment = os.environ | {"PYTHONHASHSEED": "4242", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, timeout=60, check=True)
+    assert json.loads(done.stdout) == choices()
+
+
+@pytest.mark.parametrize(
+    "check", [check for check in CHECKS if check is not check_spawned_process], ids=lambda check: check.__name__
+)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_conformance(name, check):
-    check(partial(create, name, clients_per_round=3, **PARAMETERS.get(name, {})))
+    check(VARIANTS[name])
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_conformance_of_sampling_with_replacement(check):
-    check(partial(create, "random-by-size", clients_per_round=3, replacement=True))
-
-
-AUTO = {"bsfl": "min_latency", "cs-ucb": "max_latency", "cs-ucb-q": "max_latency"}
-
-
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("name", AUTO)
-def test_conformance_of_auto(name, check):
-    check(partial(create, name, clients_per_round=3, **{AUTO[name]: "auto"}))
-
-
-@pytest.mark.parametrize("name", AUTO)
-def test_every_order_of_calls_of_auto(name):
-    check_stateful(partial(create, name, clients_per_round=3, **{AUTO[name]: "auto"}), sequences=20)
-
-
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", VARIANTS)
 def test_every_order_of_calls(name):
-    """100 sequences of inform, probe, select, observe, forget, save, load and newcomers."""
-    check_stateful(partial(create, name, clients_per_round=3, **PARAMETERS.get(name, {})))
-
-
-def test_every_order_of_calls_of_sampling_with_replacement():
-    check_stateful(partial(create, "random-by-size", clients_per_round=3, replacement=True))
+    """Sequences of inform, probe, select, observe, forget, save, load and newcomers."""
+    check_stateful(VARIANTS[name], sequences=40 if name in names() else 20)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", names())
 def test_many_orders_of_calls(name):
-    make = partial(create, name, clients_per_round=3, **PARAMETERS.get(name, {}))
-    check_stateful(make, sequences=2000, steps=40)
+    check_stateful(VARIANTS[name], sequences=2000, steps=40)

@@ -11,8 +11,8 @@ import pytest
 
 from fedsel_flwr.clients.answering import SKETCH_BITS, sketch
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors import NCCB, RoundReport, create
-from fedsel_flwr.selectors.nccb import cluster, distances, majority
+from fedsel_flwr.selectors import RoundReport, create
+from fedsel_flwr.selectors.nccb import cluster
 from fedsel_flwr.simulations.worlds.partitions import partition_indices
 from tests.processes import ROOT
 from tests.selectors.oracle_groups import GroupOracle, best_scatter, centre, hamming, scatter
@@ -90,12 +90,9 @@ def test_arms_of_lsh_are_the_clients_whose_first_bits_are_equal(bits: int, arms:
     selector.inform(np.arange(4), sketch=np.array([[1.0, 0, 0, 0], [1, 0, 0, 1], [1, 1, 1, 0], [1, 1, 0, 0]]))
     for k in range(4):
         play(selector, selector.select(np.array([k])), [0.1 * (k + 1)], [0.1 * (k + 1)])
-    bounds = {
-        k: sum(0.1 * (c + 1) for c in arm) / len(arm) + math.sqrt(2 * math.log(4) / len(arm))
-        for arm in arms
-        for k in arm
-    }
-    np.testing.assert_allclose(selector._bounds(), [bounds[k] for k in range(4)], rtol=1e-12)
+    for arm in arms:
+        bound = sum(0.1 * (k + 1) for k in arm) / len(arm) + math.sqrt(2 * math.log(4) / len(arm))
+        assert selector._bounds()[sorted(arm)] == pytest.approx(bound)
 
 
 def test_a_state_with_hashes_of_64_bits_is_continued() -> None:
@@ -109,22 +106,13 @@ def test_a_state_with_hashes_of_64_bits_is_continued() -> None:
     assert narrow._groups()[0] == narrow._groups()[5]
 
 
+# with 4, 6, 8, 10, 16 and 64 bits
 ARMS = {"shards": (4.0, 6.7, 10.1, 13.3, 29.3, 96.5), "dirichlet": (4.1, 6.4, 9.2, 11.6, 24.1, 95.7)}
 
 
 @pytest.mark.parametrize("kind", ARMS)
 def test_the_default_makes_about_as_many_arms_as_clients_an_arm(kind: str) -> None:
-    """Arms of 100 clients that share scikit-learn's digits, means of ten seeds.
-
-    ==================  ====  ====  ====  ====  ====  ====
-    bits                4     6     8     10    16    64
-    ==================  ====  ====  ====  ====  ====  ====
-    two shards each     4.0   6.7   10.1  13.3  29.3  96.5
-    Dirichlet, .3       4.1   6.4   9.2   11.6  24.1  95.7
-    ==================  ====  ====  ====  ====  ====  ====
-
-    Of these, 8 bits come nearest to sqrt(100) = 10 arms.
-    """
+    """Arms of 100 clients that share scikit-learn's digits, means of ten seeds; 8 bits come nearest to sqrt(100)."""
     load = pytest.importorskip("sklearn.datasets").load_digits
     inputs, labels = load(return_X_y=True)
     lengths, inputs = (4, 6, 8, 10, 16, 64), (inputs / 16.0).astype(np.float32)
@@ -139,18 +127,9 @@ def test_the_default_makes_about_as_many_arms_as_clients_an_arm(kind: str) -> No
     assert lengths[int(np.argmin(np.abs(arms.mean(axis=0) - 10)))] == build("lsh").bits == 8
 
 
-def test_the_documents_say_that_no_network_is_here() -> None:
-    """NCCB is the paper's *neural* bandit; what stands here is none."""
-    card = (ROOT / "docs" / "papers" / "diversity.md").read_text(encoding="utf-8")
+def test_the_table_of_selectors_says_that_no_network_is_here() -> None:
     (row,) = [line for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines() if "`nccb`" in line]
-    for text in (str(NCCB.__doc__), card, row):
-        assert "neural" in text
     assert "*not* its neural bandit" in row
-
-
-def test_bits_are_at_least_one() -> None:
-    with pytest.raises(ParameterError, match="bits must be"):
-        build("lsh", bits=0)
 
 
 @pytest.mark.parametrize(("weight", "utility"), [(0.0, 0.6), (0.25, 0.65), (1.0, 0.8)])
@@ -209,43 +188,33 @@ def test_every_choice_has_the_largest_bounds(name: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_clusters_are_k_means_with_hamming_distance_on_known_hashes(seed: int) -> None:
+def test_clusters_are_those_of_k_means_with_hamming_distance(seed: int) -> None:
     """Three hashes of 12 bits that differ in 8 (two times 4 bits), three copies each with one bit flipped.
 
-    The clusters are the three, whatever the first centre, and no grouping of the nine scatters less.
+    The clusters are the three, whatever the first centre, and no grouping of the nine scatters less. On any hashes each
+    is at its nearest centre, and each centre is its hashes' majority.
     """
     rng = np.random.default_rng(seed)
-    bases = np.array([[0] * 12, [1] * 8 + [0] * 4, [0] * 4 + [1] * 8])
-    hashes = np.repeat(bases, 3, axis=0)
+    hashes = np.repeat(np.array([[0] * 12, [1] * 8 + [0] * 4, [0] * 4 + [1] * 8]), 3, axis=0)
     hashes[np.arange(9), rng.integers(0, 12, 9)] ^= 1
     order = rng.permutation(9)
     found = cluster(hashes[order].astype(bool), 3, rng)
     assert len({(int(g), int(k) // 3) for g, k in zip(found, order, strict=True)}) == 3
-    tuples = [tuple(bits) for bits in hashes[order].tolist()]
-    groups = [[h for h, g in zip(tuples, found, strict=True) if g == own] for own in set(found.tolist())]
-    assert scatter(groups) == best_scatter(tuples, 3)
+    assert scatter(list(_members(hashes[order], found).values())) == best_scatter(list(map(tuple, hashes.tolist())), 3)
 
-
-@pytest.mark.parametrize("seed", range(10))
-def test_clusters_are_a_fixed_point_of_k_means(seed: int) -> None:
-    """On any hashes: each is at its nearest centre, and each centre is its hashes' majority."""
-    rng = np.random.default_rng(seed)
     hashes = rng.integers(0, 2, (30, 10))
     found = cluster(hashes.astype(bool), 4, rng)
-    tuples = [tuple(bits) for bits in hashes.tolist()]
-    centres = {
-        int(g): centre([h for h, own in zip(tuples, found, strict=True) if own == g]) for g in sorted(set(found))
-    }
-    for one, own in zip(tuples, found.tolist(), strict=True):
-        assert hamming(one, centres[own]) == min(hamming(one, other) for other in centres.values())
-        assert centres[own] == tuple(majority(hashes[found == own].astype(bool)).astype(int).tolist())
+    centres = {own: centre(members) for own, members in _members(hashes, found).items()}
+    for one, own in zip(hashes.tolist(), found.tolist(), strict=True):
+        assert hamming(tuple(one), centres[own]) == min(hamming(tuple(one), other) for other in centres.values())
 
 
-def test_distances_are_hamming_distances() -> None:
-    rng = np.random.default_rng(0)
-    one, other = rng.integers(0, 2, (7, 100)), rng.integers(0, 2, (4, 100))
-    expected = [[hamming(a, b) for b in other.tolist()] for a in one.tolist()]
-    assert distances(one.astype(bool), other.astype(bool)).tolist() == expected
+def _members(hashes: Any, found: Any) -> dict[int, list[tuple[int, ...]]]:
+    """The hashes of each cluster."""
+    members = defaultdict[int, list[tuple[int, ...]]](list)
+    for one, own in zip(hashes.tolist(), found.tolist(), strict=True):
+        members[own].append(tuple(one))
+    return members
 
 
 def test_fewer_different_hashes_than_clusters() -> None:
@@ -253,7 +222,7 @@ def test_fewer_different_hashes_than_clusters() -> None:
     assert found[0] == found[1] != found[2]
 
 
-def test_newcomers_hashes_cluster_everybody_anew_and_plays_move_along() -> None:
+def test_newcomers_hashes_cluster_everybody_again_and_plays_move_along() -> None:
     """0 and 1 are near each other until 2 and 3 come, each near to one of them: with two clusters {0, 2}, {1, 3}."""
     selector = build("nccb", clusters=2)
     selector.inform(np.arange(2), sketch=np.array([[1.0] * 6 + [0] * 6, [0.0] * 6 + [1] * 6]))
@@ -280,8 +249,8 @@ def test_ties_are_broken_at_random(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "parameter", "value"),
-    [("lsh", "accuracy_weight", 1.5), ("nccb", "exploration", -1.0), ("nccb", "clusters", 0)],
+    [("lsh", "bits", 0), ("lsh", "accuracy_weight", 1.5), ("nccb", "exploration", -1.0), ("nccb", "clusters", 0)],
 )
 def test_wrong_parameters_are_refused_by_name(name: str, parameter: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=parameter):
+    with pytest.raises(ParameterError, match=f"{parameter} must be"):
         build(name, **{parameter: value})

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.selectors import RoundReport, Selector, create, names
-from fedsel_flwr.testing import check_stateful, play
+from fedsel_flwr.testing import check_stateful, play, report_for
 
 FLEET, WARMUP = 6, 3
 PARAMETERS: dict[str, dict[str, Any]] = {
@@ -31,6 +31,12 @@ def warm(name: str, rounds: int = WARMUP, **parameters: Any) -> Selector:
     return selector
 
 
+def done(selector: Selector, chosen: Any, seconds: Any = None, **columns: Any) -> None:
+    """Report a round in which everybody answered, client k in k + 1 s."""
+    latency = chosen + 1.0 if seconds is None else seconds
+    selector.observe(RoundReport(clients=chosen, completed=np.full(chosen.size, True), latency=latency, **columns))
+
+
 def step(selector: Selector, columns: dict[str, Any] | None = None) -> list[int]:
     """A round in which client k takes k + 1 s; probes are answered with 0, 1, 2, ..."""
     everybody = np.arange(FLEET)
@@ -39,13 +45,12 @@ def step(selector: Selector, columns: dict[str, Any] | None = None) -> list[int]
     chosen = selector.select(everybody)
     told = {name: np.asarray(values)[chosen] for name, values in (columns or {}).items()}
     scalars = {"global_accuracy": 0.5, "global_loss": 1.0} if "global_loss" in selector.needs else {}
-    done = np.ones(chosen.size, dtype=np.bool_)
-    selector.observe(RoundReport(clients=chosen, completed=done, latency=chosen + 1.0, **told, **scalars))
+    done(selector, chosen, **told, **scalars)
     return [int(k) for k in chosen]
 
 
 def test_cs_ucb_has_had_its_opening() -> None:
-    """Without the warm-up rounds 1 to 3 are the opening, at random where all were played; here bounds decide."""
+    """Without the warm-up rounds 1 to 3 are the opening, at random once all were played; here bounds decide."""
     cohorts = set()
     for seed in range(20):
         selector = warm("cs-ucb", rounds=1, seed=seed)
@@ -53,13 +58,9 @@ def test_cs_ucb_has_had_its_opening() -> None:
         assert selector.state_dict()["plays"].tolist() == [1] * FLEET
         cohorts.add(tuple(step(selector)))
     assert cohorts == {(0, 1)}  # means .9 and .8 with one play each: the same radius (18)
-
-
-def test_cs_ucb_takes_those_first_who_missed_the_warm_up() -> None:
-    selector = warm("cs-ucb", rounds=1)
-    chosen = selector.select(np.arange(4))
-    selector.observe(RoundReport(clients=chosen, completed=[True] * 4, latency=[1.0] * 4))
-    assert selector.select(np.arange(6)).tolist() == [4, 5]
+    newcomers = warm("cs-ucb", rounds=1)
+    done(newcomers, newcomers.select(np.arange(4)))
+    assert newcomers.select(np.arange(6)).tolist() == [4, 5]
 
 
 def test_cs_ucb_q_counts_everybody_as_served() -> None:
@@ -75,18 +76,17 @@ def test_cs_ucb_q_counts_everybody_as_served() -> None:
     )  # (27)
 
 
-def test_bsfl_and_fedcs_know_everybody_s_latency() -> None:
-    bsfl, fedcs = warm("bsfl"), warm("fedcs")
-    for selector in (bsfl, fedcs):
-        for _ in range(WARMUP):
-            assert step(selector) == list(range(FLEET))
-    assert step(bsfl) == [0, 1]  # equal plays, speeds .1 and .05
-    assert step(fedcs) == [0, 1, 2]  # those of at most 3 s
-
-
-def test_round_robin_begins_its_first_cycle_after_it() -> None:
-    selector = warm("round-robin")
-    assert [step(selector) for _ in range(5)] == [list(range(FLEET))] * 3 + [[0, 1], [2, 3]]
+@pytest.mark.parametrize(
+    ("name", "after"),
+    [
+        ("bsfl", [[0, 1]]),  # equal plays, speeds .1 and .05
+        ("fedcs", [[0, 1, 2]]),  # those of at most 3 s
+        ("round-robin", [[0, 1], [2, 3]]),  # its first cycle begins
+    ],
+)
+def test_rounds_after_it(name: str, after: list[list[int]]) -> None:
+    selector = warm(name)
+    assert [step(selector) for _ in range(WARMUP + len(after))] == [list(range(FLEET))] * WARMUP + after
 
 
 def test_gpfl_counts_it_as_its_initialization() -> None:
@@ -106,36 +106,28 @@ def test_gpfl_counts_it_as_its_initialization() -> None:
     assert alone.keeps_model
 
 
-def test_fedcor_s_own_warm_up_comes_after_it() -> None:
-    """W = 3, two random rounds, then every third: samples are rounds 4, 5, 8, 11; each is asked before and after."""
-    selector, asked = warm("fedcor"), []
-    for number in range(1, 13):
-        if (question := selector.probe(np.arange(FLEET))) is not None:
-            asked.append(number)
-            selector.inform(question.clients, loss=np.linspace(1.0, 2.0, FLEET) / number)
-        assert len(selector.select(np.arange(FLEET))) == (FLEET if number <= WARMUP else 2)
-    assert asked == [4, 5, 6, 8, 9, 11, 12]
-    assert selector.state_dict()["sampled"].tolist() == [4, 5, 8, 11]
+def test_fedcor_s_own_warm_up_and_tifl_s_interval_come_after_it() -> None:
+    """FedCor: W = 3, two random rounds, then every third: samples are rounds 4, 5, 8, 11, asked before and after.
 
-
-def test_tifl_is_profiled_by_it_and_spends_no_credit() -> None:
-    """Its interval of four rounds begins after the warm-up: accuracies are asked before rounds 4, 8 and 12."""
-    selector, asked = warm("tifl"), []
+    TiFL: intervals of four rounds: accuracies are asked before rounds 4, 8 and 12; round 1 gives its profile.
+    """
+    fedcor, tifl, asked = warm("fedcor"), warm("tifl"), {"fedcor": list[int](), "tifl": list[int]()}
     for number in range(1, 13):
-        if selector.probe(np.arange(FLEET)) is not None:
-            asked.append(number)
-        chosen = selector.select(np.arange(FLEET))
-        done = np.ones(chosen.size, dtype=np.bool_)
-        selector.observe(RoundReport(clients=chosen, completed=done, latency=chosen + number))
-        if number == WARMUP:
-            state = selector.state_dict()
-            assert state["profile"].tolist() == [1, 2, 3, 4, 5, 6]  # of round 1
-            assert state["credits"].tolist() == [2, 2]
-        if number > WARMUP:
-            assert set(chosen.tolist()) <= {0, 1, 2} or set(chosen.tolist()) <= {3, 4, 5}
-        if number == WARMUP + 1:
-            assert sorted(selector.state_dict()["credits"].tolist()) == [1, 2]
-    assert asked == [4, 8, 12]
+        for selector in (fedcor, tifl):
+            if (question := selector.probe(np.arange(FLEET))) is not None:
+                asked[selector.name].append(number)
+                losses = np.linspace(1.0, 2.0, FLEET) / number
+                selector.inform(question.clients, **dict.fromkeys({"loss"} & set(question.columns), losses))
+            chosen = selector.select(np.arange(FLEET))
+            assert len(chosen) == (FLEET if number <= WARMUP else 2)
+            if selector is tifl:
+                done(selector, chosen, chosen + number)
+                assert number <= WARMUP or len(set(chosen // 3)) == 1
+                left = {WARMUP: [2, 2], WARMUP + 1: [1, 2]}.get(number)
+                assert left is None or sorted(selector.state_dict()["credits"].tolist()) == left
+                assert number != WARMUP or selector.state_dict()["profile"].tolist() == [1, 2, 3, 4, 5, 6]
+    assert asked == {"fedcor": [4, 5, 6, 8, 9, 11, 12], "tifl": [4, 8, 12]}
+    assert fedcor.state_dict()["sampled"].tolist() == [4, 5, 8, 11]
 
 
 def test_oort_s_epsilon_and_pacer_begin_after_it() -> None:
@@ -150,13 +142,12 @@ def test_oort_s_epsilon_and_pacer_begin_after_it() -> None:
     for number in range(1, 6):
         selector.select(np.arange(FLEET))
         alone.select(np.arange(FLEET))
-        assert selector._exploration_share() == alone._exploration_share() == 0.8 * 0.5 ** (number - 1)  # type: ignore[attr-defined]
-        chosen = np.arange(2)
-        selector.observe(RoundReport(clients=chosen, completed=[True] * 2, latency=[1.0] * 2, rms_loss=[1.0] * 2))
+        assert selector._exploration_share() == alone._exploration_share() == 0.8 * 0.5 ** (number - 1)
+        done(selector, np.arange(2), np.ones(2), rms_loss=[1.0] * 2)
         assert selector.state_dict()["percentile"] == (17.0 if number == 5 else 10.0)
 
 
-@pytest.mark.parametrize(("own", "common"), [(0, 4), (4, 4), (2, 4)])
+@pytest.mark.parametrize(("own", "common"), [(0, 4), (4, 4), (2, 4), (4, 2)])
 def test_pczfl_s_own_warm_up_is_the_same(own: int, common: int) -> None:
     """Both begin with round 1, and the longer holds; its balls learn in either."""
     alone = create("pczfl", warmup_rounds=4, seed=0)
@@ -165,45 +156,35 @@ def test_pczfl_s_own_warm_up_is_the_same(own: int, common: int) -> None:
     for key, value in alone.state_dict().items():
         np.testing.assert_array_equal(value, selector.state_dict()[key])
     assert len(alone.state_dict()["radius"]) > 4
-    longer = warm("pczfl", rounds=2, clients_per_round=None, warmup_rounds=4)
-    assert play(longer, range(40)) == play(create("pczfl", warmup_rounds=4, seed=0), range(40))
 
 
 @pytest.mark.parametrize(
-    "name", ["power-of-choice", "cpow-d", "rpow-d", "local-accuracy", "active-fl", "divfl", "lsh", "nccb"]
+    ("name", "expected"),
+    [
+        ("power-of-choice", [(4, 3), (5, 3)]),
+        ("cpow-d", [(4, 3), (5, 3)]),
+        ("rpow-d", []),
+        ("local-accuracy", [(4, FLEET), (5, FLEET)]),
+        ("active-fl", []),
+        ("divfl", []),
+        ("lsh", [(4, FLEET)]),
+        ("nccb", [(4, FLEET)]),
+    ],
 )
-def test_who_is_asked_after_it(name: str) -> None:
+def test_who_is_asked_after_it(name: str, expected: list[tuple[int, int]]) -> None:
     """Losses and accuracies serve the choice; losses and gradients come with updates; hashes are wanted once."""
     selector, asked = warm(name), []
+    everybody = np.arange(FLEET)
     for number in range(1, WARMUP + 3):
         world = np.random.default_rng(number)
-        if (question := selector.probe(np.arange(FLEET))) is not None:
+        if (question := selector.probe(everybody)) is not None:
             asked.append((number, question.clients.size))
             values = world.uniform(size=(question.clients.size, 4))
-            vectors = {"sketch": values > 0.5, "gradient": values}
-            told = {column: vectors.get(column, values[:, 0]).astype(np.float64) for column in question.columns}
-            selector.inform(question.clients, **told)
-        chosen = selector.select(np.arange(FLEET))
-        values = world.uniform(size=(chosen.size, 4))
-        report = {"gradient": values, "loss": values[:, 0], "accuracy": values[:, 1], "energy_score": values[:, 2]}
-        report["train_loss"] = values[:, 0]
-        needed = {key: value for key, value in report.items() if key in selector.needs}
-        done = np.ones(chosen.size, dtype=np.bool_)
-        selector.observe(RoundReport(clients=chosen, completed=done, latency=np.ones(chosen.size), **needed))
-    expected = {
-        "power-of-choice": [(4, 3), (5, 3)], "cpow-d": [(4, 3), (5, 3)], "rpow-d": [],
-        "local-accuracy": [(4, FLEET), (5, FLEET)], "active-fl": [], "divfl": [], "lsh": [(4, FLEET)],
-        "nccb": [(4, FLEET)],
-    }  # fmt: skip
-    assert asked == expected[name]
-
-
-def test_a_multiset_is_drawn_after_it() -> None:
-    selector = warm("random-by-size", replacement=True, clients_per_round=50)
-    for number in range(1, WARMUP + 2):
-        chosen = selector.select(np.arange(FLEET))
-        total = int(selector.draws(chosen).sum())
-        assert total == (FLEET if number <= WARMUP else 50)
+            vectors = {"sketch": np.round(values), "gradient": values}
+            selector.inform(question.clients, **{key: vectors.get(key, values[:, 0]) for key in question.columns})
+        chosen = selector.select(everybody)
+        selector.observe(report_for(selector, chosen, np.full(chosen.size, True), world))
+    assert asked == expected
 
 
 def test_rounds_with_nobody_are_counted() -> None:
@@ -217,4 +198,4 @@ def test_rounds_with_nobody_are_counted() -> None:
 @pytest.mark.parametrize("name", names())
 def test_every_order_of_calls_in_and_after_it(name: str) -> None:
     """Forgotten clients, newcomers, saved and loaded states, choices that nobody reports."""
-    check_stateful(lambda seed=None: warm(name, 2, clients_per_round=3, seed=seed), sequences=6)  # type: ignore[misc]
+    check_stateful(lambda seed=None: warm(name, 2, clients_per_round=3, seed=seed), sequences=6)

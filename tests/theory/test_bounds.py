@@ -1,32 +1,17 @@
 """The bounds (19), (29) of Xia et al. and (15) of Ben Ami et al.: by hand, against all sets, and above real runs.
 
-Each run below its bound stands beside a policy without learning, the control, that breaks the same bound at the same
-rounds: a bound that anything would pass says nothing. Seen, after 20,000 rounds:
-
-    bound   setting                                    selector    regret    bound     control         its regret
-    (19)    K = 4, m = 2, means .9 .9 .1 .1            cs-ucb          66     4807     random              13,385
-    (15)    K = 4, m = 2, means .9 .8 .5 .2, alpha 0   bsfl           122     3709     random                8044
-    (15)    K = 4, m = 2, means .9 .8 .3 .1, alpha .25 bsfl            79     4368     random              10,380
-    (29)    K = 2, m = 1, means .1 .9, c = (0, .5)     cs-ucb-q        23     3658     random                7956
-    (29)    K = 3, m = 2, means .05 .95 .95, c = (.2, .5, .5), available nine times in ten
-            beta = 1                                   cs-ucb-q      8090   11,400     the slowest two     12,632
-            beta = .1                                  cs-ucb-q        24     6702                         12,632
-            beta = .01                                 cs-ucb-q       -67     6232                         12,632
-            beta = 1/sqrt(20,000)                      cs-ucb-q       -99     6217                         12,632
-
-Always the slowest lose more than random: 15,999 (19), 12,000 and 18,997 (15), 16,000 (29, m = 1).
+Each run below its bound stands beside a policy without learning, the control, that breaks the same bound: a bound that
+anything would pass says nothing. docs/papers/xia.md and ben-ami.md have the numbers.
 
 Where a bound says nothing: before a few thousand rounds, as no policy can lose that much; at m = 5 of 20 with means .01
 apart, where (19) stays above what can be lost for more than 10^10 rounds; in the model of Fig. 4 (K = 3, m = 2, means
 .4 .7 .9, c = (.6, .5, .4)), where the slowest two lose 1806 in 20,000 rounds and (29) is above 6000 for every beta; and
-with alpha > 0 where g decides in the long run, as a loss may then be as small as two clients' g are close: K = 2,
-m = 1, means .6 .5, alpha .25 has a smallest loss of .0162 in 20,000 rounds, and (15) is 361,000.
+with alpha > 0 where g decides in the long run, as a loss may then be as small as two clients' g are close.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from itertools import combinations
 
 import numpy as np
@@ -45,11 +30,9 @@ from fedsel_flwr.theory import (
     fair_regret,
     xia_regret,
 )
+from tests.theory.playing import lowest_first, noisy, play
 
-ROUNDS = 20_000
-CHECKED = (ROUNDS // 2, ROUNDS)  # before, (15) and (19) are above what can be lost at all
-Play = Callable[..., np.ndarray]
-Draw = Callable[..., np.ndarray]
+ROUNDS = 10_000  # before, (15) and (19) are above what can be lost at all
 
 
 def test_cs_ucb_bound_by_hand() -> None:
@@ -95,34 +78,27 @@ def test_cs_ucb_gaps_equal_all_sets() -> None:
         assert cs_ucb_gaps(mean, m) == pytest.approx((losses[losses > 1e-12].min(), losses.max()), abs=1e-12)
 
 
-def test_a_tie_at_the_edge_leaves_the_next_smallest_loss() -> None:
-    """Means .9 .5 .5 .2, m = 2: {0, 1} and {0, 2} are both optimal; the next swaps lose .3 and .4."""
-    assert cs_ucb_gaps([0.9, 0.5, 0.5, 0.2], 2) == pytest.approx((0.3, 0.7))
+@pytest.mark.parametrize(
+    ("mean", "m", "smallest", "largest"),
+    [
+        # {0, 1} and {0, 2} are both optimal; the next swaps lose .3 and .4
+        ([0.9, 0.5, 0.5, 0.2], 2, 0.3, 0.7),
+        # .1 + .2 and .3 are one mean: their difference of 5.6e-17 would make (19) about 10^30 times as large
+        ([0.9, 0.1 + 0.2, 0.3, 0.2], 2, 0.1, 0.7),
+        ([9e5, 1e6 * (0.1 + 0.2), 3e5, 2e5], 2, 1e5, 7e5),
+        # a true gap counts, however small against 1
+        ([0.9, 0.3 + 1e-9, 0.3, 0.2], 2, 1e-9, 0.7),
+        ([3e-17, 1e-17], 1, 2e-17, 2e-17),
+    ],
+)
+def test_ties_and_rounding_are_no_gaps(mean: list[float], m: int, smallest: float, largest: float) -> None:
+    assert cs_ucb_gaps(mean, m) == pytest.approx((smallest, largest), rel=1e-6)
 
 
-def test_a_difference_of_rounding_is_no_gap() -> None:
-    """.1 + .2 and .3 are one mean; of .9 .3 .3 .2 the smallest loss at m = 2 is .3 - .2, whatever the scale.
-
-    Their difference of 5.6e-17 would make (19) about 10^30 times as large. A true gap of 1e-9 counts.
-    """
-    assert 0.1 + 0.2 != 0.3
-    assert cs_ucb_gaps([0.9, 0.1 + 0.2, 0.3, 0.2], 2) == pytest.approx((0.1, 0.7))
-    for scale in (1e-3, 1.0, 1e6):
-        smallest, _ = cs_ucb_gaps(scale * np.array([0.9, 0.1 + 0.2, 0.3, 0.2]), 2)
-        assert smallest == pytest.approx(scale * 0.1)
-    assert cs_ucb_gaps([0.9, 0.3 + 1e-9, 0.3, 0.2], 2)[0] == pytest.approx(1e-9, rel=1e-6)
-    assert cs_ucb_gaps([3e-17, 1e-17], 1) == pytest.approx((2e-17, 2e-17))  # small, but not against the means
-
-
-def test_means_that_differ_by_rounding_leave_nothing_to_lose() -> None:
-    with pytest.raises(ParameterError, match="Delta_min"):
-        cs_ucb_gaps([0.1 + 0.2, 0.3, 0.3], 2)
-
-
-@pytest.mark.parametrize(("mean", "m"), [([0.5, 0.5, 0.5], 2), ([0.1, 0.9], 2), ([0.1, 0.9], 3)])
+@pytest.mark.parametrize(
+    ("mean", "m"), [([0.5, 0.5, 0.5], 2), ([0.1, 0.9], 2), ([0.1, 0.9], 3), ([0.1 + 0.2, 0.3, 0.3], 2)]
+)
 def test_nothing_to_lose_has_no_smallest_loss(mean: list[float], m: int) -> None:
-    with pytest.raises(ParameterError, match=r"every set of m = \d .* Delta_min of \(19\) is undefined"):
-        cs_ucb_gaps(mean, m)
     with pytest.raises(ParameterError, match="Delta_min"):
         cs_ucb_regret_bound(mean, m, 10)
 
@@ -163,27 +139,18 @@ def test_largest_loss_of_bsfl_needs_g_of_at_most_one() -> None:
     assert lost[3] > 10 * bsfl_largest_loss(mean, 1.0)
 
 
-def slowest_first(mean: np.ndarray, m: int, available: np.ndarray) -> np.ndarray:
-    """The choices of a policy that takes the slowest m available clients in every round."""
-    chosen = np.zeros_like(available)
-    for row, here in zip(chosen, available, strict=True):
-        row[[k for k in np.argsort(mean) if here[k]][:m]] = True
-    return chosen
-
-
-def check(bound: Callable[[int], float], regret: np.ndarray, *controls: np.ndarray) -> None:
+def check(bound: float, regret: np.ndarray, *controls: np.ndarray) -> None:
     """The regret is below the bound, and every control's above it."""
-    for t in CHECKED:
-        assert regret[t - 1] <= bound(t) < min(control[t - 1] for control in controls)
+    assert regret[-1] <= bound < min(control[-1] for control in controls)
 
 
-def test_cs_ucb_stays_below_its_bound(play: Play, noisy: Draw) -> None:
+def test_cs_ucb_stays_below_its_bound() -> None:
     mean = np.array([0.9, 0.9, 0.1, 0.1])
-    latency = noisy(mean, 0.1)
+    latency = noisy(mean, 0.1, ROUNDS)
     regret = xia_regret(mean, play("cs-ucb", latency, 2, max_latency=5.0), 2)
     random = xia_regret(mean, play("random", latency, 2), 2)
-    slowest = xia_regret(mean, slowest_first(mean, 2, latency > 0), 2)
-    check(lambda t: cs_ucb_regret_bound(mean, 2, t), regret, random, slowest)
+    slowest = xia_regret(mean, lowest_first(mean, 2, latency > 0), 2)
+    check(cs_ucb_regret_bound(mean, 2, ROUNDS), regret, random, slowest)
 
 
 @pytest.mark.parametrize(
@@ -193,48 +160,40 @@ def test_cs_ucb_stays_below_its_bound(play: Play, noisy: Draw) -> None:
         (0.25, [0.9, 0.8, 0.3, 0.1], 0.05, 0.377),
     ],
 )
-def test_bsfl_stays_below_its_bound(
-    play: Play, alpha: float, mean: list[float], spread: float, smallest_loss: float
-) -> None:
+def test_bsfl_stays_below_its_bound(alpha: float, mean: list[float], spread: float, smallest_loss: float) -> None:
     """Delta_min is the smallest loss of this very run, whose value guards against losses of rounding."""
     latency = 0.1 / (np.array(mean) + np.random.default_rng(3).uniform(-spread, spread, (ROUNDS, 4)))
     regret = bsfl_regret(mean, play("bsfl", latency, 2, min_latency=0.1, alpha=alpha), 2, alpha)
     losses = np.diff(regret, prepend=0.0)
     gaps = {"smallest_loss": losses[losses > 1e-9].min(), "largest_loss": bsfl_largest_loss(mean, alpha)}
-    assert gaps["smallest_loss"] == pytest.approx(smallest_loss, abs=1e-3)
+    assert gaps["smallest_loss"] == pytest.approx(smallest_loss, abs=2e-3)
     random = bsfl_regret(mean, play("random", latency, 2), 2, alpha)
-    slowest = bsfl_regret(mean, slowest_first(np.array(mean), 2, latency > 0), 2, alpha)
-    check(lambda t: bsfl_regret_bound(num_clients=4, clients_per_round=2, rounds=t, **gaps), regret, random, slowest)
+    slowest = bsfl_regret(mean, lowest_first(np.array(mean), 2, latency > 0), 2, alpha)
+    bound = bsfl_regret_bound(num_clients=4, clients_per_round=2, rounds=ROUNDS, **gaps)
+    check(bound, regret, random, slowest)
 
 
-def test_cs_ucb_q_stays_below_its_bound(play: Play, noisy: Draw) -> None:
-    """At m = 1 the smallest mean of the set is its sum, so that nothing is wrong with (63).
-
-    Only the fast client has a fair share, so that the regret cannot go below 0 by missing it.
-    """
-    mean, fairness, beta = np.array([0.1, 0.9]), [0.0, 0.5], 0.01
-    latency = noisy(mean, 0.1)
-    best_reward, _ = fair_optimum(mean, 1.0, fairness, 1)
-    assert best_reward == pytest.approx(0.9)
-    chosen = play("cs-ucb-q", latency, 1, max_latency=5.0, fairness=fairness, queue_weight=beta)
-    regret = fair_regret(mean, chosen, best_reward, 1)
-    random = fair_regret(mean, play("random", latency, 1), best_reward, 1)
-    slowest = fair_regret(mean, slowest_first(mean, 1, latency > 0), best_reward, 1)
-    check(lambda t: cs_ucb_q_regret_bound(fairness, 1, beta, t), regret, random, slowest)
-
-
-@pytest.mark.parametrize("beta", [1.0, 0.1, 0.01, 1 / math.sqrt(ROUNDS)])
-def test_cs_ucb_q_with_absences_stays_below_its_bound(play: Play, noisy: Draw, beta: float) -> None:
-    """K = 3, m = 2, c = (.2, .5, .5), available nine times in ten, latencies (4.75, .25, .25) s +- 4 %.
-
-    The slow client comes without a choice in 17.1 % of the rounds, so that its fair share costs the fast ones 2.9 %.
-    At beta = 1 CS-UCB-Q serves by queues alone and loses as much as random; the slowest two lose more than the bound.
-    """
-    mean, fairness = np.array([0.05, 0.95, 0.95]), [0.2, 0.5, 0.5]
-    available = np.random.default_rng(6).random((ROUNDS, 3)) < 0.9
-    best_reward, _ = fair_optimum(mean, 0.9, fairness, 2)
-    latency = noisy(mean, 0.04)
-    chosen = play("cs-ucb-q", latency, 2, available=available, max_latency=5.0, fairness=fairness, queue_weight=beta)
-    regret = fair_regret(mean, chosen, best_reward, 2)
-    slowest = fair_regret(mean, slowest_first(mean, 2, available), best_reward, 2)
-    check(lambda t: cs_ucb_q_regret_bound(fairness, 2, beta, t), regret, slowest)
+@pytest.mark.parametrize(
+    ("mean", "fairness", "availability", "m", "spread", "beta"),
+    [
+        # At m = 1 the smallest mean of the set is its sum, so that nothing is wrong with (63). Only the fast client has
+        # a fair share, so that the regret cannot go below 0 by missing it.
+        ([0.1, 0.9], [0.0, 0.5], 1.0, 1, 0.1, 0.01),
+        # The slow client comes without a choice in 17.1 % of the rounds, so that its fair share costs the fast ones
+        # 2.9 %. At beta = 1 CS-UCB-Q serves by queues alone and loses as much as random.
+        ([0.05, 0.95, 0.95], [0.2, 0.5, 0.5], 0.9, 2, 0.04, 1.0),
+        ([0.05, 0.95, 0.95], [0.2, 0.5, 0.5], 0.9, 2, 0.04, 0.1),
+        ([0.05, 0.95, 0.95], [0.2, 0.5, 0.5], 0.9, 2, 0.04, 1 / math.sqrt(ROUNDS)),
+    ],
+)
+def test_cs_ucb_q_stays_below_its_bound(
+    mean: list[float], fairness: list[float], availability: float, m: int, spread: float, beta: float
+) -> None:
+    available = np.random.default_rng(6).random((ROUNDS, len(mean))) < availability
+    best_reward, _ = fair_optimum(mean, availability, fairness, m)
+    latency = noisy(np.array(mean), spread, ROUNDS)
+    chosen = play("cs-ucb-q", latency, m, available=available, max_latency=5.0, fairness=fairness, queue_weight=beta)
+    controls = [lowest_first(np.array(mean), m, available)]
+    controls += [play("random", latency, m)] * (m == 1)
+    regret, *others = (fair_regret(mean, policy, best_reward, m) for policy in (chosen, *controls))
+    check(cs_ucb_q_regret_bound(fairness, m, beta, ROUNDS), regret, *others)

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from fedsel_flwr.selectors._draws import top
 
-SCORES = st.one_of(
-    st.sampled_from([0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan]), st.floats(min_value=-3.0, max_value=3.0)
+SPECIAL = st.sampled_from([0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan])
+
+
+@given(
+    st.lists(SPECIAL | st.floats(min_value=-3.0, max_value=3.0), max_size=40),
+    st.none() | st.integers(min_value=1, max_value=45),
 )
-
-
-@given(st.lists(SCORES, max_size=40), st.one_of(st.none(), st.integers(min_value=1, max_value=45)))
 def test_as_sorting_everything(scores: list[float], count: int | None) -> None:
     score = np.array(scores, dtype=np.float64)
     assert top(score, count).tolist() == np.argsort(-score, kind="stable")[:count].tolist()

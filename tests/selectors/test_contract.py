@@ -1,0 +1,270 @@
+"""A mistake in an author's selector is an error that names class, method and cure; what fits is left alone."""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from fedsel_flwr.errors import ParameterError, RunError
+from fedsel_flwr.selectors import Random, RoundReport, Selector, create
+from fedsel_flwr.testing import check_selector
+
+
+def report(completed: list[bool], **columns: Any) -> RoundReport:
+    """Report clients 0, 1, ..."""
+    clients = np.arange(len(completed))
+    return RoundReport(clients=clients, completed=completed, latency=np.ones(len(completed)), **columns)
+
+
+# ---- when the class is made -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("attributes", "said"),
+    [
+        ({"needs": {"latancy"}}, r"Mine\.needs names 'latancy', .*'latency'\?\)"),
+        ({"needs": "latency"}, r"Mine\.needs must be a set of column names, got 'latency'"),
+        ({"needs": None}, "set of column names"),
+        ({"needs": {"loss": 1}}, "set of column names"),
+        ({"needs": {3}}, "names 3, .* Choose from accuracy, "),
+        ({"requires": {"loss"}}, r"Mine\.requires names 'loss', which is not in needs"),
+        ({"needs": {"accuracy"}, "requires": {"accuracy"}}, r"Mine\.requires names 'accuracy'"),
+        ({"remembers": {"lozz": "_loss"}}, r"Mine\.remembers names 'lozz'"),
+        ({"need": {"latency"}}, r"Mine\.need looks like 'needs'"),
+        ({"Needs": {"latency"}}, "'needs'"),
+        ({"require": {"loss"}}, "'requires'"),
+        ({"client_states": {"_plays": 0}}, "'client_state'"),
+        ({"scalar_states": ("_next",)}, "'scalar_state'"),
+        ({"by_clients": {"fairness"}}, "'by_client'"),
+        ({"free_states": {}}, "'free_state'"),
+        ({"paper_option": {}}, "'paper_options'"),
+        ({"scalar_state": "_next"}, r"Mine\.scalar_state .* got '_next'\. Write \('_next',\)"),
+        ({"scalar_state": {"_now": 0}}, r"Mine\.scalar_state .* Write \('_now',\)"),
+        ({"client_state": {"_name": "a"}}, r"Mine\.client_state\['_name'\] must be"),
+        ({"client_state": {"_round": 0}}, r"'_round', .* already keeps .*self\.round is"),
+        ({"client_state": {"_size": 0, "size": 0}}, "'_size' twice"),
+    ],
+    ids=str,
+)
+def test_a_class_with_a_typo_is_refused_when_it_is_made(attributes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ParameterError, match=said):
+        type("Mine", (Random,), attributes)
+
+
+def test_names_of_ones_own_are_left_alone() -> None:
+    class Mine(Random):
+        """Has settings, methods and private names that resemble nothing, or are functions."""
+
+        temperature = 0.5
+        label = "mine"
+        needs: ClassVar[Any] = ["latency", "loss"]
+
+        def need(self) -> int:
+            return 3
+
+    assert Mine.needs == frozenset({"latency", "loss"})
+    assert isinstance(Mine.needs, frozenset)
+    assert (Mine.name, Says.name) == ("random", "Says")  # a class without a name has its own
+
+
+def test_a_selector_shows_its_parameters() -> None:
+    bsfl = partial(create, "bsfl", clients_per_round=2, min_latency=0.1)
+    assert repr(bsfl()) == (
+        "BSFL(clients_per_round=2, min_latency=0.1, alpha=1.0, beta=1, data_weights=None, solver='exact', "
+        "solver_steps=1000, exploration=1.0)"
+    )
+    assert len(repr(bsfl(data_weights=dict.fromkeys(range(500), 1.0)))) < 200
+
+
+# ---- what a report must have ----------------------------------------------------------------------------------------
+
+
+def test_the_needs_of_an_object_are_checked_in_observe() -> None:
+    selector = Random(clients_per_round=1)
+    selector.select(np.arange(2))
+    for needs, said in (("latancy", r"Random\.needs names 'latancy'"), ("loss", "needs the report column 'loss'")):
+        selector.needs = frozenset({needs})  # type: ignore[misc]
+        with pytest.raises(ParameterError, match=said):
+            selector.observe(report([True]))
+
+
+class Needy(Random):
+    """Reads a column of each source and keeps what it saw."""
+
+    needs = frozenset({"loss", "energy_score", "gradient", "accuracy"})
+    requires = frozenset({"energy_score"})
+
+    def _observe(self, report: RoundReport) -> None:
+        self.seen = report
+
+
+@pytest.mark.parametrize(
+    ("lacking", "row"),
+    [("energy_score", np.nan), ("accuracy", np.nan), ("loss", np.inf), ("gradient", [np.inf, 1.0]), (None, None)],
+    ids=["required", "measured", "infinite", "infinite vector", "reported"],
+)
+def test_a_completed_client_may_lack_only_what_clients_report(lacking: str | None, row: Any) -> None:
+    """Client 1 completed but reported no loss and no gradient; client 2 failed."""
+    nothing = [np.nan, np.nan]
+    columns: dict[str, Any] = {
+        "loss": [1.0, np.nan, np.nan], "energy_score": [0.5, 0.5, np.nan], "accuracy": [0.5, 0.25, np.nan],
+        "gradient": [[1.0, 2.0], nothing, nothing],
+    }  # fmt: skip
+    selector = Needy(clients_per_round=3)
+    selector.select(np.arange(3))
+    if lacking is None:
+        selector.observe(report([True, True, False], **columns))
+        assert np.isnan(selector.seen.loss[1])  # type: ignore[index]
+        return
+    columns[lacking][1] = row
+    with pytest.raises(ParameterError, match=f"column '{lacking}' must be finite for completed clients"):
+        selector.observe(report([True, True, False], **columns))
+
+
+def test_the_checks_say_that_columns_of_failed_rows_are_nan() -> None:
+    class Naive(Selector):
+        needs = frozenset({"loss"})
+        client_state: ClassVar[dict[str, Any]] = {"_loss": 0.0}
+        _loss: Any
+
+        def _select(self, available: Any) -> Any:
+            return self._largest(self._loss, available)
+
+        def _observe(self, report: Any) -> None:
+            self._loss[report.clients] = report.loss
+
+    said = r"failed clients the columns \(loss\) are NaN: read them at report\.completed"
+    with warnings.catch_warnings(action="ignore"), pytest.raises(AssertionError, match=said):
+        check_selector(partial(Naive, clients_per_round=3))
+
+
+# ---- what _select may return ----------------------------------------------------------------------------------------
+
+
+class Says(Selector):
+    """Chooses what it was told to."""
+
+    def __init__(self, choice: Any) -> None:
+        super().__init__(clients_per_round=2, seed=0)
+        self.choice = choice
+
+    def _select(self, available: Any) -> Any:
+        return self.choice
+
+
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        (None, "got None"),
+        ({1, 2}, r"got \{1, 2\}"),
+        (2, "got 2"),
+        ("12", "got '12'"),
+        ([[1], [2, 3]], r"got \[\[1\], \[2, 3\]\]"),
+        ([[1], [2]], r"got \[\[1\], \[2\]\]"),
+        (np.array([True, False, True]), r"got \[True, False, True\]"),
+        (np.array([1.0, 2.0]), r"got \[1\.0, 2\.0\]"),
+        (["1", "2"], r"got \['1', '2'\]"),
+        ([1, 1000], "1000 is not available"),
+        ([0, 1], "0 is not available"),
+        ([2, 2], "2 is chosen 2 times"),
+        ([1, 2, 3], "chose 3 clients, but may choose at most 2"),
+    ],
+    ids=str,
+)
+def test_a_choice_that_cannot_be_asked_is_an_error_that_shows_it(choice: Any, said: str) -> None:
+    with pytest.raises(RunError, match=rf"^Says\._select .*{said}"):
+        Says(choice).select(np.array([3, 1, 2]))
+
+
+@pytest.mark.parametrize(
+    "choice", [[3, 1], (3, 1), np.array([3, 1], np.int32), np.array([3, 1], np.uint8), []], ids=str
+)
+def test_lists_tuples_and_integers_of_any_width_are_taken(choice: Any) -> None:
+    chosen = Says(choice).select(np.array([3, 1, 2]))
+    assert chosen.tolist() == sorted(choice)
+    assert chosen.dtype == np.int64
+
+
+# ---- state that was not declared ------------------------------------------------------------------------------------
+
+
+def _index(self: Any, *_: Any) -> None:
+    self._seen[np.array([0])] += 1
+
+
+def _add(self: Any, *_: Any) -> None:
+    self._seen + np.zeros(self._registered.size)
+
+
+def _look_up(self: Any, *_: Any) -> None:
+    self._table[0] += 1
+
+
+def _read(self: Any, *_: Any) -> None:
+    self._missing[0] += 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "held", "cause"),
+    [
+        (_index, {"_seen": np.zeros(0)}, IndexError),
+        (_add, {"_seen": np.zeros(0)}, ValueError),
+        (_look_up, {"_table": {}}, KeyError),
+        (_read, {}, AttributeError),
+    ],
+)
+def test_undeclared_state_is_named_with_class_and_method(fault: Any, held: dict[str, Any], cause: Any) -> None:
+    """In `_admit` the rows are there, but the clients are not registered: only what is never set shows."""
+    everybody, attribute = np.arange(3), next(iter(held), "_missing")
+    for where in ("_probe", "_advance", "_select", "_observe", "_inform", *["_admit"] * (not held)):
+        selector = type("Undeclared", (Random,), {where: fault})(clients_per_round=2)
+        vars(selector).update(held)
+        with pytest.raises(RunError) as refused:  # noqa: PT012
+            selector.inform(everybody)
+            selector.probe(everybody)
+            chosen = selector.select(everybody)
+            selector.observe(RoundReport(clients=chosen, completed=[True] * 2, latency=[1.0] * 2))
+        said = str(refused.value)
+        assert said.startswith(f"Undeclared.{where} ended with {cause.__name__}")
+        assert f"self.{attribute}" in said
+        assert f"client_state = {{'{attribute}': 0.0}}" in said
+        assert isinstance(refused.value.__cause__, cause)
+
+
+class Buggy(Random):
+    """Has errors that undeclared state does not explain."""
+
+    def __init__(self, error: Exception, held: Any) -> None:
+        super().__init__(clients_per_round=1)
+        self.error, self.held = error, held
+
+    def _select(self, available: Any) -> Any:
+        raise self.error
+
+
+SHORT, LONG = np.zeros(1), np.zeros(4)
+
+
+@pytest.mark.parametrize(
+    ("error", "held"),
+    [
+        (IndexError("no array is kept"), 3.0),
+        (IndexError("the array has a place for everybody"), LONG),
+        (KeyError("as the table has"), dict.fromkeys(range(4))),
+        (ValueError("could not be broadcast, but not for this array"), LONG),
+        (ValueError("of another kind"), SHORT),
+        (AttributeError("of another object", name="size", obj=[]), SHORT),
+        (AttributeError("of nobody knows what"), SHORT),
+        (ParameterError("our own"), SHORT),
+        (OSError("not of Python's making"), SHORT),
+    ],
+    ids=str,
+)
+def test_other_errors_come_as_they_are(error: Exception, held: Any) -> None:
+    with pytest.raises(type(error)) as came:
+        Buggy(error, held).select(np.arange(3))
+    assert came.value is error
