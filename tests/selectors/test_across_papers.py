@@ -99,3 +99,15 @@ def test_ties_are_broken_at_random(name: str) -> None:
         counts[int(selector.select(np.arange(4))[0])] += 1
     assert len(counts) == 4
     assert max(abs(count - 100) for count in counts.values()) < 39
+
+
+@pytest.mark.parametrize(("name", "column"), [("active-fl", "loss"), ("rpow-d", "train_loss")])
+def test_spares_keep_their_loss_or_get_the_one_that_they_report(name: str, column: str) -> None:
+    """Both clients are spares twice: client 0 reports .4, client 1 has not answered; neither has failed."""
+    selector = build(name)
+    play(selector, [0, 1], **{column: {0: 1.0, 1: 2.0}})
+    for _ in range(2):
+        selector.select(np.arange(2))
+        selector.observe(report([0, 1], {0: 9.0}, late=4.0, spare=[True, True], **{column: {0: 0.4}}))
+    assert selector.state_dict()["loss"].tolist() == [0.4, 2.0]
+    assert selector.state_dict()["failures"].tolist() == [0, 0]
