@@ -276,7 +276,7 @@ def follow(
             leaver = int(rng.integers(1, world.num_clients))
             selector.forget(np.array([leaver]))
             oracle.forget(leaver)
-            coming.append(leaver)
+            coming += [leaver] * (leaver not in coming)
         if coming:
             oracle.tell(selector, coming, rng)
         available = world.available(t, oracle.m, rng)

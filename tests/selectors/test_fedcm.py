@@ -11,8 +11,8 @@ import pytest
 from fedsel_flwr.selectors import RoundReport, create
 from tests.selectors import rounds
 from tests.selectors.oracle_draws import frequencies, p_value
-from tests.selectors.oracle_fedcm import FedCMTSOracle, FedCMUCBOracle, chances, follow
-from tests.selectors.oracles import World
+from tests.selectors.oracle_fedcm import FedCMTSOracle, FedCMUCBOracle, chances
+from tests.selectors.oracles import World, follow
 
 ROUNDS = 150
 
@@ -90,8 +90,7 @@ def test_the_bonus_by_hand(before: int, expected: int) -> None:
 def test_the_oracle_finds_no_fault(seed: int, name: str, inform: bool) -> None:
     """Random availability, failures, unreported rounds, newcomers and returning strangers.
 
-    UCB takes the largest indices; TS has exact posteriors in every round, and choices that are no more and no less
-    surprising than posterior sampling.
+    UCB takes the largest indices; TS has exact posteriors in every round.
     """
     selector, oracle = build(name, seed=seed), (FedCMUCBOracle if name == "fedcm-ucb" else FedCMTSOracle)(2)
     if inform:
@@ -99,7 +98,6 @@ def test_the_oracle_finds_no_fault(seed: int, name: str, inform: bool) -> None:
     world = World(num_clients=6, newcomers={0: 20, 5: 60})
     assert follow(selector, oracle, RoundReport, world=world, rounds=ROUNDS, seed=seed, forget_every=35) == []
     assert oracle.decided > ROUNDS / 2
-    assert name == "fedcm-ucb" or abs(oracle.deviation()) < 4
 
 
 def test_initial_means_are_fair_coins_drawn_once() -> None:
@@ -165,25 +163,17 @@ def test_chances_of_the_oracle() -> None:
     assert list(chances(dict.fromkeys(range(4), (1, 1)), 2).values()) == pytest.approx([1 / 6] * 6, abs=1e-4)
 
 
-@pytest.mark.parametrize("rule", ["greedy", "random", "a wrong bonus"])
-def test_the_oracles_can_say_no(rule: str) -> None:
-    ucb, rng = rule == "a wrong bonus", np.random.default_rng(0)
-    selector, oracle = build("fedcm-ucb" if ucb else "fedcm-ts"), FedCMUCBOracle(2) if ucb else FedCMTSOracle(2)
+def test_the_oracle_can_say_no() -> None:
+    """To a selector with another bonus, 2 ln t / a."""
+    selector, oracle = build(), FedCMUCBOracle(2)
     select = selector.select
 
     def otherwise(available: np.ndarray) -> np.ndarray:
-        """Let the selector count the round, then choose by the rule."""
+        """Let the selector count the round, then choose by the other index."""
         select(available)
         state = selector.state_dict()
-        if ucb:
-            scores = state["mean"] + np.sqrt(2 * np.log(selector.round) / state["plays"])
-        elif rule == "greedy":
-            scores = (state["successes"] + 1) / (state["successes"] + state["failures"] + 2)
-        else:
-            scores = rng.random(6)
-        return available[np.argsort(-scores[available], kind="stable")[:2]]
+        index = state["mean"] + np.sqrt(2 * np.log(selector.round) / state["plays"])
+        return available[np.argsort(-index[available], kind="stable")[:2]]
 
-    selector.inform(np.arange(6))
     selector.select = otherwise
-    faults = follow(selector, oracle, RoundReport, world=World(num_clients=6), rounds=ROUNDS, seed=1)
-    assert faults if ucb else abs(oracle.deviation()) > 4
+    assert follow(selector, oracle, RoundReport, world=World(num_clients=6), rounds=ROUNDS, seed=1)

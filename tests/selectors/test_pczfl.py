@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tracemalloc
 from collections.abc import Sequence
 from typing import Any
@@ -12,8 +11,8 @@ import pytest
 
 from fedsel_flwr.selectors import RoundReport, create, pczfl
 from tests.selectors import rounds
-from tests.selectors.oracle_pczfl import Ball, PCZFLOracle, Point, Replay, follow
-from tests.selectors.oracles import World
+from tests.selectors.oracle_pczfl import PCZFLOracle, Point
+from tests.selectors.oracles import World, follow
 
 ROUNDS = 90
 WORLD = World(num_clients=10, newcomers={0: 25, 6: 60})
@@ -72,21 +71,24 @@ def test_rounds_by_hand() -> None:
         g_e = .25 + min(ucb_b, ucb_c) + .3041 = (1.8768, 1.6706)
         g_c = .5 + ucb_c = (1.8227, 1.6164): both dominated by d                                         -> {0}
     """
-    oracle = PCZFLOracle(0.02)
-    for selector in build(), build(uncertainty=0.02, seed=5), Replay(oracle):
-        inform(selector, {0: (0.1, 0.9), 1: (0.1, 0.6), 2: (0.1, 0.3)})
-        rewards: list[Rewards] = [
-            {0: (0.5, 0.9), 1: (0.3, 0.6), 2: (0.4, 0.3)},
-            {0: (0.9, 0.9), 1: (0.35, 0.6), 2: None},
-            {2: None},
-            {2: (0.8, 0.3)},
-            {0: (0.8, 0.9), 1: (0.5, 0.6)},
-            {1: (0.45, 0.6), 2: (0.875, 0.3)},
-            {0: (0.85, 0.9), 1: (0.6, 0.6), 2: (0.8, 0.4)},
-            {0: (0.5, 0.5)},
-        ]
-        for t, given in enumerate(rewards, start=1):
-            assert play(selector, [2, 0, 1], given) == set(given), f"round {t}"
+    rewards: list[Rewards] = [
+        {0: (0.5, 0.9), 1: (0.3, 0.6), 2: (0.4, 0.3)},
+        {0: (0.9, 0.9), 1: (0.35, 0.6), 2: None},
+        {2: None},
+        {2: (0.8, 0.3)},
+        {0: (0.8, 0.9), 1: (0.5, 0.6)},
+        {1: (0.45, 0.6), 2: (0.875, 0.3)},
+        {0: (0.85, 0.9), 1: (0.6, 0.6), 2: (0.8, 0.4)},
+        {0: (0.5, 0.5)},
+    ]
+    contexts = {0: (0.1, 0.9), 1: (0.1, 0.6), 2: (0.1, 0.3)}
+    selector, oracle = build(), PCZFLOracle(0.02)
+    inform(selector, contexts)
+    oracle.inform(contexts)
+    for t, given in enumerate(rewards, start=1):
+        assert play(selector, [2, 0, 1], given) == set(given), f"round {t}"
+        assert oracle.explain([2, 0, 1], list(given)) == "", f"round {t}"
+        oracle.observe(report(list(given), given))
     centres = [(0.5, 0.5), (0.5, 0.9), (0.4, 0.3), (0.8, 0.9), (0.45, 0.6)]
     assert [(ball.centre, ball.radius) for ball in oracle.balls] == list(zip(centres, [1, 0.5, 0.5, 0.25, 0.25]))  # noqa: B905
     assert oracle.ambiguous == 0
@@ -119,30 +121,6 @@ def test_one_zoom_by_hand(uncertainty: float, one: Point, other: Point, expected
     assert set(selector.select(np.arange(2)).tolist()) == expected
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 64])
-def test_chunks_change_no_bit(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """300 clients, 40 rounds: choices and state are those of one piece."""
-
-    def run() -> tuple[list[list[int]], dict[str, Any]]:
-        selector, rng = build(uncertainty=0.005), np.random.default_rng(3)
-        selector.inform(np.arange(300), accuracy=rng.random(300), energy_score=rng.random(300))
-        choices = []
-        for _ in range(40):
-            chosen = selector.select(np.flatnonzero(rng.random(300) < 0.9))
-            rewards: Rewards = {k: (float(rng.random()), float(rng.random())) for k in chosen.tolist()}
-            selector.observe(report(chosen, rewards))
-            choices.append(chosen.tolist())
-        return choices, selector.state_dict()
-
-    choices, state = run()
-    assert len(state["radius"]) > 20
-    monkeypatch.setattr(pczfl, "CHUNK", chunk)
-    again, state_again = run()
-    assert again == choices
-    for key, value in state.items():
-        np.testing.assert_array_equal(state_again[key], value, err_msg=key)
-
-
 def zoomed(num_clients: int, num_balls: int) -> Any:
     """A selector with so many balls of radii 1, 1/2, ... 1/32, over clients that stand anywhere."""
     selector, rng = build(), np.random.default_rng(5)
@@ -156,9 +134,10 @@ def zoomed(num_clients: int, num_balls: int) -> Any:
     return selector
 
 
-@pytest.mark.parametrize("num_clients", [1, 50, 3000])
-def test_domains_as_definition_2_says(num_clients: int) -> None:
+@pytest.mark.parametrize(("num_clients", "chunk"), [(1, 7), (50, 1), (50, 7), (50, 64), (3000, pczfl.CHUNK)])
+def test_domains_as_definition_2_says(num_clients: int, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """(2): a client lies in the domain of each ball around it than which no smaller one is around it, or is in none."""
+    monkeypatch.setattr(pczfl, "CHUNK", chunk)
     selector = zoomed(num_clients, 150)
     clients = np.arange(0, num_clients, 2)
     x, y = selector._accuracy[clients], selector._energy_score[clients]
@@ -210,22 +189,20 @@ def test_a_round_without_an_answer_changes_no_ball() -> None:
 
 @pytest.mark.parametrize(
     ("uncertainty", "seed", "energy_noise"),
-    [(a, seed, 0.05) for a in (0.005, 0.02, 0.1, 0.5) for seed in range(2)]
-    + [(0.005, 1, 0.0), (0.1, 0, 0.0), (0.1, 2, 0.0), (0.5, 1, 0.0)],
+    [(a, seed, noise) for a in (0.005, 0.02, 0.1, 0.5) for seed, noise in ((1, 0.05), (2, 0.0))],
 )
 def test_every_choice_is_the_front(uncertainty: float, seed: int, energy_noise: float) -> None:
     """Random availability, failures, unreported rounds, newcomers, returning strangers; deep enough zooms.
 
     Without noise, as in the paper, each client's energy score is drawn once.
     """
-    oracle, selector = PCZFLOracle(uncertainty), build(uncertainty=uncertainty, seed=seed)
-    world = {"world": WORLD, "rounds": ROUNDS, "seed": seed, "energy_noise": energy_noise, "forget_every": 30}
-    assert follow(selector, oracle, RoundReport, **world, check_state=True) == []
+    oracle = PCZFLOracle(uncertainty, energy_noise=energy_noise)
+    selector = build(uncertainty=uncertainty, seed=seed)
+    assert follow(selector, oracle, RoundReport, world=WORLD, rounds=ROUNDS, seed=seed, forget_every=30) == []
     assert min(ball.radius for ball in oracle.balls) <= 1 / 8  # zoomed three times, one inside the other
+    assert oracle.decided > ROUNDS / 2
+    assert oracle.shared > ROUNDS / 10
     assert oracle.ambiguous == 0
-    if energy_noise:
-        assert oracle.decided > ROUNDS / 2
-        assert oracle.shared > ROUNDS / 10
 
 
 @pytest.mark.parametrize(("warmup_rounds", "cap"), [(30, None), (30, 2), (0, 2)], ids=["all", "all, cap", "cap"])
@@ -236,68 +213,13 @@ def test_warmup_takes_everyone_and_a_cap_drops_clients_of_the_front(
     """In the warm-up every relevant ball is updated and zoomed as usual; then only balls with a surviving client."""
     settings = {"warmup_rounds": warmup_rounds, "clients_per_round": cap}
     oracle, selector = PCZFLOracle(0.02, **settings), build(**settings, seed=seed)
-    assert follow(selector, oracle, RoundReport, world=WORLD, rounds=ROUNDS, seed=seed, check_state=True) == []
+    assert follow(selector, oracle, RoundReport, world=WORLD, rounds=ROUNDS, seed=seed) == []
     assert oracle.decided > (ROUNDS - warmup_rounds) / 2
     assert min(ball.radius for ball in oracle.balls) <= 1 / 8
 
 
-# ---- the oracle can say no -----------------------------------------------------------------------------------------
-
-
-class OpenDomains(PCZFLOracle):
-    """Smaller balls do not take anything away (2)."""
-
-    def domain(self, ball: Ball, client: int) -> bool:
-        return math.dist(self.context[client], ball.centre) <= ball.radius
-
-
-class NearestOnly(PCZFLOracle):
-    """A ball's own bound, without the minimum of (5)."""
-
-    def significance(self, ball: Ball) -> Point:
-        return tuple(ball.radius + bound for bound in self.upper_bound(ball))
-
-
-class NoRadius(PCZFLOracle):
-    """(4) without the contextual uncertainty."""
-
-    def upper_bound(self, ball: Ball) -> Point:
-        return tuple(bound - ball.radius for bound in super().upper_bound(ball))
-
-
-class FirstClient(PCZFLOracle):
-    """Zooms on the client of the lowest index."""
-
-    def child(self, ball: Ball, contexts: Sequence[Point]) -> Ball:
-        return super().child(ball, contexts[:1])
-
-
-class RelevantOnly(PCZFLOracle):
-    """(5) with the minimum over relevant balls instead of all."""
-
-    def front(self, available: Sequence[int]) -> dict[int, list[int]]:
-        self.close_call = False
-        self.relevant = [ball for ball in self.balls if any(self.domain(ball, client) for client in available)]
-        return super().front(available)
-
-    def significance(self, ball: Ball) -> Point:
-        balls, self.balls = self.balls, self.relevant
-        try:
-            return super().significance(ball)
-        finally:
-            self.balls = balls
-
-
-class LateZoom(PCZFLOracle):
-    """Zooms by the count after the update."""
-
-    def ripe(self, ball: Ball) -> bool:
-        return math.sqrt(2 * self.coefficient / (len(ball.rewards) + 1)) <= ball.radius
-
-
-@pytest.mark.parametrize(
-    "wrong", [OpenDomains, NearestOnly, NoRadius, FirstClient, RelevantOnly, LateZoom, 0.015, 0.03]
-)
-def test_the_oracle_faults_another_reading_or_uncertainty(wrong: Any) -> None:
-    selector = build(uncertainty=wrong) if isinstance(wrong, float) else Replay(wrong(0.02))
+@pytest.mark.parametrize("other", [0.015, 0.03])
+def test_the_oracle_can_say_no(other: float) -> None:
+    """To a selector with another A."""
+    selector = build(uncertainty=other)
     assert follow(selector, PCZFLOracle(0.02), RoundReport, world=WORLD, rounds=ROUNDS, seed=0)
