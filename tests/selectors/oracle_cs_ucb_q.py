@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from tests.selectors.oracles import Oracle
+from tests.selectors.oracles import CSUCBOracle
 
 
-class CSUCBQOracle(Oracle):
+class CSUCBQOracle(CSUCBOracle):
     """Xia et al., Algorithm 2: the set that maximizes (28); c is `fairness`, else it follows from (equal) sizes."""
 
     def __init__(
@@ -50,10 +50,6 @@ class CSUCBQOracle(Oracle):
         if self.sizes is not None:
             selector.inform(np.array(clients), num_examples=np.array([self.sizes[client] for client in clients]))
             self.inform(clients)
-
-    def reward(self, completed: bool, latency: float) -> float:
-        """Return r_k = 1 - min(tau_k, tau_max)/tau_max; 0 for a failed client."""
-        return 1 - min(latency, self.max_latency) / self.max_latency if completed else 0.0
 
     def observe(self, report: Any) -> None:
         super().observe(report)

@@ -119,7 +119,6 @@ class OortOracle(Judge):
         return scores
 
     def explain(self, available: Sequence[int], chosen: Sequence[int]) -> str:
-        """Open the next round and say what is wrong with this choice; '' if nothing is."""
         t = len(self.rounds) + 1
         scores = self.scores(available, t)
         self.rounds.append(PastRound(exploited=set(chosen) & set(scores)))
