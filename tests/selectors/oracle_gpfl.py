@@ -3,8 +3,8 @@
 Nothing is kept but the complete history; every reward of every client in every round is counted again from the first
 round at each question. Numbers in brackets are the paper's equations.
 
-The paper is silent about a round that is never observed (nobody available, or no report): three readings are followed
-at once, and a selector has to stay with one of them (`Idle`).
+The paper is silent about a round that is never observed (nobody available, or no report): the rewards (5) stand, as in
+the selector.
 
 References:
     GPFL: A Gradient Projection-Based Client Selection Framework for Efficient Federated Learning, Algorithm 1.
@@ -13,25 +13,15 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 import numpy as np
 
-from tests.selectors.oracle_fedcm import misplaced
-from tests.selectors.oracles import TOLERANCE, World
+from tests.selectors.oracles import TOLERANCE, Judge, World, misplaced
 
 LIMIT = 50.0  # of an exponent in (8)
-
-
-class Idle(Enum):
-    """What a round without a report adds to the mean of rewards."""
-
-    NOTHING = "a reward of 0"
-    STANDING = "the rewards (5) as they stand"
-    UNCOUNTED = "nothing: the mean is over observed rounds"
 
 
 @dataclass
@@ -43,7 +33,7 @@ class PastRound:
     loss: float = math.nan
 
 
-class GPFLOracle:
+class GPFLOracle(Judge):
     """Algorithm 1 with GPCB (6) deciding."""
 
     def __init__(
@@ -54,43 +44,45 @@ class GPFLOracle:
         rho: float = 1.0,
         loss_sign: str = "corrected",
         exploration: float | None = None,
+        spread: float = 1.0,
     ) -> None:
-        """Start before round 1."""
         self.m = clients_per_round
         self.total_rounds = total_rounds
         self.rho = rho
         self.exploration = exploration
         self.loss_sign = loss_sign
+        self.spread = spread  # of the clients' projections, which differ and drift
         self.rounds: list[PastRound] = []
         self.registered: set[int] = set()
         self.left: dict[int, int] = {}  # the new name of a forgotten client -> the index in `rounds` where it is gone
-        self.alive = set(Idle)
-        self.decided = 0
+        self.accuracy, self.loss = 0.1, 2.3
 
-    def inform(self, clients: Iterable[int]) -> None:
-        """Register clients."""
-        self.registered.update(map(int, clients))
+    def meet(self, num_clients: int, rng: np.random.Generator) -> None:
+        self.level = rng.normal(0, self.spread, num_clients)
 
     def forget(self, client: int) -> None:
-        """Take the client's next appearance for that of a newcomer; its past stays in the past rewards of others."""
+        """Forget it; its past stays in the past rewards of others."""
         self.registered.discard(client)
         ghost = -1 - len(self.left)
         self.left[ghost] = len(self.rounds)
         for past in self.rounds:
             past.rows = [(ghost if row[0] == client else row[0], *row[1:]) for row in past.rows]
 
-    def observe(
-        self,
-        clients: Sequence[int],
-        completed: Sequence[bool],
-        projection: Sequence[float],
-        accuracy: float,
-        loss: float,
-    ) -> None:
-        """Record what came back from the round judged last."""
+    def columns(self, clients: np.ndarray, completed: np.ndarray, t: int, rng: np.random.Generator) -> dict[str, Any]:
+        """The global accuracy stays as it was in half of the rounds, and may fall."""
+        projection = self.level[clients] + rng.normal(0, self.spread / 2, len(clients))
+        if completed.any() and t > 1:
+            self.accuracy += round(float(rng.normal(0.005, 0.03)), 2) if rng.random() < 0.5 else 0.0
+            self.loss = 0.1 + abs(self.loss + float(rng.normal(-0.02, 0.5)))
+        scores = {"global_accuracy": self.accuracy, "global_loss": self.loss}
+        return {"projection": np.where(completed, projection, np.nan), **scores}
+
+    def observe(self, report: Any) -> None:
         past = self.rounds[-1]
-        past.rows = [(int(k), bool(d), float(c)) for k, d, c in zip(clients, completed, projection, strict=True)]
-        past.accuracy, past.loss = accuracy, loss
+        past.rows = list(
+            zip(report.clients.tolist(), report.completed.tolist(), report.projection.tolist(), strict=True)
+        )
+        past.accuracy, past.loss = report.global_accuracy, report.global_loss
 
     def plays(self, client: int) -> int:
         """Return n_k: the rounds in which a client was reported, completed or not."""
@@ -109,104 +101,44 @@ class GPFLOracle:
         fall = before[-1].loss - now.loss
         return math.exp(max(-LIMIT, min(LIMIT, fall if self.loss_sign == "corrected" else -fall)))
 
-    def rewards(self, idle: Idle) -> dict[int, float]:
+    def rewards(self) -> dict[int, float]:
         """Return the mean over past rounds of mu_k."""
         latest: dict[int, float] = {}
         total = dict.fromkeys(self.registered, 0.0)
-        counted = 0
         for index, past in enumerate(self.rounds):
-            observed = past.accuracy is not None
-            counted += observed or idle is not Idle.UNCOUNTED
-            if not observed and idle is not Idle.STANDING:
-                continue
             done = {client: projection for client, completed, projection in past.rows if completed}
             latest = {k: c for k, c in (latest | done).items() if index < self.left.get(k, math.inf)}
             highest = max(latest.values(), default=0.0)
             weights = {client: math.exp(c - highest) for client, c in latest.items()}
-            for client, weight in weights.items():
-                if client not in self.registered:
-                    continue
-                reward = weight / sum(weights.values())  # (5)
+            for client in weights.keys() & self.registered:
+                reward = weights[client] / sum(weights.values())  # (5)
                 total[client] += reward * (self.factor(index) if client in done else 1.0)  # (8)
-        return {client: value / max(counted, 1) for client, value in total.items()}
+        return {client: value / max(len(self.rounds), 1) for client, value in total.items()}
 
-    def scores(self, available: Sequence[int], idle: Idle) -> dict[int, float]:
+    def scores(self, available: Sequence[int]) -> dict[int, float]:
         """Return the GPCB (6) for the round after the recorded ones."""
         t = len(self.rounds) + 1
-        mean = self.rewards(idle)
+        mean = self.rewards()
         n = sum(self.plays(client) for client in self.registered)
+        alpha = self.rho * t / self.total_rounds if self.exploration is None else self.exploration  # (7), Fig. 7a
         result = {}
         for client in available:
             plays = self.plays(client)
-            bonus = math.sqrt(2 * math.log(n) / plays) if plays else math.inf
-            alpha = self.rho * t / self.total_rounds if self.exploration is None else self.exploration  # (7), Fig. 7a
-            result[client] = mean[client] + alpha * bonus if plays else math.inf
+            result[client] = mean[client] + alpha * math.sqrt(2 * math.log(n) / plays) if plays else math.inf
         return result
 
     def explain(self, available: Sequence[int], chosen: Sequence[int]) -> str:
-        """Open the next round and say what is wrong with this choice; '' if nothing is."""
-        available = [int(client) for client in available]
-        self.inform(available)
-        if not self.rounds:  # initialization
-            self.rounds.append(PastRound())
-            return "" if sorted(chosen) == sorted(available) else f"round 1 takes {sorted(available)}, not {chosen}"
-        faults = {}
-        idled = any(past.accuracy is None for past in self.rounds)  # else the readings agree
-        readings = sorted(self.alive, key=lambda idle: idle.name) if idled else [Idle.NOTHING]
-        for idle in readings:
-            scores = self.scores(available, idle)
-            if fault := misplaced(scores, chosen, self.m):
-                faults[idle] = f"{idle.value}: {fault}"
-        self.decided += len(scores) > self.m and max(scores.values()) - min(scores.values()) > TOLERANCE
+        self.registered.update(available)
+        scores = self.scores(available) if self.rounds else dict.fromkeys(available, math.inf)
+        m = self.m if self.rounds else len(available)  # initialization takes everyone
+        self.decided += len(scores) > m and max(scores.values()) - min(scores.values()) > TOLERANCE
         self.rounds.append(PastRound())
-        if set(readings) == set(faults):
-            return "; ".join(faults.values())
-        self.alive -= set(faults)
-        return ""
+        return misplaced(scores, chosen, m)
 
 
-def follow(
-    selector: Any,
-    oracle: GPFLOracle,
-    make_report: Any,
-    *,
-    world: World,
-    rounds: int,
-    seed: int,
-    forget_every: int = 0,
-    spread: float = 1.0,
-) -> list[str]:
-    """Let the oracle judge every round of a selector; returns the rounds it faults.
+class Crowd(World):
+    """Somebody is there in round 1, and in every round if all are reported."""
 
-    Clients' projections differ and drift; the global accuracy stays as it was in half of the rounds and may fall.
-    """
-    rng = np.random.default_rng(seed)
-    level = rng.normal(0, spread, world.num_clients)
-    accuracy, loss = 0.1, 2.3
-    faults = []
-    for t in range(1, rounds + 1):
-        if forget_every and t % forget_every == 0:
-            leaver = int(rng.integers(1, world.num_clients))
-            selector.forget(np.array([leaver]))
-            oracle.forget(leaver)
-        available = world.available(t, oracle.m, rng)
-        if t == 1 or (len(available) == 0 and world.unreported == 0):  # somebody is there in a world of reports
-            available = np.arange(1, 6)
-        chosen = selector.select(available)
-        if fault := oracle.explain(available.tolist(), np.asarray(chosen).tolist()):
-            faults.append(f"round {t}: {fault}")
-        if len(chosen) == 0 or (t > 1 and rng.random() < world.unreported):
-            continue
-        clients = rng.permutation(chosen)
-        completed = rng.random(len(clients)) >= world.failure
-        projection = np.where(completed, level[clients] + rng.normal(0, spread / 2, len(clients)), np.nan)
-        if completed.any() and t > 1:
-            accuracy += round(float(rng.normal(0.005, 0.03)), 2) if rng.random() < 0.5 else 0.0
-            loss = 0.1 + abs(loss + float(rng.normal(-0.02, 0.5)))
-        latency = np.where(completed, world.latency(len(clients), rng), 5.0)
-        scalars = {"global_accuracy": accuracy, "global_loss": loss}
-        selector.observe(
-            make_report(clients=clients, completed=completed, latency=latency, projection=projection, **scalars)
-        )
-        oracle.observe(clients.tolist(), completed.tolist(), projection.tolist(), accuracy, loss)
-    return faults
+    def available(self, t: int, m: int, rng: np.random.Generator) -> np.ndarray:
+        available = super().available(t, m, rng)
+        return np.arange(1, 6) if t == 1 or not (available.size or self.unreported) else available

@@ -12,6 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tests.selectors.oracles import Judge
 
 Row = tuple[int, bool, float, float]  # client, completed, latency, rms loss (NaN where not told)
 
@@ -23,7 +28,7 @@ class PastRound:
 
 
 @dataclass
-class OortOracle:
+class OortOracle(Judge):
     """Constants as the selector's; sizes are known of everybody."""
 
     m: int
@@ -55,6 +60,22 @@ class OortOracle:
                 elif failures[client] >= 2:
                     found[client] = (0.0, latency, number)
         return found
+
+    def tell(self, selector: Any, clients: list[int], rng: np.random.Generator) -> None:
+        selector.inform(np.array(clients), num_examples=np.array([self.sizes[client] for client in clients]))
+
+    def columns(self, clients: np.ndarray, completed: np.ndarray, t: int, rng: np.random.Generator) -> dict[str, Any]:
+        """Some losses are not told."""
+        told = completed & (rng.random(len(clients)) < 0.9)
+        return {"rms_loss": np.where(told, rng.exponential(size=len(clients)), np.nan)}
+
+    def observe(self, report: Any) -> None:
+        columns = (report.clients, report.completed, report.latency, report.rms_loss)
+        self.rounds[-1].rows = list(zip(*(column.tolist() for column in columns), strict=True))
+
+    def fault_in_state(self) -> str:
+        percentile = self.threshold(len(self.rounds))
+        return "" if self.state["percentile"] == percentile else f"the pacer is not at {percentile}"
 
     def gain(self, number: int) -> float:
         """Mean utility of the exploited clients that completed round `number`."""
@@ -98,7 +119,6 @@ class OortOracle:
         return scores
 
     def explain(self, available: Sequence[int], chosen: Sequence[int]) -> str:
-        """Open the next round and say what is wrong with this choice; '' if nothing is."""
         t = len(self.rounds) + 1
         scores = self.scores(available, t)
         self.rounds.append(PastRound(exploited=set(chosen) & set(scores)))

@@ -1,4 +1,4 @@
-"""Slow, plain-Python readings of CS-UCB and BSFL that judge a selector's choices.
+"""Slow, plain-Python readings of the papers that judge a selector's choices; here CS-UCB, BSFL, and the world around.
 
 Nothing is kept but the complete history: plays, means and bounds are counted again from the first round at every
 question, and every set of clients is enumerated. Numbers in brackets are the papers' equations.
@@ -11,7 +11,7 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
@@ -29,25 +29,55 @@ class PastRound:
     rows: list[tuple[int, bool, float]] = field(default_factory=list)
 
 
-class Oracle:
-    """What both papers share: the history, K, n_k and sample means."""
+class Judge:
+    """What :func:`follow` asks of an oracle."""
+
+    m: int
+    max_latency = 5.0
+    decided = 0  # rounds in which at least one choice would have been wrong
+    state: Mapping[str, Any]  # the selector's, after its choice or its update
+
+    def meet(self, num_clients: int, rng: np.random.Generator) -> None:
+        """Draw what the clients are like."""
+
+    def tell(self, selector: Any, clients: list[int], rng: np.random.Generator) -> None:
+        """Inform the selector about clients that come, or come again."""
+
+    def forget(self, client: int) -> None:
+        """Take the client's next appearance for that of a newcomer."""
+
+    def explain(self, available: Sequence[int], chosen: Sequence[int]) -> str:
+        """Open the next round and say what is wrong with this choice; '' if nothing is."""
+        raise NotImplementedError
+
+    def columns(self, clients: np.ndarray, completed: np.ndarray, t: int, rng: np.random.Generator) -> dict[str, Any]:
+        """Draw the report's other columns."""
+        return {}
+
+    def observe(self, report: Any) -> None:
+        """Record what came back from the round judged last."""
+        raise NotImplementedError
+
+    def fault_in_state(self) -> str:
+        """Say what is wrong with the state after an update; '' if nothing is."""
+        return ""
+
+
+class Oracle(Judge):
+    """What CS-UCB and BSFL share: the history, K, n_k and sample means."""
 
     def __init__(self, clients_per_round: int, max_latency: float) -> None:
-        """Start before round 1, with no client registered."""
         self.m = clients_per_round
         self.max_latency = max_latency
         self.informed: set[int] = set()
         self.rounds: list[PastRound] = []
-        self.decided = 0  # rounds in which at least one set would have been wrong
 
     def inform(self, clients: Iterable[int]) -> None:
-        """Register clients."""
         self.informed.update(int(client) for client in clients)
 
-    def observe(self, clients: Sequence[int], completed: Sequence[bool], latency: Sequence[float]) -> None:
-        """Record what came back from the round judged last."""
-        rows = zip(clients, completed, latency, strict=True)
-        self.rounds[-1].rows = [(int(client), bool(done), float(seconds)) for client, done, seconds in rows]
+    def observe(self, report: Any) -> None:
+        rows = zip(report.clients.tolist(), report.completed.tolist(), report.latency.tolist(), strict=True)
+        self.rounds[-1].rows = list(rows)
 
     def registered(self) -> set[int]:
         """Everyone informed or ever seen in `available`, this round included."""
@@ -73,7 +103,6 @@ class Oracle:
         raise NotImplementedError
 
     def explain(self, available: Sequence[int], chosen: Sequence[int]) -> str:
-        """Open the next round and say what is wrong with this choice; '' if it is a maximizer."""
         self.rounds.append(PastRound(available=[int(client) for client in available]))
         size = min(self.m, len(available))
         if len(chosen) != size or len(set(chosen)) != size or not set(chosen) <= set(available):
@@ -140,7 +169,6 @@ class BSFLOracle(Oracle):
         beta: int,
         data_weights: Sequence[float] | None = None,
     ) -> None:
-        """Start before round 1; `data_weights` chooses (4) instead of (3)."""
         super().__init__(clients_per_round, max_latency)
         self.min_latency = min_latency
         self.alpha = alpha
@@ -169,11 +197,9 @@ class BSFLOracle(Oracle):
         return math.copysign(abs(gap) ** self.beta, gap) if gap else 0.0
 
     def terms(self, client: int) -> tuple[float, ...]:
-        """Return a client's bound and its g."""
         return (self.bound(client), self.generalization(client))
 
     def score(self, members: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
-        """Return the objective of (13)."""
         bounds, generalization = zip(*members, strict=True)
         return (objective(range(len(members)), bounds, generalization, self.m, self.alpha),)
 
@@ -222,22 +248,52 @@ class World:
         return rng.choice(self.grid, size) if self.grid else 0.05 / rng.uniform(0.02, 1.2, size)
 
 
-def follow(selector: Any, oracle: Oracle, make_report: Any, *, world: World, rounds: int, seed: int) -> list[str]:
-    """Let the oracle judge every round of a selector; returns the rounds it faults."""
-    rng = np.random.default_rng(seed)
-    faults = []
+def misplaced(scores: Mapping[int, float], chosen: Sequence[int], m: int) -> str:
+    """Say why `chosen` are not m clients of the largest scores (all, if there are fewer); '' if they are."""
+    size = min(m, len(scores))
+    if len(chosen) != size or len(set(chosen)) != size or not set(chosen) <= set(scores):
+        return f"{list(chosen)} is not {size} different clients of {sorted(scores)}"
+    for inside in chosen:
+        for outside in set(scores) - set(chosen):
+            low, high = scores[inside], scores[outside]
+            if low != high and high - low > TOLERANCE * max(1.0, abs(low), abs(high) if math.isfinite(high) else 1.0):
+                return f"client {inside} at {low} was chosen before client {outside} at {high}"
+    return ""
+
+
+def follow(
+    selector: Any, oracle: Judge, make_report: Any, *, world: World, rounds: int, seed: int, forget_every: int = 0
+) -> list[str]:
+    """Let the oracle judge every round and update of a selector; returns what it faults.
+
+    Now and then a client is forgotten and comes again.
+    """
+    rng, faults = np.random.default_rng(seed), []
+    oracle.meet(world.num_clients, rng)
     for t in range(1, rounds + 1):
+        coming = [k for k in range(world.num_clients) if world.newcomers.get(k, 1) == t]
+        if forget_every and t % forget_every == 0:
+            leaver = int(rng.integers(1, world.num_clients))
+            selector.forget(np.array([leaver]))
+            oracle.forget(leaver)
+            coming += [leaver] * (leaver not in coming)
+        if coming:
+            oracle.tell(selector, coming, rng)
         available = world.available(t, oracle.m, rng)
-        before = available.copy()
         chosen = selector.select(available)
-        np.testing.assert_array_equal(available, before)
-        if fault := oracle.explain(available.tolist(), np.asarray(chosen).tolist()):
+        oracle.state = selector.state_dict()
+        if fault := oracle.explain(available.tolist(), chosen.tolist()):
             faults.append(f"round {t}: {fault}")
-        if rng.random() < world.unreported:
+        if (rng.random() < world.unreported and t > 1) or not len(chosen):
             continue
         clients = rng.permutation(chosen)
         completed = rng.random(len(clients)) >= world.failure
         latency = np.where(completed, world.latency(len(clients), rng), oracle.max_latency)
-        selector.observe(make_report(clients=clients, completed=completed, latency=latency))
-        oracle.observe(clients.tolist(), completed.tolist(), latency.tolist())
+        columns = oracle.columns(clients, completed, t, rng)
+        report = make_report(clients=clients, completed=completed, latency=latency, **columns)
+        selector.observe(report)
+        oracle.observe(report)
+        oracle.state = selector.state_dict()
+        if fault := oracle.fault_in_state():
+            faults.append(f"after round {t}: {fault}")
     return faults

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors import RoundReport
 from fedsel_flwr.selectors.active_fl import ActiveFL
+from tests.selectors import rounds
 from tests.selectors.oracle_draws import Chances, drawn_one_by_one, frequencies, p_value, then_uniformly
 
 
@@ -49,32 +48,30 @@ def test_a_round_by_hand() -> None:
     selector = informed(
         {0: 1.0, 1: 0.5, 2: 2.5, 3: 0.25}, {0: 4, 1: 9, 2: 1, 3: 16}, dropped=0.5, temperature=1.0, uniform=0.5
     )
-    counts = frequencies(lambda: selector.select(np.arange(4)).tolist(), 4000)
+    counts = frequencies(lambda: selector.select(np.arange(4)).tolist(), 2000)
     by_hand = {(0, 2): 1 / 3, (1, 2): 0.2075, (2, 3): 0.2075, (0, 1): 0.1258, (0, 3): 0.1258}
     assert p_value(counts, {frozenset(members): chance for members, chance in by_hand.items()}) > 1e-3
 
 
 @pytest.mark.parametrize(
-    ("m", "a1", "a2", "a3"),
-    [(2, 0.75, 0.01, 0.1), (3, 0.5, 2.0, 0.4), (4, 0.25, 0.5, 0.25), (3, 0.0, 1.0, 0.0), (2, 1.0, 1.0, 0.0)],
+    ("available", "m", "a1", "a2", "a3"),
+    [
+        (range(7), 2, 0.75, 0.01, 0.1),
+        (range(7), 3, 0.5, 2.0, 0.4),
+        (range(7), 4, 0.25, 0.5, 0.25),
+        (range(7), 3, 0.0, 1.0, 0.0),
+        (range(7), 2, 1.0, 1.0, 0.0),
+        ([1, 2, 4, 6], 2, 0.5, 1.0, 0.5),
+    ],
 )
-def test_the_draws_follow_the_formula(m: int, a1: float, a2: float, a3: float) -> None:
-    """Seven clients; every set as often as the definition says."""
+def test_the_draws_follow_the_formula(available: Sequence[int], m: int, a1: float, a2: float, a3: float) -> None:
+    """Seven clients; every set as often as the definition says. The lowest are dropped of those that are there."""
     sizes = {k: float(5 + 3 * k) for k in range(7)}
     losses = {0: 0.9, 1: 0.2, 2: 1.4, 3: 0.6, 4: 0.45, 5: 0.1, 6: 0.3}
-    value = {k: math.sqrt(sizes[k]) * losses[k] for k in range(7)}
+    value = {k: math.sqrt(sizes[k]) * losses[k] for k in available}
     selector = informed(losses, sizes, clients_per_round=m, dropped=a1, temperature=a2, uniform=a3)
-    counts = frequencies(lambda: selector.select(np.arange(7)).tolist(), 4000)
+    counts = frequencies(lambda: selector.select(np.array(available)).tolist(), 2000)
     assert p_value(counts, chances(value, m, a1, a2, a3)) > 1e-3
-
-
-def test_the_draws_of_other_clients_than_all() -> None:
-    """Only 1, 2, 4, 6 are there: the lowest half is dropped of them, not of all."""
-    sizes = dict.fromkeys(range(7), 1.0)
-    losses = {k: 0.5 * k for k in range(7)}
-    selector = informed(losses, sizes, dropped=0.5, temperature=1.0, uniform=0.5)
-    counts = frequencies(lambda: selector.select(np.array([1, 2, 4, 6])).tolist(), 3000)
-    assert p_value(counts, chances({k: losses[k] for k in (1, 2, 4, 6)}, 2, 0.5, 1.0, 0.5)) > 1e-3
 
 
 def test_a_huge_valuation_is_no_overflow() -> None:
@@ -113,28 +110,6 @@ def test_valuations_are_refreshed_with_the_loss_before_training() -> None:
         (2, True, 0.0),
     ]  # fmt: skip
     for expected, completed, loss in story:
-        chosen = selector.select(np.arange(3))
-        assert chosen.tolist() == [expected]
-        latency = 1.0 if completed else 5.0
-        selector.observe(RoundReport(clients=chosen, completed=[completed], latency=[latency], loss=[loss]))
+        failed = () if completed else (expected,)
+        assert rounds.play(selector, range(3), failed=failed, loss={expected: loss}) == [expected]
     assert selector.select(np.arange(3)).tolist() == [0]
-
-
-def test_spares_keep_their_valuation_or_get_the_one_that_they_report() -> None:
-    """Both clients are spares twice: client 0 reports .4, client 1 has not answered; neither has failed."""
-    selector = informed({0: 1.0, 1: 2.0}, {0: 1.0, 1: 1.0}, clients_per_round=2)
-    for _ in range(2):
-        chosen = selector.select(np.arange(2))
-        selector.observe(
-            RoundReport(
-                clients=chosen, completed=[True, False], spare=[True, True], latency=[9.0, 4.0], loss=[0.4, np.nan]
-            )
-        )
-    assert selector.state_dict()["loss"].tolist() == [0.4, 2.0]
-    assert selector.state_dict()["failures"].tolist() == [0, 0]
-
-
-@pytest.mark.parametrize("wrong", [{"dropped": 1.1}, {"temperature": -1.0}, {"uniform": -0.1}])
-def test_parameters_out_of_range(wrong: dict[str, float]) -> None:
-    with pytest.raises(ParameterError, match=next(iter(wrong))):
-        build(**wrong)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from collections import Counter
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors import create
 from fedsel_flwr.selectors.fedcor import Evidence, Posterior, adam, closed_form, likeliest
 from tests.selectors import oracle_fedcor as dense
+from tests.selectors.rounds import quickest
 
 
 def build(**parameters: Any) -> Any:
@@ -120,15 +117,11 @@ def loss_changes(seed: int, count: int, gaps: float = 0.0) -> tuple[Any, Any]:
     return samples, 0.8 ** np.arange(12.0)[::-1]
 
 
-def searched(x: Any, samples: Any, weights: Any, noise: float) -> float:
-    """The cost after 3,000 steps of Adam from ``x``, at rates that fall from 1e-2 to 1e-4."""
-    for rate in (1e-2, 1e-3, 1e-4):
-        x = adam(x, samples, weights, noise, steps=1000, rate=rate)
-    return Evidence(samples, weights, noise).cost(x)[0]
-
-
 def test_the_fit_of_a_selector_is_the_least_cost_there_is() -> None:
-    """Twelve rounds of warm-up: no Adam from three starts, nor from the fit itself, ends below the fit's cost."""
+    """Twelve rounds of warm-up: no Adam from three starts, nor from the fit itself, ends below the fit's cost.
+
+    1,500 steps, at rates that fall from 1e-2 to 1e-4.
+    """
     samples, weights = loss_changes(0, 9)
     selector, everybody, losses = build(warmup_rounds=12, gamma=0.8), np.arange(9), np.full(9, 3.0)
     for change in [*samples, 0.0]:
@@ -137,7 +130,11 @@ def test_the_fit_of_a_selector_is_the_least_cost_there_is() -> None:
         losses = losses + change
     x = selector.state_dict()["embedding"].T
     cost, rng = dense.cost(x, samples, weights.tolist(), 0.01), np.random.default_rng(1)
-    found = [searched(start, samples, weights, 0.01) for start in (x, *rng.normal(0, 15**-0.5, (3, *x.shape)))]
+    found = []
+    for start in (x, *rng.normal(0, 15**-0.5, (3, *x.shape))):
+        for rate in (1e-2, 1e-3, 1e-4):
+            start = adam(start, samples, weights, 0.01, steps=500, rate=rate)
+        found.append(Evidence(samples, weights, 0.01).cost(start)[0])
     assert cost <= min(found) + 1e-6, f"{cost:.3f}, searched {min(found):.3f}"
     assert min(found) < cost + 0.1  # the searches come near: they could have passed it
 
@@ -152,6 +149,8 @@ def test_the_closed_form_is_a_minimum(size: int, count: int, noise: float) -> No
     expected = (vectors[:, ::-1][:, :size] * kept) @ vectors[:, ::-1][:, :size].T
     np.testing.assert_allclose(x.T @ x, expected, atol=1e-12)
     evidence, rng = Evidence(samples, weights, noise), np.random.default_rng(0)
+    assert (likeliest(samples, weights, noise, size) == x).all()  # complete samples need no step
+    np.testing.assert_allclose(evidence.improved(x), x, atol=1e-8)
     least, gradient = evidence.cost(x)
     assert least == pytest.approx(dense.cost(x, samples, weights.tolist(), noise), rel=1e-9)
     assert np.abs(gradient).max() < 1e-6 / noise
@@ -162,27 +161,16 @@ def test_the_closed_form_is_a_minimum(size: int, count: int, noise: float) -> No
 
 @pytest.mark.parametrize("gaps", [0.02, 0.3, 0.6])
 def test_no_step_of_expectation_maximization_raises_the_cost_of_samples_with_gaps(gaps: float) -> None:
-    """Sixty steps from the closed form, by the dense likelihood; ten of them take more than half of the way."""
+    """Forty steps from the closed form, by the dense likelihood; ten of them take more than half of the way."""
     samples, weights = loss_changes(3, 20, gaps)
     evidence, costs = Evidence(samples, weights, 0.01), list[float]()
     x = closed_form(samples, weights, 0.01, 15)
-    for _ in range(61):
+    for _ in range(41):
         costs.append(dense.cost(x, samples, weights.tolist(), 0.01))
         x = evidence.improved(x)
     assert all(after <= before + 1e-9 * abs(before) for before, after in pairwise(costs))
-    ten = evidence.cost(likeliest(samples, weights, 0.01, 15))[0]
-    assert ten == pytest.approx(costs[10], rel=1e-6)
-    authors = evidence.cost(adam(np.random.default_rng(0).normal(0, 15**-0.5, x.shape), samples, weights, 0.01,
-                                 steps=150, rate=1e-2))[0]  # fmt: skip
-    assert ten < authors
-    assert costs[0] - ten > 0.5 * (costs[0] - searched(x, samples, weights, 0.01))
-
-
-def test_complete_samples_need_no_step() -> None:
-    samples, weights = loss_changes(4, 10)
-    x = closed_form(samples, weights, 0.01, 15)
-    assert (likeliest(samples, weights, 0.01, 15) == x).all()
-    np.testing.assert_allclose(Evidence(samples, weights, 0.01).improved(x), x, atol=1e-8)
+    assert evidence.cost(likeliest(samples, weights, 0.01, 15))[0] == pytest.approx(costs[10], rel=1e-6)
+    assert costs[0] - costs[10] > 0.5 * (costs[0] - costs[-1])
 
 
 def test_gaps_equal_a_sample_of_fewer_clients() -> None:
@@ -218,7 +206,7 @@ def test_the_posterior_equals_the_dense_gaussian_process() -> None:
         seen.append(client)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_every_choice_after_the_warm_up_is_the_brute_force_greedy_one(seed: int) -> None:
     """Losses that fall by groups, random availability, clients that do not answer; 60 rounds."""
     rng = np.random.default_rng(seed)
@@ -249,71 +237,42 @@ def test_every_choice_after_the_warm_up_is_the_brute_force_greedy_one(seed: int)
     assert decided > 30
 
 
-def test_clients_that_improve_together_are_found() -> None:
-    """Two groups of five whose losses fall in other rounds: after the warm-up the choice of two has one of each.
+@pytest.mark.parametrize(
+    ("clients", "seed", "parameters", "same"),
+    [
+        (8, None, {}, True),
+        (8, None, {"fit": "adam", "learning_rate": 1e-3}, True),
+        (8, None, {"fit": "adam"}, False),
+        (30, 0, {}, True),
+        (30, 1, {}, True),
+    ],
+)
+def test_a_rounding_of_the_losses_changes_no_choice(
+    clients: int, seed: int | None, parameters: dict[str, Any], same: bool
+) -> None:
+    """40 rounds with losses that differ by a part in 10^9: the same choices, and at the authors' rate of 1e-2 not.
 
-    Correlations come out above .9 within a group, and between them as the 20 samples have them, to .1.
+    Eight clients have three causes between them, thirty have shares of four causes.
     """
-    for seed in range(3):
-        selector, rng = build(warmup_rounds=20, gamma=0.99, seed=seed), np.random.default_rng(seed)
-        everybody, losses, falls = np.arange(10), np.full(10, 3.0), list[Any]()
-        for _ in range(21):
-            selector.inform(everybody, loss=losses.copy())
-            chosen = selector.select(everybody)
-            falls.append(rng.normal(0, 0.1, 2))
-            losses -= np.repeat(falls[-1], 5) + rng.normal(0, 0.005, 10)
-        sigma = dense.covariance(selector.state_dict()["embedding"].T, 0.01)
-        scale = np.sqrt(np.diag(sigma))
-        correlation = sigma / scale[:, None] / scale
-        assert correlation[:5, :5].min() > 0.9
-        assert correlation[5:, 5:].min() > 0.9
-        one, other = np.array(falls[:20]).T
-        between = float(one @ other / np.sqrt((one @ one) * (other @ other)))
-        np.testing.assert_allclose(correlation[:5, 5:], between, atol=0.1)
-        assert sorted(k // 5 for k in chosen) == [0, 1]
-
-
-def both_ways(rounds: int, count: int, falls: Callable[[Any], Any], **parameters: Any) -> int:
-    """How many choices are the same with losses that differ by a part in 10^9; ``falls`` draws their changes."""
+    shares = np.random.default_rng(seed or 0).normal(size=(4, clients))
     choices: list[list[Any]] = [[], []]
     for found, error in zip(choices, (0.0, 1e-9), strict=True):
         selector = build(clients_per_round=3, warmup_rounds=10, interval=5, gamma=0.8, **parameters)
-        rng, rounding, losses = np.random.default_rng(1), np.random.default_rng(2), np.linspace(1.0, 2.5, count)
-        for _ in range(rounds):
-            selector.inform(np.arange(count), loss=losses * (1 + error * rounding.normal(size=count)))
-            found.append(selector.select(np.arange(count)).tolist())
-            losses = losses + falls(rng)
-    return sum(one == other for one, other in zip(*choices, strict=True))
+        rng, rounding, losses = np.random.default_rng(1), np.random.default_rng(2), np.linspace(1.0, 2.5, clients)
+        for _ in range(40):
+            selector.inform(np.arange(clients), loss=losses * (1 + error * rounding.normal(size=clients)))
+            found.append(selector.select(np.arange(clients)).tolist())
+            if seed is None:
+                falls = 0.05 * rng.normal(0.5, 1, 3)[np.arange(clients) % 3]
+            else:
+                falls = 0.02 - 0.025 * rng.normal(size=4) @ shares
+            losses = losses - falls - 0.01 * rng.normal(size=clients)
+    assert (choices[0] == choices[1]) is same
 
 
-@pytest.mark.parametrize(
-    ("parameters", "same"),
-    [({}, True), ({"fit": "adam", "learning_rate": 1e-3}, True), ({"fit": "adam"}, False)],
-    ids=["default", "adam-1e-3", "adam-1e-2"],
-)
-def test_a_rounding_of_the_losses_changes_no_choice(parameters: dict[str, Any], same: bool) -> None:
-    """Eight clients, three causes, 40 rounds: the same choices, and at the authors' rate of 1e-2 not."""
-
-    def falls(rng: Any) -> Any:
-        return -0.05 * rng.normal(0.5, 1, 3)[np.arange(8) % 3] - 0.01 * rng.normal(size=8)
-
-    assert (both_ways(40, 8, falls, **parameters) == 40) is same
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_rounding_changes_no_choice_among_thirty_clients(seed: int) -> None:
-    """Each client has a share of four causes; 40 rounds from each of four draws of the shares."""
-    shares = np.random.default_rng(seed).normal(size=(4, 30))
-
-    def falls(rng: Any) -> Any:
-        return -0.02 + 0.025 * rng.normal(size=4) @ shares + 0.01 * rng.normal(size=30)
-
-    assert both_ways(40, 30, falls) == 40
-
-
-def test_the_ordered_choices_of_300_instances_are_the_brute_force_greedy_ones() -> None:
-    """5 to 17 clients, one to all of them chosen, discounts, absent clients, clients without a sample."""
-    for seed in range(300):
+def test_the_ordered_choices_are_the_brute_force_greedy_ones() -> None:
+    """100 instances: 5 to 17 clients, one to all chosen, discounts, absent clients, clients without a sample."""
+    for seed in range(100):
         rng = np.random.default_rng(seed)
         count = int(rng.integers(5, 18))
         m = (1, count, int(rng.integers(1, count + 1)))[seed % 3]
@@ -334,16 +293,11 @@ def test_a_choice_costs_a_fraction_of_one_with_all_variances_made_in_every_step(
     selector = known(0.2 * rng.normal(size=(10_000, 15)), clients_per_round=60)
     x, share = np.ascontiguousarray(selector.state_dict()["embedding"].T), np.full(10_000, 1e-4)
 
-    def seconds(choose: Callable[[], Any]) -> float:
-        start = time.process_time()
-        choose()
-        return time.process_time() - start
+    def stepwise() -> list[int]:
+        return dense.stepwise(x, 0.01, share, np.ones(10_000), order, 60)
 
-    expected = dense.stepwise(x, 0.01, share, np.ones(10_000), order, 60)
-    assert selector._greedy(order).tolist() == expected
-    quick = min(seconds(lambda: selector._greedy(order)) for _ in range(3))
-    slow = min(seconds(lambda: dense.stepwise(x, 0.01, share, np.ones(10_000), order, 60)) for _ in range(3))
-    assert quick < slow / 3, f"{quick:.3f} s, all made in every step {slow:.3f} s"
+    assert selector._greedy(order).tolist() == stepwise()
+    assert quickest(lambda: selector._greedy(order)) < quickest(stepwise) / 3
 
 
 def test_a_client_whose_samples_are_all_too_old_is_independent_again() -> None:
@@ -370,10 +324,7 @@ def test_losses_out_of_all_bounds_with_gaps_leave_the_state_finite() -> None:
         assert np.isfinite(selector.state_dict()["embedding"]).all()
 
 
-def test_random_rounds_are_uniform_and_reset_the_discounts() -> None:
-    """The first round, m = 1 of 4: each 100 times in 400 seeds (4.5 sd = 39)."""
-    counts = Counter(int(build(clients_per_round=1, seed=s).select(np.arange(4))[0]) for s in range(400))
-    assert max(abs(counts[k] - 100) for k in range(4)) < 39
+def test_random_rounds_reset_the_discounts() -> None:
     selector = known([[2, 0], [1, 1], [0, 1]], rounds=1, interval=3)
     selector.select(np.arange(3))
     assert selector.state_dict()["discount"].min() == 0.9
@@ -390,28 +341,3 @@ def test_ten_thousand_clients_take_no_square_matrix() -> None:
         chosen = selector.select(everybody)
     assert chosen.size == 10
     assert sum(np.size(value) for value in selector.state_dict().values()) < 100 * 10_000
-
-
-def test_more_than_max_clients_are_refused() -> None:
-    selector = build(max_clients=5)
-    with pytest.raises(ParameterError, match="fedcor takes at most max_clients = 5 clients, got 6"):
-        selector.select(np.arange(6))
-    assert selector.num_clients == 0
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("warmup_rounds", 0),
-        ("interval", 0),
-        ("gamma", 0.0),
-        ("gamma", 1.5),
-        ("beta", 0.0),
-        ("fit", "newton"),
-        ("learning_rate", 0.0),
-        ("max_clients", 0),
-    ],
-)
-def test_wrong_parameters_are_refused_by_name(name: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=name):
-        build(**{name: value})

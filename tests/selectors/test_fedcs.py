@@ -8,23 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors import RoundReport
 from fedsel_flwr.selectors.fedcs import FedCS
 from fedsel_flwr.wireless import round_time
+from tests.selectors.rounds import play, report
 
 
 def build(**parameters: Any) -> FedCS:
     return FedCS(**{"deadline": 4.0, "seed": 0} | parameters)
-
-
-def play(selector: FedCS, available: list[int], seconds: dict[int, float]) -> list[int]:
-    """Choose and report; a client without seconds fails."""
-    chosen = selector.select(np.array(available))
-    completed = np.array([k in seconds for k in chosen.tolist()], dtype=np.bool_)
-    latency = [seconds.get(k, 60.0) for k in chosen.tolist()]
-    selector.observe(RoundReport(clients=chosen, completed=completed, latency=latency))
-    return chosen.tolist()
 
 
 def measured(seconds: dict[int, float], **parameters: Any) -> FedCS:
@@ -85,7 +75,7 @@ def test_waves_by_hand() -> None:
 
 
 @pytest.mark.parametrize("channels", [None, 1, 2, 3])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(5))
 def test_as_many_as_fit_by_enumeration(channels: int | None, seed: int) -> None:
     """Six clients: no larger set meets the deadline in every order of service, and the chosen one does."""
     rng = np.random.default_rng([seed, channels or 0])
@@ -98,43 +88,24 @@ def test_as_many_as_fit_by_enumeration(channels: int | None, seed: int) -> None:
         assert slowest_parting([seconds[k] for k in chosen], channels or 6) <= deadline
 
 
-@pytest.mark.parametrize("channels", [None, 4, 10])
-def test_the_deadline_is_met_whenever_the_estimates_hold(channels: int | None) -> None:
-    """60 clients of constant latency, 80 % there: once everybody is measured, no round passes the deadline."""
-    rng = np.random.default_rng(3)
-    seconds = {k: float(s) for k, s in enumerate(rng.lognormal(0.0, 0.8, 60))}
-    selector = build(deadline=3.0, channels=channels, refresh_rounds=1000)
-    sizes = []
-    for _ in range(120):
-        available = rng.permutation(60)[:48]
-        known = selector.state_dict()["measured_in"]
-        everybody_known = known.size == 60 and (known[available] > 0).all()
-        chosen = play(selector, available.tolist(), seconds)
-        if everybody_known:
-            assert round_time([seconds[k] for k in chosen], channels or len(chosen)) <= 3.0 + 1e-9
-            sizes.append(len(chosen))
-    assert len(sizes) > 50
-    assert min(sizes) > (3 if channels == 4 else 8)
-
-
 def test_the_first_rounds_measure_one_wave_each() -> None:
-    """Nine clients, three channels: 3 strangers in round 1, then 3 more beside those that fit, then the last 3."""
+    """Nine clients, three channels: 3 strangers in round 1, then 3 more beside those that fit, then the last 3.
+
+    A cap takes the quickest.
+    """
     seconds = dict.fromkeys(range(9), 1.0)
     selector = build(deadline=0.5, channels=3)
     new = []
     seen: set[int] = set()
     for _ in range(4):
-        chosen = set(play(selector, list(range(9)), seconds))
+        chosen = set(play(selector, range(9), seconds))
         new.append(len(chosen - seen))
         seen |= chosen
     assert new == [3, 3, 3, 0]
     capped = build(clients_per_round=2, channels=3)
-    assert len(play(capped, list(range(9)), seconds)) == 2
-
-
-def test_a_cap_takes_the_quickest() -> None:
-    selector = measured({0: 3.0, 1: 1.0, 2: 2.0, 3: 0.5}, clients_per_round=2)
-    assert selector.select(np.arange(4)).tolist() == [1, 3]
+    assert len(play(capped, range(9), seconds)) == 2
+    quickest = measured({0: 3.0, 1: 1.0, 2: 2.0, 3: 0.5}, clients_per_round=2)
+    assert quickest.select(np.arange(4)).tolist() == [1, 3]
 
 
 def test_an_estimate_grows_old() -> None:
@@ -160,18 +131,8 @@ def test_spares_are_measured_or_raise_their_estimate() -> None:
     """
     selector = measured({0: 1.0, 1: 2.0, 2: 3.0})
     selector.select(np.arange(4))
-    selector.observe(
-        RoundReport(
-            clients=np.arange(4), completed=[True, False, False, False], spare=[True] * 4, latency=[3.0, 2.5, 2.5, 2.5]
-        )
-    )
+    selector.observe(report(range(4), {0: 3.0}, late=2.5, spare=[True] * 4))
     assert selector.state_dict()["latency"].tolist() == [2.0, 2.5, 3.0, 2.5]
     assert selector.state_dict()["failures"].tolist() == [0] * 4
     assert play(selector, [3], {3: 6.0}) == [3]
     assert selector.state_dict()["latency"].tolist() == [2.0, 2.5, 3.0, 6.0]
-
-
-@pytest.mark.parametrize("wrong", [{"deadline": 0.0}, {"channels": 0}, {"refresh_rounds": 0}, {"clients_per_round": 0}])
-def test_parameters_out_of_range(wrong: dict[str, float]) -> None:
-    with pytest.raises(ParameterError, match=next(iter(wrong))):
-        build(**wrong)

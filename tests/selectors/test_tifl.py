@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors import RoundReport
 from fedsel_flwr.selectors.tifl import TiFL
+from tests.selectors import rounds
 from tests.selectors.oracle_draws import frequencies, p_value
 from tests.selectors.oracle_tifl import chances_by_accuracy, cohorts, tiers_of
+from tests.selectors.rounds import frozen
 
 
 def build(**parameters: Any) -> TiFL:
@@ -21,20 +22,15 @@ def build(**parameters: Any) -> TiFL:
 
 
 def play(
-    selector: TiFL, available: list[int], seconds: dict[int, float], accuracy: dict[int, float] | None = None
-) -> Any:
+    selector: TiFL, available: Sequence[int], seconds: dict[int, float], accuracy: dict[int, float] | None = None
+) -> tuple[list[int], list[int]]:
     """Answer the probe, choose, report; a client without seconds fails. Returns the choice and who was asked."""
     question = selector.probe(np.array(available))
-    asked: list[int] = []
+    asked = [] if question is None else question.clients.tolist()
     if question is not None:
-        asked = question.clients.tolist()
-        answers = [np.nan if accuracy is None else accuracy.get(k, np.nan) for k in asked]
+        answers = [(accuracy or {}).get(k, np.nan) for k in asked]
         selector.inform(question.clients, local_accuracy=np.array(answers))
-    chosen = selector.select(np.array(available))
-    completed = np.array([k in seconds for k in chosen.tolist()], dtype=np.bool_)
-    latency = [seconds.get(k, 60.0) for k in chosen.tolist()]
-    selector.observe(RoundReport(clients=chosen, completed=completed, latency=latency))
-    return chosen.tolist(), asked
+    return rounds.play(selector, available, seconds), asked
 
 
 def profiled(seconds: dict[int, float], **parameters: Any) -> TiFL:
@@ -45,17 +41,6 @@ def profiled(seconds: dict[int, float], **parameters: Any) -> TiFL:
     return selector
 
 
-def frozen(selector: TiFL, available: list[int]) -> Any:
-    """A function that chooses in the state as it is now, with new draws each time."""
-    state = selector.state_dict()
-
-    def choose() -> list[int]:
-        selector.load_state_dict(state | {"generator": selector.state_dict()["generator"]})
-        return selector.select(np.array(available)).tolist()
-
-    return choose
-
-
 SECONDS = {0: 3.0, 1: 1.0, 2: 9.0, 3: 2.0, 4: 5.0, 5: 4.0}
 TIERS = [[1, 3], [0, 5], [4, 2]]  # 1 and 2 s, 3 and 4 s, 5 and 9 s
 
@@ -64,17 +49,25 @@ def test_everybody_is_profiled_once_in_the_opening_rounds() -> None:
     """Five clients, two a round: three rounds, the last one filled up with one who was profiled already."""
     for seed in range(10):
         selector = build(seed=seed)
-        counts = Counter(k for _ in range(3) for k in play(selector, list(range(5)), dict.fromkeys(range(5), 1.0))[0])
+        counts = Counter(k for _ in range(3) for k in play(selector, range(5), dict.fromkeys(range(5), 1.0))[0])
         assert set(counts) == set(range(5))
         assert sorted(counts.values()) == [1, 1, 1, 1, 2]
 
 
-def test_the_tiers_by_hand() -> None:
-    """Six clients, latencies 3, 1, 9, 2, 5, 4 s in three tiers: {1, 3}, {0, 5}, {2, 4}; each a third of the time."""
-    selector = profiled(SECONDS)
-    counts = frequencies(frozen(selector, list(range(6))), 700)
-    assert p_value(counts, {frozenset(tier): 1 / 3 for tier in TIERS}) > 1e-3
+@pytest.mark.parametrize(
+    ("m", "available"), [(2, range(6)), (3, range(6)), (2, [1, 3, 4, 2])], ids=["tiers", "filled up", "one tier away"]
+)
+def test_the_tiers_by_hand(m: int, available: Sequence[int]) -> None:
+    """Latencies 3, 1, 9, 2, 5, 4 s in three tiers: {1, 3}, {0, 5}, {2, 4}; each equally often, if somebody is there.
+
+    With m = 3 the third client comes from the other tiers, uniformly.
+    """
     assert [sorted(tier) for tier in tiers_of(SECONDS, 3)] == [sorted(tier) for tier in TIERS]
+    selector = profiled(SECONDS)
+    selector.clients_per_round = m
+    here = [tier for tier in TIERS if set(tier) <= set(available)]
+    expected = cohorts(here, [1 / len(here)] * len(here), None, m)
+    assert p_value(frequencies(frozen(selector, available), 500), expected) > 1e-3
 
 
 def test_chances_and_credits_by_hand() -> None:
@@ -93,7 +86,7 @@ def test_chances_and_credits_by_hand() -> None:
         selector = build(interval=4, credits=(2, 1, 1), seed=seed)
         drawn: list[int] = []
         for number in range(1, 9):
-            chosen, asked = play(selector, list(range(6)), SECONDS, answers.get(number))
+            chosen, asked = play(selector, range(6), SECONDS, answers.get(number))
             assert asked == (list(range(6)) if number in answers else [])
             if number > 3:
                 assert sorted(chosen) in [sorted(tier) for tier in TIERS]
@@ -103,7 +96,7 @@ def test_chances_and_credits_by_hand() -> None:
         credits = [2, 1, 1]
         credits[drawn[4]] -= 1
         assert selector.state_dict()["credits"].tolist() == credits
-        play(selector, list(range(6)), SECONDS, answers[9])
+        play(selector, range(6), SECONDS, answers[9])
         np.testing.assert_allclose(selector.state_dict()["weight"], [0.1, 0.5, 0.6])
         drawn_in_eight[drawn[4]] += 1
     assert all(drawn_in_eight[tier] > 5 for tier in range(3))
@@ -115,56 +108,36 @@ def test_the_cohorts_follow_chances_and_credits(credits: tuple[int, ...] | None)
     accuracy = {1: 0.75, 3: 1.0, 0: 0.5, 5: 0.25, 4: 0.0, 2: 0.5}
     exact = {k: Fraction(value) for k, value in accuracy.items()}
     selector = profiled(SECONDS, interval=4, credits=credits)
-    play(selector, list(range(6)), SECONDS)
+    play(selector, range(6), SECONDS)
     for _ in range(5, 10):
-        play(selector, list(range(6)), SECONDS, accuracy)  # the same before rounds 5 and 9: no tier has risen
+        play(selector, range(6), SECONDS, accuracy)  # the same before rounds 5 and 9: no tier has risen
     left = None if credits is None else selector.state_dict()["credits"].tolist()
     left = list(credits) if credits is not None and not any(left or []) else left
     expected = cohorts(TIERS, [float(x) for x in chances_by_accuracy(TIERS, exact)], left, 2)
-    assert p_value(frequencies(frozen(selector, list(range(6))), 700), expected) > 1e-3
-
-
-def test_a_tier_with_too_few_clients_is_filled_up() -> None:
-    """m = 3, tiers of two: the third client comes from the other tiers, uniformly."""
-    selector = profiled(SECONDS)
-    selector.clients_per_round = 3
-    expected = cohorts(TIERS, [1 / 3] * 3, None, 3)
-    assert p_value(frequencies(frozen(selector, list(range(6))), 800), expected) > 1e-3
-
-
-def test_a_tier_of_which_nobody_is_there_is_not_drawn() -> None:
-    selector = profiled(SECONDS)
-    counts = frequencies(frozen(selector, [1, 3, 4, 2]), 300)
-    assert p_value(counts, {frozenset({1, 3}): 0.5, frozenset({2, 4}): 0.5}) > 1e-3
+    assert p_value(frequencies(frozen(selector, range(6)), 500), expected) > 1e-3
 
 
 def test_who_fails_five_times_is_in_no_tier_until_it_answers() -> None:
-    """Client 6 does not answer: it is left out, but for rounds that need it; then it has its profile."""
-    selector = profiled(SECONDS | {6: 0.5}, clients_per_round=7, tiers=2)
-    dropped = build(clients_per_round=7, tiers=2)
+    """Client 6 is in every cohort of untried clients until it answers or has failed five times."""
+    everybody = range(7)
+    selector = profiled(SECONDS, clients_per_round=3, tiers=2)
     for _ in range(5):
-        play(dropped, list(range(7)), SECONDS)
-    for each in (selector, dropped):
-        each.clients_per_round = 3
-    sets = [frequencies(frozen(each, list(range(7))), 200) for each in (selector, dropped)]
-    assert any(6 in members for members in sets[0])
-    assert not any(6 in members for members in sets[1])
-    dropped.clients_per_round = 7
-    play(dropped, list(range(7)), SECONDS | {6: 0.5})
-    dropped.clients_per_round = 3
-    assert any(6 in members for members in frequencies(frozen(dropped, list(range(7))), 200))
+        assert 6 in play(selector, everybody, SECONDS)[0]
+    assert not any(6 in members for members in frequencies(frozen(selector, everybody), 200))
+    selector.clients_per_round = 7
+    play(selector, everybody, SECONDS | {6: 0.5})
+    selector.clients_per_round = 3
+    sets = frequencies(frozen(selector, everybody), 200)
+    assert any(6 in members for members in sets)
+    assert any(6 not in members for members in sets)
 
 
 @pytest.mark.parametrize("failures", [1, 4])
 def test_who_fails_less_often_is_profiled_first(failures: int) -> None:
-    """Client 6 fails one to four times: it stays untried and is in every cohort until it answers."""
-    selector = build()
-    for _ in range(3):
-        play(selector, list(range(6)), SECONDS)
-    for _ in range(failures):
-        assert 6 in play(selector, list(range(7)), SECONDS)[0]
-    assert 6 in play(selector, list(range(7)), SECONDS | {6: 0.5})[0]
-    assert any(6 not in play(selector, list(range(7)), SECONDS | {6: 0.5})[0] for _ in range(20))
+    selector = profiled(SECONDS)
+    for answers in [{}] * failures + [{6: 0.5}]:
+        assert 6 in play(selector, range(7), SECONDS | answers)[0]
+    assert any(6 not in play(selector, range(7), SECONDS | {6: 0.5})[0] for _ in range(20))
 
 
 def test_spares_are_profiled_or_raise_their_profile() -> None:
@@ -172,11 +145,7 @@ def test_spares_are_profiled_or_raise_their_profile() -> None:
     selector = build(clients_per_round=4)
     play(selector, [1, 2], {1: 1.0, 2: 9.0})
     selector.select(np.arange(4))
-    selector.observe(
-        RoundReport(
-            clients=np.arange(4), completed=[True, False, False, False], spare=[True] * 4, latency=[7.0, 4.0, 4.0, 4.0]
-        )
-    )
+    selector.observe(rounds.report(range(4), {0: 7.0}, late=4.0, spare=[True] * 4))
     assert selector.state_dict()["profile"].tolist() == [7.0, 4.0, 9.0, 4.0]
     assert selector.state_dict()["attempts"].tolist() == [0] * 4
 
@@ -185,50 +154,28 @@ def test_a_newcomer_is_profiled_first_and_the_tiers_are_cut_anew() -> None:
     """Client 6, 1.5 s, comes after the profiling: {1, 6, 3}, {0, 5}, {4, 2}."""
     selector = profiled(SECONDS)
     seconds = SECONDS | {6: 1.5}
-    chosen, _ = play(selector, list(range(7)), seconds)
+    chosen, _ = play(selector, range(7), seconds)
     assert 6 in chosen
-    sets = frequencies(frozen(selector, list(range(7))), 300)
+    sets = frequencies(frozen(selector, range(7)), 300)
     assert set(sets) == {frozenset(pair) for pair in ((1, 6), (1, 3), (3, 6), (0, 5), (2, 4))}
 
 
-def test_without_answers_the_chances_stay() -> None:
-    selector = profiled(SECONDS, interval=2)
-    for _ in range(20):
-        play(selector, list(range(6)), SECONDS)
-    np.testing.assert_array_equal(selector.state_dict()["weight"], np.ones(3))
-
-
-def test_a_rising_tier_keeps_the_chances_and_perfect_tiers_are_equal() -> None:
-    """Interval 1: accuracies rise from probe to probe; then all are 1, where 1 - A is 0 everywhere."""
-    selector = profiled(SECONDS, interval=1)
-    for step in range(1, 6):
-        play(selector, list(range(6)), SECONDS, {k: 0.1 * step + 0.05 * k for k in range(6)})
-        np.testing.assert_array_equal(selector.state_dict()["weight"], np.ones(3))
-    for _ in range(2):
-        play(selector, list(range(6)), SECONDS, dict.fromkeys(range(6), 1.0))
-    np.testing.assert_array_equal(selector.state_dict()["weight"], np.ones(3))
+def test_when_the_chances_stay() -> None:
+    """No answers; accuracies that rise from probe to probe; all accuracies 1, where 1 - A is 0 everywhere."""
+    rising = [{k: 0.1 * step + 0.05 * k for k in range(6)} for step in range(1, 6)]
+    for answers in [None] * 10, rising + [dict.fromkeys(range(6), 1.0)] * 2:
+        selector = profiled(SECONDS, interval=1)
+        for accuracy in answers:
+            play(selector, range(6), SECONDS, accuracy)
+            np.testing.assert_array_equal(selector.state_dict()["weight"], np.ones(3))
 
 
 def test_asked_twice_before_a_round_the_former_accuracies_stay() -> None:
     selector = profiled(SECONDS, interval=4)
-    play(selector, list(range(6)), SECONDS)
+    play(selector, range(6), SECONDS)
     accuracy = np.full(6, 0.4)
     for _ in range(2):
         assert selector.probe(np.arange(6)) is not None
         selector.inform(np.arange(6), local_accuracy=accuracy)
     np.testing.assert_array_equal(selector.state_dict()["before"], np.full(6, -1.0))
     np.testing.assert_array_equal(selector.state_dict()["accuracy"], accuracy)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"credits": (1, 2)}, r"credits must be one number for each of the 3 tiers, got \(1, 2\)"),
-        ({"credits": 0}, "credits must be a whole number of at least 1"),
-        ({"tiers": 0}, "tiers must be"),
-        ({"interval": 0}, "interval must be"),
-    ],
-)
-def test_parameters_out_of_range(wrong: dict[str, Any], said: str) -> None:
-    with pytest.raises(ParameterError, match=said):
-        build(**wrong)

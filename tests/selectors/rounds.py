@@ -1,0 +1,65 @@
+"""Rounds played by hand, for the tests of all papers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from fedsel_flwr.selectors import RoundReport
+
+
+def report(
+    chosen: Iterable[int],
+    seconds: float | Mapping[int, float] = 1.0,
+    *,
+    failed: Iterable[int] = (),
+    late: float = 60.0,
+    **columns: Any,
+) -> RoundReport:
+    """Make a round's report; columns are numbers by client (NaN for clients they lack), or arrays, or one number.
+
+    A client in ``failed``, or not in ``seconds``, fails; without seconds it takes ``late``.
+    """
+    clients = np.asarray(chosen, dtype=np.int64)
+    taken = seconds if isinstance(seconds, Mapping) else dict.fromkeys(clients.tolist(), seconds)
+    told = {
+        name: np.array([value.get(k, np.nan) for k in clients.tolist()]) if isinstance(value, Mapping) else value
+        for name, value in columns.items()
+    }
+    return RoundReport(
+        clients=clients,
+        completed=np.array([k in taken and k not in failed for k in clients.tolist()], dtype=np.bool_),
+        latency=np.array([taken.get(k, late) for k in clients.tolist()], dtype=np.float64),
+        **told,
+    )
+
+
+def play(selector: Any, available: Iterable[int], *arguments: Any, **keywords: Any) -> list[int]:
+    """Choose, then :func:`report`; returns the choice."""
+    chosen = selector.select(np.array(list(available), dtype=np.int64)).tolist()
+    selector.observe(report(chosen, *arguments, **keywords))
+    return list(chosen)
+
+
+def frozen(selector: Any, available: Iterable[int]) -> Callable[[], list[int]]:
+    """A function that chooses in the state as it is now, with new draws each time."""
+    state, here = selector.state_dict(), np.array(list(available))
+
+    def choose() -> list[int]:
+        selector.load_state_dict(state | {"generator": selector.state_dict()["generator"]})
+        return list(selector.select(here).tolist())
+
+    return choose
+
+
+def quickest(act: Callable[[], Any]) -> float:
+    """The least processor time of three tries, in seconds."""
+    times = []
+    for _ in range(3):
+        start = time.process_time()
+        act()
+        times.append(time.process_time() - start)
+    return min(times)

@@ -1,0 +1,113 @@
+"""What the papers' selectors do alike, beyond the conformance suite."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.selectors import create
+from tests.selectors.rounds import play, report
+
+NAN = math.nan
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "bsfl": {"min_latency": 0.1},
+    "cs-ucb": {"max_latency": 1.0},
+    "cs-ucb-q": {"max_latency": 1.0},
+    "fedcs": {"deadline": 4.0},
+    "gpfl": {"total_rounds": 100},
+    "tifl": {"tiers": 3},
+}
+WRONG: dict[str, list[tuple[str, Any]]] = {
+    "active-fl": [("dropped", 1.1), ("temperature", -1.0), ("uniform", -0.1)],
+    "bsfl": [
+        ("alpha", -1.0), ("alpha", NAN), ("min_latency", 0.0), ("min_latency", -0.1), ("min_latency", NAN),
+        ("beta", -1), ("clients_per_round", 0), ("solver", "brute"), ("solver_steps", 0), ("solver_steps", -5),
+        ("data_weights", [1.0, -1.0]), ("data_weights", [0.0, 0.0]), ("data_weights", [1.0, NAN]),
+        ("data_weights", [[1.0, 2.0]]),
+    ],
+    "cpow-d": [("candidates", 1)],
+    "cs-ucb": [("max_latency", 0.0), ("max_latency", -1.0), ("max_latency", NAN), ("clients_per_round", 0)],
+    "cs-ucb-q": [
+        ("queue_weight", -0.1), ("queue_weight", 1.1), ("queue_weight", NAN), ("fairness_scale", -0.5),
+        ("fairness_scale", 1.5), ("fairness_scale", NAN), ("max_latency", 0.0), ("max_latency", NAN),
+        ("clients_per_round", 0), ("fairness", [0.5, -0.1]), ("fairness", [0.5, 1.5]), ("fairness", [0.5, NAN]),
+        ("fairness", [[0.5, 0.5]]), ("fairness", {0: -0.1}), ("fairness", {0: NAN}),
+    ],
+    "divfl": [("epsilon", 0.0), ("epsilon", 1.0), ("sketch_size", 0), ("max_clients", 0)],
+    "fedcor": [
+        ("warmup_rounds", 0), ("interval", 0), ("gamma", 0.0), ("gamma", 1.5), ("beta", 0.0), ("fit", "newton"),
+        ("learning_rate", 0.0), ("max_clients", 0),
+    ],
+    "fedcs": [("deadline", 0.0), ("channels", 0), ("refresh_rounds", 0), ("clients_per_round", 0)],
+    "gpfl": [
+        ("total_rounds", 0), ("rho", -0.5), ("rho", NAN), ("exploration", -1.0), ("loss_sign", "minus"),
+        ("clients_per_round", 0),
+    ],
+    "oort": [
+        ("exploration", 1.5), ("penalty", -1), ("pacer_step", 0), ("first_percentile", 101),
+        ("score_range", "largest"), ("trained_examples", 0),
+    ],
+    "pczfl": [("uncertainty", -0.1), ("uncertainty", NAN), ("warmup_rounds", -1), ("clients_per_round", 0)],
+    "power-of-choice": [("candidates", 1)],
+    "rpow-d": [("candidates", 1)],
+    "tifl": [("credits", (1, 2)), ("credits", 0), ("tiers", 0), ("interval", 0)],
+}  # fmt: skip
+
+
+def build(name: str, **parameters: Any) -> Any:
+    return create(name, **{"clients_per_round": 2, "seed": 0} | PARAMETERS.get(name, {}) | parameters)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter", "value"), [(name, *wrong) for name, table in WRONG.items() for wrong in table]
+)
+def test_wrong_parameters_are_refused_by_name(name: str, parameter: str, value: Any) -> None:
+    with pytest.raises(ParameterError, match=parameter):
+        build(name, **{parameter: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [
+        ("pczfl", "accuracy"), ("pczfl", "energy_score"), ("gpfl", "projection"), ("gpfl", "global_accuracy"),
+        ("gpfl", "global_loss"), ("fedcm-ucb", "kept"), ("fedcm-ts", "kept"),
+    ],
+)  # fmt: skip
+def test_a_report_without_a_needed_column_is_refused_by_its_name(name: str, column: str) -> None:
+    selector = build(name)
+    chosen = selector.select(np.arange(2))
+    given = {one: 0.5 if one.startswith("global") else {0: 0.5, 1: 0.5} for one in selector.needs - {"latency", column}}
+    with pytest.raises(ParameterError, match=column):
+        selector.observe(report(chosen, **given))
+
+
+@pytest.mark.parametrize("name", sorted(WRONG.keys() | {"fedcm-ts", "fedcm-ucb"}))
+def test_ties_are_broken_at_random(name: str) -> None:
+    """Four equal clients, one of them next: each 100 times in 400 seeds (4.5 sd = 39)."""
+    counts = Counter[int]()
+    for seed in range(400):
+        selector = build(name, clients_per_round=1, seed=seed)
+        if name == "divfl":
+            selector.inform(np.arange(4), gradient=np.ones((4, 2)))
+        if name == "gpfl":
+            play(selector, range(4), projection=np.full(4, 0.5), global_accuracy=0.1, global_loss=2.3)
+        counts[int(selector.select(np.arange(4))[0])] += 1
+    assert len(counts) == 4
+    assert max(abs(count - 100) for count in counts.values()) < 39
+
+
+@pytest.mark.parametrize(("name", "column"), [("active-fl", "loss"), ("rpow-d", "train_loss")])
+def test_spares_keep_their_loss_or_get_the_one_that_they_report(name: str, column: str) -> None:
+    """Both clients are spares twice: client 0 reports .4, client 1 has not answered; neither has failed."""
+    selector = build(name)
+    play(selector, [0, 1], **{column: {0: 1.0, 1: 2.0}})
+    for _ in range(2):
+        selector.select(np.arange(2))
+        selector.observe(report([0, 1], {0: 9.0}, late=4.0, spare=[True, True], **{column: {0: 0.4}}))
+    assert selector.state_dict()["loss"].tolist() == [0.4, 2.0]
+    assert selector.state_dict()["failures"].tolist() == [0, 0]

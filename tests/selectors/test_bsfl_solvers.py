@@ -1,0 +1,361 @@
+"""The exact sweep, ALSA and plain annealing against brute force: (13), (16)-(19) of Ben Ami et al. (2023)."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from itertools import combinations, pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.selectors import create
+from fedsel_flwr.selectors.bsfl_solvers import _swaps, anneal, maximize
+from fedsel_flwr.testing import conformance
+from fedsel_flwr.theory import bsfl_genie
+from tests.selectors.oracles import enumerate_best, objective
+from tests.selectors.rounds import play
+
+KINDS = ["alsa", "annealing"]
+UCB_GRID = [0.0, 0.25, 0.5, 1.0, 1.75, math.inf]
+G_GRID = [-1.0, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0]
+K, M = 8, 4  # Fig. 3
+STATES = list(combinations(range(K), M))
+
+
+def instance(seed: int, num_clients: int = K) -> tuple[np.ndarray, np.ndarray]:
+    """Draw bounds and g without ties."""
+    rng = np.random.default_rng(seed)
+    return rng.uniform(0.2, 1.5, num_clients), rng.uniform(-0.5, 0.5, num_clients)
+
+
+def argmins(members: set[int], values: np.ndarray) -> set[int]:
+    """Return every member with the smallest value."""
+    lowest = min(values[k] for k in members)
+    return {k for k in members if values[k] == lowest}
+
+
+def swaps(state: set[int], ucb: np.ndarray, generalization: np.ndarray, kind: str) -> set[tuple[int, int]]:
+    """Return (leaving, entering) of every neighbour among all sets: (18), or (19) with every argmin of a tie."""
+    found = set()
+    for others in combinations(range(len(ucb)), len(state)):
+        other = set(others)
+        if len(state & other) != len(state) - 1:
+            continue
+        (leaving,), (entering,) = state - other, other - state
+        weak_here = argmins(state, ucb) | argmins(state, generalization)
+        weak_there = argmins(other, ucb) | argmins(other, generalization)
+        if kind == "annealing" or leaving in weak_here or entering in weak_there:
+            found.add((leaving, entering))
+    return found
+
+
+def asked(state: Any, ucb: np.ndarray, generalization: np.ndarray, kind: str) -> set[tuple[int, int]]:
+    """Ask the package for the neighbours; each has to be listed once."""
+    swaps = _swaps(np.isin(np.arange(len(ucb)), list(state)), ucb, generalization, kind)
+    pairs = [(int(i), int(j)) for i in swaps.free for j in swaps.outside]
+    pairs += [(int(i), int(j)) for i in swaps.staying for j in swaps.entering]
+    assert len(pairs) == len(set(pairs))
+    return set(pairs)
+
+
+def solve(
+    ucb: np.ndarray, g: np.ndarray, m: int, alpha: float, kind: str, *, steps: int, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Anneal with a fresh generator; checks what every answer must satisfy."""
+    before = ucb.copy(), g.copy()
+    indices, energies = anneal(ucb, g, m, alpha, kind=kind, steps=steps, generator=np.random.default_rng(seed))
+    np.testing.assert_array_equal(ucb, before[0])
+    np.testing.assert_array_equal(g, before[1])
+    assert np.issubdtype(indices.dtype, np.integer)
+    assert len(indices) == min(m, len(ucb))
+    assert (np.diff(indices) > 0).all()
+    assert set(indices.tolist()) <= set(range(len(ucb)))
+    assert energies.shape == (steps + 1,)
+    assert np.isfinite(energies).all()
+    return indices, energies
+
+
+def finite(ucb: np.ndarray, g: np.ndarray, alpha: float) -> np.ndarray:
+    """Replace infinite bounds by the largest finite one + Delta_max + 1."""
+    known = ucb[np.isfinite(ucb)]
+    delta_max = (np.ptp(known) if known.size else 0.0) + alpha * np.ptp(g)
+    return np.where(np.isfinite(ucb), ucb, known.max(initial=0.0) + delta_max + 1)
+
+
+# ---- the exact sweep -----------------------------------------------------------------------------------------------
+
+
+def assert_maximizes(ucb: np.ndarray, generalization: np.ndarray, m: int, alpha: float) -> None:
+    """Assert that `maximize` returns m different indices of the largest value, and leaves its input alone."""
+    before = ucb.copy(), generalization.copy()
+    chosen = maximize(ucb, generalization, m, alpha)
+    np.testing.assert_array_equal((ucb, generalization), before)
+    assert np.issubdtype(chosen.dtype, np.integer)
+    assert len(chosen) == len(set(chosen.tolist())) == m
+    mine = objective(chosen, ucb.tolist(), generalization.tolist(), m, alpha)
+    best = enumerate_best(ucb.tolist(), generalization.tolist(), m, alpha)
+    assert mine == best or abs(mine - best) <= 1e-9, f"{chosen} has value {mine}, the best is {best}"
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_maximize_property(data: st.DataObject) -> None:
+    """Any finite or infinite bounds, any g in [-1, 1], any m."""
+    size = data.draw(st.integers(1, 9), label="size")
+    bound = st.one_of(st.sampled_from(UCB_GRID), st.floats(0, 100))
+    contribution = st.one_of(st.sampled_from(G_GRID), st.floats(-1, 1))
+    ucb = data.draw(st.lists(bound, min_size=size, max_size=size), label="ucb")
+    generalization = data.draw(st.lists(contribution, min_size=size, max_size=size), label="generalization")
+    m = data.draw(st.integers(1, size), label="m")
+    alpha = data.draw(st.one_of(st.just(0.0), st.floats(0, 20)), label="alpha")
+    assert_maximizes(np.array(ucb), np.array(generalization), m, alpha)
+
+
+@pytest.mark.parametrize(
+    ("ucb", "g", "m", "alpha", "expected"),
+    [
+        ([1.0] * 5, [0.2] * 5, 2, 1.0, [0, 1]),  # the order of the input, where nothing else decides
+        # With client 2 both sets have .1 + 5 x 1.5: the larger smallest ucb first, then members of larger ucb.
+        ([0.8, 0.9, 0.1], [0.5, 0.5, 1.0], 2, 10.0, [1, 2]),
+        ([0.8, 0.8, 0.1], [0.5, 0.5, 1.0], 2, 10.0, [0, 2]),
+        ([0.5, 0.75], [0.5, 0.25], 1, 1.0, [1]),  # both have 1; 1 is the faster set
+        # A slow client that pays for itself takes its like along (the text under (5)):
+        # {0, 1} .9 - 1, {0, 2} .1 + 0, {2, 3} .1 + 1; for alpha = .5 {0, 1} .9 - .25, {2, 3} .1 + .25.
+        ([0.9, 0.9, 0.1, 0.1], [-0.5, -0.5, 0.5, 0.5], 2, 2.0, [2, 3]),
+        ([0.9, 0.9, 0.1, 0.1], [-0.5, -0.5, 0.5, 0.5], 2, 0.5, [0, 1]),
+    ],
+)
+def test_maximize_by_hand(ucb: list[float], g: list[float], m: int, alpha: float, expected: list[int]) -> None:
+    assert maximize(np.array(ucb), np.array(g), m, alpha).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("ucb", "g", "m", "alpha", "name"),
+    [
+        ([0.1, math.nan, 0.3], [0.0, 0.0, 0.0], 2, 1.0, "ucb"),
+        ([0.1, 0.2, 0.3], [0.0, math.nan, 0.0], 2, 1.0, "generalization"),
+        ([0.1, 0.2, 0.3], [0.0, 0.0], 2, 1.0, "generalization"),
+        ([[0.1, 0.2, 0.3]], [[0.0, 0.0, 0.0]], 2, 1.0, "ucb"),
+        ([0.1, 0.2, 0.3], [0.0, 0.0, 0.0], 2, -1.0, "alpha"),
+        ([0.1, 0.2, 0.3], [0.0, 0.0, 0.0], 0, 1.0, "clients_per_round"),
+    ],
+)
+def test_wrong_input_is_refused_by_name(ucb: Any, g: Any, m: int, alpha: float, name: str) -> None:
+    """A NaN would silently win or lose every comparison; a wrong shape would pair the wrong clients."""
+    arrays, generator = (np.array(ucb), np.array(g)), np.random.default_rng(0)
+    with pytest.raises(ParameterError, match=name):
+        maximize(*arrays, m, alpha)
+    with pytest.raises(ParameterError, match=name):
+        anneal(*arrays, m, alpha, kind="alsa", steps=5, generator=generator)
+
+
+@pytest.mark.parametrize("wrong", [{"kind": "exact"}, {"steps": -1}])
+def test_a_wrong_kind_and_wrong_steps_are_refused_by_name(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ParameterError, match=next(iter(wrong))):
+        anneal(*instance(0), M, 1.0, **{"kind": "alsa", "steps": 5, "generator": np.random.default_rng(0)} | wrong)
+
+
+# ---- annealing -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("num_clients", "m"), [(K, M), (5, 1), (5, 2), (6, 5), (4, 4)])
+def test_neighbours_equal_brute_force(kind: str, num_clients: int, m: int) -> None:
+    """All states: 70 of 8 choose 4, as in Fig. 3; one client a round; all but one; everybody (no neighbour at all).
+
+    (18) has m(K - m) neighbours; (19) at least K - m and no more than 4(K - m) on average (the text under it).
+    """
+    for seed in range(4):
+        ucb, g = instance(seed, num_clients)
+        found = {state: asked(state, ucb, g, kind) for state in combinations(range(num_clients), m)}
+        assert found == {state: swaps(set(state), ucb, g, kind) for state in found}
+        outside, counts = num_clients - m, [len(neighbours) for neighbours in found.values()]
+        if kind == "annealing":
+            assert set(counts) == {m * outside}
+        assert min(counts) >= outside
+        assert kind == "annealing" or np.mean(counts) <= 4 * outside
+
+
+def test_neighbours_by_hand() -> None:
+    """Five clients, S = {1, 2, 3}; ucb = (.1, .2, .3, .4, .5), g = (.5, .2, .4, .1, .3).
+
+    In S client 1 has the lowest ucb and 3 the lowest g: each may leave for 0 or 4. Client 2 may leave for one that is
+    an argmin afterwards: 0 has the lowest ucb of {0, 1, 3}; 4 is neither in {1, 3, 4} (ucb: 1, g: 3).
+    """
+    ucb, g = np.array([0.1, 0.2, 0.3, 0.4, 0.5]), np.array([0.5, 0.2, 0.4, 0.1, 0.3])
+    assert asked([1, 2, 3], ucb, g, "alsa") == {(1, 0), (1, 4), (3, 0), (3, 4), (2, 0)}
+    assert asked([1, 2, 3], ucb, g, "annealing") == {
+        (leaving, entering) for leaving in (1, 2, 3) for entering in (0, 4)
+    }
+
+
+def test_ties_stay_between_the_smallest_and_the_largest_reading() -> None:
+    """With ties any member of an argmin may stand for it: never a swap that the widest reading of (19) forbids."""
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        ucb, g = rng.integers(0, 3, K) / 2, rng.integers(0, 3, K) / 4
+        for state in STATES:
+            mine = asked(state, ucb, g, "alsa")
+            assert mine <= swaps(set(state), ucb, g, "alsa")
+            assert len({entering for _, entering in mine}) == K - M
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("grid", [False, True], ids=["distinct", "ties"])
+def test_neighbours_are_symmetric_and_connected(kind: str, grid: bool) -> None:
+    """What the proof of Theorem 2 needs: every swap can be undone, and every state reaches every other."""
+    ucb, g = instance(2)
+    if grid:
+        ucb, g = np.round(ucb, 0), np.round(2 * g, 0) / 2
+    graph = {state: asked(state, ucb, g, kind) for state in STATES}
+    reached, border = {STATES[0]}, [STATES[0]]
+    while border:
+        state = border.pop()
+        for leaving, entering in graph[state]:
+            other = tuple(sorted({*state, entering} - {leaving}))
+            assert (entering, leaving) in graph[other]
+            if other not in reached:
+                reached.add(other)
+                border.append(other)
+    assert len(reached) == len(STATES)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("infinite", [0, 3, K])
+def test_every_step_goes_to_a_neighbour_or_stays(kind: str, infinite: int) -> None:
+    """Without ties an energy names its state; infinite bounds tie with each other but g tells their sets apart."""
+    alpha = 1.3
+    moved = 0
+    for seed in range(8):
+        ucb, g = instance(seed)
+        ucb[:infinite] = math.inf
+        replaced = finite(ucb, g, alpha)
+        energy = np.array([objective(state, replaced, g, M, alpha) for state in STATES])
+        _, energies = solve(ucb, g, M, alpha, kind, steps=200, seed=seed)
+        rows = np.abs(energies[:, None] - energy).argmin(axis=1)
+        np.testing.assert_allclose(energies, energy[rows], atol=1e-9)
+        path = [set(STATES[row]) for row in rows]
+        for one, other in pairwise(path):
+            if one != other:
+                moved += 1
+                (leaving,), (entering,) = one - other, other - one
+                assert (leaving, entering) in swaps(one, replaced, g, kind)
+    assert moved > 100
+
+
+def chain(ucb: np.ndarray, g: np.ndarray, m: int, alpha: float, kind: str, steps: int) -> np.ndarray:
+    """Return the exact chance of each state after each step, by (16) with T_i = Delta_max/log(i+1), i = 1, 2, …"""
+    states = list(combinations(range(len(ucb)), m))
+    energy = [objective(state, ucb, g, m, alpha) for state in states]
+    delta_max = np.ptp(ucb) + alpha * np.ptp(g)
+    chance = np.full((steps + 1, len(states)), 1 / len(states))  # the first state is drawn at random
+    for i in range(1, steps + 1):
+        temperature = delta_max / math.log(i + 1)
+        chance[i] = 0
+        for row, state in enumerate(states):
+            around = swaps(set(state), ucb, g, kind)
+            for leaving, entering in around:
+                other = states.index(tuple(sorted({*state, entering} - {leaving})))
+                accept = min(1.0, math.exp((energy[other] - energy[row]) / temperature))
+                chance[i, other] += chance[i - 1, row] * accept / len(around)
+                chance[i, row] += chance[i - 1, row] * (1 - accept) / len(around)
+    return chance
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("num_clients", "m", "alpha"), [(2, 1, 0.0), (5, 3, 0.5)])
+def test_steps_follow_the_acceptance_rule(kind: str, num_clients: int, m: int, alpha: float) -> None:
+    """1,000 runs visit each state after each of 12 steps as often as the exact Markov chain says, within 4.5 sigma.
+
+    For K = 2, m = 1, alpha = 0 by hand: Delta_max is the gap itself, so step i leaves the better client with
+    probability exp(-log(i+1)) = 1/(i+1) and always leaves the worse one: 1/2, 3/4, 3/4 - 1/4 + 1/4 = 3/4, …
+    """
+    steps, runs = 12, 1000
+    ucb, g = instance(100 + num_clients + m, num_clients)
+    expected = chain(ucb, g, m, alpha, kind, steps)
+    if num_clients == 2:
+        np.testing.assert_allclose(expected[:3, ucb.argmax()], [1 / 2, 3 / 4, 3 / 4])
+    energy = np.array([objective(state, ucb, g, m, alpha) for state in combinations(range(num_clients), m)])
+    visits = np.zeros_like(expected)
+    for seed in range(runs):
+        _, energies = solve(ucb, g, m, alpha, kind, steps=steps, seed=seed)
+        visits[np.arange(steps + 1), np.abs(energies[:, None] - energy).argmin(axis=1)] += 1
+    sigma = np.sqrt(expected * (1 - expected) / runs) + 1e-9
+    assert (np.abs(visits / runs - expected) / sigma).max() < 4.5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_annealing_at_its_edges(kind: str) -> None:
+    """Equal clients: Delta_max = 0. Everybody is chosen: no neighbour. Nobody at all: no member and no energy.
+
+    (17) divides by m, not by |S|: K = 2, m = 3, alpha = 1: .8 + (.3 + .3)/3 = 1, as the genie (6) counts it.
+    """
+    indices, energies = solve(np.full(6, 0.5), np.zeros(6), 3, 1.0, kind, steps=40)
+    assert len(indices) == 3
+    np.testing.assert_allclose(energies, 0.5)
+    two = np.array([0.8, 0.9]), np.array([0.3, 0.3])
+    for (ucb, g), m, energy in (two, 3, bsfl_genie(*two, 3, 1.0)[1]), (two, 2, 1.1), ((np.empty(0),) * 2, 3, 0.0):
+        indices, energies = solve(ucb, g, m, 1.0, kind, steps=4)
+        assert indices.tolist() == list(range(len(ucb)))
+        np.testing.assert_allclose(energies, energy)
+
+
+def test_the_exact_solver_is_never_below() -> None:
+    """300 instances: K up to 40, m up to K, 1 to 60 steps, alpha up to 10, ties and infinite bounds among them.
+
+    The heuristics end at the optimum in some of them, not in all, or this test would say little.
+    """
+    rng = np.random.default_rng(4)
+    reached = dict.fromkeys(KINDS, 0)
+    for seed in range(300):
+        size = int(rng.integers(1, 41))
+        m, alpha = int(rng.integers(1, size + 1)), float(rng.choice([0.0, 0.5, 1.0, 10.0]))
+        ucb, g = instance(seed, size)
+        if seed % 3 == 1:
+            ucb, g = np.round(2 * ucb) / 2, np.round(2 * g) / 2
+        if seed % 3 == 2:
+            ucb[rng.random(size) < 0.3] = math.inf
+        exact = objective(maximize(ucb, g, m, alpha), ucb, g, m, alpha)
+        for kind in KINDS:
+            indices, energies = solve(ucb, g, m, alpha, kind, steps=int(rng.integers(1, 61)), seed=seed)
+            mine = objective(indices, ucb, g, m, alpha)
+            assert exact >= mine - 1e-12
+            if np.isfinite(ucb).all():
+                assert energies[-1] == pytest.approx(mine, abs=1e-12)
+                assert exact >= energies.max() - 1e-12
+            reached[kind] += mine >= exact - 1e-12
+    assert min(reached.values()) > 15
+    assert max(reached.values()) < 285
+
+
+# ---- BSFL with them ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bsfl_chooses_by_the_solver(kind: str) -> None:
+    """With one step other choices than with many; infinite bounds reach the solver, so everybody is asked soon."""
+
+    def drive(steps: int) -> list[list[int]]:
+        rng, choices = np.random.default_rng(5), []
+        selector = create("bsfl", clients_per_round=3, min_latency=0.1, solver=kind, solver_steps=steps, seed=2)
+        for _ in range(30):
+            available = np.flatnonzero(rng.random(8) < 0.8)
+            seconds = dict(enumerate((0.1 * np.arange(1, 9) * rng.uniform(0.9, 1.1, 8)).tolist()))
+            choices.append(play(selector, available, seconds))
+        return choices
+
+    many = drive(300)
+    assert many != drive(1)
+    assert {k for chosen in many[:10] for k in chosen} == set(range(8))
+
+
+@pytest.mark.parametrize("check", ["choice", "determinism", "empty_and_short", "all_failed", "save_and_load"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_conformance(kind: str, check: str) -> None:
+    make = partial(create, "bsfl", clients_per_round=3, min_latency=0.1, solver=kind, solver_steps=20)
+    getattr(conformance, f"check_{check}")(make)
