@@ -110,7 +110,7 @@ def lacks(step, *heavy):
     assert not found, f"{step} loads {found}"
 
 heavy = ("flwr", "torch", "ray", "pandas", "scipy", "sklearn", "matplotlib", "pyarrow")
-for name in ("fedsel_flwr", "fedsel_flwr.selectors", "fedsel_flwr.testing"):
+for name in ("fedsel_flwr", "fedsel_flwr.selectors", "fedsel_flwr.testing", "fedsel_flwr.theory"):
     importlib.import_module(name)
     lacks(name, *heavy, "pydantic")
 from fedsel_flwr.cli import DEFAULT_SELECTORS, main
