@@ -126,8 +126,8 @@ class FakeNode:
         return RecordDict({"facts": ConfigRecord(dict(properties))})
 
     def _train(self, message: Message) -> RecordDict:
-        arrays, config = message.content["arrays"], dict(message.content["config"])
-        assert isinstance(arrays, ArrayRecord)
+        (arrays,), (configs,) = message.content.array_records.values(), message.content.config_records.values()
+        config = dict(configs)
         result = self.proxy.fit(FitIns(_parameters(arrays), config), None, int(config["server-round"]))
         if result.status.code != Code.OK:
             raise RuntimeError(result.status.message)
