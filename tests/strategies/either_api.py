@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, MessageType
+from flwr.app import Array, ArrayRecord, MessageType, MetricRecord
 from flwr.common import FitRes
 from flwr.server import strategy as legacy_bases
 from flwr.serverapp import strategy as message_bases
@@ -16,7 +16,7 @@ from fedsel_flwr.selectors import Random
 from fedsel_flwr.strategies import SelectionStrategy as LegacyStrategy
 from fedsel_flwr.strategies.message import SelectionStrategy as MessageStrategy
 from tests.strategies import helpers
-from tests.strategies.helpers import FakeProxy, Federation, initial, model, update
+from tests.strategies.helpers import FakeProxy, Federation, initial, update
 from tests.strategies.message import helpers as message_helpers
 from tests.strategies.message.helpers import FakeGrid, FakeNode, node_id
 from tests.strategies.message.models import NAMES, arrays_of
@@ -69,7 +69,7 @@ class Server:
         api: "legacy" or "message".
         strategy: The strategy.
         proxies: The clients.
-        timeout: Seconds that a round may take; None: the API's default here.
+        timeout: Seconds that a round may take; None: no limit in the legacy API, 5 in the Message API.
         node: Keyword arguments of the nodes of the Message API.
     """
 
@@ -103,12 +103,15 @@ class Server:
             for _ in range(rounds):
                 self.models.append(self.federation.play(1).arrays())
             return self
+
+        def evaluated(number: int, arrays: ArrayRecord) -> MetricRecord:
+            if number:
+                self.models.append(arrays.to_numpy_ndarrays())
+            return MetricRecord({"loss": 1.0})
+
         start = ArrayRecord(dict(zip(NAMES, map(Array, self.models[-1]), strict=True))) if self.models else arrays_of()
-        own = {} if self.timeout is None else {"timeout": self.timeout}
-        self.result, models = message_helpers.play(self.strategy, self.grid, rounds, initial_arrays=start, **own)
-        shapes = [array.shape for array in model()]
-        for one in models:
-            self.models.append([np.frombuffer(a, np.float32).reshape(s) for a, s in zip(one, shapes, strict=True)])
+        seconds = 5.0 if self.timeout is None else self.timeout
+        self.result = self.strategy.start(self.grid, start, rounds, seconds, evaluate_fn=evaluated)
         return self
 
     def dispatched(self) -> list[list[str]]:
