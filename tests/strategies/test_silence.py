@@ -17,13 +17,13 @@ from flwr.server.superlink.linkstate.utils import (
     REPLY_MESSAGE_UNAVAILABLE_ERROR_REASON,
 )
 
-from fedsel_flwr.selectors import Random
-from fedsel_flwr.strategies import SelectionStrategy as LegacyStrategy
-from fedsel_flwr.strategies.message import SelectionStrategy as MessageStrategy
+from fedsel_flwr.errors import RunError
+from fedsel_flwr.selectors import CSUCB
+from fedsel_flwr.strategies.wrapping import bases
 from fedsel_flwr.strategies.wrapping.failure_reasons import reason_in, reason_of
-from tests.strategies.helpers import FakeProxy, Federation, fedavg
-from tests.strategies.message import helpers as message
-from tests.strategies.message.helpers import FakeGrid, FakeNode, node_id
+from tests.strategies.either_api import APIS, Server, selection
+from tests.strategies.helpers import OK, FakeProxy, fleet, initial
+from tests.strategies.message.helpers import FakeGrid
 from tests.strategies.message.models import arrays_of
 
 pytestmark = pytest.mark.timeout(30)
@@ -31,6 +31,8 @@ EXPIRED = (ErrorCode.MESSAGE_UNAVAILABLE, MESSAGE_UNAVAILABLE_ERROR_REASON)
 LATE_REPLY = (ErrorCode.REPLY_MESSAGE_UNAVAILABLE, REPLY_MESSAGE_UNAVAILABLE_ERROR_REASON)
 GONE = (ErrorCode.NODE_UNAVAILABLE, NODE_UNAVAILABLE_ERROR_REASON)
 LATE, GONE_SAYS = "no answer within 0.05 s", "node unavailable: its SuperNode stopped reporting"
+EXPIRED_SAYS = "message unavailable: it expired, or its SuperNode was removed"
+LATE_REPLY_SAYS = "reply unavailable: it expired before it was fetched"
 
 
 class AnswersWithError:
@@ -63,9 +65,9 @@ class Behind(FakeProxy):
         (LATE_REPLY, 0.06, 0.05, LATE),
         (None, 0.06, 0.05, LATE),
         (None, 0.0, None, "no answer"),
-        (EXPIRED, 0.0, 30.0, "message unavailable: it expired, or its SuperNode was removed"),
-        (EXPIRED, 0.0, None, "message unavailable: it expired, or its SuperNode was removed"),
-        (LATE_REPLY, 0.0, None, "reply unavailable: it expired before it was fetched"),
+        (EXPIRED, 0.0, 30.0, EXPIRED_SAYS),
+        (EXPIRED, 0.0, None, EXPIRED_SAYS),
+        (LATE_REPLY, 0.0, None, LATE_REPLY_SAYS),
         (GONE, 0.06, 0.05, GONE_SAYS),
         (GONE, 0.0, 30.0, GONE_SAYS),
     ],
@@ -73,8 +75,8 @@ class Behind(FakeProxy):
 def test_what_flowers_own_proxy_raises_is_said_in_plain_words(
     error: tuple[int, str] | None, seconds: float, timeout: float | None, said: str
 ) -> None:
-    strategy = LegacyStrategy(Random(clients_per_round=2, seed=0), fedavg(), max_latency=9.0)
-    Federation(strategy, [Behind("a", error, seconds), FakeProxy("b", "b")], timeout=timeout).play(1)
+    strategy = selection("legacy", 2)
+    Server("legacy", strategy, [Behind("a", error, seconds), FakeProxy("b", "b")], timeout).play(1)
     rows = {row.client_id: row for row in strategy.history.clients}
     assert (rows["a"].completed, rows["a"].problem, rows["a"].latency_s) == (False, said, 9.0)
     assert rows["b"].completed
@@ -126,59 +128,50 @@ def test_what_a_client_raised_in_an_actor_of_ray_is_said_with_its_line(extra: st
     assert reason_of(Error(0, cut)).startswith("exception: ")
 
 
+INCOMPLETE = "Reply message objects are unavailable. The sender may not have completed"
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (EXPIRED, "message unavailable: it expired, or its SuperNode was removed"),
-        (LATE_REPLY, "reply unavailable: it expired before it was fetched"),
+        (EXPIRED, EXPIRED_SAYS),
+        (LATE_REPLY, LATE_REPLY_SAYS),
         (GONE, GONE_SAYS),
-        (
-            (ErrorCode.MESSAGE_UNAVAILABLE, "Reply message objects are unavailable. The sender may not have completed"),
-            "exception: Reply message objects are unavailable. The sender may not have completed",
-        ),
+        ((ErrorCode.MESSAGE_UNAVAILABLE, INCOMPLETE), f"exception: {INCOMPLETE}"),
         ((ErrorCode.CLIENT_APP_CRASHED, "exit code -9"), "exception: exit code -9"),
         ((ErrorCode.UNKNOWN, None), "exception: error code 0, without a reason"),
+        (None, LATE),
     ],
 )
 def test_an_error_message_is_said_in_plain_words(error: Any, said: str) -> None:
-    nodes = {node_id(k): FakeNode(FakeProxy(str(k), k, number=k)) for k in range(2)}
-    nodes[node_id(1)].fault = lambda node, sent, content: Error(*error)
-    strategy = message.wrapped(2)
-    message.play(strategy, FakeGrid(nodes), 1)
-    assert [row.problem for row in strategy.history.clients] == ["", said]
-    assert reason_of(Error(*error)) == said
-
-
-def test_a_node_that_says_nothing_until_the_timeout() -> None:
-    nodes = {node_id(k): FakeNode(FakeProxy(str(k), k, number=k)) for k in range(2)}
-    nodes[node_id(1)].ready = 20.0
-    strategy = message.wrapped(2)
-    message.play(strategy, FakeGrid(nodes), 1, timeout=0.05)
-    assert [row.problem for row in strategy.history.clients] == ["", LATE]
+    server = Server("message", selection("message", 2), fleet(1), timeout=0.05)
+    if error is None:
+        server.connect(FakeProxy("1", 1, number=1), ready=20.0)
+    else:
+        assert reason_of(Error(*error)) == said
+        server.connect(FakeProxy("1", 1, number=1), fault=lambda node, sent, content: Error(*error))
+    server.play(1)
+    assert [row.problem for row in server.strategy.history.clients] == ["", said]
 
 
 def test_without_a_timeout_there_is_no_answer() -> None:
     """Whoever drives the strategy himself, without ``start``."""
-    grid = FakeGrid({node_id(k): FakeNode(FakeProxy(str(k), k, number=k)) for k in range(2)})
-    strategy = MessageStrategy(Random(clients_per_round=2, seed=0), message.fedavg(), max_latency=9.0)
-    sent = strategy.configure_train(1, arrays_of(), ConfigRecord(), grid)
-    replies = [m for m in grid.send_and_receive(sent) if m.metadata.src_node_id == node_id(0)]
-    strategy.aggregate_train(1, replies)
-    assert [row.problem for row in strategy.history.clients] == ["", "no answer"]
+    server = Server("message", selection("message", 2), fleet(2))
+    sent = server.strategy.configure_train(1, arrays_of(), ConfigRecord(), server.grid)
+    first, _ = server.grid.nodes
+    replies = [m for m in server.grid.send_and_receive(sent) if m.metadata.src_node_id == first]
+    server.strategy.aggregate_train(1, replies)
+    assert [row.problem for row in server.strategy.history.clients] == ["", "no answer"]
 
 
-@pytest.mark.parametrize("api", ["legacy", "message"])
+@APIS
 def test_too_many_examples_are_refused_with_the_bound(api: str) -> None:
-    said = "num_examples: expected an integer from 1 to 9007199254740992 (2^53), got 4611686018427387904"
-    proxies = [FakeProxy(f"node-{k}", k, number=k) for k in range(2)]
-    proxies[1].num_examples = 2**62
-    if api == "legacy":
-        strategy: Any = LegacyStrategy(Random(clients_per_round=2, seed=0), fedavg(), max_latency=9.0)
-        Federation(strategy, proxies).play(1)
-    else:
-        strategy = message.wrapped(2)
-        message.play(strategy, FakeGrid({node_id(k): FakeNode(one) for k, one in enumerate(proxies)}), 1)
-    assert [row.problem for row in strategy.history.clients] == ["", said]
+    proxies = [FakeProxy("a", 0), FakeProxy("b", 1, fault="huge-examples")]
+    strategy = Server(api, selection(api, 2), proxies).play(1).strategy
+    assert strategy.history.clients[0].problem == ""
+    assert strategy.history.clients[1].problem.startswith(
+        "num_examples: expected an integer from 1 to 9007199254740992"
+    )
 
 
 # ---- secure aggregation: the server times nobody ---------------------------------------------------------------------
@@ -186,25 +179,14 @@ def test_too_many_examples_are_refused_with_the_bound(api: str) -> None:
 
 def test_under_secure_aggregation_the_selector_learns_the_reported_latencies() -> None:
     """Flower's workflow asks the clients itself: no proxy's ``fit`` is called, and all results share one object."""
-    from flwr.common import ndarrays_to_parameters
-    from flwr.server.client_manager import SimpleClientManager
-
-    from fedsel_flwr.strategies import CSUCB
-    from tests.strategies.helpers import OK, initial, model
-
-    strategy = CSUCB(clients_per_round=4, max_latency=8.0, seed=0, clock="server", identity="claim", base=fedavg())
-    manager = SimpleClientManager()
-    for k in range(4):
-        manager.register(FakeProxy(f"node-{k}", k, number=k))
-    reports: list[dict[str, Any]] = [{"latency_s": 1.0}, {"latency_s": 2.0}, {}, {"latency_s": 3.0}]
+    selector = CSUCB(clients_per_round=4, max_latency=8.0, seed=0)
+    strategy = selection("legacy", selector, max_latency=8.0, clock="server", identity="claim")
+    manager = Server("legacy", strategy, fleet(4)).federation.manager
+    reports: list[dict[str, Any]] = [{"latency_s": 1.0}, {"latency_s": 2.0}, {}]  # the last client drops out
     for server_round in (1, 2):
-        sent = strategy.configure_fit(server_round, initial(), manager)
-        shared = ndarrays_to_parameters(model(0.5))
-        results = [
-            (client, FitRes(OK, shared, 10, dict(reports[int(client.cid[-1])])))
-            for client, _ in sent
-            if client.cid != "node-3"  # dropped out
-        ]
+        sent = {client.cid: client for client, _ in strategy.configure_fit(server_round, initial(), manager)}
+        shared = initial(0.5)
+        results = [(sent[f"node-{k}"], FitRes(OK, shared, 10, dict(told))) for k, told in enumerate(reports)]
         parameters, _ = strategy.aggregate_fit(server_round, results, [])
         assert parameters is not None
         assert parameters.tensors == shared.tensors
@@ -218,9 +200,6 @@ def test_under_secure_aggregation_the_selector_learns_the_reported_latencies() -
 
 def test_what_is_recommended_under_secure_aggregation_works() -> None:
     """The message names selectors of latencies, and says that these must be reported then."""
-    from fedsel_flwr.errors import RunError
-    from fedsel_flwr.strategies.wrapping import bases
-
     shared = SimpleNamespace()
     with pytest.raises(RunError, match="such as cs-ucb or bsfl, and have the clients report their latency"):
         bases.check_not_aggregated([shared, shared], "gpfl")
