@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -11,19 +12,24 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.server.compat.grid_client_proxy import GridClientProxy
 
 from fedsel_flwr.rounds.eligibility import Busy
-from fedsel_flwr.selectors import Random
-from fedsel_flwr.strategies import SelectionStrategy as LegacyStrategy
-from fedsel_flwr.strategies.message import SelectionStrategy, TimedGrid
+from fedsel_flwr.strategies.message import TimedGrid
 from fedsel_flwr.strategies.wrapping.client_manager import with_late_replies
 from fedsel_flwr.strategies.wrapping.legacy_transport import ask_all, introduce_client
 from fedsel_flwr.strategies.wrapping.message_transport import send_windowed
 from fedsel_flwr.strategies.wrapping.waiting import LateReplies
-from tests.strategies.helpers import FakeProxy, Federation
-from tests.strategies.helpers import fedavg as legacy_fedavg
-from tests.strategies.message.helpers import FakeGrid, FakeNode, crowd, fedavg, play
+from tests.strategies.either_api import Server, selection
+from tests.strategies.helpers import FakeProxy
+from tests.strategies.message.helpers import FakeGrid, FakeNode, crowd, play
 
 pytestmark = pytest.mark.timeout(30)
 NOT_REACHED = "not reached: the SuperLink did not take the message"
+
+
+@contextmanager
+def _soon(seconds: float) -> Iterator[None]:
+    start = time.monotonic()
+    yield
+    assert time.monotonic() - start < seconds
 
 
 class Refusing(FakeGrid):
@@ -60,12 +66,9 @@ def test_the_timed_grid_does_not_wait_for_a_rejected_message(left_out: bool) -> 
     nodes = crowd(3)
     refused, *_ = nodes
     inner = Refusing(nodes, refused, left_out)
-    strategy = SelectionStrategy(
-        Random(clients_per_round=3, seed=0), fedavg(), max_latency=9.0, clock="server", identity="claim"
-    )
-    start = time.monotonic()
-    play(strategy, inner, 2, timeout=6.0)
-    assert time.monotonic() - start < 3.0
+    strategy = selection("message", clock="server", identity="claim")
+    with _soon(3.0):
+        play(strategy, inner, 2, timeout=6.0)
     rows = [row for row in strategy.history.clients if row.client_id == str(nodes[refused].proxy.client_id)]
     assert [(row.completed, row.timed_out, row.problem) for row in rows] == [(False, False, NOT_REACHED)] * 2
     assert [one.num_completed for one in strategy.history.rounds] == [2, 2]
@@ -79,9 +82,8 @@ def test_questions_in_turn_do_not_wait_for_a_rejected_message() -> None:
     grid = Refusing(nodes, refused, kinds=None)
     record = RecordDict({"config": ConfigRecord()})
     questions = [Message(record, dst_node_id=node, message_type="query") for node in nodes]
-    start = time.monotonic()
-    replies, sent = send_windowed(grid, questions, timeout=6.0)
-    assert time.monotonic() - start < 1.0
+    with _soon(1.0):
+        replies, sent = send_windowed(grid, questions, timeout=6.0)
     assert (len(replies), len(sent)) == (2, 3)
 
 
@@ -110,10 +112,9 @@ class Behind(FakeProxy):
 
 
 def test_the_legacy_api_does_not_wait_for_a_rejected_message() -> None:
-    strategy = LegacyStrategy(Random(clients_per_round=2, seed=0), legacy_fedavg(), max_latency=9.0)
-    start = time.monotonic()
-    Federation(strategy, [Behind("a"), FakeProxy("b", "b")], timeout=6.0).play(1)
-    assert time.monotonic() - start < 3.0
+    strategy = selection("legacy", 2)
+    with _soon(3.0):
+        Server("legacy", strategy, [Behind("a"), FakeProxy("b", "b")], timeout=6.0).play(1)
     rows = {row.client_id: row for row in strategy.history.clients}
     assert (rows["a"].completed, rows["a"].timed_out, rows["a"].problem) == (False, False, NOT_REACHED)
     assert rows["b"].completed
@@ -121,13 +122,12 @@ def test_the_legacy_api_does_not_wait_for_a_rejected_message() -> None:
 
 def test_who_could_not_be_asked_in_the_legacy_api_is_not_busy() -> None:
     client, busy = Behind("a"), Busy()
-    start = time.monotonic()
 
     def question(one: Any) -> Any:
         return introduce_client(with_late_replies(one, 6.0, client.late), 6.0)
 
-    answers, missed = ask_all([client.own], question, timeout=6.0, busy=busy)
-    assert time.monotonic() - start < 1.0
+    with _soon(1.0):
+        answers, missed = ask_all([client.own], question, timeout=6.0, busy=busy)
     assert (answers, missed, "a" in busy) == ({}, [], False)
 
 
