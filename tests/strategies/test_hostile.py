@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -12,190 +11,118 @@ from flwr.app import ConfigRecord, Error
 from flwr.common import ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.common.constant import ErrorCode
 
-from fedsel_flwr.selectors import BSFL, CSUCB, RoundReport
+from fedsel_flwr.selectors import CSUCB
 from fedsel_flwr.strategies import MetricKeys
 from tests.strategies import helpers
-from tests.strategies.either_api import (
-    APIS,
-    BASES,
-    RECORDING,
-    Server,
-    base_of,
-    close,
-    mean_of,
-    private,
-    selection,
-)
-from tests.strategies.helpers import (
-    ABSENT,
-    EXAMPLE_FAULTS,
-    FAULTS,
-    LATENCY_FAULTS,
-    UPDATE_FAULTS,
-    FakeProxy,
-    Federation,
-    RecordingBase,
-    fleet,
-    initial,
-    model,
-    row_of,
-    update,
-)
+from tests.strategies.either_api import APIS, BASES, RECORDING, Server, base_of, close, mean_of, private, selection
+from tests.strategies.helpers import ABSENT, FAULTS, FakeProxy, Federation, fleet, initial, model, row_of, update
 from tests.strategies.message import faults as of_nodes
 from tests.strategies.message.models import NAMES, arrays_of
 
 pytestmark = pytest.mark.timeout(60)
-MAX_LATENCY, ROUNDS, TIMEOUT = 4.0, 4, 0.05
+MAX_LATENCY, TIMEOUT = 4.0, 0.05
 KINDS = {
-    **dict.fromkeys(UPDATE_FAULTS, "arrays"), **dict.fromkeys(EXAMPLE_FAULTS, "num_examples"),
-    **dict.fromkeys(LATENCY_FAULTS, "latency"), "late": "late", "raises": "exception", "impostor": "identity",
-    "straggler": "no answer within 0.05 s", "energy-negative": "energy", "energy-text": "energy",
-    **{name: kind for kind, faults in of_nodes.BY_KIND.items() for name in faults},
+    **dict.fromkeys(helpers.UPDATE_FAULTS, "arrays"), **dict.fromkeys(helpers.EXAMPLE_FAULTS, "num_examples"),
+    **dict.fromkeys(helpers.LATENCY_FAULTS, "latency"), "latency-infinite": "late", "raises": "exception",
+    "status": "status", "straggler": "no answer within 0.05 s", "impostor": "identity", "energy-negative": "energy",
+    "energy-text": "energy", **{name: kind for kind, faults in of_nodes.BY_KIND.items() for name in faults},
 }  # fmt: skip
-"""Fault -> its problem in the history; latency-infinite and status depend on the API."""
-API_KINDS = {
-    "legacy": {"status": "status", "latency-infinite": "late"},
-    "message": {"status": "exception", "latency-infinite": "late"},
-}
-KEEPS_UPDATE = {*LATENCY_FAULTS, "latency-empty", "impostor", "energy-negative", "energy-text"}
+"""Fault -> its problem in the history."""
+KEEPS_UPDATE = {*helpers.LATENCY_FAULTS, "latency-empty", "impostor", "energy-negative", "energy-text"}
 OWN_LATENCY = {"impostor", "energy-negative", "energy-text"}
 
 
-def _wobble(number: int) -> Any:
-    return lambda server_round: 0.3 + 0.17 * number + 0.05 * (server_round % 3)
+def _fleet(server: Server, fault: str | None, numbers: range, name: str = "b") -> None:
+    """Clients with a fault, of the proxy or of the node."""
+    node: Any = {"fault": fault} if fault in {**of_nodes.FAULTS, **of_nodes.ODD_BUT_GOOD} else {}
+    for k in numbers:
+        server.connect(FakeProxy(f"{name}{k}", f"{name}{k}", number=k, fault=None if node else fault), **node)
 
 
-def _crowd(api: str, strategy: Any) -> Server:
-    """Six honest clients, one of each hostile kind, one that is late, and in the Message API some odd but good."""
-    server = Server(api, strategy, timeout=TIMEOUT)
-    for k in range(6):
-        server.connect(FakeProxy(f"node-{k}", f"h{k}", number=k, latency=_wobble(k)))
-    for i, name in enumerate(FAULTS):
-        server.connect(FakeProxy(f"evil-{i}", f"bad-{name}", number=20 + i, latency=1.0, fault=name))
-    server.connect(FakeProxy("evil-late", "bad-late", number=60, latency=3 * MAX_LATENCY))
-    if api == "message":
-        for i, (name, fault) in enumerate({**of_nodes.FAULTS, **of_nodes.ODD_BUT_GOOD}.items()):
-            kind = "odd" if name in of_nodes.ODD_BUT_GOOD else "bad"
-            server.connect(FakeProxy(f"{i}", f"{kind}-{name}", number=70 + i, latency=1.0), fault=fault)
-    return server
-
-
-@pytest.fixture(scope="module", params=["legacy", "message"])
-def aftermath(request: pytest.FixtureRequest) -> Server:
-    """A run in which everybody trains in every round; the tests below look at it from different sides."""
-    selector = CSUCB(clients_per_round=99, max_latency=MAX_LATENCY, seed=4)
-    options = {"max_latency": MAX_LATENCY, "min_available": 1, "cooldown": False, "busy_timeout": 0.0}
-    return _crowd(request.param, selection(request.param, selector, RECORDING[request.param](), **options)).play(ROUNDS)
-
-
-def test_each_client_ends_as_its_kind_deserves_and_each_fault_is_counted(aftermath: Server) -> None:
-    server = aftermath
-    history = server.strategy.history
-    assert [r.round for r in history.rounds] == list(range(1, ROUNDS + 1))
-    counted: Counter[str] = Counter()
-    for row in history.clients:
-        kind, _, name = row.client_id.partition("-")
-        if kind != "bad":
-            assert (row.completed, row.problem) == (True, ""), row
-            continue
-        expected = API_KINDS[server.api].get(name) or KINDS[name]
-        counted[expected] += 1
-        assert row.problem.split(":")[0] == expected, row
-        assert row.completed == (name in KEEPS_UPDATE), row
-        assert row.latency_s == (1.0 if name in OWN_LATENCY else MAX_LATENCY), row
-        assert not row.energy_j < 0
-    assert history.problem_counts() == counted  # one fault each: no text of an exception makes another
-    assert len(history.clients) == ROUNDS * len(server.proxies)
-
-
-def test_the_selector_learns_of_each_client_from_its_own_rows_alone(aftermath: Server) -> None:
-    """Of honest ones to the bit: no claim moves an observation to another row."""
-    server = aftermath
-    state = server.strategy.selector.state_dict()
-    twin = CSUCB(clients_per_round=99, max_latency=MAX_LATENCY)
-    twin.inform(np.arange(len(server.proxies)))
-    rows = {proxy.client_id: row_of(server.strategy, proxy.client_id) for proxy in server.proxies}
-    for server_round in range(1, ROUNDS + 1):
-        seconds = [_wobble(k)(server_round) for k in range(6)]
-        clients = np.array([rows[f"h{k}"] for k in range(6)])
-        twin.observe(RoundReport(clients=clients, completed=np.ones(6, dtype=bool), latency=np.array(seconds)))
-    honest = [rows[f"h{k}"] for k in range(6)]
-    assert state["plays"].tolist() == [ROUNDS] * len(server.proxies)
-    assert state["mean"][honest].tolist() == twin.state_dict()["mean"][honest].tolist()
-    for client_id, row in rows.items():
-        if not client_id.startswith("h"):
-            own = client_id.startswith("odd") or client_id.removeprefix("bad-") in OWN_LATENCY
-            assert state["mean"][row] == pytest.approx(0.75 if own else 0.0, abs=1e-12), client_id
-
-
-def test_failures_and_garbage_reach_the_base_as_failures(aftermath: Server) -> None:
-    server = aftermath
-    assert len(server.given()) == ROUNDS
-    for server_round, (usable, failures) in enumerate(server.given(), start=1):
-        rows = [r for r in server.strategy.history.clients if r.round == server_round]
-        assert [client_id for client_id, _ in usable] == [r.client_id for r in rows if r.completed]
-        silent = server.api == "message"  # Flower reports nothing of a node that does not answer
-        assert failures == sum(not r.completed for r in rows) - silent
-    if server.api == "message":
-        for messages in server.strategy.base.given:
-            errors = [m for m in messages if m.has_error()]
-            own = [m for m in errors if (m.error.reason or "").startswith("client ")]
-            ids = [str(server.grid.nodes[m.metadata.src_node_id].proxy.client_id) for m in own]
-            assert [m.error.reason.split()[1].rstrip(":") for m in own] == ids
-            gone = [m.metadata.src_node_id for m in errors if m.error.code == ErrorCode.NODE_UNAVAILABLE]
-            assert gone == [1]
-
-
-def test_the_model_is_the_average_of_the_completed_rows(aftermath: Server) -> None:
-    server = aftermath
-    numbers = {proxy.client_id: proxy.number for proxy in server.proxies}
-    current = model()
-    for server_round, arrays in enumerate(server.models, start=1):
-        rows = [r for r in server.strategy.history.clients if r.round == server_round and r.completed]
-        close(arrays, mean_of([numbers[r.client_id] for r in rows], current, server_round))
-        assert [a.dtype for a in arrays] == [a.dtype for a in model()]
-        current = arrays
-
-
-# ---- one fault at a time ------------------------------------------------------------------------------------------
+def _names(api: str) -> list[str]:
+    return [*FAULTS, *(of_nodes.FAULTS if api == "message" else ())]
 
 
 @APIS
-def test_a_fault_alone_does_not_stop_the_run_and_is_named_in_the_log(
-    api: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("honest", [0, 2])
+def test_every_fault_is_counted_named_and_kept_from_model_base_and_selector(
+    api: str, honest: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    own = [*FAULTS, *(of_nodes.FAULTS if api == "message" else ())]
-    for fault in own:
-        selector = BSFL(clients_per_round=2, min_latency=0.1, alpha=1.0, seed=0)
-        strategy = selection(api, selector, max_latency=5.0, busy_timeout=0.0, cooldown=False)
-        server = Server(api, strategy, timeout=0.02)
-        for k in (1, 2):
-            node = {"fault": fault} if fault in of_nodes.FAULTS else {}
-            server.connect(FakeProxy(f"n{k}", f"b{k}", number=k, fault=None if node else fault), **node)
+    for fault in _names(api):
+        selector = CSUCB(clients_per_round=honest + 2, max_latency=MAX_LATENCY, seed=0)
+        options: dict[str, Any] = {"max_latency": MAX_LATENCY, "busy_timeout": 0.0, "cooldown": False}
+        server = Server(api, selection(api, selector, RECORDING[api](), **options), timeout=TIMEOUT)
+        _fleet(server, None, range(honest), "h")
+        _fleet(server, fault, range(honest, honest + 2))
         caplog.clear()
         with caplog.at_level(logging.WARNING, logger="fedsel_flwr"):
-            server.play(3)
-        for name in ("b1", "b2"):
-            assert sum(f", client {name}: " in text for text in caplog.messages) == 3, (fault, caplog.messages)
-        assert [r.num_selected for r in strategy.history.rounds] == [2, 2, 2], fault
-        assert selector.state_dict()["plays"].tolist() == [3, 3], fault
-        assert all(row.problem for row in strategy.history.clients), fault
-        stays = all(a.tobytes() == b.tobytes() for one in server.models for a, b in zip(one, model(), strict=True))
-        assert stays == (fault not in KEEPS_UPDATE), fault
+            server.play(2)
+        history, kind = server.strategy.history, "exception" if (api, fault) == ("message", "status") else KINDS[fault]
+        assert [r.num_selected for r in history.rounds] == [honest + 2] * 2, fault
+        for row in history.clients:
+            own = 0.5 + 0.125 * int(row.client_id[1:])
+            if row.client_id.startswith("h"):
+                assert (row.completed, row.problem, row.latency_s) == (True, "", own)
+                continue
+            assert row.problem.split(":")[0] == kind, row
+            assert row.completed == (fault in KEEPS_UPDATE), row
+            assert row.latency_s == (own if fault in OWN_LATENCY else MAX_LATENCY), row
+            assert not row.energy_j < 0
+            named = [text for text in caplog.messages if f", client {row.client_id}: " in text]
+            assert len(named) == 2, caplog.messages
+            mean = selector.state_dict()["mean"][row.client]
+            assert mean == pytest.approx(1 - row.latency_s / MAX_LATENCY)
+        assert history.problem_counts() == {kind: 4}  # no text of an exception makes another
+        assert selector.state_dict()["plays"].tolist() == [2] * (honest + 2)
+        usable = range(honest + (2 if fault in KEEPS_UPDATE else 0))
+        current = model()
+        for server_round, arrays in enumerate(server.models, start=1):
+            close(arrays, mean_of(usable, current, server_round) if usable else model())
+            assert [a.dtype for a in arrays] == [np.dtype(np.float32)] * 2
+            current = arrays
+        # Flower reports nothing of a node that does not answer
+        silent = (api, fault) == ("message", "straggler")
+        lost = 0 if fault in KEEPS_UPDATE or silent else 2
+        given = [([client_id for client_id, _ in results], failures) for results, failures in server.given()]
+        ids = sorted(proxy.client_id for proxy in server.proxies if proxy.number in usable)
+        assert given == [(ids, lost)] * (2 if usable else 0), fault
+
+
+def test_what_is_not_usable_reaches_the_base_as_an_error_of_its_node() -> None:
+    server = Server("message", selection("message", 4, RECORDING["message"]()), fleet(2, prefix="h"))
+    _fleet(server, "nan", range(2, 3))
+    _fleet(server, "error-unavailable", range(3, 4))
+    server.play(1)
+    (messages,) = server.strategy.base.given
+    refused, gone = (m for m in messages if m.has_error())
+    assert server.grid.nodes[refused.metadata.src_node_id].proxy.client_id == "b2"
+    assert refused.error.reason.startswith("client b2: arrays")
+    assert (gone.metadata.src_node_id, gone.error.code) == (1, ErrorCode.NODE_UNAVAILABLE)
+
+
+def test_a_claim_never_moves_an_observation_to_another_row() -> None:
+    selector = CSUCB(clients_per_round=2, max_latency=10.0, seed=0)
+    thief = FakeProxy("t", "thief", number=1, latency=9.0, fault="impostor")  # its fits claim to be h0
+    server = Server(
+        "legacy", selection("legacy", selector, max_latency=10.0), [FakeProxy("v", "h0", latency=1.0), thief]
+    )
+    server.play(5)
+    assert selector.state_dict()["plays"].tolist() == [5, 5]
+    assert selector.state_dict()["mean"][row_of(server.strategy, "h0")] == pytest.approx(0.9)
+    assert selector.state_dict()["mean"][row_of(server.strategy, "thief")] == pytest.approx(0.1)
 
 
 @APIS
 @pytest.mark.parametrize("base", ["FedAvg", "FedMedian", "FedTrimmedAvg", "Krum"])
 def test_no_single_fault_ends_the_run_of_any_base(api: str, base: str) -> None:
-    nodes = {**of_nodes.FAULTS, **of_nodes.ODD_BUT_GOOD} if api == "message" else {}
-    for fault in [*FAULTS, *nodes]:
+    for fault in [*_names(api), *(of_nodes.ODD_BUT_GOOD if api == "message" else ())]:
         strategy = selection(api, 4, base_of(api, base), busy_timeout=0.0)
         server = Server(api, strategy, fleet(3), timeout=TIMEOUT)
-        node = {"fault": nodes[fault]} if fault in nodes else {}
-        server.connect(FakeProxy("node-3", 3, number=3, fault=None if node else fault), **node)
+        _fleet(server, fault, range(3, 4))
         server.play(1)
         assert [r.round for r in strategy.history.rounds] == [1], fault
-        assert all(r.completed for r in strategy.history.clients if r.client_id != "3"), fault
+        good = fault in KEEPS_UPDATE or fault in of_nodes.ODD_BUT_GOOD
+        assert [r.completed for r in strategy.history.clients] == [True, True, True, good], fault
         assert all(np.isfinite(array).all() for one in server.models for array in one), fault
         assert [a.dtype for a in server.models[-1]] == [np.dtype(np.float32)] * 2, fault
 
@@ -225,7 +152,7 @@ def test_honest_clients_are_not_refused_because_the_base_widened_the_model(monke
     def as_held(arrays: list[np.ndarray]) -> list[np.ndarray]:
         return [arrays[0].astype(np.float32), np.rint(arrays[1]).astype(np.int64)]
 
-    class Widens(RecordingBase):
+    class Widens(helpers.RecordingBase):
         def aggregate_fit(self, server_round: int, results: Any, failures: Any) -> Any:
             parameters, metrics = super().aggregate_fit(server_round, results, failures)
             arrays = [a.astype(np.float64) for a in parameters_to_ndarrays(parameters)]
@@ -243,7 +170,7 @@ def test_honest_clients_are_not_refused_because_the_base_widened_the_model(monke
 
 def test_other_strategies_keys_survive_and_only_our_faulty_keys_go() -> None:
     extra = {"norm_bit": 1, "accuracy": float("nan"), "note": "fast", "num-examples": -1}
-    strategy = selection("legacy", 3, RecordingBase())
+    strategy = selection("legacy", 3, RECORDING["legacy"]())
     proxies = [
         FakeProxy("a", "a", number=0, extra=dict(extra)),
         FakeProxy("b", "b", number=1, fault="latency-text", extra=dict(extra)),
@@ -262,7 +189,7 @@ def test_other_strategies_keys_survive_and_only_our_faulty_keys_go() -> None:
 
 
 def test_cleaning_does_not_change_the_replies_it_was_given() -> None:
-    strategy = selection("legacy", 2, RecordingBase())
+    strategy = selection("legacy", 2, RECORDING["legacy"]())
     federation = Federation(strategy, [FakeProxy("a", "a", fault="latency-text"), FakeProxy("b", "b", number=1)])
     pairs = strategy.configure_fit(server_round=1, parameters=initial(), client_manager=federation.manager)
     results = [(client, client.fit(ins, None, 1)) for client, ins in pairs]
@@ -284,7 +211,7 @@ def test_the_replies_themselves_are_not_changed_in_the_message_api() -> None:
 
 def test_metric_keys_can_be_renamed() -> None:
     keys = MetricKeys(latency="seconds", energy="joules", client_id="name")
-    strategy = selection("legacy", 2, RecordingBase(), metric_keys=keys, max_latency=5.0)
+    strategy = selection("legacy", 2, RECORDING["legacy"](), metric_keys=keys, max_latency=5.0)
     proxies = [
         FakeProxy("b", number=0, latency=-1, extra={"seconds": 1.5, "joules": 2.0}),
         FakeProxy("a", number=1, latency=-1, extra={"seconds": "fast", "joules": 2.5}),
@@ -303,7 +230,7 @@ def test_a_reply_without_a_norm_bit_is_a_failure_where_clipping_adapts_on_the_cl
     api, older = "message" if name == "message" else "legacy", name.startswith("DPFedAvg")
     key, norm = ("dpfedavg_norm_bit", "clip_norm") if older else ("norm_bit", "clipping_norm")
     if older:
-        base = BASES[api].DPFedAvgAdaptive(RecordingBase(), noise_multiplier=0.0, num_sampled_clients=3)
+        base = BASES[api].DPFedAvgAdaptive(RECORDING[api](), noise_multiplier=0.0, num_sampled_clients=3)
     else:
         base = private(api, RECORDING[api](), "ClientSideAdaptive")
     before = vars(base)[norm]

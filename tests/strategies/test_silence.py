@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from flwr.app import ConfigRecord, Error, Message
+from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.common import FitIns, FitRes
 from flwr.common.constant import ErrorCode
 from flwr.server.compat.grid_client_proxy import GridClientProxy
@@ -18,18 +20,25 @@ from flwr.server.superlink.linkstate.utils import (
 )
 
 from fedsel_flwr.errors import RunError
+from fedsel_flwr.rounds.eligibility import Busy
 from fedsel_flwr.selectors import CSUCB
+from fedsel_flwr.strategies.message import TimedGrid
 from fedsel_flwr.strategies.wrapping import bases
+from fedsel_flwr.strategies.wrapping.client_manager import with_late_replies
 from fedsel_flwr.strategies.wrapping.failure_reasons import reason_in, reason_of
+from fedsel_flwr.strategies.wrapping.legacy_transport import ask_all, introduce_client
+from fedsel_flwr.strategies.wrapping.message_transport import send_windowed
+from fedsel_flwr.strategies.wrapping.waiting import LateReplies
 from tests.strategies.either_api import APIS, Server, selection
 from tests.strategies.helpers import OK, FakeProxy, fleet, initial
-from tests.strategies.message.helpers import FakeGrid
+from tests.strategies.message.helpers import FakeGrid, FakeNode, crowd, play
 from tests.strategies.message.models import arrays_of
 
 pytestmark = pytest.mark.timeout(30)
 EXPIRED = (ErrorCode.MESSAGE_UNAVAILABLE, MESSAGE_UNAVAILABLE_ERROR_REASON)
 LATE_REPLY = (ErrorCode.REPLY_MESSAGE_UNAVAILABLE, REPLY_MESSAGE_UNAVAILABLE_ERROR_REASON)
 GONE = (ErrorCode.NODE_UNAVAILABLE, NODE_UNAVAILABLE_ERROR_REASON)
+NOT_REACHED = "not reached: the SuperLink did not take the message"
 LATE, GONE_SAYS = "no answer within 0.05 s", "node unavailable: its SuperNode stopped reporting"
 EXPIRED_SAYS = "message unavailable: it expired, or its SuperNode was removed"
 LATE_REPLY_SAYS = "reply unavailable: it expired before it was fetched"
@@ -49,12 +58,13 @@ class AnswersWithError:
 class Behind(FakeProxy):
     """A client whose ``fit`` is that of Flower's own proxy over such a grid."""
 
-    def __init__(self, cid: str, error: tuple[int, str] | None, seconds: float) -> None:
+    def __init__(self, cid: str, grid: Any) -> None:
         super().__init__(cid, cid, number=1)
-        self.own = GridClientProxy(1, AnswersWithError(error, seconds), 7)  # type: ignore[arg-type]
+        FakeGrid()  # without the task identity that it sets, no message can be made
+        self.own = GridClientProxy(1, grid, 7)
+        self.own.cid = cid
 
     def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
-        FakeGrid()  # without the task identity that it sets, no message can be made
         return self.own.fit(ins, timeout, group_id)
 
 
@@ -76,7 +86,7 @@ def test_what_flowers_own_proxy_raises_is_said_in_plain_words(
     error: tuple[int, str] | None, seconds: float, timeout: float | None, said: str
 ) -> None:
     strategy = selection("legacy", 2)
-    Server("legacy", strategy, [Behind("a", error, seconds), FakeProxy("b", "b")], timeout).play(1)
+    Server("legacy", strategy, [Behind("a", AnswersWithError(error, seconds)), FakeProxy("b", "b")], timeout).play(1)
     rows = {row.client_id: row for row in strategy.history.clients}
     assert (rows["a"].completed, rows["a"].problem, rows["a"].latency_s) == (False, said, 9.0)
     assert rows["b"].completed
@@ -172,6 +182,124 @@ def test_too_many_examples_are_refused_with_the_bound(api: str) -> None:
     assert strategy.history.clients[1].problem.startswith(
         "num_examples: expected an integer from 1 to 9007199254740992"
     )
+
+
+# ---- messages that the SuperLink does not take: nobody waits for their answers --------------------------------------
+
+
+@contextmanager
+def _soon(seconds: float) -> Iterator[None]:
+    start = time.monotonic()
+    yield
+    assert time.monotonic() - start < seconds
+
+
+class Refusing(FakeGrid):
+    """A grid whose SuperLink takes no message of a kind to one node, and no answer comes.
+
+    The message's id is "", or left out, as by the grid of Flower's simulation.
+    """
+
+    def __init__(self, nodes: dict[int, FakeNode], kind: str, left_out: bool = False) -> None:
+        super().__init__(nodes)
+        self.refused, self.left_out, self.kind = next(iter(nodes)), left_out, kind
+        self.pulled: list[set[str]] = []
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        ids: list[str] = []
+        for message in messages:
+            if (message.metadata.dst_node_id, message.metadata.message_type) != (self.refused, self.kind):
+                ids += super().push_messages([message])
+            elif not self.left_out:
+                ids.append("")
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        self.pulled.append(set(message_ids))
+        return super().pull_messages(message_ids)
+
+
+@pytest.mark.parametrize("left_out", [False, True])
+def test_the_timed_grid_does_not_wait_for_a_rejected_message(left_out: bool) -> None:
+    inner = Refusing(crowd(3), "train", left_out)
+    strategy = selection("message", clock="server", identity="claim")
+    with _soon(3.0):
+        play(strategy, inner, 2, timeout=6.0)
+    rows = [row for row in strategy.history.clients if row.client_id == str(inner.nodes[inner.refused].proxy.client_id)]
+    assert [(row.completed, row.timed_out, row.problem) for row in rows] == [(False, False, NOT_REACHED)] * 2
+    assert [one.num_completed for one in strategy.history.rounds] == [2, 2]
+    assert not any("" in ids for ids in inner.pulled)
+    assert not strategy.core.parts.busy.state_dict()["until"]  # who was not reached owes nothing
+
+
+def test_questions_in_turn_do_not_wait_for_a_rejected_message() -> None:
+    grid, record = Refusing(crowd(3), "query"), RecordDict({"config": ConfigRecord()})
+    questions = [Message(record, dst_node_id=node, message_type="query") for node in grid.nodes]
+    with _soon(1.0):
+        replies, sent = send_windowed(grid, questions, timeout=6.0)
+    assert (len(replies), len(sent)) == (2, 3)
+
+
+class Rejecting:
+    """A SuperLink that takes nothing and never answers."""
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        return ["" for _ in messages]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        return []
+
+
+class Late(Behind):
+    """As the strategy sees it: late replies are taken."""
+
+    late = LateReplies(Busy())
+
+    def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
+        return with_late_replies(self.own, timeout, self.late).fit(ins, timeout, group_id)
+
+
+def test_the_legacy_api_does_not_wait_for_a_rejected_message_and_the_client_is_not_busy() -> None:
+    client, strategy, busy = Late("a", Rejecting()), selection("legacy", 2), Busy()
+
+    def question(one: Any) -> Any:
+        return introduce_client(with_late_replies(one, 6.0, client.late), 6.0)
+
+    with _soon(3.0):
+        answers, missed = ask_all([client.own], question, timeout=6.0, busy=busy)
+        Server("legacy", strategy, [client, FakeProxy("b", "b")], timeout=6.0).play(1)
+    assert (answers, missed, "a" in busy) == ({}, [], False)
+    rows = {row.client_id: row for row in strategy.history.clients}
+    assert (rows["a"].completed, rows["a"].timed_out, rows["a"].problem) == (False, False, NOT_REACHED)
+    assert rows["b"].completed
+
+
+# ---- pull_messages up to flwr 1.42, and from 1.43 on -----------------------------------------------------------------
+
+
+class Old(FakeGrid):
+    """Takes ``message_ids`` alone, by position or by name."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return [("old", sorted(message_ids))]  # type: ignore[list-item]
+
+
+class New(FakeGrid):
+    """Takes both names; everything there is without any."""
+
+    def pull_messages(  # type: ignore[override]
+        self, reply_to_message_ids: Iterable[str] | None = None, *, message_ids: Iterable[str] | None = None
+    ) -> Iterable[Message]:
+        return [(reply_to_message_ids and sorted(reply_to_message_ids), message_ids and sorted(message_ids))]  # type: ignore[list-item]
+
+
+def test_pulls_are_forwarded_in_the_form_of_either_flower() -> None:
+    old, new = TimedGrid(Old()), TimedGrid(New())
+    assert old.pull_messages(["b", "a"]) == old.pull_messages(message_ids=["a", "b"]) == [("old", ["a", "b"])]
+    assert old.pull_messages(reply_to_message_ids=["a"]) == [("old", ["a"])]
+    assert new.pull_messages(["a"]) == new.pull_messages(reply_to_message_ids=["a"]) == [(["a"], None)]
+    assert new.pull_messages(message_ids=["a"]) == [(None, ["a"])]
+    assert new.pull_messages() == [(None, None)]
 
 
 # ---- secure aggregation: the server times nobody ---------------------------------------------------------------------
