@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Message, MessageType, MetricRecord
+from flwr.app import ConfigRecord, Message, MessageType
 from flwr.common import EvaluateRes, FitRes, ndarrays_to_parameters
 from flwr.server.strategy import FedAvg as LegacyFedAvg
 from flwr.serverapp.strategy import FedAvg
@@ -83,20 +83,6 @@ def test_neither_connections_nor_the_order_of_replies_change_choices_or_bits(api
         bits = [[array.tobytes() for array in arrays] for arrays in server.models]
         runs.append((chosen(strategy), bits, repr(strategy.history.rounds)))
     assert runs[0] == runs[1] == runs[2]
-
-
-@APIS
-def test_fewer_than_asked_for_all_train(api: str) -> None:
-    strategy = selection(api, 5, min_available=2)
-    assert Server(api, strategy, fleet(3)).play(2).dispatched() == [["0", "1", "2"]] * 2
-
-
-@APIS
-def test_the_selector_is_asked_once_a_round(api: str) -> None:
-    selector = CSUCB(clients_per_round=4, max_latency=10.0, seed=11)
-    Server(api, selection(api, selector, max_latency=10.0), fleet(10)).play(6)
-    assert selector.round == 6
-    assert int(selector.state_dict()["plays"].sum()) == 24
 
 
 # ---- legacy API ------------------------------------------------------------------------------------------------------
@@ -210,17 +196,6 @@ def test_message_type_and_group_of_the_bases_message_are_kept() -> None:
     messages = strategy.configure_train(1, arrays_of(), ConfigRecord(), FakeGrid(crowd(4)))
     found = {(m.metadata.message_type, m.metadata.ttl, m.metadata.group_id) for m in messages}
     assert found == {("train.special", 77.0, "r1")}
-
-
-def test_the_users_aggregation_function_may_get_lists_of_any_length() -> None:
-    def gather(contents: Any, weight_key: str) -> MetricRecord:
-        return MetricRecord({"n": sum(len(c["metrics"]["per_class"]) for c in contents)})
-
-    base = base_of("message", train_metrics_aggr_fn=gather, evaluate_metrics_aggr_fn=gather)
-    proxies = [FakeProxy(f"{k}", k, number=k, extra={"per_class": [0.5] * (k + 1)}) for k in range(3)]
-    server = Server("message", selection("message", 3, base), proxies).play(1)
-    assert [r.num_completed for r in server.strategy.history.rounds] == [3]
-    assert dict(server.result.train_metrics_clientapp[1]) == {"n": 6}
 
 
 def test_history_holds_the_central_evaluation_and_on_round_is_told_once() -> None:

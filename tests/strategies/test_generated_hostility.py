@@ -26,7 +26,6 @@ from flwr.common import (
     Parameters,
     Status,
     ndarray_to_bytes,
-    ndarrays_to_parameters,
 )
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -171,47 +170,42 @@ class World:
     round: int = 0
     models: list[list[np.ndarray]] = field(default_factory=list)
 
-    def reply_of(self, k: int) -> Reply:
-        """What hostile client k sends in this round."""
-        self.sent += 1
-        return self.course[self.round - 2][k]
+    def facts_of(self, k: int) -> Mapping[str, Any]:
+        """What client k says of itself; it is hostile from number ``HONEST`` on."""
+        return {"client_id": f"h{k}", "num_examples": 10 + k} if k < HONEST else self.said[k - HONEST]
 
-    def answer_of(self, k: int) -> Reply:
-        """What hostile client k answers to a probe or an evaluation."""
-        return self.course[max(0, self.round - 2)][(k + 3) % HOSTILE]
+    def reply_of(self, k: int, trained: bool) -> Reply:
+        """What client k sends after training, or answers to a probe or an evaluation."""
+        if k < HONEST:
+            return Reply(honest_model(k, self.round), 10 + k, honest_metrics(k, self.round), 3)
+        self.sent += trained
+        return self.course[max(0, self.round - 2)][(k - HONEST + (0 if trained else 3)) % HOSTILE]
 
 
 class Proxy(FakeProxy):
-    """A client of the legacy API; a hostile one from number ``HONEST`` on."""
+    """A client of the legacy API."""
 
     def __init__(self, world: World, k: int) -> None:
         super().__init__(f"node-{k}", f"h{k}", number=k)
-        self.world, self.k = world, k
+        self.world = world
 
     def get_properties(self, ins: Any, timeout: Any, group_id: Any) -> GetPropertiesRes:
-        if self.k < HONEST:
-            return GetPropertiesRes(OK, {"client_id": f"h{self.k}", "num_examples": 10 + self.k})
-        return GetPropertiesRes(OK, dict(self.world.said[self.k - HONEST]))
+        return GetPropertiesRes(OK, dict(self.world.facts_of(self.number)))
 
-    def fit(self, ins: Any, timeout: Any, group_id: Any) -> FitRes:
-        if self.k < HONEST:
-            model, metrics = honest_model(self.k, self.world.round), honest_metrics(self.k, self.world.round)
-            return FitRes(OK, ndarrays_to_parameters(model), 10 + self.k, metrics)
-        reply = self.world.reply_of(self.k - HONEST)
+    def _reply(self, trained: bool, refusal: Code) -> tuple[Reply, Status]:
+        reply = self.world.reply_of(self.number, trained)
         if reply.way == 6:
             raise ValueError(str(reply.metrics))
-        status = OK if reply.way < 7 else Status(Code.FIT_NOT_IMPLEMENTED, str(reply.metrics))
+        return reply, OK if reply.way < 7 else Status(refusal, str(reply.metrics))
+
+    def fit(self, ins: Any, timeout: Any, group_id: Any) -> FitRes:
+        reply, status = self._reply(True, Code.FIT_NOT_IMPLEMENTED)
         tensors = [one if isinstance(one, bytes) else ndarray_to_bytes(one) for one in reply.model]
         return FitRes(status, Parameters(tensors, "numpy.ndarray"), reply.count, dict(reply.metrics))
 
     def evaluate(self, ins: Any, timeout: Any, group_id: Any) -> EvaluateRes:
-        if self.k < HONEST:
-            return EvaluateRes(OK, 1.0, 10, honest_metrics(self.k, self.world.round))
-        reply = self.world.answer_of(self.k - HONEST)
-        if reply.way == 6:
-            raise ValueError(str(reply.metrics))
+        reply, status = self._reply(False, Code.EVALUATE_NOT_IMPLEMENTED)
         loss: Any = reply.metrics.get("loss", float("nan"))
-        status = OK if reply.way < 7 else Status(Code.EVALUATE_NOT_IMPLEMENTED, "")
         return EvaluateRes(status, loss, reply.count, dict(reply.metrics))
 
 
@@ -236,22 +230,13 @@ class Node:
 
     def handle(self, message: Message) -> RecordDict | Error | None:
         kind = message.metadata.message_type
-        honest = self.k < HONEST
         if kind == MessageType.QUERY:
-            facts = {"client_id": f"h{self.k}", "num_examples": 10 + self.k}
-            return RecordDict(_records(facts if honest else self.world.said[self.k - HONEST]))
-        if honest:
-            record = _records({"num-examples": 10 + self.k, **honest_metrics(self.k, self.world.round)})
-            if kind == MessageType.TRAIN:
-                own = honest_model(self.k, self.world.round)
-                record["arrays"] = ArrayRecord({n: Array(a) for n, a in zip(NAMES, own, strict=True)})
-            return RecordDict(record)
-        train = kind == MessageType.TRAIN
-        reply = self.world.reply_of(self.k - HONEST) if train else self.world.answer_of(self.k - HONEST)
+            return RecordDict(_records(self.world.facts_of(self.k)))
+        reply = self.world.reply_of(self.k, kind == MessageType.TRAIN)
         if reply.way >= 6:
             return Error(reply.way, str(reply.metrics)) if reply.way == 6 else None
         record = _records({"num-examples": reply.count, **reply.metrics})
-        if train:
+        if kind == MessageType.TRAIN:
             names = [*NAMES, "more"] if reply.way else [*reversed(NAMES), "more"]
             record["model" if reply.way == 1 else "arrays"] = ArrayRecord(
                 {name: _array(one) for name, one in zip(names, reply.model, strict=False)}

@@ -11,10 +11,8 @@ from flwr.common import FitRes, ndarrays_to_parameters
 
 from fedsel_flwr import strategies
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError
-from fedsel_flwr.rounds.replies import Reply
-from fedsel_flwr.selectors import Random, create, names
+from fedsel_flwr.selectors import create, names
 from fedsel_flwr.strategies import Filter, Validation, message
-from tests.rounds.written import Written, core_of, facts
 from tests.strategies import numpy_world as world
 from tests.strategies.either_api import APIS, Server, base_of, private, selection
 from tests.strategies.flower_world import legacy_base, proxies
@@ -129,23 +127,6 @@ def test_schemes_that_mix_in_the_old_model_are_refused_on_bases_that_are_no_aver
     if api == "message":  # shares of all examples, where the base weighs by something else
         with pytest.raises(ParameterError, match=f"{averaging}.*'share'.*averaging='fedpdp'"):
             _strategy(api, "random", base_of(api, weighted_by_key="share"), averaging=averaging)
-
-
-def test_models_that_are_no_arrays_cannot_be_filtered() -> None:
-    """A forest of trees as the global model: FedCA would keep every reply and say nothing."""
-    for options, refused in (
-        ({"validation": world.validation(), "filter": Filter()}, True),
-        ({"averaging": "mean"}, True),
-        ({}, False),
-    ):
-        core = core_of(Random(clients_per_round=2, seed=0), **options)
-        chosen = core.choose(["a", "b"], None, Written(facts("a", "b")))
-        replies = {node: Reply(num_examples=3, metrics={"latency_s": 1.0}) for node in chosen}
-        if refused:
-            with pytest.raises(RunError, match="cannot be decoded into NumPy arrays"):
-                core.collect(replies)
-        else:
-            assert core.collect(replies).usable == ["a", "b"]
 
 
 @APIS

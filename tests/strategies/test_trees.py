@@ -14,6 +14,7 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.common import FitIns, FitRes, Parameters
 
 from fedsel_flwr.errors import RunError
+from fedsel_flwr.strategies import Filter
 from fedsel_flwr.strategies.wrapping import bases
 from tests.strategies.both_ways import Course, play_legacy, play_messages
 from tests.strategies.either_api import APIS, selection
@@ -116,13 +117,13 @@ def test_several_rounds_in_which_nobody_was_usable_are_an_error_in_the_log(
 
 
 @APIS
-@pytest.mark.parametrize("reads", ["update", "accuracy", ""])
+@pytest.mark.parametrize("reads", ["update", "accuracy", "filter", ""])
 def test_what_works_on_the_numbers_of_a_model_is_refused(api: str, reads: str) -> None:
-    """Whether a selector reads them or, without one that does, the averaging scheme mixes them."""
+    """Whether a selector reads them, FedCA's filter does, or without them the averaging scheme mixes them."""
     nothing = two_examples(lambda arrays, inputs: np.zeros((len(inputs), 2)))
-    options: Any = {"averaging": "fedpdp"}
-    if reads:
-        options = {"selector": Spy(reads), "validation": nothing, "min_available": 3}
+    options: dict[str, Any] = {"validation": nothing, "min_available": 3, "selector": Spy(reads)}
+    if reads in ("filter", ""):
+        options = {"validation": nothing, "filter": Filter()} if reads else {"averaging": "fedpdp"}
     with pytest.raises(RunError, match="the global model cannot be decoded into NumPy arrays"):
         _play(api, rounds=1, **options)
 

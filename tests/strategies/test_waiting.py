@@ -224,17 +224,6 @@ def test_evaluation_is_reproducible_though_node_ids_are_random() -> None:
 # ---- the initial model of the legacy API -----------------------------------------------------------------------------
 
 
-def _without_model(**options: Any) -> SelectionStrategy:
-    return SelectionStrategy(Random(clients_per_round=2, seed=0), max_latency=9.0, **options)
-
-
-def test_the_initial_model_comes_from_a_client_when_the_base_has_none() -> None:
-    proxies = fleet(3)
-    Federation(_without_model(wait_timeout=1.0), proxies).play(1)
-    seen = [parameters_to_ndarrays(ins.parameters) for proxy in proxies for ins in proxy.fits]
-    assert [[a.tolist() for a in arrays] for arrays in seen] == [[a.tolist() for a in model(7.0)]] * 2
-
-
 def test_the_initial_model_is_waited_for_and_a_client_that_fails_is_passed_over() -> None:
     class Broken(FakeProxy):
         def get_parameters(self, ins: GetParametersIns, timeout: float | None, group_id: int | None) -> Any:
@@ -242,22 +231,23 @@ def test_the_initial_model_is_waited_for_and_a_client_that_fails_is_passed_over(
                 raise ValueError("no model here")
             return GetParametersRes(Status(Code.GET_PARAMETERS_NOT_IMPLEMENTED, "no"), Parameters([], ""))
 
-    federation = Federation(_without_model(wait_timeout=5.0))
+    proxies = [Broken("a", "a", number=0), Broken("b", "b", number=1), FakeProxy("c", "c", number=2)]
+    strategy = SelectionStrategy(Random(clients_per_round=3, seed=0), max_latency=9.0, wait_timeout=0.3)
+    with pytest.raises(FedSelError, match="initial model"):
+        run_rounds(strategy, [], 1)
+    strategy = SelectionStrategy(Random(clients_per_round=3, seed=0), max_latency=9.0, wait_timeout=5.0)
+    federation = Federation(strategy)
 
     def arrive() -> None:
         time.sleep(0.2)
-        for proxy in (Broken("a", "a", number=0), Broken("b", "b", number=1), FakeProxy("c", "c", number=2)):
+        for proxy in proxies:
             federation.manager.register(proxy)
 
     thread = _meanwhile(arrive)
     federation.play(1)
     thread.join()
-    assert [array.shape for array in federation.arrays()] == [array.shape for array in model()]
-
-
-def test_no_initial_model_within_the_bound_is_an_error() -> None:
-    with pytest.raises(FedSelError, match="initial model"):
-        run_rounds(_without_model(wait_timeout=0.3), [], 1)
+    seen = [parameters_to_ndarrays(ins.parameters) for proxy in proxies for ins in proxy.fits]
+    assert [[a.tolist() for a in arrays] for arrays in seen] == [[a.tolist() for a in model(7.0)]] * 3
 
 
 def test_a_base_that_samples_a_client_for_its_initial_model_is_bounded_too() -> None:

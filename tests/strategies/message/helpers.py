@@ -18,7 +18,6 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
-from fedsel_flwr.selectors import Random
 from fedsel_flwr.strategies.message import SelectionStrategy
 from tests.strategies.helpers import FakeProxy, parameters_to_ndarrays
 from tests.strategies.message.faults import FAULTS, ODD_BUT_GOOD, Fault
@@ -310,18 +309,3 @@ class RecordingBase(FedAvg):
         messages = list(replies)
         self.given.append([copy.deepcopy(message) for message in messages])
         return super().aggregate_train(server_round, messages)
-
-
-def dispatched(grid: FakeGrid) -> list[list[str]]:
-    """The client ids that each batch of TRAIN messages went to, in the order sent."""
-    return [
-        [str(grid.nodes[message.metadata.dst_node_id].proxy.client_id) for message in batch]
-        for batch in grid.sent
-        if batch and batch[0].metadata.message_type == MessageType.TRAIN
-    ]
-
-
-def wrapped(cohort: int = 3, base: Any = None, **kwargs: Any) -> SelectionStrategy:
-    """A strategy that chooses at random and waits for a short time only."""
-    options = {"max_latency": 9.0, "wait_timeout": 0.4, **kwargs}
-    return SelectionStrategy(Random(clients_per_round=cohort, seed=0), base or fedavg(), **options)
