@@ -11,34 +11,28 @@ import logging
 import pickle
 import struct
 import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
-from flwr.common import (
-    Code,
-    EvaluateRes,
-    FitRes,
-    GetPropertiesRes,
-    Parameters,
-    Status,
-    ndarray_to_bytes,
-)
+from flwr.app import ArrayRecord, MetricRecord
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from fedsel_flwr.aggregation.filter import Filter
+from fedsel_flwr.flower import task_identity
 from fedsel_flwr.rounds.measuring import Validation
 from fedsel_flwr.rounds.settings import MetricKeys
 from fedsel_flwr.selectors import RoundReport, create
+from fedsel_flwr.testing.fleet import NoReply, Reply
+from fedsel_flwr.testing.in_process import RUN, SERVER, TASK, InProcessGrid, InProcessProxy
 from fedsel_flwr.testing.random_rounds import nonfinite_key
 from tests.strategies.either_api import base_of, selection
-from tests.strategies.helpers import OK, SHAPES, FakeProxy, Federation
-from tests.strategies.message.helpers import FakeGrid
-from tests.strategies.message.models import NAMES, arrays_of
+from tests.strategies.helpers import SHAPES, Federation
+from tests.strategies.message.models import arrays_of
 
 HONEST, HOSTILE, ROUNDS, MAX_LATENCY = 3, 8, 10, 5.0
 BASES = ("FedAvg", "FedAdam", "FedYogi", "FedAvgM", "FedMedian", "FedTrimmedAvg", "Krum")
@@ -79,16 +73,14 @@ def _huge() -> bytes:
 
 
 RAW = st.one_of(st.binary(max_size=40), st.sampled_from([_pickled(), _huge(), b"PK\x03\x04", b""]))
-Model = list[Any]
-"""Arrays, or bytes in the place of one."""
 
 
 @st.composite
-def models(draw: Any) -> Model:
-    """Arrays near a model's form, with a number that is odd here and there."""
+def models(draw: Any) -> list[np.ndarray] | bytes:
+    """Arrays near a model's form, with a number that is odd here and there, or bytes that are none."""
     kind = draw(st.integers(0, 7))
     if kind == 0:
-        return draw(st.lists(RAW, max_size=2))
+        return draw(RAW)
     dtype = np.dtype(draw(st.sampled_from(DTYPES)))
     shapes = SHAPES if kind > 1 else draw(st.lists(st.sampled_from([*SHAPES, (), (0,), (2, 3)]), max_size=3))
     value, odd = draw(st.floats(-3, 3)), draw(NUMBER)
@@ -102,37 +94,23 @@ def models(draw: Any) -> Model:
     return arrays
 
 
-@dataclass(frozen=True)
-class Reply:
-    """What a hostile client sends after training.
-
-    Attributes:
-        model: Arrays or bytes.
-        count: The number of examples.
-        metrics: What it reports.
-        way: 0 to 5: as it should; 6 an error; 7 nothing, or a refusal.
-    """
-
-    model: Model
-    count: Any
-    metrics: Mapping[str, Any]
-    way: int
-
-
 @st.composite
-def courses(draw: Any) -> list[list[Reply]]:
-    """A reply for each round and each hostile client, of parts that are put together anew."""
+def courses(draw: Any) -> list[list[tuple[Reply, int]]]:
+    """A reply for each round and each hostile client, of parts that are put together anew, and the way it comes.
+
+    The ways 0 to 4: as it should; 5: not at all; 6: as an error; 7: as a refusal.
+    """
     several = {"min_size": 4, "max_size": 6}
     arrays, metrics = draw(st.lists(models(), **several)), draw(st.lists(METRICS, **several))
     counts = draw(st.lists(st.one_of(st.integers(1, 99), SCALAR), **several))
     mixed = np.random.default_rng(draw(st.integers(0, 2**32)))
 
-    def one() -> Reply:
+    def one() -> tuple[Reply, int]:
         a, c, m = (int(mixed.integers(len(part))) for part in (arrays, counts, metrics))
         own = dict(metrics[m])
         if mixed.random() < 0.5:  # the rest is more often looked at where the latency is sound
             own["latency_s"] = float(mixed.uniform(0.1, 4.0))
-        return Reply(arrays[a], counts[c], own, int(mixed.integers(8)))
+        return Reply(arrays[a], counts[c], own), int(mixed.integers(8))
 
     return [[one() for _ in range(HOSTILE)] for _ in range(ROUNDS)]
 
@@ -154,145 +132,105 @@ def honest_metrics(k: int, round: int) -> dict[str, Any]:
     return {
         "latency_s": 0.5 + 0.25 * k + 0.05 * (round % 3), "energy_j": 1.0 + k, "energy_score": 0.25 * (1 + k),
         "loss": 1.0 + 0.1 * k + 0.01 * round, "rms_loss": 1.5 + 0.1 * k + 0.01 * round, "train_loss": 0.5,
-        "local_accuracy": 0.25 * (1 + k), "sketch": np.array([k, 1, 0, 1], "<f4").tobytes(),
-        "gradient": np.full(8, k, "<f4").tobytes(),
+        "local_accuracy": 0.25 * (1 + k), "sketch": np.array([k, 1, 0, 1], "<f4"),
+        "gradient": np.full(8, k, "<f4"),
     }  # fmt: skip
+
+
+def _recordable(value: Any) -> Any:
+    """A value in a type that Flower's records take."""
+    if isinstance(value, bytes):
+        return [float(len(value))]
+    if isinstance(value, int):
+        return int(value) if abs(value) < 2**63 else [2**62, -(2**62)]
+    return value
 
 
 @dataclass
 class World:
-    """One play: who said what, and how many hostile replies were sent."""
+    """One play: the clients in the form of ``fedsel_flwr.testing``, hostile from number ``HONEST`` on.
 
-    course: list[list[Reply]]
+    Attributes:
+        api: "legacy" or "message".
+        course: What hostile clients send after training.
+        said: What they say of themselves.
+        sent: How many hostile replies were sent.
+        models: The global model after each round.
+    """
+
+    api: str
+    course: list[list[tuple[Reply, int]]]
     said: list[Mapping[str, Any]]
-    evaluates: bool = False
     sent: int = 0
-    round: int = 0
+    round: int = 1
     models: list[list[np.ndarray]] = field(default_factory=list)
+    connected: dict[str, int] = field(default_factory=lambda: {str(100 + k): k for k in range(HONEST)})
 
-    def facts_of(self, k: int) -> Mapping[str, Any]:
-        """What client k says of itself; it is hostile from number ``HONEST`` on."""
-        return {"client_id": f"h{k}", "num_examples": 10 + k} if k < HONEST else self.said[k - HONEST]
+    def nodes(self) -> list[Any]:
+        return [SimpleNamespace(node_id=int(node), name="") for node in self.connected]
 
-    def reply_of(self, k: int, trained: bool) -> Reply:
-        """What client k sends after training, or answers to a probe or an evaluation."""
+    def in_arrival_order(self, items: Sequence[Any]) -> list[Any]:
+        return list(items)
+
+    def properties_of(self, node: str) -> dict[str, Any]:
+        k = self.connected[node]
+        return {"client_id": f"h{k}", "num_examples": 10 + k} if k < HONEST else dict(self.said[k - HONEST])
+
+    def training_reply(self, node: str, model: Any, config: Any) -> Reply:
+        k = self.connected[node]
         if k < HONEST:
-            return Reply(honest_model(k, self.round), 10 + k, honest_metrics(k, self.round), 3)
-        self.sent += trained
-        return self.course[max(0, self.round - 2)][(k - HONEST + (0 if trained else 3)) % HOSTILE]
+            return Reply(honest_model(k, self.round), 10 + k, honest_metrics(k, self.round))
+        self.sent += 1
+        return self._hostile(k - HONEST)
 
+    def evaluation_reply(self, node: str, config: Any) -> tuple[float, Any, dict[str, Any]]:
+        k = self.connected[node]
+        if k < HONEST:
+            return 1.0, 10, honest_metrics(k, self.round)
+        reply = self._hostile((k + 3) % HOSTILE)
+        return reply.metrics.get("loss", float("nan")), reply.num_examples, reply.metrics
 
-class Proxy(FakeProxy):
-    """A client of the legacy API."""
-
-    def __init__(self, world: World, k: int) -> None:
-        super().__init__(f"node-{k}", f"h{k}", number=k)
-        self.world = world
-
-    def get_properties(self, ins: Any, timeout: Any, group_id: Any) -> GetPropertiesRes:
-        return GetPropertiesRes(OK, dict(self.world.facts_of(self.number)))
-
-    def _reply(self, trained: bool, refusal: Code) -> tuple[Reply, Status]:
-        reply = self.world.reply_of(self.number, trained)
-        if reply.way == 6:
+    def _hostile(self, k: int) -> Reply:
+        reply, way = self.course[max(0, self.round - 2)][k]
+        if way == 5:
+            raise NoReply
+        if way == 6:
             raise ValueError(str(reply.metrics))
-        return reply, OK if reply.way < 7 else Status(refusal, str(reply.metrics))
+        if self.api == "message":
+            told = {key: _recordable(value) for key, value in reply.metrics.items()}
+            reply = replace(reply, num_examples=_recordable(reply.num_examples), metrics=told)
+        return replace(reply, refused=str(reply.metrics) if way == 7 else "")
 
-    def fit(self, ins: Any, timeout: Any, group_id: Any) -> FitRes:
-        reply, status = self._reply(True, Code.FIT_NOT_IMPLEMENTED)
-        tensors = [one if isinstance(one, bytes) else ndarray_to_bytes(one) for one in reply.model]
-        return FitRes(status, Parameters(tensors, "numpy.ndarray"), reply.count, dict(reply.metrics))
-
-    def evaluate(self, ins: Any, timeout: Any, group_id: Any) -> EvaluateRes:
-        reply, status = self._reply(False, Code.EVALUATE_NOT_IMPLEMENTED)
-        loss: Any = reply.metrics.get("loss", float("nan"))
-        return EvaluateRes(status, loss, reply.count, dict(reply.metrics))
+    def next_round(self) -> list[str]:
+        """Begin a round; returns the nodes that are new."""
+        self.round += 1
+        new = {str(200 + k): k for k in range(HONEST, HONEST + HOSTILE)} if self.round == 2 else {}
+        self.connected |= new
+        return list(new)
 
 
 def play_legacy(world: World, strategy: Any) -> None:
     """Play the course with a server of the legacy API."""
-    everybody = [Proxy(world, k) for k in range(HONEST + HOSTILE)]
-    federation = Federation(strategy, everybody[:HONEST])
-    for world.round in range(1, ROUNDS + 2):
-        for proxy in everybody[HONEST:] if world.round == 2 else ():
-            federation.manager.register(proxy)
+    clients: Any = world
+    federation = Federation(strategy, [InProcessProxy(node, clients) for node in world.connected])
+    for _ in range(ROUNDS + 1):
         world.models.append(federation.play(1).arrays())
-
-
-class Node:
-    """A node of the Message API, for :class:`FakeGrid`."""
-
-    ready = 0.0
-
-    def __init__(self, world: World, k: int) -> None:
-        self.world, self.k = world, k
-        self.received: list[Message] = []
-
-    def handle(self, message: Message) -> RecordDict | Error | None:
-        kind = message.metadata.message_type
-        if kind == MessageType.QUERY:
-            return RecordDict(_records(self.world.facts_of(self.k)))
-        reply = self.world.reply_of(self.k, kind == MessageType.TRAIN)
-        if reply.way >= 6:
-            return Error(reply.way, str(reply.metrics)) if reply.way == 6 else None
-        record = _records({"num-examples": reply.count, **reply.metrics})
-        if kind == MessageType.TRAIN:
-            names = [*NAMES, "more"] if reply.way else [*reversed(NAMES), "more"]
-            record["model" if reply.way == 1 else "arrays"] = ArrayRecord(
-                {name: _array(one) for name, one in zip(names, reply.model, strict=False)}
-            )
-        if reply.way == 2:
-            record["second"] = MetricRecord({"num-examples": 3})
-        return RecordDict(record)
-
-
-class Grid(FakeGrid):
-    """A grid that copies nothing: every message of this play is made anew."""
-
-    def _deliver(self, message: Message) -> None:
-        answer = self.nodes[message.metadata.dst_node_id].handle(message)
-        if answer is not None:
-            reply: Message = Message(answer, reply_to=message)  # type: ignore[call-overload]
-            self._replies[message.metadata.message_id] = (0.0, reply)
-
-
-def _array(one: Any) -> Array:
-    if isinstance(one, bytes):
-        return Array(dtype="float32", shape=(2,), stype="numpy.ndarray", data=one)
-    return Array(one)
-
-
-def _records(said: Mapping[str, Any]) -> dict[str, Any]:
-    """What is said, in the types that Flower's records take: numbers as metrics, the rest as configuration."""
-    metrics, config, records = dict[str, Any](), dict[str, Any](), dict[str, Any]()
-    for key, value in said.items():
-        if key in ("sketch", "gradient") and isinstance(value, bytes) and len(value) % 4 == 0:
-            records[key] = ArrayRecord({"0": Array(np.frombuffer(value, "<f4"))})
-        elif isinstance(value, bool | str | bytes):
-            config[key] = value
-            if key != "client_id":  # a metric would stand in its place
-                metrics[key] = [float(len(value))] if isinstance(value, str | bytes) else int(value)
-        elif isinstance(value, int):
-            metrics[key] = value if abs(value) < 2**63 else [2**62, -(2**62)]
-        else:
-            metrics[key] = value
-    return records | {"metrics": MetricRecord(metrics), "config": ConfigRecord(config)}
+        for node in world.next_round():
+            federation.manager.register(InProcessProxy(node, clients))
 
 
 def play_messages(world: World, strategy: Any) -> None:
     """Play the course with a server of the Message API."""
-    nodes: Any = {100 + k: Node(world, k) for k in range(HONEST)}
-    grid = Grid(nodes, seed=None)
 
-    def next_round(number: int, arrays: ArrayRecord) -> MetricRecord:
-        world.round = number + 1
+    def evaluated(number: int, arrays: ArrayRecord) -> MetricRecord:
         if number:
             world.models.append(arrays.to_numpy_ndarrays())
-        if number == 1:
-            grid.nodes |= {200 + k: Node(world, k) for k in range(HONEST, HONEST + HOSTILE)}  # type: ignore[misc]
+            world.next_round()
         return MetricRecord({"loss": 1.0})
 
-    strategy.start(grid, arrays_of(), ROUNDS + 1, timeout=5.0, evaluate_fn=next_round)
+    clients: Any = world
+    with task_identity(RUN, TASK, SERVER):
+        strategy.start(InProcessGrid(clients), arrays_of(), ROUNDS + 1, timeout=5.0, evaluate_fn=evaluated)
 
 
 PLAY: dict[str, Any] = {"legacy": play_legacy, "message": play_messages}
@@ -361,17 +299,17 @@ def _finite(value: Any) -> bool:
     return True
 
 
-def _check(api: str, name: str, base: str, world: World) -> int:
+def _check(name: str, base: str, world: World, evaluates: bool) -> int:
     """Play, look at everything that is left, and return how many hostile replies were sent."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Flower's averages, on metrics that overflow
-        own = {"server_momentum": 0.5} if (api, base) == ("legacy", "FedAvgM") else {}
+        own = {"server_momentum": 0.5} if (world.api, base) == ("legacy", "FedAvgM") else {}
         strategy = selection(
-            api, _made(name), base_of(api, base, fraction_evaluate=float(world.evaluates), **own),
+            world.api, _made(name), base_of(world.api, base, fraction_evaluate=float(evaluates), **own),
             validation=validation(), learning_rate=0.1, min_available=1, max_latency=MAX_LATENCY, busy_timeout=0.0,
             filter=Filter(score="accuracy") if name.startswith("fedcm") else None,
         )  # fmt: skip
-        PLAY[api](world, strategy)
+        PLAY[world.api](world, strategy)
     assert [record.round for record in strategy.history.rounds] == list(range(1, ROUNDS + 2))
     assert all(_finite([model]) for model in world.models)
     assert base != "FedAvg" or all([a.dtype for a in model] == [np.float32] * 2 for model in world.models)
@@ -422,7 +360,7 @@ def _generated(api: str, examples: int) -> int:
     )
     def play(course: Any, said: Any, name: str, base: str, evaluates: bool) -> None:
         nonlocal sent
-        sent += _check(api, name, base, World(course, said, evaluates))
+        sent += _check(name, base, World(api, course, said), evaluates)
 
     play()
     return sent

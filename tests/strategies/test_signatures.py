@@ -48,15 +48,9 @@ def test_the_signature_shows_the_selectors_parameters_and_the_strategys(cls: Any
     assert all(p.kind is p.KEYWORD_ONLY for p in parameters.values())
     assert not {"self", "selector", "params"} & parameters.keys()
     assert {name: parameters[name].default for name in {**DEFAULTS, **own}} == {**DEFAULTS, **own}
+    assert inspect.signature(SelectionStrategy).parameters["max_latency"].kind is inspect.Parameter.KEYWORD_ONLY
     text = pydoc.render_doc(cls, renderer=pydoc.plaintext)
     assert all(name in text for name in {**DEFAULTS, **own})
-
-
-def test_selection_strategy_signature() -> None:
-    parameters = inspect.signature(SelectionStrategy).parameters
-    assert list(parameters)[:2] == ["selector", "base"]
-    assert parameters["max_latency"].kind is inspect.Parameter.KEYWORD_ONLY
-    assert {name: parameters[name].default for name in DEFAULTS} == DEFAULTS
 
 
 @pytest.mark.parametrize("name", [name for name in strategies.__all__ if name.isupper() or name.startswith("Fed")])
