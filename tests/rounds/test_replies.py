@@ -161,6 +161,21 @@ def test_num_examples_must_be_a_positive_integer(count: Any) -> None:
     assert (result.completed, result.latency_s) == (False, 5.0)
 
 
+@pytest.mark.parametrize(
+    ("name", "told", "problems"),
+    [
+        ("loss", {"loss": 0.5}, ()), ("loss", {}, ("loss: not reported",)),
+        ("loss", {"loss": "x"}, ("loss: 'x' cannot be used",)), ("energy_score", {}, ("energy_score: not reported",)),
+        ("energy_score", {"energy_score": 0.5}, ()), ("energy_score", {"energy_j": 1.0}, ()),  # derived from joules
+        ("energy_score", {"energy_score": 2.0}, ("energy_score: 2.0 cannot be used",)),
+    ],
+)  # fmt: skip
+def test_a_column_that_is_wanted_is_read_or_said_to_be_missing(name: str, told: Any, problems: Any) -> None:
+    reply = good(latency_s=1.0, **told)
+    result = read_reply(reply, Settings(max_latency=5.0), client_id="7", wanted=frozenset({name}))
+    assert (result.completed, result.problems) == (True, problems)
+
+
 def test_a_missing_reference_skips_the_arrays_only() -> None:
     reply = Reply(arrays=None, num_examples=2, metrics={"latency_s": 1.0})
     result = read_reply(reply, Settings(max_latency=5.0), client_id="7")
