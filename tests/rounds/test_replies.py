@@ -155,10 +155,12 @@ def test_an_unusable_part_is_unknown_and_the_rest_stays(key: str, value: Any) ->
     assert len(result.problems) == 1
 
 
-@pytest.mark.parametrize("count", [0, -1, 1.0, 2.5, "10", None, True, float("nan"), float("inf"), [3]])
-def test_num_examples_must_be_a_positive_integer(count: Any) -> None:
+@pytest.mark.parametrize("count", [0, -1, 1.0, 2.5, "10", None, True, float("nan"), float("inf"), [3], 2**53 + 1])
+def test_num_examples_must_be_a_positive_integer_that_a_double_holds(count: Any) -> None:
     result = read(Reply(arrays=REFERENCE, num_examples=count, metrics={"latency_s": 1.0}))
     assert (result.completed, result.latency_s) == (False, 5.0)
+    assert "num_examples: expected an integer from 1 to 9007199254740992" in result.problems[0]
+    assert read(Reply(arrays=REFERENCE, num_examples=2**53, metrics={"latency_s": 1.0})).completed
 
 
 @pytest.mark.parametrize(

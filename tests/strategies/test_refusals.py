@@ -182,7 +182,8 @@ def _secure_round(name: str, shared: bool = True, answering: int = world.FLEET, 
 @pytest.mark.parametrize("name", [*READERS, "random"])
 def test_secure_aggregation_is_refused_at_the_first_aggregate(name: str) -> None:
     """Equal updates in objects of their own are none, and so is a single reply."""
-    said = rf"{name} reads each client's update, .*secure aggregation \(SecAgg\).*cs-ucb"
+    cure = "such as cs-ucb or bsfl, and have the clients report their latency"
+    said = rf"{name} reads each client's update, .*secure aggregation \(SecAgg\).*{cure}"
     with pytest.raises(RunError, match="SecAgg" if name == "random" else said):
         _secure_round(name, filter=Filter() if name == "random" or name.startswith("fedcm") else None)
     _secure_round(name, shared=False, channels=3)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,17 +18,15 @@ from flwr.server.superlink.linkstate.utils import (
     REPLY_MESSAGE_UNAVAILABLE_ERROR_REASON,
 )
 
-from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.eligibility import Busy
 from fedsel_flwr.selectors import CSUCB
 from fedsel_flwr.strategies.message import TimedGrid
-from fedsel_flwr.strategies.wrapping import bases
 from fedsel_flwr.strategies.wrapping.client_manager import with_late_replies
 from fedsel_flwr.strategies.wrapping.failure_reasons import reason_in, reason_of
 from fedsel_flwr.strategies.wrapping.legacy_transport import ask_all, introduce_client
 from fedsel_flwr.strategies.wrapping.message_transport import send_windowed
 from fedsel_flwr.strategies.wrapping.waiting import LateReplies
-from tests.strategies.either_api import APIS, Server, selection
+from tests.strategies.either_api import Server, selection
 from tests.strategies.helpers import OK, FakeProxy, fleet, initial
 from tests.strategies.message.helpers import FakeGrid, FakeNode, crowd, play
 from tests.strategies.message.models import arrays_of
@@ -174,16 +171,6 @@ def test_without_a_timeout_there_is_no_answer() -> None:
     assert [row.problem for row in server.strategy.history.clients] == ["", "no answer"]
 
 
-@APIS
-def test_too_many_examples_are_refused_with_the_bound(api: str) -> None:
-    proxies = [FakeProxy("a", 0), FakeProxy("b", 1, fault="huge-examples")]
-    strategy = Server(api, selection(api, 2), proxies).play(1).strategy
-    assert strategy.history.clients[0].problem == ""
-    assert strategy.history.clients[1].problem.startswith(
-        "num_examples: expected an integer from 1 to 9007199254740992"
-    )
-
-
 # ---- messages that the SuperLink does not take: nobody waits for their answers --------------------------------------
 
 
@@ -324,12 +311,3 @@ def test_under_secure_aggregation_the_selector_learns_the_reported_latencies() -
     assert rows["0"] == (1.0, "reported", "")
     assert rows["2"] == (8.0, "max_latency", "latency: not reported, max_latency taken")
     assert rows["3"] == (8.0, "max_latency", "no answer")
-
-
-def test_what_is_recommended_under_secure_aggregation_works() -> None:
-    """The message names selectors of latencies, and says that these must be reported then."""
-    shared = SimpleNamespace()
-    with pytest.raises(RunError, match="such as cs-ucb or bsfl, and have the clients report their latency"):
-        bases.check_not_aggregated([shared, shared], "gpfl")
-    bases.check_not_aggregated([SimpleNamespace(), SimpleNamespace()], "gpfl")
-    bases.check_not_aggregated([shared], "gpfl")
