@@ -52,21 +52,6 @@ def test_a_scenario_s_own_averaging_overrules_the_paper_s() -> None:
     assert resolve_settings(Random(clients_per_round=3)).averaging is None
 
 
-@pytest.mark.parametrize("name", ["rpow-d", "cpow-d", "fedcor"])
-def test_the_vectorized_engine_averages_so_too(name: str) -> None:
-    """Ten clients of unequal sizes, all of whom train: with the weights the model is FedAvg's of random."""
-    keys = {"num_clients": 10, "clients_per_round": 10, "rounds": 1, "partition.alpha": 0.3}
-
-    def trained(selector: str, **more: Any) -> list[np.ndarray]:
-        scenario = load_scenario("smoke", {**keys, "partition.kind": "dirichlet", "selector": selector, **more})
-        return list(simulate(scenario, engine="vectorized").arrays)
-
-    usual, plain = trained("random"), trained(name)
-    close(usual, trained(name, **{"aggregation.averaging": "fedpdp"}))
-    close(plain, trained("random", **{"aggregation.averaging": "mean"}))
-    assert max(np.abs(a - c).max() for a, c in zip(usual, plain, strict=True)) > 1e-4
-
-
 # ---- no base is refused: each ends where it ends alone with clients of one example each ------------------------------
 
 
@@ -104,3 +89,21 @@ def test_every_kind_of_base(api: str, name: str) -> None:
             start = as_record(b"") if trees else arrays_of()
             courses.append(play_messages(strategy, nodes, Course(), start).models)
     assert courses[0] == courses[1]
+
+
+# ---- last, since it loads torch, and Flower's messages collect garbage ----------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["rpow-d", "cpow-d", "fedcor"])
+def test_the_vectorized_engine_averages_so_too(name: str) -> None:
+    """Ten clients of unequal sizes, all of whom train: with the weights the model is FedAvg's of random."""
+    keys = {"num_clients": 10, "clients_per_round": 10, "rounds": 1, "partition.alpha": 0.3}
+
+    def trained(selector: str, **more: Any) -> list[np.ndarray]:
+        scenario = load_scenario("smoke", {**keys, "partition.kind": "dirichlet", "selector": selector, **more})
+        return list(simulate(scenario, engine="vectorized").arrays)
+
+    usual, plain = trained("random"), trained(name)
+    close(usual, trained(name, **{"aggregation.averaging": "fedpdp"}))
+    close(plain, trained("random", **{"aggregation.averaging": "mean"}))
+    assert max(np.abs(a - c).max() for a, c in zip(usual, plain, strict=True)) > 1e-4
