@@ -117,7 +117,10 @@ class Server:
     def dispatched(self) -> list[list[str]]:
         """The ids of the clients that trained in each round, in the order of the ids."""
         rounds = sorted({number for proxy in self.proxies for number in proxy.fit_rounds})
-        ids = {number: [str(p.client_id) for p in self.proxies if number in p.fit_rounds] for number in rounds}
+        ids = {
+            number: [str(p.client_id) for p in self.proxies for one in p.fit_rounds if one == number]
+            for number in rounds
+        }
         return [sorted(ids[number], key=lambda one: (len(one), one)) for number in rounds]
 
     def given(self) -> list[tuple[list[tuple[str, dict[str, Any]]], int]]:
