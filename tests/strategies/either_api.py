@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, MessageType, MetricRecord
+from flwr.app import ArrayRecord, MessageType, MetricRecord
 from flwr.common import FitRes
 from flwr.server import strategy as legacy_bases
 from flwr.serverapp import strategy as message_bases
@@ -16,10 +16,10 @@ from fedsel_flwr.selectors import Random
 from fedsel_flwr.strategies import SelectionStrategy as LegacyStrategy
 from fedsel_flwr.strategies.message import SelectionStrategy as MessageStrategy
 from tests.strategies import helpers
-from tests.strategies.helpers import FakeProxy, Federation, initial, update
+from tests.strategies.helpers import FakeProxy, Federation, initial, model, update
 from tests.strategies.message import helpers as message_helpers
 from tests.strategies.message.helpers import FakeGrid, FakeNode, node_id
-from tests.strategies.message.models import NAMES, arrays_of
+from tests.strategies.message.models import NAMES, named
 
 APIS = pytest.mark.parametrize("api", ["legacy", "message"])
 BASES: dict[str, Any] = {"legacy": legacy_bases, "message": message_bases}
@@ -70,13 +70,21 @@ class Server:
         strategy: The strategy.
         proxies: The clients.
         timeout: Seconds that a round may take; None: no limit in the legacy API, 5 in the Message API.
+        start: The initial model in the Message API; in the legacy API it is the base's.
         node: Keyword arguments of the nodes of the Message API.
     """
 
     def __init__(
-        self, api: str, strategy: Any, proxies: Iterable[FakeProxy] = (), timeout: float | None = None, **node: Any
+        self,
+        api: str,
+        strategy: Any,
+        proxies: Iterable[FakeProxy] = (),
+        timeout: float | None = None,
+        start: list[np.ndarray] | None = None,
+        **node: Any,
     ) -> None:
         self.api, self.strategy, self.timeout, self._node = api, strategy, timeout, {"extra": {}, **node}
+        self._start = start or model()
         self.proxies: list[FakeProxy] = []
         self.federation, self.grid = Federation(strategy, timeout=timeout), FakeGrid()
         self.models: list[list[np.ndarray]] = []
@@ -109,7 +117,8 @@ class Server:
                 self.models.append(arrays.to_numpy_ndarrays())
             return MetricRecord({"loss": 1.0})
 
-        start = ArrayRecord(dict(zip(NAMES, map(Array, self.models[-1]), strict=True))) if self.models else arrays_of()
+        arrays = self.models[-1] if self.models else self._start
+        start = named(arrays, NAMES[: len(arrays)])
         seconds = 5.0 if self.timeout is None else self.timeout
         self.result = self.strategy.start(self.grid, start, rounds, seconds, evaluate_fn=evaluated)
         return self
