@@ -128,7 +128,7 @@ def test_the_servers_clock_bounds_every_report(reported: Any, observed: float, s
     assert (absent.latency_s, absent.latency_source, absent.problems) == (observed, "observed", ())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(metrics=METRICS)
 def test_only_our_own_keys_are_looked_at(metrics: dict[str, Any]) -> None:
     foreign = {key: value for key, value in metrics.items() if key not in OURS}
@@ -227,7 +227,7 @@ def test_no_introduction_can_stop_a_round(said: dict[str, tuple[Any, Any]]) -> N
     assert all(np.isfinite(np.asarray(v, dtype=float)).all() for v in selector.state_dict().values())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(replies=st.lists(REPLIES, min_size=4, max_size=4), clock=st.sampled_from(["virtual", "server"]))
 def test_a_round_of_anything_leaves_the_selector_and_the_history_finite(replies: list[Reply], clock: Any) -> None:
     selector = selectors.BSFL(clients_per_round=4, min_latency=0.1, seed=0)

@@ -101,7 +101,7 @@ def test_what_is_not_usable_reaches_the_base_as_an_error_of_its_node() -> None:
 
 
 @APIS
-@pytest.mark.parametrize("base", ["FedAvg", "FedMedian", "FedTrimmedAvg", "Krum"])
+@pytest.mark.parametrize("base", ["FedAvg", "FedMedian", "Krum"])
 def test_no_single_fault_ends_the_run_of_any_base(api: str, base: str) -> None:
     for fault in [*_names(api), *(of_nodes.ODD_BUT_GOOD if api == "message" else ())]:
         strategy = selection(api, 4, base_of(api, base), busy_timeout=0.0)
