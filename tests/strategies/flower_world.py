@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord
 from flwr.common import EvaluateIns, EvaluateRes, FitIns, FitRes, GetPropertiesIns, GetPropertiesRes
 from flwr.common import ndarrays_to_parameters as encoded
 from flwr.server import strategy as legacy_bases
 from flwr.serverapp import strategy as message_bases
 
 from tests.strategies import numpy_world as world
-from tests.strategies.helpers import OK, FakeProxy, Federation, parameters_to_ndarrays
-from tests.strategies.message.helpers import FakeGrid, FakeNode, node_id, play
+from tests.strategies.either_api import Server
+from tests.strategies.helpers import OK, FakeProxy, parameters_to_ndarrays
 
 
 class WorldProxy(FakeProxy):
@@ -52,17 +51,13 @@ def message_base() -> message_bases.FedAvg:
 
 def play_legacy(strategy: Any, rounds: int) -> list[world.Array]:
     """Play rounds; returns the global model after each of them."""
-    federation, models = Federation(strategy, proxies()), []
-    for _ in range(rounds):
-        models.append(federation.play().arrays()[0])
-    return models
+    return [arrays[0] for arrays in Server("legacy", strategy, proxies()).play(rounds).models]
 
 
 def play_messages(strategy: Any, rounds: int) -> list[world.Array]:
     """Play rounds; returns the global model after each of them."""
-    grid = FakeGrid({node_id(k): FakeNode(proxy, extra={}) for k, proxy in enumerate(proxies())})
-    _, models = play(strategy, grid, rounds, initial_arrays=ArrayRecord({"model": Array(world.initial())}))
-    return [np.frombuffer(one[0]) for one in models]
+    server = Server("message", strategy, proxies(), start=[world.initial()])
+    return [arrays[0] for arrays in server.play(rounds).models]
 
 
 def comparable(history: Any) -> Any:

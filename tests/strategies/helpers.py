@@ -219,8 +219,11 @@ UPDATE_FAULTS: dict[str, Fault] = {
     "complex": arrays_fault(lambda arrays: [a.astype(np.complex64) for a in arrays]),
     "bytes": _raw(b"\x00garbage", b"more"),
     "zip": _raw(_npz(), _npz()),
+    "too-large": arrays_fault(lambda arrays: [np.full(a.shape, 1e300) for a in arrays]),
 }
-EXAMPLE_FAULTS: dict[str, Fault] = {"negative-examples": _examples(-5), "no-examples": _examples(0)}
+EXAMPLE_FAULTS: dict[str, Fault] = {
+    "negative-examples": _examples(-5), "no-examples": _examples(0), "huge-examples": _examples(2**62),
+}  # fmt: skip
 LATENCY_FAULTS: dict[str, Fault] = {
     "latency-negative": _metric("latency_s", -1),
     "latency-text": _metric("latency_s", "fast"),

@@ -6,22 +6,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import pytest
-from flwr.app import Array, ArrayRecord
 from flwr.common import FitIns, FitRes, GetPropertiesIns, GetPropertiesRes, ndarrays_to_parameters
-from flwr.server import strategy as legacy_bases
-from flwr.serverapp import strategy as message_bases
 
 from fedsel_flwr.selectors import RoundReport
 from fedsel_flwr.selectors.base import Selector
-from fedsel_flwr.strategies import SelectionStrategy as LegacyStrategy
 from fedsel_flwr.strategies import Validation
-from fedsel_flwr.strategies.message import SelectionStrategy as MessageStrategy
-from tests.strategies.helpers import OK, FakeProxy, Federation, parameters_to_ndarrays
-from tests.strategies.message.helpers import FakeGrid, FakeNode, node_id, play
+from tests.strategies.either_api import APIS, Server, base_of, selection
+from tests.strategies.helpers import OK, FakeProxy, parameters_to_ndarrays
 
+__all__ = [
+    "APIS", "MAX_LATENCY", "A", "B", "C", "Counted", "Script", "Scripted", "Spy", "play_scripted", "two_examples",
+]  # fmt: skip
 MAX_LATENCY = 9.0
-APIS = pytest.mark.parametrize("api", ["legacy", "message"])
 Script = Callable[[int, int, Any], Any]
 """From client, round and received model to the client's new model."""
 # Three models over two examples, as rows (logits of example 0, logits of example 1):
@@ -93,15 +89,9 @@ def play_scripted(
     """Play scripted clients through an API; returns the strategy and the model after each round."""
     first = np.array(start, dtype=np.float64)
     everyone = [Scripted(k, script, report, facts) for k in range(clients)]
-    options = {"max_latency": MAX_LATENCY, "min_available": 1, **options}
+    own = base or base_of(api)
     if api == "legacy":
-        own = base or legacy_bases.FedAvg(fraction_evaluate=0.0)
-        inner = getattr(own, "strategy", own)
-        inner.initial_parameters = ndarrays_to_parameters([first])
-        strategy: Any = LegacyStrategy(selector, own, **options)
-        federation = Federation(strategy, everyone)
-        return strategy, [federation.play().arrays()[0].tolist() for _ in range(rounds)]
-    strategy = MessageStrategy(selector, base or message_bases.FedAvg(fraction_evaluate=0.0), **options)
-    grid = FakeGrid({node_id(p.number): FakeNode(p, extra={}) for p in everyone})
-    _, models = play(strategy, grid, rounds, initial_arrays=ArrayRecord({"w": Array(first)}))
-    return strategy, [np.frombuffer(one[0]).reshape(first.shape).tolist() for one in models]
+        getattr(own, "strategy", own).initial_parameters = ndarrays_to_parameters([first])
+    strategy = selection(api, selector, own, **{"max_latency": MAX_LATENCY, "min_available": 1, **options})
+    server = Server(api, strategy, everyone, start=[first]).play(rounds)
+    return strategy, [arrays[0].tolist() for arrays in server.models]

@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 from flwr import serverapp
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from flwr.serverapp import strategy as flower
 
 from fedsel_flwr.errors import RunError
-from fedsel_flwr.selectors import Random
-from fedsel_flwr.strategies.message import SelectionStrategy
-from tests.strategies.helpers import FakeProxy
-from tests.strategies.message.helpers import FakeGrid, FakeNode, crowd, dispatched, fedavg, node_id, play
+from tests.strategies.either_api import Server, base_of, selection
+from tests.strategies.helpers import fleet
 
 pytestmark = pytest.mark.timeout(30)
 COHORT, FLEET = 3, 10
@@ -36,47 +34,43 @@ class Counting(flower.Strategy):
         self.seen.append([message.metadata.dst_node_id for message in messages])
         return messages[: self.most]
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
-        return self.strategy.aggregate_train(server_round, replies)
+    def aggregate_train(self, *args: Any) -> Any:
+        return self.strategy.aggregate_train(*args)
 
     def configure_evaluate(self, *args: Any) -> Any:
         return self.strategy.configure_evaluate(*args)
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        return self.strategy.aggregate_evaluate(server_round, replies)
+    def aggregate_evaluate(self, *args: Any) -> Any:
+        return self.strategy.aggregate_evaluate(*args)
 
     def summary(self) -> None:
         self.strategy.summary()
 
 
-def _strategy(base: flower.Strategy, **kwargs: Any) -> SelectionStrategy:
-    return SelectionStrategy(Random(clients_per_round=COHORT, seed=0), base, max_latency=9.0, **kwargs)
+def _server(base: flower.Strategy, **options: Any) -> Server:
+    return Server("message", selection("message", COHORT, base, **options), fleet(FLEET, extra={"one": 1.0}))
 
 
 @pytest.mark.parametrize("options", [{}, {"fraction_train": 0.1}, {"min_train_nodes": 7, "min_available_nodes": 8}])
 @pytest.mark.parametrize("layers", [1, 2])
 def test_a_wrapper_sees_exactly_the_chosen(layers: int, options: dict[str, Any]) -> None:
-    inner = fedavg(**options)
+    inner = base_of("message", **options)
     outer: Any = inner
     for _ in range(layers):
         outer = Counting(outer)
-    strategy, grid = _strategy(outer), FakeGrid(crowd(FLEET))
-    play(strategy, grid, 3)
-    assert [[str(grid.nodes[node].proxy.client_id) for node in seen] for seen in outer.seen] == dispatched(grid)
-    assert [len(seen) for seen in outer.seen] == [COHORT] * 3
+    server = _server(outer).play(3)
+    seen = [[str(server.grid.nodes[node].proxy.client_id) for node in nodes] for nodes in outer.seen]
+    assert seen == server.dispatched()
     assert "configure_train" not in vars(inner)  # as it was
-    assert [one.num_completed for one in strategy.history.rounds] == [COHORT] * 3
+    assert [one.num_completed for one in server.strategy.history.rounds] == [COHORT] * 3
 
 
-def test_a_wrapper_that_asks_others_is_refused_by_name() -> None:
+def test_a_wrapper_that_asks_others_is_refused_by_name_and_the_base_of_an_error_is_as_it_was() -> None:
     with pytest.raises(RunError, match="Counting configured 2 messages, but the selector chose 3 nodes"):
-        play(_strategy(Counting(fedavg(), most=2)), FakeGrid(crowd(FLEET)), 1)
-
-
-def test_the_base_of_an_error_is_as_it_was() -> None:
-    inner = fedavg(fraction_train=0.0)
+        _server(Counting(base_of("message"), most=2)).play(1)
+    inner = base_of("message", fraction_train=0.0)
     with pytest.raises(RunError, match=r"its fraction_train is 0\.0"):
-        play(_strategy(Counting(inner)), FakeGrid(crowd(FLEET)), 1)
+        _server(Counting(inner)).play(1)
     assert "configure_train" not in vars(inner)
 
 
@@ -120,51 +114,38 @@ class Adding:
         self.sizes = list(state["sizes"])
 
 
-def _private(kind: str, accountant: Adding) -> flower.Strategy:
-    wrapper = getattr(flower, f"DifferentialPrivacy{kind}FixedClipping")
-    made: flower.Strategy = wrapper(
-        fedavg(weighted_by_key="one"), noise_multiplier=0.5, clipping_norm=1.0, num_sampled_clients=COHORT,
+def _private(accountant: Adding, kind: str = "ServerSide", **options: Any) -> Server:
+    base = getattr(flower, f"DifferentialPrivacy{kind}FixedClipping")(
+        base_of("message", weighted_by_key="one"), noise_multiplier=0.5, clipping_norm=1.0, num_sampled_clients=COHORT,
         accountant=accountant,
     )  # fmt: skip
-    return made
-
-
-def _fleet() -> FakeGrid:
-    return FakeGrid(
-        {
-            node_id(k): FakeNode(FakeProxy(str(node_id(k)), k, number=k), extra={"one": 1.0, "acc": 0.5})
-            for k in range(FLEET)
-        }
-    )
+    return _server(base, **options)
 
 
 @accounted
 @pytest.mark.parametrize("kind", ["ServerSide", "ClientSide"])
 def test_differential_privacy_with_an_accountant_runs_and_counts_every_round(kind: str) -> None:
     accountant = Adding()
-    strategy = _strategy(_private(kind, accountant))
-    result, _ = play(strategy, _fleet(), 3)
+    server = _private(accountant, kind).play(3)
     assert accountant.sizes == [COHORT] * 3
-    assert [one.num_completed for one in strategy.history.rounds] == [COHORT] * 3
-    assert result.arrays is not None
+    assert [one.num_completed for one in server.strategy.history.rounds] == [COHORT] * 3
 
 
 @accounted
 def test_the_accountant_goes_on_with_the_run(tmp_path: Path) -> None:
     for rounds in (2, 4):
         accountant = Adding()
-        strategy = _strategy(_private("ServerSide", accountant), checkpoint_dir=tmp_path, resume=True)
-        play(strategy, _fleet(), rounds)
+        _private(accountant, checkpoint_dir=tmp_path, resume=True).play(rounds)
         assert accountant.num_releases == rounds
 
 
 @accounted
 def test_a_privacy_budget_that_is_spent_ends_the_run_in_flowers_error() -> None:
     accountant = Adding(limit=2)
-    strategy = _strategy(_private("ServerSide", accountant))
+    server = _private(accountant)
     with pytest.raises(Exception, match="max_epsilon") as raised:
-        play(strategy, _fleet(), 4)
+        server.play(4)
     assert type(raised.value).__name__ == "PrivacyBudgetExhausted"
-    assert (accountant.num_releases, len(strategy.history.rounds)) == (2, 2)
-    assert strategy.last_model is not None
-    assert strategy.last_model.round == 2
+    assert (accountant.num_releases, len(server.strategy.history.rounds)) == (2, 2)
+    assert server.strategy.last_model is not None
+    assert server.strategy.last_model.round == 2

@@ -1,277 +1,208 @@
-"""Who is dispatched and what the base aggregates, through Flower's own server and client manager."""
+"""Who is dispatched and what the base aggregates, through Flower's own servers of both APIs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.common import EvaluateRes, FitRes, Parameters, ndarrays_to_parameters, parameters_to_ndarrays
-from flwr.server.client_manager import SimpleClientManager
-from flwr.server.strategy import (
-    DifferentialPrivacyServerSideAdaptiveClipping,
-    DifferentialPrivacyServerSideFixedClipping,
-    FedAdam,
-    FedAvg,
-    FedAvgM,
-    FedMedian,
-    FedProx,
-    FedTrimmedAvg,
-    FedXgbCyclic,
-    FedYogi,
-    Krum,
-    Strategy,
-)
+from flwr.app import ConfigRecord, Message, MessageType
+from flwr.common import EvaluateRes, FitRes, ndarrays_to_parameters
+from flwr.server.strategy import FedAvg as LegacyFedAvg
+from flwr.serverapp.strategy import FedAvg
 
 from fedsel_flwr.errors import RunError
-from fedsel_flwr.selectors import CSUCB as CSUCBSelector
-from fedsel_flwr.selectors import Random
-from fedsel_flwr.strategies import BSFL, CSUCB, SelectionStrategy
-from tests.strategies.helpers import (
-    OK,
-    FakeProxy,
-    Federation,
-    chosen,
-    fedavg,
-    fleet,
-    initial,
-    model,
-    run_rounds,
-    update,
-)
+from fedsel_flwr.selectors import BSFL, CSUCB
+from tests.strategies.either_api import APIS, Server, base_of, close, mean_of, private, selection
+from tests.strategies.helpers import OK, FakeProxy, chosen, fedavg, fleet, initial, model, update
+from tests.strategies.message.helpers import FakeGrid, crowd, play
+from tests.strategies.message.models import arrays_of
 
 pytestmark = pytest.mark.timeout(60)
-COHORT, FLEET, ROUNDS = 5, 12, 4
-
-
-def _common(**kwargs: Any) -> dict[str, Any]:
-    return {"fraction_evaluate": 0.0, "initial_parameters": initial(), **kwargs}
-
-
-BASES: dict[str, Callable[[], Strategy]] = {
-    "FedAvg": lambda: FedAvg(**_common()),
-    "FedAvg-not-inplace": lambda: FedAvg(**_common(inplace=False)),
-    "FedAvg-fraction-0": lambda: FedAvg(**_common(fraction_fit=0.0)),
-    "FedAvg-fraction-.1": lambda: FedAvg(**_common(fraction_fit=0.1)),
-    "FedAvg-wants-more": lambda: FedAvg(**_common(min_fit_clients=9, min_available_clients=9)),
-    "FedProx": lambda: FedProx(**_common(proximal_mu=0.1)),
-    "FedAdam": lambda: FedAdam(**_common()),
-    "FedYogi": lambda: FedYogi(**_common()),
-    "FedAvgM": lambda: FedAvgM(**_common(server_learning_rate=0.5, server_momentum=0.9)),
-    "Krum": lambda: Krum(**_common(num_malicious_clients=1)),
-    "MultiKrum": lambda: Krum(**_common(num_malicious_clients=1, num_clients_to_keep=3)),
-    "FedTrimmedAvg": lambda: FedTrimmedAvg(**_common(beta=0.25)),
-    "FedMedian": lambda: FedMedian(**_common()),
-    "DP-fixed": lambda: DifferentialPrivacyServerSideFixedClipping(
-        FedAvg(**_common(fraction_fit=0.1)), noise_multiplier=0.0, clipping_norm=1.0, num_sampled_clients=COHORT
-    ),
-    "DP-adaptive": lambda: DifferentialPrivacyServerSideAdaptiveClipping(
-        FedAvg(**_common()), noise_multiplier=0.0, num_sampled_clients=COHORT, clipped_count_stddev=0.0
-    ),
+COHORT, FLEET, ROUNDS = 5, 12, 3
+AVERAGES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "fraction-.1": {"fraction_train": 0.1},
+    "wants-more": {"min_train_nodes": 9, "min_available_nodes": 9},
+    "proximal": {"name": "FedProx", "proximal_mu": 0.1},
 }
+OF_ONE_API: dict[str, dict[str, dict[str, Any]]] = {
+    "legacy": {"not-inplace": {"inplace": False}, "fraction-0": {"fraction_train": 0.0}},
+    "message": {"other-names": {"arrayrecord_key": "weights", "configrecord_key": "settings"}},
+}
+CASES = [(api, name) for api in OF_ONE_API for name in [*AVERAGES, *OF_ONE_API[api], "private"]]
 
 
-def alone(base: Strategy, cohorts: list[list[str]]) -> list[Parameters]:
-    """The models the base makes by itself from the same clients' results, in row order."""
-    parameters = base.initialize_parameters(SimpleClientManager())
-    assert parameters is not None
-    models = []
-    for server_round, ids in enumerate(cohorts, start=1):
-        manager = SimpleClientManager()
-        for proxy in fleet(FLEET):  # all of them: the base may ask for any number
-            manager.register(proxy)
-        base.configure_fit(server_round, parameters, manager)
-        clients = {str(proxy.client_id): proxy for proxy in fleet(FLEET)}
-        results = [
-            (
-                clients[client_id],
-                FitRes(
-                    OK,
-                    ndarrays_to_parameters(update(int(client_id), parameters_to_ndarrays(parameters), server_round)),
-                    clients[client_id].num_examples,
-                    {},
-                ),
-            )
-            for client_id in ids
-        ]
-        aggregated, _ = base.aggregate_fit(server_round, results, [])
-        assert aggregated is not None
-        parameters = aggregated
-        models.append(parameters)
-    return models
-
-
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("name", BASES)
-def test_exactly_the_chosen_train_and_the_model_is_the_bases_own(name: str) -> None:
-    strategy = SelectionStrategy(Random(clients_per_round=COHORT, seed=3), BASES[name](), max_latency=60.0)
-    proxies = fleet(FLEET)
-    federation = Federation(strategy, proxies, max_workers=COHORT).play(ROUNDS)
+@pytest.mark.parametrize(("api", "name"), CASES)
+def test_exactly_the_chosen_train_and_the_model_is_their_average(api: str, name: str) -> None:
+    """Whatever number the base would ask; bases that are no averages are compared in test_wrapped_bases."""
+    if name == "private":
+        base = private(api, base_of(api, fraction_train=0.1), clients=COHORT)
+    else:
+        base = base_of(api, **{**AVERAGES, **OF_ONE_API[api]}[name])
+    strategy = selection(api, BSFL(clients_per_round=COHORT, min_latency=0.1, alpha=1.0, seed=5), base)
+    server = Server(api, strategy, fleet(FLEET)).play(ROUNDS)
     cohorts = chosen(strategy)
     assert [len(set(cohort)) for cohort in cohorts] == [COHORT] * ROUNDS
     assert len({tuple(cohort) for cohort in cohorts}) > 1
-    for server_round, cohort in enumerate(cohorts, start=1):
-        dispatched = [str(p.client_id) for p in proxies for r in p.fit_rounds if r == server_round]
-        assert sorted(dispatched) == sorted(cohort)
-        assert cohort == sorted(cohort, key=int)  # rows follow the ids
+    assert server.dispatched() == cohorts  # rows follow the ids
     assert all(row.completed and not row.problem for row in strategy.history.clients)
-    assert federation.models == [list(p.tensors) for p in alone(BASES[name](), cohorts)]
-
-
-@pytest.mark.parametrize("name", BASES)
-def test_the_default_server_loop_runs_with_every_base(name: str) -> None:
-    strategy = CSUCB(clients_per_round=COHORT, max_latency=60.0, seed=1, base=BASES[name]())
-    server, _ = run_rounds(strategy, fleet(FLEET), 5, max_workers=COHORT)
-    assert [r.num_completed for r in strategy.history.rounds] == [COHORT] * 5
-    assert all(np.isfinite(array).all() for array in parameters_to_ndarrays(server.parameters))
-
-
-def test_fedavg_equals_the_sum_by_hand_in_row_order() -> None:
-    strategy = BSFL(clients_per_round=COHORT, min_latency=0.1, seed=5, base=fedavg(fraction_fit=0.1))
-    federation = Federation(strategy, fleet(FLEET), max_workers=COHORT).play(ROUNDS)
     current = model()
-    for server_round, cohort in enumerate(chosen(strategy), start=1):
+    for server_round, (cohort, arrays) in enumerate(zip(cohorts, server.models, strict=True), start=1):
+        if name != "private":  # which clips the updates
+            close(arrays, mean_of(map(int, cohort), current, server_round))
+        current = arrays
+    if api == "message":
+        sent = [[str(server.grid.nodes[m.metadata.dst_node_id].proxy.client_id) for m in b] for b in server.batches()]
+        assert sent == cohorts  # each once, in this order
+
+
+def test_fedavg_equals_the_sum_by_hand_in_row_order_to_the_bit() -> None:
+    strategy = selection("legacy", COHORT)
+    server = Server("legacy", strategy, fleet(FLEET)).play(ROUNDS)
+    current = model()
+    for server_round, (cohort, arrays) in enumerate(zip(chosen(strategy), server.models, strict=True), start=1):
         numbers = [int(client_id) for client_id in cohort]
-        examples = [10 + 3 * n for n in numbers]
-        updates = [update(n, current, server_round) for n in numbers]
-        sums = [np.zeros_like(array) for array in current]
-        for i, (arrays, count) in enumerate(zip(updates, examples, strict=True)):
-            weight = np.float64(count / sum(examples))
-            terms = [(array * weight).astype(np.float32) for array in arrays]
-            sums = terms if i == 0 else [s + t for s, t in zip(sums, terms, strict=True)]
+        total = sum(10 + 3 * n for n in numbers)
+        sums: Any = None
+        for n in numbers:
+            weight = np.float64((10 + 3 * n) / total)
+            terms = [(array * weight).astype(np.float32) for array in update(n, current, server_round)]
+            sums = terms if sums is None else [s + t for s, t in zip(sums, terms, strict=True)]
         current = sums
-        assert federation.models[server_round - 1] == ndarrays_to_parameters(current).tensors
+        assert [a.tobytes() for a in arrays] == [a.tobytes() for a in current]
 
 
-def test_clients_get_the_global_model_and_the_bases_config() -> None:
-    base = FedProx(
-        fraction_evaluate=0.0,
-        initial_parameters=initial(),
-        proximal_mu=0.25,
-        on_fit_config_fn=lambda r: {"lr": 0.1 / r},
-    )
-    strategy = SelectionStrategy(Random(clients_per_round=3, seed=0), base)
+@APIS
+def test_neither_connections_nor_the_order_of_replies_change_choices_or_bits(api: str) -> None:
+    runs = []
+    for order in (range(10), reversed(range(10)), (3, 1, 4, 0, 5, 9, 2, 6, 8, 7)):
+        proxies = [FakeProxy(f"z{9 * i % 10}", k, number=k, delay=0.002 * i) for i, k in enumerate(order)]
+        strategy = selection(api, CSUCB(clients_per_round=6, max_latency=60.0, seed=0), max_latency=60.0)
+        server = Server(api, strategy, proxies).play(5)
+        bits = [[array.tobytes() for array in arrays] for arrays in server.models]
+        runs.append((chosen(strategy), bits, repr(strategy.history.rounds)))
+    assert runs[0] == runs[1] == runs[2]
+
+
+# ---- legacy API ------------------------------------------------------------------------------------------------------
+
+
+def test_clients_get_the_global_model_and_the_bases_config_which_stays_as_it_was() -> None:
+    shared = {"epochs": 1, "lr": 0.1}
     proxies = fleet(6)
-    federation = Federation(strategy, proxies).play(3)
-    before = [initial().tensors, *federation.models]
+    base = base_of("legacy", "FedProx", proximal_mu=0.25, on_fit_config_fn=lambda r: {**shared, "round": r})
+    server = Server("legacy", selection("legacy", 3, base), proxies).play(3)
+    before = [model(), *server.models]
     for proxy in proxies:
         for ins, server_round in zip(proxy.fits, proxy.fit_rounds, strict=True):
-            assert ins.config == {"lr": 0.1 / server_round, "proximal_mu": 0.25}
-            assert ins.parameters.tensors == before[server_round - 1]
-
-
-def test_a_config_shared_by_all_rounds_is_not_changed() -> None:
-    shared = {"epochs": 1, "lr": 0.1}
-    strategy = SelectionStrategy(Random(clients_per_round=3, seed=0), fedavg(on_fit_config_fn=lambda r: shared))
+            assert ins.config == {**shared, "round": server_round, "proximal_mu": 0.25}
+            assert ins.parameters.tensors == ndarrays_to_parameters(before[server_round - 1]).tensors
     proxies = fleet(6)
-    Federation(strategy, proxies).play(3)
+    Server("legacy", selection("legacy", 3, fedavg(on_fit_config_fn=lambda r: shared)), proxies).play(3)
     assert shared == {"epochs": 1, "lr": 0.1}
     assert all(ins.config == shared for proxy in proxies for ins in proxy.fits)
 
 
-@pytest.mark.timeout(60)
-def test_the_order_of_replies_does_not_change_the_bits() -> None:
-    models = []
-    for sign in (1, -1):
-        proxies = fleet(8)
-        for proxy in proxies:
-            proxy.delay = 0.04 + sign * 0.005 * proxy.number
-        strategy = CSUCB(clients_per_round=8, max_latency=60.0, seed=0, base=fedavg())
-        models.append(Federation(strategy, proxies, max_workers=8).play(3).models)
-    assert models[0] == models[1]
-
-
-@pytest.mark.parametrize("permutation", [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]])
+@pytest.mark.parametrize("permutation", [[3, 2, 1, 0], [2, 0, 3, 1]])
 def test_results_in_any_order_reach_the_base_by_row(permutation: list[int]) -> None:
-    strategy = SelectionStrategy(Random(clients_per_round=4, seed=0), fedavg())
-    manager = SimpleClientManager()
-    for proxy in fleet(4, cid=lambda k: f"node-{9 - k}"):
-        manager.register(proxy)
-    pairs = strategy.configure_fit(server_round=1, parameters=initial(), client_manager=manager)
+    strategy = selection("legacy", 4)
+    server = Server("legacy", strategy, fleet(4, cid=lambda k: f"node-{9 - k}"))
+    pairs = strategy.configure_fit(server_round=1, parameters=initial(), client_manager=server.federation.manager)
     results = {client.cid: (client, client.fit(ins, None, 1)) for client, ins in pairs}
-    ordered = [results[f"node-{9 - k}"] for k in permutation]
-    parameters, _ = strategy.aggregate_fit(1, ordered, [])
-    reference, _ = fedavg().aggregate_fit(
-        1,
-        [
-            (client, FitRes(OK, ndarrays_to_parameters(update(k, model(), 1)), 10 + 3 * k, {}))
-            for k, (client, _) in enumerate(results[f"node-{9 - k}"] for k in range(4))
-        ],
-        [],
-    )
+    parameters, _ = strategy.aggregate_fit(1, [results[f"node-{9 - k}"] for k in permutation], [])
+    in_order: list[Any] = [
+        (results[f"node-{9 - k}"][0], FitRes(OK, ndarrays_to_parameters(update(k, model(), 1)), 10 + 3 * k, {}))
+        for k in range(4)
+    ]
+    reference, _ = fedavg().aggregate_fit(1, in_order, [])
     assert parameters is not None
     assert reference is not None
     assert parameters.tensors == reference.tensors
 
 
-def test_a_base_that_picks_its_own_client_is_refused_by_name() -> None:
-    strategy = SelectionStrategy(
-        Random(clients_per_round=3, seed=0), FedXgbCyclic(fraction_evaluate=0.0, initial_parameters=initial())
-    )
-    proxies = fleet(6)
-    with pytest.raises(RunError, match="FedXgbCyclic"):
-        run_rounds(strategy, proxies, 1)
-    assert not any(proxy.fits for proxy in proxies)
-
-
 def test_a_base_that_dispatches_nobody_or_one_twice_is_refused() -> None:
-    class Nobody(FedAvg):
+    class Nobody(LegacyFedAvg):
         def configure_fit(self, server_round: int, parameters: Any, client_manager: Any) -> Any:
             return []
 
-    class Twice(FedAvg):
+    class Twice(LegacyFedAvg):
         def configure_fit(self, server_round: int, parameters: Any, client_manager: Any) -> Any:
             pairs = super().configure_fit(server_round, parameters, client_manager)
             return [pairs[0], *pairs[:-1]]
 
-    for base in (Nobody(initial_parameters=initial()), Twice(initial_parameters=initial())):
-        strategy = SelectionStrategy(Random(clients_per_round=3, seed=0), base)
-        with pytest.raises(RunError, match=type(base).__name__):
-            run_rounds(strategy, fleet(6), 1)
+    for base in (Nobody, Twice):
+        with pytest.raises(RunError, match=base.__name__):
+            Server("legacy", selection("legacy", 3, base_of("legacy", base)), fleet(6)).play(1)
 
 
 def test_a_base_that_hands_out_instructions_in_its_own_order_keeps_them() -> None:
-    class Personal(FedAvg):
+    class Personal(LegacyFedAvg):
         def configure_fit(self, server_round: int, parameters: Any, client_manager: Any) -> Any:
             pairs = super().configure_fit(server_round, parameters, client_manager)
             return [(c, type(i)(i.parameters, {"you": c.cid})) for c, i in reversed(pairs)]
 
     proxies = fleet(6)
-    Federation(SelectionStrategy(Random(clients_per_round=3, seed=0), Personal(**_common())), proxies).play(2)
+    Server("legacy", selection("legacy", 3, base_of("legacy", Personal)), proxies).play(2)
     assert all(ins.config == {"you": proxy.cid} for proxy in proxies for ins in proxy.fits)
-
-
-def test_fewer_than_asked_for_all_train() -> None:
-    strategy = SelectionStrategy(Random(clients_per_round=5, seed=0), fedavg(), min_available=2)
-    Federation(strategy, fleet(3)).play(2)
-    assert chosen(strategy) == [["0", "1", "2"]] * 2
-
-
-def test_the_same_seed_chooses_the_same_and_the_selector_is_asked_once_a_round() -> None:
-    runs = []
-    for _ in range(2):
-        selector = CSUCBSelector(clients_per_round=4, max_latency=10.0, seed=11)
-        strategy = SelectionStrategy(selector, fedavg())
-        Federation(strategy, fleet(10)).play(6)
-        assert selector.round == 6
-        assert int(selector.state_dict()["plays"].sum()) == 24
-        runs.append(chosen(strategy))
-    assert runs[0] == runs[1]
 
 
 def test_evaluations_are_aggregated_in_the_order_of_the_clients_ids() -> None:
     """Whatever their connections are called: sums of floats depend on the order."""
 
-    class Ordered(FedAvg):
+    class Ordered(LegacyFedAvg):
         def aggregate_evaluate(self, server_round: int, results: Any, failures: Any) -> Any:
             order.append([client.cid for client, _ in results])
             return super().aggregate_evaluate(server_round, results, failures)
 
     order: list[list[str]] = []
-    base = Ordered(fraction_evaluate=1.0, min_evaluate_clients=3, min_available_clients=3, initial_parameters=initial())
-    strategy = SelectionStrategy(Random(clients_per_round=3, seed=0), base, max_latency=60.0)
-    Federation(strategy, [FakeProxy("x", 10), FakeProxy("y", 9), FakeProxy("z", 2)]).play(1)
-    answers = [(proxy, EvaluateRes(OK, 0.5, 3, {})) for proxy in (FakeProxy("x"), FakeProxy("z"), FakeProxy("y"))]
+    base = base_of("legacy", Ordered, fraction_evaluate=1.0, min_evaluate_nodes=3, min_available_nodes=3)
+    strategy = selection("legacy", 3, base)
+    Server("legacy", strategy, [FakeProxy("x", 10), FakeProxy("y", 9), FakeProxy("z", 2)]).play(1)
+    answers = [(FakeProxy(cid), EvaluateRes(OK, 0.5, 3, {})) for cid in ("x", "z", "y")]
     strategy.aggregate_evaluate(1, answers, [])
     assert order[-1] == ["z", "y", "x"]
+
+
+# ---- Message API -----------------------------------------------------------------------------------------------------
+
+
+def test_configure_train_returns_a_list_of_messages_with_configs_of_their_own() -> None:
+    strategy = selection("message", 4, base_of("message", "FedProx", proximal_mu=0.5))
+    grid, config = FakeGrid(crowd(8)), ConfigRecord({"lr": 0.1, "sizes": [1, 2]})
+    messages = strategy.configure_train(1, arrays_of(2.0), config, grid)
+    assert type(messages) is list
+    assert len({m.metadata.dst_node_id for m in messages}) == len(messages) == 4
+    configs = [m.content["config"] for m in messages]
+    assert len({id(c) for c in configs} | {id(config)}) == 5
+    configs[0]["lr"] = 9.0
+    configs[0]["sizes"].append(3)
+    assert [dict(c) for c in configs[1:]] == [{"lr": 0.1, "sizes": [1, 2], "server-round": 1, "proximal-mu": 0.5}] * 3
+    assert (config["lr"], config["sizes"]) == (0.1, [1, 2])
+    assert {m.metadata.message_type for m in messages} == {MessageType.TRAIN}
+    for message in messages:
+        assert [a.tolist() for a in message.content["arrays"].to_numpy_ndarrays()] == [a.tolist() for a in model(2.0)]
+    assert len({id(m.content) for m in messages}) == 4
+
+
+def test_message_type_and_group_of_the_bases_message_are_kept() -> None:
+    class Grouped(FedAvg):
+        def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Any:
+            for message in super().configure_train(server_round, arrays, config, grid):  # a generator, too
+                to, group = message.metadata.dst_node_id, f"r{server_round}"
+                yield Message(message.content, to, "train.special", ttl=77.0, group_id=group)
+
+    strategy = selection("message", 2, base_of("message", Grouped))
+    messages = strategy.configure_train(1, arrays_of(), ConfigRecord(), FakeGrid(crowd(4)))
+    found = {(m.metadata.message_type, m.metadata.ttl, m.metadata.group_id) for m in messages}
+    assert found == {("train.special", 77.0, "r1")}
+
+
+def test_history_holds_the_central_evaluation_and_on_round_is_told_once() -> None:
+    told: list[tuple[int, float, float]] = []
+    strategy = selection(
+        "message", 2, on_round=lambda record: told.append((record.round, record.loss, record.accuracy))
+    )
+    play(strategy, FakeGrid(crowd(4)), 3)
+    assert told == [(1, 0.5, 0.1), (2, pytest.approx(1 / 3), 0.2), (3, 0.25, pytest.approx(0.3))]
+    assert [(r.round, r.loss, r.accuracy) for r in strategy.history.rounds] == told

@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import math
 from typing import Any
 
 import pytest
-from flwr.app import Error, Message
+from flwr.app import Error, Message, MetricRecord, RecordDict
 from flwr.common import Code, EvaluateRes, Status
 from flwr.common.constant import ErrorCode
 
 from fedsel_flwr.rounds.untrusted import MAX_METRICS
-from fedsel_flwr.selectors import Random
-from fedsel_flwr.strategies import SelectionStrategy as LegacyStrategy
-from fedsel_flwr.strategies.message import SelectionStrategy as MessageStrategy
+from fedsel_flwr.strategies.wrapping.message_transport import sanitized
 from tests.strategies import helpers
-from tests.strategies.helpers import FakeProxy, Federation, fedavg, fleet
-from tests.strategies.message.helpers import FakeGrid, FakeNode, crowd, node_id, play
-from tests.strategies.message.helpers import fedavg as message_fedavg
+from tests.strategies.either_api import Server, base_of, selection
+from tests.strategies.helpers import FakeProxy, fleet
+from tests.strategies.message.faults import reports
+from tests.strategies.message.helpers import FakeNode
 
 NASTY = "../../etc/cron.d/x\x1b[2J\n\x1b[32mINFO\x1b[0m :      round 9, all clients: fine\r\u2028\x00\u202e"
-EVALUATIONS: dict[str, tuple[Callable[[EvaluateRes], Any], str]] = {
-    "no examples": (lambda res: setattr(res, "num_examples", 0), "num_examples"),
-    "negative examples": (lambda res: setattr(res, "num_examples", -16), "num_examples"),
-    "a text": (lambda res: setattr(res, "num_examples", NASTY), "num_examples"),
-    "no loss": (lambda res: setattr(res, "loss", float("nan")), "loss"),
-    "endless loss": (lambda res: setattr(res, "loss", float("inf")), "loss"),
-    "many metrics": (lambda res: setattr(res, "metrics", dict.fromkeys(range(MAX_METRICS + 1), 0)), "metrics"),
+EVALUATIONS: dict[str, tuple[str, Any]] = {
+    "no examples": ("num_examples", 0),
+    "negative examples": ("num_examples", -16),
+    "a text": ("num_examples", NASTY),
+    "no loss": ("loss", float("nan")),
+    "endless loss": ("loss", float("inf")),
+    "many metrics": ("metrics", dict.fromkeys(range(MAX_METRICS + 1), 0)),
 }
-
-
-def _lines(caplog: Any) -> list[str]:
-    return [record.getMessage() for record in caplog.records]
 
 
 def _harmless(lines: list[str]) -> bool:
@@ -40,29 +35,63 @@ def _harmless(lines: list[str]) -> bool:
                for line in lines for i, part in enumerate(line.split("\n")))  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", sorted(EVALUATIONS))
-def test_an_odd_evaluation_does_not_end_the_run_of_the_legacy_api(fault: str, caplog: Any) -> None:
+@pytest.mark.parametrize("fault", EVALUATIONS)
+def test_an_odd_evaluation_does_not_end_the_run_of_the_legacy_api(fault: str, caplog: pytest.LogCaptureFixture) -> None:
     """Left in, no examples at all end it by a division by zero, and minus sixteen take another's vote."""
-    change, kind = EVALUATIONS[fault]
+    kind, value = EVALUATIONS[fault]
 
     class Odd(FakeProxy):
         def evaluate(self, *args: Any, **kwargs: Any) -> EvaluateRes:
-            change(result := super().evaluate(*args, **kwargs))
+            result = super().evaluate(*args, **kwargs)
+            setattr(result, kind, value)
             return result
 
-    strategy = LegacyStrategy(
-        Random(clients_per_round=2, seed=0), fedavg(fraction_evaluate=1.0), min_available=2, max_latency=9.0
-    )
+    odd = Odd("b", "b", number=2)
+    strategy = selection("legacy", 2, base_of("legacy", fraction_evaluate=1.0))
     with caplog.at_level(logging.WARNING, logger="fedsel_flwr"):
-        federation = Federation(strategy, [FakeProxy("a", "a", number=2), Odd("b", "b", number=2)]).play(1)
+        federation = Server("legacy", strategy, [FakeProxy("a", "a", number=2), odd]).play(1).federation
         result = federation.server.evaluate_round(server_round=1, timeout=None)
         assert result is not None
         assert result[0] == pytest.approx(0.3)  # the other's
-        alone = strategy.aggregate_evaluate(1, [(Odd("b", "b"), Odd("b", "b").evaluate(None, None, 1))], [])
-    assert alone == (None, {})
-    said = [line for line in _lines(caplog) if line.startswith(f"round 1, client b: evaluation: {kind}")]
+        assert strategy.aggregate_evaluate(1, [(odd, odd.evaluate(None, None, 1))], []) == (None, {})
+    said = [line for line in caplog.messages if line.startswith(f"round 1, client b: evaluation: {kind}")]
     assert len(said) == 3
     assert _harmless(said)
+
+
+def _again(node: FakeNode, message: Message, content: RecordDict) -> RecordDict:
+    return RecordDict({"metrics": content["metrics"], "again": MetricRecord({"num-examples": 1, "loss": 1.0})})
+
+
+MESSAGE_EVALUATIONS: dict[str, tuple[Any, str]] = {
+    "extra": (reports({"x": 1.0}), "counts"),
+    "ours": (reports({"f1": 0.5, "latency_s": 1.0}), "counts"),
+    "lacks": (reports({}, "loss"), "nan"),
+    "list": (reports({"loss": [1.0]}), "nan"),
+    "weight": (reports({"num-examples": [1, 2]}), "left out"),
+    "no weight": (reports({}, "num-examples", "loss"), "left out"),
+    "two": (_again, "left out"),
+    "none": (lambda node, message, content: RecordDict({}), "left out"),
+    "error": (lambda node, message, content: Error(0, "I break"), "left out"),
+}
+
+
+@pytest.mark.parametrize("honest", [1, 3])
+@pytest.mark.parametrize("fault", MESSAGE_EVALUATIONS)
+def test_an_odd_evaluation_does_not_end_the_run_of_the_message_api(fault: str, honest: int) -> None:
+    change, becomes = MESSAGE_EVALUATIONS[fault]
+    strategy = selection("message", 2, base_of("message", fraction_evaluate=1.0), min_available=honest + 1)
+    server = Server("message", strategy, fleet(honest))
+    server.connect(FakeProxy("odd", honest, number=honest), evaluate_fault=change)
+    server.play(2)
+    counted = range(honest + (becomes == "counts"))
+    mean = sum((10 + 3 * k) * 0.1 * (k + 1) for k in counted) / sum(10 + 3 * k for k in counted)
+    for server_round in (1, 2):
+        found = server.result.evaluate_metrics_clientapp[server_round]
+        if honest == 1 and becomes == "nan":
+            assert math.isnan(found.get("loss", math.nan))
+        else:
+            assert found == {"loss": pytest.approx(math.nan if becomes == "nan" else mean, nan_ok=True)}
 
 
 def _raises(answer: Any, timeout: float | None) -> None:
@@ -80,36 +109,33 @@ def _claims(answer: Any, timeout: float | None) -> None:
 @pytest.mark.parametrize("fault", [_raises, _refuses, _claims], ids=["raises", "refuses", "claims"])
 def test_no_text_forges_a_line_of_the_legacy_api(fault: Any, caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(helpers.FAULTS, "nasty", fault)
-    strategy = LegacyStrategy(Random(clients_per_round=3, seed=0), fedavg(), min_available=3, max_latency=9.0)
-    proxies = [*fleet(2, prefix="h"), FakeProxy("n", NASTY, number=5, fault="nasty")]
+    strategy = selection("legacy", 3)
     with caplog.at_level(logging.INFO, logger="fedsel_flwr"):
-        Federation(strategy, proxies).play(2)
+        Server("legacy", strategy, [*fleet(2, prefix="h"), FakeProxy("n", NASTY, number=5, fault="nasty")]).play(2)
     assert strategy.roster.ids == ["h0", "h1", "n"]  # an id that cannot be printed is none
     assert strategy.history.clients[-1].problem
-    assert _harmless([*_lines(caplog), *[row.problem for row in strategy.history.clients]])
+    assert _harmless([*caplog.messages, *[row.problem for row in strategy.history.clients]])
 
 
 @pytest.mark.parametrize("traceback", [False, True])
-def test_no_text_forges_a_line_of_the_message_api(traceback: bool, caplog: Any) -> None:
+def test_no_text_forges_a_line_of_the_message_api(traceback: bool, caplog: pytest.LogCaptureFixture) -> None:
     """Flower's own strategies write the reasons of errors into the log."""
     reason = ("Traceback (most recent call last):\n" if traceback else "") + NASTY
-    nodes = crowd(2, prefix="h")
     error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
-    nodes[node_id(7)] = FakeNode(FakeProxy("x", NASTY, number=7), fault=lambda node, message, content: error)
-    strategy = MessageStrategy(Random(clients_per_round=3, seed=0), message_fedavg(), max_latency=9.0)
+    server = Server("message", selection("message", 3), fleet(2, prefix="h"))
+    server.connect(FakeProxy("x", NASTY, number=7), fault=lambda node, message, content: error)
+    *_, node = server.grid.nodes
     with caplog.at_level(logging.INFO, logger="fedsel_flwr"), caplog.at_level(logging.INFO, logger="flwr"):
-        play(strategy, FakeGrid(nodes), 1)
-    lines = [line for line in _lines(caplog) if "cron.d" in line]
+        server.play(1)
+    lines = [line for line in caplog.messages if "cron.d" in line]
     assert sum("Received error in reply from node" in line for line in lines) == 1
     assert _harmless([line.lstrip("\t") for line in lines])
-    problems = {row.client_id: row.problem for row in strategy.history.clients}
-    assert problems.pop(str(node_id(7))).startswith("exception:")  # an id that cannot be printed is none
+    problems = {row.client_id: row.problem for row in server.strategy.history.clients}
+    assert problems.pop(str(node)).startswith("exception:")  # an id that cannot be printed is none
     assert problems == {"h0": "", "h1": ""}
 
 
 def test_an_error_of_plain_text_stays_the_message_it_is() -> None:
-    from fedsel_flwr.strategies.wrapping.message_transport import sanitized
-
     message: Any = Message.__new__(Message)
     message.__dict__.update(_error=Error(3, "the battery is empty"), _content=None)
     assert sanitized(message) is message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import pydoc
 import subprocess
 import sys
@@ -18,8 +19,15 @@ from fedsel_flwr.errors import FedSelError, ParameterError
 from fedsel_flwr.strategies import BSFL, CSUCB, History, SelectionStrategy, message
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMON = {"base", "max_latency", "min_completed", "min_available", "wait_timeout", "channels", "clock"}
-DEFAULTS = {"min_completed": 1, "min_available": None, "wait_timeout": 600.0, "channels": None, "clock": "virtual"}
+EMPTY, ABSENT = inspect.Parameter.empty, object()
+DEFAULTS = {
+    "base": None,
+    "min_completed": 1,
+    "min_available": None,
+    "wait_timeout": 600.0,
+    "channels": None,
+    "clock": "virtual",
+}
 
 
 def test_the_message_package_has_every_name_of_the_legacy_one() -> None:
@@ -31,35 +39,18 @@ def test_the_message_package_has_every_name_of_the_legacy_one() -> None:
 @pytest.mark.parametrize(
     ("cls", "own"),
     [
-        (CSUCB, {"clients_per_round", "max_latency", "seed"}),
-        (BSFL, {"clients_per_round", "min_latency", "alpha", "beta", "data_weights", "seed"}),
+        (CSUCB, {"clients_per_round": EMPTY, "max_latency": None, "seed": None}),
+        (BSFL, {"clients_per_round": EMPTY, "min_latency": None, "alpha": 1.0, "beta": 1, "data_weights": None}),
     ],
 )
-def test_the_signature_shows_the_selectors_parameters_and_the_strategys(cls: Any, own: set[str]) -> None:
+def test_the_signature_shows_the_selectors_parameters_and_the_strategys(cls: Any, own: dict[str, Any]) -> None:
     parameters = inspect.signature(cls).parameters
-    assert own | COMMON <= parameters.keys()
     assert all(p.kind is p.KEYWORD_ONLY for p in parameters.values())
     assert not {"self", "selector", "params"} & parameters.keys()
-    assert {name: parameters[name].default for name in DEFAULTS} == DEFAULTS
-    assert parameters["base"].default is None
-    assert parameters["clients_per_round"].default is inspect.Parameter.empty
+    assert {name: parameters[name].default for name in {**DEFAULTS, **own}} == {**DEFAULTS, **own}
+    assert inspect.signature(SelectionStrategy).parameters["max_latency"].kind is inspect.Parameter.KEYWORD_ONLY
     text = pydoc.render_doc(cls, renderer=pydoc.plaintext)
-    assert all(name in text for name in own | COMMON)
-
-
-def test_selection_strategy_signature() -> None:
-    parameters = inspect.signature(SelectionStrategy).parameters
-    assert list(parameters)[:2] == ["selector", "base"]
-    assert parameters["max_latency"].kind is inspect.Parameter.KEYWORD_ONLY
-    assert {name: parameters[name].default for name in DEFAULTS} == DEFAULTS
-    strategy = SelectionStrategy(selectors.create("random", clients_per_round=2))
-    assert strategy.core.settings.max_latency == 60.0
-
-
-def test_bsfl_defaults() -> None:
-    parameters = inspect.signature(BSFL).parameters
-    defaults = {name: parameters[name].default for name in ("alpha", "beta", "data_weights", "seed")}
-    assert defaults == {"alpha": 1.0, "beta": 1, "data_weights": None, "seed": None}
+    assert all(name in text for name in {**DEFAULTS, **own})
 
 
 @pytest.mark.parametrize("name", [name for name in strategies.__all__ if name.isupper() or name.startswith("Fed")])
@@ -84,25 +75,19 @@ def test_unknown_and_missing_parameters_are_named_with_those_that_exist(cls: Any
         cls(**required)
 
 
-def test_missing_parameters_of_each_paper() -> None:
-    with pytest.raises(ParameterError, match="max_latency"):
-        CSUCB(clients_per_round=2)
-    with pytest.raises(ParameterError, match="min_latency"):
-        BSFL(clients_per_round=2)
-
-
 @pytest.mark.parametrize(
-    ("params", "name"),
+    ("name", "value"),
     [
-        ({"alpha": -1}, "alpha"), ({"beta": 0}, "beta"), ({"clients_per_round": 0}, "clients_per_round"),
-        ({"min_latency": 0}, "min_latency"), ({"clock": "sundial"}, "clock"), ({"wait_timeout": -1}, "wait_timeout"),
-        ({"min_available": 0}, "min_available"), ({"clock_slack": -1}, "clock_slack"), ({"base": "FedAvg"}, "base"),
-        ({"base": FedAvg}, "base"), ({"roll_call_timeout": 0}, "roll_call_timeout"),
+        ("alpha", -1), ("beta", 0), ("clients_per_round", 0), ("min_latency", 0), ("min_latency", ABSENT),
+        ("clock", "sundial"), ("wait_timeout", -1), ("min_available", 0), ("clock_slack", -1), ("base", "FedAvg"),
+        ("base", FedAvg), ("roll_call_timeout", 0),
+        *itertools.product(("max_latency", "min_completed", "channels"), (0, -1.0, float("nan"), "5", True)),
     ],
 )  # fmt: skip
-def test_wrong_values_are_named(params: dict[str, Any], name: str) -> None:
+def test_wrong_values_are_named(name: str, value: Any) -> None:
+    params = {"clients_per_round": 2, "min_latency": 0.1, name: value}
     with pytest.raises(ParameterError, match=name):
-        BSFL(**{"clients_per_round": 2, "min_latency": 0.1, **params})
+        BSFL(**{key: one for key, one in params.items() if one is not ABSENT})
 
 
 def test_a_selector_must_be_a_selector() -> None:
@@ -112,33 +97,33 @@ def test_a_selector_must_be_a_selector() -> None:
 
 
 def test_one_max_latency_sets_both() -> None:
-    strategy = CSUCB(clients_per_round=2, max_latency=7.5)
-    assert strategy.selector.max_latency == 7.5
-    assert strategy.core.settings.max_latency == 7.5
     selector = selectors.CSUCB(clients_per_round=2, max_latency=7.5)
-    assert SelectionStrategy(selector).core.settings.max_latency == 7.5
-    assert BSFL(clients_per_round=2, min_latency=0.1, max_latency=3.0).core.settings.max_latency == 3.0
-    assert BSFL(clients_per_round=2, min_latency=0.1).core.settings.max_latency == 60.0
+    strategy = CSUCB(clients_per_round=2, max_latency=7.5)
+    assert (strategy.selector.max_latency, strategy.core.settings.max_latency) == (7.5, 7.5)
+    bsfl = {"clients_per_round": 2, "min_latency": 0.1}
+    for made, seconds in (
+        (SelectionStrategy(selector), 7.5),
+        (BSFL(**bsfl, max_latency=3.0), 3.0),
+        (BSFL(**bsfl), 60.0),
+    ):
+        assert made.core.settings.max_latency == seconds
     with pytest.raises(FedSelError, match=r"max_latency.*7.5"):
         SelectionStrategy(selector, max_latency=3.0)
+    with pytest.raises(ParameterError, match="max_latency"):
+        CSUCB(clients_per_round=2)
 
 
-def test_attributes_and_default_base() -> None:
-    for strategy in (CSUCB(clients_per_round=2, max_latency=5.0), BSFL(clients_per_round=2, min_latency=0.1)):
+def test_attributes_and_default_base_and_two_strategies_share_nothing() -> None:
+    one, two = (CSUCB(clients_per_round=2, max_latency=5.0) for _ in range(2))
+    for strategy in (one, BSFL(clients_per_round=2, min_latency=0.1)):
         assert isinstance(strategy, SelectionStrategy)
         assert isinstance(strategy, Strategy)
         assert isinstance(strategy.history, History)
         assert strategy.selector.name in ("cs-ucb", "bsfl")
         assert type(strategy.base) is FedAvg
         assert strategy.base.fraction_evaluate == 0.0
-    assert BSFL(clients_per_round=2, min_latency=0.1).base is not BSFL(clients_per_round=2, min_latency=0.1).base
-
-
-def test_two_strategies_share_nothing() -> None:
-    one, two = (CSUCB(clients_per_round=2, max_latency=5.0) for _ in range(2))
-    assert one.history is not two.history
-    assert one.roster is not two.roster
-    assert one.selector is not two.selector
+    for part in ("base", "history", "roster", "selector"):
+        assert getattr(one, part) is not getattr(two, part)
 
 
 def test_names_of_the_package() -> None:
@@ -149,40 +134,17 @@ def test_names_of_the_package() -> None:
         strategies.NoSuch  # noqa: B018
 
 
-def _loads(statement: str) -> set[str]:
-    code = f"{statement}\nimport sys\nprint(*[m for m in ('flwr', 'torch', 'ray', 'scipy') if m in sys.modules])"
+def _loads(modules: str) -> set[str]:
+    code = f"import {modules}, sys\nprint(*[m for m in ('flwr', 'torch', 'ray', 'scipy') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     return set(done.stdout.split())
 
 
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "import fedsel_flwr",
-        "import fedsel_flwr.rounds.core",
-        "from fedsel_flwr.rounds.history import History",
-        "import fedsel_flwr.selectors",
-    ],
-)
-def test_plain_parts_load_neither_flower_nor_torch(statement: str) -> None:
-    assert _loads(statement) == set()
-
-
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "import fedsel_flwr.strategies",
-        "from fedsel_flwr.strategies import BSFL, CSUCB, SelectionStrategy",
-        "import fedsel_flwr.strategies.message",
-        "import fedsel_flwr.strategies.wrapping.paper",
-        "import fedsel_flwr.strategies.wrapping.adapter",
-        "import fedsel_flwr.strategies.bsfl",
-    ],
-)
-def test_the_strategies_load_flower_but_not_torch(statement: str) -> None:
+@pytest.mark.timeout(90)
+def test_plain_parts_load_neither_flower_nor_torch_and_strategies_no_torch() -> None:
     """What Flower itself loads is its own: up to some version it took Ray along."""
-    flowers = _loads("import flwr.client, flwr.server, flwr.serverapp")
+    assert _loads("fedsel_flwr, fedsel_flwr.rounds.core, fedsel_flwr.rounds.history, fedsel_flwr.selectors") == set()
+    flowers = _loads("flwr.client, flwr.server, flwr.serverapp")
     assert "torch" not in flowers
-    assert _loads(statement) <= {"flwr", *flowers}
+    mine = ("strategies", "strategies.message", "strategies.wrapping.paper", "strategies.bsfl")
+    assert _loads(", ".join(f"fedsel_flwr.{name}" for name in mine)) <= {"flwr", *flowers}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from types import SimpleNamespace
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from flwr.app import ConfigRecord, Error, Message
+from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.common import FitIns, FitRes
 from flwr.common.constant import ErrorCode
 from flwr.server.compat.grid_client_proxy import GridClientProxy
@@ -17,20 +18,27 @@ from flwr.server.superlink.linkstate.utils import (
     REPLY_MESSAGE_UNAVAILABLE_ERROR_REASON,
 )
 
-from fedsel_flwr.selectors import Random
-from fedsel_flwr.strategies import SelectionStrategy as LegacyStrategy
-from fedsel_flwr.strategies.message import SelectionStrategy as MessageStrategy
+from fedsel_flwr.rounds.eligibility import Busy
+from fedsel_flwr.selectors import CSUCB
+from fedsel_flwr.strategies.message import TimedGrid
+from fedsel_flwr.strategies.wrapping.client_manager import with_late_replies
 from fedsel_flwr.strategies.wrapping.failure_reasons import reason_in, reason_of
-from tests.strategies.helpers import FakeProxy, Federation, fedavg
-from tests.strategies.message import helpers as message
-from tests.strategies.message.helpers import FakeGrid, FakeNode, node_id
+from fedsel_flwr.strategies.wrapping.legacy_transport import ask_all, introduce_client
+from fedsel_flwr.strategies.wrapping.message_transport import send_windowed
+from fedsel_flwr.strategies.wrapping.waiting import LateReplies
+from tests.strategies.either_api import Server, selection
+from tests.strategies.helpers import OK, FakeProxy, fleet, initial
+from tests.strategies.message.helpers import FakeGrid, FakeNode, crowd, play
 from tests.strategies.message.models import arrays_of
 
 pytestmark = pytest.mark.timeout(30)
 EXPIRED = (ErrorCode.MESSAGE_UNAVAILABLE, MESSAGE_UNAVAILABLE_ERROR_REASON)
 LATE_REPLY = (ErrorCode.REPLY_MESSAGE_UNAVAILABLE, REPLY_MESSAGE_UNAVAILABLE_ERROR_REASON)
 GONE = (ErrorCode.NODE_UNAVAILABLE, NODE_UNAVAILABLE_ERROR_REASON)
+NOT_REACHED = "not reached: the SuperLink did not take the message"
 LATE, GONE_SAYS = "no answer within 0.05 s", "node unavailable: its SuperNode stopped reporting"
+EXPIRED_SAYS = "message unavailable: it expired, or its SuperNode was removed"
+LATE_REPLY_SAYS = "reply unavailable: it expired before it was fetched"
 
 
 class AnswersWithError:
@@ -47,12 +55,13 @@ class AnswersWithError:
 class Behind(FakeProxy):
     """A client whose ``fit`` is that of Flower's own proxy over such a grid."""
 
-    def __init__(self, cid: str, error: tuple[int, str] | None, seconds: float) -> None:
+    def __init__(self, cid: str, grid: Any) -> None:
         super().__init__(cid, cid, number=1)
-        self.own = GridClientProxy(1, AnswersWithError(error, seconds), 7)  # type: ignore[arg-type]
+        FakeGrid()  # without the task identity that it sets, no message can be made
+        self.own = GridClientProxy(1, grid, 7)
+        self.own.cid = cid
 
     def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
-        FakeGrid()  # without the task identity that it sets, no message can be made
         return self.own.fit(ins, timeout, group_id)
 
 
@@ -63,9 +72,9 @@ class Behind(FakeProxy):
         (LATE_REPLY, 0.06, 0.05, LATE),
         (None, 0.06, 0.05, LATE),
         (None, 0.0, None, "no answer"),
-        (EXPIRED, 0.0, 30.0, "message unavailable: it expired, or its SuperNode was removed"),
-        (EXPIRED, 0.0, None, "message unavailable: it expired, or its SuperNode was removed"),
-        (LATE_REPLY, 0.0, None, "reply unavailable: it expired before it was fetched"),
+        (EXPIRED, 0.0, 30.0, EXPIRED_SAYS),
+        (EXPIRED, 0.0, None, EXPIRED_SAYS),
+        (LATE_REPLY, 0.0, None, LATE_REPLY_SAYS),
         (GONE, 0.06, 0.05, GONE_SAYS),
         (GONE, 0.0, 30.0, GONE_SAYS),
     ],
@@ -73,8 +82,8 @@ class Behind(FakeProxy):
 def test_what_flowers_own_proxy_raises_is_said_in_plain_words(
     error: tuple[int, str] | None, seconds: float, timeout: float | None, said: str
 ) -> None:
-    strategy = LegacyStrategy(Random(clients_per_round=2, seed=0), fedavg(), max_latency=9.0)
-    Federation(strategy, [Behind("a", error, seconds), FakeProxy("b", "b")], timeout=timeout).play(1)
+    strategy = selection("legacy", 2)
+    Server("legacy", strategy, [Behind("a", AnswersWithError(error, seconds)), FakeProxy("b", "b")], timeout).play(1)
     rows = {row.client_id: row for row in strategy.history.clients}
     assert (rows["a"].completed, rows["a"].problem, rows["a"].latency_s) == (False, said, 9.0)
     assert rows["b"].completed
@@ -126,59 +135,158 @@ def test_what_a_client_raised_in_an_actor_of_ray_is_said_with_its_line(extra: st
     assert reason_of(Error(0, cut)).startswith("exception: ")
 
 
+INCOMPLETE = "Reply message objects are unavailable. The sender may not have completed"
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (EXPIRED, "message unavailable: it expired, or its SuperNode was removed"),
-        (LATE_REPLY, "reply unavailable: it expired before it was fetched"),
+        (EXPIRED, EXPIRED_SAYS),
+        (LATE_REPLY, LATE_REPLY_SAYS),
         (GONE, GONE_SAYS),
-        (
-            (ErrorCode.MESSAGE_UNAVAILABLE, "Reply message objects are unavailable. The sender may not have completed"),
-            "exception: Reply message objects are unavailable. The sender may not have completed",
-        ),
+        ((ErrorCode.MESSAGE_UNAVAILABLE, INCOMPLETE), f"exception: {INCOMPLETE}"),
         ((ErrorCode.CLIENT_APP_CRASHED, "exit code -9"), "exception: exit code -9"),
         ((ErrorCode.UNKNOWN, None), "exception: error code 0, without a reason"),
+        (None, LATE),
     ],
 )
 def test_an_error_message_is_said_in_plain_words(error: Any, said: str) -> None:
-    nodes = {node_id(k): FakeNode(FakeProxy(str(k), k, number=k)) for k in range(2)}
-    nodes[node_id(1)].fault = lambda node, sent, content: Error(*error)
-    strategy = message.wrapped(2)
-    message.play(strategy, FakeGrid(nodes), 1)
-    assert [row.problem for row in strategy.history.clients] == ["", said]
-    assert reason_of(Error(*error)) == said
-
-
-def test_a_node_that_says_nothing_until_the_timeout() -> None:
-    nodes = {node_id(k): FakeNode(FakeProxy(str(k), k, number=k)) for k in range(2)}
-    nodes[node_id(1)].ready = 20.0
-    strategy = message.wrapped(2)
-    message.play(strategy, FakeGrid(nodes), 1, timeout=0.05)
-    assert [row.problem for row in strategy.history.clients] == ["", LATE]
+    server = Server("message", selection("message", 2), fleet(1), timeout=0.05)
+    if error is None:
+        server.connect(FakeProxy("1", 1, number=1), ready=20.0)
+    else:
+        assert reason_of(Error(*error)) == said
+        server.connect(FakeProxy("1", 1, number=1), fault=lambda node, sent, content: Error(*error))
+    server.play(1)
+    assert [row.problem for row in server.strategy.history.clients] == ["", said]
 
 
 def test_without_a_timeout_there_is_no_answer() -> None:
     """Whoever drives the strategy himself, without ``start``."""
-    grid = FakeGrid({node_id(k): FakeNode(FakeProxy(str(k), k, number=k)) for k in range(2)})
-    strategy = MessageStrategy(Random(clients_per_round=2, seed=0), message.fedavg(), max_latency=9.0)
-    sent = strategy.configure_train(1, arrays_of(), ConfigRecord(), grid)
-    replies = [m for m in grid.send_and_receive(sent) if m.metadata.src_node_id == node_id(0)]
-    strategy.aggregate_train(1, replies)
-    assert [row.problem for row in strategy.history.clients] == ["", "no answer"]
+    server = Server("message", selection("message", 2), fleet(2))
+    sent = server.strategy.configure_train(1, arrays_of(), ConfigRecord(), server.grid)
+    first, _ = server.grid.nodes
+    replies = [m for m in server.grid.send_and_receive(sent) if m.metadata.src_node_id == first]
+    server.strategy.aggregate_train(1, replies)
+    assert [row.problem for row in server.strategy.history.clients] == ["", "no answer"]
 
 
-@pytest.mark.parametrize("api", ["legacy", "message"])
-def test_too_many_examples_are_refused_with_the_bound(api: str) -> None:
-    said = "num_examples: expected an integer from 1 to 9007199254740992 (2^53), got 4611686018427387904"
-    proxies = [FakeProxy(f"node-{k}", k, number=k) for k in range(2)]
-    proxies[1].num_examples = 2**62
-    if api == "legacy":
-        strategy: Any = LegacyStrategy(Random(clients_per_round=2, seed=0), fedavg(), max_latency=9.0)
-        Federation(strategy, proxies).play(1)
-    else:
-        strategy = message.wrapped(2)
-        message.play(strategy, FakeGrid({node_id(k): FakeNode(one) for k, one in enumerate(proxies)}), 1)
-    assert [row.problem for row in strategy.history.clients] == ["", said]
+# ---- messages that the SuperLink does not take: nobody waits for their answers --------------------------------------
+
+
+@contextmanager
+def _soon(seconds: float) -> Iterator[None]:
+    start = time.monotonic()
+    yield
+    assert time.monotonic() - start < seconds
+
+
+class Refusing(FakeGrid):
+    """A grid whose SuperLink takes no message of a kind to one node, and no answer comes.
+
+    The message's id is "", or left out, as by the grid of Flower's simulation.
+    """
+
+    def __init__(self, nodes: dict[int, FakeNode], kind: str, left_out: bool = False) -> None:
+        super().__init__(nodes)
+        self.refused, self.left_out, self.kind = next(iter(nodes)), left_out, kind
+        self.pulled: list[set[str]] = []
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        ids: list[str] = []
+        for message in messages:
+            if (message.metadata.dst_node_id, message.metadata.message_type) != (self.refused, self.kind):
+                ids += super().push_messages([message])
+            elif not self.left_out:
+                ids.append("")
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        self.pulled.append(set(message_ids))
+        return super().pull_messages(message_ids)
+
+
+@pytest.mark.parametrize("left_out", [False, True])
+def test_the_timed_grid_does_not_wait_for_a_rejected_message(left_out: bool) -> None:
+    inner = Refusing(crowd(3), "train", left_out)
+    strategy = selection("message", clock="server", identity="claim")
+    with _soon(3.0):
+        play(strategy, inner, 2, timeout=6.0)
+    rows = [row for row in strategy.history.clients if row.client_id == str(inner.nodes[inner.refused].proxy.client_id)]
+    assert [(row.completed, row.timed_out, row.problem) for row in rows] == [(False, False, NOT_REACHED)] * 2
+    assert [one.num_completed for one in strategy.history.rounds] == [2, 2]
+    assert not any("" in ids for ids in inner.pulled)
+    assert not strategy.core.parts.busy.state_dict()["until"]  # who was not reached owes nothing
+
+
+def test_questions_in_turn_do_not_wait_for_a_rejected_message() -> None:
+    grid, record = Refusing(crowd(3), "query"), RecordDict({"config": ConfigRecord()})
+    questions = [Message(record, dst_node_id=node, message_type="query") for node in grid.nodes]
+    with _soon(1.0):
+        replies, sent = send_windowed(grid, questions, timeout=6.0)
+    assert (len(replies), len(sent)) == (2, 3)
+
+
+class Rejecting:
+    """A SuperLink that takes nothing and never answers."""
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        return ["" for _ in messages]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        return []
+
+
+class Late(Behind):
+    """As the strategy sees it: late replies are taken."""
+
+    late = LateReplies(Busy())
+
+    def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
+        return with_late_replies(self.own, timeout, self.late).fit(ins, timeout, group_id)
+
+
+def test_the_legacy_api_does_not_wait_for_a_rejected_message_and_the_client_is_not_busy() -> None:
+    client, strategy, busy = Late("a", Rejecting()), selection("legacy", 2), Busy()
+
+    def question(one: Any) -> Any:
+        return introduce_client(with_late_replies(one, 6.0, client.late), 6.0)
+
+    with _soon(3.0):
+        answers, missed = ask_all([client.own], question, timeout=6.0, busy=busy)
+        Server("legacy", strategy, [client, FakeProxy("b", "b")], timeout=6.0).play(1)
+    assert (answers, missed, "a" in busy) == ({}, [], False)
+    rows = {row.client_id: row for row in strategy.history.clients}
+    assert (rows["a"].completed, rows["a"].timed_out, rows["a"].problem) == (False, False, NOT_REACHED)
+    assert rows["b"].completed
+
+
+# ---- pull_messages up to flwr 1.42, and from 1.43 on -----------------------------------------------------------------
+
+
+class Old(FakeGrid):
+    """Takes ``message_ids`` alone, by position or by name."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return [("old", sorted(message_ids))]  # type: ignore[list-item]
+
+
+class New(FakeGrid):
+    """Takes both names; everything there is without any."""
+
+    def pull_messages(  # type: ignore[override]
+        self, reply_to_message_ids: Iterable[str] | None = None, *, message_ids: Iterable[str] | None = None
+    ) -> Iterable[Message]:
+        return [(reply_to_message_ids and sorted(reply_to_message_ids), message_ids and sorted(message_ids))]  # type: ignore[list-item]
+
+
+def test_pulls_are_forwarded_in_the_form_of_either_flower() -> None:
+    old, new = TimedGrid(Old()), TimedGrid(New())
+    assert old.pull_messages(["b", "a"]) == old.pull_messages(message_ids=["a", "b"]) == [("old", ["a", "b"])]
+    assert old.pull_messages(reply_to_message_ids=["a"]) == [("old", ["a"])]
+    assert new.pull_messages(["a"]) == new.pull_messages(reply_to_message_ids=["a"]) == [(["a"], None)]
+    assert new.pull_messages(message_ids=["a"]) == [(None, ["a"])]
+    assert new.pull_messages() == [(None, None)]
 
 
 # ---- secure aggregation: the server times nobody ---------------------------------------------------------------------
@@ -186,25 +294,14 @@ def test_too_many_examples_are_refused_with_the_bound(api: str) -> None:
 
 def test_under_secure_aggregation_the_selector_learns_the_reported_latencies() -> None:
     """Flower's workflow asks the clients itself: no proxy's ``fit`` is called, and all results share one object."""
-    from flwr.common import ndarrays_to_parameters
-    from flwr.server.client_manager import SimpleClientManager
-
-    from fedsel_flwr.strategies import CSUCB
-    from tests.strategies.helpers import OK, initial, model
-
-    strategy = CSUCB(clients_per_round=4, max_latency=8.0, seed=0, clock="server", identity="claim", base=fedavg())
-    manager = SimpleClientManager()
-    for k in range(4):
-        manager.register(FakeProxy(f"node-{k}", k, number=k))
-    reports: list[dict[str, Any]] = [{"latency_s": 1.0}, {"latency_s": 2.0}, {}, {"latency_s": 3.0}]
+    selector = CSUCB(clients_per_round=4, max_latency=8.0, seed=0)
+    strategy = selection("legacy", selector, max_latency=8.0, clock="server", identity="claim")
+    manager = Server("legacy", strategy, fleet(4)).federation.manager
+    reports: list[dict[str, Any]] = [{"latency_s": 1.0}, {"latency_s": 2.0}, {}]  # the last client drops out
     for server_round in (1, 2):
-        sent = strategy.configure_fit(server_round, initial(), manager)
-        shared = ndarrays_to_parameters(model(0.5))
-        results = [
-            (client, FitRes(OK, shared, 10, dict(reports[int(client.cid[-1])])))
-            for client, _ in sent
-            if client.cid != "node-3"  # dropped out
-        ]
+        sent = {client.cid: client for client, _ in strategy.configure_fit(server_round, initial(), manager)}
+        shared = initial(0.5)
+        results = [(sent[f"node-{k}"], FitRes(OK, shared, 10, dict(told))) for k, told in enumerate(reports)]
         parameters, _ = strategy.aggregate_fit(server_round, results, [])
         assert parameters is not None
         assert parameters.tensors == shared.tensors
@@ -214,15 +311,3 @@ def test_under_secure_aggregation_the_selector_learns_the_reported_latencies() -
     assert rows["0"] == (1.0, "reported", "")
     assert rows["2"] == (8.0, "max_latency", "latency: not reported, max_latency taken")
     assert rows["3"] == (8.0, "max_latency", "no answer")
-
-
-def test_what_is_recommended_under_secure_aggregation_works() -> None:
-    """The message names selectors of latencies, and says that these must be reported then."""
-    from fedsel_flwr.errors import RunError
-    from fedsel_flwr.strategies.wrapping import bases
-
-    shared = SimpleNamespace()
-    with pytest.raises(RunError, match="such as cs-ucb or bsfl, and have the clients report their latency"):
-        bases.check_not_aggregated([shared, shared], "gpfl")
-    bases.check_not_aggregated([SimpleNamespace(), SimpleNamespace()], "gpfl")
-    bases.check_not_aggregated([shared], "gpfl")

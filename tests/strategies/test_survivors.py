@@ -1,100 +1,132 @@
-"""When too few updates come back: the model stays, and bases that need more are spared or refused."""
+"""When too few updates come back, or none but one client's: the model stays, and bases that need more are refused."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
-from flwr.server.strategy import (
-    Bulyan,
-    DifferentialPrivacyServerSideAdaptiveClipping,
-    DifferentialPrivacyServerSideFixedClipping,
-    Krum,
-)
 
 from fedsel_flwr.errors import ParameterError, RunError
-from fedsel_flwr.selectors import Random
-from fedsel_flwr.strategies import BSFL, CSUCB, SelectionStrategy
-from tests.strategies.helpers import FakeProxy, Federation, RecordingBase, fleet, initial, row_of
+from fedsel_flwr.selectors import CSUCB, create
+from tests.strategies.either_api import APIS, RECORDING, Server, base_of, private, selection
+from tests.strategies.helpers import FakeProxy, fleet, model, row_of
+from tests.strategies.scripted import Spy, play_scripted, two_examples
 
 pytestmark = pytest.mark.timeout(60)
+CLIENTS, ROUNDS, BAD = 10, 40, 7
 
 
-def test_fewer_than_min_completed_keeps_the_model_and_still_observes() -> None:
-    base = RecordingBase()
-    strategy = CSUCB(clients_per_round=4, max_latency=5.0, seed=0, base=base, min_completed=3)
-    proxies = [*fleet(2, prefix="h"), *(FakeProxy(f"x{k}", f"x{k}", fault="nan") for k in range(2))]
-    federation = Federation(strategy, proxies).play(2)
-    assert federation.models == [initial().tensors] * 2
-    assert strategy.selector.state_dict()["plays"].tolist() == [2, 2, 2, 2]
-    assert strategy.selector.state_dict()["mean"][row_of(strategy, "h0")] == pytest.approx(0.9)
-    assert [r.num_completed for r in strategy.history.rounds] == [2, 2]
-    assert len(strategy.history.clients) == 8
-    proxies[2].fault = None
-    federation.play(1)
-    assert federation.models[-1] != initial().tensors  # exactly min_completed is enough
+def _server(api: str, good: int, bad: int, base: Any, fault: str = "nan", **options: Any) -> Server:
+    """A server whose clients all train; the last ones are bad."""
+    selector = CSUCB(clients_per_round=good + bad, max_latency=5.0, seed=0)
+    proxies = [*fleet(good, prefix="h"), *(FakeProxy(f"x{k}", f"x{k}", number=k, fault=fault) for k in range(bad))]
+    options = {"max_latency": 5.0, "cooldown": False, "busy_timeout": 0.0, **options}
+    return Server(api, selection(api, selector, base, **options), proxies)
+
+
+def _stays(server: Server) -> bool:
+    return all(a.tobytes() == b.tobytes() for a, b in zip(server.models[-1], model(), strict=True))
+
+
+@APIS
+def test_fewer_than_min_completed_keeps_the_model_and_still_observes(api: str) -> None:
+    server = _server(api, 2, 2, RECORDING[api](), min_completed=3).play(2)
+    assert _stays(server)
+    assert server.given() == []
+    state = server.strategy.selector.state_dict()
+    assert state["plays"].tolist() == [2, 2, 2, 2]
+    assert state["mean"][row_of(server.strategy, "h0")] == pytest.approx(0.9)
+    assert [r.num_completed for r in server.strategy.history.rounds] == [2, 2]
+    server.proxies[2].fault = None
+    assert not _stays(server.play(1))  # exactly min_completed is enough
 
 
 def test_a_base_that_accepts_no_failures_drops_the_round_but_the_selector_learns() -> None:
-    base = RecordingBase(accept_failures=False)
-    strategy = BSFL(clients_per_round=3, min_latency=0.1, max_latency=5.0, seed=0, base=base)
-    proxies = [*fleet(2, prefix="h"), FakeProxy("x", "x", fault="shape")]
-    federation = Federation(strategy, proxies).play(2)
-    assert federation.models == [initial().tensors] * 2
-    assert strategy.selector.state_dict()["plays"].tolist() == [2, 2, 2]
-    assert strategy.selector.state_dict()["mean"][row_of(strategy, "h0")] == pytest.approx(0.1 / 0.5)
-    assert [len(failures) for _, failures in base.given] == [1, 1]
-    proxies[-1].fault = None
-    federation.play(1)
-    assert federation.models[-1] != initial().tensors
+    server = _server("legacy", 2, 1, RECORDING["legacy"](accept_failures=False), fault="shape").play(2)
+    assert _stays(server)
+    assert server.strategy.selector.state_dict()["plays"].tolist() == [2, 2, 2]
+    assert [failures for _, failures in server.given()] == [1, 1]
+    server.proxies[-1].fault = None
+    assert not _stays(server.play(1))
 
 
-@pytest.mark.parametrize("adaptive", [False, True])
-@pytest.mark.parametrize("fault", ["nan", "raises", "status"])
-def test_a_dp_wrapper_sees_every_failure_and_drops_the_round(adaptive: bool, fault: str) -> None:
-    inner = RecordingBase()
-    base = (
-        DifferentialPrivacyServerSideAdaptiveClipping(inner, 0.0, 3, clipped_count_stddev=0.0)
-        if adaptive
-        else DifferentialPrivacyServerSideFixedClipping(inner, 0.0, 1.0, 3)
-    )
-    strategy = CSUCB(clients_per_round=3, max_latency=5.0, seed=0, base=base)
-    proxies = [*fleet(2, prefix="h"), FakeProxy("x", "x", fault=fault)]
-    federation = Federation(strategy, proxies).play(2)
-    assert inner.given == []  # the noise is calibrated for three clients: two must not be averaged
-    assert federation.models == [initial().tensors] * 2
-    assert strategy.selector.state_dict()["plays"].tolist() == [2, 2, 2]
-    assert [r.num_completed for r in strategy.history.rounds] == [2, 2]
+@APIS
+@pytest.mark.parametrize("kind", ["ServerSideFixed", "ServerSideAdaptive"])
+def test_a_dp_wrapper_sees_every_failure_and_drops_the_round(api: str, kind: str) -> None:
+    """The noise is calibrated for three clients: two must not be averaged."""
+    for fault in ("nan", "raises", "status"):
+        server = _server(api, 2, 1, private(api, RECORDING[api](), kind), fault).play(2)
+        assert server.given() == []
+        assert _stays(server)
+        assert server.strategy.selector.state_dict()["plays"].tolist() == [2, 2, 2]
+        assert [r.num_completed for r in server.strategy.history.rounds] == [2, 2]
 
 
-def test_krum_with_too_few_survivors_is_a_clear_error() -> None:
-    base = Krum(num_malicious_clients=1, fraction_evaluate=0.0, initial_parameters=initial())
-    strategy = CSUCB(clients_per_round=5, max_latency=5.0, seed=0, base=base)
-    proxies = [*fleet(3, prefix="h"), *(FakeProxy(f"x{k}", f"x{k}", fault="nan") for k in range(2))]
-    with pytest.raises(RunError, match=r"Krum.*3 updates"):
-        Federation(strategy, proxies).play(1)
+@pytest.mark.parametrize(
+    ("api", "base", "good", "bad"), [("legacy", "Krum", 3, 2), ("message", "Krum", 4, 1), ("legacy", "Bulyan", 6, 1)]
+)
+def test_too_few_survivors_are_a_clear_error(api: str, base: str, good: int, bad: int) -> None:
+    with pytest.raises(RunError, match=rf"{base}.*{good} updates"):
+        _server(api, good, bad, base_of(api, base, num_malicious_nodes=1)).play(1)
 
 
-def test_bulyan_with_too_few_survivors_is_a_clear_error() -> None:
-    base = Bulyan(num_malicious_clients=1, fraction_evaluate=0.0, initial_parameters=initial())
-    strategy = CSUCB(clients_per_round=7, max_latency=5.0, seed=0, base=base)
-    proxies = [*fleet(6, prefix="h"), FakeProxy("x", "x", fault="raises")]
-    with pytest.raises(RunError, match=r"Bulyan.*6 updates"):
-        Federation(strategy, proxies).play(1)
+@APIS
+def test_min_completed_lets_krum_skip_a_round_instead(api: str) -> None:
+    assert _stays(_server(api, 3, 2, base_of(api, "Krum", num_malicious_nodes=1), min_completed=5).play(2))
 
 
+@APIS
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_a_cohort_that_can_never_suffice_is_refused_before_round_one(wrapped: bool) -> None:
-    base: Any = Krum(num_malicious_clients=1, fraction_evaluate=0.0)
-    if wrapped:
-        base = DifferentialPrivacyServerSideFixedClipping(base, 0.0, 1.0, 3)
+def test_a_cohort_that_can_never_suffice_is_refused_before_round_one(api: str, wrapped: bool) -> None:
+    base = base_of(api, "Krum", num_malicious_nodes=1)
     with pytest.raises(ParameterError, match=r"Krum.*clients_per_round"):
-        SelectionStrategy(Random(clients_per_round=3, seed=0), base)
+        selection(api, 3, private(api, base) if wrapped else base)
 
 
-def test_min_completed_lets_krum_skip_a_round_instead() -> None:
-    base = Krum(num_malicious_clients=1, fraction_evaluate=0.0, initial_parameters=initial())
-    strategy = CSUCB(clients_per_round=5, max_latency=5.0, seed=0, base=base, min_completed=5)
-    proxies = [*fleet(3, prefix="h"), *(FakeProxy(f"x{k}", f"x{k}", fault="nan") for k in range(2))]
-    federation = Federation(strategy, proxies).play(2)
-    assert federation.models == [initial().tensors] * 2
+# ---- one client among ten that says one thing and does another -----------------------------------------------------
+
+
+def _pczfl(api: str, lie: str, **options: Any) -> Counter[int]:
+    """How often PCZFL asks each of ten clients in 40 rounds; client 7 says 1.0 of its energy in the roll call."""
+
+    def script(k: int, t: int, w: Any) -> Any:
+        if k == BAD and lie == "raises":
+            raise TypeError("as often as it is asked")
+        return w + (-1.0 if k == BAD else 0.01)
+
+    strategy, _ = play_scripted(
+        api, create("pczfl", seed=0), script, ROUNDS, start=np.eye(2), clients=CLIENTS,
+        report=lambda k, t: {"energy_score": -1.0 if k == BAD else 0.5},
+        facts=lambda k: {"energy_score": 1.0 if k == BAD else 0.5}, validation=two_examples(), **options,
+    )  # fmt: skip
+    return Counter(row.client for row in strategy.history.clients)
+
+
+@pytest.mark.parametrize(("api", "lie"), [("legacy", "raises"), ("message", "reports -1.0")])
+def test_a_client_that_fails_for_pczfl_takes_no_round_from_the_others(api: str, lie: str) -> None:
+    asked = _pczfl(api, lie)
+    assert min(asked[k] for k in range(CLIENTS) if k != BAD) >= 20, asked
+    assert asked[BAD] <= 5, asked
+
+
+def test_without_a_cool_down_the_selector_is_the_papers() -> None:
+    """A ball all of whose clients failed changes nothing: the same client is asked for ever."""
+    asked = _pczfl("legacy", "reports -1.0", cooldown=False)
+    assert asked[BAD] >= 38
+    assert max(asked[k] for k in range(CLIENTS) if k != BAD) <= 5, asked
+
+
+@APIS
+def test_who_fails_for_the_selector_alone_cools_down_and_its_model_is_averaged(api: str) -> None:
+    """Client 1 reports no score in round 1: it is out in rounds 2 and 3, and completed round 1 in the history."""
+    spy = Spy("energy_score", requires=("energy_score",))
+    strategy, models = play_scripted(
+        api, spy, lambda k, t, w: w + k, 4, start=[0.0], cooldown=True,
+        report=lambda k, t: {} if k == 1 and t == 1 else {"energy_score": 0.5},
+    )  # fmt: skip
+    asked = [(row.round, row.client) for row in strategy.history.clients]
+    assert asked == [(1, 0), (1, 1), (2, 0), (3, 0), (4, 0), (4, 1)]
+    assert all(row.completed for row in strategy.history.clients)
+    assert models[0] == [0.5]

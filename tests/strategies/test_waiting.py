@@ -1,9 +1,11 @@
-"""The server waits for its clients, and never for ever."""
+"""The server waits for its clients, and never for ever, in both of Flower's APIs."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -11,205 +13,215 @@ import pytest
 from flwr.common import Code, GetParametersIns, GetParametersRes, Parameters, Status, parameters_to_ndarrays
 from flwr.server.client_manager import ClientManager, SimpleClientManager
 from flwr.server.client_proxy import ClientProxy
-from flwr.server.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
+from flwr.server.strategy import FedAvg as LegacyFedAvg
+from flwr.serverapp.strategy import FedAvg
 
-from fedsel_flwr.errors import FedSelError, RunError
-from fedsel_flwr.selectors import Random
-from fedsel_flwr.strategies import BSFL, CSUCB, SelectionStrategy
+from fedsel_flwr.errors import FedSelError, ParameterError, RunError
+from fedsel_flwr.selectors import CSUCB, Random
+from fedsel_flwr.strategies import SelectionStrategy
 from fedsel_flwr.strategies.wrapping import waiting
-from tests.strategies.helpers import FakeProxy, Federation, chosen, fedavg, fleet, initial, model, run_rounds
+from tests.strategies.either_api import APIS, Server, base_of, private, selection
+from tests.strategies.helpers import FakeProxy, Federation, chosen, fleet, initial, model, run_rounds
 
 pytestmark = pytest.mark.timeout(20)
+NODES = {"legacy": "clients", "message": "nodes"}
+TOO_FEW: dict[str, tuple[dict[str, Any], dict[str, Any], int, int]] = {
+    "as many as the cohort": ({}, {}, 3, 5),
+    "none": ({}, {}, 0, 5),
+    "more than the base's": ({"min_available_nodes": 2}, {}, 3, 5),
+    "the base's": ({"min_available_nodes": 50}, {}, 6, 50),
+    "given": ({}, {"min_available": 20}, 6, 20),
+    "one, and Flower wants two": ({}, {"cohort": 1}, 1, 2),
+}
+"""Options of the base and of the strategy, clients that are connected, and clients that are waited for."""
 
 
-def _strategy(cohort: int = 3, base: Any = None, **kwargs: Any) -> SelectionStrategy:
-    return SelectionStrategy(
-        Random(clients_per_round=cohort, seed=0), fedavg() if base is None else base, **{"wait_timeout": 0.4, **kwargs}
-    )
-
-
-def test_too_few_clients_end_in_an_error_that_names_both_numbers_and_the_way_out() -> None:
+@contextmanager
+def _within(least: float, most: float) -> Any:
     start = time.monotonic()
-    with pytest.raises(RunError, match=r"5 clients.*3 are connected.*wait_timeout"):
-        run_rounds(_strategy(5), fleet(3), 1)
-    assert 0.4 <= time.monotonic() - start < 2.0
+    yield
+    assert least <= time.monotonic() - start < most
 
 
-def test_no_client_at_all() -> None:
-    with pytest.raises(RunError, match=r"2 clients.*0 are connected"):
-        run_rounds(_strategy(2), [], 1)
+def _meanwhile(action: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=action)
+    thread.start()
+    return thread
 
 
-@pytest.mark.parametrize("base_waits_for", [2, 7])
-def test_min_available_is_the_larger_of_the_bases_and_the_cohort(base_waits_for: int) -> None:
-    strategy = _strategy(4, fedavg(min_available_clients=base_waits_for))
-    assert strategy.min_available == max(4, base_waits_for)
-    with pytest.raises(RunError, match=f"{max(4, base_waits_for)} clients.*3 are connected"):
-        run_rounds(strategy, fleet(3), 1)
+@APIS
+@pytest.mark.parametrize("case", TOO_FEW)
+def test_too_few_clients_end_in_an_error_that_names_both_numbers_and_the_way_out(api: str, case: str) -> None:
+    base, options, connected, wanted = TOO_FEW[case]
+    strategy = selection(
+        api, options.get("cohort", 5), base_of(api, **base), min_available=options.get("min_available")
+    )
+    assert strategy.min_available == wanted
+    told = rf"{wanted} {NODES[api]}.*{connected} (are|is) connected.*wait_timeout"
+    with _within(0.4, 3.0), pytest.raises(RunError, match=told):
+        Server(api, strategy, fleet(connected)).play(1)
 
 
-def test_min_available_looks_inside_a_dp_wrapper() -> None:
-    base = DifferentialPrivacyServerSideFixedClipping(fedavg(min_available_clients=9), 0.0, 1.0, 4)
-    assert _strategy(4, base).min_available == 9
+@APIS
+def test_a_base_that_trains_on_more_clients_than_there_are(api: str) -> None:
+    """Flower's legacy sample never sees the number: the selector decides. The Message API's waits for it."""
+    strategy = selection(api, 3, base_of(api, min_train_nodes=50))
+    if api == "message":
+        with pytest.raises(RunError, match=r"50 nodes.*6 are connected"):
+            Server(api, strategy, fleet(6)).play(1)
+    else:
+        assert len(*Server(api, strategy, fleet(6)).play(1).dispatched()) == 3
 
 
-def test_min_available_given_is_taken_even_below_the_bases() -> None:
-    strategy = _strategy(4, fedavg(min_available_clients=50, min_fit_clients=50), min_available=2)
-    Federation(strategy, fleet(3)).play(2)
-    assert chosen(strategy) == [["0", "1", "2"]] * 2
+@APIS
+def test_min_available_looks_inside_a_dp_wrapper_and_a_given_one_counts_even_below_the_bases(api: str) -> None:
+    assert selection(api, 4, private(api, base_of(api, min_available_nodes=9))).min_available == 9
+    strategy = selection(api, 4, base_of(api, min_available_nodes=50, min_train_nodes=50), min_available=2)
+    assert Server(api, strategy, fleet(3)).play(2).dispatched() == [["0", "1", "2"]] * 2
 
 
-def test_min_available_above_the_fleet() -> None:
-    with pytest.raises(RunError, match=r"20 clients.*6 are connected"):
-        run_rounds(_strategy(3, min_available=20), fleet(6), 1)
-
-
-def test_late_registrations_are_waited_for_before_round_one() -> None:
+@APIS
+def test_late_registrations_are_waited_for_before_round_one(api: str) -> None:
     """The round-1 race: FedAvg alone would scale its fraction by the nodes seen so far."""
-    strategy = _strategy(3, fedavg(fraction_fit=0.5), min_available=12, wait_timeout=10.0)
-    federation = Federation(strategy, fleet(2), max_workers=3)
-    proxies = fleet(12)
+    strategy = selection(api, 3, base_of(api, fraction_train=0.5), min_available=12, wait_timeout=10.0)
+    server = Server(api, strategy, fleet(2))
 
     def arrive() -> None:
-        for proxy in proxies[2:]:
-            time.sleep(0.03)
-            federation.manager.register(proxy)
+        for proxy in fleet(12)[2:]:
+            time.sleep(0.02)
+            server.connect(proxy)
 
-    thread = threading.Thread(target=arrive)
-    thread.start()
-    federation.play(3)
+    thread = _meanwhile(arrive)
+    server.play(3)
     thread.join()
-    assert [r.num_available for r in strategy.history.rounds] == [12, 12, 12]
-    assert [r.num_selected for r in strategy.history.rounds] == [3, 3, 3]
+    assert [(r.num_available, r.num_selected) for r in strategy.history.rounds] == [(12, 3)] * 3
     assert strategy.selector.num_clients == 12
 
 
-def test_the_wait_ends_as_soon_as_enough_are_there() -> None:
-    strategy = _strategy(3, wait_timeout=60.0)
-    start = time.monotonic()
-    Federation(strategy, fleet(3)).play(1)
-    assert time.monotonic() - start < 2.0
-
-
-def test_clients_that_leave_are_not_chosen_and_their_return_is_noticed() -> None:
-    strategy = _strategy(3, min_available=2)
+@APIS
+def test_clients_that_leave_are_not_chosen_and_their_return_is_noticed(api: str) -> None:
+    """And the wait ends as soon as enough are there."""
+    strategy = selection(api, 4, min_available=2, wait_timeout=60.0)
     proxies = fleet(4)
-    federation = Federation(strategy, proxies).play(1)
-    for proxy in proxies[:2]:
-        federation.manager.unregister(proxy)
-    federation.play(2)
-    federation.manager.register(proxies[0])
-    federation.play(1)
-    assert chosen(strategy)[1:] == [["2", "3"], ["2", "3"], ["0", "2", "3"]]
+    server = Server(api, strategy, proxies)
+    with _within(0.0, 3.0):
+        server.play(1)
+        for proxy in proxies[:2]:
+            server.disconnect(proxy)
+        server.play(2)
+        server.connect(proxies[0])
+        server.play(1)
+    assert chosen(strategy) == [["0", "1", "2", "3"], ["2", "3"], ["2", "3"], ["0", "2", "3"]]
+    assert [r.client for r in strategy.history.clients if r.client_id == "0"] == [0, 0]  # the same row
     assert [proxy.asked for proxy in proxies] == [2, 1, 1, 1]
 
 
-def test_too_few_in_a_later_round_is_an_error_too() -> None:
-    strategy = _strategy(3)
+@APIS
+def test_too_few_in_a_later_round_is_an_error_too(api: str) -> None:
     proxies = fleet(4)
-    federation = Federation(strategy, proxies).play(2)
+    server = Server(api, selection(api, 3), proxies).play(2)
     for proxy in proxies[:3]:
-        federation.manager.unregister(proxy)
-    with pytest.raises(RunError, match=r"3 clients.*1 (are|is) connected"):
-        federation.play(1)
+        server.disconnect(proxy)
+    with pytest.raises(RunError, match=rf"3 {NODES[api]}.*1 (are|is) connected"):
+        server.play(1)
 
 
-@pytest.mark.timeout(15)
-@pytest.mark.parametrize("name", ["min_available_clients", "min_fit_clients"])
-def test_a_base_that_wants_more_clients_than_there_are(name: str) -> None:
-    strategy = SelectionStrategy(Random(clients_per_round=3, seed=0), fedavg(**{name: 50}), wait_timeout=0.4)
-    if name == "min_available_clients":
-        with pytest.raises(RunError, match=r"50 clients.*6 are connected"):
-            run_rounds(strategy, fleet(6), 1)
-    else:  # the selector decides how many train: Flower's legacy sample never sees the number
-        run_rounds(strategy, fleet(6), 1)
-        assert [r.num_completed for r in strategy.history.rounds] == [3]
+@APIS
+@pytest.mark.parametrize(
+    "base", ["FedAvg", "FedAdam", "FedMedian", "FedTrimmedAvg", "Krum", {"fraction_train": 0.1}], ids=str
+)
+def test_a_cohort_of_one_works_at_the_bases_defaults(api: str, base: Any) -> None:
+    made = base_of(api, **base) if isinstance(base, dict) else base_of(api, base)
+    server = Server(api, selection(api, 1, made), fleet(4)).play(2)
+    assert [len(cohort) for cohort in server.dispatched()] == [1, 1]
+    assert [r.num_completed for r in server.strategy.history.rounds] == [1, 1]
 
 
-@pytest.mark.timeout(15)
-@pytest.mark.parametrize("fraction", [0.0, 0.1, 2.0])
-def test_a_cohort_of_one_at_the_bases_defaults(fraction: float) -> None:
-    strategy = SelectionStrategy(Random(clients_per_round=1, seed=0), fedavg(fraction_fit=fraction), wait_timeout=0.4)
-    run_rounds(strategy, fleet(4), 2)
-    assert [r.num_completed for r in strategy.history.rounds] == [1, 1]
+@APIS
+@pytest.mark.parametrize("dp", [False, True])
+def test_a_fleet_of_one(api: str, dp: bool) -> None:
+    base = private(api, base_of(api), clients=1) if dp else base_of(api)
+    server = Server(api, selection(api, 1, base, min_available=1), fleet(1)).play(2)
+    assert [r.num_completed for r in server.strategy.history.rounds] == [1, 1]
 
 
-@pytest.mark.timeout(15)
-def test_a_fleet_of_one() -> None:
-    with pytest.raises(RunError, match=r"2 clients.*1 are connected"):
-        run_rounds(
-            SelectionStrategy(Random(clients_per_round=1, seed=0), fedavg(), wait_timeout=0.3),
-            fleet(1), 1,
-        )  # fmt: skip
-    strategy = SelectionStrategy(Random(clients_per_round=1, seed=0), fedavg(), wait_timeout=0.3, min_available=1)
-    run_rounds(strategy, fleet(1), 2)
-    assert [r.num_completed for r in strategy.history.rounds] == [1, 1]
+def test_a_base_of_the_other_api_is_refused() -> None:
+    for api, base in (("message", LegacyFedAvg()), ("legacy", FedAvg())):
+        with pytest.raises(ParameterError, match="base must be"):
+            selection(api, 1, base)
 
 
-# ---- evaluation ---------------------------------------------------------------------------------------------------
+def test_a_fraction_of_no_client_is_an_error_that_names_it_in_the_message_api() -> None:
+    with pytest.raises(RunError, match=r"FedAvg.*fraction_train.*0"):
+        Server("message", selection("message", 3, base_of("message", fraction_train=0.0)), fleet(6)).play(1)
+
+
+class Polls(FedAvg):
+    """Waits for nodes of its own accord."""
+
+    def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Any:
+        while len(list(grid.get_node_ids())) < 100:
+            time.sleep(0.05)
+        return super().configure_train(server_round, arrays, config, grid)
+
+
+@pytest.mark.parametrize(("name", "options"), [("FedAvg", {"fraction_train": 2.0}), (Polls, {})])
+def test_a_base_that_waits_for_more_than_there_are_does_not_hang(name: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(RunError, match=r"wait_timeout = 0\.4"):
+        Server("message", selection("message", 3, base_of("message", name, **options)), fleet(6)).play(1)
+
+
+# ---- evaluation ------------------------------------------------------------------------------------------------------
 
 
 def test_an_evaluation_that_cannot_be_filled_is_skipped_as_flower_does() -> None:
     """Enough are connected for the base, but it asks for more than there are: Flower's sample returns nobody."""
-    base = FedAvg(initial_parameters=initial(), fraction_evaluate=1.0, min_evaluate_clients=6, min_available_clients=2)
+    base = base_of("legacy", fraction_evaluate=1.0, min_evaluate_nodes=6, min_available_nodes=2)
     proxies = fleet(3)
-    start = time.monotonic()
-    run_rounds(_strategy(2, base), proxies, 2)
-    assert time.monotonic() - start < 3.0
+    with _within(0.0, 3.0):
+        run_rounds(selection("legacy", 2, base), proxies, 2)
     assert not any(proxy.evaluations for proxy in proxies)
 
 
-def test_evaluation_waits_for_min_available_and_no_longer_than_the_bound() -> None:
-    base = FedAvg(initial_parameters=initial(), fraction_evaluate=0.5, min_available_clients=10**6)
-    with pytest.raises(RunError, match="1000000"):
-        run_rounds(_strategy(2, base, min_available=2), fleet(3), 1)
+@pytest.mark.parametrize(
+    ("api", "options"),
+    [
+        ("legacy", {"min_available_nodes": 10**6}), ("message", {"min_available_nodes": 50}),
+        ("message", {"min_evaluate_nodes": 50}), ("message", {"fraction_evaluate": 2.0}),
+    ],
+)  # fmt: skip
+def test_evaluation_is_bounded(api: str, options: dict[str, Any]) -> None:
+    strategy = selection(api, 2, base_of(api, **{"fraction_evaluate": 0.5, **options}), min_available=2)
+    with pytest.raises(RunError, match="1000000" if api == "legacy" else "wait_timeout"):
+        Server(api, strategy, fleet(3)).play(1)
 
 
-def test_evaluation_reaches_the_number_the_base_asks_for() -> None:
-    base = FedAvg(initial_parameters=initial(), fraction_evaluate=0.5, min_evaluate_clients=1)
-    proxies = fleet(8)
-    _, history = run_rounds(_strategy(2, base), proxies, 3)
-    for server_round in (1, 2, 3):
-        assert sum(proxy.evaluations.count(server_round) for proxy in proxies) == 4
-    assert [r for r, _ in history.losses_distributed] == [1, 2, 3]
-
-
-def test_evaluation_does_not_disturb_the_choice_of_training_clients() -> None:
+@APIS
+def test_evaluation_reaches_the_number_the_base_asks_for_and_does_not_disturb_training(api: str) -> None:
     runs = []
-    for fraction in (0.0, 1.0):
-        base = FedAvg(initial_parameters=initial(), fraction_evaluate=fraction)
-        strategy = CSUCB(clients_per_round=3, max_latency=9.0, seed=2, base=base)
-        Federation(strategy, fleet(9)).play(5)
+    for fraction in (0.0, 0.5):
+        base = base_of(api, fraction_evaluate=fraction, min_evaluate_nodes=min(1, int(2 * fraction)))
+        proxies = fleet(8)
+        strategy = selection(api, CSUCB(clients_per_round=3, max_latency=9.0, seed=2), base)
+        Server(api, strategy, proxies).play(3)
+        assert sum(len(proxy.evaluations) for proxy in proxies) == 3 * 8 * fraction
         runs.append(chosen(strategy))
     assert runs[0] == runs[1]
 
 
 def test_evaluation_is_reproducible_though_node_ids_are_random() -> None:
     """Node sets are unordered and node ids random: sort by stable identity, own the generator."""
-    losses = []
-    for cids in ("node-{}", "zz-{}", None):
-        base = FedAvg(initial_parameters=initial(), fraction_evaluate=0.4)
-        naming = (lambda k: str(7919 * (k + 3) % 101)) if cids is None else cids.format
-        proxies = fleet(10, cid=naming)
-        np.random.default_rng(len(losses)).shuffle(proxies)
-        _, history = run_rounds(_strategy(3, base), proxies, 3)
-        losses.append([sorted(str(p.client_id) for p in proxies if r in p.evaluations) for r in (1, 2, 3)])
-        assert history.losses_distributed
-    assert losses[0] == losses[1]
-    assert losses[0] == losses[2]
+    asked = []
+    for name in ("node-{}".format, "zz-{}".format, lambda k: str(7919 * (k + 3) % 101)):
+        proxies = fleet(10, cid=name)
+        np.random.default_rng(len(asked)).shuffle(proxies)  # type: ignore[arg-type]
+        run_rounds(selection("legacy", 3, base_of("legacy", fraction_evaluate=0.4)), proxies, 3)
+        asked.append([sorted(str(p.client_id) for p in proxies if r in p.evaluations) for r in (1, 2, 3)])
+    assert asked[0] == asked[1] == asked[2]
+    assert all(asked[0])
 
 
-# ---- the initial model ----------------------------------------------------------------------------------------------
-
-
-def test_the_initial_model_comes_from_a_client_when_the_base_has_none() -> None:
-    strategy = CSUCB(clients_per_round=2, max_latency=9.0, seed=0, wait_timeout=1.0)
-    proxies = fleet(3)
-    Federation(strategy, proxies).play(1)
-    expected = [array.tolist() for array in model(7.0)]
-    seen = [parameters_to_ndarrays(ins.parameters) for proxy in proxies for ins in proxy.fits]
-    assert seen
-    assert all([array.tolist() for array in arrays] == expected for arrays in seen)
+# ---- the initial model of the legacy API -----------------------------------------------------------------------------
 
 
 def test_the_initial_model_is_waited_for_and_a_client_that_fails_is_passed_over() -> None:
@@ -217,39 +229,35 @@ def test_the_initial_model_is_waited_for_and_a_client_that_fails_is_passed_over(
         def get_parameters(self, ins: GetParametersIns, timeout: float | None, group_id: int | None) -> Any:
             if self.number == 0:
                 raise ValueError("no model here")
-            return GetParametersRes(
-                Status(Code.GET_PARAMETERS_NOT_IMPLEMENTED, "no"), Parameters(tensors=[], tensor_type="")
-            )
+            return GetParametersRes(Status(Code.GET_PARAMETERS_NOT_IMPLEMENTED, "no"), Parameters([], ""))
 
-    strategy = BSFL(clients_per_round=2, min_latency=0.1, seed=0, wait_timeout=5.0)
+    proxies = [Broken("a", "a", number=0), Broken("b", "b", number=1), FakeProxy("c", "c", number=2)]
+    strategy = SelectionStrategy(Random(clients_per_round=3, seed=0), max_latency=9.0, wait_timeout=0.3)
+    with pytest.raises(FedSelError, match="initial model"):
+        run_rounds(strategy, [], 1)
+    strategy = SelectionStrategy(Random(clients_per_round=3, seed=0), max_latency=9.0, wait_timeout=5.0)
     federation = Federation(strategy)
 
     def arrive() -> None:
         time.sleep(0.2)
-        for proxy in (Broken("a", "a", number=0), Broken("b", "b", number=1), FakeProxy("c", "c", number=2)):
+        for proxy in proxies:
             federation.manager.register(proxy)
 
-    thread = threading.Thread(target=arrive)
-    thread.start()
+    thread = _meanwhile(arrive)
     federation.play(1)
     thread.join()
-    assert [array.shape for array in federation.arrays()] == [array.shape for array in model()]
-
-
-def test_no_initial_model_within_the_bound_is_an_error() -> None:
-    strategy = CSUCB(clients_per_round=2, max_latency=9.0, seed=0, wait_timeout=0.3)
-    with pytest.raises(FedSelError, match="initial model"):
-        run_rounds(strategy, [], 1)
+    seen = [parameters_to_ndarrays(ins.parameters) for proxy in proxies for ins in proxy.fits]
+    assert [[a.tolist() for a in arrays] for arrays in seen] == [[a.tolist() for a in model(7.0)]] * 3
 
 
 def test_a_base_that_samples_a_client_for_its_initial_model_is_bounded_too() -> None:
-    class Asks(FedAvg):
+    class Asks(LegacyFedAvg):
         def initialize_parameters(self, client_manager: ClientManager) -> Parameters | None:
             return client_manager.sample(1)[0].get_parameters(GetParametersIns({}), None, None).parameters
 
+    strategy = selection("legacy", 2, Asks(fraction_evaluate=0.0))
     with pytest.raises(RunError, match="0 are connected"):
-        run_rounds(_strategy(2, Asks(fraction_evaluate=0.0)), [], 1)
-    strategy = _strategy(2, Asks(fraction_evaluate=0.0))
+        run_rounds(strategy, [], 1)
     Federation(strategy, fleet(3)).play(1)
     assert strategy.history.rounds[0].num_completed == 2
 
@@ -265,29 +273,25 @@ def test_the_live_dict_is_not_walked_while_it_changes() -> None:
 
         arrivals = 0
 
-        def _arrive(self) -> None:
-            Impatient.arrivals += 1
-            self[f"late-{Impatient.arrivals}"] = FakeProxy(f"late-{Impatient.arrivals}", f"z{Impatient.arrivals}")
-
         def __iter__(self) -> Any:
             for key in super().__iter__():
                 yield key
                 if Impatient.arrivals < 50:
-                    self._arrive()
+                    Impatient.arrivals += 1
+                    self[f"late-{Impatient.arrivals}"] = FakeProxy(f"late-{Impatient.arrivals}")
 
     manager = SimpleClientManager()
     manager.clients = Impatient()
     for proxy in fleet(6):
         dict.__setitem__(manager.clients, proxy.cid, proxy)
-    handed_out = dict(dict.items(manager.clients))
-    strategy = _strategy(3)
-    pairs = strategy.configure_fit(server_round=1, parameters=initial(), client_manager=manager)
+    there = {proxy.cid for proxy in fleet(6)}
+    pairs = selection("legacy").configure_fit(server_round=1, parameters=initial(), client_manager=manager)
     assert len(pairs) == 3
-    assert {client.cid for client, _ in pairs} <= handed_out.keys()
+    assert {client.cid for client, _ in pairs} <= there
 
 
 def test_clients_coming_and_going_during_the_rounds_do_no_harm() -> None:
-    strategy = _strategy(4, min_available=4, roll_call_timeout=5.0)
+    strategy = selection("legacy", 4, min_available=4, roll_call_timeout=5.0)
     federation = Federation(strategy, fleet(8))
     stop = threading.Event()
 
@@ -301,18 +305,17 @@ def test_clients_coming_and_going_during_the_rounds_do_no_harm() -> None:
                 federation.manager.unregister(proxy)
             number += 20
 
-    thread = threading.Thread(target=churn)
-    thread.start()
+    thread = _meanwhile(churn)
     try:
-        federation.play(15)
+        federation.play(8)
     finally:
         stop.set()
         thread.join()
-    assert [r.num_selected for r in strategy.history.rounds] == [4] * 15
+    assert [r.num_selected for r in strategy.history.rounds] == [4] * 8
 
 
 def test_the_real_manager_is_left_as_it_was() -> None:
-    class Removes(FedAvg):
+    class Removes(LegacyFedAvg):
         """A base that tampers with the manager it is handed."""
 
         def configure_fit(self, server_round: int, parameters: Any, client_manager: Any) -> Any:
@@ -322,9 +325,8 @@ def test_the_real_manager_is_left_as_it_was() -> None:
                 client_manager.unregister(client)
             return pairs
 
-    federation = Federation(_strategy(3, Removes(fraction_evaluate=0.0, initial_parameters=initial())), fleet(5))
-    federation.play(3)
-    assert federation.manager.num_available() == 5
+    server = Server("legacy", selection("legacy", 3, base_of("legacy", Removes)), fleet(5)).play(3)
+    assert server.federation.manager.num_available() == 5
 
 
 def test_a_wait_that_takes_long_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

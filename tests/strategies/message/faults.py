@@ -1,4 +1,4 @@
-"""What nodes may answer in place of an honest reply (Message API)."""
+"""What nodes alone may answer in place of an honest reply; the faults of ``tests.strategies.helpers`` work here too."""
 
 from __future__ import annotations
 
@@ -27,119 +27,76 @@ def _arrays(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Fault:
     return fault
 
 
-def _metrics(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Fault:
+def reports(changes: dict[str, Any], *without: str) -> Fault:
+    """A reply whose metrics are changed."""
+
     def fault(node: FakeNode, message: Message, content: RecordDict) -> RecordDict:
-        content["metrics"] = MetricRecord(change(dict(content["metrics"])))
+        told = {**dict(content["metrics"]), **changes}
+        content["metrics"] = MetricRecord({key: value for key, value in told.items() if key not in without})
         return content
 
     return fault
 
 
-def _set(key: str, value: Any) -> Fault:
-    return _metrics(lambda metrics: {**metrics, key: value})
+def _records(changes: Callable[[], dict[str, Any]], *without: str) -> Fault:
+    """A reply with further records, and without some."""
 
-
-def _without(key: str) -> Fault:
-    return _metrics(lambda metrics: {k: v for k, v in metrics.items() if k != key})
-
-
-def _content(change: Callable[[RecordDict], None]) -> Fault:
     def fault(node: FakeNode, message: Message, content: RecordDict) -> RecordDict:
-        change(content)
+        for name in without:
+            del content[name]
+        for name, record in changes().items():
+            content[name] = record
         return content
 
     return fault
 
 
-def _second_arrays(content: RecordDict) -> None:
-    content["more"] = arrays_of(1.0)
+def _error(code: int, reason: str | None = None) -> Fault:
+    return lambda node, message, content: Error(code, reason)
 
 
-def _second_metrics(content: RecordDict) -> None:
-    content["more"] = MetricRecord({"num-examples": 5})
+def _other_names(node: FakeNode, message: Message, content: RecordDict) -> RecordDict:
+    text = ConfigRecord({"note": "hello"})
+    return RecordDict({"my model": content["arrays"], "my numbers": content["metrics"], "my text": text})
 
 
-def _no_arrays(content: RecordDict) -> None:
-    del content["arrays"]
+def _float_weight(node: FakeNode, message: Message, content: RecordDict) -> RecordDict:
+    content["metrics"]["num-examples"] = float(content["metrics"]["num-examples"])
+    return content
 
 
-def _no_metrics(content: RecordDict) -> None:
-    del content["metrics"]
-
-
-def _nothing(content: RecordDict) -> None:
-    content.clear()
-
-
-def _garbage(content: RecordDict) -> None:
-    record = content["arrays"]
-    content["arrays"] = ArrayRecord(
-        {n: Array(dtype="float32", shape=(3, 2), stype="numpy.ndarray", data=b"garbage") for n in record}
-    )
-
-
-def _other_names(content: RecordDict) -> None:
-    arrays, metrics = content["arrays"], content["metrics"]
-    content.clear()
-    content["my model"], content["my numbers"] = arrays, metrics
-    content["my text"] = ConfigRecord({"note": "hello"})
-
-
-UPDATE_FAULTS: dict[str, Fault] = {
-    "nan": _arrays(lambda a: {k: v * np.nan for k, v in a.items()}),
-    "infinite": _arrays(lambda a: {k: np.full_like(v, np.inf) for k, v in a.items()}),
-    "shape": _arrays(lambda a: {k: v.T[..., None] for k, v in a.items()}),
-    "names": _arrays(lambda a: {f"x.{k}": v for k, v in a.items()}),
-    "fewer": _arrays(lambda a: dict(list(a.items())[:-1])),
-    "more": _arrays(lambda a: {**a, "extra": np.zeros(2, dtype=np.float32)}),
-    "text": _arrays(lambda a: {k: np.full(v.shape, "x") for k, v in a.items()}),
-    "complex": _arrays(lambda a: {k: v.astype(np.complex64) for k, v in a.items()}),
-    "too-large": _arrays(lambda a: {k: np.full(v.shape, 1e300) for k, v in a.items()}),
-    "two-arrays": _content(_second_arrays),
-    "no-arrays": _content(_no_arrays),
-    "garbage": _content(_garbage),
+BY_KIND: dict[str, dict[str, Fault]] = {
+    "arrays": {
+        "names": _arrays(lambda a: {f"x.{k}": v for k, v in a.items()}),
+        "two-arrays": _records(lambda: {"more": arrays_of(1.0)}),
+        "no-arrays": _records(dict, "arrays"),
+    },
+    "metrics": {
+        "two-metrics": _records(lambda: {"more": MetricRecord({"num-examples": 5})}),
+        "no-metrics": _records(dict, "metrics"),
+        "nothing": _records(dict, "arrays", "metrics"),
+    },
+    "num_examples": {
+        "weight-nan": reports({"num-examples": float("nan")}),
+        "weight-infinite": reports({"num-examples": float("inf")}),
+        "weight-list": reports({"num-examples": [3, 4]}),
+        "weight-missing": reports({}, "num-examples"),
+    },
+    "latency": {"latency-empty": reports({"latency_s": []})},
+    "exception": {
+        "error": _error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "the battery;\n is: empty"),
+        "error-silent": _error(ErrorCode.UNKNOWN),
+    },
+    "node unavailable": {"error-unavailable": _error(ErrorCode.NODE_UNAVAILABLE, "node unavailable")},
 }
-METRIC_FAULTS: dict[str, Fault] = {
-    "two-metrics": _content(_second_metrics),
-    "no-metrics": _content(_no_metrics),
-    "nothing": _content(_nothing),
-}
-WEIGHT_FAULTS: dict[str, Fault] = {
-    "weight-zero": _set("num-examples", 0),
-    "weight-negative": _set("num-examples", -5),
-    "weight-nan": _set("num-examples", float("nan")),
-    "weight-infinite": _set("num-examples", float("inf")),
-    "weight-huge": _set("num-examples", 2**62),
-    "weight-list": _set("num-examples", [3, 4]),
-}
-LATENCY_FAULTS: dict[str, Fault] = {
-    "latency-negative": _set("latency_s", -1),
-    "latency-list": _set("latency_s", [1.0, 2.0]),
-    "latency-empty": _set("latency_s", []),
-    "latency-nan": _set("latency_s", float("nan")),
-    "latency-missing": _without("latency_s"),
-}
-ERROR_FAULTS: dict[str, Fault] = {
-    "error": lambda node, message, content: Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "the battery;\n is: empty"),
-    "error-unavailable": lambda node, message, content: Error(ErrorCode.NODE_UNAVAILABLE, "node unavailable"),
-    "error-silent": lambda node, message, content: Error(ErrorCode.UNKNOWN),
-}
-OTHER_FAULTS: dict[str, Fault] = {
-    "energy-negative": _set("energy_j", -3.0),
-    "energy-list": _set("energy_j", [1.0]),
-    "impostor": _set("client_id", 999),
-}
+"""Problem in the history -> the faults that are one."""
 ODD_BUT_GOOD: dict[str, Fault] = {
-    "metrics-missing": _without("acc"),
-    "metrics-list": _set("acc", [0.5, 0.5]),
-    "metrics-extra": _metrics(lambda m: {"aaa": 1.0, **m, "zzz": [1, 2]}),
-    "other-names": _content(_other_names),
+    "metrics-missing": reports({}, "acc"),
+    "metrics-list": reports({"acc": [0.5, 0.5]}),
+    "metrics-extra": reports({"aaa": 1.0, "zzz": [1, 2]}),
+    "other-names": _other_names,
     "reordered": _arrays(lambda a: dict(reversed(list(a.items())))),
-    "float-weight": _metrics(lambda m: {**m, "num-examples": float(m["num-examples"])}),
+    "float-weight": _float_weight,
     "double": _arrays(lambda a: {k: v.astype(np.float64) for k, v in a.items()}),
 }
-SILENT: dict[str, Fault] = {"silent": lambda node, message, content: None}
-FAULTS: dict[str, Fault] = {
-    **UPDATE_FAULTS, **METRIC_FAULTS, **WEIGHT_FAULTS, "weight-missing": _without("num-examples"), **LATENCY_FAULTS,
-    "latency-infinite": _set("latency_s", float("inf")), **ERROR_FAULTS, **OTHER_FAULTS, **SILENT,
-}  # fmt: skip
+FAULTS: dict[str, Fault] = {name: fault for faults in BY_KIND.values() for name, fault in faults.items()}

@@ -13,16 +13,15 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
-from flwr.common import EvaluateIns, FitIns, GetPropertiesIns
+from flwr.common import Code, EvaluateIns, FitIns, GetPropertiesIns, Parameters, ndarrays_to_parameters
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
-from fedsel_flwr.selectors import Random
 from fedsel_flwr.strategies.message import SelectionStrategy
-from tests.strategies.helpers import FakeProxy, initial, parameters_to_ndarrays
+from tests.strategies.helpers import FakeProxy, parameters_to_ndarrays
 from tests.strategies.message.faults import FAULTS, ODD_BUT_GOOD, Fault
-from tests.strategies.message.models import arrays_of, named
+from tests.strategies.message.models import arrays_of
 
 try:
     from flwr.proto.node_pb2 import NodeInfo
@@ -78,8 +77,8 @@ class FakeNode:
     """A node around a fake client.
 
     Args:
-        proxy: The client; its ``fault`` must be None, faults of this API are given here.
-        fault: Name of one of FAULTS or ODD_BUT_GOOD, or a fault of its own.
+        proxy: The client, with its own ``fault``.
+        fault: Name of one of FAULTS or ODD_BUT_GOOD, which this API alone knows, or a fault of its own.
         extra: Further metrics of a TRAIN reply, those of another strategy.
         ready: Seconds until its TRAIN reply can be pulled.
         query_fault: What it does to its QUERY reply.
@@ -112,6 +111,8 @@ class FakeNode:
                 content, fault = self._query(), self.query_fault
             elif kind == MessageType.EVALUATE:
                 content, fault = self._evaluate(message), self.evaluate_fault
+            elif self.proxy.fault == "straggler":
+                return None
             else:
                 content = self._train(message)
                 fault = {**FAULTS, **ODD_BUT_GOOD}[self.fault] if isinstance(self.fault, str) else self.fault
@@ -124,20 +125,21 @@ class FakeNode:
         return RecordDict({"facts": ConfigRecord(dict(properties))})
 
     def _train(self, message: Message) -> RecordDict:
-        arrays, config = message.content["arrays"], dict(message.content["config"])
-        assert isinstance(arrays, ArrayRecord)
-        server_round = int(config["server-round"])
-        ins = FitIns(initial(), config)
-        ins.parameters = _parameters(arrays)
-        result = self.proxy.fit(ins, None, server_round)
+        (arrays,), (configs,) = message.content.array_records.values(), message.content.config_records.values()
+        config = dict(configs)
+        result = self.proxy.fit(FitIns(_parameters(arrays), config), None, int(config["server-round"]))
+        if result.status.code != Code.OK:
+            raise RuntimeError(result.status.message)
         metrics = {k: v for k, v in result.metrics.items() if not isinstance(v, str | bytes)}
-        return RecordDict(
-            {
-                **_vectors(result.metrics),
-                "arrays": named(parameters_to_ndarrays(result.parameters), list(arrays.keys())),
-                "metrics": MetricRecord({"num-examples": result.num_examples, **metrics, **self.extra}),
-            }
-        )
+        records: dict[str, Any] = _vectors(result.metrics)
+        if self.proxy.fault == "impostor":
+            metrics["client_id"] = 999
+        elif self.proxy.fault is not None:  # no metric can hold a text: a list is as wrong
+            texts = [k for k, v in result.metrics.items() if isinstance(v, str | bool) and k != "client_id"]
+            metrics |= {key: [1.0, 2.0] for key in texts}
+        records["arrays"] = _record(result.parameters.tensors, list(arrays.keys()))
+        records["metrics"] = MetricRecord({"num-examples": result.num_examples, **metrics, **self.extra})
+        return RecordDict(records)
 
     def _evaluate(self, message: Message) -> RecordDict:
         arrays, config = message.content["arrays"], dict(message.content["config"])
@@ -164,9 +166,18 @@ def _vectors(metrics: dict[str, Any]) -> dict[str, ArrayRecord]:
     return vectors
 
 
-def _parameters(arrays: ArrayRecord) -> Any:
-    from flwr.common import ndarrays_to_parameters
+def _record(tensors: list[bytes], names: list[str]) -> ArrayRecord:
+    """Encoded arrays under their names; what is no array stays garbage."""
+    arrays = [
+        Array(parameters_to_ndarrays(Parameters([one], ""))[0])
+        if one.startswith(b"\x93NUMPY")
+        else Array(dtype="float32", shape=(3, 2), stype="numpy.ndarray", data=one)
+        for one in tensors
+    ]
+    return ArrayRecord(dict(zip([*names, "more"], arrays, strict=False)))
 
+
+def _parameters(arrays: ArrayRecord) -> Any:
     return ndarrays_to_parameters(arrays.to_numpy_ndarrays())
 
 
@@ -298,18 +309,3 @@ class RecordingBase(FedAvg):
         messages = list(replies)
         self.given.append([copy.deepcopy(message) for message in messages])
         return super().aggregate_train(server_round, messages)
-
-
-def dispatched(grid: FakeGrid) -> list[list[str]]:
-    """The client ids that each batch of TRAIN messages went to, in the order sent."""
-    return [
-        [str(grid.nodes[message.metadata.dst_node_id].proxy.client_id) for message in batch]
-        for batch in grid.sent
-        if batch and batch[0].metadata.message_type == MessageType.TRAIN
-    ]
-
-
-def wrapped(cohort: int = 3, base: Any = None, **kwargs: Any) -> SelectionStrategy:
-    """A strategy that chooses at random and waits for a short time only."""
-    options = {"max_latency": 9.0, "wait_timeout": 0.4, **kwargs}
-    return SelectionStrategy(Random(clients_per_round=cohort, seed=0), base or fedavg(), **options)

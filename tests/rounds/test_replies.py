@@ -25,36 +25,18 @@ OURS = [getattr(KEYS, entry.name) for entry in fields(MetricKeys)]
 REFERENCE: Sequence[np.ndarray] = [np.zeros((2, 3), dtype=np.float32), np.zeros(2, dtype=np.float32)]
 FLOATS = st.floats(allow_nan=True, allow_infinity=True)
 ANYTHING = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    FLOATS,
-    st.floats(0, 20),
-    st.text(max_size=20),
-    st.binary(max_size=20),
-    st.lists(FLOATS, max_size=3),
-    st.complex_numbers(),
-    st.fractions(),
-    st.decimals(allow_nan=True),
-    st.builds(np.float32, st.floats(width=32)),
-    st.builds(np.float16, st.floats(width=16)),
-    st.builds(np.int64, st.integers(-(2**63), 2**63 - 1)),
-    st.builds(np.uint64, st.integers(0, 2**64 - 1)),
-    st.builds(np.bool_, st.booleans()),
-    hnp.arrays(np.float64, hnp.array_shapes(min_dims=0, max_dims=2, max_side=2)),
+    st.none(), st.booleans(), st.integers(), FLOATS, st.floats(0, 20), st.text(max_size=20), st.binary(max_size=20),
+    st.lists(FLOATS, max_size=3), st.complex_numbers(), st.fractions(), st.decimals(allow_nan=True), st.builds(object),
+    st.builds(np.float32, st.floats(width=32)), st.builds(np.float16, st.floats(width=16)),
+    st.builds(np.int64, st.integers(-(2**63), 2**63 - 1)), st.builds(np.uint64, st.integers(0, 2**64 - 1)),
+    st.builds(np.bool_, st.booleans()), hnp.arrays(np.float64, hnp.array_shapes(min_dims=0, max_dims=2, max_side=2)),
     st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
-    st.builds(object),
-)
+)  # fmt: skip
 METRICS = st.dictionaries(st.one_of(st.sampled_from(OURS), st.text(max_size=5)), ANYTHING, max_size=8)
 DTYPES = st.one_of(
-    hnp.floating_dtypes(),
-    hnp.integer_dtypes(),
-    hnp.boolean_dtypes(),
-    hnp.complex_number_dtypes(),
-    hnp.unicode_string_dtypes(max_len=3),
-    hnp.byte_string_dtypes(max_len=3),
-    hnp.datetime64_dtypes(),
-)
+    hnp.floating_dtypes(), hnp.integer_dtypes(), hnp.boolean_dtypes(), hnp.complex_number_dtypes(),
+    hnp.unicode_string_dtypes(max_len=3), hnp.byte_string_dtypes(max_len=3), hnp.datetime64_dtypes(),
+)  # fmt: skip
 GOOD = st.tuples(
     hnp.arrays(np.float32, (2, 3), elements=st.floats(-10, 10, width=32)),
     hnp.arrays(np.float32, (2,), elements=st.floats(-10, 10, width=32)),
@@ -83,17 +65,21 @@ def good(**metrics: Any) -> Reply:
     return Reply(arrays=[a + 1 for a in REFERENCE], num_examples=3, metrics=metrics, observed_s=1.0)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     reply=REPLIES,
     clock=st.sampled_from(["virtual", "server"]),
     max_latency=st.floats(1e-3, 1e3),
     slack=st.floats(0, 10),
 )
-def test_reading_never_raises_and_keeps_its_promises(
+def test_reading_never_raises_changes_nothing_and_keeps_its_promises(
     reply: Reply, clock: Any, max_latency: float, slack: float
 ) -> None:
+    metrics, before = dict(reply.metrics), None if reply.arrays is None else [a.tobytes() for a in reply.arrays]
     result = read(reply, clock, max_latency, slack)
+    assert reply.metrics.keys() == metrics.keys()
+    assert all(reply.metrics[key] is value for key, value in metrics.items())
+    assert before == (None if reply.arrays is None else [a.tobytes() for a in reply.arrays])
     assert math.isfinite(result.latency_s)
     assert 0.0 <= result.latency_s <= max_latency
     assert result.completed or result.latency_s == max_latency
@@ -116,16 +102,6 @@ def test_reading_never_raises_and_keeps_its_promises(
 
 
 @settings(max_examples=200, deadline=None)
-@given(reply=REPLIES)
-def test_reading_changes_nothing(reply: Reply) -> None:
-    metrics, before = dict(reply.metrics), None if reply.arrays is None else [a.tobytes() for a in reply.arrays]
-    read(reply)
-    assert reply.metrics.keys() == metrics.keys()
-    assert all(reply.metrics[key] is value for key, value in metrics.items())
-    assert before == (None if reply.arrays is None else [a.tobytes() for a in reply.arrays])
-
-
-@settings(max_examples=200, deadline=None)
 @given(latency=st.floats(0, 100), kind=st.sampled_from([float, np.float64, np.float32]))
 def test_a_sound_latency_is_believed_to_the_bit(latency: float, kind: Any) -> None:
     reported = kind(latency)
@@ -136,7 +112,7 @@ def test_a_sound_latency_is_believed_to_the_bit(latency: float, kind: Any) -> No
     assert bool(result.problems) == late
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(reported=ANYTHING, observed=st.floats(0, 4), slack=st.floats(0, 2))
 def test_the_servers_clock_bounds_every_report(reported: Any, observed: float, slack: float) -> None:
     reply = Reply(arrays=REFERENCE, num_examples=1, metrics={"latency_s": reported}, observed_s=observed)
@@ -152,7 +128,7 @@ def test_the_servers_clock_bounds_every_report(reported: Any, observed: float, s
     assert (absent.latency_s, absent.latency_source, absent.problems) == (observed, "observed", ())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(metrics=METRICS)
 def test_only_our_own_keys_are_looked_at(metrics: dict[str, Any]) -> None:
     foreign = {key: value for key, value in metrics.items() if key not in OURS}
@@ -164,31 +140,42 @@ def test_only_our_own_keys_are_looked_at(metrics: dict[str, Any]) -> None:
 @pytest.mark.parametrize("value", [-1, "fast", None, float("nan"), True, [1.0], b"1", -float("inf"), 10**400, 1j])
 def test_an_unusable_latency_becomes_max_latency_and_the_update_is_kept(value: Any) -> None:
     result = read(good(latency_s=value))
-    assert result.latency_s == 5.0
-    assert result.completed
-    assert result.faulty_keys == {"latency_s"}
+    assert (result.completed, result.latency_s, result.faulty_keys) == (True, 5.0, {"latency_s"})
     assert len(result.problems) == 1
 
 
 @pytest.mark.parametrize("key", ["energy_j", "download_s", "compute_s", "upload_s"])
 @pytest.mark.parametrize("value", [-0.5, "much", float("inf"), True, [1.0]])
 def test_an_unusable_part_is_unknown_and_the_rest_stays(key: str, value: Any) -> None:
-    name = key.rsplit("_", 1)[0]
     sound = {"energy_j": 1.0, "download_s": 2.0, "compute_s": 3.0, "upload_s": 4.0, "latency_s": 0.5}
     result = read(good(**{**sound, key: value}))
-    assert result.completed
-    assert result.latency_s == 0.5
-    assert math.isnan(result.values[name])
+    assert (result.completed, result.latency_s, result.faulty_keys) == (True, 0.5, {key})
+    assert math.isnan(result.values[key.rsplit("_", 1)[0]])
     assert sum(math.isfinite(v) for v in result.values.values()) == 3
-    assert result.faulty_keys == {key}
     assert len(result.problems) == 1
 
 
-@pytest.mark.parametrize("count", [0, -1, 1.0, 2.5, "10", None, True, float("nan"), float("inf"), [3]])
-def test_num_examples_must_be_a_positive_integer(count: Any) -> None:
+@pytest.mark.parametrize("count", [0, -1, 1.0, 2.5, "10", None, True, float("nan"), float("inf"), [3], 2**53 + 1])
+def test_num_examples_must_be_a_positive_integer_that_a_double_holds(count: Any) -> None:
     result = read(Reply(arrays=REFERENCE, num_examples=count, metrics={"latency_s": 1.0}))
-    assert not result.completed
-    assert result.latency_s == 5.0
+    assert (result.completed, result.latency_s) == (False, 5.0)
+    assert "num_examples: expected an integer from 1 to 9007199254740992" in result.problems[0]
+    assert read(Reply(arrays=REFERENCE, num_examples=2**53, metrics={"latency_s": 1.0})).completed
+
+
+@pytest.mark.parametrize(
+    ("name", "told", "problems"),
+    [
+        ("loss", {"loss": 0.5}, ()), ("loss", {}, ("loss: not reported",)),
+        ("loss", {"loss": "x"}, ("loss: 'x' cannot be used",)), ("energy_score", {}, ("energy_score: not reported",)),
+        ("energy_score", {"energy_score": 0.5}, ()), ("energy_score", {"energy_j": 1.0}, ()),  # derived from joules
+        ("energy_score", {"energy_score": 2.0}, ("energy_score: 2.0 cannot be used",)),
+    ],
+)  # fmt: skip
+def test_a_column_that_is_wanted_is_read_or_said_to_be_missing(name: str, told: Any, problems: Any) -> None:
+    reply = good(latency_s=1.0, **told)
+    result = read_reply(reply, Settings(max_latency=5.0), client_id="7", wanted=frozenset({name}))
+    assert (result.completed, result.problems) == (True, problems)
 
 
 def test_a_missing_reference_skips_the_arrays_only() -> None:
@@ -198,20 +185,15 @@ def test_a_missing_reference_skips_the_arrays_only() -> None:
 
 
 @pytest.mark.parametrize("power", [400, 5000])  # beyond a double; beyond the digits that Python prints
-@pytest.mark.parametrize("clock", ["virtual", "server"])
 @pytest.mark.parametrize("key", ["latency_s", "energy_j", "client_id", "num_examples"])
-def test_huge_integers_do_not_raise(key: str, clock: Any, power: int) -> None:
+def test_huge_integers_do_not_raise(key: str, power: int) -> None:
     for number in (10**power, -(10**power), Fraction(10**power, 3)):
         reply = good(**{key: number})
         if key == "num_examples":
             reply = Reply(arrays=REFERENCE, num_examples=number, metrics={"latency_s": 1.0}, observed_s=1.0)
-        assert math.isfinite(read(reply, clock).latency_s)
-
-
-def test_a_huge_count_in_the_roll_call_does_not_stop_a_round() -> None:
-    for count in (10**400, 10**5000):
-        core = core_of(selectors.Random(clients_per_round=1))
-        assert core.choose(["a"], None, Written({"a": {"client_id": 1, "num_examples": count}})) == ["a"]
+        assert all(math.isfinite(read(reply, clock).latency_s) for clock in ("virtual", "server"))
+    core = core_of(selectors.Random(clients_per_round=1))
+    assert core.choose(["a"], None, Written({"a": {"client_id": 1, "num_examples": 10**power}})) == ["a"]
 
 
 # ---- identities and the roll call ---------------------------------------------------------------------------------
@@ -245,7 +227,7 @@ def test_no_introduction_can_stop_a_round(said: dict[str, tuple[Any, Any]]) -> N
     assert all(np.isfinite(np.asarray(v, dtype=float)).all() for v in selector.state_dict().values())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(replies=st.lists(REPLIES, min_size=4, max_size=4), clock=st.sampled_from(["virtual", "server"]))
 def test_a_round_of_anything_leaves_the_selector_and_the_history_finite(replies: list[Reply], clock: Any) -> None:
     selector = selectors.BSFL(clients_per_round=4, min_latency=0.1, seed=0)

@@ -1,0 +1,186 @@
+"""The same fake clients behind a server of either of Flower's APIs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, MessageType, MetricRecord
+from flwr.common import FitRes
+from flwr.server import strategy as legacy_bases
+from flwr.serverapp import strategy as message_bases
+
+from fedsel_flwr.selectors import Random
+from fedsel_flwr.strategies import SelectionStrategy as LegacyStrategy
+from fedsel_flwr.strategies.message import SelectionStrategy as MessageStrategy
+from tests.strategies import helpers
+from tests.strategies.helpers import FakeProxy, Federation, initial, model, update
+from tests.strategies.message import helpers as message_helpers
+from tests.strategies.message.helpers import FakeGrid, FakeNode, node_id
+from tests.strategies.message.models import NAMES, named
+
+APIS = pytest.mark.parametrize("api", ["legacy", "message"])
+BASES: dict[str, Any] = {"legacy": legacy_bases, "message": message_bases}
+RECORDING: dict[str, Any] = {"legacy": helpers.RecordingBase, "message": message_helpers.RecordingBase}
+"""FedAvg that keeps what it was given."""
+SPELLED = {
+    "fraction_train": "fraction_fit",
+    "min_train_nodes": "min_fit_clients",
+    "min_evaluate_nodes": "min_evaluate_clients",
+    "min_available_nodes": "min_available_clients",
+    "num_malicious_nodes": "num_malicious_clients",
+}
+"""The Message API's name of an option -> the legacy API's."""
+
+
+def spelled(api: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Options of a base, in the spelling of an API."""
+    return {SPELLED.get(key, key) if api == "legacy" else key: value for key, value in options.items()}
+
+
+def base_of(api: str, name: Any = "FedAvg", **options: Any) -> Any:
+    """A base by name or class, without federated evaluation; options are spelled as in the Message API."""
+    own = {"initial_parameters": initial()} if api == "legacy" else {}
+    cls = getattr(BASES[api], name) if isinstance(name, str) else name
+    return cls(**{"fraction_evaluate": 0.0, **own, **spelled(api, options)})
+
+
+def private(api: str, base: Any, kind: str = "ServerSideFixed", clients: int = 3, **options: Any) -> Any:
+    """A base in one of Flower's wrappers for differential privacy, without noise."""
+    own: dict[str, Any] = {} if "Adaptive" in kind else {"clipping_norm": 1.0}
+    own |= {"clipped_count_stddev": 0.0} if "Adaptive" in kind else {}
+    wrapper = getattr(BASES[api], f"DifferentialPrivacy{kind}Clipping")
+    return wrapper(base, noise_multiplier=0.0, num_sampled_clients=clients, **own, **options)
+
+
+def selection(api: str, selector: Any = 3, base: Any = None, **options: Any) -> Any:
+    """A selection strategy; a number stands for a random choice of so many, and waits are short."""
+    chosen = Random(clients_per_round=selector, seed=0) if isinstance(selector, int) else selector
+    given = {"max_latency": 9.0, "wait_timeout": 0.4, **options}
+    return (LegacyStrategy if api == "legacy" else MessageStrategy)(chosen, base or base_of(api), **given)
+
+
+class Server:
+    """Flower's own server over fake clients, which may come and go between rounds.
+
+    Args:
+        api: "legacy" or "message".
+        strategy: The strategy.
+        proxies: The clients.
+        timeout: Seconds that a round may take; None: no limit in the legacy API, 5 in the Message API.
+        start: The initial model in the Message API; in the legacy API it is the base's.
+        node: Keyword arguments of the nodes of the Message API.
+    """
+
+    def __init__(
+        self,
+        api: str,
+        strategy: Any,
+        proxies: Iterable[FakeProxy] = (),
+        timeout: float | None = None,
+        start: list[np.ndarray] | None = None,
+        **node: Any,
+    ) -> None:
+        self.api, self.strategy, self.timeout, self._node = api, strategy, timeout, {"extra": {}, **node}
+        self._start = start or model()
+        self.proxies: list[FakeProxy] = []
+        self.federation, self.grid = Federation(strategy, timeout=timeout), FakeGrid()
+        self.models: list[list[np.ndarray]] = []
+        self.result: Any = None
+        for proxy in proxies:
+            self.connect(proxy)
+
+    def connect(self, proxy: FakeProxy, **node: Any) -> None:
+        """A client registers, under a node id that it never had."""
+        self.proxies.append(proxy)
+        if self.api == "legacy":
+            assert self.federation.manager.register(proxy)
+        else:
+            self.grid.nodes = {**self.grid.nodes, node_id(len(self.proxies)): FakeNode(proxy, **self._node, **node)}
+
+    def disconnect(self, proxy: FakeProxy) -> None:
+        """A client leaves."""
+        self.federation.manager.unregister(proxy)
+        self.grid.nodes = {key: node for key, node in self.grid.nodes.items() if node.proxy is not proxy}
+
+    def play(self, rounds: int = 1) -> Server:
+        """Play rounds from the model of the last one."""
+        if self.api == "legacy":
+            for _ in range(rounds):
+                self.models.append(self.federation.play(1).arrays())
+            return self
+
+        def evaluated(number: int, arrays: ArrayRecord) -> MetricRecord:
+            if number:
+                self.models.append(arrays.to_numpy_ndarrays())
+            return MetricRecord({"loss": 1.0})
+
+        arrays = self.models[-1] if self.models else self._start
+        start = named(arrays, NAMES[: len(arrays)])
+        seconds = 5.0 if self.timeout is None else self.timeout
+        self.result = self.strategy.start(self.grid, start, rounds, seconds, evaluate_fn=evaluated)
+        return self
+
+    def dispatched(self) -> list[list[str]]:
+        """The ids of the clients that trained in each round, in the order of the ids."""
+        rounds = sorted({number for proxy in self.proxies for number in proxy.fit_rounds})
+        ids = {
+            number: [str(p.client_id) for p in self.proxies for one in p.fit_rounds if one == number]
+            for number in rounds
+        }
+        return [sorted(ids[number], key=lambda one: (len(one), one)) for number in rounds]
+
+    def given(self) -> list[tuple[list[tuple[str, dict[str, Any]]], int]]:
+        """What a recording base was given in each round: client ids with metrics, and the number of failures."""
+        recorded = getattr(self.strategy.base, "strategy", self.strategy.base).given
+        if self.api == "legacy":
+            assert all(isinstance(client, FakeProxy) for results, _ in recorded for client, _ in results)
+            assert all(_is_failure(one) for _, failures in recorded for one in failures)
+            return [
+                ([(str(client.client_id), res.metrics) for client, res in results], len(failures))
+                for results, failures in recorded
+            ]
+        return [
+            (
+                [
+                    (str(self.grid.nodes[m.metadata.src_node_id].proxy.client_id), _metrics(m))
+                    for m in messages
+                    if m.has_content()
+                ],
+                sum(m.has_error() for m in messages),
+            )
+            for messages in recorded
+        ]
+
+    def batches(self, kind: str = MessageType.TRAIN) -> list[Any]:
+        """The batches of messages of a kind that the grid sent."""
+        return [batch for batch in self.grid.sent if batch and batch[0].metadata.message_type == kind]
+
+
+def _is_failure(one: Any) -> bool:
+    if isinstance(one, tuple):
+        return isinstance(one[0], FakeProxy) and isinstance(one[1], FitRes)
+    return isinstance(one, BaseException)
+
+
+def _metrics(message: Any) -> dict[str, Any]:
+    (arrays,) = message.content.array_records.values()
+    (metrics,) = message.content.metric_records.values()
+    assert tuple(arrays.keys()) == NAMES
+    return dict(metrics.items())
+
+
+def mean_of(numbers: Iterable[int], current: list[np.ndarray], server_round: int) -> list[np.ndarray]:
+    """FedAvg's model of honest clients' updates, by hand."""
+    clients = list(numbers)
+    updates = [update(k, current, server_round) for k in clients]
+    weights = [10 + 3 * k for k in clients]
+    return [np.average(own, axis=0, weights=weights).astype(np.float32) for own in zip(*updates, strict=True)]
+
+
+def close(models: Iterable[Any], expected: Iterable[Any]) -> None:
+    """Models are equal but for the rounding of float32."""
+    for array, own in zip(models, expected, strict=True):
+        np.testing.assert_allclose(array, own, rtol=1e-5, atol=1e-5)
