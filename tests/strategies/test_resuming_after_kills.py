@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.rounds.records import RoundEntry, encode_entry
-from tests.strategies.failpoints import Failpoints
-from tests.strategies.resumed_runs import APIS, ROUNDS, Run, Seen
-from tests.strategies.zygote import Zygote, in_memory
+from tests.strategies.apis import APIS, BOTH
+from tests.strategies.resumed_runs import ROUNDS, Run, Seen
+from tests.strategies.zygote import Failpoints, Zygote, in_memory
 
 pytestmark = pytest.mark.timeout(280)
 RUNS = [
@@ -99,7 +99,7 @@ def test_killed_at_twenty_random_moments(zygote: Zygote, run: Run, folder: Path)
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("api", APIS)
+@BOTH
 def test_killed_again_and_again(zygote: Zygote, api: str, folder: Path) -> None:
     """A run gets on, however often it is killed."""
     run, folder = Run(api, "FedAdam", "bsfl", options={"checkpoint_every": 3}), folder / "run"
@@ -136,7 +136,7 @@ def check_points(zygote: Zygote, run: Run, folder: Path, share: int = 1, of: int
         assert rest.result() == straight.result(), where
 
 
-@pytest.mark.parametrize("api", APIS)
+@BOTH
 def test_dying_at_every_point(zygote: Zygote, api: str, folder: Path) -> None:
     """Each write, sync, rename and removal, before the first checkpoint and after the last round; each API has half."""
     run = Run(api, "FedAdam", "fedcm-ts", rounds=2, options={"keep_checkpoints": 1})

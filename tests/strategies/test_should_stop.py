@@ -19,11 +19,12 @@ from fedsel_flwr.rounds.run_length import Budget
 from fedsel_flwr.selectors import Random
 from fedsel_flwr.strategies import SelectionStrategy as LegacyStrategy
 from fedsel_flwr.strategies.message import SelectionStrategy
+from tests.strategies.apis import APIS
 from tests.strategies.helpers import FakeProxy, Federation
 from tests.strategies.helpers import fedavg as legacy_fedavg
 from tests.strategies.message.helpers import FakeGrid, crowd, fedavg, play
 from tests.strategies.message.models import arrays_of
-from tests.strategies.resumed_runs import APIS, Run
+from tests.strategies.resumed_runs import Run
 
 pytestmark = pytest.mark.timeout(30)
 ALL, END = 8, 3
