@@ -43,6 +43,11 @@ class Played:
         return [row for row in self.strategy.history.clients if row.client_id == client]
 
 
+def fedavg(api: str, **kwargs: Any) -> Any:
+    """FedAvg without federated evaluation."""
+    return (helpers if api == "legacy" else messages).fedavg(**kwargs)
+
+
 def make(api: str, selector: Any, base: Any = None, **options: Any) -> Any:
     """A strategy.
 

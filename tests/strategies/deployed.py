@@ -15,10 +15,8 @@ from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.server.compat.grid_client_proxy import GridClientProxy
 
-from tests.strategies import helpers
-from tests.strategies.apis import make
+from tests.strategies.apis import fedavg, make
 from tests.strategies.helpers import Federation, model
-from tests.strategies.message import helpers as messages
 from tests.strategies.message.helpers import FakeGrid, play
 
 Facts = dict[str, Any]
@@ -187,8 +185,7 @@ class Deployment:
     ) -> None:  # fmt: skip
         self.api, self.timeout, self.grid = api, timeout, grid(nodes)  # type: ignore[arg-type]
         given = {"clock": "server", "max_latency": 9.0, "wait_timeout": 0.4, "min_available": 1, **options}
-        base: Any = (helpers if api == "legacy" else messages).fedavg(fraction_evaluate=evaluating)
-        self.strategy = make(api, selector, base, **given)
+        self.strategy = make(api, selector, fedavg(api, fraction_evaluate=evaluating), **given)
         self._federation = Federation(self.strategy, timeout=timeout) if api == "legacy" else None
 
     def play(self, rounds: int = 1, between: Any = None) -> Deployment:

@@ -68,21 +68,12 @@ def play_messages(strategy: Any, rounds: int) -> list[world.Array]:
 def comparable(history: Any) -> Any:
     """What a history says, without texts that differ between the adapters."""
     rounds = [
-        (
-            r.round,
-            r.num_available,
-            r.num_selected,
-            r.num_completed,
-            r.round_s,
-            r.simulated_s,
-            r.energy_j,
-            r.probe_s,
-            r.probe_j,
-        )
+        (r.round, r.num_available, r.num_selected, r.num_completed, r.round_s, r.simulated_s, r.energy_j, r.probe_s)
         for r in history.rounds
     ]
+    probes = [r.probe_j for r in history.rounds]
     clients = [
         (r.round, r.client_id, r.client, r.completed, r.latency_s, repr(r.energy_j), r.num_examples)
         for r in history.clients
     ]
-    return rounds, clients
+    return rounds, probes, clients
