@@ -6,7 +6,6 @@ import copy
 import errno
 import logging
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,13 +34,8 @@ from tests.strategies.resumed_runs import Run, Seen, flat
 from tests.strategies.third_adapter import play_stacked
 from tests.strategies.zygote import Zygote
 
+pytestmark = pytest.mark.usefixtures("no_syncs")
 ALL, CUT = 10, 4
-
-
-@pytest.fixture(autouse=True)
-def no_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No power fails here."""
-    monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
 def cut(run: Run, folder: Path) -> Run:
@@ -109,13 +103,6 @@ def test_a_round_has_its_checkpoint_before_it_is_evaluated(api: str, tmp_path: P
 def test_flowers_bases_go_on(api: str, base: str, tmp_path: Path) -> None:
     run = Run(api, base, "cs-ucb", rounds=7, base_options={"server_momentum": 0.7} if base == "FedAvgM" else {})
     assert cut(run, tmp_path).play(tmp_path).result() == run.play().result()
-
-
-@pytest.fixture(scope="module")
-def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
-    process = Zygote(tmp_path_factory.mktemp("results"))
-    yield process
-    process.close()
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,15 +23,9 @@ from tests.strategies.message.helpers import FakeGrid, crowd, play
 from tests.strategies.message.models import arrays_of
 from tests.strategies.resumed_runs import Run
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = [pytest.mark.timeout(30), pytest.mark.usefixtures("no_syncs")]
 ALL, END = 8, 3
 EVALUATES = pytest.mark.parametrize("evaluates", [True, False])
-
-
-@pytest.fixture(autouse=True)
-def no_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No power fails here."""
-    monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
 def _after(number: int) -> Any:
