@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Iterable, Mapping
-from math import inf
 from threading import RLock
 from typing import Any
 
@@ -124,46 +123,30 @@ class SuperLink(FakeGrid):
 
     def __init__(self, nodes: Any) -> None:
         super().__init__(nodes, seed=None)
-        self._lock = RLock()
-        self.waiting: dict[str, tuple[float, Message, Message]] = {}
+        self._lock, self._arrived = RLock(), dict[str, Message]()
 
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         with self._lock:
-            ids = []
-            for message in messages:
-                self._number += 1
-                ids.append(f"message-{self._number}")
-                message.metadata.__dict__["_message_id"] = ids[-1]
-                there, node = copy.deepcopy(message), self.nodes[message.metadata.dst_node_id]
-                node.received.append(there)
-                ready: float = node.done_at(there)  # type: ignore[attr-defined]
-                self.waiting[ids[-1]] = (ready, Message(node.handle(there), reply_to=there), there)  # type: ignore[call-overload]
-            return ids
+            return super().push_messages(messages)
 
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         with self._lock:
-            arrived = []
-            for one in [one for one in message_ids if one in self.waiting]:
-                ready, reply, asked = self.waiting[one]
+            ids = [one for one in message_ids if one in self._replies]
+            for one, asked in [(one, self._arrived[one]) for one in ids]:
                 if asked.metadata.dst_node_id not in self.nodes:
-                    reply = Message(Error(ErrorCode.NODE_UNAVAILABLE, "Node Unavailable"), reply_to=asked)
+                    self._answer(one, Error(ErrorCode.NODE_UNAVAILABLE, "Node Unavailable"))
                 elif time.time() >= asked.metadata.created_at + asked.metadata.ttl:
-                    reply = Message(Error(ErrorCode.MESSAGE_UNAVAILABLE, "Message Unavailable"), reply_to=asked)
-                elif time.monotonic() < ready:
-                    continue
-                del self.waiting[one]
-                arrived.append(reply)
-            return arrived
+                    self._answer(one, Error(ErrorCode.MESSAGE_UNAVAILABLE, "Message Unavailable"))
+            return super().pull_messages(ids)
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        pending, start = set(self.push_messages(messages)), time.monotonic()
-        replies: list[Message] = []
-        while pending and time.monotonic() - start < (inf if timeout is None else timeout):
-            arrived = self.pull_messages(pending)
-            pending -= {reply.metadata.reply_to_message_id for reply in arrived}
-            replies += arrived
-            time.sleep(self.pull_interval if pending else 0.0)
-        return replies
+    def _deliver(self, message: Message) -> None:
+        there, node = copy.deepcopy(message), self.nodes[message.metadata.dst_node_id]
+        node.received.append(there)
+        self._arrived[there.metadata.message_id] = there
+        self._answer(there.metadata.message_id, node.handle(there), node.done_at(there))
+
+    def _answer(self, message_id: str, content: Any, ready: float = 0.0) -> None:
+        self._replies[message_id] = ready, Message(content, reply_to=self._arrived[message_id])
 
 
 class Deployment:

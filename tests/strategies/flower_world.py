@@ -12,8 +12,9 @@ from flwr.server import strategy as legacy_bases
 from flwr.serverapp import strategy as message_bases
 
 from tests.strategies import numpy_world as world
+from tests.strategies.apis import nodes_of
 from tests.strategies.helpers import OK, FakeProxy, Federation, parameters_to_ndarrays
-from tests.strategies.message.helpers import FakeGrid, FakeNode, node_id, play
+from tests.strategies.message.helpers import FakeGrid, play
 
 
 class WorldProxy(FakeProxy):
@@ -60,8 +61,9 @@ def play_legacy(strategy: Any, rounds: int) -> list[world.Array]:
 
 def play_messages(strategy: Any, rounds: int) -> list[world.Array]:
     """Play rounds; returns the global model after each of them."""
-    grid = FakeGrid({node_id(k): FakeNode(proxy, extra={}) for k, proxy in enumerate(proxies())})
-    _, models = play(strategy, grid, rounds, initial_arrays=ArrayRecord({"model": Array(world.initial())}))
+    _, models = play(
+        strategy, FakeGrid(nodes_of(proxies())), rounds, initial_arrays=ArrayRecord({"model": Array(world.initial())})
+    )
     return [np.frombuffer(one[0]) for one in models]
 
 

@@ -150,7 +150,7 @@ def test_late_answers_that_cannot_be_fetched_end_nothing(api: str, caplog: pytes
     pull = link.pull_messages
 
     def broken(ids: Any) -> Any:
-        if any(link.waiting.get(one, (0.0,))[0] == inf for one in ids) and len(link.nodes[2].received) > 2:
+        if any(link._replies.get(one, (0.0,))[0] == inf for one in ids) and len(link.nodes[2].received) > 2:
             raise ConnectionError("the SuperLink is away")
         return pull(ids)
 
