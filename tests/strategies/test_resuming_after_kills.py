@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,7 +65,7 @@ def journal(run: Seen) -> str:
 
 @pytest.mark.parametrize(
     ("run", "moments"),
-    [(RUNS[2], 2), (RUNS[4], 2), *[pytest.param(run, 20, marks=SLOW) for run in RUNS]],
+    [*[(replace(run, rounds=12), 2) for run in RUNS[2:5:2]], *[pytest.param(run, 20, marks=SLOW) for run in RUNS]],
     ids=str,
 )
 def test_killed_at_random_moments(zygote: Zygote, run: Run, moments: int, folder: Path) -> None:
@@ -106,20 +107,16 @@ def dying(run: Run, folder: Path, die_at: int | None, torn: bool) -> list[str]:
     return points.points
 
 
-SHORT = {"rounds": 2, "options": {"keep_checkpoints": 1}}
+SHORT: dict[str, Any] = {"rounds": 2, "options": {"keep_checkpoints": 1}}
+LONG = [replace(run, rounds=5) for run in (RUNS[1], RUNS[5])]
+SELDOM = [{"checkpoint_every": every, "keep_checkpoints": 2} for every in (1, 2)]
 
 
 @pytest.mark.parametrize(
     ("run", "share", "of"),
     [
         *[(Run(api, "FedAdam", "fedcm-ts", **SHORT), number, 2) for number, api in enumerate(APIS)],
-        *[
-            pytest.param(
-                replace(run, rounds=5, options={"checkpoint_every": every, "keep_checkpoints": 2}), 0, 1, marks=SLOW
-            )
-            for run in (RUNS[1], RUNS[5])
-            for every in (1, 2)
-        ],
+        *[pytest.param(replace(run, options=options), 0, 1, marks=SLOW) for run in LONG for options in SELDOM],
     ],
     ids=str,
 )
