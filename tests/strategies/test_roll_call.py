@@ -22,7 +22,7 @@ from tests.strategies import deployed
 from tests.strategies.apis import BOTH
 from tests.strategies.deployed import Deployment, Node, lines
 from tests.strategies.helpers import FakeProxy, all_in, chosen, fleet
-from tests.strategies.message.helpers import FakeGrid, FakeNode, crowd
+from tests.strategies.message.helpers import FakeGrid, FakeNode
 
 pytestmark = pytest.mark.timeout(30)
 NO_QUERY = (
@@ -215,11 +215,12 @@ MANY = 3 * WINDOW
 class InMemoryGrid(FakeGrid):
     """A grid with the name of Flower's own, which counts what is on its way; answers come at the second look."""
 
+    unanswered = True
+
     def __init__(self, nodes: dict[int, FakeNode]) -> None:
         super().__init__(nodes)
         self.pending: set[str] = set()
         self.sizes: list[int] = []
-        self.unanswered = True
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         ids = list(super().push_messages(messages))
@@ -247,45 +248,6 @@ class Deaf(FakeNode):
         return None
 
 
-def introduced(grid: FakeGrid, seconds: float = 20.0) -> tuple[dict[str, Any], list[str]]:
-    return MessageTransport(grid, ArrayRecord([]), seconds).introduce([str(node) for node in grid.nodes])
-
-
-def test_the_grid_of_flowers_simulation_is_known_by_its_name() -> None:
-    assert is_simulation(object.__new__(superlink.InMemoryGrid))
-    assert not is_simulation(FakeGrid())
-    assert not is_simulation(None)
-
-
-def test_every_node_is_asked_and_few_at_once() -> None:
-    grid = InMemoryGrid(crowd(MANY))
-    said, missed = introduced(grid)
-    assert (said.keys(), missed) == ({str(node) for node in grid.nodes}, [])
-    assert sorted(facts["client_id"] for facts in said.values()) == list(range(MANY))
-    assert (grid.sizes[0], max(grid.sizes)) == (FIRST_WINDOW, WINDOW)
-
-
-def test_a_deployed_grid_gets_all_at_once() -> None:
-    grid = FakeGrid(crowd(MANY))
-    said, missed = introduced(grid)
-    assert (len(said), missed) == (MANY, [])
-    assert [len(batch) for batch in grid.sent] == [MANY]
-
-
-def test_one_that_never_answers_takes_one_place_only() -> None:
-    said, missed = introduced(InMemoryGrid({7: Deaf(FakeProxy("7", "deaf")), **crowd(MANY)}), 1.0)
-    assert (len(said), missed) == (MANY, ["7"])
-
-
-def test_where_nobody_answers_the_window_opens_and_those_never_asked_are_not_missed() -> None:
-    grid = InMemoryGrid({k: Deaf(FakeProxy(str(k), k)) for k in range(10, 10 + 2 * WINDOW)})
-    grid.unanswered = False  # no limit before the first answer in this test
-    start = time.monotonic()
-    assert introduced(grid, 0.6) == ({}, [str(node) for node in grid.nodes][:WINDOW])
-    assert 0.6 <= time.monotonic() - start < 2.0
-    assert grid.sizes == [FIRST_WINDOW, WINDOW]
-
-
 class Gate:
     """Counts the questions that are being answered at once."""
 
@@ -305,35 +267,73 @@ class Gate:
             self.answered += 1
 
 
-def _legacy_introduced(count: int, gate: Any, grid: object, seconds: float = 20.0) -> tuple[dict[str, Any], list[str]]:
-    clients: dict[str, Any] = {str(k): FakeProxy(str(k), k, number=k, on_properties=gate) for k in range(count)}
-    for client in clients.values():
-        client.grid = grid
-    return legacy.LegacyTransport(clients, SimpleNamespace(), seconds).introduce(list(clients))  # type: ignore[arg-type]
+def introduced(api: str, clients: list[Any], simulated: bool, seconds: float = 20.0) -> tuple[Any, ...]:
+    """What clients say, those that were missed, and how many questions were in flight: until an answer, and at most."""
+    if api == "message":
+        nodes = {int(one.cid): Deaf(one) if one.on_properties is deaf else FakeNode(one) for one in clients}
+        grid: Any = (InMemoryGrid if simulated else FakeGrid)(nodes)
+        said, missed = MessageTransport(grid, ArrayRecord([]), seconds).introduce([one.cid for one in clients])
+        sizes = grid.sizes if simulated else [len(batch) for batch in grid.sent]
+        return said, missed, sizes[0], max(sizes)
+    proxies: dict[str, Any] = {one.cid: one for one in clients}
+    gate = Gate(0.1)
+    for one in proxies.values():
+        one.grid = InMemoryGrid({}) if simulated else object()
+        one.on_properties = one.on_properties or gate
+    said, missed = legacy.LegacyTransport(proxies, SimpleNamespace(), seconds).introduce([*proxies])  # type: ignore[arg-type]
+    return said, missed, gate.most_before_an_answer, gate.most
+
+
+def deaf(proxy: FakeProxy) -> None:
+    """Does not answer in time."""
+    time.sleep(1.2)
+
+
+def test_the_grid_of_flowers_simulation_is_known_by_its_name() -> None:
+    assert is_simulation(object.__new__(superlink.InMemoryGrid))
+    assert not is_simulation(FakeGrid())
+    assert not is_simulation(None)
 
 
 @pytest.mark.parametrize(
-    ("count", "grid", "before_an_answer", "most"),
+    ("api", "simulated", "count", "first", "most"),
     [
-        (MANY, InMemoryGrid({}), FIRST_WINDOW, range(legacy.MAX_PARALLEL + 1, WINDOW + 1)),
-        (2 * legacy.MAX_PARALLEL, object(), legacy.MAX_PARALLEL, [legacy.MAX_PARALLEL]),
+        ("message", True, MANY, FIRST_WINDOW, [WINDOW]),
+        ("message", False, MANY, MANY, [MANY]),
+        ("legacy", True, MANY, FIRST_WINDOW, range(legacy.MAX_PARALLEL + 1, WINDOW + 1)),
+        ("legacy", False, 2 * legacy.MAX_PARALLEL, legacy.MAX_PARALLEL, [legacy.MAX_PARALLEL]),
     ],
-    ids=["simulation", "deployment"],
 )
-def test_legacy_clients_of_a_simulation_are_asked_a_few_and_then_many_at_once(
-    count: int, grid: object, before_an_answer: int, most: Any
+def test_everybody_is_asked_and_in_a_simulation_few_at_once(
+    api: str, simulated: bool, count: int, first: int, most: Any
 ) -> None:
-    said, missed = _legacy_introduced(count, gate := Gate(0.1), grid)
-    assert [said[str(k)] for k in range(count)] == [{"client_id": k, "num_examples": 10 + 3 * k} for k in range(count)]
-    assert (missed, gate.most_before_an_answer) == ([], before_an_answer)
-    assert gate.most in most
+    said, missed, before_an_answer, at_once = introduced(api, fleet(count, cid=str), simulated)
+    facts = {cid: (one["client_id"], one["num_examples"]) for cid, one in said.items()}
+    assert facts == {str(k): (k, 10 + 3 * k) for k in range(count)}
+    assert (missed, before_an_answer) == ([], first)
+    assert at_once in most
 
 
-def test_legacy_clients_that_hang_do_not_keep_the_others_from_being_asked() -> None:
-    def hangs(proxy: FakeProxy) -> None:
-        if int(proxy.cid) < FIRST_WINDOW:
-            time.sleep(1.2)
+@BOTH
+def test_those_that_never_answer_do_not_keep_the_others_from_being_asked(api: str) -> None:
+    hanging = FIRST_WINDOW if api == "legacy" else 1
+    clients = fleet(hanging + MANY // 6, cid=str)
+    for one in clients[:hanging]:
+        one.on_properties = deaf
+    said, missed, *_ = introduced(api, clients, simulated=True, seconds=0.9)
+    assert missed == [str(k) for k in range(hanging)]
+    assert sorted(said, key=int) == [one.cid for one in clients[hanging:]]
 
-    said, missed = _legacy_introduced(2 * FIRST_WINDOW, hangs, InMemoryGrid({}), 0.8)
-    assert sorted(said, key=int) == [str(k) for k in range(FIRST_WINDOW, 2 * FIRST_WINDOW)]
-    assert missed == [str(k) for k in range(FIRST_WINDOW)]
+
+def test_where_nobody_answers_the_window_opens_and_those_never_asked_are_not_missed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(InMemoryGrid, "unanswered", False)  # no limit before the first answer in this test
+    clients = fleet(2 * WINDOW, cid=str)
+    for one in clients:
+        one.on_properties = deaf
+    start = time.monotonic()
+    said, missed, first, most = introduced("message", clients, simulated=True, seconds=0.6)
+    assert (said, missed) == ({}, [str(k) for k in range(WINDOW)])
+    assert 0.6 <= time.monotonic() - start < 2.0
+    assert (first, most) == (FIRST_WINDOW, WINDOW)
