@@ -271,6 +271,5 @@ def with_late_replies(proxy: ClientProxy, timeout: float | None, late: LateRepli
 
 
 def grid_of(proxies: Iterable[ClientProxy]) -> Any:
-    """Return the grid that proxies send through, if late replies can be fetched from it; None if there is none."""
-    grids = (getattr(proxy, "grid", None) for proxy in proxies)
-    return next((grid for grid in grids if hasattr(grid, "pull_messages")), None)
+    """Return the grid that proxies send through, all of them through the same; None if there is none."""
+    return next((proxy.grid for proxy in proxies if hasattr(proxy, "grid")), None)
