@@ -12,9 +12,8 @@ from flwr.server import strategy as legacy_bases
 from flwr.serverapp import strategy as message_bases
 
 from tests.strategies import numpy_world as world
-from tests.strategies.apis import nodes_of
 from tests.strategies.helpers import OK, FakeProxy, Federation, parameters_to_ndarrays
-from tests.strategies.message.helpers import FakeGrid, play
+from tests.strategies.message.helpers import FakeGrid, FakeNode, node_id, play
 
 
 class WorldProxy(FakeProxy):
@@ -61,9 +60,8 @@ def play_legacy(strategy: Any, rounds: int) -> list[world.Array]:
 
 def play_messages(strategy: Any, rounds: int) -> list[world.Array]:
     """Play rounds; returns the global model after each of them."""
-    _, models = play(
-        strategy, FakeGrid(nodes_of(proxies())), rounds, initial_arrays=ArrayRecord({"model": Array(world.initial())})
-    )
+    grid = FakeGrid({node_id(k): FakeNode(proxy, extra={}) for k, proxy in enumerate(proxies())})
+    _, models = play(strategy, grid, rounds, initial_arrays=ArrayRecord({"model": Array(world.initial())}))
     return [np.frombuffer(one[0]) for one in models]
 
 
@@ -73,9 +71,8 @@ def comparable(history: Any) -> Any:
         (r.round, r.num_available, r.num_selected, r.num_completed, r.round_s, r.simulated_s, r.energy_j, r.probe_s)
         for r in history.rounds
     ]
-    probes = [r.probe_j for r in history.rounds]
     clients = [
         (r.round, r.client_id, r.client, r.completed, r.latency_s, repr(r.energy_j), r.num_examples)
         for r in history.clients
     ]
-    return rounds, probes, clients
+    return rounds, clients

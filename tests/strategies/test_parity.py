@@ -60,6 +60,7 @@ def _played(
 def _assert_same(one: tuple[Any, Any], other: tuple[Any, Any]) -> None:
     (strategy, models), (another, others) = one, other
     assert comparable(strategy.history) == comparable(another.history)
+    assert [r.probe_j for r in strategy.history.rounds] == [r.probe_j for r in another.history.rounds]
     for ours, theirs in zip(models, others, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
     own, state = strategy.selector.state_dict(), another.selector.state_dict()
