@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import time
+from collections.abc import Iterable, Mapping
+from threading import RLock
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
@@ -10,18 +14,15 @@ from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.server.compat.grid_client_proxy import GridClientProxy
 
-from fedsel_flwr.strategies import SelectionStrategy as LegacyStrategy
-from fedsel_flwr.strategies.message import SelectionStrategy as MessageStrategy
-from tests.strategies.helpers import Federation, fedavg, model
+from tests.strategies.apis import fedavg, make
+from tests.strategies.helpers import Federation, model
 from tests.strategies.message.helpers import FakeGrid, play
-from tests.strategies.message.helpers import fedavg as message_fedavg
 
-APIS = ("legacy", "message")
 Facts = dict[str, Any]
 
 
 class Node:
-    """A SuperNode with a client app.
+    """A SuperNode with a client app that adds 1 to the model.
 
     Args:
         api: Whose app it runs.
@@ -29,17 +30,27 @@ class Node:
         says: What it says of itself when it is asked; None: its app has no function for that.
         reports: Further metrics of its updates.
         fails: Whether it fails to train.
+        works: Behind a :class:`SuperLink`: kind of message -> seconds that it takes for each, in order; then and else
+            none. Infinite: it hangs.
     """
 
     def __init__(
-        self, api: str, registered: Facts, says: Facts | None = None, reports: Facts | None = None, fails: bool = False
-    ) -> None:
-        self.registered, self.says, self.reports, self.fails = registered, says, reports or {}, fails
-        self.ready, self.received = 0.0, list[Message]()
-        self._app = {"legacy": _legacy_app, "message": _message_app}[api](self)
+        self, api: str, registered: Facts | None = None, says: Facts | None = None, reports: Facts | None = None,
+        fails: bool = False, works: Mapping[str, list[float]] | None = None,
+    ) -> None:  # fmt: skip
+        self.registered, self.says, self.reports, self.fails = registered or {}, says, reports or {}, fails
+        self.ready, self.free_at, self.received = 0.0, 0.0, list[Message]()
+        self._works, self._app = works or {}, {"legacy": _legacy_app, "message": _message_app}[api](self)
 
     def asked(self, kind: str) -> int:
-        return sum(message.metadata.message_type == kind for message in self.received)
+        """How many messages of a kind it got."""
+        return sum(_kind(message) == kind for message in self.received)
+
+    def done_at(self, message: Message) -> float:
+        """When it is done with a message: it works off one after the other."""
+        takes = self._works.get(_kind(message)) or [0.0]
+        self.free_at = max(self.free_at, time.monotonic()) + (takes.pop(0) if len(takes) > 1 else takes[0])
+        return self.free_at
 
     def handle(self, message: Message) -> RecordDict | Error:
         """As Flower's SuperNode does, its words for what an app raises included."""
@@ -51,12 +62,20 @@ class Node:
             return Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error)}:<'{error}'>")
 
 
+def _kind(message: Message) -> str:
+    kind = message.metadata.message_type
+    return "query" if kind == "get_properties" else kind
+
+
 def _legacy_app(node: Node) -> ClientApp:
     class Plain(NumPyClient):
         def fit(self, parameters: Any, config: Any) -> Any:
             if node.fails:
                 raise ValueError("the battery is empty")
             return [array + 1 for array in parameters], 10, dict(node.reports)
+
+        def evaluate(self, parameters: Any, config: Any) -> Any:
+            return 0.5, 10, {"loss": 0.5, "latency_s": 1.0}
 
     class Telling(Plain):
         def get_properties(self, config: Any) -> Any:
@@ -79,6 +98,11 @@ def _message_app(node: Node) -> ClientApp:
         metrics = MetricRecord({"num-examples": 10, **node.reports})
         return Message(RecordDict({"arrays": renamed, "metrics": metrics}), reply_to=message)
 
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        metrics = MetricRecord({"num-examples": 10, "loss": 0.5, "latency_s": 1.0})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
     if node.says is not None:
 
         @app.query()
@@ -92,39 +116,90 @@ class InMemoryGrid(FakeGrid):
     """A grid with the name of that of Flower's simulation."""
 
 
+class SuperLink(FakeGrid):
+    """A grid whose nodes take their time; messages expire, and those to nodes that are gone are answered for them."""
+
+    pull_interval = 0.02  # seconds, as Flower's grid in memory has 0.1
+
+    def __init__(self, nodes: Any) -> None:
+        super().__init__(nodes, seed=None)
+        self._lock, self._arrived = RLock(), dict[str, Message]()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        with self._lock:
+            return super().push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        with self._lock:
+            ids = [one for one in message_ids if one in self._replies]
+            for one, asked in [(one, self._arrived[one]) for one in ids]:
+                if asked.metadata.dst_node_id not in self.nodes:
+                    self._answer(one, Error(ErrorCode.NODE_UNAVAILABLE, "Node Unavailable"))
+                elif time.time() >= asked.metadata.created_at + asked.metadata.ttl:
+                    self._answer(one, Error(ErrorCode.MESSAGE_UNAVAILABLE, "Message Unavailable"))
+            return super().pull_messages(ids)
+
+    def _deliver(self, message: Message) -> None:
+        there, node = copy.deepcopy(message), self.nodes[message.metadata.dst_node_id]
+        node.received.append(there)
+        self._arrived[there.metadata.message_id] = there
+        self._answer(there.metadata.message_id, node.handle(there), node.done_at(there))
+
+    def _answer(self, message_id: str, content: Any, ready: float = 0.0) -> None:
+        self._replies[message_id] = ready, Message(content, reply_to=self._arrived[message_id])
+
+
 class Deployment:
     """SuperNodes that come and go under a strategy of either API.
 
     Args:
         api: "legacy" or "message".
-        selector: The strategy's selector.
+        selector: The strategy's selector, or the name of a paper's strategy.
         nodes: Node id -> node.
         grid: The class of the grid.
+        timeout: Of a round, seconds.
+        evaluating: The share of nodes that evaluate.
         **options: Options of the strategy.
     """
 
     def __init__(
-        self, api: str, selector: Any, nodes: dict[int, Node], grid: type[FakeGrid] = FakeGrid, **options: Any
-    ) -> None:
-        self.api, self.grid = api, grid(nodes)  # type: ignore[arg-type]
+        self, api: str, selector: Any, nodes: dict[int, Node], grid: type[FakeGrid] = FakeGrid,
+        timeout: float | None = None, evaluating: float = 0.0, **options: Any,
+    ) -> None:  # fmt: skip
+        self.api, self.timeout, self.grid = api, timeout, grid(nodes)  # type: ignore[arg-type]
         given = {"clock": "server", "max_latency": 9.0, "wait_timeout": 0.4, "min_available": 1, **options}
-        cls, base = (LegacyStrategy, fedavg()) if api == "legacy" else (MessageStrategy, message_fedavg())
-        self.strategy: Any = cls(selector, base, **given)
-        self._federation = Federation(self.strategy) if api == "legacy" else None
+        self.strategy = make(api, selector, fedavg(api, fraction_evaluate=evaluating), **given)
+        self._federation = Federation(self.strategy, timeout=timeout) if api == "legacy" else None
 
-    def play(self, rounds: int = 1) -> Deployment:
-        """Play rounds with Flower's own loop."""
-        if self._federation is None:
-            play(self.strategy, self.grid, rounds, initial_arrays=ArrayRecord(model()), timeout=2.0)
+    def play(self, rounds: int = 1, between: Any = None) -> Deployment:
+        """Play rounds with Flower's own loop; ``between`` is called with the number of each before it."""
+        if self._federation is not None:
+            for number in range(1, rounds + 1):
+                self._connect(number, between)
+                self._federation.play()
             return self
+        configure = self.strategy.configure_train
+
+        def configured(server_round: int, *args: Any) -> Any:
+            if between is not None:
+                between(server_round)
+            return configure(server_round, *args)
+
+        self.strategy.configure_train = configured
+        play(self.strategy, self.grid, rounds, initial_arrays=ArrayRecord(model()), timeout=self.timeout or 2.0)
+        self.strategy.configure_train = configure
+        return self
+
+    def _connect(self, number: int, between: Any) -> None:
+        if between is not None:
+            between(number)
+        assert self._federation is not None
         manager = self._federation.manager
         for cid, proxy in manager.all().copy().items():
             if int(cid) not in self.grid.nodes:
                 manager.unregister(proxy)
         for node_id in self.grid.nodes:
             manager.register(GridClientProxy(node_id, self.grid, 7))
-        self._federation.play(rounds)
-        return self
 
     def come(self, node_id: int, node: Node) -> Node:
         self.grid.nodes[node_id] = node  # type: ignore[assignment]
@@ -133,10 +208,9 @@ class Deployment:
     def go(self, node_id: int) -> None:
         del self.grid.nodes[node_id]
 
-    def questions(self) -> int:
-        """How many nodes were asked who they are."""
-        kind = "get_properties" if self.api == "legacy" else "query"
-        return sum(node.asked(kind) for node in self.grid.nodes.values())  # type: ignore[attr-defined]
+    def asked(self, kind: str) -> list[int]:
+        """How often each node got a message of a kind."""
+        return [node.asked(kind) for node in self.grid.nodes.values()]  # type: ignore[attr-defined]
 
     def chosen(self) -> list[list[str]]:
         """The client ids of each round, in id order."""

@@ -19,28 +19,17 @@ from fedsel_flwr.selectors import create
 from fedsel_flwr.strategies import SelectionStrategy as LegacyStrategy
 from fedsel_flwr.strategies.message import SelectionStrategy as MessageStrategy
 from tests.strategies import numpy_world as world
-from tests.strategies.continuing import _flat
+from tests.strategies.apis import nodes_of
 from tests.strategies.flower_world import encoded, proxies
 from tests.strategies.helpers import run_rounds
-from tests.strategies.message.helpers import FakeGrid, FakeNode, node_id
+from tests.strategies.message.helpers import FakeGrid
 
-APIS = ("legacy", "message")
 ROUNDS = 30
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run that can be begun, and gone on with, in any process.
-
-    Attributes:
-        api: One of :data:`APIS`.
-        base: The class of the base strategy in it.
-        selector: Name of the selector.
-        evaluates: Whether there is a central evaluation.
-        options: Further options of the strategy.
-        params: Further parameters of the selector.
-        base_options: Further options of the base.
-    """
+    """A run that can be begun, and resumed, in any process: options of the strategy, the selector and the base."""
 
     api: str
     base: str = "FedAdam"
@@ -74,13 +63,7 @@ class Run:
         return LegacyStrategy(selector, base, on_round=seen.told.append, **{"total_rounds": self.rounds, **options})
 
     def play(self, folder: Path | None = None, resume: Any = True, step: Callable[[str], object] = str) -> Seen:
-        """Run to the end.
-
-        Args:
-            folder: For checkpoints; None writes none.
-            resume: What to do with those that are there.
-            step: Called with "e" whenever a model is evaluated, and with "t" when a client is trained.
-        """
+        """Run to the end; ``step`` is called with "e" when a model is evaluated, with "t" when a client is trained."""
         with quiet():
             return self._played(folder, resume, Seen(step))
 
@@ -93,7 +76,7 @@ class Run:
             server, _ = run_rounds(strategy, clients, self.rounds, max_workers=1)
             seen.model = [array.tobytes() for array in parameters_to_ndarrays(server.parameters)]
         else:
-            grid = FakeGrid({node_id(k): FakeNode(proxy, extra={}) for k, proxy in enumerate(clients)})
+            grid = FakeGrid(nodes_of(clients))
             initial = ArrayRecord({"model": Array(world.initial())})
             evaluate_fn = seen.evaluate_record if self.evaluates else None
             result = strategy.start(grid, initial, self.rounds, evaluate_fn=evaluate_fn)
@@ -123,15 +106,12 @@ class Seen:
     """What came of a run.
 
     Attributes:
-        model: The arrays' bytes.
         state: Everything that outlives a round, flat.
         records: The history's rounds and clients, in words.
         told: What the caller of ``on_round`` was told.
-        evaluated: The rounds whose models were evaluated.
-        trained: The rounds that clients were asked in.
+        evaluated: The rounds whose models were evaluated, and trained: those that clients were asked in.
         finished: Each round's record and those of its clients.
         metrics: The rounds of the result's metrics.
-        journal: What is in the file of finished rounds; None where there are no checkpoints.
     """
 
     step: Callable[[str], object] = str
@@ -160,9 +140,7 @@ class Seen:
     def finish(self, strategy: Any) -> None:
         """Note what is left at the end, in a form that can be sent to another process."""
         parts = {name: part for name, part in strategy.state_dict().items() if name != "history"}
-        self.state = {
-            key: value.tobytes() if isinstance(value, np.ndarray) else value for key, value in _flat("", parts)
-        }
+        self.state = flat(parts)
         self.records = [repr(one) for one in [*strategy.history.rounds, *strategy.history.clients]]
         rounds, clients = strategy.history.rounds, list(strategy.history.clients)
         self.finished = [(one, [row for row in clients if row.round == one.round]) for one in rounds]
@@ -172,6 +150,17 @@ class Seen:
     def result(self) -> tuple[Any, ...]:
         """What must be the same, however often the run was cut off."""
         return self.model, self.state, self.records
+
+
+def flat(state: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested state as one level, arrays as bytes, so that it can be compared and sent to another process."""
+    found: dict[str, Any] = {}
+    for key, value in state.items():
+        if isinstance(value, dict):
+            found |= {f"{prefix}{key}": sorted(value), **flat(value, f"{prefix}{key}.")}
+        else:
+            found[f"{prefix}{key}"] = value.tobytes() if isinstance(value, np.ndarray) else value
+    return found
 
 
 def _stepping(fit: Callable[..., Any], step: Callable[[str], object], seen: Seen) -> Callable[..., Any]:

@@ -1,157 +1,165 @@
-"""Late clients, and the two clocks: what clients report, and what the server times itself."""
+"""Late clients and the two clocks, in both APIs: what clients report, what the server times itself, and "auto"."""
 
 from __future__ import annotations
 
+import inspect
+import json
 import logging
 import math
-from dataclasses import replace
+import threading
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from fedsel_flwr.errors import ParameterError, RunError, StateError
+from fedsel_flwr.report.run_folder import CLIENTS, ROUNDS, load_optional, read_history, read_journal, write_history
+from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.records import ClientRecord
 from fedsel_flwr.rounds.replies import Reply, read_reply
 from fedsel_flwr.rounds.settings import Settings
-from fedsel_flwr.strategies import BSFL, CSUCB, message
-from tests.strategies.helpers import FakeProxy, Federation, RecordingBase, fedavg, initial
-from tests.strategies.message import helpers as messages
+from fedsel_flwr.selectors import Random, create
+from fedsel_flwr.strategies import BSFL, CSUCB, CSUCBQ, SelectionStrategy
+from fedsel_flwr.strategies.wrapping import client_manager, grids
+from tests.strategies import helpers
+from tests.strategies.apis import BOTH, Played, make, play
+from tests.strategies.apis import fedavg as plain
+from tests.strategies.helpers import FakeProxy, Federation, fedavg, fleet, initial
+from tests.strategies.message import helpers as message_helpers
+from tests.strategies.message.helpers import FakeNode
 
 pytestmark = pytest.mark.timeout(60)
 
 
+# ---- what is believed ------------------------------------------------------------------------------------------------
+
+
 def test_on_the_virtual_clock_a_client_at_max_latency_has_failed() -> None:
-    base = RecordingBase()
-    strategy = CSUCB(clients_per_round=3, max_latency=5.0, seed=0, base=base)
-    proxies = [
-        FakeProxy("a", "a", number=0, latency=4.999),
-        FakeProxy("b", "b", number=1, latency=5.0),
-        FakeProxy("c", "c", number=2, latency=500.0),
-    ]
-    Federation(strategy, proxies).play(1)
-    assert [(r.client_id, r.completed, r.latency_s) for r in strategy.history.clients] == [
-        ("a", True, 4.999), ("b", False, 5.0), ("c", False, 5.0)
-    ]  # fmt: skip
-    ((results, failures),) = base.given
-    assert [client.cid for client, _ in results] == ["a"]
-    assert len(failures) == 2
-    assert strategy.selector.state_dict()["mean"].tolist() == pytest.approx([1 - 4.999 / 5, 0.0, 0.0])
-    assert strategy.history.rounds[0].round_s == 5.0
+    proxies = [FakeProxy(name, name, number=k, latency=s) for k, (name, s) in enumerate([("a", 4.999), ("b", 5.0)])]
+    proxies.append(FakeProxy("c", "c", number=2, latency=500.0))
+    played = play("legacy", "CSUCB", proxies, clients_per_round=3, max_latency=5.0, seed=0)
+    history = played.strategy.history
+    assert [(r.completed, r.latency_s) for r in history.clients] == [(True, 4.999), (False, 5.0), (False, 5.0)]
+    metrics, failures = played.given()
+    assert ([one["latency_s"] for one in metrics], len(failures)) == ([4.999], 2)
+    assert played.strategy.selector.state_dict()["mean"].tolist() == pytest.approx([1 - 4.999 / 5, 0.0, 0.0])
+    assert history.rounds[0].round_s == 5.0
 
 
 @pytest.mark.timeout(30)
 def test_on_the_servers_clock_reports_are_clipped_into_the_observed_window() -> None:
-    slack, delay = 1.0, 1.2  # a second of room for a busy machine
-    strategy = CSUCB(clients_per_round=6, max_latency=30.0, seed=0, base=fedavg(), clock="server", clock_slack=slack)
+    slack, delay = 0.8, 0.9  # room for a busy machine
+    clients: dict[str, tuple[str, dict[str, Any]]] = {
+        "boaster": ("clipped", {"latency": 0.001}),
+        "moaner": ("observed", {"latency": 25.0}),
+        "absent": ("observed", {"fault": "latency-missing"}),
+        "honest": ("reported", {"latency": delay}),
+        "text": ("observed", {"fault": "latency-text"}),
+        "minus": ("observed", {"fault": "latency-negative"}),
+    }
     proxies = [
-        FakeProxy("boaster", "boaster", number=0, latency=0.001, delay=delay),
-        FakeProxy("moaner", "moaner", number=1, latency=25.0, delay=delay),
-        FakeProxy("absent", "absent", number=2, fault="latency-missing", delay=delay),
-        FakeProxy("honest", "honest", number=3, latency=delay, delay=delay + 0.02),
-        FakeProxy("text", "text", number=4, fault="latency-text", delay=delay),
-        FakeProxy("minus", "minus", number=5, fault="latency-negative", delay=delay),
+        FakeProxy(name, name, number=k, delay=delay + 0.02 * (name == "honest"), **given)
+        for k, (name, (_, given)) in enumerate(clients.items())
     ]
+    strategy = CSUCB(clients_per_round=6, max_latency=30.0, seed=0, base=fedavg(), clock="server", clock_slack=slack)
     federation = Federation(strategy, proxies, max_workers=6).play(2)
     rows = {row.client_id: row for row in strategy.history.clients if row.round == 2}  # each had its first time before
     assert all(row.completed for row in rows.values())  # each replacement counted, the update kept
+    assert {name: row.latency_source for name, row in rows.items()} == {name: one for name, (one, _) in clients.items()}
     assert delay - slack <= rows["boaster"].latency_s < delay
     for name in ("moaner", "absent", "text", "minus"):
         assert delay <= rows[name].latency_s < delay + 1.0, name
-    assert rows["honest"].latency_s == delay
-    assert rows["honest"].problem == ""
+    assert (rows["honest"].latency_s, rows["honest"].problem) == (delay, "")
     assert strategy.history.problem_counts() == {"latency": 8}  # that the server times a client is no problem
-    assert {name: row.latency_source for name, row in rows.items()} == {
-        "boaster": "clipped", "moaner": "observed", "absent": "observed", "honest": "reported", "text": "observed",
-        "minus": "observed",
-    }  # fmt: skip
     assert federation.models[-1] != initial().tensors
 
 
 @pytest.mark.timeout(30)
-def test_on_the_servers_clock_faults_fail_and_the_selector_stays_finite() -> None:
+def test_on_the_servers_clock_faults_fail_and_the_selector_stays_finite(caplog: pytest.LogCaptureFixture) -> None:
+    """Faults are named in every round; that the server times a client is usual, and said in a column."""
     strategy = BSFL(
-        clients_per_round=6, min_latency=0.01, max_latency=2.0, seed=0, base=fedavg(), clock="server", clock_slack=0.1,
+        clients_per_round=7, min_latency=0.01, max_latency=2.0, seed=0, base=fedavg(), clock="server", clock_slack=0.1,
         identity="claim",
     )  # fmt: skip
-    faults = ["nan", "raises", "status", "straggler", "latency-infinite"]
+    faults = ["nan", "raises", "status", "straggler", "latency-infinite", "latency-missing"]
     proxies = [FakeProxy(name, f"bad-{name}", fault=name) for name in faults]
     proxies.append(FakeProxy("h", "h", number=1, delay=0.05, latency=0.05))
-    Federation(strategy, proxies, max_workers=6, timeout=0.05).play(3)
+    Federation(strategy, proxies, max_workers=7, timeout=0.05).play(3)
     for row in strategy.history.clients:
-        good = row.client_id in ("h", "bad-latency-infinite")
+        good = row.client_id == "h" or "latency" in row.client_id
         assert row.completed == good, row
         assert row.latency_s == 2.0 or good
     assert all(np.isfinite(np.asarray(v, dtype=float)).all() for v in strategy.selector.state_dict().values())
+    warned = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert not [text for text in warned if "client bad-latency-missing" in text]
+    assert sum("client bad-nan: arrays: not finite" in text for text in warned) == 3
+    rows = [row for row in strategy.history.clients if row.client_id == "bad-latency-missing"]
+    assert [(row.problem, row.latency_source) for row in rows] == [("", "first"), *[("", "observed")] * 2]
 
 
-def test_that_the_server_times_a_client_is_no_problem(caplog: pytest.LogCaptureFixture) -> None:
-    """It is usual in a deployment; a column says where the time came from. Faults are named in every round."""
-    strategy = CSUCB(clients_per_round=2, max_latency=5.0, seed=0, base=fedavg(), clock="server")
-    proxies = [FakeProxy("a", "a", fault="latency-missing"), FakeProxy("b", "b", fault="nan")]
-    with caplog.at_level(logging.WARNING, logger="fedsel_flwr"):
-        Federation(strategy, proxies).play(4)
-    said = [record.getMessage() for record in caplog.records]
-    assert not [text for text in said if "client a" in text]
-    assert sum("client b: arrays: not finite" in text for text in said) == 4
-    rows = [(row.problem, row.latency_source) for row in strategy.history.clients if row.client_id == "a"]
-    assert rows == [("", "first"), *[("", "observed")] * 3]
-
-
-@pytest.mark.parametrize("claim", [-1.0, -1e300, float("-inf"), float("nan"), 1e9])
-def test_a_claim_outside_the_observed_time_earns_the_observed_time(claim: float) -> None:
-    """Neither a second below nothing nor a year can be true: no liar is better off than who says nothing."""
-    reply = Reply(arrays=[], num_examples=1, metrics={"latency_s": claim}, observed_s=2.0)
-    result = read_reply(reply, Settings(clock="server"), client_id="7")
-    assert (result.latency_s, result.latency_source, result.completed) == (2.0, "observed", True)
-    assert len(result.problems) == 1
-    assert result.problems[0].startswith("latency: ")
+def _read(metrics: dict[str, float], observed: float | None, **settings: Any) -> Any:
+    reply = Reply(arrays=[], num_examples=1, metrics=metrics, observed_s=observed)
+    return read_reply(reply, Settings(**{"clock": "server", **settings}), client_id="7")
 
 
 @pytest.mark.parametrize(
     ("claim", "slack", "expected"),
-    [(0.0, None, 1.8), (1.9, None, 1.9), (1.5, None, 1.8), (0.0, 0.5, 1.5), (0.0, 9.0, 0.0), (2.0, 0.0, 2.0)],
-)
+    [
+        *[(claim, None, 2.0) for claim in (-1.0, -1e300, float("-inf"), float("nan"), 1e9)],  # no liar is better off
+        (0.0, None, 1.8), (1.9, None, 1.9), (1.5, None, 1.8), (0.0, 0.5, 1.5), (0.0, 9.0, 0.0), (2.0, 0.0, 2.0),
+    ],
+)  # fmt: skip
 def test_a_report_gains_no_more_than_the_slack(claim: float, slack: float | None, expected: float) -> None:
-    """By default a tenth of the observed 2 s: 5 s would have hidden every difference below them."""
-    reply = Reply(arrays=[], num_examples=1, metrics={"latency_s": claim}, observed_s=2.0)
-    result = read_reply(reply, Settings(clock="server", clock_slack=slack), client_id="7")
-    assert result.latency_s == pytest.approx(expected)
-    assert result.latency_source == ("reported" if claim == expected else "clipped")
+    """By default a tenth of the observed 2 s; what cannot be true earns the observed time."""
+    result = _read({"latency_s": claim}, 2.0, clock_slack=slack)
+    odd = not 0 <= claim <= 2
+    assert (result.latency_s, result.completed) == (pytest.approx(expected), True)
+    assert result.latency_source == ("observed" if odd else "reported" if claim == expected else "clipped")
+    assert [one.split(":")[0] for one in result.problems] == ["latency"] * (result.latency_source != "reported")
 
 
-@pytest.mark.parametrize(
-    ("reported", "expected"), [({"latency_s": 1.5}, (1.5, "reported")), ({}, (4.0, "max_latency"))]
-)
-def test_a_client_whom_nothing_timed_is_believed(reported: dict[str, float], expected: tuple[float, str]) -> None:
+@pytest.mark.parametrize(("metrics", "expected"), [({"latency_s": 1.5}, (1.5, "reported")), ({}, (4.0, "max_latency"))])
+def test_a_client_whom_nothing_timed_is_believed(metrics: dict[str, float], expected: tuple[float, str]) -> None:
     """Under secure aggregation Flower's workflow asks the clients itself, and the server has no time of its own."""
-    reply = Reply(arrays=[], num_examples=1, metrics=reported)
-    result = read_reply(reply, Settings(clock="server", max_latency=4.0), client_id="7")
+    result = _read(metrics, None, max_latency=4.0)
     assert (result.latency_s, result.latency_source) == expected
 
 
-@pytest.mark.parametrize("api", ["legacy", "message"])
+@pytest.mark.parametrize(
+    ("clock", "observed", "usable"),
+    [
+        ("server", 2.5, True), ("server", 2.0, True), ("server", 1.999, False), ("server", None, True),
+        ("virtual", 1.0, True),
+    ],
+)  # fmt: skip
+def test_nobody_computes_longer_than_the_server_waited(clock: Any, observed: float | None, usable: bool) -> None:
+    result = _read({"compute_s": 2.0, "latency_s": 1.0}, observed, clock=clock)
+    assert result.completed
+    assert (result.values["compute"] == 2.0) == usable
+    assert ("compute_s" in result.faulty_keys) != usable
+    assert any(text.startswith("compute: ") for text in result.problems) != usable
+
+
+@BOTH
 def test_computing_and_transfer_are_told_apart(api: str) -> None:
     """What the client reports is computing, the rest of the round trip is transfer; nothing reported, nothing known."""
-    delay, options = (
-        0.3,
-        dict[str, Any](clients_per_round=4, max_latency=30.0, seed=0, clock="server", identity="claim"),
-    )
+    delay = 0.3
     told = {"apart": {"compute_s": 0.125}, "silent": {}, "liar": {"compute_s": 300.0}}
-    proxies = [FakeProxy(name, name, fault="latency-missing", extra=extra) for name, extra in told.items()]
-    proxies.append(FakeProxy("own", "own", latency=delay, extra={"compute_s": 0.125}))
-    if api == "legacy":
-        strategy: Any = CSUCB(base=fedavg(), **options)
-        for proxy in proxies:
-            proxy.delay = delay
-        Federation(strategy, proxies, max_workers=4).play(2)
-    else:
-        strategy = message.CSUCB(base=messages.fedavg(), **options)
-        nodes = {number: messages.FakeNode(proxy, ready=delay) for number, proxy in enumerate(proxies, start=1)}
-        messages.play(strategy, messages.FakeGrid(nodes), 2)
-    (first,) = [row for row in strategy.history.clients if row.client_id == "apart" and row.round == 1]
+    proxies = [
+        FakeProxy(name, name, number=k, fault="latency-missing", extra=extra)
+        for k, (name, extra) in enumerate(told.items())
+    ]
+    proxies.append(FakeProxy("own", "own", number=3, latency=delay, extra={"compute_s": 0.125}))
+    for proxy in proxies:
+        proxy.delay = delay if api == "legacy" else 0.0
+    options: dict[str, Any] = {"clients_per_round": 4, "max_latency": 30.0, "clock": "server", "identity": "claim"}
+    history = play(api, "CSUCB", proxies, 2, ready=dict.fromkeys(range(4), delay), seed=0, **options).strategy.history
+    (first,) = [row for row in history.clients if row.client_id == "apart" and row.round == 1]
     assert (first.latency_source, first.transfer_s) == ("first", first.first_s - 0.125)
     assert first.latency_s <= delay < first.first_s
-    rows = {row.client_id: row for row in strategy.history.clients if row.round == 2}  # each had its first time before
+    rows = {row.client_id: row for row in history.clients if row.round == 2}  # each had its first time before
     assert all(row.completed for row in rows.values())
     apart = rows["apart"]
     assert (apart.latency_source, apart.compute_s) == ("observed", 0.125)
@@ -160,27 +168,7 @@ def test_computing_and_transfer_are_told_apart(api: str) -> None:
         assert math.isnan(rows[name].transfer_s), name
     assert math.isnan(rows["liar"].compute_s)
     assert rows["liar"].problem == (f"compute: 300 s cannot be used, the server waited {rows['liar'].latency_s:.6g} s")
-    assert strategy.history.problem_counts()["compute"] == 2
-
-
-@pytest.mark.parametrize(
-    ("clock", "observed", "usable"),
-    [
-        ("server", 2.5, True),
-        ("server", 2.0, True),
-        ("server", 1.999, False),
-        ("server", None, True),
-        ("virtual", 1.0, True),
-    ],
-)
-def test_nobody_computes_longer_than_the_server_waited(clock: Any, observed: float | None, usable: bool) -> None:
-    metrics = {"compute_s": 2.0, "latency_s": 1.0}
-    reply = Reply(arrays=[], num_examples=1, metrics=metrics, observed_s=observed)
-    result = read_reply(reply, Settings(clock=clock), client_id="7")
-    assert result.completed
-    assert (result.values["compute"] == 2.0) == usable
-    assert ("compute_s" in result.faulty_keys) != usable
-    assert any(text.startswith("compute: ") for text in result.problems) != usable
+    assert history.problem_counts()["compute"] == 2
 
 
 @pytest.mark.parametrize(
@@ -202,7 +190,233 @@ def test_the_transfer_of_a_record(changes: dict[str, Any], expected: float) -> N
     assert replace(row, **changes).transfer_s == pytest.approx(expected, nan_ok=True)
 
 
+# ---- timeouts: no answer in time is counted apart from failures ------------------------------------------------------
+
+NEW = {"num_timeouts", "timed_out"}
+
+
+def _play(api: str, timeout: float = 0.2, **options: Any) -> Any:
+    """Four clients: an honest one, one that raises, one that says that it took too long, one that never answers."""
+    proxies = fleet(4, "c")
+    proxies[1].fault, proxies[3].fault = "raises", "straggler" if api == "legacy" else None
+    proxies[2].latency = 99.0
+    options = {"identity": "claim", "min_available": 4, **options}
+    selector = Random(clients_per_round=4, seed=0)
+    return play(api, selector, proxies, timeout=timeout, ready={3: 30.0}, **options).strategy
+
+
+@BOTH
+@pytest.mark.parametrize("clock", ["virtual", "server"])
+def test_no_answer_in_time_is_a_timeout_and_an_exception_is_none(
+    api: str, clock: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="fedsel_flwr")
+    strategy = _play(api, clock=clock)
+    (record,) = strategy.history.rounds
+    rows = {row.client_id: row for row in strategy.history.clients}
+    assert rows["c3"].problem == "no answer within 0.2 s"
+    assert [client for client, row in rows.items() if row.timed_out] == ["c3"]
+    late = clock == "virtual"  # the server's clock does not believe 99 s
+    assert (record.num_selected, record.num_timeouts, record.num_completed) == (4, 1, 1 if late else 2)
+    (told,) = [one.fedsel for one in caplog.records if hasattr(one, "fedsel")]
+    assert (told["timeouts"], told["late"], told["failures"]) == (1, int(late), "exception:1")
+
+
+def test_a_deadline_that_nobody_kept_is_a_timeout_on_the_servers_clock() -> None:
+    strategy = _play("message", clock="server", round_deadline_s=0.3, timeout=5.0)
+    (row,) = [row for row in strategy.history.clients if row.client_id == "c3"]
+    assert row.problem == "late: no answer within round_deadline_s = 0.3 s"
+    assert (row.timed_out, strategy.history.rounds[0].num_timeouts) == (True, 1)
+
+
+def _old(value: Any) -> Any:
+    """A state as a version wrote it that did not count timeouts."""
+    return {key: _old(one) for key, one in value.items() if key not in NEW} if isinstance(value, dict) else value
+
+
+def _told(history: History) -> list[Any]:
+    return [(row.client_id, row.completed, row.problem, row.timed_out) for row in history.clients]
+
+
+def test_histories_of_versions_that_did_not_count_them_can_be_read(tmp_path: Path) -> None:
+    history = _play("legacy").history
+    expected = [(*row[:3], False) for row in _told(history)]
+    state = history.state_dict()
+    assert _old(state)["rounds"].keys() == state["rounds"].keys() - NEW
+    loaded = History()
+    loaded.load_state_dict(_old(state))
+    assert (_told(loaded), loaded.rounds[0].num_timeouts) == (expected, 0)
+    with pytest.raises(StateError, match=r"missing \['problem'\]"):
+        loaded.load_state_dict(state | {"clients": {k: v for k, v in state["clients"].items() if k != "problem"}})
+
+    line = {"round": asdict(history.rounds[0]), "clients": [_old(asdict(row)) for row in history.clients]}
+    (tmp_path / "journal.jsonl").write_text(json.dumps(_old(line)) + "\n")
+    assert (_told(read_journal(tmp_path)), read_journal(tmp_path).rounds[0].num_timeouts) == (expected, 0)
+
+    write_history(tmp_path, history)
+    assert _told(read_history(tmp_path)) == _told(history)
+    parquet = load_optional("pyarrow.parquet")
+    for name in (ROUNDS, CLIENTS):
+        table = parquet.read_table(tmp_path / name)
+        parquet.write_table(table.drop_columns(sorted(NEW & {*table.schema.names})), tmp_path / name)
+    assert _told(read_history(tmp_path)) == expected
+    parquet.write_table(parquet.read_table(tmp_path / CLIENTS).drop_columns(["problem"]), tmp_path / CLIENTS)
+    with pytest.raises(ParameterError, match="does not hold the columns of ClientRecord"):
+        read_history(tmp_path)
+
+
+# ---- "auto": no number is needed on the server's clock ---------------------------------------------------------------
+
+PAPERS = pytest.mark.parametrize(
+    ("strategy", "parameter"), [(BSFL, "min_latency"), (CSUCB, "max_latency"), (CSUCBQ, "max_latency")]
+)
+
+
+@PAPERS
+def test_a_number_is_needed_on_the_virtual_clock_alone(strategy: Any, parameter: str) -> None:
+    for api in ("legacy", "message"):
+        made = make(api, strategy.__name__, clients_per_round=2, clock="server")
+        assert (getattr(made.selector, parameter), made.core.settings.max_latency) == ("auto", 60.0)
+    assert inspect.signature(strategy).parameters[parameter].default is None
+    for params in ({}, {parameter: None}, {"clock": "virtual"}):
+        with pytest.raises(ParameterError, match=rf'{strategy.__name__} needs {parameter} on the virtual .*"auto"'):
+            strategy(clients_per_round=2, **params)
+    assert getattr(strategy(clients_per_round=2, **{parameter: "auto"}).selector, parameter) == "auto"
+    assert getattr(strategy(clients_per_round=2, clock="server", **{parameter: 7}).selector, parameter) == 7.0
+    with pytest.raises(ParameterError, match=f"{parameter} must be a finite number above 0, got 0"):
+        strategy(clients_per_round=2, clock="server", **{parameter: 0})
+
+
+@pytest.mark.parametrize(
+    ("strategy", "given", "expected"),
+    [
+        *[(cls, {"clock": "server", "longest_wait": 30}, 30.0) for cls in (CSUCB, CSUCBQ)],
+        *[(cls, {"max_latency": 5.0}, 5.0) for cls in (CSUCB, CSUCBQ)],
+        *[(cls, {"max_latency": "auto"}, 60.0) for cls in (CSUCB, CSUCBQ)],
+        *[(cls, {"clock": "server", "longest_wait": 0}, "longest_wait must be a finite") for cls in (CSUCB, CSUCBQ)],
+        *[(cls, {"max_latency": 5.0, "longest_wait": 30}, "max_latency is 30") for cls in (CSUCB, CSUCBQ)],
+        (BSFL, {"clock": "server", "max_latency": 30.0}, 30.0),
+    ],
+)
+def test_how_long_a_client_may_take_is_the_strategys(strategy: Any, given: dict[str, Any], expected: Any) -> None:
+    """Auto scales rewards only."""
+    if isinstance(expected, str):
+        with pytest.raises(ParameterError, match=expected):
+            strategy(clients_per_round=2, **given)
+        return
+    assert strategy(clients_per_round=2, **given).core.settings.max_latency == expected
+    for options, own in ({"max_latency": 30.0}, 30.0), ({}, 60.0):
+        selector = create("cs-ucb", clients_per_round=2, max_latency="auto")
+        assert SelectionStrategy(selector, **options).core.settings.max_latency == own
+    assert "longest_wait" not in inspect.signature(BSFL).parameters
+
+
 def test_a_least_latency_above_the_longest_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, logger="fedsel_flwr"):
-        BSFL(clients_per_round=2, min_latency=100.0, max_latency=5.0, base=fedavg())
+    BSFL(clients_per_round=2, min_latency=100.0, max_latency=5.0, base=fedavg())
     assert "min_latency is 100 s and max_latency 5 s" in caplog.text
+
+
+def test_a_checkpoint_of_a_fixed_number_is_not_taken(tmp_path: Path) -> None:
+    """What was learned at one scale means nothing at another, and the rows hold something else under auto."""
+    options: dict[str, Any] = {"clients_per_round": 2, "seed": 0, "clock": "server", "checkpoint_dir": tmp_path}
+    Federation(CSUCB(max_latency=60.0, base=fedavg(), **options), fleet(3)).play(2)
+    again = CSUCB(base=fedavg(), resume="must", **options)
+    with pytest.raises(RunError, match=r"selector.max_latency = 60.0, this one has 'auto'"):
+        Federation(again, fleet(3)).play(1)
+
+
+# ---- round trips that the server reads from a clock: what sleeps moves it, and nobody waits --------------------------
+
+
+class Clock(threading.local):
+    """Stands in for the module ``time``; every thread has its own."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Timed(FakeProxy):
+    """A client that reports no time, and whose round trip takes ``seconds`` of its number and its trainings so far."""
+
+    seconds: Any
+
+    def fit(self, ins: Any, timeout: float | None, group_id: int | None) -> Any:
+        self.delay = self.seconds(self.number, len(self.fits))
+        result = super().fit(ins, timeout, group_id)
+        del result.metrics["latency_s"]
+        return result
+
+
+class TimedNode(FakeNode):
+    """A node around it, which has its answer ready after the round trip."""
+
+    def handle(self, message: Any) -> Any:
+        assert isinstance(self.proxy, Timed)
+        self.ready = self.proxy.seconds(self.proxy.number, len(self.proxy.fits))
+        return super().handle(message)
+
+
+def timed(
+    api: str, name: str, count: int, rounds: int, seconds: Any, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Played, list[Timed]]:
+    """A strategy that chooses two of some clients a round, and its clients."""
+    clock = Clock()
+    monkeypatch.setattr(helpers, "time", clock if api == "legacy" else Clock())  # the node's answer takes its time
+    monkeypatch.setattr(client_manager.TimedProxy.__init__, "__defaults__", (clock.monotonic,))
+    monkeypatch.setattr(grids, "time", clock)
+    monkeypatch.setattr(message_helpers, "time", clock)
+    proxies = [Timed(str(k), k, number=k, extra={"compute_s": 0.2}) for k in range(count)]
+    for proxy in proxies:
+        proxy.seconds = seconds
+    options: dict[str, Any] = {"clients_per_round": 2, "clock": "server", "identity": "claim", "seed": 0}
+    limit = None if api == "legacy" else 60.0
+    return play(api, name, proxies, rounds, base=plain(api), timeout=limit, node=TimedNode, **options), proxies
+
+
+def _floored(number: int, trained: int) -> float:
+    """That of ``benchmarks/polling_floor.py``: a floor of 4 to 7 s, 2 s of its own, and 3 s more for client 4."""
+    return float(np.random.default_rng([number, trained]).uniform(4.0, 7.0)) + 2.0 + 3.0 * (number == 4)
+
+
+@pytest.mark.parametrize(
+    ("api", "name"),
+    [
+        ("legacy", "BSFL"),
+        ("message", "CSUCB"),
+        pytest.param("legacy", "CSUCB", marks=pytest.mark.slow),
+        pytest.param("message", "BSFL", marks=pytest.mark.slow),
+    ],
+)
+def test_the_slow_client_is_found_without_any_number(api: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    history = timed(api, name, 5, 120, _floored, monkeypatch)[0].strategy.history
+    plays = np.bincount([int(row.client_id) for row in history.clients], minlength=5)
+    sources = [row.latency_source for row in history.clients]
+    assert (plays.sum(), sources.count("first"), {*sources}) == (240, 5, {"first", "observed"})
+    assert plays[-1] / plays[:-1].mean() <= 0.65
+
+
+def _starting(number: int, trained: int) -> float:
+    """Client 0 takes 13 s more for its first training; each takes .25 s and some hundredths."""
+    return 0.25 + 0.01 * number + 13.0 * (number == 0 and trained == 0)
+
+
+@BOTH
+def test_a_client_that_had_to_start_is_asked_again_as_soon_as_others(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    played, proxies = timed(api, "CSUCB", 10, 16, _starting, monkeypatch)
+    strategy, asked = played.strategy, [len(proxy.fits) for proxy in proxies]
+    assert sum(asked) == 2 * 16  # no training was repeated
+    state = strategy.selector.state_dict()
+    assert state["plays"].tolist() == [asked[int(k)] for k in strategy.roster.ids]
+    assert np.isfinite(state["mean"]).all()
+    first, second, *_ = [row.round for row in played.rows("0")]
+    assert second - first <= 6
+    for client in strategy.roster.ids:
+        rows = played.rows(client)
+        assert [row.latency_source for row in rows] == ["first", *["observed"] * (len(rows) - 1)]
+        assert max(row.latency_s for row in rows) < 1.0
+    assert max(record.round_s for record in strategy.history.rounds) > 13.0  # the round took its time

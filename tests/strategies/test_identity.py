@@ -7,16 +7,19 @@ import logging
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from flwr.common import Code, GetPropertiesRes, Status
 
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.selectors import CSUCB, Random
-from fedsel_flwr.strategies import message
 from fedsel_flwr.strategies.wrapping.grids import registrations
-from tests.strategies.deployed import APIS, Deployment, InMemoryGrid, Node, key, lines
+from tests.strategies.apis import BOTH, make
+from tests.strategies.deployed import Deployment, InMemoryGrid, Node, key, lines
+from tests.strategies.helpers import ABSENT, FakeProxy, Federation, all_in, chosen, fedavg, fleet
 
 pytestmark = pytest.mark.timeout(30)
-BOTH = pytest.mark.parametrize("api", APIS)
+HOW = pytest.mark.parametrize("how", ["name", "claim"])
 
 
 def everybody() -> Random:
@@ -27,7 +30,12 @@ def named(api: str, count: int, **options: Any) -> dict[int, Node]:
     return {900 - k: Node(api, {"name": f"part-{k}", "public_key": key("k")}, **options) for k in range(count)}
 
 
-# ---- names ------------------------------------------------------------------------------------------------------
+def known(api: str, how: str, name: str) -> Node:
+    """A node that is registered with a name, or says it."""
+    return Node(api, {"name": name}) if how == "name" else Node(api, says={"client_id": name})
+
+
+# ---- names, keys and node ids ----------------------------------------------------------------------------------------
 
 
 @BOTH
@@ -38,64 +46,69 @@ def test_in_a_deployment_registered_names_are_the_ids_and_nobody_is_asked(api: s
     world = Deployment(api, everybody(), named(api, 3, says={"client_id": "victim"}, reports=reports)).play(2)
     assert world.chosen() == [["part-0", "part-1", "part-2"]] * 2
     assert world.problems() == {""}
-    assert world.questions() == 0
-    assert world.grid.looked_up == 1
+    assert (sum(world.asked("query")), world.grid.looked_up) == (0, 1)
     said = 'identity "name": a client is known by the name its SuperNode is registered with'
     assert lines(caplog, "identity") == [said]
-
-
-@BOTH
-def test_the_server_is_asked_again_only_when_somebody_is_new(api: str) -> None:
-    world = Deployment(api, everybody(), named(api, 2)).play(3)
-    world.come(5, Node(api, {"name": "late"}))
-    assert world.play(2).chosen()[-2:] == [["late", "part-0", "part-1"]] * 2
+    world.come(5, Node(api, {"name": "late"}))  # the server is asked again only when somebody is new
+    assert world.play(2).chosen()[-2:] == [["late", "part-0", "part-1", "part-2"]] * 2
     assert world.grid.looked_up == 2
 
 
 @BOTH
-def test_a_restarted_node_of_the_same_name_has_its_row_and_its_statistics(api: str) -> None:
-    """Its node id is a new one, and no client says who it is."""
+@HOW
+def test_a_restarted_node_has_its_row_and_its_statistics(api: str, how: str) -> None:
+    """Its node id is a new one."""
     selector = CSUCB(clients_per_round=2, max_latency=9.0, seed=0)
-    world = Deployment(api, selector, named(api, 2)).play(3)
+    nodes = {900: known(api, how, "part-0"), 899: known(api, how, "part-1")}
+    world = Deployment(api, selector, nodes, identity=how).play(3)
     world.go(900)
     assert world.play(1).chosen()[-1] == ["part-1"]
-    world.come(17, Node(api, {"name": "part-0"}))
+    world.come(17, known(api, how, "part-0"))
     assert world.play(2).chosen()[-1] == ["part-0", "part-1"]
     assert world.strategy.roster.ids == ["part-0", "part-1"]
     assert selector.state_dict()["plays"].tolist() == [5, 6]
 
 
 @BOTH
-def test_nodes_without_a_name_are_known_by_their_node_ids(api: str, caplog: Any) -> None:
-    caplog.set_level(logging.INFO, logger="fedsel_flwr")
-    nodes = {31: Node(api, {"public_key": key("a")}), 32: Node(api, {"name": "part-0"}), 33: Node(api, {})}
-    assert Deployment(api, everybody(), nodes).play(2).chosen() == [["31", "33", "part-0"]] * 2
-    (line,) = lines(caplog, "identity")
-    assert line.endswith("; 2 of 3 have none and are known by their node ids")
-
-
-@BOTH
-def test_a_name_that_is_another_nodes_number_does_not_take_its_row(api: str) -> None:
-    world = Deployment(api, everybody(), {31: Node(api, {})}).play(2)
-    world.go(31)
-    world.come(44, Node(api, {"name": "31"}))
-    world.come(45, Node(api, {"name": "honest"}))
-    assert world.play(1).chosen()[-1] == ["honest"]
-    assert "client id '31' belongs to node 31" in world.strategy.roster.refused["44"]
-
-
-@BOTH
-def test_of_two_nodes_of_one_name_the_second_waits_until_the_first_is_gone(api: str) -> None:
-    world = Deployment(api, everybody(), {1: Node(api, {"name": "twin"})}).play(1)
-    second = world.come(2, Node(api, {"name": "twin"}))
-    assert world.play(1).chosen()[-1] == ["twin"]
+@HOW
+@pytest.mark.parametrize("others", [[], [5]])
+def test_of_two_nodes_of_one_id_the_second_is_refused_until_the_first_is_gone(
+    api: str, how: str, others: list[int], caplog: Any
+) -> None:
+    """One that is killed and started again has a new node id while the server still lists the old one."""
+    first, second = known(api, how, "twin"), known(api, how, "twin")
+    world = Deployment(api, everybody(), {1: first, **{k: known(api, how, f"o{k}") for k in others}}, identity=how)
+    world.play(1).come(2, second)
+    assert world.play(2).chosen()[-1] == [*(f"o{k}" for k in others), "twin"]
     assert second.asked("train") == 0
+    assert [*world.strategy.roster.refused] == ["2"]
+    assert len([line for line in lines(caplog, "") if "'twin'" in line]) == 1
     world.go(1)
-    assert world.play(1).chosen()[-1] == ["twin"]
+    assert world.play(1).chosen()[-1] == [*(f"o{k}" for k in others), "twin"]
     assert second.asked("train") == 1
 
 
-# ---- keys and node ids ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("order", [["n1", "n2"], ["n2", "n1"]])
+def test_of_two_with_one_id_in_the_same_roll_call_it_is_never_who_came_first(order: list[str]) -> None:
+    proxies = {cid: FakeProxy(cid, "twin", number=i) for i, cid in enumerate(["n1", "n2"])}
+    strategy, federation = all_in([proxies[cid] for cid in order])
+    federation.play(2)
+    assert chosen(strategy) == [["twin"]] * 3
+    assert [len(proxies["n1"].fits), len(proxies["n2"].fits)] == [3, 0]
+
+
+@BOTH
+def test_nodes_without_a_name_are_known_by_their_node_ids(api: str, caplog: Any) -> None:
+    caplog.set_level(logging.INFO, logger="fedsel_flwr")
+    nodes = {31: Node(api, {"public_key": key("a")}), 32: Node(api, {"name": "part-0"}), 33: Node(api, {})}
+    world = Deployment(api, everybody(), nodes).play(2)
+    assert world.chosen() == [["31", "33", "part-0"]] * 2
+    (line,) = lines(caplog, "identity")
+    assert line.endswith("; 2 of 3 have none and are known by their node ids")
+    world.go(31)
+    world.come(44, Node(api, {"name": "31"}))  # a name that is another node's number does not take its row
+    assert world.play(1).chosen()[-1] == ["33", "part-0"]
+    assert "client id '31' belongs to node 31" in world.strategy.roster.refused["44"]
 
 
 @BOTH
@@ -107,8 +120,7 @@ def test_the_same_key_is_the_same_client(api: str) -> None:
     world.go(1)
     world.come(3, Node(api, {"public_key": key("a")}))
     world.come(4, Node(api, {"public_key": key("c")}))
-    world.play(1)
-    assert world.chosen()[-1] == sorted(ids.values())
+    assert world.play(1).chosen()[-1] == sorted(ids.values())
     assert len(world.strategy.roster.ids) == 3
 
 
@@ -116,10 +128,49 @@ def test_the_same_key_is_the_same_client(api: str) -> None:
 def test_node_ids_when_they_are_asked_for(api: str) -> None:
     world = Deployment(api, everybody(), named(api, 2, says={"client_id": "x"}), identity="node").play(1)
     assert world.chosen() == [["899", "900"]]
-    assert (world.questions(), world.grid.looked_up) == (0, 0)
+    assert (sum(world.asked("query")), world.grid.looked_up) == (0, 0)
 
 
-# ---- claims -----------------------------------------------------------------------------------------------------
+# ---- claims ----------------------------------------------------------------------------------------------------------
+
+
+def test_ids_are_canonical_strings_and_rows_follow_them_digits_as_integers() -> None:
+    claims = [10, "9", 2, "beta", "alpha", np.int64(100), "11"]
+    strategy, federation = all_in([FakeProxy(f"node-{i}", claim, number=i) for i, claim in enumerate(claims)])
+    assert chosen(strategy)[-1] == ["2", "9", "10", "11", "100", "alpha", "beta"]
+    assert [row.client for row in strategy.history.clients] == list(range(7))
+    federation.manager.unregister(federation.manager.all()["node-2"])
+    federation.manager.register(FakeProxy("b", "2"))  # the same as text
+    federation.play(1)
+    assert [row.client for row in strategy.history.clients][7:] == list(range(7))
+
+
+@pytest.mark.parametrize("claim", [ABSENT, None, "", "   ", True, float("nan"), 1.5, b"bytes", "a\nb", "x" * 5000])
+def test_without_a_usable_id_the_connection_serves_as_one(claim: Any) -> None:
+    strategy, _ = all_in([FakeProxy("12345", claim), FakeProxy("other", "named")])
+    assert chosen(strategy)[-1] == ["12345", "named"]
+
+
+class Old(FakeProxy):
+    """Knows no get_properties."""
+
+    def get_properties(self, ins: Any, timeout: float | None, group_id: int | None) -> GetPropertiesRes:
+        return GetPropertiesRes(Status(Code.GET_PROPERTIES_NOT_IMPLEMENTED, "no"), {"client_id": "liar"})
+
+
+class Broken(FakeProxy):
+    """Raises in it."""
+
+    def get_properties(self, ins: Any, timeout: float | None, group_id: int | None) -> GetPropertiesRes:
+        raise ValueError("Message contains an Error")
+
+
+@pytest.mark.parametrize("proxy", [Old, Broken])
+def test_who_cannot_say_it_takes_part_under_its_connection(proxy: Any, caplog: Any) -> None:
+    strategy, federation = all_in([proxy("31337", "a"), FakeProxy("b", "b")])
+    federation.play(2)
+    assert chosen(strategy) == [["31337", "b"]] * 3
+    assert any("31337" in one.getMessage() for one in caplog.records if one.levelname == "WARNING")
 
 
 def _claiming(api: str, name: str, claim: str, **options: Any) -> Node:
@@ -167,7 +218,7 @@ def test_an_impostor_is_refused_after_the_server_was_restarted_too(api: str) -> 
 def test_of_two_that_claim_one_id_at_once_the_registered_one_has_it(api: str) -> None:
     nodes = {1: _claiming(api, "", "alice"), 2: _claiming(api, "part-0", "alice")}
     world = Deployment(api, everybody(), nodes, identity="claim").play(2)
-    assert [node.asked("train") for node in nodes.values()] == [0, 2]
+    assert world.asked("train") == [0, 2]
     assert world.chosen() == [["alice"]] * 2
 
 
@@ -189,7 +240,7 @@ def test_under_names_an_impostor_is_nobody_but_itself(api: str) -> None:
     assert (state["mean"][[rows["thief"], rows["4"]]] == 0.0).all()
 
 
-# ---- where nothing is known ----------------------------------------------------------------------------------------
+# ---- where nothing is known ------------------------------------------------------------------------------------------
 
 
 @BOTH
@@ -205,8 +256,6 @@ def test_the_clients_of_flowers_simulation_are_believed(api: str, caplog: Any) -
 
 @pytest.mark.parametrize(("identity", "level"), [(None, "INFO"), ("name", "WARNING"), ("key", "WARNING")])
 def test_without_a_grid_node_ids_serve_and_the_log_says_so_once(identity: Any, level: str, caplog: Any) -> None:
-    from tests.strategies.helpers import FakeProxy, all_in, chosen
-
     caplog.set_level(logging.INFO, logger="fedsel_flwr")
     strategy, federation = all_in([FakeProxy("12", "a"), FakeProxy("13", "b")], clock="server", identity=identity)
     federation.manager.register(FakeProxy("14", "c"))
@@ -222,8 +271,7 @@ def test_an_old_flower_tells_node_ids_alone() -> None:
     assert registrations(None) is None
     told = registrations(SimpleNamespace(get_nodes=lambda: [SimpleNamespace(node_id=1)]))
     assert told is not None
-    assert told["1"].name == ""
-    assert told["1"].public_key == b""
+    assert (told["1"].name, told["1"].public_key) == ("", b"")
 
 
 @BOTH
@@ -237,53 +285,51 @@ def test_a_node_of_which_the_server_does_not_know_yet_waits_for_a_round(api: str
     assert world.play(1).chosen()[-1] == ["part-0", "part-1"]
 
 
-# ---- parameters by client, options ------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["CSUCB", "BSFL", "SelectionStrategy"])
+def test_registration_order_and_node_ids_do_not_change_the_choices_nor_the_model(name: str) -> None:
+    options: dict[str, Any] = {"clients_per_round": 3, "seed": 6}
+    own: dict[str, Any] = {"CSUCB": {"max_latency": 9.0}, "BSFL": {"min_latency": 0.1}}
+    runs, generator = [], np.random.default_rng(0)
+    for _ in range(3):
+        nodes = generator.choice(10**15, size=11, replace=False)
+        proxies = fleet(11, cid=lambda k, nodes=nodes: str(nodes[k]))
+        generator.shuffle(proxies)
+        if name in own:
+            strategy = make("legacy", name, fedavg(), **options, **own[name])
+        else:
+            strategy = make("legacy", Random(**options), fedavg())
+        federation = Federation(strategy, proxies).play(6)
+        runs.append((chosen(strategy), federation.models))
+    assert all(run == runs[0] for run in runs)
 
 
-def _fair(api: str, nodes: dict[int, Node], fairness: dict[str, float], **options: Any) -> Any:
-    import fedsel_flwr.strategies as legacy
+# ---- parameters by client, options -----------------------------------------------------------------------------------
 
-    world = Deployment(api, everybody(), nodes)
-    package: Any = legacy if api == "legacy" else message
-    world.strategy = package.CSUCBQ(
-        clients_per_round=2, max_latency=9.0, fairness=fairness, clock="server", min_available=1, wait_timeout=0.4,
-        base=world.strategy.base, **options,
-    )  # fmt: skip
-    if world._federation is not None:
-        world._federation.strategy = world._federation.server.strategy = world.strategy
-    return world
+
+def _fair(api: str, nodes: dict[int, Node], fairness: dict[str, float], **options: Any) -> Deployment:
+    return Deployment(api, "CSUCBQ", nodes, clients_per_round=2, fairness=fairness, **options)
 
 
 @BOTH
 def test_parameters_by_client_are_keyed_by_names(api: str) -> None:
-    world = _fair(api, named(api, 2), {"part-0": 0.4, "part-1": 0.5})
+    """A nameless stranger does not end a run whose clients have values."""
+    world = _fair(api, {**named(api, 2), 3: Node(api, {})}, {"part-0": 0.4, "part-1": 0.5})
     assert world.play(1).chosen() == [["part-0", "part-1"]]
+    assert world.strategy.roster.refused == {"3": "client '3' refused: no entry in fairness"}
 
 
 @BOTH
 def test_what_clients_are_known_by_is_said_where_a_parameter_does_not_cover_them(api: str) -> None:
-    def problem(nodes: dict[int, Node], **options: Any) -> str:
+    claims = {"says": {"client_id": "alice"}}
+    cases: list[tuple[Any, Any, list[str]]] = [
+        (named(api, 2, **claims), {}, ["none for client 'part-", "the name its SuperNode is registered", "identity="]),
+        ({31: Node(api, {}, **claims)}, {}, ["known by its node id"]),
+        ({31: _claiming(api, "part-0", "carol")}, {"identity": "claim"}, ["known by what it says itself"]),
+    ]
+    for nodes, options, said in cases:
         with pytest.raises(ParameterError, match=r"fairness has 2 entries but none for client") as error:
             _fair(api, nodes, {"alice": 0.4, "bob": 0.5}, **options).play(1)
-        return str(error.value)
-
-    claims = {"says": {"client_id": "alice"}}
-    text = problem(named(api, 2, **claims))
-    assert "none for client 'part-" in text
-    assert "known by the name its SuperNode is registered with" in text
-    assert "identity=" in text
-    text = problem({31: Node(api, {}, **claims)})
-    assert "known by its node id" in text
-    text = problem({31: _claiming(api, "part-0", "carol")}, identity="claim")
-    assert "known by what it says itself" in text
-
-
-@BOTH
-def test_a_nameless_stranger_does_not_end_a_run_whose_clients_have_values(api: str) -> None:
-    nodes = {**named(api, 2), 3: Node(api, {})}
-    world = _fair(api, nodes, {"part-0": 0.4, "part-1": 0.5})
-    assert world.play(1).chosen() == [["part-0", "part-1"]]
-    assert world.strategy.roster.refused == {"3": "client '3' refused: no entry in fairness"}
+        assert all(text in str(error.value) for text in said)
 
 
 @BOTH

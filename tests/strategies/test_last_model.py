@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from flwr.app import MetricRecord
-from flwr.server.strategy import FedAdam as LegacyAdam
-from flwr.serverapp.strategy import FedAdam as MessageAdam
 
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.checkpoints import read_checkpoint
-from fedsel_flwr.selectors import CSUCB
-from fedsel_flwr.strategies import SelectionStrategy as LegacyStrategy
-from fedsel_flwr.strategies.message import SelectionStrategy as MessageStrategy
-from tests.strategies.helpers import FakeProxy, Federation, initial
-from tests.strategies.message.helpers import FakeGrid, FakeNode, arrays_of, node_id
+from tests.strategies.apis import BOTH
+from tests.strategies.resumed_runs import Run, Seen
 
-APIS = pytest.mark.parametrize("api", ["legacy", "message"])
-BREAKS = pytest.mark.parametrize("where", ["aggregation", "evaluation", "on_round", "waiting", "interrupt"])
 ROUNDS, AT = 4, 3
 """Rounds of a whole run, and the one in which it breaks."""
 
@@ -29,155 +21,127 @@ class OwnCode(Exception):
     """An error of somebody's own code."""
 
 
-class Run:
-    """Four clients, two a round, FedAdam; something of the user's own raises in round 3, once.
+@dataclass(frozen=True)
+class Breaking(Run):
+    """A run in which something of the user's raises, once: ``where``, in round ``at``; empty: nothing."""
 
-    Args:
-        api: Flower's.
-        where: What raises; empty: nothing.
-        options: Of the strategy.
-    """
+    rounds: int = ROUNDS
+    where: str = ""
+    at: int = AT
+    made: list[Any] = field(default_factory=list)
 
-    def __init__(self, api: str, where: str = "", **options: Any) -> None:
-        self.api, self.where, self.models = api, where, list[list[bytes]]()
-        self.proxies = [FakeProxy(f"n{k}", f"c{k}", number=k) for k in range(4)]
-        base: Any = self._legacy_base() if api == "legacy" else MessageAdam(fraction_evaluate=0.0)
-        self._break(base, "aggregate_fit" if api == "legacy" else "aggregate_train", "aggregation")
-        self._break(base, "configure_fit" if api == "legacy" else "configure_train", "interrupt")
-        strategy = LegacyStrategy if api == "legacy" else MessageStrategy
-        self.strategy: Any = strategy(
-            CSUCB(clients_per_round=2, max_latency=9.0, seed=0), base, max_latency=9.0, wait_timeout=0.05,
-            on_round=lambda record: self._raise("on_round", record.round), min_available=4, **options,
-        )  # fmt: skip
+    def strategy(self, folder: Path | None, seen: Seen, resume: Any = True) -> Any:
+        evaluate = seen.evaluate
 
-    def play(self) -> list[Any]:
-        """Play all rounds, or those that are left."""
-        if self.api == "legacy":
-            federation = Federation(self.strategy, self.proxies)
-            while self.strategy.core.round < ROUNDS:
-                self._leave(lambda: [federation.manager.unregister(one) for one in self.proxies[1:]])
-                federation.play(1)
-            return federation.arrays()
-        grid = FakeGrid({node_id(k): FakeNode(proxy) for k, proxy in enumerate(self.proxies)})
-        configure = self.strategy.configure_train
+        def evaluated(number: int, arrays: Any, config: Any = None) -> Any:
+            self._reach("evaluation", number)
+            return evaluate(number, arrays, config)
 
-        def configured(*args: Any) -> Any:
-            self._leave(lambda: [grid.nodes.pop(node_id(k)) for k in (1, 2, 3)])
-            return configure(*args)
+        seen.evaluate = evaluated  # type: ignore[method-assign]
+        made = super().strategy(folder, seen, resume)
+        told, kind = made._on_round, "fit" if self.api == "legacy" else "train"
 
-        self.strategy.configure_train = configured
-        result = self.strategy.start(grid, arrays_of(), ROUNDS, timeout=5.0, evaluate_fn=self._evaluate_messages)
-        return result.arrays.to_numpy_ndarrays()
+        def on_round(record: Any) -> None:
+            self._reach("on_round", record.round)
+            told(record)
 
-    def _legacy_base(self) -> LegacyAdam:
-        return LegacyAdam(fraction_evaluate=0.0, initial_parameters=initial(), evaluate_fn=self._evaluate)
+        made._on_round = on_round
+        self._watch(made.base, f"aggregate_{kind}", "aggregation")
+        self._watch(made.base, f"configure_{kind}", "interrupt")
+        self._watch(made, f"configure_{kind}", "waiting")
+        self.made.append(made)
+        return made
 
-    def _evaluate(self, number: int, arrays: Any, config: Any) -> Any:
-        self._raise("evaluation", number)
-        return 0.5, {"accuracy": 0.5}
+    def broken(self, folder: Path | None = None) -> tuple[Any, BaseException]:
+        """The strategy of a run that broke, and its error."""
+        errors = {"waiting": RunError, "interrupt": KeyboardInterrupt}
+        with pytest.raises(errors.get(self.where, OwnCode)) as caught:
+            self.play(folder)
+        return self.made[-1], caught.value
 
-    def _evaluate_messages(self, number: int, arrays: Any) -> MetricRecord:
-        self._raise("evaluation", number)
-        return MetricRecord({"loss": 0.5, "accuracy": 0.5})
+    @property
+    def done(self) -> int:
+        """Rounds that have ended when it raises."""
+        return self.at if self.where in ("evaluation", "on_round") else self.at - 1
 
-    def _break(self, base: Any, method: str, where: str) -> None:
-        whole = getattr(base, method)
+    def _watch(self, owner: Any, method: str, where: str) -> None:
+        whole = getattr(owner, method)
 
-        def broken(*args: Any, **kwargs: Any) -> Any:
-            self._raise(where, int(kwargs.get("server_round", args[0] if args else 0)))
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            self._reach(where, int(kwargs.get("server_round", args[0] if args else 0)), [*args, *kwargs.values()][-1])
             return whole(*args, **kwargs)
 
-        setattr(base, method, broken)
+        setattr(owner, method, watched)
 
-    def _leave(self, leave: Any) -> None:
-        if self.where == "waiting" and self.strategy.core.round == AT - 1:
-            leave()
-
-    def _raise(self, where: str, number: int) -> None:
-        if where == self.where and number == AT:
+    def _reach(self, where: str, number: int, clients: Any = None) -> None:
+        if (where, number) != (self.where, self.at):
+            return
+        if where != "waiting":
             raise KeyboardInterrupt if where == "interrupt" else OwnCode("a mistake")
+        if self.api == "message":
+            clients.nodes.clear()  # all of them leave
+            return
+        for client in list(clients.all().values()):
+            clients.unregister(client)
 
 
-ERRORS = {"waiting": RunError, "interrupt": KeyboardInterrupt}
-DONE = {"evaluation": AT, "on_round": AT}
-"""Rounds that have ended when it raises; in the others the one before is the last."""
+OPTIONS = {"wait_timeout": 0.05}
 
 
-def _broken(run: Run) -> BaseException:
-    with pytest.raises(ERRORS.get(run.where, OwnCode)) as caught:
-        run.play()
-    return caught.value
-
-
-def _after(api: str, rounds: int, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The model of a run that was never cut off, after so many rounds."""
-    monkeypatch.setattr("tests.strategies.test_last_model.ROUNDS", rounds)
-    arrays = Run(api).play()
-    monkeypatch.undo()
-    return arrays
-
-
-@APIS
+@BOTH
 @pytest.mark.parametrize("where", ["aggregation", "interrupt"])
-def test_without_checkpoints_it_is_at_hand(
-    api: str, where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = Run(api, where)
-    assert run.strategy.last_model is None
-    error, done = _broken(run), DONE.get(where, AT - 1)
-    last = run.strategy.last_model
-    assert (last.round, len(last.names)) == (done, 2)
-    for array, expected in zip(last.arrays, _after(api, done, monkeypatch), strict=True):
-        np.testing.assert_array_equal(array, expected)
-    assert error.__notes__ == [f"the model after round {done} is strategy.last_model"]
-    told = [message for message in caplog.messages if "the run ends in an error" in message]
-    assert [message.endswith(error.__notes__[0]) for message in told] == [True] * isinstance(error, Exception)
+def test_without_checkpoints_it_is_at_hand(api: str, where: str, caplog: pytest.LogCaptureFixture) -> None:
+    run = Breaking(api, where=where)
+    assert run.strategy(None, Seen()).last_model is None
+    strategy, error = run.broken()
+    last = strategy.last_model
+    assert (last.round, len(last.names)) == (run.done, 1)
+    assert [array.tobytes() for array in last.arrays] == Run(api, rounds=run.done).play().model
+    assert error.__notes__ == [f"the model after round {run.done} is strategy.last_model"]
+    early = Breaking(api, where=where, at=1)  # before the first round has ended there is nothing to tell
+    assert not hasattr(early.broken()[1], "__notes__")
+    whole = Breaking(api)  # a run that ends well has it too
+    assert whole.play().model == [array.tobytes() for array in whole.made[-1].last_model.arrays]
 
 
-@APIS
-@BREAKS
+@BOTH
+@pytest.mark.parametrize("where", ["aggregation", "evaluation", "on_round", "waiting", "interrupt"])
 def test_with_checkpoints_it_is_on_the_disk_though_none_was_due_and_the_run_goes_on_from_it(
-    api: str, where: str, tmp_path: Path
+    api: str, where: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options: dict[str, Any] = {"checkpoint_dir": tmp_path, "checkpoint_every": 4}
-    error, done = _broken(Run(api, where, **options)), DONE.get(where, AT - 1)
-    path = tmp_path / f"round-{done:06d}.safetensors"
+    options = {**OPTIONS, "checkpoint_every": 4}
+    run = Breaking(api, where=where, options=options)
+    _, error = run.broken(tmp_path)
+    path = tmp_path / f"round-{run.done:06d}.safetensors"
     assert "strategy.last_model" in error.__notes__[0]
     assert repr(str(path)) in error.__notes__[0]
-    assert read_checkpoint(path).round == done
-    again = Run(api, resume="must", **options)
-    assert again.strategy.resumed.round == done
-    arrays, whole = again.play(), Run(api)
-    for array, expected in zip(arrays, whole.play(), strict=True):
-        np.testing.assert_array_equal(array, expected)
-    assert again.strategy.history == whole.strategy.history
+    assert read_checkpoint(path).round == run.done
+    again = Breaking(api, options=options)
+    assert again.play(tmp_path, resume="must").result() == Run(api, rounds=ROUNDS).play().result()
+    assert again.made[-1].resumed.round == run.done
 
 
 @pytest.mark.parametrize(
     ("api", "failure"), [("legacy", RunError("no space left")), ("message", ZeroDivisionError("no space left"))]
 )
-def test_a_disk_that_refuses_keeps_the_error_and_the_model(api: str, failure: Exception, tmp_path: Path) -> None:
-    run = Run(api, "aggregation", checkpoint_dir=tmp_path / "run", checkpoint_every=3)
-
-    def refuses(checkpoint: Any) -> None:
+def test_a_disk_that_refuses_keeps_the_error_and_the_model(
+    api: str, failure: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(checkpoints: Any, checkpoint: Any) -> None:
         raise failure
 
-    run.strategy._resuming._checkpoints.write = refuses
-    (note,) = _broken(run).__notes__
+    monkeypatch.setattr("fedsel_flwr.rounds.checkpoints.Checkpoints.write", refuses)
+    strategy, error = Breaking(api, where="aggregation", options={"checkpoint_every": 3}).broken(tmp_path)
+    (note,) = error.__notes__
     assert note == "the model after round 2 is strategy.last_model; its checkpoint could not be written: no space left"
-    assert run.strategy.last_model.round == 2
+    assert strategy.last_model.round == 2
 
 
-@APIS
-def test_before_the_first_round_has_ended_there_is_nothing_to_tell(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.strategies.test_last_model.AT", 1)
-    assert not hasattr(_broken(Run(api, "aggregation")), "__notes__")
-
-
-@APIS
-def test_a_run_that_ends_well_has_it_too(api: str) -> None:
-    run = Run(api)
-    arrays = run.play()
-    assert run.strategy.last_model.round == ROUNDS
-    for array, expected in zip(run.strategy.last_model.arrays, arrays, strict=True):
-        np.testing.assert_array_equal(array, expected)
+@BOTH
+@pytest.mark.parametrize(("where", "told"), [("aggregation", 1), ("interrupt", 0)])
+def test_the_log_says_where_it_is_unless_somebody_interrupts(api: str, where: str, told: int, caplog: Any) -> None:
+    run = Breaking(api, where=where)
+    with pytest.raises((OwnCode, KeyboardInterrupt)):
+        run._played(None, True, Seen())  # aloud
+    said = [message for message in caplog.messages if "the run ends in an error" in message]
+    assert [message.endswith("the model after round 2 is strategy.last_model") for message in said] == [True] * told

@@ -1,158 +1,249 @@
-"""The same clients through the legacy and the Message API: the same choices, history and model."""
+"""The same clients through both of Flower's APIs and a third adapter: the same choices, history and model."""
 
 from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Callable
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import Context, Message, MessageType, RecordDict
-from flwr.common import ndarrays_to_parameters
+from flwr.server import strategy as legacy_bases
 from flwr.serverapp import strategy as message_bases
 
-from fedsel_flwr import strategies as legacy_api
+from fedsel_flwr.aggregation.filter import Filter
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors import create
+from fedsel_flwr.selectors import create, names
 from fedsel_flwr.simulations.on_flower.app import ScenarioApp
 from fedsel_flwr.simulations.on_flower.driving import drive
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
-from fedsel_flwr.simulations.worlds.availability import BernoulliAvailability
 from fedsel_flwr.simulations.worlds.world import World
-from fedsel_flwr.strategies import History
-from fedsel_flwr.strategies import message as message_api
 from tests.processes import ROOT, Command
 from tests.simulations import inprocess
-from tests.strategies import helpers
-from tests.strategies.helpers import Federation, chosen, initial
-from tests.strategies.message.helpers import FakeGrid, FakeNode, ProbeProxy, node_id, play
+from tests.strategies import numpy_world as world
+from tests.strategies.apis import make
+from tests.strategies.flower_world import comparable, encoded, play_legacy, play_messages
+from tests.strategies.message.helpers import FakeGrid
+from tests.strategies.third_adapter import play_stacked
 
 pytestmark = pytest.mark.timeout(60)
-FLEET, COHORT, ROUNDS, MAX_LATENCY = 12, 4, 20, 4.0
-FAULTY = {3: "raises", 7: "nan", 8: "latency-missing", 10: "shape"}
-PARAMS: dict[str, dict[str, Any]] = {
-    "random": {},
-    "random-by-size": {},
-    "round-robin": {},
-    "cs-ucb": {"max_latency": MAX_LATENCY},
-    "cs-ucb-q": {"max_latency": MAX_LATENCY, "queue_weight": 0.1},
-    "bsfl": {"min_latency": 0.1, "alpha": 2.0},
-    "local-accuracy": {},
-    "power-of-choice": {"candidates": 6},
-    "cpow-d": {"candidates": 6},
-    "rpow-d": {"candidates": 6},
-    "active-fl": {},
-    "oort": {},
-    "fedcs": {"deadline": 2.0, "clients_per_round": None, "channels": COHORT},
-    "tifl": {"tiers": 2, "interval": 6, "credits": 3},
-}
-WORLDS = ("honest", "failures", "failures and availability", "availability, waves, cooldown", "over-selection")
-PAPERS = {"cs-ucb": "CSUCB", "cs-ucb-q": "CSUCBQ", "bsfl": "BSFL"}
+PLAYS = {"legacy": play_legacy, "message": play_messages}
 
 
-def _clients(faulty: bool) -> list[ProbeProxy]:
-    """Clients whose latencies change from round to round; some fail always, number 5 in every third round."""
-
-    def latency(k: int) -> Callable[[int], float]:
-        def seconds(server_round: int) -> float:
-            drawn = 0.2 + 0.2 * k + float(np.random.default_rng([5, k, server_round]).random())
-            return 2 * MAX_LATENCY if faulty and k == 5 and server_round % 3 == 0 else drawn
-
-        return seconds
-
-    return [
-        ProbeProxy(
-            f"node-{k}", k, number=k, latency=latency(k), fault=FAULTY.get(k) if faulty else None,
-            extra={"loss": 0.3 + 0.1 * (k % 5), "rms_loss": 0.4 + 0.1 * (k % 7), "train_loss": 0.2 + 0.1 * (k % 6)},
-            probe_s=0.1 * (k + 1), answer=(lambda p, m: {} if p.number == 6 else m) if faulty else None,
-        )
-        for k in range(FLEET)
-    ]  # fmt: skip
+def _base(api: str, name: str = "FedAvg", **options: Any) -> Any:
+    if api == "message":
+        return getattr(message_bases, name)(fraction_evaluate=0.0, **options)
+    initial = encoded([world.initial()])
+    return getattr(legacy_bases, name)(fraction_evaluate=0.0, initial_parameters=initial, **options)
 
 
-def _strategy(api: Any, name: str, base: Any, **options: Any) -> Any:
-    params = {"clients_per_round": COHORT, "seed": 3, **PARAMS[name]}
-    if name in PAPERS:
-        return getattr(api, PAPERS[name])(base=base, **{"max_latency": MAX_LATENCY, **params, **options})
-    return api.SelectionStrategy(create(name, **params), base, max_latency=MAX_LATENCY, **options)
+def _played(
+    api: str, name: str, rounds: int = world.ROUNDS, base: Any = None, params: Any = None, **options: Any
+) -> tuple[Any, Any]:
+    """A strategy, by a selector's or a paper's name, and its models; the third adapter drives the core alone."""
+    flower = "legacy" if api == "third" else api
+    options = {"max_latency": world.MAX_LATENCY, "validation": world.validation(), "availability": world.available} | (
+        options if name in names() else {**(params or {}), **options}
+    )
+    selector: Any = name
+    if name in names():
+        selector = create(name, **{**world.selector_params(name), **(params or {})})
+        options = {"learning_rate": world.ETA, **options}
+    strategy = make(flower, selector, base or _base(flower), **options)
+    models = play_stacked(strategy.core, rounds) if api == "third" else PLAYS[api](strategy, rounds)
+    return strategy, models
 
 
-def _both(name: str, *, faulty: bool, legacy_base: Any = None, message_base: Any = None, **options: Any) -> Any:
-    legacy = _strategy(legacy_api, name, legacy_base or helpers.fedavg(), **options)
-    federation = Federation(legacy, _clients(faulty)).play(ROUNDS)
-    message = _strategy(message_api, name, message_base or message_bases.FedAvg(fraction_evaluate=0.0), **options)
-    grid = FakeGrid({node_id(k): FakeNode(proxy) for k, proxy in enumerate(_clients(faulty))})
-    result, _ = play(message, grid, ROUNDS)
-    return legacy, federation.arrays(), message, result.arrays.to_numpy_ndarrays()
+def _assert_same(one: tuple[Any, Any], other: tuple[Any, Any]) -> None:
+    (strategy, models), (another, others) = one, other
+    assert comparable(strategy.history) == comparable(another.history)
+    assert [r.probe_j for r in strategy.history.rounds] == [r.probe_j for r in another.history.rounds]
+    for ours, theirs in zip(models, others, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
+    own, state = strategy.selector.state_dict(), another.selector.state_dict()
+    assert own.keys() == state.keys()
+    for key in own:
+        np.testing.assert_allclose(own[key], state[key], rtol=1e-9, atol=1e-9, err_msg=key)
 
 
-def _comparable(history: History) -> Any:
-    rounds = [
-        (r.round, r.num_available, r.num_selected, r.num_completed, r.round_s, r.energy_j, r.probe_s, r.probe_j)
-        for r in history.rounds
-    ]
-    clients = [
-        (r.round, r.client_id, r.client, r.completed, r.problem.split(":")[0], r.latency_s, repr(r.energy_j),
-         r.num_examples)
-        for r in history.clients
-    ]  # fmt: skip
-    return rounds, clients
+PAPERS: list[tuple[str, dict[str, Any]]] = [
+    ("CSUCB", {"clients_per_round": 3, "seed": 3}),
+    ("CSUCBQ", {"clients_per_round": 3, "seed": 3, "queue_weight": 0.1}),
+    ("BSFL", {"clients_per_round": 3, "seed": 3, "min_latency": 0.1, "alpha": 2.0}),
+    ("FedCA", {"clients_per_round": 3, "seed": 3}),
+    ("FedCA", {"clients_per_round": 4, "seed": 1, "score": "accuracy", "averaging": "fedpdp-exact"}),
+    ("FedCA", {"clients_per_round": 3, "seed": 2, "averaging": "fedavg-absent"}),
+    ("FedCM", {"clients_per_round": 3, "seed": 3}),
+    ("FedCM", {"clients_per_round": 3, "seed": 3, "sampler": "ts", "score": "accuracy"}),
+    ("PCZFL", {"warmup_rounds": 3, "uncertainty": 0.01, "seed": 3, "channels": 3}),
+    ("PCZFL", {"uncertainty": 0.01, "seed": 3, "clients_per_round": 2}),
+    ("GPFL", {"clients_per_round": 3, "total_rounds": world.ROUNDS, "learning_rate": world.ETA, "seed": 3}),
+    (
+        "GPFL",
+        {"clients_per_round": 2, "total_rounds": world.ROUNDS, "learning_rate": 0.1, "momentum": 0.9,
+         "loss_sign": "paper", "seed": 5, "channels": 3},
+    ),
+]  # fmt: skip
+FILTERED: dict[str, Any] = {"filter": Filter(score="loss"), "averaging": "fedpdp"}
+CASES: list[tuple[str, dict[str, Any]]] = [
+    *[(name, FILTERED if name.startswith("fedcm") else {}) for name in names()],
+    *[(name, {"channels": 2, "cooldown": True, **(FILTERED if name.startswith("fedcm") else {})}) for name in names()],
+    *[(name, FILTERED) for name in ("random", "gpfl", "cs-ucb", "bsfl")],
+    *[(name, {"warmup_rounds": 3}) for name in ("cs-ucb", "tifl", "power-of-choice")],
+    *[(name, {"params": params}) for name, params in PAPERS],
+    *[(name, {"params": params, "availability": None, "cooldown": True}) for name, params in PAPERS],
+    ("cs-ucb", {"availability": None}),
+    ("gpfl", {"averaging": "mean"}),
+    ("fedcm-ts", {"filter": Filter(score="accuracy"), "averaging": "fedpdp-exact"}),
+    ("random", {"filter": Filter(score="accuracy"), "averaging": "fedavg-absent"}),
+    ("cs-ucb", {"averaging": "fedavg-absent"}),
+]
+LATE = {"over_selection": 0.5, "round_deadline_s": 3.5}
+
+
+@pytest.mark.parametrize(("name", "options"), CASES, ids=[f"{name}-{number}" for number, (name, _) in enumerate(CASES)])
+def test_the_same_choices_and_the_same_models(name: str, options: dict[str, Any]) -> None:
+    third, legacy, message = (_played(api, name, **options) for api in ("third", "legacy", "message"))
+    history = legacy[0].history
+    assert len(history.rounds) == world.ROUNDS
+    assert not all(row.completed for row in history.clients)
+    assert len({tuple(r.client for r in history.clients if r.round == t) for t in range(1, world.ROUNDS + 1)}) > 1
+    assert not np.allclose(legacy[1][-1], world.initial(), atol=0.05)
+    _assert_same(third, legacy)
+    _assert_same(legacy, message)
+    problems = [[row.problem.split(":")[0] for row in one[0].history.clients] for one in (legacy, message)]
+    assert problems[0] == problems[1]
+
+
+@pytest.mark.parametrize("name", names())
+def test_over_selection_under_a_deadline_too(name: str) -> None:
+    if world.selector_params(name)["clients_per_round"] is None:  # decides itself how many
+        with pytest.raises(ParameterError, match="over_selection"):
+            _played("legacy", name, **LATE)
+        return
+    options = LATE | (FILTERED if name.startswith("fedcm") else {})
+    _assert_same(_played("legacy", name, **options), _played("message", name, **options))
 
 
 @pytest.mark.parametrize(
-    ("name", "world"),
-    [*product(PARAMS, WORLDS), *((name, "availability, warm-up") for name in ("cs-ucb", "tifl", "power-of-choice"))],
+    ("base", "options"),
+    [
+        ("FedProx", {"proximal_mu": 0.1}), ("FedAvgM", {"server_learning_rate": 0.5, "server_momentum": 0.0}),
+        ("FedMedian", {}), ("FedTrimmedAvg", {}),
+    ],
+)  # fmt: skip
+def test_other_bases_agree_too(base: str, options: dict[str, Any]) -> None:
+    runs = [_played(api, "cs-ucb", base=_base(api, base, **options)) for api in ("legacy", "message")]
+    _assert_same(runs[0], runs[1])
+
+
+# ---- what the world asks of the adapters: else the tests above could pass on nothing ---------------------------------
+
+
+def _first_here(client: int) -> int:
+    return min(t for t in range(1, world.ROUNDS + 1) if world.available(str(client), t, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "asking"),
+    [
+        ("power-of-choice", {1, 2, 3, 4, 5, 7, 8, 9, 10}),  # nobody is there in round 6
+        ("local-accuracy", {1, 2, 3, 4, 5, 7, 8, 9, 10}),
+        ("active-fl", {_first_here(client) for client in range(world.FLEET)}),
+        ("tifl", {1, 4, 7, 10}),
+        ("oort", set()),
+        ("fedcs", set()),
+    ],
 )
-def test_the_same_choices_for_twenty_rounds_and_the_same_model(name: str, world: str) -> None:
-    options: dict[str, Any] = {}
-    if "availability" in world:
-        options["availability"] = BernoulliAvailability(0.5, seed=9)
-    if "waves" in world:
-        options |= {"channels": 3, "cooldown": True}
-    if "warm" in world:
-        options["warmup_rounds"] = 3
-    if "over" in world:
-        options |= {"over_selection": 0.5, "round_deadline_s": 3.5}
-        if PARAMS[name].get("clients_per_round", COHORT) is None:  # decides itself how many
-            with pytest.raises(ParameterError, match="over_selection"):
-                _both(name, faulty=True, **options)
-            return
-    legacy, legacy_arrays, message, message_arrays = _both(name, faulty=world != "honest", **options)
-    assert len(legacy.history.rounds) == ROUNDS
-    assert chosen(legacy) == chosen(message)
-    assert len({tuple(cohort) for cohort in chosen(legacy)}) > 1
-    assert _comparable(legacy.history) == _comparable(message.history)
-    if world != "honest":
-        assert not all(row.completed for row in legacy.history.clients)
-    for a, b in zip(legacy_arrays, message_arrays, strict=True):
-        assert a.dtype == b.dtype == np.float32
-        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
-    own, other = legacy.selector.state_dict(), message.selector.state_dict()
-    assert own.keys() == other.keys()
-    for key in own:
-        np.testing.assert_array_equal(own[key], other[key])
+def test_what_the_baselines_ask_is_charged(name: str, asking: set[int]) -> None:
+    """Probes take seconds and joules of the rounds that ask, and of no other."""
+    history = _played("third", name)[0].history
+    assert {r.round for r in history.rounds if r.probe_s > 0} == asking
+    assert {r.round for r in history.rounds if r.probe_j > 0} == asking
 
 
-@pytest.mark.parametrize("base", ["FedProx", "FedAvgM", "FedMedian", "FedTrimmedAvg"])
-def test_other_bases_agree_too(base: str) -> None:
-    from flwr.server import strategy as legacy_bases
+def test_the_world_asks_something_of_every_part() -> None:
+    """Failures, an empty round, dropped models, changing cohorts, and a model that learns."""
+    strategy, models = _played("third", "fedcm-ucb", **FILTERED)
+    history = strategy.history
+    assert [r.num_selected for r in history.rounds][5] == 0
+    assert {r.problem.split(":")[0] for r in history.clients} >= {"", "no answer", "arrays", "late"}
+    assert (strategy.selector.state_dict()["mean"] > 0).any()
+    assert len({tuple(r.client_id for r in history.clients if r.round == t) for t in range(1, 11)}) > 4
+    assert len(_played("third", "pczfl")[0].selector.state_dict()["radius"]) > 2
+    inputs, labels = world.validation().inputs, world.validation().labels
+    accuracy = [(world.predict([one], inputs).argmax(axis=1) == labels).mean() for one in (world.initial(), models[-1])]
+    assert accuracy[1] > accuracy[0] + 0.2
 
-    options: dict[str, Any] = {
-        "FedProx": {"proximal_mu": 0.1}, "FedAvgM": {"server_learning_rate": 0.5, "server_momentum": 0.0},
-    }.get(base, {})  # fmt: skip
-    legacy, legacy_arrays, message, message_arrays = _both(
-        "cs-ucb", faulty=True,
-        legacy_base=getattr(legacy_bases, base)(fraction_evaluate=0.0, initial_parameters=initial(), **options),
-        message_base=getattr(message_bases, base)(fraction_evaluate=0.0, **options),
-    )  # fmt: skip
-    assert chosen(legacy) == chosen(message)
-    for a, b in zip(legacy_arrays, message_arrays, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+@pytest.mark.parametrize("name", ["random", "cs-ucb"])
+def test_the_filter_changes_which_models_are_averaged_but_nobodys_choice(name: str) -> None:
+    filtered, plain = _played("third", name, **FILTERED), _played("third", name, averaging="fedpdp")
+    assert comparable(filtered[0].history) == comparable(plain[0].history)
+    assert not np.allclose(filtered[1][-1], plain[1][-1], atol=1e-3)
+
+
+def _waves(history: Any, server_round: int, channels: int) -> float:
+    seconds = [row.latency_s for row in history.clients if row.round == server_round]
+    return sum(max(seconds[i : i + channels]) for i in range(0, len(seconds), channels))
+
+
+@pytest.mark.parametrize("filtered", [{}, {"filter": Filter(score="loss")}])
+def test_gpfl_keeps_the_initial_model_in_its_first_round_and_averages_without_weights(filtered: Any) -> None:
+    """Round 2 is the plain mean of its usable models, whatever their numbers of examples."""
+    strategy, models = _played("third", "GPFL", 2, params=dict(PAPERS)["GPFL"], availability=None, **filtered)
+    history = strategy.history
+    assert [row.client for row in history.clients if row.round == 1] == list(range(world.FLEET))
+    np.testing.assert_array_equal(models[0], world.initial())
+    assert history.rounds[0].round_s == pytest.approx(_waves(history, 1, channels=3))
+    usable = np.array([row.client for row in history.clients if row.round == 2 and row.completed])
+    assert len({world.num_examples(int(k)) for k in usable}) > 1
+    mean = world.train(world.initial(), usable).mean(axis=0)
+    assert np.allclose(models[1], mean, rtol=0, atol=1e-12) == (not filtered)
+
+
+def test_pczfls_warm_up_goes_in_waves_over_the_channels() -> None:
+    params = {"warmup_rounds": 3, "uncertainty": 0.01, "seed": 3, "channels": 3}
+    strategy, _ = _played("third", "PCZFL", 3, params=params, availability=None, cooldown=False)
+    for server_round, record in enumerate(strategy.history.rounds, start=1):
+        assert record.num_selected == world.FLEET
+        assert record.round_s == pytest.approx(_waves(strategy.history, server_round, channels=3))
+
+
+FRESH = """
+import sys
+from fedsel_flwr.selectors import create
+from fedsel_flwr.rounds.core import SelectionCore
+from fedsel_flwr.rounds.settings import resolve_settings
+from tests.strategies import numpy_world as world
+from tests.strategies.third_adapter import play_stacked
+selector = create("gpfl", **world.selector_params("gpfl"))
+settings = resolve_settings(
+    selector, max_latency=world.MAX_LATENCY, validation=world.validation(), learning_rate=world.ETA,
+    availability=world.available,
+)
+own = SelectionCore(selector, settings)
+models = play_stacked(own, world.ROUNDS)
+assert not {"flwr", "torch", "ray"} & sys.modules.keys(), sorted(sys.modules)
+print(len(models), len(own.parts.history.rounds))
+"""
+
+
+def _run(code: str, folder: Path, *args: str, seconds: float = 50.0) -> str:
+    """What Python code prints in a process of its own."""
+    command = Command(sys.executable, "-c", code, *args, folder=folder, cwd=ROOT)
+    try:
+        assert command.wait(seconds) == 0, command.stderr[-5000:]
+    finally:
+        command.kill()
+    return command.stdout
+
+
+def test_core_and_measuring_run_in_a_process_without_flower_and_torch(tmp_path: Path) -> None:
+    assert _run(FRESH, tmp_path).split() == ["10", "10"]
 
 
 # ---- a scenario with its real torch clients, without Ray -------------------------------------------------------------
@@ -166,8 +257,27 @@ class _Constant:
         return self.scenario
 
 
-def _played(scenario: Scenario) -> Any:
-    return drive(inprocess.AppGrid(ScenarioApp(_Constant(scenario)), scenario.num_clients), scenario)
+class _Probed(inprocess.LocalProxy):
+    """Answers probes, too."""
+
+    def evaluate(self, ins: Any, timeout: Any, group_id: Any) -> Any:
+        with self._turn:
+            return self._world.client(self._partition_id).to_client().evaluate(ins)
+
+
+def _scenario_played(overrides: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+    scenario = load_scenario("smoke", overrides)
+    if scenario.api == "message":
+        return drive(inprocess.AppGrid(ScenarioApp(_Constant(scenario)), scenario.num_clients), scenario)
+    monkeypatch.setattr(inprocess, "LocalProxy", _Probed)
+    return inprocess.play(scenario)
+
+
+def _assert_same_results(one: Any, other: Any) -> None:
+    assert comparable(one.history) == comparable(other.history)
+    assert other.history.problem_counts() == {}
+    for a, b in zip(one.arrays, other.arrays, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -180,32 +290,28 @@ def _played(scenario: Scenario) -> Any:
         ("random", {"aggregation.base": "fedavgm", "aggregation.server_learning_rate": 0.5}),
     ],
 )
-def test_a_scenario_through_both_apis(selector: str, overrides: dict[str, Any]) -> None:
-    common = {"selector": selector, "rounds": ROUNDS, "partition.kind": "dirichlet", **overrides}
-    message = _played(load_scenario("smoke", {**common, "api": "message"}))
-    legacy = _legacy_play(load_scenario("smoke", common))
-    assert _comparable(legacy.history) == _comparable(message.history)
-    assert message.history.problem_counts() == {}
-    for a, b in zip(legacy.arrays, message.arrays, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
+def test_a_scenario_through_both_apis(
+    selector: str, overrides: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    common = {"selector": selector, "rounds": 10, "partition.kind": "dirichlet", **overrides}
+    legacy, message = (_scenario_played({**common, "api": api}, monkeypatch) for api in ("legacy", "message"))
+    _assert_same_results(legacy, message)
     accuracies = [[r.accuracy for r in h.rounds] for h in (legacy.history, message.history)]
     assert accuracies[0] == pytest.approx(accuracies[1], abs=0.005)
 
 
-def _legacy_play(scenario: Scenario) -> Any:
-    """As tests/simulations/inprocess.py, with clients that answer probes."""
-
-    class Probed(inprocess.LocalProxy):
-        def evaluate(self, ins: Any, timeout: Any, group_id: Any) -> Any:
-            with self._turn:
-                return self._world.client(self._partition_id).to_client().evaluate(ins)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inprocess, "LocalProxy", Probed)
-        return inprocess.play(scenario)
+def test_queries_of_the_scenarios_app_are_what_the_strategy_reads() -> None:
+    """The Message API's app says who it is, with ``num_examples`` and no text."""
+    scenario = load_scenario("smoke", {"api": "message"})
+    node = inprocess.AppNode(ScenarioApp(_Constant(scenario)), 4)
+    FakeGrid()
+    answer = node.handle(Message(RecordDict(), dst_node_id=6, message_type=MessageType.QUERY))
+    assert isinstance(answer, RecordDict)
+    (facts,) = answer.metric_records.values()
+    assert (facts["client_id"], facts["num_examples"]) == (4, World(scenario).num_examples()[4])
 
 
-# ---- on Ray, in a process of its own, as Ray leaves threads and warnings behind -------------------------------------
+# ---- on Ray, in a process of its own, as Ray leaves threads and warnings behind --------------------------------------
 
 RAY = """
 import pickle, sys
@@ -220,31 +326,10 @@ with open(sys.argv[1], "wb") as file:
 
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize("apis", [["message"], pytest.param(["legacy", "message"], marks=pytest.mark.slow)])
-def test_on_ray(apis: list[str], tmp_path: Path) -> None:
+def test_on_ray(apis: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The legacy run is played in this process, and, as a slow test, on Ray too."""
-    command = Command(sys.executable, "-c", RAY, str(tmp_path / "result"), *apis, folder=tmp_path, cwd=ROOT)
-    try:
-        assert command.wait(240) == 0, command.stderr[-5000:]
-    finally:
-        command.kill()
-    results = pickle.loads((tmp_path / "result").read_bytes())
-    legacy = _legacy_play(load_scenario("smoke", {"rounds": 5, "selector": "cs-ucb"}))
+    _run(RAY, tmp_path, str(tmp_path / "result"), *apis, seconds=240)
+    legacy = _scenario_played({"rounds": 5, "selector": "cs-ucb", "api": "legacy"}, monkeypatch)
     assert len(legacy.history.rounds) == 5
-    for result in results:
-        assert _comparable(legacy.history) == _comparable(result.history)
-        assert result.history.problem_counts() == {}
-        for a, b in zip(legacy.arrays, result.arrays, strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
-
-
-def test_queries_and_probes_of_the_scenarios_app_are_what_the_strategy_reads() -> None:
-    """The Message API's app says who it is, with ``num_examples`` and no text."""
-    scenario = load_scenario("smoke", {"api": "message"})
-    node = inprocess.AppNode(ScenarioApp(_Constant(scenario)), 4)
-    FakeGrid()
-    answer = node.handle(Message(RecordDict(), dst_node_id=6, message_type=MessageType.QUERY))
-    assert isinstance(answer, RecordDict)
-    (facts,) = answer.metric_records.values()
-    assert facts["client_id"] == 4
-    assert facts["num_examples"] == World(scenario).num_examples()[4]
-    assert ndarrays_to_parameters(list(World(scenario).initial_arrays())).tensors
+    for result in pickle.loads((tmp_path / "result").read_bytes()):
+        _assert_same_results(legacy, result)

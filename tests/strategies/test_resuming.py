@@ -1,7 +1,8 @@
-"""Runs that go on from a checkpoint, in either API and in an engine of its own: what they take, what they are told."""
+"""Resumed runs, in either API and in an engine of its own: what they take, what they are told, and what is refused."""
 
 from __future__ import annotations
 
+import copy
 import errno
 import logging
 import os
@@ -19,45 +20,56 @@ from flwr.serverapp import strategy as message_bases
 from fedsel_flwr.aggregation.filter import Filter
 from fedsel_flwr.errors import ParameterError, RunError, StateError
 from fedsel_flwr.rounds.checkpoints import Checkpoint, read_checkpoint
-from fedsel_flwr.selectors import create
-from fedsel_flwr.strategies import GPFL, SelectionStrategy
+from fedsel_flwr.rounds.core import SelectionCore
+from fedsel_flwr.rounds.settings import resolve_settings
+from fedsel_flwr.selectors import create, names
+from fedsel_flwr.strategies import CSUCB, GPFL, SelectionStrategy
 from fedsel_flwr.strategies.wrapping.base_state import load_base, save_base
 from fedsel_flwr.strategies.wrapping.legacy_results import from_checkpoint, to_checkpoint
 from tests.strategies import numpy_world as world
+from tests.strategies.apis import BOTH
 from tests.strategies.flower_world import legacy_base
-from tests.strategies.resumed_runs import APIS, Run, Seen
+from tests.strategies.helpers import Federation, fedavg, fleet
+from tests.strategies.resumed_runs import Run, Seen, flat
 from tests.strategies.third_adapter import play_stacked
+from tests.strategies.zygote import Zygote
 
+pytestmark = pytest.mark.usefixtures("no_syncs")
 ALL, CUT = 10, 4
 
 
-@pytest.fixture(autouse=True)
-def no_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No power fails here."""
-    monkeypatch.setattr(os, "fsync", lambda file: None)
-
-
 def cut(run: Run, folder: Path) -> Run:
-    """A run whose first rounds are done, by another object; returns what goes on."""
+    """A run whose first rounds are done, by another object; returns what resumes it."""
     replace(run, rounds=CUT).play(folder)
     return run
 
 
-@pytest.mark.parametrize("api", APIS)
-def test_base_and_clients_see_the_absolute_round(api: str, tmp_path: Path) -> None:
+def files(folder: Path) -> list[str]:
+    return sorted(path.stem for path in folder.glob("round-*"))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.glob("[!.]*")}
+
+
+# ---- what a resumed run sees -----------------------------------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize("evaluates", [True, False])
+def test_base_and_clients_see_the_absolute_round(api: str, evaluates: bool, tmp_path: Path) -> None:
     """The last round is evaluated again, and told of again."""
-    run = Run(api, rounds=ALL)
+    run = Run(api, rounds=ALL, evaluates=evaluates)
     straight, rest = run.play(), cut(run, tmp_path).play(tmp_path)
     assert rest.result() == straight.result()
-    assert straight.evaluated == [*range(ALL + 1)]
-    assert rest.evaluated == [*range(CUT, ALL + 1)]
+    assert straight.evaluated == [*range(ALL + 1)] * evaluates
+    assert rest.evaluated == [*range(CUT, ALL + 1)] * evaluates
     assert sorted({*rest.trained}) == [number for number in range(CUT + 1, ALL + 1) if number != 6]
     assert rest.told == straight.told[CUT - 1 :]
-    if api == "message":
-        assert rest.metrics == [number for number in straight.metrics if number > CUT]
+    assert rest.metrics == [number for number in straight.metrics if number > CUT]
 
 
-@pytest.mark.parametrize("api", APIS)
+@BOTH
 @pytest.mark.parametrize("evaluates", [True, False])
 def test_a_run_that_had_finished_returns_its_result(api: str, evaluates: bool, tmp_path: Path) -> None:
     run = Run(api, rounds=CUT, evaluates=evaluates)
@@ -65,69 +77,161 @@ def test_a_run_that_had_finished_returns_its_result(api: str, evaluates: bool, t
     written = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("round-*")}
     again = run.play(tmp_path, resume="must")
     assert {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("round-*")} == written
-    assert again.result() == first.result()
-    assert again.journal == first.journal
-    assert again.trained == []
+    assert (again.result(), again.journal, again.trained) == (first.result(), first.journal, [])
     assert again.evaluated == ([CUT] if evaluates else [])
     assert again.told == first.told[-1:]
 
 
-@pytest.mark.parametrize("api", APIS)
-def test_without_a_central_evaluation_a_round_is_finished_by_itself(api: str, tmp_path: Path) -> None:
-    run = Run(api, rounds=ALL, evaluates=False)
-    assert cut(run, tmp_path).play(tmp_path).result() == run.play().result()
-
-
-@pytest.mark.parametrize("api", APIS)
+@BOTH
 def test_a_round_has_its_checkpoint_before_it_is_evaluated(api: str, tmp_path: Path) -> None:
     """An evaluation that takes hours, or fails, costs no round."""
     there: list[list[str]] = []
 
     def step(kind: str) -> None:
         if kind == "e":
-            there.append(sorted(path.stem for path in tmp_path.glob("round-*")))
+            there.append(files(tmp_path))
 
     Run(api, rounds=3).play(tmp_path, step=step)
-    names = [f"round-00000{number}" for number in (1, 2, 3)]
-    assert there == [names[:number] for number in range(4)]
+    written = [f"round-00000{number}" for number in (1, 2, 3)]
+    assert there == [written[:number] for number in range(4)]
+    Run(api, rounds=ALL, options={"checkpoint_every": 4, "keep_checkpoints": 9}).play(tmp_path / "seldom")
+    assert files(tmp_path / "seldom") == ["round-000004", "round-000008", "round-000010"]
 
 
-@pytest.mark.parametrize("api", APIS)
-def test_so_often_and_after_the_last_round(api: str, tmp_path: Path) -> None:
-    Run(api, rounds=ALL, options={"checkpoint_every": 4, "keep_checkpoints": 9}).play(tmp_path)
-    assert sorted(path.stem for path in tmp_path.glob("round-*")) == ["round-000004", "round-000008", "round-000010"]
+@BOTH
+@pytest.mark.parametrize("base", ["FedAvg", "FedAdagrad", "FedYogi", "FedAvgM", "FedTrimmedAvg"])
+def test_flowers_bases_go_on(api: str, base: str, tmp_path: Path) -> None:
+    run = Run(api, base, "cs-ucb", rounds=7, base_options={"server_momentum": 0.7} if base == "FedAvgM" else {})
+    assert cut(run, tmp_path).play(tmp_path).result() == run.play().result()
 
 
-BASES: list[tuple[str, dict[str, Any]]] = [
-    ("FedAvg", {}), ("FedAdagrad", {}), ("FedYogi", {}), ("FedAvgM", {"server_momentum": 0.7}), ("FedTrimmedAvg", {}),
+@pytest.mark.slow
+@pytest.mark.timeout(280)
+@BOTH
+@pytest.mark.parametrize("name", names())
+def test_every_selector_goes_on_in_a_new_process_as_if_never_cut_off(
+    api: str, name: str, tmp_path: Path, zygote: Zygote
+) -> None:
+    """Rounds with failures, absences, late clients and an empty round."""
+    options = {"total_rounds": ALL, "cooldown": name == "cs-ucb"}
+    options |= {"filter": Filter()} if name in ("random", "gpfl") else {}
+    run = Run(api, "FedAvg", name, rounds=ALL, options=options)
+    straight = run.play()
+    for number in (1, 4, 7):
+        folder = tmp_path / str(number)
+        replace(run, rounds=number).play(folder)
+        assert zygote.call(run.play, folder).result() == straight.result(), number
+
+
+# ---- the core's state ------------------------------------------------------------------------------------------------
+
+
+def core_of(name: str, state: Any = None) -> SelectionCore:
+    selector = create(name, **world.selector_params(name))
+    settings = resolve_settings(
+        selector, max_latency=world.MAX_LATENCY, learning_rate=world.ETA, validation=world.validation(),
+        filter=Filter() if name in ("random", "gpfl") else None, cooldown=name == "cs-ucb",
+        availability=world.available,
+    )  # fmt: skip
+    core = SelectionCore(selector, settings)
+    if state is not None:
+        core.load_state_dict(state)
+    return core
+
+
+def played(name: str, rounds: int) -> tuple[Any, world.Array]:
+    """The state and the model after some rounds of the third adapter."""
+    core = core_of(name)
+    model = play_stacked(core, rounds)[-1]
+    return core.state_dict(), model
+
+
+@pytest.mark.parametrize("name", names())
+def test_an_engine_goes_on_from_a_state_and_one_that_does_not_fit_changes_nothing(name: str) -> None:
+    """Every part in turn is spoilt: it is refused by name, and the run goes on as one that was never asked."""
+    straight, last = played(name, ALL)
+    for rounds in (1, 4, 7):
+        state, model = played(name, rounds)
+        core = core_of(name, state)
+        assert np.array_equal(play_stacked(core, ALL - rounds, model)[-1], last)
+        assert flat(core.state_dict()) == flat(straight)
+    good, core = state, core_of(name, state)
+    for part in good:
+        with pytest.raises(StateError, match=f"{part}: .*surprise"):
+            core.load_state_dict({**good, part: {**good[part], "surprise": 1}})
+        with pytest.raises(StateError, match=rf"missing \['{part}'\]"):
+            core.load_state_dict({key: value for key, value in good.items() if key != part})
+    assert flat(core.state_dict()) == flat(good)
+
+
+SPOILT = [
+    ("roster", "ids", [1, 2]), ("roster", "ids", ["0", "0", "2", "3", "4", "5", "6", "7"]),
+    ("roster", "holders", ["node 1"]),
+    ("roster", "last_seen", np.zeros(3, dtype=np.int64)), ("roster", "bound", {"node-1": 99}),
+    ("roster", "bound", {"node-1": "x"}), ("roster", "refused", ["node-1"]),
+    ("roll_call", "in_vain", {"node-1": 1.5}), ("registrar", "sizes", np.ones((2, 2))),
+    ("registrar", "initial_accuracy", "good"), ("probing", "seconds", None), ("cooldown", "out_until", np.zeros(1)),
+    ("measurer", "direction", ["a"]), ("reporter", "energy_max", True),
+    ("history", "rounds", {"round": np.arange(3)}), ("selector", "round", np.nan),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("api", APIS)
-@pytest.mark.parametrize(("base", "options"), BASES)
-def test_flowers_bases_go_on(api: str, base: str, options: dict[str, Any], tmp_path: Path) -> None:
-    run = Run(api, base, "cs-ucb", rounds=7, base_options=options)
-    assert cut(run, tmp_path).play(tmp_path).result() == run.play().result()
+@pytest.mark.parametrize(("part", "key", "value"), SPOILT)
+def test_a_value_of_another_kind_is_refused_by_name(part: str, key: str, value: Any) -> None:
+    state, _ = played("cs-ucb", 4)
+    core = core_of("cs-ucb", state)
+    with pytest.raises(StateError, match=f"^{part}: "):
+        core.load_state_dict({**state, part: {**state[part], key: value}})
+    assert flat(core.state_dict()) == flat(state)
+
+
+def test_a_saved_state_is_a_copy_and_another_selectors_is_refused() -> None:
+    strategy = CSUCB(clients_per_round=2, max_latency=9.0, seed=0, base=fedavg())
+    federation = Federation(strategy, fleet(4)).play(2)
+    state = strategy.state_dict()
+    before = copy.deepcopy(flat(state))
+    federation.play(3)
+    assert flat(state) == before
+    other = SelectionStrategy(create("round-robin", clients_per_round=2), fedavg())
+    with pytest.raises(StateError, match="selector: the state does not belong to round-robin"):
+        other.load_state_dict(state)
+
+
+def test_a_second_run_of_one_strategy_counts_on_and_a_server_that_counts_otherwise_is_refused() -> None:
+    """Flower counts from 1 again; selector and history count on."""
+    strategy = CSUCB(clients_per_round=2, max_latency=9.0, seed=0, base=fedavg())
+    Federation(strategy, fleet(4)).play(3)
+    federation = Federation(strategy, fleet(4)).play(2)
+    assert [record.round for record in strategy.history.rounds] == [1, 2, 3, 4, 5]
+    assert strategy.selector.round == 5
+    federation.round = 6
+    with pytest.raises(RunError, match=r"begins round 7, but the selector has seen 5 rounds, so that round"):
+        federation.play(1)
+    strategy.selector.select(np.arange(4))  # what nobody should do
+    federation.round = 5
+    with pytest.raises(RunError, match=r"begins round 6, but the selector has seen 6 rounds, so that round 4 was"):
+        federation.play(1)
+
+
+# ---- the base's state ------------------------------------------------------------------------------------------------
 
 
 def adaptive(api: str) -> Any:
     """A wrapper whose clipping norm adapts, around moments; its noise is nothing."""
-    module = legacy_bases if api == "legacy" else message_bases
+    module: Any = legacy_bases if api == "legacy" else message_bases
     kwargs = {"initial_parameters": legacy_base().initial_parameters} if api == "legacy" else {}
-    inner = module.FedAdam(fraction_evaluate=0.0, **kwargs)  # type: ignore[attr-defined]
-    wrapper = module.DifferentialPrivacyServerSideAdaptiveClipping  # type: ignore[attr-defined]
+    inner = module.FedAdam(fraction_evaluate=0.0, **kwargs)
+    wrapper = module.DifferentialPrivacyServerSideAdaptiveClipping
     return wrapper(inner, noise_multiplier=0.0, num_sampled_clients=3, clipped_count_stddev=0.0)
 
 
-@pytest.mark.parametrize("api", APIS)
+@BOTH
 def test_every_layer_of_a_wrapped_base_is_saved(api: str) -> None:
-    base = adaptive(api)
+    base, other = adaptive(api), adaptive(api)
     base.clipping_norm, base.strategy.m_t, base.strategy.v_t = 0.25, [np.ones(2)], None
-    other = adaptive(api)
     load_base(other, save_base(base))
-    assert other.clipping_norm == 0.25
+    assert (other.clipping_norm, other.strategy.v_t) == (0.25, None)
     assert np.array_equal(other.strategy.m_t[0], np.ones(2))
-    assert other.strategy.v_t is None
 
 
 def test_records_and_parameters_of_flowers_bases_come_back() -> None:
@@ -140,8 +244,17 @@ def test_records_and_parameters_of_flowers_bases_come_back() -> None:
     assert another.initial_parameters == legacy.initial_parameters
 
 
+class Plain(legacy_bases.FedAvg):
+    """Keeps nothing of its own."""
+
+    def aggregate_fit(self, server_round: int, results: Any, failures: Any) -> Any:
+        return super().aggregate_fit(server_round, results, failures)
+
+
 class Forgetful(legacy_bases.FedAvg):
     """Keeps something that nobody knows of."""
+
+    rounds_aggregated: int
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -162,13 +275,6 @@ class Faithful(Forgetful):
         self.rounds_aggregated = {**state}["rounds"]
 
 
-class Plain(legacy_bases.FedAvg):
-    """Keeps nothing of its own."""
-
-    def aggregate_fit(self, server_round: int, results: Any, failures: Any) -> Any:
-        return super().aggregate_fit(server_round, results, failures)
-
-
 def strategy_of(base: Any, folder: Path, **options: Any) -> SelectionStrategy:
     selector = create("cs-ucb", **world.selector_params("cs-ucb"))
     return SelectionStrategy(selector, base, max_latency=world.MAX_LATENCY, checkpoint_dir=folder, **options)
@@ -177,28 +283,24 @@ def strategy_of(base: Any, folder: Path, **options: Any) -> SelectionStrategy:
 def test_a_base_that_keeps_what_nobody_knows_is_refused_before_the_run(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match=r"Forgetful, which keeps rounds_aggregated\b.*state_dict\(\)"):
         strategy_of(Forgetful(), tmp_path)
-    namesake = Plain(fraction_evaluate=0.0)
-    namesake.num_examples = 3  # type: ignore[attr-defined]  # Flower's methods read this name, but assign it nowhere
+    namesake: Any = Plain(fraction_evaluate=0.0)
+    namesake.num_examples = 3  # Flower's methods read this name, but assign it nowhere
     with pytest.raises(ParameterError, match=r"Plain, which keeps num_examples\b"):
         strategy_of(namesake, tmp_path)
     strategy_of(Plain(fraction_evaluate=0.0), tmp_path)
-    base = Faithful()
-    strategy_of(base, tmp_path)
+    strategy_of(base := Faithful(), tmp_path)
     base.rounds_aggregated = 7
-    load_base(other := Faithful(), save_base(base))
+    load_base(other := Faithful(), state := save_base(base))
     assert other.rounds_aggregated == 7
-
-
-def test_a_base_that_does_not_take_its_state_is_left_as_it_was(tmp_path: Path) -> None:
-    base, state = Faithful(), save_base(Faithful())
-    base.rounds_aggregated = 3
     state["layers"][0]["own"] = {"surprise": 1}
     with pytest.raises(StateError, match="base: KeyError: 'rounds'"):
         load_base(base, state)
-    assert base.rounds_aggregated == 3
+    assert base.rounds_aggregated == 7
     with pytest.raises(StateError, match=r"the state is that of \['Faithful'\], this base is \['FedAvg'\]"):
         load_base(legacy_bases.FedAvg(), save_base(base))
 
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
 
 CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"params": {"alpha": 3.0}}, r"selector\.alpha = 2\.0, this one has 3\.0"),
@@ -212,57 +314,64 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "reason"), CHANGES)
-def test_a_checkpoint_of_something_else_is_refused_by_name(
-    changes: dict[str, Any], reason: str, tmp_path: Path
-) -> None:
-    run = Run("legacy", rounds=ALL)
-    cut(run, tmp_path)
-    before = {path.name: path.read_bytes() for path in tmp_path.glob("[!.]*")}
-    wanted = rf"none of the checkpoints in .*round-000004\.safetensors: it was written by a run with .*{reason}"
-    with pytest.raises(RunError, match=wanted):
-        replace(run, **changes).play(tmp_path)
-    assert {path.name: path.read_bytes() for path in tmp_path.glob("[!.]*")} == before
+def test_a_checkpoint_of_something_else_is_refused_by_name(tmp_path: Path) -> None:
+    cut(run := Run("legacy", rounds=ALL), tmp_path)
+    before = contents(tmp_path)
+    for changes, reason in CHANGES:
+        wanted = rf"none of the checkpoints in .*round-000004\.safetensors: it was written by a run with .*{reason}"
+        with pytest.raises(RunError, match=wanted):
+            replace(run, **changes).play(tmp_path)
+        assert contents(tmp_path) == before
     assert run.play(tmp_path).result() == run.play().result()
 
 
-def test_a_state_that_does_not_fit_changes_neither_base_nor_selector(tmp_path: Path) -> None:
-    """Nor does it matter which of the two it is that refuses."""
+@pytest.mark.parametrize(
+    ("part", "reason"), [("selector", "selector: the state does not belong to bsfl"), ("base", "base: the state is")]
+)
+def test_a_state_that_does_not_fit_changes_neither_base_nor_selector(part: str, reason: str, tmp_path: Path) -> None:
     cut(run := Run("legacy", rounds=ALL), tmp_path)
     kept = read_checkpoint(tmp_path / "round-000004.safetensors")
-    for part, reason in (("selector", "selector: the state does not belong to bsfl"), ("base", "base: the state is")):
-        spoilt: dict[str, Any] = {"state": {**kept.state, "selector": {}}} if part == "selector" else {"base": {}}
-        strategy = run.strategy(None, Seen())
-        before = repr(strategy.state_dict()), repr(save_base(strategy.base))
-        with pytest.raises(StateError, match=reason):
-            strategy._resuming._take(replace(kept, **spoilt), None)
-        assert (repr(strategy.state_dict()), repr(save_base(strategy.base))) == before
+    spoilt: dict[str, Any] = {"state": {**kept.state, "selector": {}}} if part == "selector" else {"base": {}}
+    strategy = run.strategy(None, Seen())
+    before = repr(strategy.state_dict()), repr(save_base(strategy.base))
+    with pytest.raises(StateError, match=reason):
+        strategy._resuming._take(replace(kept, **spoilt), None)
+    assert (repr(strategy.state_dict()), repr(save_base(strategy.base))) == before
 
 
-def test_whoever_knows_more_adds_what_a_checkpoint_must_agree_with(tmp_path: Path) -> None:
-    run = Run("legacy", rounds=CUT)
-    for scenario, agrees in (("a", True), ("b", False)):
-        strategy = run.strategy(tmp_path, Seen())
-        strategy.fingerprint["scenario"] = scenario
-        if agrees:
-            assert strategy.resumed is None
-            drive(strategy, 2)
-            continue
-        with pytest.raises(RunError, match="scenario = a, this one has b"):
-            _ = strategy.resumed
-
-
-@pytest.mark.parametrize("api", APIS)
+@BOTH
 def test_a_model_of_other_shapes_is_refused(api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cut(run := Run(api, "FedAvg", rounds=ALL), tmp_path)
     monkeypatch.setattr(world, "initial", lambda: np.zeros(7))
-    wanted = r"its model has arrays of the shapes \w+ \(12,\), the initial model \w+ \(7,\)"
-    with pytest.raises(RunError, match=wanted):
+    with pytest.raises(RunError, match=r"arrays of the shapes \w+ \(12,\), the initial model \w+ \(7,\)"):
         run.play(tmp_path)
 
 
+def test_the_initial_model_of_a_wrapped_base_is_compared_as_well(tmp_path: Path) -> None:
+    def strategy(shape: tuple[int, ...]) -> Any:
+        inner = legacy_bases.FedAvg(fraction_evaluate=0.0, initial_parameters=ndarrays_to_parameters([np.zeros(shape)]))
+        base = legacy_bases.DifferentialPrivacyServerSideFixedClipping(inner, 0.0, 1.0, world.COHORT)
+        return strategy_of(base, tmp_path, resume=True)
+
+    drive(strategy((12,)), 2)
+    with pytest.raises(RunError, match=r"its model has arrays of the shapes 0 \(12,\), the initial model 0 \(5,\)"):
+        strategy((5,)).initialize_parameters(None)
+
+
+def test_models_that_are_no_arrays_come_back_as_they_were() -> None:
+    trees = Parameters([b'{"trees": 1}', b"\x00\xff"], "")
+    names, model = to_checkpoint(trees)
+    assert from_checkpoint(Checkpoint(round=1, model=model, names=names, state={})) == trees
+    mixed: Any = [trees, None]
+    with pytest.raises(RunError, match=r"model of list\b.*checkpoint_dir"):
+        to_checkpoint(mixed)
+
+
+# ---- an engine of its own --------------------------------------------------------------------------------------------
+
+
 def drive(strategy: Any, rounds: int) -> list[world.Array]:
-    """An engine of its own: it drives the core, from where the run was; returns the models."""
+    """Drive the core from where the run was; returns the models."""
     done = strategy.resumed
     first, model = (1, world.initial()) if done is None else (done.round + 1, done.model[0])
     models = []
@@ -277,44 +386,43 @@ def drive(strategy: Any, rounds: int) -> list[world.Array]:
 
 
 def test_an_engine_that_drives_the_core_goes_on(tmp_path: Path) -> None:
+    """One that never looked for a checkpoint overwrites none; whoever knows more adds what must agree."""
     run = Run("legacy", rounds=ALL)
-    straight, first, rest = (run.strategy(folder, Seen()) for folder in (None, tmp_path, tmp_path))
+    straight, first = (run.strategy(folder, Seen()) for folder in (None, tmp_path))
     models = drive(straight, ALL)
+    first.fingerprint["scenario"] = "a"
+    assert first.resumed is None
     drive(first, CUT)
+    before = contents(tmp_path)
+    blind, other, rest = (run.strategy(tmp_path, Seen()) for _ in range(3))
+    (model,) = play_stacked(blind.core, 1)
+    with pytest.raises(RunError, match=r"round 1 .*resume.*strategy\.resumed"):
+        blind.round_trained(1, [model])
+    assert contents(tmp_path) == before
+    other.fingerprint["scenario"] = "b"
+    with pytest.raises(RunError, match="scenario = a, this one has b"):
+        _ = other.resumed
+    rest.fingerprint["scenario"] = "a"
     assert np.array_equal(drive(rest, ALL)[-1], models[-1])
     for records in ("rounds", "clients"):
         assert repr(list(getattr(rest.history, records))) == repr(list(getattr(straight.history, records)))
 
 
-def test_a_damaged_checkpoint_costs_the_rounds_since_the_one_before(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = cut(Run("message", rounds=ALL, options={"checkpoint_every": 2}), tmp_path)
-    newest = tmp_path / "round-000004.safetensors"
-    newest.write_bytes(newest.read_bytes()[:-3])
-    rest = run.play(tmp_path)
-    assert rest.evaluated[0] == 2
-    assert rest.result() == run.play().result()
+# ---- damage ----------------------------------------------------------------------------------------------------------
 
 
-def test_an_engine_that_never_looked_for_a_checkpoint_overwrites_none(tmp_path: Path) -> None:
-    run = Run("legacy", rounds=ALL)
-    drive(run.strategy(tmp_path, Seen()), CUT)
-    before = {path.name: path.read_bytes() for path in tmp_path.glob("round-*")}
-    strategy = run.strategy(tmp_path, Seen())
-    (model,) = play_stacked(strategy.core, 1)
-    with pytest.raises(RunError, match=r"round 1 .*resume.*strategy\.resumed"):
-        strategy.round_trained(1, [model])
-    assert {path.name: path.read_bytes() for path in tmp_path.glob("round-*")} == before
-
-
-def test_damage_to_the_journal_costs_the_checkpoints_that_need_it(tmp_path: Path) -> None:
-    """That of round 4 needs the first three lines, that of round 2 the first one; round 3's was not kept."""
-    run, journal = Run("legacy", rounds=ALL, options={"checkpoint_every": 2}), tmp_path / "journal.jsonl"
+@pytest.mark.parametrize("damaged", ["checkpoint", "journal"])
+def test_damage_costs_the_rounds_since_the_checkpoint_before(damaged: str, tmp_path: Path) -> None:
+    """Round 4's checkpoint needs the journal's first three lines, round 2's the first one; 3's was not kept."""
+    run, journal = Run("message", rounds=ALL, options={"checkpoint_every": 2}), tmp_path / "journal.jsonl"
     cut(run, tmp_path)
+    newest = tmp_path / "round-000004.safetensors"
     lines = journal.read_bytes().splitlines(keepends=True)
     assert len(lines) == CUT
-    journal.write_bytes(b"".join([*lines[:2], lines[2].replace(b'"round_s": ', b'"round_s": 1'), *lines[3:]]))
+    if damaged == "checkpoint":
+        newest.write_bytes(newest.read_bytes()[:-3])
+    else:
+        journal.write_bytes(b"".join([*lines[:2], lines[2].replace(b'"round_s": ', b'"round_s": 1'), *lines[3:]]))
     rest = run.play(tmp_path)
     assert rest.evaluated[0] == 2
     assert rest.result() == run.play().result()
@@ -324,7 +432,7 @@ def test_damage_to_the_journal_costs_the_checkpoints_that_need_it(tmp_path: Path
         run.play(tmp_path)
 
 
-@pytest.mark.parametrize("api", APIS)
+@BOTH
 def test_a_full_disk_ends_the_run_and_nothing_is_lost(
     api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,26 +452,28 @@ def test_a_full_disk_ends_the_run_and_nothing_is_lost(
     assert rest.result() == run.play().result()
 
 
-def test_the_last_round_is_one_number() -> None:
-    gpfl = {"clients_per_round": 2, "total_rounds": 9, "validation": world.validation(), "learning_rate": 0.1}
-    assert GPFL(**gpfl)._resuming.total_rounds is None, "the selector's constant ends no run unasked"
-    with pytest.raises(ParameterError, match=r"total_rounds is 8.* but 9"):
-        SelectionStrategy(
-            create("gpfl", clients_per_round=2, total_rounds=9), learning_rate=0.1, validation=world.validation(),
-            total_rounds=8,
-        )  # fmt: skip
-    with pytest.raises(ParameterError, match="resume=True needs checkpoint_dir"):
-        SelectionStrategy(create("random", clients_per_round=2), resume=True)
-    with pytest.raises(ParameterError, match="total_rounds must be a whole number of at least 1"):
-        SelectionStrategy(create("random", clients_per_round=2), total_rounds=0)
+# ---- the last round --------------------------------------------------------------------------------------------------
 
 
-def test_gpfl_with_checkpoints_ends_with_its_own_number(tmp_path: Path) -> None:
+def test_the_last_round_is_one_number(tmp_path: Path) -> None:
+    gpfl: dict[str, Any] = {"clients_per_round": 2, "validation": world.validation(), "learning_rate": 0.1}
+    assert GPFL(**gpfl, total_rounds=9)._resuming.total_rounds is None, "the selector's constant ends no run unasked"
     run = Run("legacy", "FedAvg", "gpfl", rounds=ALL, options={"total_rounds": None}, params={"total_rounds": 5})
-    assert len(run.play(tmp_path).finished) == 5
+    assert len(run.play(tmp_path).finished) == 5  # with checkpoints it does
+    random = create("random", clients_per_round=2)
+    selector = create("gpfl", clients_per_round=2, total_rounds=9)
+    cases: list[tuple[Any, dict[str, Any], str]] = [
+        (selector, {**gpfl, "total_rounds": 8}, "total_rounds is 8.* but 9"),
+        (random, {"resume": True}, "resume=True needs checkpoint_dir"),
+        (random, {"total_rounds": 0}, "total_rounds must be a whole number of at least 1"),
+    ]
+    for chosen, options, said in cases:
+        options.pop("clients_per_round", None)
+        with pytest.raises(ParameterError, match=said):
+            SelectionStrategy(chosen, **options)
 
 
-@pytest.mark.parametrize("api", APIS)
+@BOTH
 def test_nobody_is_chosen_past_the_last_round(api: str) -> None:
     seen = Run(api, rounds=ALL, options={"total_rounds": CUT}).play()
     assert len(seen.finished) == CUT
@@ -380,24 +490,3 @@ def test_a_server_without_a_last_round_is_told_that_its_rounds_come_on_top(
     strategy.initialize_parameters(None)
     assert "rounds come on top of the 3 that were done" in caplog.text
     assert len(run.play(tmp_path).finished) == 6
-
-
-def test_models_that_are_no_arrays_come_back_as_they_were() -> None:
-    trees = Parameters([b'{"trees": 1}', b"\x00\xff"], "")
-    names, model = to_checkpoint(trees)
-    kept = Checkpoint(round=1, model=model, names=names, state={})
-    assert from_checkpoint(kept) == trees
-    with pytest.raises(RunError, match=r"model of list\b.*checkpoint_dir"):
-        to_checkpoint([trees, None])  # type: ignore[arg-type]
-
-
-def test_the_initial_model_of_a_wrapped_base_is_compared_as_well(tmp_path: Path) -> None:
-    for shape, agrees in (((12,), True), ((5,), False)):
-        inner = legacy_bases.FedAvg(fraction_evaluate=0.0, initial_parameters=ndarrays_to_parameters([np.zeros(shape)]))
-        base = legacy_bases.DifferentialPrivacyServerSideFixedClipping(inner, 0.0, 1.0, world.COHORT)
-        strategy = strategy_of(base, tmp_path, resume=True)
-        if agrees:
-            drive(strategy, 2)
-            continue
-        with pytest.raises(RunError, match=r"its model has arrays of the shapes 0 \(12,\), the initial model 0 \(5,\)"):
-            strategy.initialize_parameters(None)  # type: ignore[arg-type]

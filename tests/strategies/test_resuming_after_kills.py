@@ -7,29 +7,25 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from fedsel_flwr.rounds.records import RoundEntry, encode_entry
-from tests.strategies.failpoints import Failpoints
-from tests.strategies.resumed_runs import APIS, ROUNDS, Run, Seen
-from tests.strategies.zygote import Zygote, in_memory
+from tests.strategies.apis import APIS, BOTH
+from tests.strategies.resumed_runs import ROUNDS, Run, Seen
+from tests.strategies.zygote import Failpoints, Zygote, in_memory
 
 pytestmark = pytest.mark.timeout(280)
+SLOW = pytest.mark.slow, pytest.mark.timeout(1200)
 RUNS = [
     Run(api, base, selector)
     for api in APIS
     for base, selector in (("FedAvg", "bsfl"), ("FedAdam", "bsfl"), ("FedAdam", "fedcm-ts"))
 ]
-
-
-@pytest.fixture(scope="module")
-def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
-    process = Zygote(tmp_path_factory.mktemp("results"))
-    yield process
-    process.close()
 
 
 @pytest.fixture
@@ -67,7 +63,12 @@ def journal(run: Seen) -> str:
     return "".join(encode_entry(RoundEntry(*one)).decode() for one in run.finished)
 
 
-def check_killed(zygote: Zygote, run: Run, folder: Path, moments: int) -> None:
+@pytest.mark.parametrize(
+    ("run", "moments"),
+    [*[(replace(run, rounds=12), 2) for run in RUNS[2:5:2]], *[pytest.param(run, 20, marks=SLOW) for run in RUNS]],
+    ids=str,
+)
+def test_killed_at_random_moments(zygote: Zygote, run: Run, moments: int, folder: Path) -> None:
     straight = run.play()
     steps = len(straight.evaluated) + len(straight.trained)
     generator = np.random.default_rng(len(run.api + run.base + run.selector))
@@ -85,21 +86,9 @@ def check_killed(zygote: Zygote, run: Run, folder: Path, moments: int) -> None:
     assert 2 * cut_off >= moments
 
 
-@pytest.mark.parametrize("run", [RUNS[2], RUNS[4]], ids=str)
-def test_killed_at_random_moments(zygote: Zygote, run: Run, folder: Path) -> None:
-    check_killed(zygote, run, folder, 2)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("run", RUNS, ids=str)
-def test_killed_at_twenty_random_moments(zygote: Zygote, run: Run, folder: Path) -> None:
-    check_killed(zygote, run, folder, 20)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("api", APIS)
+@BOTH
 def test_killed_again_and_again(zygote: Zygote, api: str, folder: Path) -> None:
     """A run gets on, however often it is killed."""
     run, folder = Run(api, "FedAdam", "bsfl", options={"checkpoint_every": 3}), folder / "run"
@@ -118,13 +107,26 @@ def dying(run: Run, folder: Path, die_at: int | None, torn: bool) -> list[str]:
     return points.points
 
 
-def check_points(zygote: Zygote, run: Run, folder: Path, share: int = 1, of: int = 1) -> None:
-    """Let a run die at every point there is, or at a share of them: each write also halfway."""
+SHORT: dict[str, Any] = {"rounds": 2, "options": {"keep_checkpoints": 1}}
+LONG = [replace(run, rounds=5) for run in (RUNS[1], RUNS[5])]
+SELDOM = [{"checkpoint_every": every, "keep_checkpoints": 2} for every in (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("run", "share", "of"),
+    [
+        *[(Run(api, "FedAdam", "fedcm-ts", **SHORT), number, 2) for number, api in enumerate(APIS)],
+        *[pytest.param(replace(run, options=options), 0, 1, marks=SLOW) for run in LONG for options in SELDOM],
+    ],
+    ids=str,
+)
+def test_dying_at_every_point(zygote: Zygote, run: Run, share: int, of: int, folder: Path) -> None:
+    """Each write (also halfway), sync, rename and removal; of a short run, each API has half."""
     straight, points = run.play(), zygote.call(dying, run, folder / "none", None, False)
     assert {"write", "pwrite", "fsync", "replace", "unlink"} <= {point.split()[0] for point in points}
     deaths = [(number, False) for number in range(1, len(points) + 1)]
     deaths += [(number, True) for number in range(1, len(points) + 1) if "write" in points[number - 1].split()[0]]
-    for number, torn in deaths[share - 1 :: of]:
+    for number, torn in deaths[share::of]:
         place = folder / f"{number}-{torn}"
         assert zygote.call(dying, run, place, number, torn) is None, "the process lived on"
         rest = zygote.call(played, run, place)
@@ -134,19 +136,3 @@ def check_points(zygote: Zygote, run: Run, folder: Path, share: int = 1, of: int
         assert rest.evaluated[0] == done, where
         assert rest.journal == journal(straight), where
         assert rest.result() == straight.result(), where
-
-
-@pytest.mark.parametrize("api", APIS)
-def test_dying_at_every_point(zygote: Zygote, api: str, folder: Path) -> None:
-    """Each write, sync, rename and removal, before the first checkpoint and after the last round; each API has half."""
-    run = Run(api, "FedAdam", "fedcm-ts", rounds=2, options={"keep_checkpoints": 1})
-    check_points(zygote, run, folder, APIS.index(api) + 1, len(APIS))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("run", [RUNS[1], RUNS[5]], ids=str)
-@pytest.mark.parametrize("every", [1, 2])
-def test_dying_at_every_point_of_a_longer_run(zygote: Zygote, run: Run, every: int, folder: Path) -> None:
-    options = {"checkpoint_every": every, "keep_checkpoints": 2}
-    check_points(zygote, Run(run.api, run.base, run.selector, rounds=5, options=options), folder)

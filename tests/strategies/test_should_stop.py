@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,44 +10,44 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, MetricRecord
-from flwr.serverapp.strategy import FedAvg, Result, Strategy
+from flwr.serverapp.strategy import Result, Strategy
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.rounds.run_length import Budget
 from fedsel_flwr.selectors import Random
-from fedsel_flwr.strategies import SelectionStrategy as LegacyStrategy
 from fedsel_flwr.strategies.message import SelectionStrategy
-from tests.strategies.helpers import FakeProxy, Federation
-from tests.strategies.helpers import fedavg as legacy_fedavg
-from tests.strategies.message.helpers import FakeGrid, crowd, fedavg, play
+from tests.strategies.apis import APIS, BOTH, fedavg, make
+from tests.strategies.helpers import Federation, fleet
+from tests.strategies.message.helpers import FakeGrid, crowd, play
 from tests.strategies.message.models import arrays_of
-from tests.strategies.resumed_runs import APIS, Run
+from tests.strategies.resumed_runs import Run
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = [pytest.mark.timeout(30), pytest.mark.usefixtures("no_syncs")]
 ALL, END = 8, 3
-SELDOM = {"checkpoint_every": 5, "evaluate_in": lambda number: number % 5 == 0}
-
-
-@pytest.fixture(autouse=True)
-def no_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No power fails here."""
-    monkeypatch.setattr(os, "fsync", lambda file: None)
+EVALUATES = pytest.mark.parametrize("evaluates", [True, False])
 
 
 def _after(number: int) -> Any:
     return lambda done, history: done >= number and history.last.round == done
 
 
-@pytest.mark.parametrize("api", APIS)
-@pytest.mark.parametrize("evaluates", [True, False])
+def _of_two(api: str = "message", selector: Any = None, fraction_evaluate: float = 0.0, **options: Any) -> Any:
+    """A strategy that chooses two clients a round."""
+    selector = selector or Random(clients_per_round=2, seed=0)
+    return make(api, selector, fedavg(api, fraction_evaluate=fraction_evaluate), **options)
+
+
+@BOTH
+@EVALUATES
 def test_the_run_ends_with_model_history_and_checkpoint_of_that_round(
     api: str, evaluates: bool, tmp_path: Path
 ) -> None:
     """Neither a checkpoint nor an evaluation was due in that round; it has both, as the last round of a run has."""
-    run = Run(api, rounds=ALL, evaluates=evaluates, options=SELDOM)
+    seldom = {"checkpoint_every": 5, "evaluate_in": lambda number: number % 5 == 0}
+    run = Run(api, rounds=ALL, evaluates=evaluates, options=seldom)
     short = replace(run, rounds=END).play(tmp_path / "short")
-    stopped = replace(run, options={**SELDOM, "should_stop": _after(END)}).play(tmp_path / "stopped")
+    stopped = replace(run, options={**seldom, "should_stop": _after(END)}).play(tmp_path / "stopped")
     assert [one.round for one, _ in stopped.finished] == [1, 2, 3]
     assert (stopped.model, stopped.state) == (short.model, short.state)
     assert max(stopped.trained) == END
@@ -60,19 +59,18 @@ def test_the_run_ends_with_model_history_and_checkpoint_of_that_round(
         assert '"accuracy":0.' in (stopped.journal or "").splitlines()[-1].replace(" ", "")
 
 
-@pytest.mark.parametrize("api", APIS)
-@pytest.mark.parametrize("evaluates", [True, False])
+@BOTH
+@EVALUATES
 def test_a_resumed_run_plays_on_only_if_the_signal_is_off(api: str, evaluates: bool, tmp_path: Path) -> None:
     run = Run(api, rounds=ALL, evaluates=evaluates)
     stopping = replace(run, options={"should_stop": _after(END)})
-    first = stopping.play(tmp_path)
-    again = stopping.play(tmp_path, resume="must")
+    first, again = stopping.play(tmp_path), stopping.play(tmp_path, resume="must")
     assert again.trained == []
     assert again.result() == first.result()
     assert run.play(tmp_path, resume="must").result() == run.play().result()
 
 
-@pytest.mark.parametrize("api", APIS)
+@BOTH
 def test_the_signal_is_asked_once_a_round_after_the_round_was_told(api: str) -> None:
     told: list[int] = []
     asked: list[tuple[int, int, int]] = []
@@ -82,49 +80,45 @@ def test_the_signal_is_asked_once_a_round_after_the_round_was_told(api: str) -> 
         assert np.isfinite(history.rounds[-1].accuracy)
         return np.bool_(len(told) == END)
 
-    options: dict[str, Any] = {"should_stop": should_stop}
-    run = Run(api, rounds=ALL, options=options)
-    seen = run.strategy
+    class Told(Run):
+        def strategy(self, *args: Any, **kwargs: Any) -> Any:
+            made = super().strategy(*args, **kwargs)
+            made._on_round = lambda record: told.append(record.round)
+            return made
 
-    def strategy(folder: Any, what: Any, resume: Any = True) -> Any:
-        made = seen(folder, what, resume)
-        made._on_round = lambda record: told.append(record.round)
-        return made
-
-    object.__setattr__(run, "strategy", strategy)
-    run.play()
+    Told(api, rounds=ALL, options={"should_stop": should_stop}).play()
     assert told == [1, 2, 3]
     assert asked == [(1, 1, 1), (2, 2, 2), (3, 3, 3)]
 
 
-def test_whatever_ends_a_run_ends_it_in_the_same_way() -> None:
-    class Thrice(Random):
-        @property
-        def done(self) -> bool:
-            return self.round >= END
+class Thrice(Random):
+    """Is done after three rounds."""
 
-    seconds = replace(Run("legacy", rounds=END, selector="random")).play().finished[-1][0].simulated_s
+    @property
+    def done(self) -> bool:
+        return self.round >= END
+
+
+def test_whatever_ends_a_run_ends_it_in_the_same_way() -> None:
+    seconds = Run("legacy", rounds=END, selector="random").play().finished[-1][0].simulated_s
+    ends = {"budget": Budget(simulated_s=seconds)}, {"should_stop": _after(END)}
     for api in APIS:
-        run = Run(api, rounds=ALL, selector="random")
-        by_budget = replace(run, options={"budget": Budget(simulated_s=seconds)}).play()
-        by_signal = replace(run, options={"should_stop": _after(END)}).play()
+        by_budget, by_signal = (Run(api, rounds=ALL, selector="random", options=end).play() for end in ends)
         assert by_signal.result() == by_budget.result()
         assert by_signal.evaluated == by_budget.evaluated == [0, 1, 2, 3]
         assert by_signal.told == by_budget.told
     grid = FakeGrid(crowd(4))
-    strategy = SelectionStrategy(Thrice(clients_per_round=2, seed=0), fedavg(), max_latency=9.0)
+    strategy = _of_two(selector=Thrice(clients_per_round=2, seed=0))
     play(strategy, grid, ALL)
     assert [one.round for one in strategy.history.rounds] == [1, 2, 3]
     assert sum(len(batch) for batch in grid.sent) == 4 + 3 * 2  # the roll call, and three rounds of two
 
 
-@pytest.mark.parametrize("end", ["budget", "signal"])
-def test_nobody_evaluates_or_is_waited_for_after_the_end(end: str) -> None:
+@pytest.mark.parametrize("end", [{"budget": Budget(simulated_s=1e-9)}, {"should_stop": _after(1)}])
+def test_nobody_evaluates_or_is_waited_for_after_the_end(end: dict[str, Any]) -> None:
     """Flower up to 1.42 counts on; later ones end the loop."""
-    ends: dict[str, Any] = {"budget": Budget(simulated_s=1e-9)} if end == "budget" else {"should_stop": _after(1)}
     grid = FakeGrid(crowd(4))
-    base = FedAvg(fraction_evaluate=1.0, min_available_nodes=2)
-    strategy = SelectionStrategy(Random(clients_per_round=2, seed=0), base, max_latency=9.0, wait_timeout=0.1, **ends)
+    strategy = _of_two(fraction_evaluate=1.0, wait_timeout=0.1, **end)
 
     def evaluate_fn(number: int, arrays: ArrayRecord) -> MetricRecord:
         if strategy.core.ended:
@@ -135,12 +129,8 @@ def test_nobody_evaluates_or_is_waited_for_after_the_end(end: str) -> None:
     assert [len(strategy.history.rounds), sorted(result.evaluate_metrics_clientapp)] == [1, [1]]
     assert sorted(result.evaluate_metrics_serverapp) == [0, 1]
 
-    legacy = LegacyStrategy(
-        Random(clients_per_round=2, seed=0), legacy_fedavg(fraction_evaluate=1.0), max_latency=9.0, wait_timeout=0.1,
-        **ends,
-    )  # fmt: skip
-    federation = Federation(legacy, [FakeProxy(str(k), k, number=k) for k in range(3)])
-    federation.play(1)
+    legacy = _of_two("legacy", fraction_evaluate=1.0, wait_timeout=0.1, **end)
+    federation = Federation(legacy, fleet(3)).play(1)
     for client in list(federation.manager.all().values()):
         federation.manager.unregister(client)
     for number in (2, 3):
@@ -152,29 +142,21 @@ def test_nobody_evaluates_or_is_waited_for_after_the_end(end: str) -> None:
 
 
 def test_start_takes_the_signal_in_flowers_form() -> None:
-    ours = inspect.signature(SelectionStrategy.start).parameters
-    flowers = inspect.signature(Strategy.start).parameters
-    assert [*ours][: len(flowers)] == [*flowers]
-    assert [*ours][-1] == "should_stop"
+    ours = [*inspect.signature(SelectionStrategy.start).parameters]
+    flowers = [*inspect.signature(Strategy.start).parameters]
+    assert (ours[: len(flowers)], ours[-1]) == (flowers, "should_stop")
 
 
-@pytest.mark.parametrize("evaluates", [True, False])
+@EVALUATES
 def test_flowers_signal_is_shown_the_result_so_far(evaluates: bool) -> None:
-    shown: list[tuple[int, list[int], list[int], list[int], bytes]] = []
+    shown: list[tuple[Any, ...]] = []
 
     def should_stop(number: int, result: Result) -> bool:
-        assert isinstance(result, Result)
-        kinds = (
-            result.train_metrics_clientapp,
-            result.evaluate_metrics_clientapp,
-            result.evaluate_metrics_serverapp,
-        )
-        train, evaluate, server = [sorted(one) for one in kinds]
-        shown.append((number, train, evaluate, server, result.arrays.to_numpy_ndarrays()[0].tobytes()))
+        kinds = result.train_metrics_clientapp, result.evaluate_metrics_clientapp, result.evaluate_metrics_serverapp
+        shown.append((number, *map(sorted, kinds), result.arrays.to_numpy_ndarrays()[0].tobytes()))
         return number == 2
 
-    base = FedAvg(fraction_evaluate=1.0)
-    strategy = SelectionStrategy(Random(clients_per_round=2, seed=0), base, max_latency=9.0)
+    strategy = _of_two(fraction_evaluate=1.0)
     evaluate_fn = (lambda number, arrays: MetricRecord({"accuracy": 0.1 * number})) if evaluates else None
     result = strategy.start(FakeGrid(crowd(4)), arrays_of(), 6, evaluate_fn=evaluate_fn, should_stop=should_stop)
     served = [0, 1, 2] if evaluates else []
@@ -186,20 +168,17 @@ def test_flowers_signal_is_shown_the_result_so_far(evaluates: bool) -> None:
 
 def test_either_signal_ends_the_run_and_that_of_start_is_of_this_run_alone() -> None:
     asked: list[int] = []
-    strategy = SelectionStrategy(
-        Random(clients_per_round=2, seed=0), fedavg(), max_latency=9.0,
-        should_stop=lambda number, history: bool(asked.append(number)) or number >= 4,
-    )  # fmt: skip
-    play(strategy, FakeGrid(crowd(4)), 9, should_stop=lambda number, result: number >= 2)
-    assert len(strategy.history.rounds) == 2
-    play(strategy, FakeGrid(crowd(4)), 9)  # the same object goes on: Flower counts from 1 again
-    assert len(strategy.history.rounds) == 4
-    play(strategy, FakeGrid(crowd(4)), 9)
-    assert len(strategy.history.rounds) == 4  # asked about the last round before the next one
-    assert asked == [1, 2, 2, 3, 4, 4]
+    strategy = _of_two(should_stop=lambda number, history: bool(asked.append(number)) or number >= 4)
+    signals: list[dict[str, Any]] = [{"should_stop": lambda number, result: number >= 2}, {}, {}]
+    lengths = []
+    for signal in signals:  # the same object goes on: Flower counts from 1 again
+        play(strategy, FakeGrid(crowd(4)), 9, **signal)
+        lengths.append(len(strategy.history.rounds))
+    assert lengths == [2, 4, 4]
+    assert asked == [1, 2, 2, 3, 4, 4]  # about the last round before the next one
 
 
-def test_rounds_are_absolute_in_a_run_that_goes_on(tmp_path: Path) -> None:
+def test_rounds_are_absolute_in_a_resumed_run(tmp_path: Path) -> None:
     shown: list[tuple[int, list[int]]] = []
 
     def should_stop(number: int, result: Result) -> bool:
@@ -207,9 +186,7 @@ def test_rounds_are_absolute_in_a_run_that_goes_on(tmp_path: Path) -> None:
         return number == 4
 
     for rounds in (2, 9):
-        strategy = SelectionStrategy(
-            Random(clients_per_round=2, seed=0), fedavg(), max_latency=9.0, checkpoint_dir=tmp_path, resume=True
-        )
+        strategy = _of_two(checkpoint_dir=tmp_path, resume=True)
         result, _ = play(strategy, FakeGrid(crowd(4)), rounds, should_stop=should_stop)
     assert shown == [(1, [1]), (2, [1, 2]), (2, []), (3, [3]), (4, [3, 4])]
     assert sorted(result.train_metrics_clientapp) == [3, 4]
@@ -219,17 +196,15 @@ def test_an_error_of_the_signal_ends_the_run_and_the_model_is_kept() -> None:
     def should_stop(number: int, history: History) -> bool:
         raise KeyError("no such file")
 
-    strategy = SelectionStrategy(Random(clients_per_round=2), fedavg(), max_latency=9.0, should_stop=should_stop)
+    strategy = _of_two(should_stop=should_stop)
     with pytest.raises(KeyError, match="no such file"):
         play(strategy, FakeGrid(crowd(3)), 2)
-    assert strategy.last_model is not None
     assert strategy.last_model.round == 1
 
 
-@pytest.mark.parametrize("api", [SelectionStrategy, LegacyStrategy])
-def test_a_signal_must_be_a_function(api: Any) -> None:
+@BOTH
+def test_a_signal_must_be_a_function(api: str) -> None:
     with pytest.raises(ParameterError, match="should_stop must be a function"):
-        api(Random(clients_per_round=2), should_stop=True)
-    strategy = SelectionStrategy(Random(clients_per_round=2), fedavg())
+        make(api, Random(clients_per_round=2), should_stop=True)
     with pytest.raises(ParameterError, match="should_stop must be a function"):
-        strategy.start(FakeGrid(crowd(3)), arrays_of(), 1, should_stop=3)  # type: ignore[arg-type]
+        _of_two().start(FakeGrid(crowd(3)), arrays_of(), 1, should_stop=3)

@@ -36,6 +36,42 @@ def in_memory(otherwise: Path) -> Iterator[Path]:
         yield Path(name)
 
 
+CALLS = (
+    "open", "write", "pwrite", "fsync", "fdatasync", "replace", "rename", "unlink", "remove", "truncate", "ftruncate",
+    "mkdir",
+)  # fmt: skip
+
+
+class Failpoints:
+    """Counts the calls of :mod:`os` that change something under a folder; ``points`` has their and the files' names.
+
+    Args:
+        folder: The folder.
+        die_at: The number of the call at which the process dies, from 1; None counts only.
+        torn: Whether a write that dies has written half of its bytes before.
+    """
+
+    def __init__(self, folder: Path, die_at: int | None = None, torn: bool = False) -> None:
+        self._folder, self._die_at, self._torn = str(folder), die_at, torn
+        self.points: list[str] = []
+        for name in CALLS:
+            setattr(os, name, self._watched(name, getattr(os, name)))
+
+    def _watched(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(target: Any, *args: Any, **kwargs: Any) -> Any:
+            path = os.readlink(f"/proc/self/fd/{target}") if isinstance(target, int) else os.fspath(target)
+            reads = name == "open" and not args[0] & (os.O_WRONLY | os.O_RDWR)
+            if str(path).startswith(self._folder) and not reads:
+                self.points.append(f"{name} {Path(path).name}")
+                if len(self.points) == self._die_at:
+                    if self._torn and "write" in name:
+                        call(target, bytes(args[0])[: len(args[0]) // 2], *args[1:])
+                    os._exit(DIED)
+            return call(target, *args, **kwargs)
+
+        return watched
+
+
 class Zygote:
     """The process, from outside.
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from fedsel_flwr.selectors import Selector
 from fedsel_flwr.strategies import cs_ucb as legacy
 from fedsel_flwr.strategies.message.selection_strategy import SelectionStrategy
 from fedsel_flwr.strategies.wrapping.paper import PaperStrategy
 
 
-class CSUCB(PaperStrategy, SelectionStrategy):
+class CSUCB(PaperStrategy, SelectionStrategy, twin=legacy.CSUCB):
     """Trains the clients with the largest upper confidence bound on speed; see :class:`fedsel_flwr.strategies.CSUCB`.
 
     That class says what the paper asks for and lists the five steps of a round. Here ``configure_train`` and
@@ -27,6 +24,3 @@ class CSUCB(PaperStrategy, SelectionStrategy):
     >>> [row.client_id for row in strategy.history.clients]  # everybody once, then the two fastest
     ['0', '1', '2', '3', '0', '1']
     """
-
-    selector_class: ClassVar[type[Selector]] = legacy.CSUCB.selector_class
-    auto_on_server_clock: ClassVar[tuple[str, ...]] = legacy.CSUCB.auto_on_server_clock

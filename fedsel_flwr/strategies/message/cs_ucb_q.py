@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from fedsel_flwr.selectors import Selector
 from fedsel_flwr.strategies import cs_ucb_q as legacy
 from fedsel_flwr.strategies.message.selection_strategy import SelectionStrategy
 from fedsel_flwr.strategies.wrapping.paper import PaperStrategy
 
 
-class CSUCBQ(PaperStrategy, SelectionStrategy):
+class CSUCBQ(PaperStrategy, SelectionStrategy, twin=legacy.CSUCBQ):
     """Trains fast clients under a fairness constraint; see :class:`fedsel_flwr.strategies.CSUCBQ`.
 
     That class says what the paper asks for and lists the five steps of a round. Here ``configure_train`` and
@@ -28,6 +25,3 @@ class CSUCBQ(PaperStrategy, SelectionStrategy):
     >>> [row.client_id for row in strategy.history.clients]  # client 3 is the slowest
     ['0', '1', '0', '3', '0', '3', '2', '3', '1', '3']
     """
-
-    selector_class: ClassVar[type[Selector]] = legacy.CSUCBQ.selector_class
-    auto_on_server_clock: ClassVar[tuple[str, ...]] = legacy.CSUCBQ.auto_on_server_clock

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from fedsel_flwr.selectors import Selector
 from fedsel_flwr.strategies import gpfl as legacy
 from fedsel_flwr.strategies.message.selection_strategy import SelectionStrategy
 from fedsel_flwr.strategies.wrapping.paper import PaperStrategy
 
 
-class GPFL(PaperStrategy, SelectionStrategy):
+class GPFL(PaperStrategy, SelectionStrategy, twin=legacy.GPFL):
     """Trains clients whose gradients point in the global model's direction; see :class:`fedsel_flwr.strategies.GPFL`.
 
     That class says what the paper asks for and lists the five steps of a round. Here ``configure_train`` and
@@ -28,5 +25,3 @@ class GPFL(PaperStrategy, SelectionStrategy):
     >>> play_round(strategy, clients, model, 2)
     [array([2.5, 2.5])]
     """
-
-    selector_class: ClassVar[type[Selector]] = legacy.GPFL.selector_class

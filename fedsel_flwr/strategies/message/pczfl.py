@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from fedsel_flwr.selectors import Selector
 from fedsel_flwr.strategies import pczfl as legacy
 from fedsel_flwr.strategies.message.selection_strategy import SelectionStrategy
 from fedsel_flwr.strategies.wrapping.paper import PaperStrategy
 
 
-class PCZFL(PaperStrategy, SelectionStrategy):
+class PCZFL(PaperStrategy, SelectionStrategy, twin=legacy.PCZFL):
     """Trains the clients on the Pareto front of accuracy and energy; see :class:`fedsel_flwr.strategies.PCZFL`.
 
     That class says what the paper asks for and lists the five steps of a round. Here ``configure_train`` and
@@ -26,5 +23,3 @@ class PCZFL(PaperStrategy, SelectionStrategy):
     >>> play_round(strategy, [client(k) for k in range(4)], [np.zeros(2)])
     [array([1.5, 1.5])]
     """
-
-    selector_class: ClassVar[type[Selector]] = legacy.PCZFL.selector_class

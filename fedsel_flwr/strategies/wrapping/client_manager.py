@@ -32,7 +32,7 @@ from fedsel_flwr.errors import RunError
 from fedsel_flwr.flower import ClientProxy, Criterion
 from fedsel_flwr.rounds.roster import id_order
 from fedsel_flwr.strategies.wrapping.failure_reasons import NotReached
-from fedsel_flwr.strategies.wrapping.grids import LONGEST_POLL_S, accepted
+from fedsel_flwr.strategies.wrapping.grids import LONGEST_POLL_S, TimedGrid
 from fedsel_flwr.strategies.wrapping.waiting import LateReplies, wait_for
 
 
@@ -222,7 +222,7 @@ class TimedProxy(ClientProxy):
         return self.proxy.reconnect(ins, timeout, group_id)
 
 
-class LateReplyGrid:
+class LateReplyGrid(TimedGrid):
     """Sends for one proxy through Flower's grid, and lets messages outlive the timeout.
 
     Flower has a message expire with the timeout: a client that answers later is refused, and nobody learns that it is
@@ -235,7 +235,11 @@ class LateReplyGrid:
     """
 
     def __init__(self, grid: Any, timeout: float, late: LateReplies) -> None:
-        self._grid, self._timeout, self._late = grid, timeout, late
+        super().__init__(grid)
+        self.late = self._late = late
+        self._timeout = timeout
+        # A thread polls for each client, so that the pause is Flower's own.
+        self.poll_s = getattr(grid, "pull_interval", LONGEST_POLL_S)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         """Send messages, and collect the replies until all are here or the time is over.
@@ -246,21 +250,12 @@ class LateReplyGrid:
         sent = list(messages)
         for message in sent:
             message.metadata.ttl = self._timeout + DEFAULT_TTL
-        pending, deadline = accepted(self._grid.push_messages(sent)), time.monotonic() + self._timeout
-        if sent and not pending:
+        replies = super().send_and_receive(sent, timeout=self._timeout)
+        settled = {*self.elapsed_s, *self.rejected}
+        if sent and len(self.rejected) == len(sent):
             raise NotReached
-        replies: list[Message] = []
-        while pending:
-            arrived = list(self._grid.pull_messages(pending))
-            pending -= {reply.metadata.reply_to_message_id for reply in arrived}
-            replies += arrived
-            left = deadline - time.monotonic()
-            if not pending or left <= 0:
-                break
-            self._late.fetch_if_due()
-            time.sleep(max(0.0, min(getattr(self._grid, "pull_interval", LONGEST_POLL_S), left)))
         self._late.grid = self._grid
-        self._late.owe([message for message in sent if message.metadata.message_id in pending])
+        self._late.owe(message for message in sent if str(message.metadata.dst_node_id) not in settled)
         return replies
 
 
@@ -276,6 +271,5 @@ def with_late_replies(proxy: ClientProxy, timeout: float | None, late: LateRepli
 
 
 def grid_of(proxies: Iterable[ClientProxy]) -> Any:
-    """Return the grid that proxies send through, if late replies can be fetched from it; None if there is none."""
-    grids = (getattr(proxy, "grid", None) for proxy in proxies)
-    return next((grid for grid in grids if hasattr(grid, "pull_messages")), None)
+    """Return the grid that proxies send through, all of them through the same; None if there is none."""
+    return next((proxy.grid for proxy in proxies if hasattr(proxy, "grid")), None)

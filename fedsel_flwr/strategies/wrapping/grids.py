@@ -180,6 +180,7 @@ class TimedGrid(_GridWrapper):
 
     Attributes:
         late: Fetches the replies that come too late for earlier rounds, a request every few seconds; None fetches none.
+        poll_s: Shortest pause between two requests for replies, seconds.
         early_end: When to stop waiting in the next :meth:`send_and_receive`, which resets it; None waits for all.
         straggler_reply: What stands for a reply that the last one did not wait for; None if it waited for all.
         elapsed_s: Node id as text -> seconds from sending the last message to holding its reply; nodes that did not
@@ -190,6 +191,7 @@ class TimedGrid(_GridWrapper):
     def __init__(self, grid: Grid) -> None:
         super().__init__(grid)
         self.late: LateReplies | None = None
+        self.poll_s = POLL_S
         self.early_end: EarlyEnd | None = None
         self.straggler_reply: Reply | None = None
         self.elapsed_s: dict[str, float] = {}
@@ -229,7 +231,7 @@ class TimedGrid(_GridWrapper):
                 self.late.fetch_if_due()
             limits = (timeout, None if early_end is None else early_end.seconds)
             left = [limit - elapsed for limit in limits if limit is not None]
-            time.sleep(max(0.0, min([LONGEST_POLL_S, max(POLL_S, PAUSE_FACTOR * took), *left])))
+            time.sleep(max(0.0, min([LONGEST_POLL_S, max(self.poll_s, PAUSE_FACTOR * took), *left])))
         return replies
 
 

@@ -16,7 +16,7 @@ from fedsel_flwr.flower import ClientProxy
 from fedsel_flwr.rounds.eligibility import Busy
 from fedsel_flwr.rounds.roll_call import Registration
 from fedsel_flwr.rounds.untrusted import shown
-from fedsel_flwr.strategies.wrapping.client_manager import with_late_replies
+from fedsel_flwr.strategies.wrapping.client_manager import grid_of, with_late_replies
 from fedsel_flwr.strategies.wrapping.failure_reasons import NotReached, check_answered
 from fedsel_flwr.strategies.wrapping.grids import FIRST_WINDOW, WINDOW, is_simulation, registrations
 from fedsel_flwr.strategies.wrapping.waiting import LateReplies
@@ -48,11 +48,11 @@ class LegacyTransport:
     @property
     def simulated(self) -> bool:
         """Whether the clients are those of Flower's simulation."""
-        return is_simulation(_grid_behind(self.clients.values()))
+        return is_simulation(grid_of(self.clients.values()))
 
     def registrations(self) -> Mapping[str, Registration] | None:
         """Return what the SuperLink says of its nodes; None if there is no grid behind the proxies."""
-        return registrations(_grid_behind(self.clients.values()))
+        return registrations(grid_of(self.clients.values()))
 
     def introduce(self, nodes: list[str]) -> tuple[Mapping[str, Mapping[str, object] | None], list[str]]:
         """Ask clients who they are."""
@@ -86,7 +86,7 @@ def ask_all(
     """
     asked = list(clients)
     deadline = time.monotonic() + timeout
-    simulated = is_simulation(_grid_behind(asked))
+    simulated = is_simulation(grid_of(asked))
     executor = ThreadPoolExecutor(WINDOW if simulated else MAX_PARALLEL, thread_name_prefix="fedsel-ask")
     futures: dict[str, Future[Answer]] = {}
     first = asked[:FIRST_WINDOW] if simulated else asked
@@ -107,12 +107,6 @@ def ask_all(
     for cid in missed:
         futures[cid].add_done_callback(partial(_free_if_answered, busy, cid))
     return {cid: futures[cid].result() for cid in answered}, missed
-
-
-def _grid_behind(clients: Iterable[ClientProxy]) -> object:
-    """Return the grid that proxies stand on, all of them on the same; None if there is none."""
-    # Unlike ``grid_of``, also a grid from which no late reply can be fetched: it still knows its nodes.
-    return next((client.grid for client in clients if hasattr(client, "grid")), None)
 
 
 def _free_if_answered(busy: Busy, cid: str, future: Future[Answer]) -> None:

@@ -2,7 +2,7 @@
 
 Each paper has a class per API, each in its file: ``fedsel_flwr/strategies/bsfl.py`` for the legacy API and
 ``fedsel_flwr/strategies/message/bsfl.py`` for the Message API. The former says what the paper asks for, and the latter
-takes it from there.
+names it as its twin.
 """
 
 from __future__ import annotations
@@ -43,9 +43,11 @@ class PaperStrategy(Adapter):
     selector_class: ClassVar[type[Selector]]
     auto_on_server_clock: ClassVar[tuple[str, ...]] = ()
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Show the whole signature in ``help()`` and editors."""
+    def __init_subclass__(cls, twin: type[PaperStrategy] | None = None, **kwargs: Any) -> None:
+        """Show the whole signature in ``help()`` and editors; a ``twin`` says what the paper asks for."""
         super().__init_subclass__(**kwargs)
+        if twin is not None:
+            cls.selector_class, cls.auto_on_server_clock = twin.selector_class, twin.auto_on_server_clock
         cls.__signature__ = inspect.Signature(list(_parameters(cls).values()))  # type: ignore[attr-defined]
 
     def __init__(self, base: Any = None, **params: Any) -> None:

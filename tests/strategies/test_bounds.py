@@ -1,0 +1,162 @@
+"""max_examples and max_update_norm in both of Flower's APIs, and numbers that overflow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.common import ndarrays_to_parameters
+from flwr.server import strategy as legacy_bases
+from flwr.serverapp import strategy as message_bases
+
+from fedsel_flwr.errors import ParameterError, RunError
+from fedsel_flwr.selectors import Random, RandomBySize
+from fedsel_flwr.strategies import SelectionStrategy
+from tests.strategies import helpers
+from tests.strategies.apis import BOTH, Played, play
+from tests.strategies.helpers import FakeProxy, Federation, RecordingBase, fleet, initial, model, update
+
+LIMITS = pytest.mark.parametrize(("limit", "counts"), [(20, 20), ("auto", 52)])
+"""The claims are 10, 13 and 10^12: "auto" is four times the median of what the round's clients claim."""
+
+
+def _play(api: str, selector: Any = None, rounds: int = 1, *, claim: int = 10**12, **options: Any) -> Played:
+    """Three clients, of whom the last claims many examples."""
+    proxies = fleet(3, "c")
+    proxies[2].num_examples = claim
+    return play(api, selector or Random(clients_per_round=3, seed=0), proxies, rounds, min_available=3, **options)
+
+
+def _assert_mean(arrays: list[Any], *weights: int) -> None:
+    updates = [update(k, model(), 1) for k in range(3)]
+    for i, array in enumerate(arrays):
+        mean = sum(w * one[i] for w, one in zip(weights, updates, strict=False)) / sum(weights)
+        np.testing.assert_allclose(array.ravel(), mean.ravel(), rtol=1e-5, atol=1e-6)
+
+
+# ---- max_examples ----------------------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_without_a_limit_one_claim_is_the_model(api: str) -> None:
+    for array, alone in zip(_play(api).arrays, update(2, model(), 1), strict=True):
+        np.testing.assert_allclose(array, alone, rtol=1e-5, atol=1e-6)
+
+
+@BOTH
+@LIMITS
+@pytest.mark.parametrize("averaging", [None, "fedpdp"])
+def test_a_claim_above_the_limit_counts_as_the_limit(api: str, limit: Any, counts: int, averaging: Any) -> None:
+    played = _play(api, max_examples=limit, averaging=averaging)
+    _assert_mean(played.arrays, 10, 13, counts)
+    rows = played.strategy.history.clients
+    assert [(row.completed, row.kept, row.num_examples) for row in rows] == [(True, True, n) for n in (10, 13, counts)]
+    assert [row.problem for row in rows] == ["", "", f"max_examples: 1000000000000 claimed, counts as {counts}"]
+    assert played.strategy.history.problem_counts() == {"max_examples": 1}
+    if averaging is None:
+        assert [metrics["num-examples"] for metrics in played.given()[0]] == [10, 13, counts]
+
+
+@BOTH
+@LIMITS
+def test_a_selector_reads_the_limit_from_the_roll_call_on(api: str, limit: Any, counts: int, caplog: Any) -> None:
+    played = _play(api, RandomBySize(clients_per_round=1, seed=0), 3, max_examples=limit)
+    assert played.strategy.selector.state_dict()["size"].tolist() == [10, 13, counts]
+    assert f"max_examples: client c2: 1000000000000 claimed, counts as {counts}" in caplog.messages
+
+
+@BOTH
+@LIMITS
+def test_evaluations_by_clients_weigh_by_the_limit(api: str, limit: Any, counts: int) -> None:
+    losses = []
+    base: Any = (legacy_bases if api == "legacy" else message_bases).FedAvg(fraction_evaluate=1.0)
+    aggregate = base.aggregate_evaluate
+    base.aggregate_evaluate = lambda *args: losses.append(aggregate(*args)) or losses[-1]
+    _play(api, base=base, max_examples=limit)
+    loss = losses[-1][0] if api == "legacy" else losses[-1]["loss"]
+    assert loss == pytest.approx((10 * 0.1 + 13 * 0.2 + counts * 0.3) / (23 + counts))
+
+
+def test_auto_follows_what_clients_claim_and_keeps_it_over_a_restart() -> None:
+    core = (strategy := _play("legacy", Random(clients_per_round=2, seed=0), max_examples="auto").strategy).core
+    assert core.max_examples == 52
+    core.parts.registrar.note_sizes(np.array([1, 2]), np.array([10, 10]))
+    assert core.max_examples == 40
+    assert core.parts.registrar.max_examples(np.array([3]), np.array([11])) == 40  # of two in the middle the lower
+    again = SelectionStrategy(Random(clients_per_round=2, seed=0), max_latency=9.0, max_examples="auto")
+    assert again.core.max_examples is None
+    again.load_state_dict(strategy.state_dict())
+    assert again.core.max_examples == 40
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "20"])
+def test_other_limits_are_refused_by_name(value: Any) -> None:
+    with pytest.raises(ParameterError, match="max_examples"):
+        SelectionStrategy(Random(clients_per_round=1), max_examples=value)
+
+
+# ---- max_update_norm -------------------------------------------------------------------------------------------------
+
+
+def _changed(api: str, change: Any, monkeypatch: Any, rounds: int = 1, **options: Any) -> Played:
+    """Two honest clients and one whose arrays are changed."""
+    monkeypatch.setitem(helpers.FAULTS, "changed", helpers.arrays_fault(lambda own: [change(a) for a in own]))
+    proxies = fleet(3, "c")
+    proxies[2].fault = "changed"
+    return play(api, Random(clients_per_round=3, seed=0), proxies, rounds, min_available=3, **options)
+
+
+def _norm(factor: float = 1.0) -> float:
+    return float(np.sqrt(sum((factor * a.astype(float) ** 2 * factor).sum() for a in update(2, model(), 1))))
+
+
+@BOTH
+def test_an_update_above_the_limit_is_a_failure(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    played = _changed(api, lambda a: 1000 * a, monkeypatch, max_update_norm=20.0)
+    last = played.strategy.history.clients[-1]
+    assert (last.client_id, last.completed, last.latency_s) == ("c2", False, 9.0)
+    assert last.problem == f"update norm: {_norm(1000.0):.6g} is above max_update_norm = 20"
+    assert played.strategy.history.problem_counts() == {"update norm": 1}
+    metrics, failures = played.given()
+    assert [one["num-examples"] for one in metrics] == [10, 13]
+    assert failures == [f"client c2: {last.problem}"]
+    _assert_mean(played.arrays, 10, 13)
+
+
+@BOTH
+@pytest.mark.parametrize(("share", "counts"), [(1 + 1e-9, {}), (1 - 1e-9, {"update norm": 1})])
+def test_an_update_at_the_limit_counts(api: str, share: float, counts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    played = _changed(api, lambda a: a, monkeypatch, max_update_norm=_norm() * share)
+    assert played.strategy.history.problem_counts() == counts
+
+
+def test_under_secure_aggregation_there_is_no_norm_of_a_client() -> None:
+    strategy = SelectionStrategy(Random(clients_per_round=2, seed=0), RecordingBase(), max_update_norm=1)
+    federation = Federation(strategy, [FakeProxy("a", "a"), FakeProxy("b", "b", number=1)])
+    pairs = strategy.configure_fit(server_round=1, parameters=initial(), client_manager=federation.manager)
+    results = [(client, client.fit(ins, None, 1)) for client, ins in pairs]
+    shared = ndarrays_to_parameters(model(1.0))
+    for _, res in results:
+        res.parameters = shared
+    with pytest.raises(RunError, match=r"max_update_norm reads each client's update.*SecAgg"):
+        strategy.aggregate_fit(1, results, [])
+
+
+@BOTH
+@pytest.mark.parametrize("name", ["FedAvg", "FedAdam", "FedAvgM", "FedMedian"])
+def test_finite_numbers_whose_squares_overflow_poison_no_base(
+    api: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """3e38 is a float32; let in, it made a model of NaN of FedAvgM's, and FedAdam's step 0 for ever."""
+    options: dict[str, Any] = {"initial_parameters": initial()} if api == "legacy" else {}
+    if api == "legacy":
+        options |= {"server_momentum": 0.9} if name == "FedAvgM" else {"inplace": False} if name == "FedAvg" else {}
+    base = getattr(legacy_bases if api == "legacy" else message_bases, name)(fraction_evaluate=0.0, **options)
+    played = _changed(api, lambda a: np.full_like(a, 3e38), monkeypatch, 3, base=base)
+    assert all(np.isfinite(array).all() and 0 < np.abs(array).max() < 100 for array in played.arrays)
+    kept = [value for key, value in vars(base).items() if key in ("m_t", "v_t", "momentum_vector") and value]
+    held = [np.asarray(a) for value in kept for a in (value.values() if isinstance(value, dict) else value)]
+    assert all(np.isfinite(array).all() for array in held)
+    assert played.strategy.history.problem_counts() == {"arrays": 3}
+    assert played.strategy.history.clients[-1].problem == "arrays: 3e+38 at 0, beyond 1e+18"

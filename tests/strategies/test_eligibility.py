@@ -1,0 +1,396 @@
+"""Who may be asked, in both of Flower's APIs: answers owed, participation, cool-down, and ids that the user names."""
+
+from __future__ import annotations
+
+import time
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsel_flwr.errors import ParameterError, StateError
+from fedsel_flwr.rounds.checkpoints import read_checkpoint
+from fedsel_flwr.rounds.eligibility import SHARE_MIN_ROUNDS, SHARE_WINDOW, Busy, Participation
+from fedsel_flwr.selectors import CSUCBQ, GPFL, PowerOfChoice, Random, Selector, names
+from fedsel_flwr.simulations import load_scenario, simulate
+from fedsel_flwr.simulations.on_flower.building import make_strategy
+from fedsel_flwr.simulations.scenario_files import scenario_names
+from fedsel_flwr.simulations.worlds.world import world_of
+from fedsel_flwr.strategies import PCZFL, SelectionStrategy
+from tests.golden.make_traces import selector_under_trace
+from tests.rounds.written import Written, core_of, facts
+from tests.strategies.apis import BOTH, make, play
+from tests.strategies.deployed import Deployment, Node, SuperLink
+from tests.strategies.helpers import FakeProxy, fleet
+from tests.strategies.scripted import play_scripted, two_examples
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *[("busy_timeout", value) for value in (-1.0, float("nan"), "1", True)],
+        *[("max_participation", value) for value in (0.0, -0.5, 1.5, float("nan"), "0.5", True)],
+        *[("availability", value) for value in ("clinic-a", [], [True], 5, [""])],
+        ("cooldown", "yes"),
+    ],
+)
+def test_other_values_are_refused_by_name(api: str, option: str, value: Any) -> None:
+    shown = "no client" if value == [] else value[0] if isinstance(value, list) else value
+    with pytest.raises(ParameterError, match=rf"^{option}\b.*{shown}"):
+        make(api, Random(clients_per_round=1), **{option: value})
+
+
+# ---- busy: an answer to an earlier question is still owed ------------------------------------------------------------
+
+
+def busy(
+    api: str, count: int, works: dict[int, dict[str, list[float]]], selector: Any = None, timeout: float = 0.25,
+    **options: Any,
+) -> Deployment:  # fmt: skip
+    """Clients c0, c1, … at the nodes 2, 3, …, of whom some take their time; the selector asks everybody."""
+    nodes = {
+        2 + k: Node(api, {}, {"client_id": f"c{k}", "num_examples": 10}, {"latency_s": 1.0}, works=works.get(k))
+        for k in range(count)
+    }
+    usual = {"identity": "claim", "clock": "virtual", "min_available": count, "wait_timeout": 2.0}
+    selector = selector or Random(clients_per_round=count, seed=0)
+    return Deployment(api, selector, nodes, SuperLink, timeout, **usual | options)
+
+
+@pytest.mark.parametrize(("api", "clock"), [("legacy", "server"), ("message", "virtual"), ("message", "server")])
+def test_a_client_that_hangs_is_asked_once(api: str, clock: Any) -> None:
+    world = busy(api, 3, {1: {"train": [inf]}}, clock=clock).play(4)
+    assert world.chosen() == [["c0", "c1", "c2"], *[["c0", "c2"]] * 3]
+    assert world.asked("train") == [4, 1, 4]
+
+
+@pytest.mark.parametrize(("api", "clock"), [("legacy", "virtual"), ("message", "server")])
+def test_a_straggler_is_asked_again_when_its_answer_has_come(api: str, clock: Any) -> None:
+    """Its first answer takes two rounds and more; the answer itself is dropped."""
+    works = {0: {"train": [0.2, 0.25, 0.25, 0.0]}, 1: {"train": [0.7, 0.0]}}
+    world = busy(api, 3, works, timeout=0.35, clock=clock).play(4)
+    chosen, history = world.chosen(), world.strategy.history
+    back = next(number for number, clients in enumerate(chosen) if number and "c1" in clients)
+    assert 2 <= back <= 3
+    assert [("c1" in clients) for clients in chosen] == [True, *[False] * (back - 1), *[True] * (4 - back)]
+    assert [row.completed for row in history.clients if row.client_id == "c1"] == [False, *[True] * (4 - back)]
+    assert [record.num_timeouts for record in history.rounds] == [1, 0, 0, 0]
+    assert [record.num_available for record in history.rounds] == [2 + ("c1" in clients) for clients in chosen]
+
+
+@BOTH
+def test_a_node_that_was_away_and_came_back_is_asked(api: str) -> None:
+    world = busy(api, 3, {1: {"train": [inf, 0.0]}}, min_available=2)
+    node: Any = world.grid.nodes[3]
+
+    def between(number: int) -> None:
+        if number == 3:
+            world.go(3)
+        elif number == 4:
+            node.free_at = 0.0  # another process
+            world.come(3, node)
+
+    assert [("c1" in clients) for clients in world.play(4, between).chosen()] == [True, False, False, True]
+
+
+def test_after_the_bound_it_is_asked_again() -> None:
+    times: list[float] = []
+    world = busy("message", 3, {0: {"train": [0.1]}, 1: {"train": [inf]}}, timeout=0.2, busy_timeout=0.25)
+    chosen = world.play(5, lambda number: times.append(time.time())).chosen()
+    again = next(number for number, clients in enumerate(chosen) if number and "c1" in clients)
+    assert again > 1
+    assert times[1] + 0.2 < times[again]  # c0 takes 0.1 s, so that rounds go by
+    assert world.asked("train")[1] >= 2
+    spared = busy("legacy", 2, {1: {"train": [inf]}}, timeout=0.1, busy_timeout=0.0)
+    assert spared.play(3).chosen() == [["c0", "c1"]] * 3
+
+
+@BOTH
+def test_when_everybody_is_busy_the_round_waits_for_the_first(api: str) -> None:
+    start = time.monotonic()
+    world = busy(api, 2, {0: {"train": [0.7, 0.0]}, 1: {"train": [inf]}}, timeout=0.5, wait_timeout=20.0).play(2)
+    assert world.chosen() == [["c0", "c1"], ["c0"]]
+    assert 0.6 < time.monotonic() - start < 5.0
+
+
+@BOTH
+def test_when_everybody_hangs_they_are_asked_again_after_the_wait(api: str, caplog: pytest.LogCaptureFixture) -> None:
+    world = busy(api, 2, {k: {"train": [inf]} for k in range(2)}, timeout=0.2, wait_timeout=0.3).play(2)
+    assert world.chosen() == [["c0", "c1"]] * 2
+    assert [record.num_timeouts for record in world.strategy.history.rounds] == [2, 2]
+    assert any("2 of 2 clients" in message and "min_completed" in message for message in caplog.messages)
+
+
+@BOTH
+def test_a_probe_or_an_evaluation_that_was_not_answered_leaves_a_client_busy(api: str) -> None:
+    selector = PowerOfChoice(clients_per_round=2, candidates=3, seed=0)
+    world = busy(api, 3, {1: {"evaluate": [inf]}}, selector, roll_call_timeout=0.4).play(3)
+    assert (world.chosen(), world.asked("evaluate")) == ([["c0", "c2"]] * 3, [3, 1, 3])
+    world = busy(api, 2, {1: {"evaluate": [inf]}}, evaluating=1.0).play(3)
+    assert (world.chosen(), world.asked("evaluate")) == ([["c0", "c1"], ["c0"], ["c0"]], [3, 1])
+
+
+@BOTH
+def test_a_roll_call_that_was_not_answered_leaves_a_node_busy_until_the_answer(api: str) -> None:
+    works = {1: {"query": [0.5, 0.0]}, 0: {"train": [0.2]}}
+    world = busy(api, 3, works, timeout=2.0, roll_call_timeout=0.2).play(5)
+    assert [("c1" in clients) for clients in world.chosen()][:: len(world.chosen()) - 1] == [False, True]
+    assert world.asked("query") == [1, 2, 1]
+
+
+@BOTH
+def test_late_answers_that_cannot_be_fetched_end_nothing(api: str, caplog: pytest.LogCaptureFixture) -> None:
+    world = busy(api, 3, {1: {"train": [inf]}})
+    link: Any = world.grid
+    pull = link.pull_messages
+
+    def broken(ids: Any) -> Any:
+        if any(link._replies.get(one, (0.0,))[0] == inf for one in ids) and len(link.nodes[2].received) > 2:
+            raise ConnectionError("the SuperLink is away")
+        return pull(ids)
+
+    link.pull_messages = broken
+    assert world.play(3).chosen() == [["c0", "c1", "c2"], ["c0", "c2"], ["c0", "c2"]]
+    assert "ConnectionError: the SuperLink is away" in caplog.text
+
+
+def test_over_selection_on_the_servers_clock_leaves_the_others_in_peace_until_they_are_done() -> None:
+    works = {2: {"train": [1.0, 0.0]}}
+    selector = Random(clients_per_round=2, seed=0)
+    world = busy("message", 3, works, selector, timeout=5.0, clock="server", over_selection=0.5)
+    assert world.play(2).chosen() == [["c0", "c1", "c2"], ["c0", "c1"]]
+
+
+def test_who_is_late_in_simulated_time_has_answered() -> None:
+    everybody = Random(clients_per_round=1, seed=0)
+    strategy = SelectionStrategy(everybody, max_latency=0.5, round_deadline_s=0.25)
+    owed = strategy.core.parts.busy
+    owed.owe(["a"])
+    assert (owed.free(["a", "b"]), owed.eligible(["a", "b"]).tolist()) == (["b"], [False, True])
+    other = SelectionStrategy(everybody, max_latency=0.5)
+    other.load_state_dict(strategy.state_dict())
+    assert other.core.parts.busy.free(["a", "b"]) == ["b"]
+    with pytest.raises(StateError, match="busy: until must be a mapping"):
+        other.load_state_dict(strategy.state_dict() | {"busy": {"until": 3}})
+
+
+def test_a_resumed_run_asks_those_that_were_busy(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"checkpoint_dir": tmp_path, "clock": "server"}
+    world = busy("message", 2, {1: {"train": [inf, 0.0]}}, **options).play(2)
+    assert world.asked("train") == [2, 1]
+    node: Any = world.grid.nodes[3]
+    node.free_at = 0.0  # the run has ended
+    assert read_checkpoint(tmp_path / "round-000002.safetensors").state["busy"]["until"].keys() == {"3"}
+    again = busy("message", 2, {}, resume=True, **options)
+    again.come(3, node)
+    assert again.play(3).asked("train") == [1, 2]
+
+
+def test_a_bound_passes_and_who_is_gone_owes_nothing() -> None:
+    now = [0.0]
+    owed = Busy(10.0, lambda: now[0])
+    owed.owe(["a", "b"])
+    now[0] = 9.5
+    owed.owe(["b"])
+    owed.release(["b", "c"])
+    assert owed.free(["a", "b", "c"]) == ["a", "c"]
+    now[0] = 19.5
+    assert "b" not in owed
+    forever = Busy(None, lambda: now[0])
+    forever.owe(["a"])
+    now[0] = 1e12
+    assert "a" in forever
+
+
+# ---- max_participation: no larger share of a client's last 20 rounds -------------------------------------------------
+
+
+class First(Selector):
+    """Chooses the first clients there are, or all of them in its opening, and keeps whom it was offered."""
+
+    may_exceed_clients_per_round = True
+
+    def __init__(self, clients_per_round: int | None = 1, opening: int = 0) -> None:
+        super().__init__(clients_per_round=clients_per_round, seed=0)
+        self.opening = opening
+        self.offered: list[list[int]] = []
+
+    def _select(self, available: Any) -> Any:
+        self.offered.append(available.tolist())
+        return available if self.round <= self.opening else available[: self.clients_per_round or 1]
+
+
+def asked(core: Any, rounds: int, connected: str = "abcd") -> list[list[str]]:
+    """Whom the core asks in some rounds; nobody answers."""
+    everyone, found = Written(facts(*connected)), []
+    for _ in range(rounds):
+        found.append(core.choose(list(connected), None, everyone))
+        core.collect({})
+        core.finish()
+    return found
+
+
+@BOTH
+def test_no_client_is_asked_above_the_cap(api: str) -> None:
+    """By hand, cap .5: 0 in rounds 1 to 5, then 5/5 > .5; 1 in 6 to 10 (0: 5/10); 0 in 11 (6/11); 1 in 12."""
+    strategy, _ = play_scripted(
+        api, First(), lambda k, t, w: w, 60, start=[1.0], clients=4, max_participation=0.5
+    )  # fmt: skip
+    rows = np.array([row.client for row in strategy.history.clients])
+    assert rows[:12].tolist() == [0] * 5 + [1] * 5 + [0, 1]
+    assert np.bincount(rows[20:], minlength=4).max() <= 0.55 * 40
+    core = core_of(First())  # without a cap nothing is kept
+    assert asked(core, 10) == [["a"]] * 10
+    assert core.parts.participation.state_dict()["rounds"].size == 0
+
+
+def test_the_share_counts_from_the_fifth_round_and_over_the_last_twenty() -> None:
+    cap, everybody = Participation(0.25), np.arange(2)
+    for number in range(1, SHARE_MIN_ROUNDS + 1):
+        assert cap.eligible(everybody, 1).all()
+        cap.note(everybody, np.array([0]))
+        assert cap.eligible(everybody, 1).tolist() == [number < SHARE_MIN_ROUNDS, True]
+    for number in range(SHARE_MIN_ROUNDS + 1, SHARE_WINDOW + 1):
+        cap.note(everybody, np.array([1]))
+        assert cap.eligible(everybody, 0)[0] == (number == SHARE_WINDOW), number  # 5 of 20 at last
+    cap.note(everybody, np.array([0]))  # one more, and one of 20 rounds ago that no longer counts
+    assert cap.eligible(everybody, 0).tolist() == [True, False]
+
+
+def test_only_rounds_in_which_a_client_was_available_count() -> None:
+    cap = Participation(0.5)
+    for _ in range(5):
+        cap.note(np.arange(2), np.array([0]))
+    for _ in range(50):
+        cap.note(np.array([1, 2]), np.array([1]))
+    assert cap.eligible(np.arange(3), 1).tolist() == [False, False, True]
+
+
+def test_rounds_that_ask_everybody_do_not_count() -> None:
+    core = core_of(First(opening=30), max_participation=0.5)
+    assert asked(core, 31)[-2:] == [["a", "b", "c", "d"], ["a"]]
+    warm = core_of(First(), max_participation=0.5, warmup_rounds=30)
+    assert asked(warm, 36)[-7:] == [["a", "b", "c", "d"], *[["a"]] * 5, ["b"]]
+    selector = GPFL(clients_per_round=1, total_rounds=10, seed=0)  # its opening does so
+    core = core_of(selector, max_participation=0.5, learning_rate=0.1, validation=two_examples())
+    assert core.choose(["a", "b"], [np.eye(2)], Written(facts("a", "b"))) == ["a", "b"]
+    core.collect({})
+    core.finish()
+    assert core.parts.participation.state_dict()["rounds"].tolist() == [0, 0]
+
+
+def test_enough_clients_are_offered_whatever_the_cap() -> None:
+    """Three of four places a round under a cap of .1: of those above it the least asked are offered too."""
+    found = asked(core_of(First(3), max_participation=0.1), 60)
+    assert {len(chosen) for chosen in found} == {3}
+    counts = [sum(client in chosen for chosen in found) for client in "abcd"]
+    assert max(counts) - min(counts) <= 6, counts
+    lonely = First(None)  # no clients_per_round: one is enough
+    asked(core_of(lonely, max_participation=0.1), 30)
+    assert min(map(len, lonely.offered)) == 1
+    core = core_of(First(2), max_participation=0.1, over_selection=0.5)
+    core.parts.selector._select = lambda available: available[:3]  # type: ignore[method-assign]
+    assert {len(chosen) for chosen in asked(core, 30)} == {3}
+
+
+def test_a_resumed_run_keeps_the_shares_and_a_newcomer_has_none() -> None:
+    whole, before, after = (core_of(First(), max_participation=0.3) for _ in range(3))
+    half = asked(before, 23)
+    after.load_state_dict(before.state_dict())
+    assert half + asked(after, 17) == asked(whole, 40)
+    cap = after.parts.participation
+    cap.note(np.arange(4), np.array([0]))
+    cap.forget(np.array([0, 99]))
+    assert cap.state_dict()["asked"][0] == cap.state_dict()["rounds"][0] == 0
+
+
+@BOTH
+def test_a_cap_below_a_clients_fairness_is_refused(api: str) -> None:
+    given = {"clients_per_round": 1, "max_latency": 5.0, "fairness": {"a": 0.4, "b": 0.2}}
+    make(api, "CSUCBQ", **given, max_participation=0.4)
+    with pytest.raises(ParameterError, match=r"max_participation = 0.3 is below the fairness 0.4 of client a"):
+        make(api, "CSUCBQ", **given, max_participation=0.3)
+    selector = CSUCBQ(clients_per_round=1, max_latency=5.0, fairness=[0.2, 0.4])
+    with pytest.raises(ParameterError, match="of client 1"):
+        make(api, selector, max_latency=5.0, max_participation=0.3)
+    make(api, CSUCBQ(clients_per_round=1, max_latency=5.0), max_latency=5.0, max_participation=0.3)
+
+
+# ---- cooldown="auto": on for selectors that would ask failing clients for ever ---------------------------------------
+
+FOR_EVER = {"divfl", "pczfl"}
+PAPERS = ("ben-ami-", "gpfl-", "pczfl-", "xia-")
+
+
+class Stubborn(First):
+    """Would choose it for ever."""
+
+    asks_failed_for_ever = True
+
+
+@pytest.mark.parametrize("cooldown", [{}, {"cooldown": "auto"}, {"cooldown": True}, {"cooldown": False}])
+def test_a_stubborn_selector_leaves_a_failing_client_out_by_default(cooldown: Any) -> None:
+    """Client 0 fails in rounds 1 and 4: it is out for 2, then for 4 rounds."""
+    proxies = [FakeProxy("a", 0, fault="raises"), FakeProxy("b", 1)]
+    played = play("legacy", Stubborn(), proxies, 7, min_available=1, **cooldown)
+    spared = "0110111" if cooldown.get("cooldown", True) else "0000000"
+    assert "".join(row.client_id for row in played.strategy.history.clients) == spared
+
+
+@BOTH
+@pytest.mark.parametrize("name", names())
+def test_auto_asks_the_selectors_class(api: str, name: str) -> None:
+    options = {"validation": two_examples(), "learning_rate": 0.1, "max_latency": 60.0}
+    expected = {None: name in FOR_EVER, "auto": name in FOR_EVER, True: True, False: False}
+    for given, on in expected.items():
+        own = options if given is None else options | {"cooldown": given}
+        selector = selector_under_trace(name)
+        own["max_latency"] = getattr(selector, "max_latency", 60.0)
+        assert make(api, selector, **own).core.settings.cooldown is on, given
+
+
+@pytest.mark.parametrize("given", [None, "auto", True, False])
+def test_a_papers_strategy_and_a_scenario_say_it_too(given: Any) -> None:
+    own = {} if given is None else {"cooldown": given}
+    assert PCZFL(validation=two_examples(), **own).core.settings.cooldown is (given is not False)
+    for selector, on in (("divfl", given is not False), ("bsfl", given is True)):
+        scenario = load_scenario("smoke", {"selector": selector, "aggregation.cooldown": given})
+        assert make_strategy(world_of(scenario)).core.settings.cooldown is on
+
+
+def test_the_papers_scenarios_leave_nobody_out() -> None:
+    said = {name: load_scenario(name).aggregation.cooldown for name in scenario_names()}
+    assert said == {name: False if name.startswith(PAPERS) else "auto" for name in said}
+    assert sum(value is False for value in said.values()) == 6
+
+
+@pytest.mark.parametrize("name", sorted(FOR_EVER))
+def test_fewer_of_the_chosen_fail_among_phones_of_which_some_are_too_slow(name: str) -> None:
+    """Of 40 phones some always miss a deadline of 40 s; without the cool-down the choices keep failing."""
+    failed = []
+    for cooldown in (False, "auto"):
+        scenario = load_scenario("phones", {
+            "num_clients": 40, "clients_per_round": 4, "rounds": 30, "selector": name, "model.name": "logistic",
+            "wireless.max_latency_s": 40.0, "aggregation.cooldown": cooldown,
+        })  # fmt: skip
+        rows = simulate(scenario, engine="vectorized").history.clients
+        failed.append(sum(not row.completed for row in rows) / len(rows))
+    assert failed[1] < 0.7 * failed[0], failed
+
+
+# ---- availability= as client ids: exactly these take part ------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize("ids", [["1", "3"], (1, 3), {"3", "1", "not there"}], ids=("list", "numbers", "set"))
+@pytest.mark.parametrize("clock", ["virtual", "server"])
+def test_only_these_are_asked(api: str, ids: Any, clock: Any) -> None:
+    options = {"availability": ids, "clock": clock, "identity": "claim", "min_available": 5}
+    history = play(api, Random(clients_per_round=3, seed=0), fleet(5), 3, **options).strategy.history
+    assert {(row.round, row.client_id) for row in history.clients} == {(t, k) for t in (1, 2, 3) for k in ("1", "3")}
+    assert [record.num_available for record in history.rounds] == [2] * 3
