@@ -31,6 +31,7 @@ from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.worlds.world import world_of
 from fedsel_flwr.strategies import RoundRecord, SelectionStrategy
+from tests.processes import ROOT, Command
 from tests.simulations.agreement import Course, recorded
 
 SMOKE = load_scenario(
@@ -41,6 +42,17 @@ KINDS = (
     "raises", "late",
 )  # fmt: skip
 ROUNDS, ROUND_TIMEOUT_S, MAX_LATENCY_S = 3, 2.0, 4.0
+
+
+def outcome(name: str, folder: Path, *args: str) -> Any:
+    """Call a function of this file in a process of its own; returns what it returned."""
+    result = folder / "result"
+    command = Command(sys.executable, "-m", __name__, name, str(result), *args, folder=folder, cwd=ROOT)
+    try:
+        assert command.wait(600) == 0, command.stderr[-5000:]
+        return pickle.loads(result.read_bytes())
+    finally:
+        command.kill()
 
 
 def with_one_actor() -> RunResult:

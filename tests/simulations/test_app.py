@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from flwr.common import Context, RecordDict
+from flwr.common.logger import log
 
-from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report.run_folder import read_history, read_model
 from fedsel_flwr.simulations.on_flower import app
-from fedsel_flwr.simulations.on_flower.app import scenario_of
+from fedsel_flwr.simulations.on_flower.app import log_message_only, scenario_of
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from tests.flwr_command import ANSI, Flwr, LocalSuperLink
 from tests.processes import ROOT, Command
@@ -29,8 +31,12 @@ USE = f"client-resources-num-cpus=1 init-args-num-cpus={CORES}"
 
 
 def context(**run_config: Any) -> Context:
-    config = {key.replace("__", "."): value for key, value in run_config.items()}
-    return Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config)
+    return Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=dotted(run_config))
+
+
+def dotted(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys as scenarios have them: ``a.b`` for ``a__b``."""
+    return {key.replace("__", "."): value for key, value in config.items()}
 
 
 # ---- the run config ------------------------------------------------------------------------------------------------
@@ -39,18 +45,13 @@ def context(**run_config: Any) -> Context:
 def test_an_empty_run_config_is_the_demonstration() -> None:
     """As [tool.flwr.app.config] gives it: the scenario's name, everything else empty."""
     config = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["flwr"]["app"]["config"]
-    given = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=config)
-    assert scenario_of(given) == load_scenario("digits")
-    assert scenario_of(context()) == load_scenario("digits")
+    assert scenario_of(context(**config)) == scenario_of(context()) == load_scenario("digits")
 
 
 def test_run_config_overrides_the_scenario() -> None:
-    overridden = scenario_of(
-        context(
-            scenario="smoke", runs_dir="anywhere", selector="cs-ucb", rounds=7,
-            set="training.learning_rate=0.05, selectors.bsfl.data_weights=1, 2, 3,api = message",
-        )
-    )  # fmt: skip
+    values = "training.learning_rate=0.05, selectors.bsfl.data_weights=1, 2, 3,api = message"
+    given = context(scenario="smoke", runs_dir="anywhere", selector="cs-ucb", rounds=7, set=values)
+    overridden = scenario_of(given)
     assert (overridden.name, overridden.selector, overridden.rounds) == ("smoke", "cs-ucb", 7)
     assert overridden.training.learning_rate == 0.05
     assert overridden.selectors["bsfl"]["data_weights"] == [1.0, 2.0, 3.0]
@@ -61,22 +62,24 @@ def test_run_config_overrides_the_scenario() -> None:
     ("config", "message"),
     [
         ({"scenario": "nosuch"}, "unknown scenario 'nosuch'"),
-        ({"scenario": "smoke", "selector": "nosuch"}, "unknown selector 'nosuch'"),
-        ({"scenario": "smoke", "rounds": 0}, "rounds = 0"),
-        ({"scenario": "smoke", "set": "bogus=1"}, "unknown key 'bogus'"),
-        ({"scenario": "smoke", "set": "learning_rate=1"}, "did you mean 'training.learning_rate'"),
-        ({"scenario": "smoke", "set": "rounds"}, "set expects KEY=VALUE, .* got 'rounds'"),
-        ({"scenario": "smoke", "set": "api=, rounds=3"}, "set api= lacks a value"),
+        ({"selector": "nosuch"}, "unknown selector 'nosuch'"),
+        ({"rounds": 0}, "scenario 'smoke': rounds = 0: "),
+        ({"set": "bogus=1"}, "unknown key 'bogus'"),
+        ({"set": "learning_rate=1"}, "did you mean 'training.learning_rate'"),
+        ({"set": "rounds"}, "set expects KEY=VALUE, "),
+        ({"set": "api=, rounds=3"}, "set api= lacks a value"),
+        ({"engine": "vectorized"}, "engine = 'vectorized'"),
     ],
 )
-def test_faults_in_the_run_config(config: dict[str, Any], message: str) -> None:
-    with pytest.raises(ParameterError, match=message):
-        scenario_of(context(**config))
-
-
-def test_the_vectorized_engine_is_not_flowers() -> None:
-    with pytest.raises(ParameterError, match="engine = 'vectorized'"):
-        scenario_of(context(scenario="smoke", engine="vectorized"))
+def test_faults_in_the_run_config_end_the_run_with_their_message(
+    config: dict[str, Any], message: str, lines: Lines
+) -> None:
+    with pytest.raises(ParameterError, match=message) as raised:
+        app.main(None, context(**{"scenario": "smoke", **config}))  # type: ignore[arg-type]
+    as_flower_does(raised.value)
+    assert lines.said[1].startswith("ERROR ")
+    assert message in lines.said[1]
+    assert "Traceback" not in "".join(lines.said[1:])
 
 
 def test_where_checkpoints_go(tmp_path: Path) -> None:
@@ -94,11 +97,60 @@ def test_where_checkpoints_go(tmp_path: Path) -> None:
 # ---- the log -------------------------------------------------------------------------------------------------------
 
 
+class Lines(logging.Handler):
+    """Everything that is logged, as a console shows it."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(f"{record.levelname} {self.format(record)}")
+
+
+@pytest.fixture
+def lines() -> Iterator[Lines]:
+    """Listens to Flower's logger, which must have no filter left at the end."""
+    logger, handler = logging.getLogger("flwr"), Lines()
+    before = logger.filters[:]
+    logger.addHandler(handler)
+    yield handler
+    logger.removeHandler(handler)
+    assert logger.filters == before
+
+
+def as_flower_does(error: Exception) -> None:
+    """Flower 1.41 catches what a server app raises, and says so with the traceback; then comes its exit code."""
+    log(logging.ERROR, "%s raised an exception", "Simulation", exc_info=error)
+    log(logging.ERROR, "Exit Code: 700")
+
+
+def test_the_message_of_an_error_stands_alone(lines: Lines) -> None:
+    error = RunError("10 clients are wanted, 100 % of them:\n\n    use this")
+    with pytest.raises(RunError) as raised, log_message_only():
+        raise error
+    assert raised.value is error
+    as_flower_does(error)
+    (debug, said, code) = lines.said
+    assert debug.startswith("DEBUG where the error was raised:\nTraceback")
+    assert said == "ERROR 10 clients are wanted, 100 % of them:\n\n    use this"
+    assert code == "ERROR Exit Code: 700"
+    as_flower_does(error)  # once only
+    assert "Traceback" in lines.said[3]
+
+
+def test_a_program_fault_keeps_its_traceback(lines: Lines) -> None:
+    with pytest.raises(KeyError) as raised, log_message_only():
+        raise KeyError("gone")
+    as_flower_does(raised.value)
+    assert len(lines.said) == 2
+    assert "Traceback" in lines.said[0]
+
+
 @pytest.mark.parametrize(
     ("overrides", "last"),
     [
         ({"selector": "gpfl", "rounds": 1}, 10),  # the initialization asks everybody
-        ({"selector": "pczfl", "rounds": 1, "selectors__pczfl__warmup_rounds": 1}, 10),
         ({"selector": "random", "rounds": 2, "availability__kind": "trace"}, 1),
         ({"selector": "random"}, 3),
     ],
@@ -110,16 +162,15 @@ def test_the_log_shows_the_last_rounds_clients(
     (tmp_path / "trace.csv").write_text("round,client,state\n" + "".join(f"2,{k},down\n" for k in range(9)))
     if "availability__kind" in overrides:
         overrides = {**overrides, "availability__trace": str(tmp_path / "trace.csv")}
-    result = play(load_scenario("smoke", {key.replace("__", "."): value for key, value in overrides.items()}))
+    result = play(load_scenario("smoke", dotted(overrides)))
     rows = [row for row in result.history.clients if row.round == result.history.rounds[-1].round]
     assert len(rows) == last
     said: list[str] = []
     monkeypatch.setattr(app, "drive", lambda grid, scenario, on_round, on_error: result)
     monkeypatch.setattr(app, "log", lambda level, text, *values: said.append(text % values))
     app.main(None, context(scenario="smoke", runs_dir=str(tmp_path / "runs"), **overrides))
-    assert [line.split(":")[0] for line in said if line.startswith("  client ")] == [
-        f"  client {row.client_id}" for row in rows
-    ]
+    clients = [line.split(":")[0] for line in said if line.startswith("  client ")]
+    assert clients == [f"  client {row.client_id}" for row in rows]
 
 
 # ---- flwr run ------------------------------------------------------------------------------------------------------
@@ -135,8 +186,8 @@ def flwr(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flwr]:
 def run_config(runs: Path, **config: Any) -> str:
     """What pyproject.toml lists by itself, all other keys in ``set``."""
     pairs = {"scenario": "smoke", "runs_dir": str(runs)} | {k: v for k, v in config.items() if "__" not in k}
-    if others := [f"{k.replace('__', '.')}={v}" for k, v in config.items() if "__" in k]:
-        pairs["set"] = ", ".join(others)
+    if others := {k: v for k, v in config.items() if "__" in k}:
+        pairs["set"] = ", ".join(f"{key}={value}" for key, value in dotted(others).items())
     return " ".join(f"{key}={value!r}" for key, value in pairs.items())
 
 
@@ -169,8 +220,7 @@ def test_flwr_run_trains_and_writes_the_history(
     assert re.fullmatch(rf"smoke-{selector}-\d{{8}}-\d{{6}}", folder.name)
     assert str(folder) in said.replace("\n", "")
     history = read_history(folder)
-    overrides = {key.replace("__", "."): value for key, value in config.items()}
-    scenario = load_scenario("smoke", overrides | {"selector": selector})
+    scenario = load_scenario("smoke", dotted(config) | {"selector": selector})
     assert [r.round for r in history.rounds] == list(range(1, scenario.rounds + 1))
     for row in history.clients:
         assert row.completed
@@ -256,11 +306,9 @@ def fedsel_run(folder: Path, config: dict[str, Any]) -> Path:
     """``fedsel run digits``, on Ray in a process of its own; returns the run folder."""
     options = dict(config)
     argv = ["--selector", options.pop("selector"), "--rounds", str(options.pop("rounds"))]
-    argv += [part for key, value in options.items() for part in ("--set", f"{key.replace('__', '.')}={value}")]
-    command = Command(
-        sys.executable, "-m", "fedsel_flwr.cli", "run", "digits", *argv, "--runs-dir", str(folder / "runs"),
-        folder=folder, cwd=folder,
-    )  # fmt: skip
+    argv += [part for key, value in dotted(options).items() for part in ("--set", f"{key}={value}")]
+    argv = [sys.executable, "-m", "fedsel_flwr.cli", "run", "digits", *argv, "--runs-dir", str(folder / "runs")]
+    command = Command(*argv, folder=folder, cwd=folder)
     try:
         assert command.wait(560) == 0, command.stdout[-3000:] + command.stderr[-3000:]
         return Path(command.stdout.splitlines()[-1])
