@@ -18,7 +18,32 @@ import pytest
 from fedsel_flwr.cli import main
 from fedsel_flwr.simulations import Comparison, Scenario, existing_runs, load_scenario, simulate
 from fedsel_flwr.simulations.results import RunResult
+from tests.processes import Command
 from tests.strategies.zygote import Zygote
+
+FASTEST = '''
+import numpy as np
+from fedsel_flwr.selectors import Selector
+
+
+class Fastest(Selector):
+    """The clients of the least mean latency; those never tried first, and now and then anybody."""
+
+    client_state = {"_plays": 0, "_total": 0.0}
+
+    def __init__(self, *, clients_per_round, seed=None, patience=1.0):
+        super().__init__(clients_per_round=clients_per_round, seed=seed)
+        self.patience = patience
+
+    def _select(self, available):
+        mean = self._total / np.maximum(self._plays, self.patience)
+        return self._largest(self._generator.exponential(0.01, len(mean)) - mean, available)
+
+    def _observe(self, report):
+        self._plays[report.clients] += 1
+        self._total[report.clients] += report.latency
+'''
+"""A selector of a user's file."""
 
 
 def smoke(rounds: int = 6, **keys: Any) -> Scenario:
@@ -108,6 +133,21 @@ def killed(zygote: Zygote, when: Callable[[], bool], function: Callable[..., Any
         time.sleep(0.0005)
     os.kill(pid, signal.SIGKILL)
     return zygote.wait(pid) == -signal.SIGKILL
+
+
+def rounds_in(folder: Path) -> int:
+    """How many rounds the journals below a folder have."""
+    return sum(path.read_bytes().count(b"\n") for path in folder.rglob("journal.jsonl"))
+
+
+def after_rounds(command: Command, folder: Path, rounds: int) -> None:
+    """Wait until so many rounds have ended."""
+    deadline = time.monotonic() + 400
+    while rounds_in(folder) < rounds:
+        said = command.stdout[-3000:] + command.stderr[-3000:]
+        assert command.poll() is None, said
+        assert time.monotonic() < deadline, said
+        time.sleep(0.005)
 
 
 def content(folder: Path) -> Mapping[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -220,18 +219,6 @@ def test_a_comparison_of_classes_goes_on(tmp_path: Path) -> None:
     assert result.table().equals(straight.table())
     assert result.verdict == straight.verdict
     assert content(tmp_path / "cut") == content(tmp_path / "straight")
-
-
-def test_a_comparison_goes_on_only_with_its_own_runs(tmp_path: Path) -> None:
-    with pytest.raises(Stop):
-        compared(tmp_path, ("random, seed 1", 4))
-    own = {"mine": CSUCB, "random": Random}
-    with pytest.raises(RunError, match=r"training.learning_rate is 0.1 there and 0.3 here"):
-        compare(smoke(training__learning_rate=0.3), own, seeds=[1, 4], folder=tmp_path, resume=True)
-    with pytest.raises(ParameterError, match="holds runs of another comparison"):
-        compare(smoke(), {"mine": CSUCB}, seeds=[4], folder=tmp_path, resume=True)
-    said = json.loads((tmp_path / "plan.json").read_text())
-    assert [one["label"] for one in said["selectors"]] == ["mine", "random"]
 
 
 def test_seeds_may_be_added(tmp_path: Path) -> None:

@@ -25,24 +25,9 @@ from fedsel_flwr.simulations import Comparison, OwnData, compare, fingerprints, 
 from fedsel_flwr.simulations.fingerprints import fingerprint
 from fedsel_flwr.simulations.run_record import read_record, write_record
 from tests.processes import ROOT
-from tests.simulations.cut_off_runs import cut_off, smoke
+from tests.simulations.cut_off_runs import FASTEST, cut_off, smoke
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
-SELECTOR = """
-import numpy as np
-from fedsel_flwr.selectors import Selector
-
-class Mine(Selector):
-    client_state = {"_seconds": 0.0}
-
-    def _select(self, available):
-        return self._largest(SIGN * self._seconds[available] - 0.001 * available, available)
-
-    def _observe(self, report):
-        self._seconds[report.clients] = report.latency
-
-SIGN = +1
-"""
 SMOKE = smoke(4)
 
 
@@ -60,20 +45,22 @@ def choices(folder: Path) -> list[tuple[int, str]]:
 def test_a_changed_selector_is_refused_by_name_or_played_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rewritten(tmp_path / "mine.py", SELECTOR)
-    argv = ["--selectors", f"{tmp_path}/mine.py:Mine,random", "--rounds", "6", "--runs-dir", f"{tmp_path}/runs"]
+    rewritten(tmp_path / "mine.py", FASTEST)
+    argv = ["--selectors", f"{tmp_path}/mine.py:Fastest,random", "--rounds", "6", "--runs-dir", f"{tmp_path}/runs"]
     assert main(["compare", "smoke", "--quiet", *argv]) == 0
     (folder,) = (tmp_path / "runs").iterdir()
     resume = ["compare", "--resume", str(folder), "--quiet", "--trust"]
-    before = choices(folder / "Mine-seed1"), (folder / "random-seed1" / "run.json").stat().st_mtime_ns
-    rewritten(tmp_path / "mine.py", SELECTOR.replace("SIGN = +1", "SIGN = -1"))
+    before = choices(folder / "Fastest-seed1"), (folder / "random-seed1" / "run.json").stat().st_mtime_ns
+    rewritten(tmp_path / "mine.py", FASTEST.replace("- mean", "+ mean"))
     capsys.readouterr()
     assert main(resume) == 2
     said = capsys.readouterr().err
-    assert "was begun with other code or data than there is now: selector 'Mine'. Play it again with --replay" in said
-    assert choices(folder / "Mine-seed1") == before[0]
+    assert (
+        "was begun with other code or data than there is now: selector 'Fastest'. Play it again with --replay" in said
+    )
+    assert choices(folder / "Fastest-seed1") == before[0]
     assert main([*resume, "--replay"]) == 0
-    assert choices(folder / "Mine-seed1") != before[0]
+    assert choices(folder / "Fastest-seed1") != before[0]
     assert (folder / "random-seed1" / "run.json").stat().st_mtime_ns == before[1]  # it fits, and was read back
     assert main(resume) == 0
 
@@ -226,7 +213,7 @@ PROGRAM = """
 import functools
 from fedsel_flwr.selectors import BSFL, Random
 from fedsel_flwr.simulations.fingerprints import fingerprint
-from mine import Mine
+from mine import Fastest
 
 def help(x):
     return {frozenset(("a", "b", "c")): x, "pair": (1, 2.0)}
@@ -238,7 +225,7 @@ class Own(Random):
         help(available)
         return super()._select(available)
 
-print(fingerprint(BSFL), fingerprint(Mine), fingerprint(Own), fingerprint(functools.partial(Mine, first=2)),
+print(fingerprint(BSFL), fingerprint(Fastest), fingerprint(Own), fingerprint(functools.partial(Fastest, patience=2)),
       fingerprint(lambda **keys: Own(first=3, **keys)))
 """
 
@@ -250,7 +237,7 @@ def test_fingerprints_are_equal_in_every_process_and_place(
     here, there = tmp_path / "here", tmp_path / "there"
     for number, folder in enumerate((here, there)):
         folder.mkdir()
-        (folder / "mine.py").write_text(SELECTOR)
+        (folder / "mine.py").write_text(FASTEST)
         (folder / "program.py").write_text("\n" * number + PROGRAM)
     env = {**os.environ, "PYTHONHASHSEED": "2", "PYTHONPATH": str(ROOT)}
     argv = [sys.executable, "program.py"]
