@@ -27,7 +27,7 @@ from tests.processes import ROOT, Command
 from tests.simulations.inprocess import play
 
 CORES = os.cpu_count() or 1
-USE = f"client-resources-num-cpus=1 init-args-num-cpus={CORES}"
+TEN_NODES = ("--federation-config", f"num-supernodes=10 client-resources-num-cpus=1 init-args-num-cpus={CORES}")
 
 
 def context(**run_config: Any) -> Context:
@@ -212,7 +212,7 @@ def test_flwr_run_trains_and_writes_the_history(
 ) -> None:
     before = state_of_the_repository()
     arguments = run_config(tmp_path / "runs", selector=selector, **config)
-    command = flwr("--run-config", arguments, "--federation-config", f"num-supernodes=10 {USE}")
+    command = flwr("--run-config", arguments, *TEN_NODES)
     assert command.wait(180) == 0, command.stdout[-3000:] + command.stderr[-3000:]
     said = ANSI.sub("", command.stdout + command.stderr)
 
@@ -243,52 +243,31 @@ def test_flwr_run_trains_and_writes_the_history(
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-def test_with_two_supernodes_it_stops_and_says_what_to_use(flwr: Flwr, tmp_path: Path) -> None:
-    command = flwr("--run-config", run_config(tmp_path / "runs"))
-    command.wait(90)
-    assert command.seconds < 60
-    said = ANSI.sub("", command.stdout + command.stderr)
-    assert "scenario 'smoke' has 10 clients, but 2 SuperNodes are connected" in said
-    assert f'flwr run . --stream --federation-config "num-supernodes=10 {USE}"' in said
-    assert "[ROUND 1]" not in said
-    assert not (tmp_path / "runs").exists()
-    assert_the_message_is_the_end(
-        ANSI.sub("", command.stdout),
-        'or another size of the scenario: --run-config "num_clients=2 clients_per_round=1"',
-    )
-
-
-def assert_the_message_is_the_end(said: str, last: str) -> None:
-    """No traceback, and after the message Flower's exit code alone."""
-    assert "Traceback" not in said
-    assert said.count("ERROR") == 2
-    after = said.partition(last)[2]
-    assert re.fullmatch(r"\s*ERROR :\s+Exit Code: 700\s.*flower\.ai/docs\S*\s*", after, flags=re.DOTALL), said[-3000:]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(200)
-def test_a_bad_value_ends_with_its_message_and_a_failed_run(flwr: Flwr, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("config", "federation", "last"),
+    [
+        ({}, (), 'or another size of the scenario: --run-config "num_clients=2 clients_per_round=1"'),
+        ({"selectors__bsfl__alpha": -1.0}, TEN_NODES, "alpha must be a finite number of at least 0, got -1.0"),
+    ],
+    ids=["two SuperNodes", "a bad value"],
+)
+def test_a_failed_run_ends_with_its_message(
+    config: dict[str, Any], federation: tuple[str, ...], last: str, flwr: Flwr, tmp_path: Path
+) -> None:
     """``flwr run`` itself only shows the log, and ends with status 0; the run's own status is failed."""
-    arguments = run_config(tmp_path / "runs", selectors__bsfl__alpha=-1.0)
-    command = flwr("--run-config", arguments, "--federation-config", f"num-supernodes=10 {USE}")
+    command = flwr("--run-config", run_config(tmp_path / "runs", **config), *federation)
     assert command.wait(120) == 0
     said = ANSI.sub("", command.stdout)
-    assert_the_message_is_the_end(said, "alpha must be a finite number of at least 0, got -1.0")
+    assert "Traceback" not in said
+    assert "[ROUND 1]" not in said
+    assert said.count("ERROR") == 2
+    after = said.partition(last)[2]  # Flower's exit code alone
+    assert re.fullmatch(r"\s*ERROR :\s+Exit Code: 700\s.*flower\.ai/docs\S*\s*", after, flags=re.DOTALL), said[-3000:]
+    assert not (tmp_path / "runs").exists()
     (number,) = re.findall(r"started run (\d+)", ANSI.sub("", command.stdout + command.stderr))
     listed = flwr(verb=("list", "--format", "json", "--run-id", number))
     assert listed.wait(60) == 0, listed.stderr
     assert "finished:failed" in listed.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(200)
-def test_flower_refuses_a_key_that_only_set_takes(flwr: Flwr, tmp_path: Path) -> None:
-    """In Flower's words, which docs/simulations.md explains; before any code of ours runs."""
-    command = flwr("--run-config", f"{run_config(tmp_path / 'runs')} training.learning_rate=0.05")
-    assert command.wait(120) != 0
-    said = " ".join(ANSI.sub("", command.stdout + command.stderr).split())
-    assert "Invalid run configuration" in said
 
 
 # ---- the same run by every way there is ----------------------------------------------------------------------------

@@ -1,9 +1,8 @@
-"""The Ray engine: the smoke scenario, the same run twice, strategies of the user's, and clients that lie or break."""
+"""The engine on Ray: the smoke scenario, the same run without Ray, and strategies of the user's own."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +24,9 @@ from fedsel_flwr.strategies import RoundRecord
 from fedsel_flwr.strategies import message as message_api
 from tests.simulations.cut_off_runs import parts
 from tests.simulations.inprocess import in_process, play
-from tests.simulations.ray_runs import KINDS, MAX_LATENCY_S, ROUNDS, SMOKE, outcome
+from tests.simulations.ray_runs import SMOKE, outcome
 
 pytestmark = pytest.mark.timeout(150)
-
-KEEPS_UPDATE = ("honest", "latency-negative", "latency-text")
-ASKED = {kind: [1] if kind == "late" else [1, 2, 3] for kind in KINDS}
-"""The rounds in which each kind is asked: the late one sleeps for three rounds, and is not asked while it is busy."""
-EXPECTED = {
-    "nan": ["arrays: not finite"],
-    "shape": ["arrays: expected shape"],
-    "latency-negative": ["latency: -1.0 cannot be used"],
-    "latency-text": ["latency: 'fast' cannot be used"],
-    "latency-infinite": ["late: inf s"],
-    "nothing": ["arrays: cannot be decoded", "latency: not reported"],
-    "raises": ["exception: "],
-    "late": ["no answer within 2 s"],  # Flower's legacy server raises for an answer that is not there in time
-}
 
 
 # ---- the smoke scenario --------------------------------------------------------------------------------------------
@@ -223,44 +208,3 @@ def test_what_is_no_selection_strategy_is_refused(thing: object, no_flower: None
     """A strategy of Flower's own has no history, and a selector or its name is no strategy."""
     with pytest.raises(ParameterError, match=rf"strategy must be .*{type(thing).__name__}\."):
         simulate(SMOKE, strategy=thing)
-
-
-# ---- hostile clients -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_hostile_clients_on_ray(tmp_path: Path) -> None:
-    """Three rounds of three honest clients and one of each other kind, all of them chosen whenever they are free."""
-    aftermath = outcome("hostile", tmp_path)
-    history, state = aftermath["history"], aftermath["state"]
-    assert [r.round for r in history.rounds] == [1, 2, 3]
-    assert [r.num_selected for r in history.rounds] == [sum(t in ASKED[kind] for kind in KINDS) for t in (1, 2, 3)]
-    assert [r.num_completed for r in history.rounds] == [sum(kind in KEEPS_UPDATE for kind in KINDS)] * ROUNDS
-    assert aftermath["ids"] == [str(k) for k in range(len(KINDS))]
-
-    # Each usable update adds one to every number, and no other reaches the model.
-    for array, shape in zip(aftermath["arrays"], [(3, 2), (2,)], strict=True):
-        np.testing.assert_array_equal(array, np.full(shape, ROUNDS, np.float32))
-    assert [r.accuracy for r in history.rounds] == [1.0, 2.0, 3.0]
-
-    for k, kind in enumerate(KINDS):
-        rows = [row for row in history.clients if row.client_id == str(k)]
-        assert [row.round for row in rows] == ASKED[kind]
-        latency = 0.5 + 0.25 * k if kind == "honest" else MAX_LATENCY_S
-        assert state["mean"][k] == pytest.approx(1 - latency / MAX_LATENCY_S, abs=1e-15)
-        assert state["plays"][k] == len(ASKED[kind])
-        for row in rows:
-            assert (row.completed, row.latency_s) == (kind in KEEPS_UPDATE, latency)
-            assert kind != "honest" or row.energy_j == 0.25
-            expected = EXPECTED.get(kind, [])
-            problems = row.problem.split("; ") if row.problem else []
-            assert len(problems) == len(expected), row
-            assert all(map(str.startswith, problems, expected)), row
-            for problem in expected:
-                said = f"round {row.round}, client {k}: {problem}"
-                # Simulated delays are no faults: the log counts these once, after the run.
-                named = kind != "latency-infinite"
-                assert sum(message.startswith(said) for message in aftermath["messages"]) == named, said
-    assert all(np.isfinite(np.asarray(value, dtype=float)).all() for value in state.values())
-    counts = Counter(p.split(":")[0] for kind, named in EXPECTED.items() for p in named * len(ASKED[kind]))
-    assert history.problem_counts() == counts
