@@ -8,8 +8,9 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,6 @@ Path("was_run").touch()
 """
 """Code that leaves something behind as soon as it is imported."""
 
-Change = Callable[[dict[str, Any]], object]
-
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pictures: None) -> Iterator[Path]:
@@ -57,16 +56,53 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pictures: None) -> 
         del sys.modules[name]
 
 
-def plan(folder: Path, change: Change = lambda said: None) -> Path:
-    """A plan of two runs of random in a folder, changed as wanted."""
-    said: dict[str, Any] = {
-        "scenario": smoke(2).model_dump(),
-        "selectors": [{"label": "random", "name": "random"}],
+Plan = dict[str, Any]
+SCENARIO = smoke(2).model_dump_json()
+
+
+def good() -> Plan:
+    """A plan that runs."""
+    return {
+        "scenario": json.loads(SCENARIO),
+        "selectors": [{"label": "random", "name": "random"}, {"label": "bsfl", "name": "bsfl"}],
         "seeds": [1, 2],
+        "reference": "random",
+        "rounds_on_flower": 0,
+        "left_out": {"fedcs": "needs a deadline"},
+        "where": {},
+        "device": "cpu",
+        "jobs": 1,
+        "checkpoints": {"checkpoint_every": 1},
+        "fingerprints": {"random": "SHA-256 0123"},
     }
-    change(said)
-    folder.mkdir()
-    (folder / "plan.json").write_text(json.dumps(said))
+
+
+def parent(plan: Plan, path: Sequence[Any]) -> Any:
+    """What holds the last key of a path."""
+    return reduce(lambda inner, key: inner[key], path[:-1], plan)
+
+
+def with_value(value: Any, *path: Any) -> str:
+    """The plan with another value somewhere."""
+    plan = good()
+    parent(plan, path)[path[-1]] = value
+    return json.dumps(plan)
+
+
+def without(*path: Any) -> str:
+    plan = good()
+    del parent(plan, path)[path[-1]]
+    return json.dumps(plan)
+
+
+def but(**changed: Any) -> str:
+    return json.dumps(good() | changed)
+
+
+def written(folder: Path, plan: str) -> Path:
+    """A folder with a plan."""
+    folder.mkdir(exist_ok=True)
+    (folder / "plan.json").write_text(plan, encoding="utf-8")
     return folder
 
 
@@ -90,39 +126,26 @@ def refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 # ---- code ----------------------------------------------------------------------------------------------------------
 
 
-def name_selector(text: str) -> Change:
-    return lambda said: said["selectors"][0].update(name=text)
+CODE = [
+    ("selectors.0.name", "theirs/evil.py:X"),
+    ("selectors.0.name", "marking:X"),
+    ("selectors.0.name", "os:abort"),
+    ("scenario.selector", "marking:X"),
+    ("scenario.model.name", "marking:net"),
+    ("scenario.data.dataset", "theirs/evil.py:data"),
+    ("where.ray_address", "10.0.0.9:6379"),
+]
 
 
-def name_in(table: str, key: str, text: str) -> Change:
-    return lambda said: said["scenario"][table].update({key: text})
-
-
-def name_cluster(said: dict[str, Any]) -> None:
-    said["scenario"].update(engine="ray")
-    said.update(where={"ray_address": "10.0.0.9:6379"})
-
-
-CODE: dict[str, tuple[Change, str]] = {
-    "a selector in the folder": (name_selector("theirs/evil.py:X"), "selectors[0].name = 'theirs/evil.py:X'"),
-    "a selector on the path": (name_selector("marking:X"), "selectors[0].name = 'marking:X'"),
-    "a selector of Python's": (name_selector("os:abort"), "selectors[0].name = 'os:abort'"),
-    "the scenario's": (lambda said: said["scenario"].update(selector="marking:X"), "scenario.selector = 'marking:X'"),
-    "a model": (name_in("model", "name", "marking:net"), "scenario.model.name = 'marking:net'"),
-    "data": (name_in("data", "dataset", "theirs/evil.py:data"), "scenario.data.dataset = 'theirs/evil.py:data'"),
-    "a cluster": (name_cluster, "where.ray_address = '10.0.0.9:6379'"),
-}
-
-
-@pytest.mark.parametrize(("change", "named"), CODE.values(), ids=CODE)
+@pytest.mark.parametrize(("key", "value"), CODE)
 def test_code_that_a_plan_names_is_not_run(
-    change: Change, named: str, here: Path, capsys: pytest.CaptureFixture[str]
+    key: str, value: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    theirs = plan(here / "theirs", change)
-    (theirs / "evil.py").write_text(MARKING)
+    path = [int(part) if part.isdecimal() else part for part in key.split(".")]
+    (written(here / "theirs", with_value(value, *path)) / "evil.py").write_text(MARKING)
     before = {*here.rglob("*")}
     said = refused(["compare", "--resume", "theirs", "--quiet"], capsys)
-    assert named in said
+    assert f"{key.replace('.0', '[0]')} = {value!r}" in said
     assert said.endswith("give fedsel compare --resume theirs --quiet --trust")
     assert {*here.rglob("*")} == before
 
@@ -138,7 +161,7 @@ def test_code_that_a_single_run_names_is_not_run(here: Path, capsys: pytest.Capt
 
 
 def test_trusted_code_is_loaded(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan(here / "theirs", name_selector("marking:X"))
+    written(here / "theirs", with_value("marking:X", "selectors", 0, "name"))
     assert "marking has no 'X'" in refused(["compare", "--resume", "theirs", "--trust"], capsys)
     assert (here / "was_run").exists()
 
@@ -149,7 +172,7 @@ def test_trusted_code_is_loaded(here: Path, capsys: pytest.CaptureFixture[str]) 
 def test_the_standard_library_is_never_called(reference: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Trusted or not, and wherever a reference comes from."""
     sys.modules.pop("this", None)
-    plan(here / "theirs", name_in("model", "name", reference))
+    written(here / "theirs", with_value(reference, "scenario", "model", "name"))
     said = refused(["compare", "--resume", "theirs", "--trust"], capsys)
     assert f"model {reference!r} is of Python's standard library" in said
     with pytest.raises(ParameterError, match="standard library"):
@@ -186,7 +209,7 @@ def test_a_comparison_of_ones_own_code_is_cut_off_and_resumed(here: Path, capsys
 
 @pytest.mark.parametrize("trust", [[], ["--trust"]], ids=["strange", "trusted"])
 def test_checkpoints_elsewhere_are_refused(trust: list[str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan(here / "theirs", lambda said: said.update(checkpoints={"checkpoint_dir": str(here / "away")}))
+    written(here / "theirs", but(checkpoints={"checkpoint_dir": str(here / "away")}))
     said = refused(["run", "--resume", "theirs", *trust], capsys)
     assert said.endswith(f"name it: fedsel run --resume theirs{' --trust' * len(trust)} --checkpoint-dir {here}/away")
     assert not (here / "away").exists()
@@ -200,7 +223,7 @@ def test_a_run_resumes_from_checkpoints_that_its_reader_names(here: Path, capsys
     for wrong in ([], ["--checkpoint-dir", "other"]):
         assert "keeps its checkpoints elsewhere" in refused([*again, *wrong], capsys)
     assert main([*again, "--checkpoint-dir", "kept"]) == 0
-    plan(here / "theirs")  # knows its own
+    written(here / "theirs", but())  # knows its own
     assert "--checkpoint-dir" in refused(["run", "--resume", "theirs", "--checkpoint-dir", "x"], capsys)
 
 
@@ -322,9 +345,7 @@ def test_labels_are_checked_when_they_are_read(label: str, theirs: Path, capsys:
     if label:
         with pytest.raises(ParameterError, match="label"):
             compare(smoke(), {label: "random"}, seeds=1)
-    said = json.loads((theirs / "plan.json").read_text())
-    said["selectors"][0].update(label=label)
-    (theirs / "plan.json").write_text(json.dumps(said))
+    written(theirs, with_value(label, "selectors", 0, "label"))
     assert "is no plan" in refused(["compare", "--resume", "theirs"], capsys)
 
 
@@ -377,55 +398,13 @@ def test_a_checkpoint_with_ids_of_nobody(before: str, words: str, here: Path) ->
 
 # ---- plans that were written or changed by hand --------------------------------------------------------------------
 
-Plan = dict[str, Any]
 HUGE = 10**400
 DEEP = "[" * 200_000
 """Brackets that Python's JSON does not follow."""
 
 
-def good() -> Plan:
-    """A plan that runs."""
-    return {
-        "scenario": json.loads(smoke(2).model_dump_json()),
-        "selectors": [{"label": "random", "name": "random"}, {"label": "bsfl", "name": "bsfl"}],
-        "seeds": [1, 2],
-        "reference": "random",
-        "rounds_on_flower": 0,
-        "left_out": {"fedcs": "needs a deadline"},
-        "where": {},
-        "device": "cpu",
-        "jobs": 1,
-        "checkpoints": {"checkpoint_every": 1},
-        "fingerprints": {"random": "SHA-256 0123"},
-    }
-
-
-def but(**changed: Any) -> str:
-    return json.dumps(good() | changed)
-
-
-def scenario(**changed: Any) -> str:
-    return but(scenario=good()["scenario"] | changed)
-
-
-def without(*path: Any) -> str:
-    plan = good()
-    del parent(plan, path)[path[-1]]
-    return json.dumps(plan)
-
-
-def parent(plan: Plan, path: tuple[Any, ...]) -> Any:
-    inner: Any = plan
-    for key in path[:-1]:
-        inner = inner[key]
-    return inner
-
-
 def deep(levels: int) -> Any:
-    value: Any = 1
-    for _ in range(levels):
-        value = [value]
-    return value
+    return reduce(lambda inner, _: [inner], range(levels), 1)
 
 
 HAND_MADE: dict[str, tuple[str, str]] = {
@@ -452,14 +431,17 @@ HAND_MADE: dict[str, tuple[str, str]] = {
     "scenario: a text": (but(scenario="smoke"), "scenario = 'smoke'"),
     "scenario: NaN": (but(scenario=float("nan")), "scenario = nan"),
     "scenario: without name": (without("scenario", "name"), "scenario.name"),
-    "scenario: clients without number": (scenario(num_clients=HUGE), "scenario.num_clients = an integer of"),
-    "scenario: a selector's null": (scenario(selectors={"fedcs": {"deadline": None}}), "not TOML serializable"),
+    "scenario: clients without number": (
+        with_value(HUGE, "scenario", "num_clients"),
+        "scenario.num_clients = an integer of",
+    ),
+    "a selector's null": (with_value({"a": {"b": None}}, "scenario", "selectors"), "not TOML serializable"),
     "seeds: 400 digits": (but(seeds=[HUGE]), "seeds.0 = an integer of 1329 bits"),
     "seeds: 5,000 digits": (but(seeds=["x"]).replace('"x"', "9" * 5000), "cannot be read"),
     "checkpoints: unknown options": (but(checkpoints={"every": 1}), "checkpoints.every = 1"),
     "checkpoints: a path of zeros": (but(checkpoints={"checkpoint_dir": "\0"}), "holds control characters"),
     "left_out: a text": (but(left_out="fedcs"), "left_out = 'fedcs'"),
-    "half a character": (scenario(description="\ud800"), "holds control characters"),
+    "half a character": (with_value("\ud800", "scenario", "description"), "holds control characters"),
 }
 """What was written by hand, and words of the line that refuses it."""
 BAD_VALUES: dict[str, list[Any]] = {
@@ -477,9 +459,7 @@ BAD_VALUES: dict[str, list[Any]] = {
 
 def refused_plan(text: str, here: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """The line with which a plan is refused; nothing is written for it."""
-    theirs = here / "theirs"
-    theirs.mkdir(exist_ok=True)
-    (theirs / "plan.json").write_text(text, encoding="utf-8")
+    theirs = written(here / "theirs", text)
     before = sorted(os.listdir(here))
     said = refused(["compare", "--resume", "theirs", "--trust", "--quiet"], capsys)
     assert said.isprintable()
@@ -502,8 +482,7 @@ def test_values_out_of_range_are_refused(key: str, here: Path, capsys: pytest.Ca
 @pytest.mark.parametrize("plan", [but(), but(processes=2)], ids=["as written", "with the key of older plans"])
 def test_the_plan_itself_runs(plan: str, here: Path) -> None:
     """Else the others might be refused for another reason."""
-    (here / "theirs").mkdir()
-    (here / "theirs" / "plan.json").write_text(plan)
+    written(here / "theirs", plan)
     assert main(["compare", "--resume", "theirs", "--quiet"]) == 0
 
 
@@ -528,9 +507,7 @@ def test_a_value_of_another_kind_and_a_file_that_is_cut_are_refused(here: Path, 
             numbers = isinstance(before, int | float) and isinstance(value, int | float)
             if isinstance(value, type(before)) or numbers or None in (before, value):
                 continue
-            plan = good()
-            parent(plan, path)[path[-1]] = value
-            texts.append(json.dumps(plan))
+            texts.append(with_value(value, *path))
     assert len(texts) > 500
     for text in texts[::7]:
         refused_plan(text, here, capsys)
