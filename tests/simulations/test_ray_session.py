@@ -6,7 +6,6 @@ import logging
 import pickle
 import re
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -24,6 +23,7 @@ from ray import cloudpickle
 from fedsel_flwr import cli
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report.run_folder import read_history
+from fedsel_flwr.simulations import engine
 from fedsel_flwr.simulations.engine import SameScenario, simulate
 from fedsel_flwr.simulations.on_flower import ray_session
 from fedsel_flwr.simulations.on_flower.app import ScenarioApp, client_of
@@ -35,6 +35,7 @@ from fedsel_flwr.simulations.worlds import world
 from fedsel_flwr.simulations.worlds.world import World, WorldCache, world_of
 from tests.processes import ROOT, Command
 from tests.simulations.cut_off_runs import smoke
+from tests.simulations.inprocess import in_process
 
 SMOKE = load_scenario("smoke")
 
@@ -265,19 +266,16 @@ def test_the_death_of_ray_ends_the_process_with_one_line(victim: str, said: str,
         command.kill()
 
 
-@pytest.mark.parametrize("quiet", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_quiet_keeps_flowers_log_out(quiet: bool, capfd: pytest.CaptureFixture[str]) -> None:
-    program = (
-        "from fedsel_flwr.simulations import engine, load_scenario, simulate; "
-        "from tests.simulations.inprocess import in_process; engine.run_simulation = in_process; "
-        f"simulate(load_scenario('smoke'), engine='ray', quiet={quiet})"
-    )
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=100)
-    out, err = capfd.readouterr()
-    assert out == ""
-    assert ("[ROUND 2]" in err) == (not quiet)
-    if quiet:
-        assert err == ""
+@pytest.mark.parametrize("quiet", [False, True])
+def test_quiet_keeps_flowers_log_out(
+    quiet: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(engine, "run_simulation", in_process)
+    for name in ("flwr", "fedsel_flwr"):
+        monkeypatch.setattr(logging.getLogger(name), "handlers", [caplog.handler])
+    simulate(SMOKE, quiet=quiet)
+    assert ("[ROUND 2]" in caplog.text) == (not quiet)
+    assert not quiet or caplog.text == ""
 
 
 @pytest.mark.slow
