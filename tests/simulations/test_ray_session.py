@@ -332,7 +332,7 @@ def connected(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     fake, kept = FakeRay(), WorldCache()
     fake.connected = True
     monkeypatch.setitem(sys.modules, "ray", fake)
-    monkeypatch.setattr(ray_session, "_WORLD_STORE", type(ray_session._WORLD_STORE)())
+    ray_session._put_world.cache_clear()
     for module in (ray_session, world):
         monkeypatch.setattr(module, "WORLD_CACHE", kept)
     return fake
