@@ -28,12 +28,9 @@ SMOKE = load_scenario(
 def outcome(name: str, folder: Path, *args: str) -> Any:
     """Call a function of this file in a process of its own; returns what it returned."""
     result = folder / "result"
-    command = Command(sys.executable, "-m", __name__, name, str(result), *args, folder=folder, cwd=ROOT)
-    try:
+    with Command(sys.executable, "-m", __name__, name, str(result), *args, folder=folder, cwd=ROOT) as command:
         assert command.wait(600) == 0, command.stderr[-5000:]
         return pickle.loads(result.read_bytes())
-    finally:
-        command.kill()
 
 
 def with_one_actor() -> RunResult:

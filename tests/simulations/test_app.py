@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import re
-import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,7 +21,7 @@ from fedsel_flwr.simulations.on_flower import app
 from fedsel_flwr.simulations.on_flower.app import log_message_only, scenario_of
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from tests.flwr_command import ANSI, Flwr, LocalSuperLink
-from tests.processes import ROOT, Command
+from tests.processes import ROOT
 from tests.simulations.inprocess import play
 
 CORES = os.cpu_count() or 1
@@ -197,14 +195,19 @@ def state_of_the_repository() -> tuple[bytes, list[str]]:
 
 
 BSFL = {"selectors__bsfl__data_weights": [1, 2, 3, 4, 5, 5, 4, 3, 2, 1], "selectors__bsfl__alpha": 5.0}
+FEDCA = {"aggregation__filter": "loss", "aggregation__averaging": "fedpdp", "api": "message"}
+SLOW = pytest.mark.slow
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("selector", "config"),
     [
         ("bsfl", {"rounds": 2, "seed": 4, "training__learning_rate": 0.05} | BSFL),
-        pytest.param("cs-ucb", {}, marks=pytest.mark.slow),
+        pytest.param("gpfl", {"rounds": 6, "api": "message"}, marks=SLOW),
+        pytest.param("fedcm-ts", {"rounds": 6, "api": "message"}, marks=SLOW),
+        pytest.param("pczfl", {"selectors__pczfl__warmup_rounds": 2, "clients__energy_score_low": 0.5}, marks=SLOW),
+        pytest.param("random", FEDCA, marks=SLOW),
     ],
 )
 def test_flwr_run_trains_and_writes_the_history(
@@ -213,7 +216,7 @@ def test_flwr_run_trains_and_writes_the_history(
     before = state_of_the_repository()
     arguments = run_config(tmp_path / "runs", selector=selector, **config)
     command = flwr("--run-config", arguments, *TEN_NODES)
-    assert command.wait(180) == 0, command.stdout[-3000:] + command.stderr[-3000:]
+    assert command.wait(280) == 0, command.stdout[-3000:] + command.stderr[-3000:]
     said = ANSI.sub("", command.stdout + command.stderr)
 
     (folder,) = (tmp_path / "runs").iterdir()
@@ -222,22 +225,24 @@ def test_flwr_run_trains_and_writes_the_history(
     history = read_history(folder)
     scenario = load_scenario("smoke", dotted(config) | {"selector": selector})
     assert [r.round for r in history.rounds] == list(range(1, scenario.rounds + 1))
-    for row in history.clients:
-        assert row.completed
-        assert 0 < row.latency_s < 5
-        assert 0 < row.energy_j < 5
-        assert math.isfinite(row.train_loss)
     assert load_scenario(str(folder / "scenario.toml")).selectors == scenario.selectors
-    for row in history.clients[-3:]:  # the log shows the last round's clients
-        assert f"client {row.client_id}: {row.latency_s:.4f} s, {row.energy_j:.5f} J" in said
+    for row in history.clients:
+        if row.round == scenario.rounds:  # the log shows the last round's clients
+            assert f"client {row.client_id}: {row.latency_s:.4f} s, {row.energy_j:.5f} J" in said
     for record in history.rounds:
         assert f"round {record.round}: accuracy {record.accuracy:.4f}" in said
 
-    expected = play(scenario)  # the same run without grid and Ray: the same choices and the same model
-    assert repr(history.clients) == repr(expected.history.clients)
-    assert repr(history.rounds) == repr(expected.history.rounds)
+    # The same run without grid and Ray: the same choices and the same model.
+    expected = play(scenario.model_copy(update={"api": "legacy"}))
+    for ours, theirs in zip(history.clients, expected.history.clients, strict=True):
+        assert (ours.round, ours.client_id, ours.latency_s) == (theirs.round, theirs.client_id, theirs.latency_s)
+        assert (ours.completed, ours.energy_j) == (True, theirs.energy_j)
+    if scenario.api == "legacy":
+        assert repr(history.clients) == repr(expected.history.clients)
+        assert repr(history.rounds) == repr(expected.history.rounds)
+    tolerance = 0 if scenario.api == "legacy" else 1e-5  # answers come in other orders, and so do the mean's terms
     for ours, theirs in zip(expected.arrays, read_model(folder), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+        np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance)
     assert state_of_the_repository() == before
 
 
@@ -268,62 +273,3 @@ def test_a_failed_run_ends_with_its_message(
     listed = flwr(verb=("list", "--format", "json", "--run-id", number))
     assert listed.wait(60) == 0, listed.stderr
     assert "finished:failed" in listed.stdout
-
-
-# ---- the same run by every way there is ----------------------------------------------------------------------------
-
-EVERY_WAY: dict[str, dict[str, Any]] = {
-    "fedcm-ucb": {"selector": "fedcm-ucb"},
-    "fedcm-ts": {"selector": "fedcm-ts"},
-    "pczfl": {"selector": "pczfl", "selectors__pczfl__warmup_rounds": 2},
-    "gpfl": {"selector": "gpfl"},
-    "fedca": {"selector": "random", "aggregation__filter": "loss", "aggregation__averaging": "fedpdp"},
-}
-
-
-def fedsel_run(folder: Path, config: dict[str, Any]) -> Path:
-    """``fedsel run digits``, on Ray in a process of its own; returns the run folder."""
-    options = dict(config)
-    argv = ["--selector", options.pop("selector"), "--rounds", str(options.pop("rounds"))]
-    argv += [part for key, value in dotted(options).items() for part in ("--set", f"{key}={value}")]
-    argv = [sys.executable, "-m", "fedsel_flwr.cli", "run", "digits", *argv, "--runs-dir", str(folder / "runs")]
-    command = Command(*argv, folder=folder, cwd=folder)
-    try:
-        assert command.wait(560) == 0, command.stdout[-3000:] + command.stderr[-3000:]
-        return Path(command.stdout.splitlines()[-1])
-    finally:
-        command.kill()
-
-
-def flwr_run(flwr: Flwr, folder: Path, config: dict[str, Any]) -> Path:
-    """``flwr run .`` of the same; returns the run folder."""
-    arguments = run_config(folder / "runs", scenario="digits", **config)
-    federation = "num-supernodes=200 client-resources-num-cpus=1 init-args-num-cpus=2"
-    command = flwr("--run-config", arguments, "--federation-config", federation)
-    assert command.wait(560) == 0, command.stdout[-3000:] + command.stderr[-3000:]
-    (run,) = (folder / "runs").iterdir()
-    return run
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", EVERY_WAY)
-def test_the_same_run_by_every_way(name: str, flwr: Flwr, tmp_path: Path) -> None:
-    """200 clients by ``fedsel run``, and by ``flwr run .`` through either API: the same choices and the same model."""
-    config = {"rounds": 6, "clients__energy_score_low": 0.5, **EVERY_WAY[name]}
-    ours = fedsel_run(tmp_path / "fedsel", config)
-    history, model = read_history(ours), read_model(ours)
-    assert [record.round for record in history.rounds] == [1, 2, 3, 4, 5, 6]
-    # PCZFL would ask clients that failed for ever, so they cool down.
-    assert all(record.num_available == 200 for record in history.rounds[: 1 if name == "pczfl" else 6])
-    assert len({tuple(row.client_id for row in history.clients if row.round == t) for t in (3, 4, 5, 6)}) > 1
-    for api in ("legacy", "message"):
-        folder = flwr_run(flwr, tmp_path / api, {**config, "api": api})
-        theirs = read_history(folder)
-        assert [r.num_available for r in theirs.rounds] == [r.num_available for r in history.rounds]
-        assert [(row.round, row.client_id, row.completed, row.latency_s) for row in theirs.clients] == [
-            (row.round, row.client_id, row.completed, row.latency_s) for row in history.clients
-        ]
-        assert [r.accuracy for r in theirs.rounds] == pytest.approx([r.accuracy for r in history.rounds], abs=1e-6)
-        for a, b in zip(model, read_model(folder), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)

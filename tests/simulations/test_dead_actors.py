@@ -53,15 +53,12 @@ def test_fedsel_run_goes_on_and_loses_nothing(api: str, tmp_path: Path) -> None:
     """Two actors are killed; Ray starts them again and gives them their messages once more."""
     sets = [part for key, value in {**SLOW_CLIENTS, "api": api}.items() for part in ("--set", f"{key}={value}")]
     argv = ("run", "smoke", "--rounds", str(ROUNDS), "--num-cpus", "2", "--runs-dir", str(tmp_path / "runs"), *sets)
-    command = Command(sys.executable, "-m", "fedsel_flwr.cli", *argv, folder=tmp_path / "said", cwd=tmp_path)
-    try:
+    with Command(sys.executable, "-m", "fedsel_flwr.cli", *argv, folder=tmp_path / "said", cwd=tmp_path) as command:
         for rounds in (2, 6):
             after_rounds(command, tmp_path / "runs", rounds)
             kill_an_actor(psutil.Process(command.pid).children(recursive=True))
         assert command.wait(400) == 0, command.stdout[-3000:] + command.stderr[-3000:]
         assert command.left() == []
-    finally:
-        command.kill()
     history = read_history(Path(command.stdout.splitlines()[-1]))
     whole = simulate(smoke(ROUNDS, api=api, **SLOW_CLIENTS))
     assert [(r.num_completed, r.simulated_s) for r in history.rounds] == [

@@ -169,11 +169,10 @@ def test_a_process_that_is_killed_is_told_of(tmp_path: Path) -> None:
     killer.join()
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("signum", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
 def test_a_command_that_is_ended_leaves_no_process(signum: signal.Signals, tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "fedsel_flwr.cli", "compare", "smoke", "--rounds", "100000", "--jobs", "2"]
-    command = Command(*argv, "--selectors", "bsfl,random", "--quiet", folder=tmp_path, cwd=tmp_path)
-    try:
+    with Command(*argv, "--selectors", "bsfl,random", "--quiet", folder=tmp_path, cwd=tmp_path) as command:
         checkpoints = "runs/*/*/checkpoints/*"
         wait_until(lambda: any(tmp_path.glob(checkpoints)) and len(workers(command.pid)) == 2, 90, "nothing has begun")
         there = psutil.Process(command.pid).children(recursive=True)
@@ -181,5 +180,3 @@ def test_a_command_that_is_ended_leaves_no_process(signum: signal.Signals, tmp_p
         assert command.wait(60) == (130 if signum == signal.SIGINT else -9)
         assert psutil.wait_procs(there, timeout=60)[1] == []
         assert "Traceback" not in command.stderr
-    finally:
-        command.kill()

@@ -255,15 +255,12 @@ servers["gcs_server"].kill()
     ],
 )
 def test_the_death_of_ray_ends_the_process_with_one_line(victim: str, said: str, tmp_path: Path) -> None:
-    command = Command(sys.executable, "-c", DYING, victim, folder=tmp_path, cwd=tmp_path)
-    try:
+    with Command(sys.executable, "-c", DYING, victim, folder=tmp_path, cwd=tmp_path) as command:
         assert command.wait(60) == (EXIT_DEAD if said else 0), command.stderr
         expected = rf"fedsel: error: Ray died \({said}; .*\) after 7 rounds\n" if said else ""
         assert re.fullmatch(expected, command.stderr), command.stderr
         assert said or command.stdout == "None None\n"
         assert command.left() == []
-    finally:
-        command.kill()
 
 
 @pytest.mark.parametrize("quiet", [False, True])
@@ -284,12 +281,9 @@ def test_quiet_on_ray_leaves_no_line(tmp_path: Path) -> None:
     program = (
         "from fedsel_flwr.simulations import load_scenario, simulate; simulate(load_scenario('smoke'), quiet=True)"
     )
-    command = Command(sys.executable, "-c", program, folder=tmp_path, cwd=ROOT)
-    try:
+    with Command(sys.executable, "-c", program, folder=tmp_path, cwd=ROOT) as command:
         assert command.wait(150) == 0, command.stderr
         assert (command.stdout, command.stderr) == ("", "")
-    finally:
-        command.kill()
 
 
 @pytest.mark.slow
@@ -297,8 +291,7 @@ def test_quiet_on_ray_leaves_no_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("victim", ["raylet", "gcs_server"])
 def test_ray_that_dies_is_one_line_and_every_round_is_kept(victim: str, tmp_path: Path) -> None:
     argv = ("run", "smoke", "--rounds", "3000", "--runs-dir", str(tmp_path / "runs"))
-    command = Command(sys.executable, "-m", "fedsel_flwr.cli", *argv, folder=tmp_path / "said", cwd=ROOT)
-    try:
+    with Command(sys.executable, "-m", "fedsel_flwr.cli", *argv, folder=tmp_path / "said", cwd=ROOT) as command:
         command.wait_for("round    1/3000", 150)
         time.sleep(1)
         for child in psutil.Process(command.pid).children():
@@ -306,8 +299,6 @@ def test_ray_that_dies_is_one_line_and_every_round_is_kept(victim: str, tmp_path
                 child.kill()
         assert command.wait(60) == 2, command.stderr
         assert command.left() == []
-    finally:
-        command.kill()
     (folder,) = (tmp_path / "runs").iterdir()
     rounds = read_history(folder).rounds
     last = command.stderr.splitlines()[-1]

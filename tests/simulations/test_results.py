@@ -43,14 +43,11 @@ def test_a_comparison_that_is_cut_off_leaves_every_finished_round(
     end: signal.Signals, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ["compare", "smoke", "--rounds", "400", "--selectors", "bsfl,random", "--runs-dir", str(tmp_path / "runs")]
-    command = Command(sys.executable, "-m", "fedsel_flwr.cli", *argv, folder=tmp_path / "said", cwd=tmp_path)
-    try:
+    with Command(sys.executable, "-m", "fedsel_flwr.cli", *argv, folder=tmp_path / "said", cwd=tmp_path) as command:
         journals = "runs/*/*/journal.jsonl"
         wait_until(lambda: any(path.stat().st_size > 9000 for path in tmp_path.glob(journals)), 100, command.stderr)
         os.kill(command.pid, end)
         assert command.wait(60) == status
-    finally:
-        command.kill()
     (folder,) = (tmp_path / "runs").iterdir()
     kept = read_history(folder / "bsfl-seed1").rounds
     count = len(kept)

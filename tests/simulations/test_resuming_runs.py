@@ -150,8 +150,7 @@ def test_a_run_goes_on_from_a_folder_of_checkpoints(zygote: Zygote, folder: Path
 def fedsel(folder: Path, *argv: str, after: int | None = None, seconds: float = 0.0) -> Path:
     """Run the command in a folder; kill it a while ``after`` some rounds, if given; returns the run's folder."""
     folder.mkdir(exist_ok=True)
-    running = Command(sys.executable, "-m", "fedsel_flwr.cli", *argv, folder=folder, cwd=folder)
-    try:
+    with Command(sys.executable, "-m", "fedsel_flwr.cli", *argv, folder=folder, cwd=folder) as running:
         if after is None:
             assert running.wait(500) == 0, running.stdout[-3000:] + running.stderr[-3000:]
             return Path(running.stdout.splitlines()[-1])
@@ -159,8 +158,6 @@ def fedsel(folder: Path, *argv: str, after: int | None = None, seconds: float = 
         time.sleep(seconds)
         os.kill(running.pid, signal.SIGKILL)
         assert running.wait(60) == -signal.SIGKILL
-    finally:
-        running.kill()
     assert running.left() == []
     (made,) = (folder / "runs").iterdir()
     return made

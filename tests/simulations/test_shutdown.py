@@ -215,12 +215,9 @@ def _catches(pid: int, which: int) -> bool:
 
 def finished(place: Path, *argv: str) -> tuple[Path, float]:
     """A command's folder, and how long it took."""
-    command = begun(place, *argv)
-    try:
+    with begun(place, *argv) as command:
         assert command.wait(500) == 0, command.stdout[-3000:] + command.stderr[-3000:]
         return Path(command.stdout.splitlines()[-1]), command.seconds
-    finally:
-        command.kill()
 
 
 def signalled(command: Command, which: int, seconds: float) -> str | None:

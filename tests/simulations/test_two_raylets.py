@@ -75,13 +75,12 @@ class Cluster:
 
     def told(self) -> dict[str, Any]:
         """What the cluster says of its nodes and actors."""
-        asking = Command(sys.executable, "-c", ASKING, self.address, folder=self._folder / "told", cwd=ROOT, env=CLEAN)
-        try:
+        with Command(
+            sys.executable, "-c", ASKING, self.address, folder=self._folder / "told", cwd=ROOT, env=CLEAN
+        ) as asking:
             assert asking.wait(60) == 0, asking.stderr
             told: dict[str, Any] = json.loads(asking.stdout.splitlines()[-1])
             return told
-        finally:
-            asking.kill()
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[set[int]]:
@@ -142,15 +141,12 @@ def started(folder: Path, address: str, *options: str) -> Command:
 
 def finished(folder: Path, address: str, *options: str) -> Path:
     """The run folder of a finished ``fedsel run`` of which nothing is left."""
-    command = started(folder, address, *options)
-    try:
+    with started(folder, address, *options) as command:
         status = command.wait(240)
         assert status == 0, command.stdout[-3000:] + command.stderr[-3000:]
         assert command.left() == []
         (model,) = (folder / "runs").rglob("model.safetensors")
         return model.parent
-    finally:
-        command.kill()
 
 
 def results(folder: Path) -> dict[str, Any]:
@@ -189,8 +185,7 @@ def test_both_raylets_work_and_nothing_is_left(options: tuple[str, ...], cluster
 
 
 def test_a_run_that_is_broken_off_leaves_the_cluster_and_no_actor(cluster: Cluster, tmp_path: Path) -> None:
-    command = started(tmp_path / "two", cluster.address, "smoke", "--rounds", "10000")
-    try:
+    with started(tmp_path / "two", cluster.address, "smoke", "--rounds", "10000") as command:
         with cluster.watched() as seen:
             deadline = time.monotonic() + 120
             while len(seen) < 2 and time.monotonic() < deadline:
@@ -205,5 +200,3 @@ def test_a_run_that_is_broken_off_leaves_the_cluster_and_no_actor(cluster: Clust
         assert len(told["actors"]) == 2
         assert ended(told["actors"])
         assert cluster.stop() == []
-    finally:
-        command.kill()
