@@ -100,7 +100,7 @@ class Command:
         deadline = time.monotonic() + grace
         while (alive := list(self._alive())) and time.monotonic() < deadline:
             time.sleep(0.1)
-        return [f"{process.pid} {' '.join(_said(process))[:200]}" for process in alive]
+        return [f"{process.pid} {' '.join(command_line(process))[:200]}" for process in alive]
 
     @property
     def number_started(self) -> int:
@@ -140,7 +140,8 @@ def environment() -> dict[str, str]:
     return dict(os.environ) | {"PATH": f"{tools}{os.pathsep}{path}", "PYTHONPATH": str(ROOT)}
 
 
-def _said(process: psutil.Process) -> list[str]:
+def command_line(process: psutil.Process) -> list[str]:
+    """What a process is called, whether or not it still runs."""
     try:
         return process.cmdline() or [process.name()]
     except psutil.Error:

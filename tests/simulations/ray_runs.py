@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.on_flower.building import make_strategy
 from fedsel_flwr.simulations.results import RunResult
@@ -17,7 +19,7 @@ from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.worlds.world import world_of
 from fedsel_flwr.strategies import RoundRecord
-from tests.processes import ROOT, Command
+from tests.processes import ROOT, Command, command_line
 from tests.simulations.agreement import Course, recorded
 
 SMOKE = load_scenario(
@@ -31,6 +33,11 @@ def outcome(name: str, folder: Path, *args: str) -> Any:
     with Command(sys.executable, "-m", __name__, name, str(result), *args, folder=folder, cwd=ROOT) as command:
         assert command.wait(600) == 0, command.stderr[-5000:]
         return pickle.loads(result.read_bytes())
+
+
+def at_work(process: psutil.Process) -> bool:
+    """Whether a process is an actor that is answering a message."""
+    return "ray::ClientAppActor.run" in " ".join(command_line(process))
 
 
 def with_one_actor() -> RunResult:

@@ -7,7 +7,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,6 @@ from tests.simulations.cut_off_runs import FASTEST, Run, after_rounds, command, 
 from tests.strategies.zygote import Zygote, in_memory
 
 pytestmark = pytest.mark.timeout(280)
-RUNS = [Run("fedavg", "bsfl"), Run("fedadam", "gpfl"), Run("fedadam", "fedcm-ts", every=4)]
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +32,17 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         yield place
 
 
-def check_killed(zygote: Zygote, run: Run, folder: Path, moments: int) -> None:
+@pytest.mark.parametrize(
+    ("run", "moments"),
+    [
+        (Run("fedadam", "fedcm-ts", rounds=10, every=4), 3),
+        pytest.param(Run("fedavg", "bsfl"), 20, marks=pytest.mark.slow),
+        pytest.param(Run("fedadam", "gpfl"), 20, marks=pytest.mark.slow),
+        pytest.param(Run("fedadam", "fedcm-ts", every=4), 20, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_killed_at_random_moments(run: Run, moments: int, zygote: Zygote, folder: Path) -> None:
     straight = zygote.call(run.play)
     generator = np.random.default_rng(len(run.base + run.selector))
     cut_off = 0
@@ -59,16 +67,6 @@ def check_killed(zygote: Zygote, run: Run, folder: Path, moments: int) -> None:
     again = zygote.call(run.play, place)
     assert again[:-1] == straight[:-1], "a run that has finished returns its result"
     assert again[-1] == straight[-1][-1:]
-
-
-def test_killed_at_random_moments(zygote: Zygote, folder: Path) -> None:
-    check_killed(zygote, replace(RUNS[2], rounds=10), folder, 3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("run", RUNS, ids=str)
-def test_killed_at_twenty_random_moments(zygote: Zygote, run: Run, folder: Path) -> None:
-    check_killed(zygote, run, folder, 20)
 
 
 # ---- the command ---------------------------------------------------------------------------------------------------

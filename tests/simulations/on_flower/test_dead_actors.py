@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import sys
 import time
@@ -17,8 +16,9 @@ from fedsel_flwr.report.run_folder import read_history, read_model
 from fedsel_flwr.simulations import simulate
 from tests.e2e.fleet import wait_until
 from tests.flwr_command import ANSI, LocalSuperLink
-from tests.processes import Command
+from tests.processes import Command, command_line
 from tests.simulations.cut_off_runs import after_rounds, rounds_in, smoke
+from tests.simulations.ray_runs import at_work
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 ROUNDS = 60
@@ -30,22 +30,14 @@ def kill_an_actor(processes: Iterable[psutil.Process], timeout: float = 20.0) ->
     """Kill -9 an actor that is at work."""
     family, deadline = list(processes), time.monotonic() + timeout
     while time.monotonic() < deadline:
-        for process in family:
-            if "ray::ClientAppActor.run" in " ".join(cmdline(process)):
-                return process.kill()
+        for process in filter(at_work, family):
+            return process.kill()
     raise AssertionError(f"no actor at work among {family}")
 
 
 def simulates(family: Iterable[psutil.Process]) -> bool:
     """Whether a simulation still runs; ``flwr run`` ends with its log."""
-    return any("flwr-simulation" in part for process in family for part in cmdline(process))
-
-
-def cmdline(process: psutil.Process) -> list[str]:
-    """What a process is called; nothing of one that has ended."""
-    with contextlib.suppress(psutil.Error):
-        return list(process.cmdline())
-    return []
+    return any("flwr-simulation" in part for process in family for part in command_line(process))
 
 
 @pytest.mark.parametrize("api", ["legacy", "message"])

@@ -21,6 +21,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from tests.processes import ROOT, Command
+from tests.simulations.ray_runs import at_work
 
 pytestmark = [
     pytest.mark.slow,
@@ -93,7 +94,7 @@ class Cluster:
                 for command in self.commands:
                     with contextlib.suppress(psutil.Error):
                         children = psutil.Process(command.pid).children(recursive=True)
-                        seen.update(child.pid for child in children if _answers(child))
+                        seen.update(child.pid for child in children if at_work(child))
 
         watcher = threading.Thread(target=watch, daemon=True)
         watcher.start()
@@ -116,12 +117,6 @@ class Cluster:
         for command in self.commands:
             command.kill()
         shutil.rmtree(self._sessions, ignore_errors=True)
-
-
-def _answers(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return any("ray::ClientAppActor.run" in part for part in process.cmdline())
-    return False
 
 
 @pytest.fixture
