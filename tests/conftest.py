@@ -13,7 +13,13 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 STARTS_RAY = frozenset(
     f"tests/{name}.py"
-    for name in ("simulations/test_app", "simulations/test_engine", "strategies/test_parity", "test_cli", "test_readme")
+    for name in (
+        "simulations/on_flower/test_app",
+        "simulations/test_engine",
+        "strategies/test_parity",
+        "test_cli",
+        "test_readme",
+    )
 )
 """Files whose ordinary tests start Ray: two at a time would take the cores from each other."""
 

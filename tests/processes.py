@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Self
 
 import psutil
 
@@ -49,6 +50,12 @@ class Command:
         self._over = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._watcher.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.kill()
 
     @property
     def stdout(self) -> str:
@@ -92,7 +99,7 @@ class Command:
         deadline = time.monotonic() + grace
         while (alive := list(self._alive())) and time.monotonic() < deadline:
             time.sleep(0.1)
-        return [f"{process.pid} {' '.join(_said(process))[:200]}" for process in alive]
+        return [f"{process.pid} {' '.join(command_line(process))[:200]}" for process in alive]
 
     @property
     def number_started(self) -> int:
@@ -132,7 +139,8 @@ def environment() -> dict[str, str]:
     return dict(os.environ) | {"PATH": f"{tools}{os.pathsep}{path}", "PYTHONPATH": str(ROOT)}
 
 
-def _said(process: psutil.Process) -> list[str]:
+def command_line(process: psutil.Process) -> list[str]:
+    """What a process is called, whether or not it still runs."""
     try:
         return process.cmdline() or [process.name()]
     except psutil.Error:

@@ -13,23 +13,63 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+import pytest
 
 from fedsel_flwr.cli import main
-from fedsel_flwr.simulations import Comparison, existing_runs, load_scenario, simulate
+from fedsel_flwr.simulations import Comparison, Scenario, existing_runs, load_scenario, simulate
 from fedsel_flwr.simulations.results import RunResult
+from tests.processes import Command
 from tests.strategies.zygote import Zygote
+
+FASTEST = '''
+import numpy as np
+from fedsel_flwr.selectors import Selector
+
+
+class Fastest(Selector):
+    """The clients of the least mean latency; those never tried first, and now and then anybody."""
+
+    client_state = {"_plays": 0, "_total": 0.0}
+
+    def __init__(self, *, clients_per_round, seed=None, patience=1.0):
+        super().__init__(clients_per_round=clients_per_round, seed=seed)
+        self.patience = patience
+
+    def _select(self, available):
+        mean = self._total / np.maximum(self._plays, self.patience)
+        return self._largest(self._generator.exponential(0.01, len(mean)) - mean, available)
+
+    def _observe(self, report):
+        self._plays[report.clients] += 1
+        self._total[report.clients] += report.latency
+'''
+"""A selector of a user's file."""
+
+
+def smoke(rounds: int = 6, **keys: Any) -> Scenario:
+    """A short scenario of the vectorized engine; ``a__b`` in place of the key ``a.b``."""
+    other = {key.replace("__", "."): value for key, value in keys.items()}
+    return load_scenario("smoke", {"rounds": rounds, "engine": "vectorized", **other})
+
+
+class Stop(Exception):
+    """Ends a run in the middle."""
+
+
+def cut_off(scenario: Scenario, after: int = 3, **options: Any) -> None:
+    """Run a scenario until some rounds are done."""
+
+    def stop(record: Any) -> None:
+        if record.round == after:
+            raise Stop
+
+    with pytest.raises(Stop):
+        simulate(scenario, on_round=stop, **options)
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run of the smoke scenario.
-
-    Attributes:
-        base: The base strategy.
-        selector: Who chooses.
-        rounds: How many rounds.
-        every: As ``checkpoint_every``.
-    """
+    """A run of the smoke scenario, with a checkpoint after every so many rounds."""
 
     base: str = "fedavg"
     selector: str = "bsfl"
@@ -38,7 +78,7 @@ class Run:
 
     def play(self, folder: Path | None = None, progress: Path | None = None) -> tuple[Any, ...]:
         """What comes out: history, model, and the rounds that were told; a byte a round is added to ``progress``."""
-        keys = {"rounds": self.rounds, "engine": "vectorized", "aggregation.base": self.base, "selector": self.selector}
+        scenario = smoke(self.rounds, aggregation__base=self.base, selector=self.selector)
         told: list[str] = []
         file = None if progress is None else os.open(progress, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
@@ -50,7 +90,13 @@ class Run:
         options: dict[str, Any] = {}
         if folder is not None:
             options = {"checkpoint_dir": folder, "checkpoint_every": self.every, "resume": True}
-        return *parts(simulate(load_scenario("smoke", keys), on_round=on_round, **options)), told
+        return *parts(simulate(scenario, on_round=on_round, **options)), told
+
+
+def without_pictures(patch: pytest.MonkeyPatch) -> None:
+    """Make empty files of the pictures of comparisons, which take longer than short runs."""
+    for name in ("plot", "plot_rounds"):
+        patch.setattr(Comparison, name, lambda self, path, *rest: Path(path).touch())
 
 
 def parts(result: RunResult) -> tuple[Any, ...]:
@@ -66,8 +112,7 @@ def command(argv: list[str], folder: Path) -> tuple[int, str, str]:
     """
     os.chdir(folder)
     existing_runs.CHECKPOINT_SHARE = 1.0
-    for name in ("plot", "plot_rounds"):
-        setattr(Comparison, name, lambda self, path, *rest: Path(path).touch())
+    without_pictures(pytest.MonkeyPatch())
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = main(argv)
@@ -76,7 +121,7 @@ def command(argv: list[str], folder: Path) -> tuple[int, str, str]:
 
 def warm() -> None:
     """Read the data, once for all processes that are forked."""
-    simulate(load_scenario("smoke", {"rounds": 1, "engine": "vectorized"}))
+    simulate(smoke(1))
 
 
 def killed(zygote: Zygote, when: Callable[[], bool], function: Callable[..., Any], *args: Any) -> bool:
@@ -88,6 +133,21 @@ def killed(zygote: Zygote, when: Callable[[], bool], function: Callable[..., Any
         time.sleep(0.0005)
     os.kill(pid, signal.SIGKILL)
     return zygote.wait(pid) == -signal.SIGKILL
+
+
+def rounds_in(folder: Path) -> int:
+    """How many rounds the journals below a folder have."""
+    return sum(path.read_bytes().count(b"\n") for path in folder.rglob("journal.jsonl"))
+
+
+def after_rounds(command: Command, folder: Path, rounds: int) -> None:
+    """Wait until so many rounds have ended."""
+    deadline = time.monotonic() + 400
+    while rounds_in(folder) < rounds:
+        said = command.stdout[-3000:] + command.stderr[-3000:]
+        assert command.poll() is None, said
+        assert time.monotonic() < deadline, said
+        time.sleep(0.005)
 
 
 def content(folder: Path) -> Mapping[str, Any]:

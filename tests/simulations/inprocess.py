@@ -41,31 +41,28 @@ from tests.strategies.message.helpers import FakeGrid, FakeNode, ProbeProxy, nod
 class LocalProxy(ClientProxy):
     """A torch client of this process; one works at a time, as they share the world's scratch model.
 
-    Args:
-        cid: The connection's name, which says nothing about the partition.
-        world: Where the client lives.
-        partition_id: Which client it is.
-        turn: Held while it works.
+    ``cid``, the connection's name, says nothing about the partition; ``turn`` is held while the client works.
     """
 
     def __init__(self, cid: str, world: World, partition_id: int, turn: threading.Lock) -> None:
         super().__init__(cid)
         self._world, self._partition_id, self._turn = world, partition_id, turn
 
-    def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
+    def _answer(self, method: str, ins: Any) -> Any:
         with self._turn:
-            return self._world.client(self._partition_id).to_client().fit(ins)
+            return getattr(self._world.client(self._partition_id).to_client(), method)(ins)
+
+    def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
+        return self._answer("fit", ins)
 
     def get_properties(self, ins: GetPropertiesIns, timeout: float | None, group_id: int | None) -> GetPropertiesRes:
-        with self._turn:
-            return self._world.client(self._partition_id).to_client().get_properties(ins)
+        return self._answer("get_properties", ins)
+
+    def evaluate(self, ins: EvaluateIns, timeout: float | None, group_id: int | None) -> EvaluateRes:
+        return self._answer("evaluate", ins)
 
     def get_parameters(self, ins: GetParametersIns, timeout: float | None, group_id: int | None) -> GetParametersRes:
         raise NotImplementedError("the scenario has an initial model")
-
-    def evaluate(self, ins: EvaluateIns, timeout: float | None, group_id: int | None) -> EvaluateRes:
-        with self._turn:
-            return self._world.client(self._partition_id).to_client().evaluate(ins)
 
     def reconnect(self, ins: ReconnectIns, timeout: float | None, group_id: int | None) -> DisconnectRes:
         raise NotImplementedError
@@ -79,15 +76,7 @@ def play(
     selector: Selector | None = None,
     strategy: Any = None,
 ) -> RunResult:
-    """Run every round of a scenario.
-
-    Args:
-        scenario: The scenario.
-        world: Its world; built if None.
-        shuffle: Draws the names of the connections and the order in which they are made.
-        selector: Chooses in place of the scenario's.
-        strategy: In place of the scenario's.
-    """
+    """Run every round of a scenario; ``shuffle`` draws the connections' names, and the order in which they are made."""
     world = world or World(scenario)
     strategy = strategy or make_strategy(world, selector=selector)
     server = make_server(strategy, scenario.num_clients)
@@ -102,20 +91,13 @@ def play(
 
 
 class AppNode(FakeNode):
-    """A node that answers with a ``ClientApp``.
-
-    Args:
-        app: The app.
-        partition_id: The node's partition.
-    """
+    """A node that answers with a ``ClientApp``."""
 
     def __init__(self, app: ClientApp, partition_id: int) -> None:
         super().__init__(ProbeProxy(str(partition_id), partition_id))
         self._app = app
-        self._context = Context(
-            run_id=7, node_id=partition_id + 2, node_config={"partition-id": partition_id}, state=RecordDict(),
-            run_config={},
-        )  # fmt: skip
+        node = {"partition-id": partition_id}
+        self._context = Context(7, partition_id + 2, node_config=node, state=RecordDict(), run_config={})
 
     def handle(self, message: Message) -> RecordDict | Error | None:
         reply = self._app(message, self._context)
@@ -123,12 +105,7 @@ class AppNode(FakeNode):
 
 
 class AppGrid(FakeGrid):
-    """A grid of nodes with one app; one message at a time, as the clients share the world's scratch model.
-
-    Args:
-        app: The app.
-        num_nodes: How many nodes; their partitions are counted up from 0.
-    """
+    """A grid of nodes with one app; one message at a time, as the clients share the world's scratch model."""
 
     def __init__(self, app: ClientApp, num_nodes: int) -> None:
         super().__init__({node_id(k): AppNode(app, k) for k in range(num_nodes)})

@@ -1,11 +1,8 @@
-"""The Ray engine: the smoke scenario, the same run twice, strategies of the user's, and clients that lie or break."""
+"""The engine on Ray: the smoke scenario, the same run without Ray, and strategies of the user's own."""
 
 from __future__ import annotations
 
 import math
-import pickle
-import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -25,39 +22,11 @@ from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.worlds.world import World, world_of
 from fedsel_flwr.strategies import RoundRecord
 from fedsel_flwr.strategies import message as message_api
-from tests.processes import ROOT, Command
+from tests.simulations.cut_off_runs import parts
 from tests.simulations.inprocess import in_process, play
-from tests.simulations.ray_runs import KINDS, MAX_LATENCY_S, ROUNDS, SMOKE
+from tests.simulations.ray_runs import SMOKE, outcome
 
 pytestmark = pytest.mark.timeout(150)
-
-HONEST = [k for k, kind in enumerate(KINDS) if kind == "honest"]
-KEEPS_UPDATE = ("honest", "latency-negative", "latency-text")
-ASKED = {kind: [1] if kind == "late" else [1, 2, 3] for kind in KINDS}
-"""The rounds in which each kind is asked: the late one sleeps for three rounds, and is not asked while it is busy."""
-EXPECTED = {
-    "nan": ["arrays: not finite"],
-    "shape": ["arrays: expected shape"],
-    "latency-negative": ["latency: -1.0 cannot be used"],
-    "latency-text": ["latency: 'fast' cannot be used"],
-    "latency-infinite": ["late: inf s"],
-    "nothing": ["arrays: cannot be decoded", "latency: not reported"],
-    "raises": ["exception: "],
-    "late": ["no answer within 2 s"],  # Flower's legacy server raises for an answer that is not there in time
-}
-
-
-def outcome(name: str, folder: Path) -> Any:
-    """What a run of tests/simulations/ray_runs.py pickled."""
-    result = folder / "result"
-    argv = (sys.executable, "-m", "tests.simulations.ray_runs", name, str(result))
-    command = Command(*argv, folder=folder, cwd=ROOT)
-    try:
-        status = command.wait(140)
-        assert status == 0, command.stderr[-5000:]
-        return pickle.loads(result.read_bytes())
-    finally:
-        command.kill()
 
 
 # ---- the smoke scenario --------------------------------------------------------------------------------------------
@@ -87,7 +56,8 @@ def test_smoke_has_latency_and_energy_per_client(once: Any) -> None:
 
 
 def test_smoke_learns(once: Any) -> None:
-    result = once[0]
+    result, told = once
+    assert repr(told) == repr(result.history.rounds)
     world = World(SMOKE)
     before = world.test(world.initial_arrays())[1]
     accuracies = [r.accuracy for r in result.history.rounds]
@@ -95,38 +65,33 @@ def test_smoke_learns(once: Any) -> None:
     assert accuracies[-1] == world.test(result.arrays)[1]  # the model that is handed out is the one measured last
 
 
-def assert_the_same_run(first: Any, other: Any) -> None:
-    """Bit by bit: choices, latencies, losses and the model."""
-    assert repr(other.history.clients) == repr(first.history.clients)
-    assert repr(other.history.rounds) == repr(first.history.rounds)
-    assert [a.tobytes() for a in other.arrays] == [a.tobytes() for a in first.arrays]
-    assert [a.dtype for a in other.arrays] == [a.dtype for a in first.arrays]
-
-
 def test_the_same_scenario_makes_the_same_run_without_ray(once: Any) -> None:
-    assert_the_same_run(once[0], play(SMOKE))
+    assert parts(once[0]) == parts(play(SMOKE))
 
 
 @pytest.mark.slow
 def test_other_actors_make_the_same_run(tmp_path: Path) -> None:
-    assert_the_same_run(outcome("with_one_actor", tmp_path), play(SMOKE))
-
-
-def test_rounds_are_told_as_they_end(once: Any) -> None:
-    first, told = once
-    assert repr(told) == repr(first.history.rounds)
+    assert parts(outcome("with_one_actor", tmp_path)) == parts(play(SMOKE))
 
 
 # ---- faults before and after the rounds ----------------------------------------------------------------------------
 
 
-def test_faults_come_before_ray_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def no_flower(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "run_simulation", lambda **kwargs: pytest.fail("Flower was started"))
-    faulty = SMOKE.model_copy(update={"selectors": {"bsfl": {"min_latency": -1}}})
-    with pytest.raises(ParameterError, match="min_latency must be a finite number above 0, got -1"):
-        simulate(faulty)
-    with pytest.raises(ParameterError, match="1294 clients cannot share 1293 examples"):
-        simulate(SMOKE.model_copy(update={"num_clients": 1294}))
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"selectors": {"bsfl": {"min_latency": -1}}}, "min_latency must be a finite number above 0, got -1"),
+        ({"num_clients": 1294}, "1294 clients cannot share 1293 examples"),
+    ],
+)
+def test_faults_come_before_ray_starts(changed: dict[str, Any], said: str, no_flower: None) -> None:
+    with pytest.raises(ParameterError, match=said):
+        simulate(SMOKE.model_copy(update=changed))
 
 
 def test_a_simulation_that_breaks_off_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,6 +101,8 @@ def test_a_simulation_that_breaks_off_is_an_error(monkeypatch: pytest.MonkeyPatc
 
 
 # ---- a strategy of the user's own ----------------------------------------------------------------------------------
+
+BOTH_APIS = pytest.mark.parametrize("api", ["legacy", "message"])
 
 
 class Neighbours(Selector):
@@ -147,17 +114,24 @@ class Neighbours(Selector):
         return available[(self.round + np.arange(self.clients_per_round)) % len(available)]
 
 
+def neighbours() -> Neighbours:
+    return Neighbours(clients_per_round=2, seed=0)
+
+
 def own_strategy(api: str, **options: Any) -> Any:
     """A selection strategy of this API, which no scenario made."""
-    scenario = SMOKE.model_copy(update={"api": api})
-    base = APIS[api].make_base(world_of(scenario))
+    base = APIS[api].make_base(world_of(SMOKE.model_copy(update={"api": api})))
     package = message_api if api == "message" else legacy_api
-    return package.SelectionStrategy(Neighbours(clients_per_round=2, seed=0), base, **options)
+    return package.SelectionStrategy(neighbours(), base, **options)
 
 
-@pytest.mark.parametrize("api", ["legacy", "message"])
-def test_a_strategy_with_a_selector_of_ones_own_runs(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "run_simulation", in_process)
+
+
+@BOTH_APIS
+def test_a_strategy_with_a_selector_of_ones_own_runs(api: str, without_ray: None) -> None:
     told: list[RoundRecord] = []
     strategy = own_strategy(api, on_round=told.append)
     result = simulate(SMOKE.model_copy(update={"api": api}), strategy=strategy)
@@ -171,26 +145,22 @@ def test_a_strategy_with_a_selector_of_ones_own_runs(api: str, monkeypatch: pyte
     assert told[-1].accuracy == world.test(result.arrays)[1] > world.test(world.initial_arrays())[1]
 
 
-@pytest.mark.parametrize("api", ["legacy", "message"])
-def test_a_selector_of_ones_own_takes_the_place_of_the_scenarios(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@BOTH_APIS
+def test_a_selector_of_ones_own_takes_the_place_of_the_scenarios(api: str, without_ray: None) -> None:
     """Latencies, limit, channels and availability stay the scenario's: round robin is what the scenario makes of it."""
-    monkeypatch.setattr(engine, "run_simulation", in_process)
     overrides = {"api": api, "selector": "round-robin", "availability.kind": "bernoulli", "wireless.channels": 2}
     scenario = load_scenario("smoke", overrides)
     told: list[RoundRecord] = []
     own = simulate(scenario, selector=create("round-robin", clients_per_round=3, seed=1), on_round=told.append)
-    theirs = simulate(scenario)
-    assert repr(own.history.clients) == repr(theirs.history.clients)
-    assert repr(own.history.rounds) == repr(theirs.history.rounds)
+    assert parts(own) == parts(simulate(scenario))
     assert told == own.history.rounds
-    mine = simulate(SMOKE.model_copy(update={"api": api}), selector=Neighbours(clients_per_round=2, seed=0))
+    mine = simulate(SMOKE.model_copy(update={"api": api}), selector=neighbours())
     assert [row.client_id for row in mine.history.clients] == ["1", "2", "2", "3", "3", "4", "4", "5"]
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_a_strategy_is_checked_or_made_once_a_run(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_strategy_is_checked_or_made_once_a_run(own: bool, without_ray: None, monkeypatch: Any) -> None:
     """A second one would be thrown away, with the data it measures on."""
-    monkeypatch.setattr(engine, "run_simulation", in_process)
     calls: list[str] = []
     for module, name in ((engine, "resolve_strategy"), (building, "make_strategy"), (driving, "make_strategy")):
         original = getattr(module, name)
@@ -204,33 +174,25 @@ def test_a_strategy_is_checked_or_made_once_a_run(own: bool, monkeypatch: pytest
     assert calls == (["resolve_strategy"] if own else ["resolve_strategy", "make_strategy"])
 
 
-def test_a_strategy_under_which_nobody_ever_completes_ends_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_strategy_under_which_nobody_ever_completes_ends_in_an_error(without_ray: None) -> None:
     """Flower's own FedAvg sends no round to legacy clients."""
-    monkeypatch.setattr(engine, "run_simulation", in_process)
-    strategy = legacy_api.SelectionStrategy(Neighbours(clients_per_round=2, seed=0))
+    strategy = legacy_api.SelectionStrategy(neighbours())
     with pytest.raises(RunError, match=r"no client completed in any of 4 rounds, .*key round.*selector= in place of"):
         simulate(SMOKE, strategy=strategy)
     assert len(strategy.history.clients) == 8  # not lost
 
 
-@pytest.fixture
-def no_flower(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "run_simulation", lambda **kwargs: pytest.fail("Flower was started"))
-
-
-def test_on_round_belongs_to_a_strategy_of_ones_own(no_flower: None) -> None:
-    with pytest.raises(ParameterError, match="strategy and on_round cannot be given together"):
-        simulate(SMOKE, strategy=own_strategy("legacy"), on_round=lambda record: None)
-
-
-def test_a_selector_belongs_to_a_strategy_of_ones_own(no_flower: None) -> None:
-    with pytest.raises(ParameterError, match="strategy and selector cannot be given together"):
-        simulate(SMOKE, strategy=own_strategy("legacy"), selector=Neighbours(clients_per_round=2))
-
-
 def test_the_name_of_a_scenario_is_no_scenario(no_flower: None) -> None:
     with pytest.raises(ParameterError, match=r"scenario must be a Scenario, got str"):
         simulate("smoke")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "name"), [({"on_round": print}, "on_round"), ({"selector": neighbours()}, "selector")]
+)
+def test_what_a_strategy_of_ones_own_has_is_refused(options: dict[str, Any], name: str, no_flower: None) -> None:
+    with pytest.raises(ParameterError, match=f"strategy and {name} cannot be given together"):
+        simulate(SMOKE, strategy=own_strategy("legacy"), **options)
 
 
 @pytest.mark.parametrize(("api", "other"), [("legacy", "message"), ("message", "legacy")])
@@ -246,68 +208,3 @@ def test_what_is_no_selection_strategy_is_refused(thing: object, no_flower: None
     """A strategy of Flower's own has no history, and a selector or its name is no strategy."""
     with pytest.raises(ParameterError, match=rf"strategy must be .*{type(thing).__name__}\."):
         simulate(SMOKE, strategy=thing)
-
-
-# ---- hostile clients -----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def aftermath(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Three rounds of three honest clients and one of each other kind, all of them chosen whenever they are free."""
-    return outcome("hostile", tmp_path_factory.mktemp("hostile"))
-
-
-@pytest.mark.slow
-def test_hostile_the_run_goes_on(aftermath: Any) -> None:
-    rounds = aftermath["history"].rounds
-    assert [r.round for r in rounds] == [1, 2, 3]
-    assert [r.num_selected for r in rounds] == [sum(r.round in ASKED[kind] for kind in KINDS) for r in rounds]
-    assert [r.num_completed for r in rounds] == [sum(kind in KEEPS_UPDATE for kind in KINDS)] * ROUNDS
-    assert aftermath["ids"] == [str(k) for k in range(len(KINDS))]
-
-
-@pytest.mark.slow
-def test_hostile_only_usable_updates_reach_the_model(aftermath: Any) -> None:
-    """Each usable update adds one to every number."""
-    for array, shape in zip(aftermath["arrays"], [(3, 2), (2,)], strict=True):
-        np.testing.assert_array_equal(array, np.full(shape, ROUNDS, np.float32))
-    assert [r.accuracy for r in aftermath["history"].rounds] == [1.0, 2.0, 3.0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", EXPECTED)
-def test_hostile_each_kind_is_counted_and_named(kind: str, aftermath: Any) -> None:
-    k = KINDS.index(kind)
-    rows = [row for row in aftermath["history"].clients if row.client_id == str(k)]
-    assert [row.round for row in rows] == ASKED[kind]
-    # Simulated delays are no faults: the log counts these once, after the run.
-    named = kind != "latency-infinite"
-    for row in rows:
-        problems = row.problem.split("; ")
-        assert len(problems) == len(EXPECTED[kind]), row
-        assert all(map(str.startswith, problems, EXPECTED[kind])), row
-        assert row.completed == (kind in KEEPS_UPDATE)
-        assert row.latency_s == MAX_LATENCY_S
-        for problem in EXPECTED[kind]:
-            said = f"round {row.round}, client {k}: {problem}"
-            assert sum(message.startswith(said) for message in aftermath["messages"]) == named, said
-
-
-@pytest.mark.slow
-def test_hostile_history_adds_up(aftermath: Any) -> None:
-    expected = Counter(p.split(":")[0] for kind, named in EXPECTED.items() for p in named * len(ASKED[kind]))
-    assert aftermath["history"].problem_counts() == expected
-    for row in aftermath["history"].clients:
-        if int(row.client_id) in HONEST:
-            assert (row.completed, row.problem, row.energy_j) == (True, "", 0.25)
-            assert row.latency_s == 0.5 + 0.25 * int(row.client_id)
-
-
-@pytest.mark.slow
-def test_hostile_the_selector_knows_the_honest_from_honest_rows_alone(aftermath: Any) -> None:
-    state = aftermath["state"]
-    for k, kind in enumerate(KINDS):
-        latency = 0.5 + 0.25 * k if kind == "honest" else MAX_LATENCY_S
-        assert state["mean"][k] == pytest.approx(1 - latency / MAX_LATENCY_S, abs=1e-15)
-        assert state["plays"][k] == len(ASKED[kind])
-    assert all(np.isfinite(np.asarray(value, dtype=float)).all() for value in state.values())

@@ -1,57 +1,39 @@
-"""Resuming: checkpoints, what must be the same, and runs that have finished."""
+"""Existing runs: checkpoints, what must be the same, finished runs, and folders that another process holds."""
 
 from __future__ import annotations
 
-import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fedsel_flwr import cli
+from fedsel_flwr.cli import main
 from fedsel_flwr.errors import ParameterError, RunError
-from fedsel_flwr.report.run_folder import read_history
+from fedsel_flwr.report.run_folder import JOURNAL, read_history
+from fedsel_flwr.rounds.journal import Journal
 from fedsel_flwr.selectors import CSUCB, Random
-from fedsel_flwr.simulations import (
-    Comparison,
-    OwnData,
-    Scenario,
-    compare,
-    engine,
-    existing_runs,
-    load_scenario,
-    simulate,
-)
+from fedsel_flwr.simulations import OwnData, Scenario, compare, engine, existing_runs, simulate
 from fedsel_flwr.simulations.comparisons.flower_agreement import Agreement
 from fedsel_flwr.simulations.existing_runs import CheckpointPace
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import CHANGEABLE_ON_RESUME, course_settings
-from tests.simulations.cut_off_runs import content, parts
+from tests.processes import ROOT
+from tests.simulations import cut_off_runs
+from tests.simulations.cut_off_runs import Stop, content, cut_off, parts
 from tests.simulations.inprocess import in_process
 from tests.simulations.test_scenario_files import OTHER_VALUES
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
 X, Y = np.random.default_rng(0).normal(size=(100, 4)), np.arange(100) % 2
 
 
-def smoke(**overrides: Any) -> Scenario:
-    keys = {key.replace("__", "."): value for key, value in overrides.items()}
-    return load_scenario("smoke", {"rounds": 6, "engine": "vectorized", "selector": "cs-ucb", **keys})
-
-
-class Stop(Exception):
-    """Ends a run in the middle."""
-
-
-def cut_off(scenario: Scenario, after: int = 3, **options: Any) -> None:
-    """Run a scenario until some rounds are done."""
-
-    def stop(record: Any) -> None:
-        if record.round == after:
-            raise Stop
-
-    with pytest.raises(Stop):
-        simulate(scenario, on_round=stop, **options)
+def smoke(**keys: Any) -> Scenario:
+    return cut_off_runs.smoke(**{"selector": "cs-ucb", **keys})
 
 
 def test_a_run_in_a_folder_keeps_checkpoints_until_it_has_finished(tmp_path: Path) -> None:
@@ -60,42 +42,34 @@ def test_a_run_in_a_folder_keeps_checkpoints_until_it_has_finished(tmp_path: Pat
     # None was due after round 3, in which an error ends the run.
     assert kept == ["round-000002.safetensors", "round-000003.safetensors"]
     assert [path.name for path in (tmp_path / "run").glob("model*")] == ["model-after-round-3.safetensors"]
-    told: list[int] = []
-    result = simulate(
-        smoke(), folder=tmp_path / "run", resume="must", checkpoint_every=2, on_round=lambda one: told.append(one.round)
-    )
-    assert told == [3, 4, 5, 6]  # the last one that was kept is told again, after its evaluation
+    told: list[Any] = []
+    result = simulate(smoke(), folder=tmp_path / "run", resume="must", checkpoint_every=2, on_round=told.append)
+    assert [record.round for record in told] == [
+        3,
+        4,
+        5,
+        6,
+    ]  # the last one that was kept is told again, after its evaluation
     simulate(smoke(), folder=tmp_path / "straight")
     assert content(tmp_path / "run") == content(tmp_path / "straight")
     assert parts(result) == parts(simulate(smoke()))
-    again = simulate(smoke(), folder=tmp_path / "run", resume=True)
-    assert parts(again) == parts(result)
+    assert parts(simulate(smoke(), folder=tmp_path / "run", resume=True)) == parts(result)
     for longer in ({"rounds": 7}, {"simulated_s": 9.0}):
         with pytest.raises(RunError, match=r"finished after 6 rounds with .* = .*checkpoints are gone"):
             simulate(smoke(**longer), folder=tmp_path / "run", resume=True)
     assert content(tmp_path / "run") == content(tmp_path / "straight")
 
 
-def test_no_checkpoints_where_none_are_wanted(tmp_path: Path) -> None:
-    cut_off(smoke(), folder=tmp_path / "run", checkpoint_every=0)
-    assert not (tmp_path / "run" / "checkpoints").exists()
-    assert len(read_history(tmp_path / "run").rounds) == 3
-    result = simulate(smoke(), folder=tmp_path / "run", checkpoint_every=0, resume=True)  # anew: there is nothing
-    assert parts(result) == parts(simulate(smoke()))
-
-
 def test_a_new_run_over_a_finished_one_is_not_taken_for_it(tmp_path: Path) -> None:
-    """Its model is gone from the beginning on, whatever becomes of the new run."""
     simulate(smoke(), folder=tmp_path)
     cut_off(smoke(seed=2), after=4, folder=tmp_path)
     assert len(read_history(tmp_path).rounds) == 4
     assert parts(simulate(smoke(seed=2), folder=tmp_path, resume=True)) == parts(simulate(smoke(seed=2)))
 
 
-@pytest.mark.parametrize("key", ["rounds", "simulated_s"])
-def test_a_run_may_go_on_for_longer(key: str, tmp_path: Path) -> None:
-    """What has ended goes on to a later end, with the choices of a run that had that end from the start."""
-    short, long = {"rounds": (4, 9), "simulated_s": (0.5, 2.0)}[key]
+@pytest.mark.parametrize(("key", "short", "long"), [("rounds", 4, 9), ("simulated_s", 0.5, 2.0)])
+def test_a_run_may_go_on_for_longer(key: str, short: float, long: float, tmp_path: Path) -> None:
+    """With the choices of a run that had the later end from the start."""
     keys = {"rounds": 9, "evaluation_every": 4}
     simulate(smoke(**{**keys, key: short}), checkpoint_dir=tmp_path)
     result = simulate(smoke(**{**keys, key: long}), checkpoint_dir=tmp_path, resume="must")
@@ -104,42 +78,37 @@ def test_a_run_may_go_on_for_longer(key: str, tmp_path: Path) -> None:
     assert parts(result) == parts(straight)
 
 
-ANOTHER: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "learning rate": ({"training__learning_rate": 0.2}, ["scenario.training.learning_rate = 0.1, this one has 0.2"]),
-    "seed": ({"seed": 2}, ["scenario.seed = 1, this one has 2"]),
-    "selector": ({"selector": "random"}, ["scenario.selector = 'cs-ucb', this one has 'random'"]),
-    "base": ({"aggregation__base": "fedadam"}, ["scenario.aggregation.base = 'fedavg', this one has 'fedadam'"]),
-    "API": ({"api": "message", "engine": "ray"}, ["scenario.api = 'legacy'", "scenario.engine = 'vectorized'"]),
-    "fewer rounds": ({"rounds": 2}, ["has done 3 rounds, more than rounds = 2", "at least 3"]),
-    "evaluation": ({"evaluation_every": 2}, ["scenario.evaluation_every = 1, this one has 2"]),
+ANOTHER: dict[str, list[tuple[dict[str, Any], list[str]]]] = {
+    "checkpoint_dir": [
+        ({"training__learning_rate": 0.2}, ["scenario.training.learning_rate = 0.1, this one has 0.2"]),
+        ({"seed": 2}, ["scenario.seed = 1, this one has 2"]),
+        ({"selector": "random"}, ["scenario.selector = 'cs-ucb', this one has 'random'"]),
+        ({"aggregation__base": "fedadam"}, ["scenario.aggregation.base = 'fedavg', this one has 'fedadam'"]),
+        ({"api": "message", "engine": "ray"}, ["scenario.api = 'legacy'", "scenario.engine = 'vectorized'"]),
+        ({"rounds": 2}, ["has done 3 rounds, more than rounds = 2", "at least 3"]),
+        ({"evaluation_every": 2}, ["scenario.evaluation_every = 1, this one has 2"]),
+    ],
+    "folder": [
+        ({"training__learning_rate": 0.2}, ["another run", "training.learning_rate is 0.1 there and 0.2 here"]),
+        ({"selectors__cs-ucb-q__fairness_scale": 0.2, "selector": "cs-ucb-q"}, ["selectors.cs-ucb-q.fairness_scale"]),
+    ],
 }
-"""What differs -> the keys, and words of the message."""
+"""What differs, and words of the message."""
 
 
-@pytest.mark.parametrize("what", ANOTHER)
-def test_a_checkpoint_of_another_run_is_refused_by_key(what: str, tmp_path: Path) -> None:
-    keys, words = ANOTHER[what]
-    cut_off(smoke(), checkpoint_dir=tmp_path)
+@pytest.mark.parametrize("place", ANOTHER)
+def test_another_run_is_refused_by_key(place: str, tmp_path: Path) -> None:
+    where: dict[str, Any] = {place: tmp_path}
+    cut_off(smoke(), **where)
     before = content(tmp_path)
-    with pytest.raises(RunError) as refused:
-        simulate(smoke(**keys), checkpoint_dir=tmp_path, resume=True)
-    assert [part for part in words if part not in str(refused.value)] == []
+    for keys, words in ANOTHER[place]:
+        with pytest.raises(RunError) as refused:
+            simulate(smoke(**keys), **where, resume=True)
+        assert [part for part in words if part not in str(refused.value)] == []
+    with pytest.raises(RunError, match=r"holds .*checkpoints .*resume=True"):
+        simulate(smoke(), **where)
     assert content(tmp_path) == before
-    assert parts(simulate(smoke(), checkpoint_dir=tmp_path, resume="must")) == parts(simulate(smoke()))
-
-
-def test_a_folder_with_another_run_is_refused_by_key(tmp_path: Path) -> None:
-    cut_off(smoke(), folder=tmp_path)
-    before = content(tmp_path)
-    for keys, words in (
-        ({"training__learning_rate": 0.2}, "holds another run, .*: training.learning_rate is 0.1 there and 0.2 here"),
-        ({"selectors__cs-ucb-q__fairness_scale": 0.2, "selector": "cs-ucb-q"}, "selectors.cs-ucb-q.fairness_scale is"),
-    ):
-        with pytest.raises(RunError, match=words):
-            simulate(smoke(**keys), folder=tmp_path, resume=True)
-    with pytest.raises(RunError, match=r"holds the checkpoints of .* another run\. .*resume=True"):
-        simulate(smoke(), folder=tmp_path)
-    assert content(tmp_path) == before
+    assert parts(simulate(smoke(), **where, resume="must")) == parts(simulate(smoke()))
 
 
 def test_a_run_whose_checkpoints_cannot_be_used_is_played_again_where_that_is_asked_for(tmp_path: Path) -> None:
@@ -148,8 +117,7 @@ def test_a_run_whose_checkpoints_cannot_be_used_is_played_again_where_that_is_as
         path.write_bytes(b"")
     with pytest.raises(RunError, match=r"none of the checkpoints .* can be used: .*damaged.*replay=True"):
         simulate(smoke(), folder=tmp_path, resume=True)
-    result = simulate(smoke(), folder=tmp_path, resume=True, replay=True)
-    assert parts(result) == parts(simulate(smoke()))
+    assert parts(simulate(smoke(), folder=tmp_path, resume=True, replay=True)) == parts(simulate(smoke()))
     assert not (tmp_path / "checkpoints").exists()
 
 
@@ -173,25 +141,24 @@ def test_what_the_caller_brings_is_given_again(tmp_path: Path) -> None:
 
     straight = run(selector=own(), data=data())
     cut_off(smoke(model__name="mlp"), selector=own(), data=data(), folder=tmp_path)
-    with pytest.raises(RunError, match=r"data = 90 examples, SHA-256 \w+, this one has 90 examples"):
-        run(selector=own(), data=data(1 - Y), folder=tmp_path, resume=True)
-    with pytest.raises(RunError, match=r"data.dataset is 'python own' there and 'digits' here"):
-        run(selector=own(), folder=tmp_path, resume=True)
-    with pytest.raises(RunError, match=r"selector is called 'random' there, and 'cs-ucb' here"):
-        run(data=data(), folder=tmp_path, resume=True)
-    with pytest.raises(RunError, match=r"selector = random, this one has cs-ucb"):
-        run(selector=CSUCB(clients_per_round=3, seed=5, max_latency=5.0), data=data(), folder=tmp_path, label="random",
-            resume=True)  # fmt: skip
+    other = CSUCB(clients_per_round=3, seed=5, max_latency=5.0)
+    for given, said in (
+        ({"selector": own(), "data": data(1 - Y)}, r"data = 90 examples, SHA-256 \w+, this one has 90 examples"),
+        ({"selector": own()}, "data.dataset is 'python own' there and 'digits' here"),
+        ({"data": data()}, "selector is called 'random' there, and 'cs-ucb' here"),
+        ({"selector": other, "data": data(), "label": "random"}, "selector = random, this one has cs-ucb"),
+    ):
+        with pytest.raises(RunError, match=said):
+            run(**given, folder=tmp_path, resume=True)  # type: ignore[arg-type]
     assert parts(run(selector=own(), data=data(), folder=tmp_path, resume=True)) == parts(straight)
 
 
 def test_every_key_of_a_scenario_is_compared_or_free() -> None:
-    scenario = smoke(selector="bsfl")
-    words = course_settings(scenario)
+    words = course_settings(smoke(selector="bsfl"))
     assert OTHER_VALUES.keys() - CHANGEABLE_ON_RESUME <= words.keys()
     assert CHANGEABLE_ON_RESUME - {"name", "description", "selectors"} <= OTHER_VALUES.keys()
     assert not CHANGEABLE_ON_RESUME & words.keys()
-    long = course_settings(smoke(partition__kind="sizes", partition__sizes=[10 + k for k in range(10)] * 1))
+    long = course_settings(smoke(partition__kind="sizes", partition__sizes=[10 + k for k in range(10)]))
     assert all(len(value) < 100 for value in long.values())
 
 
@@ -220,33 +187,25 @@ def test_checkpoints_take_no_more_than_their_share(monkeypatch: pytest.MonkeyPat
 # ---- comparisons ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pictures of comparisons are empty files: nothing here looks at them."""
-    for name in ("plot", "plot_rounds"):
-        monkeypatch.setattr(Comparison, name, lambda self, path, *rest: Path(path).touch())
-
-
 def compared(folder: Path, stop: tuple[str, int] | None = None, **options: Any) -> Any:
     """Compare two selectors on two seeds; stop after a round of one of the runs."""
     running: list[str] = []
+    told: list[tuple[str, int]] = []
+
+    def start_run(label: str, rounds: int) -> None:
+        running.append(label)
 
     def update(record: Any, failed: int) -> None:
         told.append((running[-1], record.round))
         if told[-1] == stop:
             raise Stop
 
-    told: list[tuple[str, int]] = []
-    return (
-        compare(
-            smoke(target_accuracy=0.5), {"mine": CSUCB, "random": Random}, seeds=[1, 4], folder=folder, update=update,
-            start_run=lambda label, rounds: running.append(label), checkpoint_every=1, **options,
-        ),
-        told,
-    )  # fmt: skip
+    own, scenario = {"mine": CSUCB, "random": Random}, smoke(target_accuracy=0.5)
+    options |= {"start_run": start_run, "update": update, "checkpoint_every": 1}
+    return compare(scenario, own, seeds=[1, 4], folder=folder, **options), told
 
 
-def test_a_comparison_of_classes_goes_on(tmp_path: Path, no_pictures: None) -> None:
+def test_a_comparison_of_classes_goes_on(tmp_path: Path) -> None:
     straight, _ = compared(tmp_path / "straight")
     with pytest.raises(Stop):
         compared(tmp_path / "cut", ("random, seed 1", 4))
@@ -262,39 +221,7 @@ def test_a_comparison_of_classes_goes_on(tmp_path: Path, no_pictures: None) -> N
     assert content(tmp_path / "cut") == content(tmp_path / "straight")
 
 
-def test_the_command_goes_on_with_a_comparison(
-    tmp_path: Path, no_pictures: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """By its folder alone: the plan is in it."""
-
-    def stop(record: Any, failed: int) -> None:
-        if (record.round, len(list(tmp_path.glob("cut/*/run.json")))) == (4, 2):
-            raise Stop
-
-    straight = compare(smoke(), ["bsfl", "random"], seeds=[1, 4], folder=tmp_path / "straight")
-    with pytest.raises(Stop):
-        compare(smoke(), ["bsfl", "random"], seeds=[1, 4], folder=tmp_path / "cut", update=stop)
-    assert cli.main(["compare", "--resume", str(tmp_path / "cut"), "--quiet"]) == 0
-    out, err = capsys.readouterr()
-    assert err == ""
-    assert straight.verdict is not None
-    assert out.splitlines()[-2:] == [straight.verdict.sentence, str(tmp_path / "cut")]
-    assert content(tmp_path / "cut") == {**content(tmp_path / "straight"), "flower.log": None}
-
-
-def test_a_comparison_goes_on_only_with_its_own_runs(tmp_path: Path, no_pictures: None) -> None:
-    with pytest.raises(Stop):
-        compared(tmp_path, ("random, seed 1", 4))
-    with pytest.raises(RunError, match=r"training.learning_rate is 0.1 there and 0.3 here"):
-        compare(smoke(training__learning_rate=0.3), {"mine": CSUCB, "random": Random}, seeds=[1, 4], folder=tmp_path,
-                resume=True)  # fmt: skip
-    with pytest.raises(ParameterError, match="holds runs of another comparison"):
-        compare(smoke(), {"mine": CSUCB}, seeds=[4], folder=tmp_path, resume=True)
-    said = json.loads((tmp_path / "plan.json").read_text())
-    assert [one["label"] for one in said["selectors"]] == ["mine", "random"]
-
-
-def test_seeds_may_be_added(tmp_path: Path, no_pictures: None) -> None:
+def test_seeds_may_be_added(tmp_path: Path) -> None:
     compare(smoke(), ["random"], seeds=[1, 2], folder=tmp_path)
     model = tmp_path / "random-seed1" / "model.safetensors"
     before = model.stat().st_mtime_ns
@@ -303,23 +230,18 @@ def test_seeds_may_be_added(tmp_path: Path, no_pictures: None) -> None:
     assert more.table().equals(compare(smoke(), ["random", "round-robin"], seeds=[1, 2, 3]).table())
 
 
-def test_rounds_on_flower_are_not_played_again(
-    tmp_path: Path, no_pictures: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rounds_on_flower_are_not_played_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(record: Any, failed: int) -> None:
         if record.round == 5:
             raise Stop
 
-    scenario = smoke(api="message")
+    scenario, options = smoke(api="message"), {"seeds": 1, "rounds_on_flower": 2, "folder": tmp_path}
     monkeypatch.setattr(engine, "run_simulation", in_process)
     with pytest.raises(Stop):
-        compare(scenario, ["random", "bsfl"], seeds=1, rounds_on_flower=2, folder=tmp_path, update=stop)
+        compare(scenario, ["random", "bsfl"], update=stop, **options)  # type: ignore[arg-type]
     monkeypatch.setattr(engine, "run_simulation", None)
-    result = compare(scenario, ["random", "bsfl"], seeds=1, rounds_on_flower=2, folder=tmp_path, resume=True)
+    result = compare(scenario, ["random", "bsfl"], resume=True, **options)  # type: ignore[arg-type]
     assert result.agreement == Agreement(rounds=2, parted=0)
-
-
-# ---- both APIs -----------------------------------------------------------------------------------------------------
 
 
 def test_a_server_in_the_message_api_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,9 +250,88 @@ def test_a_server_in_the_message_api_goes_on(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(engine, "run_simulation", in_process)
     straight = simulate(scenario)
     cut_off(scenario, checkpoint_dir=tmp_path)
-    told: list[int] = []
     for expected in ([3, 4, 5, 6], [6]):
-        told.clear()
-        result = simulate(scenario, checkpoint_dir=tmp_path, resume=True, on_round=lambda one: told.append(one.round))
+        told: list[Any] = []
+        result = simulate(scenario, checkpoint_dir=tmp_path, resume=True, on_round=told.append)
         assert parts(result) == parts(straight)
-        assert told == expected
+        assert [record.round for record in told] == expected
+
+
+# ---- folders that another process holds ----------------------------------------------------------------------------
+
+HOLDING = """
+import sys
+from filelock import FileLock
+lock = FileLock(sys.argv[1] + "/.lock")
+lock.acquire()
+print("held", flush=True)
+sys.stdin.read()
+"""
+HELD = r"another process writes to '.*'"
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Another process holds the folder."""
+    command = [sys.executable, "-c", HOLDING, str(folder)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        try:
+            yield
+        finally:
+            other.kill()
+
+
+def test_a_run_without_checkpoints_is_not_cut_by_a_second_process(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"folder": tmp_path, "checkpoint_every": 0}
+    cut_off(smoke(), **options)
+    before = (tmp_path / JOURNAL).read_bytes()
+    assert len(before.splitlines()) == 3
+    assert not (tmp_path / "checkpoints").exists()
+    with held(tmp_path):
+        for resume in (True, False):
+            with pytest.raises(RunError, match=HELD):
+                simulate(smoke(), resume=resume, **options)
+    assert (tmp_path / JOURNAL).read_bytes() == before
+    for resume in (True, False):
+        assert parts(simulate(smoke(), resume=resume, **options)) == parts(simulate(smoke()))
+
+
+def test_a_comparison_holds_its_folder_and_lets_it_go(tmp_path: Path) -> None:
+    both = ["round-robin", "random"]
+    compare(smoke(), both, seeds=1, folder=tmp_path)
+    assert not list(tmp_path.rglob(".lock"))
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*")}
+    with held(tmp_path), pytest.raises(RunError, match=HELD):
+        compare(smoke(), both, seeds=2, folder=tmp_path, resume=True)
+    (tmp_path / ".lock").unlink()
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*")} == before
+    with held(tmp_path / "random-seed1"):
+        pass
+    assert len(compare(smoke(), both, seeds=2, folder=tmp_path, resume=True).runs) == 4
+
+
+def test_the_command_says_so_and_names_no_rounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--selectors", "random", "--rounds", "3", "--no-checkpoints", "--runs-dir", str(tmp_path)]
+    assert main(["compare", "smoke", *options]) == 0
+    (folder,) = tmp_path.iterdir()
+    (folder / "model.safetensors").unlink()
+    capsys.readouterr()
+    with held(folder):
+        assert main(["compare", "--resume", str(folder)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("fedsel: error: another process writes to ")
+    assert "rounds" not in line
+    assert "goes on" not in line
+    assert main(["compare", "--resume", str(folder)]) == 0
+
+
+def test_a_journal_that_was_cut_is_not_said_to_hold_the_rounds_before(tmp_path: Path) -> None:
+    first, second, *_ = simulate(smoke()).history.rounds
+    journal = Journal(tmp_path / JOURNAL)
+    journal.add(first, [])
+    journal.add(second, [])
+    (tmp_path / JOURNAL).write_bytes(b"")
+    with pytest.raises(RunError, match=r"round 2 cannot be written .* to 0 bytes; rounds before it are lost"):
+        journal.close_round()

@@ -1,43 +1,22 @@
-"""Runs of the vectorized engine and commands that are killed: what goes on is bit for bit what was not cut off."""
+"""Runs and commands that are killed: a resumed run is bit for bit the uninterrupted one."""
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.simulations.cut_off_runs import Run, command, content, killed
+from tests.processes import Command
+from tests.simulations.cut_off_runs import FASTEST, Run, after_rounds, command, content, killed
 from tests.strategies.zygote import Zygote, in_memory
 
 pytestmark = pytest.mark.timeout(280)
-OWN = '''
-import numpy as np
-from fedsel_flwr.selectors import Selector
-
-
-class Fastest(Selector):
-    """The clients of the least mean latency; those never tried first, and now and then anybody."""
-
-    name = "fastest"
-    client_state = {"_plays": 0, "_total": 0.0}
-
-    def __init__(self, *, clients_per_round, seed=None, patience=1.0):
-        super().__init__(clients_per_round=clients_per_round, seed=seed)
-        self.patience = patience
-
-    def _select(self, available):
-        mean = self._total / np.maximum(self._plays, self.patience)
-        return self._largest(self._generator.exponential(0.01, len(mean)) - mean, available)
-
-    def _observe(self, report):
-        self._plays[report.clients] += 1
-        self._total[report.clients] += report.latency
-'''
-RUNS = [Run("fedavg", "bsfl"), Run("fedadam", "gpfl"), Run("fedadam", "fedcm-ts", every=4)]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +32,17 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         yield place
 
 
-def check_killed(zygote: Zygote, run: Run, folder: Path, moments: int) -> None:
+@pytest.mark.parametrize(
+    ("run", "moments"),
+    [
+        (Run("fedadam", "fedcm-ts", rounds=10, every=4), 3),
+        pytest.param(Run("fedavg", "bsfl"), 20, marks=pytest.mark.slow),
+        pytest.param(Run("fedadam", "gpfl"), 20, marks=pytest.mark.slow),
+        pytest.param(Run("fedadam", "fedcm-ts", every=4), 20, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_killed_at_random_moments(run: Run, moments: int, zygote: Zygote, folder: Path) -> None:
     straight = zygote.call(run.play)
     generator = np.random.default_rng(len(run.base + run.selector))
     cut_off = 0
@@ -80,16 +69,6 @@ def check_killed(zygote: Zygote, run: Run, folder: Path, moments: int) -> None:
     assert again[-1] == straight[-1][-1:]
 
 
-def test_killed_at_random_moments(zygote: Zygote, folder: Path) -> None:
-    check_killed(zygote, replace(RUNS[2], rounds=10), folder, 3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("run", RUNS, ids=str)
-def test_killed_at_twenty_random_moments(zygote: Zygote, run: Run, folder: Path) -> None:
-    check_killed(zygote, run, folder, 20)
-
-
 # ---- the command ---------------------------------------------------------------------------------------------------
 
 
@@ -111,10 +90,9 @@ def begun(zygote: Zygote, folder: Path, when: Callable[[], bool] | None, *argv: 
 
 
 def test_a_run_goes_on_in_its_folder(zygote: Zygote, folder: Path) -> None:
-    """Without a further argument, with a selector of one's own; and all that it leaves is what it would have left."""
-    (folder / "mine.py").write_text(OWN)
+    (folder / "mine.py").write_text(FASTEST)
     argv = ("run", "smoke", "--engine", "vectorized", "--rounds", "60", "--selector", f"{folder}/mine.py:Fastest")
-    argv += ("--set", "aggregation.base=fedadam", "--set", "selectors.fastest.patience=2.0")
+    argv += ("--set", "aggregation.base=fedadam", "--set", "selectors.Fastest.patience=2.0")
     straight = begun(zygote, folder / "straight", None, *argv)
     cut_off = begun(zygote, folder / "cut", larger(folder / "cut", "runs/*/journal.jsonl", 20_000), *argv)
     assert any((cut_off / "checkpoints").glob("round-*"))
@@ -131,8 +109,7 @@ def test_a_run_goes_on_in_its_folder(zygote: Zygote, folder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_comparison_goes_on_with_the_run_that_was_cut_off(zygote: Zygote, folder: Path) -> None:
-    argv = ("compare", "smoke", "--rounds", "24", "--selectors", "bsfl,random", "--seeds", "2", "--set",
-            "target_accuracy=0.5")  # fmt: skip
+    argv = ("compare", "smoke", "--rounds", "24", "--selectors", "bsfl,random", "--seeds", "2")
     straight = begun(zygote, folder / "straight", None, *argv)
     within = larger(folder / "cut", "runs/*/random-seed1/journal.jsonl", 8_000)
     cut_off = begun(zygote, folder / "cut", within, *argv)
@@ -143,10 +120,9 @@ def test_a_comparison_goes_on_with_the_run_that_was_cut_off(zygote: Zygote, fold
     assert out.splitlines()[-1] == str(cut_off)
     assert content(cut_off) == content(straight)
     assert (cut_off / "bsfl-seed1" / "model.safetensors").stat().st_mtime_ns == finished
-    assert "bsfl, seed 1: round 24/24" in out
-    assert "bsfl, seed 1: round  1/24" not in out
-    assert "random, seed 1: round  1/24" not in out
-    assert "bsfl, seed 2: round  1/24" in out
+    for line, told in (("bsfl, seed 1: round  1/24", False), ("random, seed 1: round  1/24", False),
+                       ("bsfl, seed 1: round 24/24", True), ("bsfl, seed 2: round  1/24", True)):  # fmt: skip
+        assert (line in out) == told
 
 
 @pytest.mark.slow
@@ -164,3 +140,40 @@ def test_a_run_goes_on_from_a_folder_of_checkpoints(zygote: Zygote, folder: Path
         assert expected.pop("plan.json") != found.pop("plan.json")
         assert found == expected
     assert sorted(path.stem for path in (folder / "kept").glob("round-*")) == [f"round-{k:06d}" for k in (7, 8, 9)]
+
+
+# ---- on Ray --------------------------------------------------------------------------------------------------------
+
+
+def fedsel(folder: Path, *argv: str, after: int | None = None, seconds: float = 0.0) -> Path:
+    """Run the command in a folder; kill it a while ``after`` some rounds, if given; returns the run's folder."""
+    folder.mkdir(exist_ok=True)
+    with Command(sys.executable, "-m", "fedsel_flwr.cli", *argv, folder=folder, cwd=folder) as running:
+        if after is None:
+            assert running.wait(500) == 0, running.stdout[-3000:] + running.stderr[-3000:]
+            return Path(running.stdout.splitlines()[-1])
+        after_rounds(running, folder, after)
+        time.sleep(seconds)
+        os.kill(running.pid, signal.SIGKILL)
+        assert running.wait(60) == -signal.SIGKILL
+    assert running.left() == []
+    (made,) = (folder / "runs").iterdir()
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize(("api", "base"), [("legacy", "fedadam"), ("message", "fedadam"), ("message", "fedavg")])
+def test_on_ray_killed_again_and_again(api: str, base: str, tmp_path: Path) -> None:
+    """Three times at random moments, each time resumed in the same folder."""
+    keys = ("--set", f"api={api}", "--set", f"aggregation.base={base}", "--selector", "fedcm-ts")
+    argv: tuple[str, ...] = ("run", "smoke", "--rounds", "10", "--num-cpus", "2", *keys)
+    straight = fedsel(tmp_path / "straight", *argv)
+    generator, place, done = np.random.default_rng(len(api + base)), tmp_path / "cut", 0
+    for _ in range(3):
+        done += int(generator.integers(1, 3))
+        cut_off = fedsel(place, *argv, after=done, seconds=float(generator.uniform(0.0, 0.5)))
+        argv = ("run", "--resume", str(cut_off))
+    for _ in range(2):  # the second time it is over: no Ray is started
+        assert fedsel(place, *argv) == cut_off
+        assert content(cut_off) == content(straight)

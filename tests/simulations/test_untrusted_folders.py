@@ -1,4 +1,4 @@
-"""Untrusted folders: code that they name runs only if the user trusts it, and nothing leads out of them."""
+"""Untrusted folders: code that they name runs only if the user trusts it, nothing leads out, each fault is one line."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from fedsel_flwr.cli import main
 from fedsel_flwr.errors import FedSelError, ParameterError
 from fedsel_flwr.references import load_reference
 from fedsel_flwr.rounds.checkpoints import read_checkpoint, write_checkpoint
-from fedsel_flwr.simulations import Comparison, compare, existing_runs, load_scenario, simulate
-from tests.simulations.cut_off_runs import content
+from fedsel_flwr.simulations import Comparison, compare, existing_runs, simulate
+from tests.simulations.cut_off_runs import content, smoke, without_pictures
 
 MINE = """
 from pathlib import Path
@@ -39,19 +40,15 @@ Path("was_run").touch()
 """
 """Code that leaves something behind as soon as it is imported."""
 
-Change = Callable[[dict[str, Any]], object]
-
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A working directory with code in it; pictures are empty files, checkpoints come after every round."""
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pictures: None) -> Iterator[Path]:
+    """A working directory with code in it; checkpoints come after every round."""
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "marking.py").write_text(MARKING)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(existing_runs, "CHECKPOINT_SHARE", 1.0)
-    for name in ("plot", "plot_rounds"):
-        monkeypatch.setattr(Comparison, name, lambda self, path, *rest: Path(path).touch())
     for name in ("FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):
         monkeypatch.setenv(name, "0")
     yield tmp_path
@@ -59,24 +56,69 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
-def plan(folder: Path, change: Change = lambda said: None) -> Path:
-    """A plan of two runs of random in a folder, changed as wanted."""
-    said: dict[str, Any] = {
-        "scenario": load_scenario("smoke", {"engine": "vectorized", "rounds": 2}).model_dump(),
-        "selectors": [{"label": "random", "name": "random"}],
+Plan = dict[str, Any]
+SCENARIO = smoke(2).model_dump_json()
+
+
+def good() -> Plan:
+    """A plan that runs."""
+    return {
+        "scenario": json.loads(SCENARIO),
+        "selectors": [{"label": "random", "name": "random"}, {"label": "bsfl", "name": "bsfl"}],
         "seeds": [1, 2],
+        "reference": "random",
+        "rounds_on_flower": 0,
+        "left_out": {"fedcs": "needs a deadline"},
+        "where": {},
+        "device": "cpu",
+        "jobs": 1,
+        "checkpoints": {"checkpoint_every": 1},
+        "fingerprints": {"random": "SHA-256 0123"},
     }
-    change(said)
-    folder.mkdir()
-    (folder / "plan.json").write_text(json.dumps(said))
+
+
+def parent(plan: Plan, path: Sequence[Any]) -> Any:
+    """What holds the last key of a path."""
+    return reduce(lambda inner, key: inner[key], path[:-1], plan)
+
+
+def with_value(value: Any, *path: Any) -> str:
+    """The plan with another value somewhere."""
+    plan = good()
+    parent(plan, path)[path[-1]] = value
+    return json.dumps(plan)
+
+
+def without(*path: Any) -> str:
+    plan = good()
+    del parent(plan, path)[path[-1]]
+    return json.dumps(plan)
+
+
+def but(**changed: Any) -> str:
+    return json.dumps(good() | changed)
+
+
+def written(folder: Path, plan: str) -> Path:
+    """A folder with a plan."""
+    folder.mkdir(exist_ok=True)
+    (folder / "plan.json").write_text(plan, encoding="utf-8")
     return folder
+
+
+def run_with_code(folder: Path, label: str) -> None:
+    """A single run whose scenario names a selector that leaves something behind."""
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps({"scenario": "smoke", "selector": label}))
+    (folder / "scenario.toml").write_text('selector = "marking:X"\nengine = "vectorized"\nrounds = 2\n')
 
 
 def refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """The one line with which a command is refused."""
+    capsys.readouterr()
     assert main(argv) == 2
     out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
+    assert (out, err.count("\n")) == ("", 1), err
     assert err.startswith("fedsel: error: ")
     return err.strip()
 
@@ -84,66 +126,42 @@ def refused(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 # ---- code ----------------------------------------------------------------------------------------------------------
 
 
-def name_selector(text: str) -> Change:
-    return lambda said: said["selectors"][0].update(name=text)
+CODE = [
+    ("selectors.0.name", "theirs/evil.py:X"),
+    ("selectors.0.name", "marking:X"),
+    ("selectors.0.name", "os:abort"),
+    ("scenario.selector", "marking:X"),
+    ("scenario.model.name", "marking:net"),
+    ("scenario.data.dataset", "theirs/evil.py:data"),
+    ("where.ray_address", "10.0.0.9:6379"),
+]
 
 
-def name_in(table: str, key: str, text: str) -> Change:
-    return lambda said: said["scenario"][table].update({key: text})
-
-
-CODE: dict[str, tuple[Change, str]] = {
-    "a selector in the folder": (name_selector("theirs/evil.py:X"), "selectors[0].name = 'theirs/evil.py:X'"),
-    "a selector on the path": (name_selector("marking:X"), "selectors[0].name = 'marking:X'"),
-    "a selector of Python's": (name_selector("os:abort"), "selectors[0].name = 'os:abort'"),
-    "the scenario's selector": (
-        lambda said: said["scenario"].update(selector="marking:X"),
-        "scenario.selector = 'marking:X'",
-    ),
-    "a model": (name_in("model", "name", "marking:net"), "scenario.model.name = 'marking:net'"),
-    "data": (name_in("data", "dataset", "theirs/evil.py:data"), "scenario.data.dataset = 'theirs/evil.py:data'"),
-    "a cluster": (
-        lambda said: (said["scenario"].update(engine="ray"), said.update(where={"ray_address": "10.0.0.9:6379"})),
-        "where.ray_address = '10.0.0.9:6379'",
-    ),
-}
-
-
-@pytest.mark.parametrize(("change", "named"), CODE.values(), ids=CODE)
+@pytest.mark.parametrize(("key", "value"), CODE)
 def test_code_that_a_plan_names_is_not_run(
-    change: Change, named: str, here: Path, capsys: pytest.CaptureFixture[str]
+    key: str, value: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    theirs = plan(here / "theirs", change)
-    (theirs / "evil.py").write_text(MARKING)
+    path = [int(part) if part.isdecimal() else part for part in key.split(".")]
+    (written(here / "theirs", with_value(value, *path)) / "evil.py").write_text(MARKING)
     before = {*here.rglob("*")}
     said = refused(["compare", "--resume", "theirs", "--quiet"], capsys)
-    assert named in said
+    assert f"{key.replace('.0', '[0]')} = {value!r}" in said
     assert said.endswith("give fedsel compare --resume theirs --quiet --trust")
     assert {*here.rglob("*")} == before
 
 
 def test_code_that_a_single_run_names_is_not_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (here / "theirs").mkdir()
-    (here / "theirs" / "run.json").write_text('{"scenario": "smoke", "selector": "evil"}')
-    (here / "theirs" / "scenario.toml").write_text('selector = "marking:X"\nengine = "vectorized"\nrounds = 2\n')
-    assert "selectors[0].name = 'marking:X'" in refused(["run", "--resume", "theirs"], capsys)
-    assert not (here / "was_run").exists()
-
-
-def test_the_selector_that_a_run_in_the_folder_names_is_not_loaded(here: Path) -> None:
     """Neither by the command nor by ``compare``, whose caller gives the selectors himself."""
-    smoke = load_scenario("smoke", {"rounds": 2})
-    theirs = here / "theirs" / "random-seed1"
-    theirs.mkdir(parents=True)
-    (theirs / "run.json").write_text('{"scenario": "smoke", "selector": "random"}')
-    (theirs / "scenario.toml").write_text('selector = "marking:X"\nengine = "vectorized"\nrounds = 2\n')
+    run_with_code(here / "theirs", "evil")
+    assert "selectors[0].name = 'marking:X'" in refused(["run", "--resume", "theirs"], capsys)
+    run_with_code(here / "compared" / "random-seed1", "random")
     with pytest.raises(FedSelError, match="selector is 'marking:X' there and 'random' here"):
-        compare(smoke, "random", seeds=[1, 2], folder=here / "theirs", resume=True)
+        compare(smoke(2), "random", seeds=[1, 2], folder=here / "compared", resume=True)
     assert not (here / "was_run").exists()
 
 
 def test_trusted_code_is_loaded(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan(here / "theirs", name_selector("marking:X"))
+    written(here / "theirs", with_value("marking:X", "selectors", 0, "name"))
     assert "marking has no 'X'" in refused(["compare", "--resume", "theirs", "--trust"], capsys)
     assert (here / "was_run").exists()
 
@@ -154,7 +172,7 @@ def test_trusted_code_is_loaded(here: Path, capsys: pytest.CaptureFixture[str]) 
 def test_the_standard_library_is_never_called(reference: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Trusted or not, and wherever a reference comes from."""
     sys.modules.pop("this", None)
-    plan(here / "theirs", name_in("model", "name", reference))
+    written(here / "theirs", with_value(reference, "scenario", "model", "name"))
     said = refused(["compare", "--resume", "theirs", "--trust"], capsys)
     assert f"model {reference!r} is of Python's standard library" in said
     with pytest.raises(ParameterError, match="standard library"):
@@ -171,7 +189,6 @@ def test_a_comparison_of_ones_own_code_is_cut_off_and_resumed(here: Path, capsys
     """The line that is printed, typed as it stands, leaves what an uninterrupted comparison leaves."""
     line = ["compare", "smoke", "--rounds", "6", "--selectors", "./mine.py:Mine,random", "--quiet"]
     assert main([*line, "--runs-dir", "straight"]) == 0
-    capsys.readouterr()
     (here / "unplugged").touch()
     said = refused([*line, "--runs-dir", "runs 2"], capsys)
     (here / "unplugged").unlink()
@@ -192,7 +209,7 @@ def test_a_comparison_of_ones_own_code_is_cut_off_and_resumed(here: Path, capsys
 
 @pytest.mark.parametrize("trust", [[], ["--trust"]], ids=["strange", "trusted"])
 def test_checkpoints_elsewhere_are_refused(trust: list[str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan(here / "theirs", lambda said: said.update(checkpoints={"checkpoint_dir": str(here / "away")}))
+    written(here / "theirs", but(checkpoints={"checkpoint_dir": str(here / "away")}))
     said = refused(["run", "--resume", "theirs", *trust], capsys)
     assert said.endswith(f"name it: fedsel run --resume theirs{' --trust' * len(trust)} --checkpoint-dir {here}/away")
     assert not (here / "away").exists()
@@ -201,20 +218,13 @@ def test_checkpoints_elsewhere_are_refused(trust: list[str], here: Path, capsys:
 def test_a_run_resumes_from_checkpoints_that_its_reader_names(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = ["run", "smoke", "--engine", "vectorized", "--quiet", "--rounds", "3", "--checkpoint-dir", "kept"]
     assert main(line) == 0
-    capsys.readouterr()
     (folder,) = (here / "runs").iterdir()
     again = ["run", "--resume", str(folder), "--quiet"]
     for wrong in ([], ["--checkpoint-dir", "other"]):
         assert "keeps its checkpoints elsewhere" in refused([*again, *wrong], capsys)
     assert main([*again, "--checkpoint-dir", "kept"]) == 0
-
-
-def test_a_run_that_knows_its_checkpoints_is_given_no_others(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan(here / "theirs")
+    written(here / "theirs", but())  # knows its own
     assert "--checkpoint-dir" in refused(["run", "--resume", "theirs", "--checkpoint-dir", "x"], capsys)
-
-
-# ---- other plans in the folder of all runs -------------------------------------------------------------------------
 
 
 def test_plans_that_cannot_be_read_are_skipped_and_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -235,24 +245,23 @@ def test_plans_that_cannot_be_read_are_skipped_and_named(here: Path, capsys: pyt
     assert out.splitlines()[-1] == str(mine)
     linked, garbled = sorted(err.splitlines(), reverse=True)
     assert linked.startswith("fedsel: a folder is skipped: 'runs/linked/plan.json' is a link")
-    assert garbled.startswith(
-        "fedsel: a folder is skipped: 'runs/garbled/plan.json' is no plan: it lacks seeds, selectors"
-    )
+    assert garbled.startswith("fedsel: a folder is skipped: 'runs/garbled/plan.json' is no plan: it lacks seeds, sel")
 
 
 # ---- links ---------------------------------------------------------------------------------------------------------
 
-LINKED = ["journal.jsonl", "flower.log", "checkpoints", "plan.json", "comparison.png", "random-seed1",
-          "random-seed1/journal.jsonl", "random-seed1/checkpoints", ".lock",
-          "random-seed1/checkpoints/round-000001.safetensors.tmp",
-          "random-seed1/run.json", "random-seed2/scenario.toml"]  # fmt: skip
+LINKED = ["journal.jsonl", "flower.log", "checkpoints", "plan.json", "comparison.png", ".lock", "random-seed1",
+          "random-seed1/journal.jsonl", "random-seed1/checkpoints", "random-seed1/run.json",
+          "random-seed1/checkpoints/round-000001.safetensors.tmp", "random-seed2/scenario.toml"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a comparison of two runs."""
     folder = tmp_path_factory.mktemp("two_runs") / "theirs"
-    compare(load_scenario("smoke", {"rounds": 2}), "random", seeds=[1, 2], folder=folder)
+    with pytest.MonkeyPatch.context() as patch:
+        without_pictures(patch)
+        compare(smoke(2), "random", seeds=[1, 2], folder=folder)
     return folder
 
 
@@ -274,42 +283,37 @@ def test_links_in_a_folder_are_refused_by_name(
     link.unlink(missing_ok=True)
     link.parent.mkdir(exist_ok=True)
     link.symlink_to(victim)
-    capsys.readouterr()
     before = {path: path.lstat().st_mtime_ns for path in here.rglob("*")}
-    assert f"'theirs/{name}' is a link" in refused(["compare", "--resume", "theirs"], capsys)
-    scenario = load_scenario("smoke", {"rounds": 2})
+    for argv in (["compare", "--resume", "theirs"], ["report", "theirs"]):
+        assert f"'theirs/{name}' is a link" in refused(argv, capsys)
     for resume in (False, True):
         with pytest.raises(ParameterError, match=f"theirs/{name}' is a link"):
-            compare(scenario, "random", seeds=[1, 2], folder="theirs", resume=resume)
+            compare(smoke(2), "random", seeds=[1, 2], folder="theirs", resume=resume)
     run = theirs / "random-seed1"
-    if run in (link, *link.parents) and link != run:
+    if run in link.parents:
         with pytest.raises(ParameterError, match=f"{name}' is a link"):
-            simulate(load_scenario("smoke", {"rounds": 2, "engine": "vectorized"}), folder=run)
-    assert f"'theirs/{name}' is a link" in refused(["report", "theirs"], capsys)
+            simulate(smoke(2), folder=run)
     assert {path: path.lstat().st_mtime_ns for path in here.rglob("*")} == before
 
 
 def test_a_pipe_in_a_folder_is_refused(theirs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Reading it would wait for ever."""
     os.mkfifo(theirs / "random-seed2" / "journal.jsonl")
-    capsys.readouterr()
     for argv in (["compare", "--resume", "theirs"], ["report", "theirs"]):
         assert "'theirs/random-seed2/journal.jsonl' is neither a file nor a folder" in refused(argv, capsys)
 
 
-def test_a_saved_comparison_is_not_written_through_links(here: Path) -> None:
-    comparison = compare(load_scenario("smoke", {"rounds": 2}), "random", seeds=[1])
+def test_a_saved_comparison_is_not_written_through_links(theirs: Path, here: Path) -> None:
     (here / "saved").mkdir()
     (here / "victim").mkdir()
     (here / "saved" / "random-seed1").symlink_to(here / "victim")
     with pytest.raises(ParameterError, match="saved/random-seed1' is a link"):
-        comparison.save("saved")
+        Comparison.load(theirs).save("saved")
     assert not any((here / "victim").iterdir())
 
 
-def test_the_folder_given_and_those_above_it_may_be_links(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("disk", "disk/runs"):
-        (here / name).mkdir()
+def test_the_folder_given_and_those_above_it_may_be_links(here: Path) -> None:
+    (here / "disk" / "runs").mkdir(parents=True)
     (here / "runs").symlink_to(here / "disk" / "runs")
     (here / "home").symlink_to(here / "disk")
     line = ["compare", "smoke", "--rounds", "2", "--selectors", "random", "--seeds", "2", "--quiet"]
@@ -319,12 +323,10 @@ def test_the_folder_given_and_those_above_it_may_be_links(here: Path, capsys: py
     (here / "newest").symlink_to(folder)
     assert main(["compare", "--resume", "newest", "--quiet"]) == 0
     assert main(["report", "newest"]) == 0
-    assert (
-        len(compare(load_scenario("smoke", {"rounds": 2}), "random", seeds=2, folder="newest", resume=True).runs) == 2
-    )
+    assert len(compare(smoke(2), "random", seeds=2, folder="newest", resume=True).runs) == 2
 
 
-# ---- labels --------------------------------------------------------------------------------------------------------
+# ---- texts ---------------------------------------------------------------------------------------------------------
 
 NASTY = {
     "a colour": "\x1b[31mrandom", "a colour in one byte": "\x9b31mrandom", "backwards": "\u202emodnar",
@@ -334,9 +336,7 @@ NASTY = {
 
 
 @pytest.mark.parametrize("label", NASTY.values(), ids=NASTY)
-def test_labels_are_checked_when_they_are_read(
-    label: str, theirs: Path, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_labels_are_checked_when_they_are_read(label: str, theirs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As when they are written: they reach the terminal, LaTeX, and names of folders."""
     path = theirs / "random-seed1" / "run.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"selector": label}))
@@ -344,16 +344,9 @@ def test_labels_are_checked_when_they_are_read(
         assert "is no run" in refused(argv, capsys)
     if label:
         with pytest.raises(ParameterError, match="label"):
-            compare(load_scenario("smoke"), {label: "random"}, seeds=1)
-    change(theirs / "plan.json", lambda said: said["selectors"][0].update(label=label))
+            compare(smoke(), {label: "random"}, seeds=1)
+    written(theirs, with_value(label, "selectors", 0, "label"))
     assert "is no plan" in refused(["compare", "--resume", "theirs"], capsys)
-
-
-def change(path: Path, how: Change) -> None:
-    """Change a JSON file."""
-    said = json.loads(path.read_text())
-    how(said)
-    path.write_text(json.dumps(said))
 
 
 @pytest.mark.parametrize(
@@ -368,7 +361,7 @@ def change(path: Path, how: Change) -> None:
     ],
 )
 def test_a_run_that_was_changed_by_hand_is_refused_in_one_line(
-    name: str, text: str, words: str, theirs: Path, here: Path, capsys: pytest.CaptureFixture[str]
+    name: str, text: str, words: str, theirs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (theirs / "random-seed1" / name).write_text(text)
     for argv in (["report", "theirs"], ["compare", "--resume", "theirs"], ["run", "--resume", "theirs/random-seed1"]):
@@ -384,9 +377,6 @@ def test_a_label_is_no_html(theirs: Path) -> None:
     assert "<b>" not in comparison._repr_html_()
 
 
-# ---- checkpoints ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("before", "words"),
     [
@@ -396,12 +386,128 @@ def test_a_label_is_no_html(theirs: Path) -> None:
     ],
 )
 def test_a_checkpoint_with_ids_of_nobody(before: str, words: str, here: Path) -> None:
-    options: dict[str, Any] = {"checkpoint_dir": "kept", "engine": "vectorized"}
-    simulate(load_scenario("smoke", {"rounds": 2}), **options)
+    simulate(smoke(2), checkpoint_dir="kept")
     for path in Path("kept").glob("round-*"):
         written = read_checkpoint(path)
         roster = written.state["roster"]
         roster["ids"] = [before + client_id for client_id in roster["ids"]]
         write_checkpoint(path.parent, written)
     with pytest.raises(FedSelError, match=words):
-        simulate(load_scenario("smoke", {"rounds": 4}), folder="run", resume=True, **options)
+        simulate(smoke(4), folder="run", resume=True, checkpoint_dir="kept")
+
+
+# ---- plans that were written or changed by hand --------------------------------------------------------------------
+
+HUGE = 10**400
+DEEP = "[" * 200_000
+"""Brackets that Python's JSON does not follow."""
+
+
+def deep(levels: int) -> Any:
+    return reduce(lambda inner, _: [inner], range(levels), 1)
+
+
+HAND_MADE: dict[str, tuple[str, str]] = {
+    "nothing": ("", "cannot be read"),
+    "a list": ("[]", "lacks scenario, seeds, selectors"),
+    "200,000 brackets": (f'{{"scenario": {{}}, "selectors": [], "seeds": {DEEP}', "cannot be read"),
+    "nested": (but(fingerprints={"random": deep(300)}), "nested more than 20 levels"),
+    "an unknown key": (but(run_this="rm"), "run_this = 'rm'"),
+    "a key that acts": (but(**{"\x1b]0;owned\x07": 1}), "holds control characters"),
+    "a long key": (but(where={"a" * 10**5: 1}), "unknown key 'aaa"),
+    "a null": (but(seeds=None), "seeds = None"),
+    "rubbish in the midst": (but().replace('"jobs": ', '"jobs": \n}\0'), "cannot be read"),
+    "no seeds": (without("seeds"), "lacks seeds"),
+    "selectors: texts": (but(selectors=["random", "bsfl"]), "selectors.0 = 'random'"),
+    "selectors: an object": (but(selectors={"random": "random"}), "selectors = a dict of 1"),
+    "selectors: without label": (without("selectors", 0, "label"), "selectors.0.label"),
+    "selectors: without name": (without("selectors", 0, "name"), "selectors.0.name"),
+    "selectors: one twice": (but(selectors=[good()["selectors"][0]] * 2), "'random'"),
+    "selectors: a label that leads out": (but(selectors=[{"label": "../x", "name": "random"}]), "label '../x'"),
+    "selectors: nobody's name": (but(selectors=[{"label": "x", "name": "nobody"}]), "unknown selector 'nobody'"),
+    "where: a list": (but(where=[]), "where = []"),
+    "where: an unknown key": (but(where={"gpu": 1}), "unknown key 'gpu'"),
+    "where: an address of numbers": (but(where={"ray_address": 6379}), "ray_address"),
+    "scenario: a text": (but(scenario="smoke"), "scenario = 'smoke'"),
+    "scenario: NaN": (but(scenario=float("nan")), "scenario = nan"),
+    "scenario: without name": (without("scenario", "name"), "scenario.name"),
+    "scenario: clients without number": (
+        with_value(HUGE, "scenario", "num_clients"),
+        "scenario.num_clients = an integer of",
+    ),
+    "a selector's null": (with_value({"a": {"b": None}}, "scenario", "selectors"), "not TOML serializable"),
+    "seeds: 400 digits": (but(seeds=[HUGE]), "seeds.0 = an integer of 1329 bits"),
+    "seeds: 5,000 digits": (but(seeds=["x"]).replace('"x"', "9" * 5000), "cannot be read"),
+    "checkpoints: unknown options": (but(checkpoints={"every": 1}), "checkpoints.every = 1"),
+    "checkpoints: a path of zeros": (but(checkpoints={"checkpoint_dir": "\0"}), "holds control characters"),
+    "left_out: a text": (but(left_out="fedcs"), "left_out = 'fedcs'"),
+    "half a character": (with_value("\ud800", "scenario", "description"), "holds control characters"),
+}
+"""What was written by hand, and words of the line that refuses it."""
+BAD_VALUES: dict[str, list[Any]] = {
+    "seeds": [[-1], [2**63], [1.5], [True], ["1"], [3, 3]],
+    "jobs": [0, HUGE],
+    "device": ["abacus", "", "cuda:99", "../cpu", "cpu:x:y"],
+    "rounds_on_flower": [-1],
+    "reference": ["nobody", "../random", "", "a" * 1000],
+    "where": [{"num_cpus": number} for number in (0, -1, "all", HUGE, float("nan"))],
+    "checkpoints": [{"checkpoint_dir": place} for place in ("", "/", "away", "../away", 7)],
+    "selectors": [[{"label": "random", "name": name}] for name in ("", "a:b:c", "/no.py:X", ":", "os:abort")]
+    + [[{"label": label, "name": "random"}] for label in (".", "..", "\\", " ")],
+}
+
+
+def refused_plan(text: str, here: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """The line with which a plan is refused; nothing is written for it."""
+    theirs = written(here / "theirs", text)
+    before = sorted(os.listdir(here))
+    said = refused(["compare", "--resume", "theirs", "--trust", "--quiet"], capsys)
+    assert said.isprintable()
+    assert len(said) < 2000
+    assert (sorted(os.listdir(here)), os.listdir(theirs)) == (before, ["plan.json"])
+    return said
+
+
+@pytest.mark.parametrize(("text", "words"), HAND_MADE.values(), ids=HAND_MADE)
+def test_a_hand_made_plan_is_refused(text: str, words: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert words in refused_plan(text, here, capsys)
+
+
+@pytest.mark.parametrize("key", BAD_VALUES)
+def test_values_out_of_range_are_refused(key: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for value in BAD_VALUES[key]:
+        refused_plan(but(**{key: value}), here, capsys)
+
+
+@pytest.mark.parametrize("plan", [but(), but(processes=2)], ids=["as written", "with the key of older plans"])
+def test_the_plan_itself_runs(plan: str, here: Path) -> None:
+    """Else the others might be refused for another reason."""
+    written(here / "theirs", plan)
+    assert main(["compare", "--resume", "theirs", "--quiet"]) == 0
+
+
+FREE = (("left_out",), ("fingerprints",), ("scenario", "selectors"))
+"""Objects of a plan in which any key may stand."""
+KINDS = [None, 3, "text", [], [{}], {}, {"label": "random"}, float("nan"), HUGE, deep(12), "\x1b[31mred", "\ud800"]
+
+
+def places(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place of a plan at which a value stands whose kind is fixed."""
+    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ():
+        yield (*path, key)
+        if (*path, key) not in FREE:
+            yield from places(value, (*path, key))
+
+
+def test_a_value_of_another_kind_and_a_file_that_is_cut_are_refused(here: Path, capsys: Any) -> None:
+    texts = [json.dumps(good())[:length] for length in range(0, 1000, 50)]
+    for path in places(good()):
+        before = parent(good(), path)[path[-1]]
+        for value in KINDS:
+            numbers = isinstance(before, int | float) and isinstance(value, int | float)
+            if isinstance(value, type(before)) or numbers or None in (before, value):
+                continue
+            texts.append(with_value(value, *path))
+    assert len(texts) > 500
+    for text in texts[::7]:
+        refused_plan(text, here, capsys)

@@ -123,7 +123,13 @@ class RayResources:
                         f"{name} = {value} is given, but the cluster at {self.source} = {self.address!r} has what it "
                         f"was started with. Leave {name} out, or unset {self.source}."
                     )
-            check_cluster(self.address, self.source)
+            # Guard: Ray itself tries to connect for minutes, and then ends the process.
+            try:
+                try_connect(self.address)
+            except (OSError, OverflowError) as error:
+                raise RunError(
+                    f"{self.source} = {self.address!r}: no server answers there ({error}). {start_hint(self.source)}"
+                ) from error
             return
         if self.gpus() > 0 or self.gpus_per_client() > 0:
             there, asked = visible_gpus(), max(self.gpus(), math.ceil(self.gpus_per_client()))
@@ -190,7 +196,7 @@ def actors_that_fit(cpus: int, gpus: int, resources: RayResources) -> int:
     return min(count, int(gpus / share) if share >= 1 else gpus * int(1 / share))
 
 
-def start_hint(source: str = VARIABLE) -> str:
+def start_hint(source: str) -> str:
     """Return the advice for a missing cluster, a sentence without its full stop.
 
     Args:
@@ -225,28 +231,10 @@ def cluster_address(given: str | None = None) -> str | None:
     return address
 
 
-def check_cluster(address: str, source: str = VARIABLE) -> None:
-    """Refuse an address without a server.
-
-    Guard: Ray itself tries to connect for minutes, and then ends the process.
-
-    Args:
-        address: The address, as :func:`cluster_address` returns it.
-        source: Name of the variable or argument that gave it.
-
-    Raises:
-        RunError: There is no server.
-    """
+def try_connect(address: str) -> None:
+    """Open a connection and close it; raise :class:`OSError` if no server listens; "auto" is Ray's to find."""
     if address == "auto":
         return
-    try:
-        try_connect(address)
-    except (OSError, OverflowError) as error:
-        raise RunError(f"{source} = {address!r}: no server answers there ({error}). {start_hint(source)}") from error
-
-
-def try_connect(address: str) -> None:
-    """Open a connection and close it; raise :class:`OSError` if no server listens."""
     host, _, port = address.rpartition(":")
     with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S):
         return

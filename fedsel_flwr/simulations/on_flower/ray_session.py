@@ -19,7 +19,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import psutil
@@ -29,7 +30,7 @@ from fedsel_flwr.errors import RunError
 from fedsel_flwr.flower import disable_actor_retries
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources, start_hint, try_connect
 from fedsel_flwr.simulations.shutdown import end_process
-from fedsel_flwr.simulations.worlds.world import WORLD_CACHE, World
+from fedsel_flwr.simulations.worlds.world import WORLD_CACHE
 
 JOIN_LIMIT_S = 60.0
 """Longest wait for a cluster, seconds: Ray itself waits for ever for a server that is not the head of Ray."""
@@ -42,6 +43,8 @@ RAY_SERVERS = ("raylet", "gcs_server")
 EXIT_DEAD = 2
 """The exit status after Ray's death."""
 logger = logging.getLogger("fedsel_flwr")
+_SHARING = threading.Lock()
+"""Held while the world is put into Ray."""
 
 
 class RaySession:
@@ -224,13 +227,32 @@ class SharedWorld:
 
 
 def share_world() -> SharedWorld | None:
-    """Put the world that this process has built into Ray's object store, for its actors.
+    """Put the world that this process has built into Ray's object store, for its actors, once per connection.
 
     Returns:
         The world there; None if no world was built, Ray is not connected, or the world cannot be pickled. Actors then
         build their own.
     """
-    return _WORLD_STORE.share()
+    # Not imported: an app is pickled in processes without Ray too, and a Ray that is connected is loaded.
+    ray = sys.modules.get("ray")
+    if WORLD_CACHE.latest is None or ray is None or not ray.is_initialized():
+        return None
+    # The job is part of the key: after a new start of Ray the old reference is worthless.
+    context = ray.get_runtime_context()
+    # Flower pickles the messages of a round in several threads.
+    with _SHARING:
+        return _put_world(WORLD_CACHE.latest[0], context.get_node_id(), context.get_job_id())
+
+
+@lru_cache(maxsize=1)
+def _put_world(scenario: str, node: str, job: str) -> SharedWorld | None:
+    """Put the cached world of a scenario into Ray; None if it cannot be pickled."""
+    # The user's own data or model may hold what cannot be pickled: then the actors build the world from the scenario.
+    try:
+        return SharedWorld(scenario, sys.modules["ray"].put(WORLD_CACHE.get(scenario).for_clients()))
+    except (TypeError, AttributeError, pickle.PicklingError) as error:
+        logger.warning("each actor builds the data by itself, as they cannot be pickled: %s", error)
+        return None
 
 
 def receive_world(shared: SharedWorld) -> None:
@@ -239,39 +261,3 @@ def receive_world(shared: SharedWorld) -> None:
         import ray
 
         WORLD_CACHE.put(shared.scenario, ray.get(shared.reference))
-
-
-@dataclass
-class _WorldStore:
-    """Store that puts a world into Ray once per connection, however many messages ask for it."""
-
-    stored: tuple[Any, SharedWorld | None] = (None, None)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def share(self) -> SharedWorld | None:
-        """Return the cached world in Ray; put it there if this connection does not have it."""
-        # Not imported: an app is pickled in processes without Ray too, and a Ray that is connected is loaded.
-        ray = sys.modules.get("ray")
-        if WORLD_CACHE.latest is None or ray is None or not ray.is_initialized():
-            return None
-        scenario, world = WORLD_CACHE.latest
-        # The job is part of the key: after a new start of Ray the old reference is worthless.
-        context = ray.get_runtime_context()
-        key = (context.get_node_id(), context.get_job_id(), scenario)
-        # Flower pickles the messages of a round in several threads.
-        with self.lock:
-            if self.stored[0] != key:
-                self.stored = (key, _put(ray, scenario, world))
-            return self.stored[1]
-
-
-def _put(ray: Any, scenario: str, world: World) -> SharedWorld | None:
-    # The user's own data or model may hold what cannot be pickled: then the actors build the world from the scenario.
-    try:
-        return SharedWorld(scenario, ray.put(world.for_clients()))
-    except (TypeError, AttributeError, pickle.PicklingError) as error:
-        logger.warning("each actor builds the data by itself, as they cannot be pickled: %s", error)
-        return None
-
-
-_WORLD_STORE = _WorldStore()

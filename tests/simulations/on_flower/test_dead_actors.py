@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -14,54 +13,31 @@ import psutil
 import pytest
 
 from fedsel_flwr.report.run_folder import read_history, read_model
-from fedsel_flwr.simulations import load_scenario, simulate
-from tests.flwr_command import LocalSuperLink
-from tests.processes import Command
+from fedsel_flwr.simulations import simulate
+from tests.e2e.fleet import wait_until
+from tests.flwr_command import ANSI, LocalSuperLink
+from tests.processes import Command, command_line
+from tests.simulations.cut_off_runs import after_rounds, rounds_in, smoke
+from tests.simulations.ray_runs import at_work
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 ROUNDS = 60
 SLOW_CLIENTS = {"training.local_epochs": 20}
 """So that a round takes a while, and an actor dies in the middle of one."""
-ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def kill_an_actor(processes: Iterable[psutil.Process], timeout: float = 20.0) -> None:
     """Kill -9 an actor that is at work."""
     family, deadline = list(processes), time.monotonic() + timeout
     while time.monotonic() < deadline:
-        for process in family:
-            if "ray::ClientAppActor.run" in " ".join(cmdline(process)):
-                return process.kill()
+        for process in filter(at_work, family):
+            return process.kill()
     raise AssertionError(f"no actor at work among {family}")
 
 
-def rounds_in(folder: Path) -> int:
-    """How many rounds the journals below a folder have."""
-    return sum(path.read_bytes().count(b"\n") for path in folder.rglob("journal.jsonl"))
-
-
-def after_rounds(command: Command, folder: Path, rounds: int) -> None:
-    """Wait until so many rounds have ended."""
-    deadline = time.monotonic() + 400
-    while rounds_in(folder) < rounds:
-        assert command.poll() is None, command.stdout[-3000:] + command.stderr[-3000:]
-        assert time.monotonic() < deadline, command.stdout[-3000:] + command.stderr[-3000:]
-        time.sleep(0.01)
-
-
-def until_ended(family: Callable[[], list[psutil.Process]]) -> None:
-    """Wait until no simulation runs any more; ``flwr run`` ends with its log."""
-    deadline = time.monotonic() + 200
-    while any("flwr-simulation" in part for process in family() for part in cmdline(process)):
-        assert time.monotonic() < deadline, "a simulation still runs"
-        time.sleep(0.5)
-
-
-def cmdline(process: psutil.Process) -> list[str]:
-    """What a process is called; nothing of one that has ended."""
-    with contextlib.suppress(psutil.Error):
-        return list(process.cmdline())
-    return []
+def simulates(family: Iterable[psutil.Process]) -> bool:
+    """Whether a simulation still runs; ``flwr run`` ends with its log."""
+    return any("flwr-simulation" in part for process in family for part in command_line(process))
 
 
 @pytest.mark.parametrize("api", ["legacy", "message"])
@@ -69,17 +45,14 @@ def test_fedsel_run_goes_on_and_loses_nothing(api: str, tmp_path: Path) -> None:
     """Two actors are killed; Ray starts them again and gives them their messages once more."""
     sets = [part for key, value in {**SLOW_CLIENTS, "api": api}.items() for part in ("--set", f"{key}={value}")]
     argv = ("run", "smoke", "--rounds", str(ROUNDS), "--num-cpus", "2", "--runs-dir", str(tmp_path / "runs"), *sets)
-    command = Command(sys.executable, "-m", "fedsel_flwr.cli", *argv, folder=tmp_path / "said", cwd=tmp_path)
-    try:
+    with Command(sys.executable, "-m", "fedsel_flwr.cli", *argv, folder=tmp_path / "said", cwd=tmp_path) as command:
         for rounds in (2, 6):
             after_rounds(command, tmp_path / "runs", rounds)
             kill_an_actor(psutil.Process(command.pid).children(recursive=True))
         assert command.wait(400) == 0, command.stdout[-3000:] + command.stderr[-3000:]
         assert command.left() == []
-    finally:
-        command.kill()
     history = read_history(Path(command.stdout.splitlines()[-1]))
-    whole = simulate(load_scenario("smoke", {"rounds": ROUNDS, "engine": "vectorized", **SLOW_CLIENTS, "api": api}))
+    whole = simulate(smoke(ROUNDS, api=api, **SLOW_CLIENTS))
     assert [(r.num_completed, r.simulated_s) for r in history.rounds] == [
         (r.num_completed, r.simulated_s) for r in whole.history.rounds
     ]
@@ -107,7 +80,7 @@ def test_flwr_run_ends_with_the_reason_and_goes_on_after_that(api: str, tmp_path
         assert re.search(rf"resume = true.* after round \d+ .*'{tmp_path / 'checkpoints'}'", said)
         assert "Traceback" not in said.partition("an actor of Ray has died")[2]
         before = set((tmp_path / "runs").iterdir())  # the rounds that were done, and the model after the last of them
-        until_ended(superlink.family)
+        wait_until(lambda: not simulates(superlink.family()), 200, "a simulation still runs")
         command = run(resume="must")
         assert command.wait(400) == 0
         after = set((tmp_path / "runs").iterdir()) - before
@@ -119,9 +92,8 @@ def test_flwr_run_ends_with_the_reason_and_goes_on_after_that(api: str, tmp_path
     failed = {row.round: row.problem for row in history.clients if not row.completed}
     assert len(failed) <= 1, failed  # at most the round in which the actor died, one client of it
     if not failed:
-        overrides = {"rounds": ROUNDS, "engine": "vectorized", **SLOW_CLIENTS, "api": api}
         # One client after the other, as on Ray: compiled loops round otherwise, and in 24,000 epochs one example may
         # change the side of a rectifier.
-        whole = simulate(load_scenario("smoke", overrides), backend="sequential")
+        whole = simulate(smoke(ROUNDS, api=api, **SLOW_CLIENTS), backend="sequential")
         for ours, theirs in zip(read_model(folder), whole.arrays, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)

@@ -8,13 +8,14 @@ import json
 import re
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from fedsel_flwr import cli
-from fedsel_flwr.rounds.history import ClientRecord, History
 from fedsel_flwr.simulations import engine
 from fedsel_flwr.simulations.comparisons.flower_agreement import Agreement, compare_choices
 from fedsel_flwr.simulations.scenario_files import load_scenario
@@ -99,18 +100,10 @@ def test_a_comparison_starts_with_every_selector_on_the_first_seed(finished: tup
 
 
 def test_engines_that_part_are_said_to() -> None:
-    def history(*rounds: list[int]) -> History:
-        made = History()
-        for number, chosen in enumerate(rounds, start=1):
-            rows = [
-                ClientRecord(
-                    round=number, client_id=str(k), client=k, completed=True, problem="", latency_s=1.0, energy_j=1.0,
-                    download_s=0.0, compute_s=1.0, upload_s=0.0, train_loss=0.5, num_examples=3,
-                )
-                for k in chosen
-            ]  # fmt: skip
-            made.append(round=number, num_available=9, round_s=1.0, clients=rows)
-        return made
+    def history(*rounds: list[int]) -> Any:
+        numbers = range(1, len(rounds) + 1)
+        rows = [SimpleNamespace(round=t, client_id=str(k)) for t in numbers for k in rounds[t - 1]]
+        return SimpleNamespace(rounds=[SimpleNamespace(round=t) for t in numbers], clients=rows)
 
     one, other = history([0, 1], [2, 3], [4, 5]), history([1, 0], [2, 4])
     assert compare_choices(one, one) == Agreement(rounds=3, parted=0)

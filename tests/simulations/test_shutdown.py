@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM at random moments: one line, exit status 130, nothing left, and the same figures when resumed."""
+"""Shutting down on SIGINT and SIGTERM: one line, nothing left, and the same figures when resumed."""
 
 from __future__ import annotations
 
@@ -28,11 +28,17 @@ OF_RAY = re.compile(r"\*\*\* SIGTERM received|PC: @ |    @ |\[.* logging\.cc:")
 EARLY_S = 0.3
 """Before that Python itself is still starting."""
 
-# One whose main thread is in a library for minutes, or waits without a timeout, while another one gets SIGTERM.
-DEAF = """
-import hashlib, signal, sys, threading, time
+# A program whose main thread is busy when it gets a signal: first alone in a block that shuts down on signals.
+BUSY = """
+import ctypes, hashlib, os, signal, subprocess, sys, threading, time
 from pathlib import Path
 from fedsel_flwr.simulations.shutdown import shutdown_on_signal
+
+busy, folder = sys.argv[1:]
+before = signal.getsignal(signal.SIGTERM)
+with shutdown_on_signal(lambda: None, lambda: "left", 7):
+    pass
+assert signal.getsignal(signal.SIGTERM) is before
 
 def send():
     time.sleep(0.5)
@@ -40,16 +46,34 @@ def send():
     signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
     time.sleep(60)
 
-with shutdown_on_signal(lambda: None, lambda: "left", 7) as leaving:
-    leaving.folder = Path(sys.argv[2])
-    threading.Thread(target=send, daemon=True).start()
-    if sys.argv[1] == "library":
-        hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
-    elif sys.argv[1] == "wait":
-        threading.Event().wait()
-    else:  # a second signal, and a third, while the first is acted on
-        leaving.on_signal = lambda: [signal.raise_signal(each) for each in (signal.SIGTERM, signal.SIGINT)]
-        threading.Event().wait(60)
+with shutdown_on_signal(lambda: print("last", flush=True), lambda: "left", 7) as leaving:
+    leaving.folder = Path(folder)
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    Path(folder, "..", "child").write_text(str(child.pid))
+    if busy not in ("SIGINT", "taken"):
+        threading.Thread(target=send, daemon=True).start()
+    try:
+        if busy == "library":
+            hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
+        elif busy == "wait":
+            threading.Event().wait()
+        elif busy == "twice":  # a second signal, and a third, while the first is acted on
+            leaving.on_signal = lambda: [signal.raise_signal(each) for each in (signal.SIGTERM, signal.SIGINT)]
+            threading.Event().wait(60)
+        elif busy == "taken":  # what Ray's C++ does when it ends: the signal would end this process with -15
+            sys.modules["ray"] = None
+            for _ in range(10):
+                ctypes.CDLL(None).signal(int(signal.SIGTERM), None)
+                time.sleep(0.1)
+            print(time.time(), flush=True)
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        else:
+            print(time.time(), flush=True)
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(60)
+    finally:
+        print("an exception passed", flush=True)
 """
 
 # What Ray does when it starts, within and without a handler of the caller's.
@@ -70,20 +94,6 @@ for handler in (lambda *_: print("heard", flush=True), signal.SIG_DFL):
     signal.raise_signal(signal.SIGTERM)
 """
 
-# What Ray's C++ does when it ends, in the midst of a block that shuts down on signals.
-TAKEN = """
-import ctypes, os, signal, sys, time
-from fedsel_flwr.simulations.shutdown import shutdown_on_signal
-
-sys.modules["ray"] = None
-with shutdown_on_signal(lambda: None, lambda: "left", 7):
-    for _ in range(10):
-        ctypes.CDLL(None).signal(int(signal.SIGTERM), None)
-        time.sleep(0.1)
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(60)
-"""
-
 # SIGTERM in the midst of an import that reading the rounds needs too.
 HALF_IMPORTED = """
 import signal, sys
@@ -99,37 +109,69 @@ sys.meta_path.insert(0, Interrupting())
 main(["run", "smoke", "--engine", "vectorized", "--quiet"])
 """
 
+# A child that ignores SIGTERM; and one that starts a grandchild in a session of its own, and ends.
+ORPHANS = """
+import subprocess, sys, time
+from fedsel_flwr.simulations.shutdown import adopt_orphans, end_descendants
 
-@pytest.mark.parametrize("busy", ["library", "wait", "twice"])
-def test_a_signal_that_another_thread_gets_is_acted_on(busy: str, tmp_path: Path) -> None:
-    (tmp_path / ".plan.json-ab12cd3_").mkdir()
-    (tmp_path / ".plan.json-ab12cd3_" / "plan.json").write_text("{")
-    done = subprocess.run(
-        [sys.executable, "-c", DEAF, busy, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
+adopt_orphans()
+deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
+child = subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE)
+child.stdout.readline()
+parent = (
+    "import subprocess, sys; "
+    "print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True, "
+    "stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid)"
+)
+orphan = int(subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True).stdout)
+print(child.pid, orphan, flush=True)
+print(end_descendants(), end_descendants(), flush=True)
+"""
+
+
+def program(text: str, *argv: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end."""
+    command, env = [sys.executable, "-c", text, *argv], {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=100)
+
+
+@pytest.mark.parametrize("busy", ["library", "wait", "twice", "taken", "SIGINT"])
+def test_a_signal_ends_the_children_and_passes_no_exception(busy: str, tmp_path: Path) -> None:
+    """Whatever the main thread does, and whichever thread gets the signal."""
+    unfinished = tmp_path / "run" / ".plan.json-ab12cd3_"
+    unfinished.mkdir(parents=True)
+    (unfinished / "plan.json").write_text("{")
+    done = program(BUSY, busy, str(tmp_path / "run"))
+    ended = time.time()
     assert (done.returncode, done.stderr) == (7, "left\n")
-    assert time.time() - float(done.stdout) < 7.0
-    assert list(tmp_path.iterdir()) == []
+    sent, *said = done.stdout.splitlines()
+    assert said == ([] if busy == "twice" else ["last"])
+    assert ended - float(sent) < 7.0
+    assert list((tmp_path / "run").iterdir()) == []
+    assert not psutil.pid_exists(int((tmp_path / "child").read_text()))
 
 
 def test_a_signal_during_an_import_is_acted_on(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", HALF_IMPORTED], cwd=tmp_path, capture_output=True, text=True, timeout=100,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    done = program(HALF_IMPORTED, cwd=tmp_path)
     assert (done.returncode, done.stderr.splitlines()[-1].split(" (")[0]) == (130, "fedsel: interrupted"), done.stderr
 
 
 def test_ray_leaves_the_callers_handler_as_it_is() -> None:
-    done = subprocess.run([sys.executable, "-c", RAY], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = program(RAY)
     assert done.stdout.splitlines() == ["False", "True", "heard", "False", "True"], done.stderr
     assert done.returncode == -signal.SIGTERM
 
 
-def test_the_action_on_sigterm_outlives_what_takes_it_away() -> None:
-    """Ray's C++ sets the default while Ray ends: the signal would end this process with -15."""
-    done = subprocess.run([sys.executable, "-c", TAKEN], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (7, "left\n")
+@pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux only")
+def test_orphans_and_the_deaf_are_ended() -> None:
+    start = time.monotonic()
+    done = program(ORPHANS)
+    assert done.returncode == 0, done.stderr
+    pids, counts = done.stdout.splitlines()
+    assert counts == "2 0"
+    for pid in map(int, pids.split()):
+        assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    assert time.monotonic() - start < 30
 
 
 def test_unfinished_files_are_removed_and_no_others(tmp_path: Path) -> None:
@@ -173,12 +215,9 @@ def _catches(pid: int, which: int) -> bool:
 
 def finished(place: Path, *argv: str) -> tuple[Path, float]:
     """A command's folder, and how long it took."""
-    command = begun(place, *argv)
-    try:
+    with begun(place, *argv) as command:
         assert command.wait(500) == 0, command.stdout[-3000:] + command.stderr[-3000:]
         return Path(command.stdout.splitlines()[-1]), command.seconds
-    finally:
-        command.kill()
 
 
 def signalled(command: Command, which: int, seconds: float) -> str | None:
@@ -254,12 +293,6 @@ def test_a_signal_at_a_random_moment(name: str, engine: str, which: signal.Signa
     assert sent == MOMENTS
     there, _ = finished(place, *now)
     assert content(there) == content(straight)
-    assert [process for process in psutil.process_iter() if str(tmp_path) in " ".join(_arguments(process))] == []
+    lines = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+    assert [line for line in lines if str(tmp_path) in line] == []
     print(f"\n{name} {engine} {which.name}: " + "\n".join(told))
-
-
-def _arguments(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []

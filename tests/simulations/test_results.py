@@ -1,0 +1,296 @@
+"""Results of a run: every finished round, whatever ends it, and the tables that are computed when it is over."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from fedsel_flwr.cli import main
+from fedsel_flwr.errors import ParameterError, RunError
+from fedsel_flwr.report import run_folder
+from fedsel_flwr.report.plots import selection_fractions
+from fedsel_flwr.report.run_folder import read_history
+from fedsel_flwr.rounds import journal
+from fedsel_flwr.selectors import create
+from fedsel_flwr.simulations import Comparison, Scenario, compare, load_scenario, simulate
+from fedsel_flwr.simulations.comparisons import comparison
+from fedsel_flwr.simulations.results import describe_runs
+from fedsel_flwr.simulations.run_record import read_record, write_record
+from fedsel_flwr.simulations.worlds.world import World
+from tests.e2e.fleet import wait_until
+from tests.processes import Command
+from tests.simulations.cut_off_runs import cut_off, parts, smoke
+
+# ---- runs that are cut off -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(("end", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_a_comparison_that_is_cut_off_leaves_every_finished_round(
+    end: signal.Signals, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["compare", "smoke", "--rounds", "400", "--selectors", "bsfl,random", "--runs-dir", str(tmp_path / "runs")]
+    with Command(sys.executable, "-m", "fedsel_flwr.cli", *argv, folder=tmp_path / "said", cwd=tmp_path) as command:
+        journals = "runs/*/*/journal.jsonl"
+        wait_until(lambda: any(path.stat().st_size > 9000 for path in tmp_path.glob(journals)), 100, command.stderr)
+        os.kill(command.pid, end)
+        assert command.wait(60) == status
+    (folder,) = (tmp_path / "runs").iterdir()
+    kept = read_history(folder / "bsfl-seed1").rounds
+    count = len(kept)
+    assert 1 < count < 400
+    if end == signal.SIGINT:
+        last = command.stderr.splitlines()[-1]
+        assert last.startswith(f"fedsel: interrupted; {folder} holds bsfl-seed1: {count} rounds")
+        assert "Traceback" not in command.stderr
+    whole = simulate(smoke(count)).history.rounds
+    assert [(r.round, r.simulated_s) for r in kept] == [(r.round, r.simulated_s) for r in whole]
+    loaded = Comparison.load(folder)
+    assert [(run.selector, len(run.history.rounds)) for run in loaded.cut_off] == [("bsfl", count)]
+    assert len(loaded.table()) == 0
+    with pytest.raises(ParameterError, match=rf"no run was finished: 'bsfl' after {count} rounds"):
+        loaded.report(tmp_path / "report")
+    assert main(["report", str(folder)]) == 2
+    assert capsys.readouterr().err.startswith(f"fedsel: error: no run was finished: 'bsfl' after {count} rounds")
+
+
+def test_a_history_that_is_not_in_memory_is_that_of_a_run_without_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = simulate(smoke())
+    monkeypatch.setattr(journal, "LAST_ROUNDS", 1)
+    told: list[Any] = []
+    kept = simulate(smoke(), folder=tmp_path / "run", on_round=told.append)
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {
+        "run.json", "scenario.toml", "rounds.parquet", "clients.parquet", "model.safetensors", "regret.parquet",
+    }  # fmt: skip
+    (tmp_path / "run").rename(tmp_path / "elsewhere")
+    assert parts(kept) == parts(plain)
+    assert told == kept.history.rounds
+    again = read_history(tmp_path / "elsewhere")
+    assert repr((again.rounds, again.clients)) == repr((plain.history.rounds, plain.history.clients))
+
+
+def test_a_run_that_was_cut_off_is_left_out_and_named(tmp_path: Path, no_pictures: None) -> None:
+    compare(smoke(), ["bsfl", "random"], seeds=2, folder=tmp_path)
+    cut_off(smoke(seed=3), folder=tmp_path / "bsfl-seed3")
+    loaded = Comparison.load(tmp_path)
+    assert len(loaded.runs) == 4
+    assert [(run.selector, run.scenario.seed, len(run.history.rounds)) for run in loaded.cut_off] == [("bsfl", 3, 3)]
+    assert describe_runs(tmp_path).startswith(
+        "bsfl-seed1: 6 rounds, finished; bsfl-seed2: 6 rounds, finished; bsfl-seed3: 3 ro"
+    )
+
+
+def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match=r"cannot be begun: (Not a directory|File exists)"):
+        simulate(smoke(), folder=tmp_path / "file" / "run")
+
+
+# ---- a full disk ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_is_one_line_that_says_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fills_up(record: Any) -> None:
+        if record.round == 2:
+            monkeypatch.setattr(os, "pwrite", lambda *args: os.write(full.fileno(), b"-"))
+
+    with (
+        Path("/dev/full").open("wb", buffering=0) as full,
+        pytest.raises(RunError, match=r"round 3 cannot be written .*No space left on device; the rounds before"),
+    ):
+        simulate(smoke(), on_round=fills_up, folder=tmp_path / "run")
+    assert len(read_history(tmp_path / "run").rounds) == 2
+
+
+@contextlib.contextmanager
+def small_disk(place: Path, pages: int) -> Iterator[Path]:
+    """A file system of so many pages of memory."""
+    place.mkdir()
+    options = ["-o", f"size={pages * os.sysconf('SC_PAGE_SIZE')},mode=777"]
+    mounted = subprocess.run(["mount", "-t", "tmpfs", *options, "tmpfs", str(place)], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="only root may mount, and on Linux")
+def test_wherever_the_disk_fills_up_it_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """From no room for the scenario to no room for the picture: one line, and every round that was written."""
+    whole = {name: simulate(smoke(12, selector=name)).history.rounds for name in ("bsfl", "random")}
+    seen = set()
+    for pages in (1, 4, 12, 14, 16, 20, 64, 256):
+        with small_disk(tmp_path / str(pages), pages) as disk:
+            argv = ["compare", "smoke", "--rounds", "12", "--selectors", "bsfl,random", "--runs-dir"]
+            status = main([*argv, str(disk / "runs")])
+            err = capfd.readouterr().err
+            in_a_round = re.search(r"round \d+ cannot be written", err)
+            seen.add("in a round" if in_a_round else "elsewhere" if err else "never")
+            if status == 0:
+                assert err == ""
+                assert len(list(disk.glob("runs/*/comparison.png"))) == 1
+                continue
+            assert status == 2
+            assert re.fullmatch(r"fedsel: error: .*No space left on device.*\n", err), err
+            for folder in disk.glob("runs/*"):
+                assert f"; {folder} holds " in err
+                if "no round yet" in err:
+                    continue
+                loaded = Comparison.load(folder)
+                for run in (*loaded.runs, *loaded.cut_off):
+                    count = len(run.history.rounds)
+                    assert f"{run.selector}-seed1: {count} round" in err
+                    assert repr(run.history.rounds) == repr(whole[run.selector][:count])
+    assert seen == {"in a round", "elsewhere", "never"}
+
+
+# ---- derived tables ------------------------------------------------------------------------------------------------
+
+KEYS: dict[str, Any] = {
+    "num_clients": 8, "clients_per_round": 2, "rounds": 40, "partition.kind": "dirichlet", "partition.alpha": 0.3,
+    "model.name": "logistic", "clients.energy_score_low": 0.5, "per_class_accuracy": True, "engine": "vectorized",
+}  # fmt: skip
+
+
+def digits(**keys: Any) -> Scenario:
+    return load_scenario("digits", KEYS | {key.replace("__", "."): value for key, value in keys.items()})
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    simulate(digits(selector="cs-ucb"), folder=folder)
+    return folder
+
+
+def rows_of(folder: Path, name: str) -> list[dict[str, Any]]:
+    return pq.read_table(folder / f"{name}.parquet").to_pylist()
+
+
+def test_the_regret_is_that_of_the_mean_latencies(finished: Path) -> None:
+    """Means over 4,000 rounds as they are drawn, the best pair by trying all, the choices of clients.parquet."""
+    system = World(digits()).system
+    latencies = [
+        [min(d.download_s + d.compute_s + d.upload_s, 5.0) for d in system.draws(range(8), t)]
+        for t in range(1000, 5000)
+    ]
+    mean = np.mean(latencies, axis=0)
+    best = min(max(mean[list(pair)]) for pair in combinations(range(8), 2))
+    clients, lost, total = rows_of(finished, "clients"), rows_of(finished, "regret"), 0.0
+    assert [row["round"] for row in lost] == list(range(1, 41))
+    for row in lost:
+        chosen = [int(one["client_id"]) for one in clients if one["round"] == row["round"]]
+        total += max(mean[chosen]) - best
+        assert row["Theta"] == pytest.approx(total, abs=0.01 * row["round"] + 0.01)
+        assert row["theta"] == pytest.approx(row["Theta"] / row["round"])
+    assert total > 1.0
+
+
+def test_accuracy_by_client_and_class(finished: Path) -> None:
+    """From the saved model, one example at a time."""
+    world = World(digits())
+    weight, bias = run_folder.read_model(finished)
+    counts: dict[tuple[int, int], list[bool]] = {}
+    for k in range(8):
+        for row in world.train_rows(k):
+            logits = weight @ world.dataset.train.inputs[row].ravel() + bias
+            label = int(world.dataset.train.labels[row])
+            counts.setdefault((k, label), []).append(int(logits.argmax()) == label)
+    told = {(row["client"], row["label"]): row for row in rows_of(finished, "classes")}
+    assert told.keys() == counts.keys()
+    for key, hits in counts.items():
+        assert told[key]["num_examples"] == len(hits)
+        assert told[key]["accuracy"] == pytest.approx(np.mean(hits), abs=1.01 / len(hits))  # a tie of logits
+
+
+def test_the_models_that_the_filter_kept(tmp_path: Path) -> None:
+    """Beside `completed`, row by row: Thompson sampling's counts follow from it; who failed is not kept."""
+    selector = create("fedcm-ts", clients_per_round=4, seed=2)
+    scenario = digits(selector="fedcm-ts", rounds=12, clients_per_round=4, wireless__max_latency_s=0.2)
+    simulate(scenario, folder=tmp_path, selector=selector)
+    rounds, clients = rows_of(tmp_path, "rounds"), rows_of(tmp_path, "clients")
+    for k in range(8):
+        mine = [row for row in clients if row["client"] == k]
+        assert selector.state_dict()["successes"][k] == 1 + sum(row["kept"] for row in mine)
+        assert selector.state_dict()["failures"][k] == 1 + sum(not row["kept"] for row in mine)
+    for row in rounds:
+        cohort = [one for one in clients if one["round"] == row["round"]]
+        assert row["num_kept"] == sum(one["kept"] for one in cohort)
+        assert row["num_completed"] == sum(one["completed"] for one in cohort)
+        assert all(one["completed"] for one in cohort if one["kept"])
+    assert 0 < sum(row["num_kept"] for row in rounds) < sum(row["num_completed"] for row in rounds) < len(clients)
+
+
+def test_the_figures_of_table_and_picture_follow_from_the_files(tmp_path: Path) -> None:
+    table = compare(
+        digits(target_accuracy=0.6, per_class_accuracy=False), ["bsfl", "random"], seeds=2, folder=tmp_path
+    ).table()
+    assert len(table) == 4
+    assert (tmp_path / "rounds.png").stat().st_size > 10_000
+    for _, line in table.iterrows():
+        folder = tmp_path / f"{line['selector']}-seed{line['seed']}"
+        rounds, clients = rows_of(folder, "rounds"), rows_of(folder, "clients")
+        accuracy = [row["accuracy"] for row in rounds]
+        last = sum(accuracy[-10:]) / 10
+        assert line["loss"] == rounds[-1]["loss"]
+        assert line["accuracy_last10"] == pytest.approx(last)
+        assert line["deviation_last10"] == pytest.approx(max(abs(a - last) for a in accuracy[-10:]))
+        assert line["accuracy_15"] == pytest.approx(sum(accuracy[:6]) / 6)
+        assert line["accuracy_50"] == pytest.approx(sum(accuracy[10:20]) / 10)
+        means = [np.mean(accuracy[max(0, i - 4) : i + 1]) for i in range(40)]
+        assert line["rounds_to_target"] == next((i + 1 for i, mean in enumerate(means) if mean >= 0.6), math.inf)
+        assert line["score_energy"] == pytest.approx(sum(1 - row["energy_score"] for row in clients))
+        seen = [{row["client_id"] for row in clients if row["round"] <= t} for t in range(1, 41)]
+        assert line["rounds_to_all"] == next((t for t, ids in enumerate(seen, start=1) if len(ids) == 8), math.inf)
+        drawn = selection_fractions(read_history(folder), 8)  # of the picture by rounds
+        for t in (1, 6, 40):
+            counts = [sum(row["client"] == k for row in clients if row["round"] <= t) for k in range(8)]
+            assert drawn[t - 1].tolist() == pytest.approx([count / t for count in counts])
+        assert (folder / "regret.parquet").exists()
+        assert not (folder / "classes.parquet").exists()
+
+
+def test_without_classes_it_is_refused() -> None:
+    keys = {"data__dataset": "synthetic-regression", "model__name": "linear", "partition__kind": "iid"}
+    with pytest.raises(ParameterError, match="per_class_accuracy needs classes"):
+        simulate(digits(**keys))
+
+
+def test_the_picture_of_a_comparison_shows_the_regret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is drawn is the column theta of each run, also when the comparison is read back."""
+    drawn: list[dict[str, Any]] = []
+    monkeypatch.setattr(comparison, "plot_comparison", lambda *given, **options: None)
+    monkeypatch.setattr(comparison, "plot_rounds", lambda *given, **options: drawn.append(options["lost"]))
+    compare(digits(rounds=5, per_class_accuracy=False), ["random", "bsfl"], seeds=2, folder=tmp_path, quiet=True)
+    Comparison.load(tmp_path).report(tmp_path)
+    for lost in drawn:
+        for name, each in lost.items():
+            for seed, theta in zip((1, 2), each, strict=True):
+                assert theta.tolist() == [row["theta"] for row in rows_of(tmp_path / f"{name}-seed{seed}", "regret")]
+    assert [set(lost) for lost in drawn] == [{"random", "bsfl"}] * 2
+    older = tmp_path / "bsfl-seed2"
+    (older / "regret.parquet").unlink()
+    record = read_record(older)
+    del record["files"]["regret.parquet"]  # a run without it has no digest of it
+    write_record(older, record)
+    Comparison.load(tmp_path).report(tmp_path)
+    assert drawn[-1] is None
