@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -24,7 +22,6 @@ from fedsel_flwr.simulations.engine import simulate
 from fedsel_flwr.simulations.scenario_files import load_scenario
 from fedsel_flwr.simulations.worlds.world import World
 from tests.clients.helpers import Recorder
-from tests.processes import ROOT
 from tests.simulations import inprocess
 
 FloatArray = npt.NDArray[np.float64]
@@ -228,17 +225,6 @@ def test_no_examples_or_unequal_numbers_are_refused() -> None:
         evaluate(logistic_model(), INPUTS, LABELS[:11])
     with pytest.raises(ParameterError, match="batch_size must be a whole number of at least 1, got 0"):
         evaluate(logistic_model(), INPUTS, LABELS, batch_size=0)
-
-
-def test_training_does_not_load_torchs_compiler() -> None:
-    """It takes longer than a client's first rounds."""
-    program = (
-        "import sys, numpy as np; from torch import nn; from fedsel_flwr.clients.training import *; "
-        "train(nn.Linear(3, 2), np.ones((4, 3), np.float32), np.zeros(4, np.int64), "
-        "TrainingSettings(learning_rate=0.1, batch_size=2), np.random.default_rng(0)); "
-        "sys.exit('torch._dynamo' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=100).returncode == 0
 
 
 # ---- step lengths that are halved ----------------------------------------------------------------------------------

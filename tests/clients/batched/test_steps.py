@@ -12,20 +12,9 @@ from torch import nn
 from fedsel_flwr.clients.batched.examples import Schedule, longest_first
 from fedsel_flwr.clients.batched.steps import DropoutCall, DropoutMasks
 from fedsel_flwr.clients.training import TrainingSettings, train
+from tests.clients.helpers import Recorder
 
 ROWS = [np.array([3, 9, 4, 7, 1]), np.array([8, 2, 6]), np.array([5])]
-
-
-class Seen(nn.Module):
-    """Keeps the batches it is shown; an example is its own row."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.batches = nn.Linear(1, 2), list[list[int]]()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.batches.append(x[:, 0].int().tolist())
-        return self.layer(x / 10)
 
 
 @pytest.mark.parametrize(
@@ -48,10 +37,9 @@ def test_batches_are_those_of_the_loop(settings: dict[str, Any]) -> None:
             assert set(rows[i, length:width]) <= {rows[i, 0]}
             assert weights[i, :width].tolist() == [1 / length] * length + [0] * (width - length)
     for i, own in enumerate(ROWS):
-        model = Seen()
-        inputs = np.arange(10, dtype=np.float32)[:, None]
+        model, inputs = Recorder(), np.arange(10, dtype=np.float32)[:, None]
         train(model, inputs[own], np.zeros(len(own), dtype=np.int64), chosen, np.random.default_rng(i))
-        assert found[i] == model.batches
+        assert found[i] == [batch[:, 0].tolist() for batch in model.seen]
 
 
 def test_hand_worked_lengths() -> None:
