@@ -40,12 +40,26 @@ print("begin")
 print("end")
 """
 WHOLE = "check_selector(partial(Mine, clients_per_round=3))"
+MINE = "check_spawned_process(partial(Mine, clients_per_round=3))"
 HASH = "check_spawned_process(partial(ByHash, clients_per_round=3))"
+
+
+OUTSIDE = f"""
+with open("read.txt", "a") as file:
+    file.write("once ")
+{MINE}
+"""
 
 
 def guarded(call: str) -> str:
     """A script whose work is guarded."""
     return DEFINITIONS + 'if __name__ == "__main__":' + CALL.format(call=call).replace("\n", "\n    ")
+
+
+@pytest.fixture
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 def run(*arguments: str, script: str = "", **environment: str) -> tuple[int, str, str]:
@@ -62,61 +76,38 @@ def run(*arguments: str, script: str = "", **environment: str) -> tuple[int, str
     return done.returncode, done.stdout, done.stderr
 
 
-def test_a_script_without_a_guard_runs_once_and_says_what_was_left_out(tmp_path: Path) -> None:
-    """Every other check is made."""
-    path = tmp_path / "mine.py"
-    path.write_text(DEFINITIONS + CALL.format(call=WHOLE))
-    status, out, err = run(str(path))
+@pytest.mark.parametrize(
+    ("arguments", "call"),
+    [(("mine.py",), WHOLE), (("-",), MINE), (("-i", "-q"), MINE), (("-c",), MINE)],
+    ids=["unguarded", "stdin", "session", "command"],
+)
+def test_what_would_run_again_runs_once_and_says_what_was_left_out(
+    arguments: tuple[str, ...], call: str, in_folder: Path
+) -> None:
+    """A session with empty lines between its blocks is what a notebook is to Python: a main module without a file."""
+    script = DEFINITIONS + CALL.format(call=call)
+    (in_folder / "mine.py").write_text(script)
+    status, out, err = run(*arguments, script) if arguments == ("-c",) else run(*arguments, script=script)
     assert (status, out.split()) == (0, ["begin", "end"]), err
     assert "check_spawned_process was left out: the selector is defined in a session, or in a script" in err
 
 
-@pytest.mark.parametrize("arguments", [("-",), ("-i", "-q"), ("-c",)], ids=["stdin", "session", "command"])
-def test_without_a_file_it_says_what_was_left_out(arguments: tuple[str, ...]) -> None:
-    """A session with empty lines between its blocks is what a notebook is to Python: a main module without a file."""
-    script = DEFINITIONS + CALL.format(call=WHOLE)
-    status, out, err = run(*arguments, script) if arguments == ("-c",) else run(*arguments, script=script)
-    assert (status, out.split()) == (0, ["begin", "end"]), err
-    assert "check_spawned_process was left out: the selector is defined in a session" in err
-
-
-def test_a_script_with_a_guard_is_checked_in_another_process(tmp_path: Path) -> None:
-    """As the difference shows that only another process has; a selector without one passes, with no warning."""
-    path = tmp_path / "mine.py"
-    path.write_text(guarded(HASH))
-    for environment in {}, {"PYTHONHASHSEED": "0"}:
-        status, out, err = run(str(path), **environment)
-        assert (status, out.split()) == (1, ["begin"])
-        assert "the same seed gives the same choices in another process" in err
-    path.write_text(guarded("check_spawned_process(partial(Mine, clients_per_round=3))"))
-    status, out, err = run("-W", "error", str(path))
-    assert (status, out.split(), err) == (0, ["begin", "end"], "")
-
-
-def test_a_script_run_as_a_module_is_checked_in_another_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "mine.py").write_text(guarded(HASH))
-    monkeypatch.chdir(tmp_path)
-    status, _, err = run("-m", "mine")
-    assert status == 1
+@pytest.mark.parametrize("arguments", [("mine.py",), ("-m", "mine")], ids=["script", "module"])
+def test_a_guarded_script_is_checked_in_another_process(arguments: tuple[str, ...], in_folder: Path) -> None:
+    """As the difference shows that only another process has."""
+    (in_folder / "mine.py").write_text(guarded(HASH))
+    status, out, err = run(*arguments, PYTHONHASHSEED="0")
+    assert (status, out.split()) == (1, ["begin"])
     assert "the same seed gives the same choices in another process" in err
 
 
-def test_a_guarded_script_that_calls_outside_of_its_guard_does_not_run_for_ever(tmp_path: Path) -> None:
+def test_a_guarded_script_that_calls_outside_of_its_guard_does_not_run_for_ever(in_folder: Path) -> None:
     """As with multiprocessing the rest is read again in the other process, where the check does nothing."""
-    path, read = tmp_path / "mine.py", tmp_path / "read.txt"
-    path.write_text(
-        guarded("check_spawned_process(partial(Mine, clients_per_round=3))\n")
-        + f"""
-open({str(read)!r}, 'a').write('once\\n')
-check_spawned_process(partial(Mine, clients_per_round=3))
-"""
-    )
-    status, _, err = run(str(path))
-    assert status == 0, err
+    (in_folder / "mine.py").write_text(guarded(MINE + "\n") + OUTSIDE)
+    status, out, err = run("-W", "error", "mine.py")
+    assert (status, out.split(), err) == (0, ["begin", "end"], "")
     # Once here, and once for each of the two calls.
-    assert read.read_text().split() == ["once"] * 3
+    assert (in_folder / "read.txt").read_text().split() == ["once"] * 3
 
 
 class Unimportable(Random):
@@ -134,15 +125,3 @@ def test_what_cannot_be_pickled_or_imported_is_left_out(monkeypatch: pytest.Monk
 
 def test_a_selector_of_the_package_is_checked_without_a_warning() -> None:
     check_spawned_process(partial(create, "random", clients_per_round=3))
-
-
-def test_importing_the_suite_loads_no_hypothesis_and_without_it_the_machine_says_so() -> None:
-    code = (
-        "import sys; import fedsel_flwr.testing as t; print('hypothesis' in sys.modules)\n"
-        "sys.modules['hypothesis'] = None\n"
-        "from functools import partial; from fedsel_flwr.selectors import Random\n"
-        "t.check_stateful(partial(Random, clients_per_round=3))"
-    )
-    status, out, err = run("-c", code)
-    assert (status, out.split()) == (1, ["False"])
-    assert "RunError: check_stateful needs Hypothesis: pip install hypothesis" in err
