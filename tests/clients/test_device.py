@@ -193,9 +193,9 @@ def test_step_scales_the_bounds() -> None:
 @pytest.mark.parametrize(
     ("name", "index", "num_clients", "step"),
     [
-        ("index", -1, 20, 20.0),
-        ("index", 20, 20, 20.0),
-        ("index", 0, 0, 20.0),
+        ("partition_id", -1, 20, 20.0),
+        ("partition_id", 20, 20, 20.0),
+        ("partition_id", 0, 0, 20.0),
         *[("step", 0, 20, step) for step in (0.0, -20.0, math.inf, math.nan)],
     ],
 )

@@ -41,19 +41,11 @@ print("end")
 """
 WHOLE = "check_selector(partial(Mine, clients_per_round=3))"
 MINE = "check_spawned_process(partial(Mine, clients_per_round=3))"
-HASH = "check_spawned_process(partial(ByHash, clients_per_round=3))"
-
-
-OUTSIDE = f"""
+AT_IMPORT = f"""
 with open("read.txt", "a") as file:
     file.write("once ")
 {MINE}
 """
-
-
-def guarded(call: str) -> str:
-    """A script whose work is guarded."""
-    return DEFINITIONS + 'if __name__ == "__main__":' + CALL.format(call=call).replace("\n", "\n    ")
 
 
 @pytest.fixture
@@ -79,9 +71,9 @@ def run(*arguments: str, script: str = "", **environment: str) -> tuple[int, str
 @pytest.mark.parametrize(
     ("arguments", "call"),
     [(("mine.py",), WHOLE), (("-",), MINE), (("-i", "-q"), MINE), (("-c",), MINE)],
-    ids=["unguarded", "stdin", "session", "command"],
+    ids=["script", "stdin", "session", "command"],
 )
-def test_what_would_run_again_runs_once_and_says_what_was_left_out(
+def test_what_cannot_be_imported_runs_once_and_says_what_was_left_out(
     arguments: tuple[str, ...], call: str, in_folder: Path
 ) -> None:
     """A session with empty lines between its blocks is what a notebook is to Python: a main module without a file."""
@@ -89,23 +81,16 @@ def test_what_would_run_again_runs_once_and_says_what_was_left_out(
     (in_folder / "mine.py").write_text(script)
     status, out, err = run(*arguments, script) if arguments == ("-c",) else run(*arguments, script=script)
     assert (status, out.split()) == (0, ["begin", "end"]), err
-    assert "check_spawned_process was left out: the selector is defined in a session, or in a script" in err
+    assert "check_spawned_process was left out: the selector is defined in a session or in the script" in err
 
 
-@pytest.mark.parametrize("arguments", [("mine.py",), ("-m", "mine")], ids=["script", "module"])
-def test_a_guarded_script_is_checked_in_another_process(arguments: tuple[str, ...], in_folder: Path) -> None:
-    """As the difference shows that only another process has."""
-    (in_folder / "mine.py").write_text(guarded(HASH))
-    status, out, err = run(*arguments, PYTHONHASHSEED="0")
+def test_a_module_is_checked_in_another_process_and_may_call_the_suite_when_it_is_imported(in_folder: Path) -> None:
+    """Only another process shows the difference; there the check of the module itself does nothing."""
+    (in_folder / "mine.py").write_text(DEFINITIONS + AT_IMPORT)
+    call = "import mine; print('begin'); mine.check_spawned_process(mine.partial(mine.ByHash, clients_per_round=3))"
+    status, out, err = run("-W", "error", "-c", call, PYTHONHASHSEED="0")
     assert (status, out.split()) == (1, ["begin"])
     assert "the same seed gives the same choices in another process" in err
-
-
-def test_a_guarded_script_that_calls_outside_of_its_guard_does_not_run_for_ever(in_folder: Path) -> None:
-    """As with multiprocessing the rest is read again in the other process, where the check does nothing."""
-    (in_folder / "mine.py").write_text(guarded(MINE + "\n") + OUTSIDE)
-    status, out, err = run("-W", "error", "mine.py")
-    assert (status, out.split(), err) == (0, ["begin", "end"], "")
     # Once here, and once for each of the two calls.
     assert (in_folder / "read.txt").read_text().split() == ["once"] * 3
 
