@@ -160,7 +160,7 @@ def hooked() -> nn.Module:
 
 
 class Residual(nn.Module):
-    """Not sequential; normalization within an example; whole channels dropped, one layer of dropout called twice."""
+    """Not sequential; normalization within an example; dropout of whole channels, of everything, and called twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,12 +168,12 @@ class Residual(nn.Module):
         self.second = nn.Conv2d(4, 4, 3, padding=1)
         self.norm = nn.GroupNorm(2, 4)
         self.channels = nn.Dropout2d(0.4)
-        self.drop = nn.Dropout(0.3)
+        self.drop, self.everything = nn.Dropout(0.3), nn.Dropout(1.0)
         self.head = nn.Linear(4 * 64, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.channels(torch.relu(self.first(x)))
-        x = self.drop(x + torch.relu(self.norm(self.second(x))))
+        x = self.drop(x + torch.relu(self.norm(self.second(x))) + self.everything(x))
         return self.head(self.drop(x.flatten(1)))
 
 
