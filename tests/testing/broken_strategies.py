@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 from flwr.common import ndarrays_to_parameters, parameters_to_ndarrays
 
 from tests.testing.strategies_under_test import ARRAYS, BASES
@@ -133,22 +133,22 @@ def forgets_who_reconnects(strategy: Any, api: str) -> None:
     _renamed(strategy, lambda claim: claim if claim == "0" else str(100 + len(strategy.roster.ids)))
 
 
+def _with_configs(api: str, out: list[Any], config: Callable[[Any], dict[str, Any]]) -> list[Any]:
+    if api == "legacy":
+        return [(client, replace(ins, config=config(ins.config))) for client, ins in out]
+    for message in out:
+        message.content["config"] = ConfigRecord(config(message.content["config"]))
+    return out
+
+
 @breaks_after(CONFIGURE, "the base's train config reaches every client; in round 1 ")
 def loses_train_config(api: str, out: list[Any]) -> list[Any]:
-    if api == "legacy":
-        return [(client, replace(ins, config={})) for client, ins in out]
-    for message in out:
-        message.content["config"].clear()
-    return out
+    return _with_configs(api, out, lambda config: {})
 
 
 @breaks_after(EVALUATE, "the base's evaluation configs pass through; in round 1 ")
 def changes_evaluation_config(api: str, out: list[Any]) -> list[Any]:
-    if api == "legacy":
-        return [(client, replace(ins, config={**ins.config, "more": 1})) for client, ins in out]
-    for message in out:
-        message.content["config"]["more"] = 1
-    return out
+    return _with_configs(api, out, lambda config: {**config, "more": 1})
 
 
 @breaks_after(AGGREGATE, "the model holds finite numbers only; after round 1 ")
