@@ -54,8 +54,7 @@ def test_what_failures_and_outliers_leave_behind(title: str, most: float) -> Non
     assert figure(title, seeds=1) < most
 
 
-@pytest.mark.parametrize("answer", ["answer late", "do not answer"])
-@pytest.mark.parametrize("name", ["Oort", "Active FL"])
+@pytest.mark.parametrize(("name", "answer"), [("Oort", "do not answer"), ("Active FL", "answer late")])
 def test_spares_are_no_failures(name: str, answer: str) -> None:
     """Without the cure the percentile fell to .56 (Oort) and .53 (Active FL)."""
     title = f"{name}, spares that {answer}: percentile of the kept"

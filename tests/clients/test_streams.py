@@ -51,13 +51,6 @@ def test_calls_do_not_disturb_each_other() -> None:
     np.testing.assert_array_equal(stream(1, "placement", 2).random(3), stream(1, "placement", 2, 0).random(3))
 
 
-def test_neighbouring_streams_are_uncorrelated() -> None:
-    """First draws over 4,000 partitions, against those of the next round: |correlation| < 4 / sqrt(n)."""
-    now, later = ([own.random() for own in streams(5, "latency", range(4000), t)] for t in (1, 2))
-    assert abs(np.corrcoef(now, later)[0, 1]) < 4 / np.sqrt(4000)
-    assert np.mean(now) == pytest.approx(0.5, abs=4 / np.sqrt(12 * 4000))
-
-
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [

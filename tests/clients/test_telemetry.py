@@ -115,20 +115,19 @@ in_both_formats = pytest.mark.parametrize(
 # ---- what it reports -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["train", "train.twice"])
-def test_the_seconds_of_training_stand_in_the_replys_metrics(kind: str) -> None:
-    metrics = told({"num-examples": 20, "acc": 0.5}, kind)
+@in_both_formats
+def test_the_seconds_of_training_stand_in_the_replys_metrics(ask: Ask) -> None:
+    given = {"num-examples": 20, "acc": 0.5}
+    metrics = dict(ask(given))
     assert TRAINING_S <= metrics["compute_s"] < TRAINING_S + 1.0
-    assert dict(metrics) == {"num-examples": 20, "acc": 0.5, "compute_s": metrics["compute_s"]}
+    assert metrics == {"num-examples": 20, "acc": 0.5, "compute_s": metrics["compute_s"]}
+    assert given == {"num-examples": 20, "acc": 0.5}
 
 
-def test_the_seconds_of_training_stand_in_the_metrics_of_a_legacy_client() -> None:
-    given = {"acc": 0.5, "name": "a"}
-    result = fitted(given)
-    assert TRAINING_S <= result.metrics["compute_s"] < TRAINING_S + 1.0  # type: ignore[operator]
-    assert result.metrics == {"acc": 0.5, "name": "a", "compute_s": result.metrics["compute_s"]}
-    assert (result.num_examples, len(result.parameters.tensors)) == (20, 1)
-    assert given == {"acc": 0.5, "name": "a"}
+def test_named_kinds_and_the_rest_of_a_legacy_reply() -> None:
+    assert TRAINING_S <= told({"num-examples": 20}, "train.twice")["compute_s"] < TRAINING_S + 1.0
+    result = fitted({"name": "a"})
+    assert (result.num_examples, len(result.parameters.tensors), result.metrics["name"]) == (20, 1, "a")
 
 
 @in_both_formats

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import nn
 from fedsel_flwr.clients.answering import answer
 from fedsel_flwr.clients.batched import BatchedTrainer, Examples
 from fedsel_flwr.clients.objectives import get_arrays, set_arrays
-from fedsel_flwr.clients.training import _SGD, PADDING, SHIFTS, VIEWS, crop_flip, draw_views, evaluate, train
+from fedsel_flwr.clients.training import PADDING, SHIFTS, VIEWS, crop_flip, draw_views, evaluate, train
 from fedsel_flwr.clients.training_settings import TrainingSettings, examples_per_round
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.engine import simulate
@@ -91,24 +90,6 @@ def test_batches_momentum_decay_and_proximal_term_by_hand(options: dict[str, flo
             current = current - 0.3 * velocity
     assert reported == pytest.approx(np.mean(losses), rel=1e-5)
     np.testing.assert_allclose(np.concatenate([part.ravel() for part in parameters_of(model)]), current, atol=2e-6)
-
-
-@pytest.mark.parametrize(("momentum", "weight_decay"), [(0.0, 0.0), (0.9, 0.01)])
-def test_steps_are_those_of_torchs_own_optimizer_bit_by_bit(momentum: float, weight_decay: float) -> None:
-    torch.manual_seed(1)
-    ours = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 3))
-    theirs = copy.deepcopy(ours)
-    descent = _SGD(
-        list(ours.parameters()), settings_of(learning_rate=0.3, momentum=momentum, weight_decay=weight_decay)
-    )
-    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.3, momentum=momentum, weight_decay=weight_decay)
-    for _ in range(20):
-        for model, step in ((ours, descent.step), (theirs, optimizer.step)):
-            model.zero_grad()
-            nn.functional.cross_entropy(model(torch.tensor(INPUTS)), torch.tensor(LABELS)).backward()
-            step()
-    for own, given in zip(ours.parameters(), theirs.parameters(), strict=True):
-        assert torch.equal(own, given)
 
 
 @pytest.mark.parametrize(

@@ -17,47 +17,35 @@ from torch import nn
 from fedsel_flwr.clients.batched import BatchedTrainer, Examples, numba_kernels
 from fedsel_flwr.clients.batched.backends import Backend
 from fedsel_flwr.clients.objectives import REGRESSION, Objective, Reduction, fraction_correct, get_arrays
+from tests.clients.batched import helpers as models
 from tests.clients.batched.helpers import (
     SETTINGS,
     SIZES,
-    Branching,
-    Centred,
-    Chance,
-    ChannelsLast,
-    Counting,
-    Residual,
-    Tied,
-    Words,
     built,
     check_against_loop,
-    dropping,
     generators,
-    hooked,
-    normalized,
-    odd,
     one_by_one,
-    pooled,
     seeded,
     settings_of,
-    shared,
-    unbiased,
-    vgg,
     world,
 )
 
 BOTH = ("manual", "vmap")
-IMAGES = {vgg: (1, 32, 32), odd: (1, 28, 28)}
+IMAGES = {models.vgg: (1, 32, 32), models.odd: (1, 28, 28)}
 ALL = "everything, augmented"
 CASES: list[tuple[Callable[[], nn.Module], Backend, str]] = [
     *[(built("cnn"), "manual", settings) for settings in SETTINGS],
     (built("cnn"), "vmap", "steps"),
     (built("cnn"), "vmap", ALL),
     *[(build, backend, "everything") for build in (built("logistic"), built("mlp")) for backend in BOTH],
-    *[(build, backend, ALL) for build in (dropping, vgg, odd) for backend in BOTH],
-    *[(shared, backend, "everything") for backend in BOTH],
-    (pooled, "manual", "everything"),
-    *[(build, "vmap", "everything") for build in (Residual, ChannelsLast, Tied, hooked)],
-    *[(build, "sequential", "everything") for build in (Chance, Centred, Counting, Branching, normalized)],
+    *[(build, backend, ALL) for build in (models.dropping, models.vgg, models.odd) for backend in BOTH],
+    *[(models.shared, backend, "everything") for backend in BOTH],
+    *[(build, "manual", "everything") for build in (models.pooled, models.unbiased)],
+    *[(build, "vmap", "everything") for build in (models.Residual, models.ChannelsLast, models.Tied, models.hooked)],
+    *[
+        (build, "sequential", "everything")
+        for build in (models.Chance, models.Centred, models.Counting, models.Branching, models.normalized)
+    ],
 ]
 
 
@@ -78,11 +66,11 @@ COMPILED = [name for name in SETTINGS if name != "full batch" and "augmented" no
     [
         (built("cnn"), "manual", ALL),
         (built("cnn"), "vmap", ALL),
-        (odd, "manual", "everything"),
-        (Residual, "vmap", "everything"),
+        (models.odd, "manual", "everything"),
+        (models.Residual, "vmap", "everything"),
         *[pytest.param(built("mlp"), "numba", settings, marks=compiles) for settings in COMPILED],
         pytest.param(built("logistic"), "numba", "everything", marks=compiles),
-        pytest.param(unbiased, "numba", "everything", marks=compiles),
+        pytest.param(models.unbiased, "numba", "everything", marks=compiles),
     ],
 )
 def test_single_precision(build: Callable[[], nn.Module], backend: Backend, settings: str) -> None:
@@ -107,16 +95,16 @@ def test_other_losses_targets_and_inputs(backend: Backend) -> None:
     """A loss of one's own, numbers to predict, probabilities in place of classes, inputs that are whole numbers."""
     examples, rng = world(), np.random.default_rng(0)
     own = Objective(absolute_error, fraction_correct)
-    check_against_loop(seeded(shared).double(), examples, backend, objective=own)
+    check_against_loop(seeded(models.shared).double(), examples, backend, objective=own)
     vectors = world(shape=(5,))
     numbers = Examples(vectors.inputs, np.asarray(vectors.inputs).sum(1), vectors.rows)
     line = seeded(lambda: nn.Sequential(nn.Linear(5, 1)))
     check_against_loop(line.double(), numbers, backend, objective=REGRESSION)
     soft = Examples(examples.inputs, rng.dirichlet(np.ones(10), size=60), examples.rows)
-    check_against_loop(seeded(shared).double(), soft, backend)
+    check_against_loop(seeded(models.shared).double(), soft, backend)
     if backend == "vmap":
         words = Examples(rng.integers(7, size=(60, 6)), examples.labels, examples.rows)
-        assert check_against_loop(seeded(Words).double(), words).backend == "vmap"
+        assert check_against_loop(seeded(models.Words).double(), words).backend == "vmap"
 
 
 @pytest.mark.parametrize("chunk", [1, 100, None])
@@ -139,7 +127,7 @@ def test_the_loop_is_the_loop_and_repeated_runs_are_equal_to_the_last_bit() -> N
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("held", [False, True])
-@pytest.mark.parametrize("build", [shared, Residual, normalized])
+@pytest.mark.parametrize("build", [models.shared, models.Residual, models.normalized])
 def test_on_another_device(build: Callable[[], nn.Module], held: bool) -> None:
     model, examples = seeded(build).double(), world()
     there = Examples(*examples.to(torch.device("cuda")), examples.rows) if held else examples

@@ -19,22 +19,8 @@ from fedsel_flwr.clients.batched.steps import Unsupported
 from fedsel_flwr.clients.objectives import Reduction, cross_entropy, get_arrays
 from fedsel_flwr.clients.training import TrainingSettings
 from fedsel_flwr.errors import ParameterError
-from tests.clients.batched.helpers import (
-    Branching,
-    Centred,
-    Chance,
-    Counting,
-    Residual,
-    Transposed,
-    built,
-    dropping,
-    generators,
-    hooked,
-    normalized,
-    seeded,
-    shared,
-    world,
-)
+from tests.clients.batched import helpers as models
+from tests.clients.batched.helpers import built, generators, seeded, world
 
 LONG = RunSize(rounds=2000, clients_per_round=25, steps=1.0, largest=10)
 BEFORE = {"numba": [], "manual": ["numba"], "vmap": ["numba", "manual"], "sequential": ["numba", "manual", "vmap"]}
@@ -61,8 +47,8 @@ FIRST = "dense layers and the rectifiers behind them only"
 @pytest.mark.parametrize(
     ("build", "backend", "reason"),
     [
-        (Residual, "manual", "Residual at 'the top' is not among the layers"),
-        (normalized, "manual", "BatchNorm2d at '1' is not among"),
+        (models.Residual, "manual", "Residual at 'the top' is not among the layers"),
+        (models.normalized, "manual", "BatchNorm2d at '1' is not among"),
         (layers(nn.Flatten(2), nn.Linear(64, 4), nn.Flatten()), "manual", "Flatten at '0' keeps axes"),
         (layers(nn.Linear(8, 2), nn.Flatten()), "manual", "Linear at '0' reads more than one axis"),
         (layers(nn.Conv2d(1, 2, 3, padding="same"), nn.Flatten()), "manual", "Conv2d at '0' has groups"),
@@ -72,15 +58,15 @@ FIRST = "dense layers and the rectifiers behind them only"
         (layers(nn.Flatten(), nn.Linear(64, 2).double()), "manual", "must share one type"),
         (lambda: nn.Sequential(nn.Flatten(), *[nn.Linear(64, 64)] * 2), "manual", "shared"),
         (layers(nn.MaxPool2d(2, return_indices=True), nn.Flatten()), "manual", "MaxPool2d at '0'"),
-        (hooked, "manual", "has hooks"),
-        (Transposed, "vmap", "neither contiguous nor channels last"),
-        (Chance, "vmap", "on chance outside nn.Dropout"),
-        (Centred, "vmap", "depend on the rest of the batch"),
-        (Counting, "vmap", "changes its buffers"),
-        (Branching, "vmap", "torch.func cannot batch it: RuntimeError: vmap"),
-        (normalized, "vmap", "BatchNorm2d at '1' reads and keeps statistics"),
+        (models.hooked, "manual", "has hooks"),
+        (models.Transposed, "vmap", "neither contiguous nor channels last"),
+        (models.Chance, "vmap", "on chance outside nn.Dropout"),
+        (models.Centred, "vmap", "depend on the rest of the batch"),
+        (models.Counting, "vmap", "changes its buffers"),
+        (models.Branching, "vmap", "torch.func cannot batch it: RuntimeError: vmap"),
+        (models.normalized, "vmap", "BatchNorm2d at '1' reads and keeps statistics"),
         (layers(nn.AlphaDropout(), nn.Flatten(), nn.Linear(64, 2)), "vmap", "masks of AlphaDropout"),
-        (dropping, "numba", FIRST),
+        (models.dropping, "numba", FIRST),
         (built("cnn"), "numba", FIRST),
         (layers(nn.Flatten(), nn.ReLU(), nn.Linear(64, 10)), "numba", FIRST),
         (layers(nn.Flatten(), nn.Linear(64, 10), nn.ReLU()), "numba", "its last layer must"),
@@ -128,9 +114,9 @@ def test_numba_reads_float32_or_float64_in_one_piece_on_the_cpu(inputs: torch.Te
     ("build", "backend"),
     [
         pytest.param(LINEAR, "numba", marks=compiles),
-        (shared, "manual"),
-        (Residual, "vmap"),
-        (normalized, "sequential"),
+        (models.shared, "manual"),
+        (models.Residual, "vmap"),
+        (models.normalized, "sequential"),
     ],
 )
 def test_the_first_backend_that_can(build: Any, backend: str) -> None:
@@ -153,7 +139,7 @@ def test_a_loss_that_is_no_number_for_each_example_is_trained_one_by_one() -> No
     def mean(outputs: torch.Tensor, targets: torch.Tensor, *, reduction: Reduction = "mean") -> torch.Tensor:
         return functional.cross_entropy(outputs, targets)
 
-    choice = chosen(Residual, loss=mean)
+    choice = chosen(models.Residual, loss=mean)
     assert choice.backend == "sequential"
     assert "one loss for each" in choice.reasons["vmap"]
 
@@ -167,16 +153,16 @@ def test_a_loss_that_is_no_number_for_each_example_is_trained_one_by_one() -> No
     ],
 )
 def test_vmap_is_refused_if_few_clients_train_together(options: dict[str, Any], reason: str) -> None:
-    choice = chosen(Residual, **options)
+    choice = chosen(models.Residual, **options)
     assert choice.backend == "sequential"
     assert reason in choice.reasons["vmap"]
-    assert chosen(Residual, backend="vmap", **options).backend == "vmap"
-    assert chosen(Residual, size=RunSize(2000, 8, 1.0, 10), chunk=lambda: 8).backend == "vmap"
+    assert chosen(models.Residual, backend="vmap", **options).backend == "vmap"
+    assert chosen(models.Residual, size=RunSize(2000, 8, 1.0, 10), chunk=lambda: 8).backend == "vmap"
 
 
 def test_the_largest_client_of_the_run_counts_not_that_of_its_first_round() -> None:
     """A resumed run begins with other clients, and must choose as before."""
-    model, size = seeded(Residual), RunSize(2000, 25, 1.0, 4_000)
+    model, size = seeded(models.Residual), RunSize(2000, 25, 1.0, 4_000)
     trainer = BatchedTrainer(model, settings_of(batch_size=4_000), backend=None, size=size)
     trainer.train(get_arrays(model), world(np.float32), generators())
     assert trainer.backend == "sequential"
