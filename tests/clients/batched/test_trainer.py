@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -147,7 +148,8 @@ def test_chunks_on_two_threads_are_the_same_models(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(BatchedTrainer, "_train_chunks", watched)
         assert_equal(trained(2), alone)
         assert used == [1] * 6  # three chunks, twice, each on one thread
-        assert torch.get_num_threads() == 2
+        with ThreadPoolExecutor(1) as pool:
+            assert torch.get_num_threads() == pool.submit(torch.get_num_threads).result() == 2
         with pytest.raises(AttributeError):  # what fails in a chunk fails the round
             BatchedTrainer(network, settings_of(), chunk=1, backend="manual").train(
                 get_arrays(network),
