@@ -89,6 +89,18 @@ def check_partition(partition_id: int, num_clients: int) -> int:
     return partition_id
 
 
+def computing_seconds(delays: RoundDelays, measured: float | None) -> float:
+    """Return the seconds of training: the measured ones if they are given, else the system model's.
+
+    Raises:
+        ParameterError: If the seconds are negative or not finite.
+    """
+    seconds = delays.compute_s if measured is None else measured
+    if not 0 <= seconds < float("inf"):
+        raise ParameterError(f"compute_s must be finite and at least 0, got {seconds!r}. Give the seconds of training.")
+    return seconds
+
+
 def probe_delays(
     system: System, delays: RoundDelays, *, forward_passes: float = 1, bits: float = PROBE_BITS
 ) -> RoundDelays:
@@ -179,11 +191,7 @@ def computing_rate_bounds(index: int, num_clients: int, *, step: float = COMPUTI
         >>> computing_rate_bounds(2, 3)
         (40.0, 60.0)
     """
-    if not 0 <= index < num_clients:
-        raise ParameterError(
-            f"index must be at least 0 and below num_clients = {num_clients!r}, got {index!r}. "
-            "Give the partition id of one of the run's clients."
-        )
+    check_partition(index, num_clients)
     if not 0 < step < float("inf"):
         raise ParameterError(f"step must be a finite number above 0, got {step!r}. Give a width in samples/s.")
     rank = 1.0 + int(index)  # k

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsel_flwr.checks import FloatArray, real, whole
-from fedsel_flwr.clients.device import RoundDelays, check_partition
+from fedsel_flwr.clients.device import RoundDelays, check_partition, computing_seconds
 from fedsel_flwr.clients.streams import streams
 from fedsel_flwr.errors import ParameterError
 
@@ -209,11 +209,7 @@ class PhoneModel:
         Raises:
             ParameterError: If `compute_s` is negative or not finite.
         """
-        busy = delays.compute_s if compute_s is None else compute_s
-        if not 0 <= busy < math.inf:
-            raise ParameterError(
-                f"compute_s must be finite and at least 0, got {busy!r}. Give the seconds of training."
-            )
+        busy = computing_seconds(delays, compute_s)
         received = min(delays.download_s, self.max_latency_s)
         trained = min(busy, self.max_latency_s - received)
         sent = min(delays.upload_s, self.max_latency_s - received - trained)

@@ -15,7 +15,6 @@ References:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -27,6 +26,7 @@ from fedsel_flwr.clients.device import (
     RoundDelays,
     check_partition,
     computing_rate_bounds,
+    computing_seconds,
     cpu_energy,
 )
 from fedsel_flwr.clients.streams import streams
@@ -214,11 +214,7 @@ class SystemModel:
         Raises:
             ParameterError: If `compute_s` is negative or not finite.
         """
-        busy = delays.compute_s if compute_s is None else compute_s
-        if not 0 <= busy < math.inf:
-            raise ParameterError(
-                f"compute_s must be finite and at least 0, got {busy!r}. Give the seconds of training."
-            )
+        busy = computing_seconds(delays, compute_s)
         airtime = min(max(self.max_latency_s - delays.download_s - busy, 0.0), delays.upload_s)
         frequency_hz = delays.computing_rate * self.cycles_per_sample
         # cycles_per_sample x samples_per_round if the time is the model's

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import runpy
 import subprocess
 import sys
 import warnings
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
@@ -147,15 +145,14 @@ def before_warmup(make: SelectorFactory, *, seed: int | None = None, rounds: int
 
 SEED, SPAWNED_ROUNDS = 4, 30
 CHILD = "FEDSEL_TESTING_CHILD"
-"""Set in the child's environment: a script that is read again there must not start another child."""
+"""Set in the child's environment: a module that calls the suite when it is imported must not start another child."""
 
 
 def check_spawned_process(make: SelectorFactory) -> None:
     """The same seed gives the same choices in a fresh process, in which sets have another order.
 
     The factory is pickled. The check is left out with a warning if the factory is a lambda, or is defined in a
-    notebook, in a session, or in a script without ``if __name__ == "__main__"``. What stands outside of it runs in the
-    other process too, as with :mod:`multiprocessing`.
+    notebook, in a session or in the script that is run, which the other process cannot import.
     """
     if CHILD in os.environ:
         return
@@ -163,16 +160,12 @@ def check_spawned_process(make: SelectorFactory) -> None:
         factory = pickle.dumps(make)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         return _left_out(f"the factory cannot be pickled ({error}); give a class or a functools.partial of one")
-    script = _guarded_script() if b"__main__" in factory else ""
-    if script is None:
-        return _left_out(
-            "the selector is defined in a session, or in a script that would run again there. Move it into a module, "
-            'or the script\'s work under if __name__ == "__main__"'
-        )
+    if b"__main__" in factory:
+        return _left_out("the selector is defined in a session or in the script that is run. Move it into a module")
     # Another PYTHONHASHSEED, so that sets have another order there, which multiprocessing cannot set.
     done = subprocess.run(
         [sys.executable, "-c", "from fedsel_flwr.testing.state_conformance import play_in_child; play_in_child()"],
-        input=pickle.dumps((sys.path, script, factory)),
+        input=pickle.dumps((sys.path, factory)),
         capture_output=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONHASHSEED": "4242", CHILD: "1"},
         timeout=300,
@@ -193,11 +186,9 @@ def check_spawned_process(make: SelectorFactory) -> None:
 
 def play_in_child() -> None:
     """Play the factory pickled on standard input, and print the choices and an error as JSON; runs in the child."""
-    sys.path[:], script, factory = pickle.load(sys.stdin.buffer)
+    sys.path[:], factory = pickle.load(sys.stdin.buffer)
     choices, cause = list[list[int]](), ""
     try:
-        if script:
-            vars(sys.modules["__main__"]).update(runpy.run_path(script, run_name="__mp_main__"))
         make: SelectorFactory = pickle.loads(factory)
     except (ImportError, AttributeError) as error:
         cause = str(error) or type(error).__name__
@@ -209,10 +200,3 @@ def play_in_child() -> None:
 
 def _left_out(why: str) -> None:
     warnings.warn(f"check_spawned_process was left out: {why}", stacklevel=3)
-
-
-def _guarded_script() -> str | None:
-    """Return the path of this process's script, if it guards its work by its name; None if it would run again."""
-    path = Path(getattr(sys.modules["__main__"], "__file__", ""))
-    guarded = path.is_file() and "__name__ ==" in path.read_text(encoding="utf-8")
-    return str(path.resolve()) if guarded else None

@@ -1,11 +1,15 @@
-"""Loads a file of ``benchmarks/``, which is no package, as a module."""
+"""Loads and runs files of ``benchmarks/``, which is no package."""
 
 from __future__ import annotations
 
+import csv
 import importlib.util
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
@@ -18,3 +22,22 @@ def load(name: str) -> Any:
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look there
     spec.loader.exec_module(module)
     return module
+
+
+def run(name: str, *arguments: object) -> None:
+    """Run a file, or a folder's main file, in this process, as from the command line; its modules go afterwards."""
+    path = FOLDER / name
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [str(path), *map(str, arguments)])
+        if path.is_file():
+            patch.syspath_prepend(str(FOLDER))
+        runpy.run_path(str(path), run_name="__main__")
+    for key, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", "")).startswith(str(FOLDER)):
+            del sys.modules[key]
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    """A CSV file."""
+    with path.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))

@@ -1,25 +1,174 @@
-"""Computing rates and processor energy, worked by hand."""
+"""What every system model promises, of Xia's cell and of the phones; computing rates and processor energy by hand."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 
-from fedsel_flwr.clients.device import computing_rate_bounds, cpu_energy
+from fedsel_flwr.clients.device import (
+    RoundDelays,
+    computing_rate_bounds,
+    cpu_energy,
+    mean_latencies,
+    probe_delays,
+    quasirandom_points,
+)
+from fedsel_flwr.clients.phones import PhoneModel
+from fedsel_flwr.clients.system import SystemModel
 from fedsel_flwr.errors import ParameterError
+from tests.processes import environment
 
 
-@pytest.mark.parametrize("num_clients", [1, 3, 10, 19, 20])
+def cell(num_clients: int = 8, seed: int = 3, **options: Any) -> SystemModel:
+    return SystemModel(num_clients=num_clients, seed=seed, **options)
+
+
+def phones(num_clients: int = 8, seed: int = 3, **options: Any) -> PhoneModel:
+    options = {"examples": range(50, 50 + 5 * num_clients, 5), "payload_bits": 2e7} | options
+    return PhoneModel(num_clients=num_clients, seed=seed, **options)
+
+
+of_both = pytest.mark.parametrize("build", [cell, phones])
+
+
+@of_both
+def test_a_draw_is_the_same_alone_and_among_others_backwards_restarted_and_copied(build: Callable[..., Any]) -> None:
+    """To the last bit: engines that draw a round's clients together and clients that draw alone report the same."""
+    system = build(400)
+    ids, rounds = [399, *range(100)], (1, 2, 5)
+    forward = {t: system.draws(ids, t) for t in rounds}
+    for other in (build(400), pickle.loads(pickle.dumps(system))):
+        for t in reversed(rounds):
+            assert forward[t][::-1] == [other.draw(k, t) for k in reversed(ids)]
+    assert system.draws([], 5) == []
+    assert build(400, seed=4).draw(0, 1) != system.draw(0, 1)
+
+
+@of_both
+@pytest.mark.parametrize("partition_id", [-1, 20])
+def test_no_such_client(build: Callable[..., Any], partition_id: int) -> None:
+    system = build(20)
+    calls = [lambda: system.draw(partition_id, 1), lambda: system.draws([0, partition_id], 1)]
+    if build is cell:
+        calls.append(lambda: system.distance_km(partition_id))
+    for call in calls:
+        with pytest.raises(ParameterError, match=f"^partition_id must .* num_clients = 20, got {partition_id}"):
+            call()
+
+
+@of_both
+def test_a_probe_costs_a_download_a_third_of_the_training_and_64_bit(build: Callable[..., Any]) -> None:
+    """The answer is as short whatever the update's size."""
+    system = build()
+    whole, probe = system.draw(4, 2), probe_delays(system, system.draw(4, 2))
+    expected = (whole.download_s, whole.compute_s / 3, whole.upload_s * 64 / system.payload_up_bits)
+    assert dataclasses.astuple(probe)[:3] == pytest.approx(expected, rel=1e-12)
+    assert probe.computing_rate == whole.computing_rate
+    gradient = probe_delays(system, whole, forward_passes=3, bits=system.payload_up_bits)
+    assert dataclasses.astuple(gradient) == pytest.approx(dataclasses.astuple(whole), rel=1e-12)
+
+
+@of_both
+@pytest.mark.parametrize("seconds", [-0.1, math.nan, math.inf])
+def test_measured_seconds_must_be_seconds(build: Callable[..., Any], seconds: float) -> None:
+    with pytest.raises(ParameterError, match=r"^compute_s must"):
+        build().energy_j(RoundDelays(0.1, 0.1, 0.1, 30.0), compute_s=seconds)
+
+
+@pytest.mark.parametrize(
+    ("build", "name", "value"),
+    [
+        (cell, "num_clients", 0),
+        (cell, "num_clients", 20.5),
+        (cell, "seed", -1),
+        (cell, "seed", None),
+        (cell, "downlink", None),
+        (cell, "uplink", 15e3),
+        (cell, "radius_km", 0),
+        (cell, "radius_km", 0.0005),  # below the channels' 1 m
+        (cell, "payload_down_bits", -5000),
+        (cell, "payload_up_bits", math.inf),
+        (cell, "samples_per_round", 0),
+        (cell, "computing_step", "20"),
+        (cell, "cycles_per_sample", -1.0),
+        (cell, "effective_capacitance", math.nan),
+        (cell, "max_latency_s", 0.0),
+        (phones, "num_clients", 0),
+        (phones, "seed", -1),
+        (phones, "payload_bits", 0.0),
+        (phones, "seconds_per_example", math.nan),
+        (phones, "upload_bytes_per_s", -1.0),
+        (phones, "max_latency_s", 0.0),
+        (phones, "compute_log_sd", -0.1),
+        (phones, "radio_power_w", math.inf),
+        (phones, "examples", [1, 2]),
+        (phones, "examples", np.zeros(8)),
+        (phones, "examples", ["a"] * 8),
+    ],
+)
+def test_wrong_settings_name_the_field(build: Callable[..., Any], name: str, value: Any) -> None:
+    with pytest.raises(ParameterError, match=rf"^{name} must .*got ({value!r}|shape)"):
+        build(**{name: value})
+
+
+@pytest.mark.parametrize("room", ["system", "phones"])
+def test_a_system_model_needs_neither_torch_nor_flower(room: str) -> None:
+    code = f"import sys, fedsel_flwr.clients.{room}; print(*{{'torch', 'flwr', 'ray'}} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment())
+    assert done.stdout.split() == []
+
+
+# ---- true means ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "system",
+    [
+        cell(),
+        cell(payload_up_bits=50_000.0, max_latency_s=2.0),
+        phones(max_latency_s=25.0),
+        phones(seed=4, examples=[100] * 8, payload_bits=8e7, compute_round_cv=1.0, max_latency_s=30.0),
+    ],
+    ids=["cell", "narrow", "phones", "wild"],
+)
+def test_mean_latencies_are_the_mean_of_many_rounds(system: Any) -> None:
+    rounds = 600
+    drawn = [[dataclasses.astuple(d)[:3] for d in system.draws(range(8), t)] for t in range(1, rounds + 1)]
+    seen = np.minimum(np.sum(drawn, axis=2), system.max_latency_s)
+    error = seen.std(axis=0, ddof=1) / np.sqrt(rounds)
+    assert (np.abs(mean_latencies(system) - seen.mean(axis=0)) <= 4 * error).all()  # eight clients, one in 2,000 runs
+
+
+def test_the_deadline_caps_the_mean() -> None:
+    late, early = mean_latencies(phones(2, examples=[10_000, 1], payload_bits=8.0, max_latency_s=5.0))
+    assert late == 5.0
+    assert early < 2.0
+
+
+def test_the_points_are_even_and_inside() -> None:
+    points = quasirandom_points()
+    assert points.shape == (4096, 3)
+    assert 0 < points.min() < points.max() < 1
+    np.testing.assert_allclose(points.mean(axis=0), 0.5, atol=1e-3)
+    np.testing.assert_allclose((points[:, 0] * points[:, 2]).mean(), 0.25, atol=2e-3)
+
+
+# ---- Xia's devices -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_clients", [1, 3, 20])
 def test_up_to_twenty_clients_as_printed(num_clients: int) -> None:
     """k = 1 ... K: [(0.5k + 0.5) 20, (0.5k + 1.5) 20] = [10k + 10, 10k + 30], exactly."""
     for k in range(1, num_clients + 1):
         assert computing_rate_bounds(k - 1, num_clients) == (10.0 * k + 10, 10.0 * k + 30)
-
-
-def test_the_three_clients_of_figs_4_and_5() -> None:
-    """K = 3 are the three slowest of the print, with means 30, 40, 50 samples/s."""
-    assert [computing_rate_bounds(k, 3) for k in range(3)] == [(20.0, 40.0), (30.0, 50.0), (40.0, 60.0)]
 
 
 @pytest.mark.parametrize(
@@ -28,7 +177,6 @@ def test_the_three_clients_of_figs_4_and_5() -> None:
         (0, 21, (20.0, 40.0)),  # k' = 1
         (10, 21, (115.0, 135.0)),  # k' = 1 + 19 x 10/20 = 10.5: (5.25 + 0.5) 20, (5.25 + 1.5) 20
         (20, 21, (210.0, 230.0)),  # k' = 20
-        (0, 500, (20.0, 40.0)),
         (499, 500, (210.0, 230.0)),
         (250, 500, (20 + 190 * 250 / 499, 40 + 190 * 250 / 499)),  # 10 k' + 10 with k' = 1 + 19 x 250/499
     ],
@@ -39,35 +187,28 @@ def test_more_than_twenty_clients_share_the_span(index: int, num_clients: int, b
 
 
 def test_step_scales_the_bounds() -> None:
-    """Client 2 of 20 with step 1: (1.5, 2.5)."""
     assert computing_rate_bounds(1, 20, step=1.0) == (1.5, 2.5)
 
 
-@pytest.mark.parametrize(("index", "num_clients"), [(-1, 20), (20, 20), (0, 0)])
-def test_no_such_client(index: int, num_clients: int) -> None:
-    """The index is 0-based: client 20 of 20 has index 19."""
-    with pytest.raises(ParameterError, match=f"^index must .* num_clients = {num_clients}, got {index}"):
-        computing_rate_bounds(index, num_clients)
-
-
-@pytest.mark.parametrize("step", [0.0, -20.0, math.inf, math.nan])
-def test_wrong_step(step: float) -> None:
-    """A step of 0 would stop every device."""
-    with pytest.raises(ParameterError, match=r"^step must"):
-        computing_rate_bounds(0, 20, step=step)
+@pytest.mark.parametrize(
+    ("name", "index", "num_clients", "step"),
+    [
+        ("partition_id", -1, 20, 20.0),
+        ("partition_id", 20, 20, 20.0),
+        ("partition_id", 0, 0, 20.0),
+        *[("step", 0, 20, step) for step in (0.0, -20.0, math.inf, math.nan)],
+    ],
+)
+def test_wrong_bounds(name: str, index: int, num_clients: int, step: float) -> None:
+    with pytest.raises(ParameterError, match=f"^{name} must "):
+        computing_rate_bounds(index, num_clients, step=step)
 
 
 def test_cpu_energy() -> None:
     """1e-28 F x 2e7 cycles x (1e9 Hz)^2 = 2e-3 J; four times as much at twice the frequency."""
     assert cpu_energy(2e7, 1e9, 1e-28) == pytest.approx(2e-3, rel=1e-14)
     assert cpu_energy(2e7, 2e9, 1e-28) == pytest.approx(8e-3, rel=1e-14)
-    assert cpu_energy(0.0, 1e9, 1e-28) == 0.0
-
-
-@pytest.mark.parametrize("name", ["cycles", "frequency_hz", "effective_capacitance"])
-@pytest.mark.parametrize("value", [-1.0, math.nan])
-def test_wrong_energy_arguments(name: str, value: float) -> None:
-    """The message names the argument."""
-    arguments = {"cycles": 1.0, "frequency_hz": 1.0, "effective_capacitance": 1.0, name: value}
-    with pytest.raises(ParameterError, match=f"^{name} must be at least 0"):
-        cpu_energy(**arguments)
+    for name in ("cycles", "frequency_hz", "effective_capacitance"):
+        for value in (-1.0, math.nan):
+            with pytest.raises(ParameterError, match=f"^{name} must be at least 0"):
+                cpu_energy(**{"cycles": 1.0, "frequency_hz": 1.0, "effective_capacitance": 1.0, name: value})

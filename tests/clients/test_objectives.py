@@ -1,11 +1,13 @@
-"""Loss and quality: by hand, against the library, in training, evaluation, answers; classification stays as it was."""
+"""Loss and quality by hand and against the library, in training and answers; models to arrays and back."""
 
 from __future__ import annotations
 
 import math
 import pickle
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from sklearn.metrics import r2_score
@@ -24,7 +26,9 @@ from fedsel_flwr.clients.objectives import (
 )
 from fedsel_flwr.clients.training import evaluate, train
 from fedsel_flwr.clients.training_settings import TrainingSettings
+from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.simulations.worlds.architectures import build_model
+from tests.clients.helpers import same
 
 RNG = np.random.default_rng(3)
 INPUTS = RNG.standard_normal((600, 3)).astype(np.float32)
@@ -56,15 +60,18 @@ def test_r_squared_is_scikit_learns() -> None:
 
 @pytest.mark.parametrize(
     ("outputs", "targets", "quality"),
-    [([[2.0]], [2.0], 1.0), ([[2.5]], [2.0], 0.0), ([[1.0], [1.0]], [1.0, 1.0], 1.0), ([[1.0], [2.0]], [1.0, 1.0], 0)],
+    [
+        ([2.0], [2.0], 1.0),  # targets without variance
+        ([2.5], [2.0], 0.0),
+        ([1.0, 1.0], [1.0, 1.0], 1.0),
+        ([1.0, 2.0], [1.0, 1.0], 0.0),
+        ([math.nan, 1.0], [0.0, 1.0], math.nan),  # a model that diverged
+        ([math.inf, 1.0], [0.0, 1.0], math.nan),
+    ],
 )
-def test_targets_without_variance(outputs: list[list[float]], targets: list[float], quality: float) -> None:
-    assert r_squared(torch.tensor(outputs), torch.tensor(targets)) == quality
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_model_that_diverged_has_no_quality(bad: float) -> None:
-    assert math.isnan(r_squared(torch.tensor([[bad], [1.0]]), torch.tensor([0.0, 1.0])))
+def test_r_squared_at_its_limits(outputs: list[float], targets: list[float], quality: float) -> None:
+    found = r_squared(torch.tensor(outputs)[:, None], torch.tensor(targets))
+    assert found == pytest.approx(quality, abs=0, nan_ok=True)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES.values())
@@ -92,13 +99,6 @@ def test_one_step_of_a_regression_by_hand() -> None:
     np.testing.assert_allclose(bias[0], 0.2 * NUMBERS.mean(), rtol=1e-4)
 
 
-def test_training_finds_the_line() -> None:
-    model = line((0.0, 0.0, 0.0), 0.0)
-    settings = TrainingSettings(learning_rate=0.05, batch_size=20, local_epochs=5)
-    train(model, INPUTS, NUMBERS, settings, np.random.default_rng(0), REGRESSION)
-    np.testing.assert_allclose(get_arrays(model)[0][0], WEIGHTS, atol=1e-3)
-
-
 def test_answers_of_a_regression_by_hand() -> None:
     """Bias .2 too large everywhere: losses .04, gradient 2 x .2 mean(x) and .4."""
     model = line((1.0, -2.0, 0.5), 0.9)
@@ -119,30 +119,68 @@ def test_a_negative_r_squared_is_local_accuracy_0() -> None:
     assert answer(far, {"local_accuracy"}, (INPUTS, NUMBERS), (INPUTS, NUMBERS), REGRESSION) == {"local_accuracy": 0.0}
 
 
-def reference_step(model: nn.Module, inputs: np.ndarray, labels: np.ndarray, rate: float, order: np.ndarray) -> None:
-    """One pass with torch alone: cross-entropy and plain gradient descent in batches of 16."""
-    for start in range(0, len(labels), 16):
-        rows = order[start : start + 16]
-        loss = functional.cross_entropy(model(torch.tensor(inputs[rows])), torch.tensor(labels[rows]))
-        for parameter, slope in zip(
-            model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True
-        ):
-            parameter.data.add_(slope, alpha=-rate)
-
-
-def test_classification_is_the_default_and_to_the_last_bit_cross_entropy() -> None:
-    inputs = RNG.standard_normal((50, 1, 8, 8)).astype(np.float32)
-    labels = np.arange(50) % 10
-    models = [build_model("mlp", (1, 8, 8), 10, 4) for _ in range(3)]
+def test_classification_is_the_default() -> None:
+    inputs, labels = RNG.standard_normal((50, 1, 8, 8)).astype(np.float32), np.arange(50) % 10
+    one, other = (build_model("mlp", (1, 8, 8), 10, 4) for _ in range(2))
     settings = TrainingSettings(learning_rate=0.1, batch_size=16)
-    train(models[0], inputs, labels, settings, np.random.default_rng(5))
-    train(models[1], inputs, labels, settings, np.random.default_rng(5), CLASSIFICATION)
-    drawn = np.random.default_rng(5)
-    drawn.integers(2**63)  # the seed of the dropout
-    reference_step(models[2], inputs, labels, 0.1, drawn.permutation(50))
-    for one, two, three in zip(*map(get_arrays, models), strict=True):
-        assert one.tobytes() == two.tobytes() == three.tobytes()
-    logits = models[0](torch.tensor(inputs)).detach()
-    loss, quality = evaluate(models[0], inputs, labels)
-    assert loss == functional.cross_entropy(logits, torch.tensor(labels), reduction="sum").item() / 50
-    assert quality == int((logits.argmax(dim=1) == torch.tensor(labels)).sum()) / 50
+    train(one, inputs, labels, settings, np.random.default_rng(5))
+    train(other, inputs, labels, settings, np.random.default_rng(5), CLASSIFICATION)
+    assert same(get_arrays(one), get_arrays(other))
+    logits, classes = one(torch.tensor(inputs)).detach(), torch.tensor(labels)
+    assert evaluate(one, inputs, labels) == (
+        functional.cross_entropy(logits, classes, reduction="sum").item() / 50,
+        int((logits.argmax(dim=1) == classes).sum()) / 50,
+    )
+
+
+# ---- models to arrays and back -------------------------------------------------------------------------------------
+
+
+def test_round_trip_keeps_order_types_and_every_bit_buffers_included() -> None:
+    source, target = (nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)) for _ in range(2))
+    source(torch.randn(8, 2))  # moves the running statistics
+    set_arrays(target, get_arrays(source))
+    arrays = get_arrays(target)
+    assert same(arrays, get_arrays(source))
+    shapes = [(3, 2), (3,), (3,), (3,), (3,), (3,), ()]  # weight, bias; weight, bias, mean, variance, count
+    assert [array.shape for array in arrays] == shapes
+    assert [array.dtype for array in arrays] == [np.float32] * 6 + [np.int64]
+
+
+def test_arrays_and_model_share_no_memory() -> None:
+    model = nn.Linear(2, 1)
+    arrays = get_arrays(model)
+    before = [array.copy() for array in arrays]
+    with torch.no_grad():
+        model.weight.add_(1.0)
+    assert same(arrays, before)
+    given = [np.ones((1, 2), dtype=np.float32), np.ones(1, dtype=np.float32)]
+    set_arrays(model, given)
+    given[0][:] = 5.0
+    assert get_arrays(model)[0].tolist() == [[1.0, 1.0]]
+
+
+def test_doubles_become_the_models_type() -> None:
+    model = nn.Linear(2, 1)
+    set_arrays(model, [np.array([[0.1, 0.2]]), np.array([3.0])])
+    assert get_arrays(model)[0].dtype == np.float32
+    assert get_arrays(model)[0].tolist() == [[np.float32(0.1), np.float32(0.2)]]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ([np.ones((1, 2))], r"expected 2 arrays.*got 1"),
+        ([np.ones((1, 2)), np.ones(2)], r"shape \(1,\) for 'bias'; got float64 of shape \(2,\)"),
+        ([np.ones((2, 1)), np.ones(1)], r"shape \(1, 2\) for 'weight'; got float64 of shape \(2, 1\)"),
+        ([np.array([["a", "b"]]), np.ones(1)], r"'weight'; got <U1"),
+        ([np.ones((1, 2), dtype=object), np.ones(1)], r"'weight'; got object"),
+        ([np.ones((1, 2), dtype=complex), np.ones(1)], r"'weight'; got complex128"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_changes_nothing(arrays: list[npt.NDArray[Any]], message: str) -> None:
+    model = nn.Linear(2, 1)
+    before = get_arrays(model)
+    with pytest.raises(ParameterError, match=message):
+        set_arrays(model, arrays)
+    assert same(get_arrays(model), before)

@@ -1,4 +1,7 @@
-"""The mod that reports what training cost, in Flower's own client apps of both message formats."""
+"""The mod that reports what training cost, in Flower's own client apps of both message formats, and its meter.
+
+zeus and its monitor are replaced, as neither RAPL nor NVML can be counted on.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +20,45 @@ from flwr.clientapp import ClientApp
 from flwr.common import FitIns, FitRes, ndarrays_to_parameters
 from flwr.compat.common.recorddict_compat import fitins_to_recorddict, recorddict_to_fitres
 
-from fedsel_flwr.clients.telemetry import telemetry
-from tests.clients.test_meter import Monitor, with_monitor
+from fedsel_flwr.clients.telemetry import EnergyMeter, telemetry
+from fedsel_flwr.errors import RunError
 from tests.strategies.message.helpers import FakeGrid
 
 TRAINING_S = 0.02
 CONTEXT = Context(run_id=7, node_id=5, node_config={}, state=RecordDict(), run_config={})
 
 
+class Monitor:
+    """Gives one window's energies."""
+
+    def __init__(self, **energies: Any) -> None:
+        self.energies, self.open = energies, False
+
+    def begin_window(self, key: str, sync_execution: bool) -> None:
+        self.open = True
+
+    def end_window(self, key: str, sync_execution: bool) -> SimpleNamespace:
+        assert self.open
+        self.open = False
+        return SimpleNamespace(**{"gpu_energy": {}, "cpu_energy": None, "dram_energy": None} | self.energies)
+
+
+def with_zeus(monkeypatch: pytest.MonkeyPatch, module: ModuleType | None) -> None:
+    """Replace zeus; None: it is not installed."""
+    monkeypatch.setitem(sys.modules, "zeus", module)
+    monkeypatch.setitem(sys.modules, "zeus.monitor", module)
+
+
+def with_monitor(monkeypatch: pytest.MonkeyPatch, factory: Any) -> None:
+    module = ModuleType("zeus.monitor")
+    module.ZeusMonitor = factory  # type: ignore[attr-defined]
+    with_zeus(monkeypatch, module)
+
+
 @pytest.fixture(autouse=True)
 def no_meter(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeGrid()  # without a run Flower makes no messages
-    monkeypatch.setitem(sys.modules, "zeus", None)
-    monkeypatch.setitem(sys.modules, "zeus.monitor", None)
+    with_zeus(monkeypatch, None)
 
 
 def asked(kind: str = "train", content: RecordDict | None = None) -> Message:
@@ -45,6 +74,8 @@ def answering(content: Any, **kinds: Any) -> ClientApp:
     @app.train("twice")
     def train(message: Message, context: Context) -> Any:
         time.sleep(TRAINING_S)
+        if isinstance(content, Exception):
+            raise content
         return Message(content, reply_to=message) if isinstance(content, RecordDict | Error) else content
 
     for kind, answer in kinds.items():
@@ -84,34 +115,27 @@ in_both_formats = pytest.mark.parametrize(
 # ---- what it reports -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["train", "train.twice"])
-def test_the_seconds_of_training_stand_in_the_replys_metrics(kind: str) -> None:
-    metrics = told({"num-examples": 20, "acc": 0.5}, kind)
-    assert set(metrics) == {"num-examples", "acc", "compute_s"}
-    assert (metrics["num-examples"], metrics["acc"]) == (20, 0.5)
+@in_both_formats
+def test_the_seconds_of_training_stand_in_the_replys_metrics(ask: Ask) -> None:
+    given = {"num-examples": 20, "acc": 0.5}
+    metrics = dict(ask(given))
     assert TRAINING_S <= metrics["compute_s"] < TRAINING_S + 1.0
+    assert metrics == {"num-examples": 20, "acc": 0.5, "compute_s": metrics["compute_s"]}
+    assert given == {"num-examples": 20, "acc": 0.5}
 
 
-def test_the_seconds_of_training_stand_in_the_metrics_of_a_legacy_client() -> None:
-    given = {"acc": 0.5, "name": "a"}
-    result = fitted(given)
-    assert TRAINING_S <= result.metrics["compute_s"] < TRAINING_S + 1.0  # type: ignore[operator]
-    assert result.metrics == {"acc": 0.5, "name": "a", "compute_s": result.metrics["compute_s"]}
-    assert (result.num_examples, len(result.parameters.tensors)) == (20, 1)
-    assert given == {"acc": 0.5, "name": "a"}
-
-
-@in_both_formats
-def test_a_meters_joules_are_reported(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    with_monitor(monkeypatch, lambda: Monitor(cpu_energy={0: 12.5}))
-    assert ask({"num-examples": 20})["energy_j"] == 12.5
+def test_named_kinds_and_the_rest_of_a_legacy_reply() -> None:
+    assert TRAINING_S <= told({"num-examples": 20}, "train.twice")["compute_s"] < TRAINING_S + 1.0
+    result = fitted({"name": "a"})
+    assert (result.num_examples, len(result.parameters.tensors), result.metrics["name"]) == (20, 1, "a")
 
 
 @in_both_formats
-def test_what_the_app_reports_itself_stays(
-    ask: Callable[[dict[str, Any]], Any], monkeypatch: pytest.MonkeyPatch
+def test_a_meters_joules_are_reported_and_what_the_app_reports_itself_stays(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_monitor(monkeypatch, lambda: Monitor(cpu_energy={0: 12.5}))
+    assert ask({"num-examples": 20})["energy_j"] == 12.5
     own = {"num-examples": 20, "compute_s": 3.5, "energy_j": 1.0}
     assert dict(ask(own)) == own
 
@@ -164,44 +188,48 @@ def test_what_is_no_message_is_left_to_flower(answer: object) -> None:
 def test_the_apps_exception_is_the_apps(monkeypatch: pytest.MonkeyPatch) -> None:
     monitor = Monitor(cpu_energy={0: 12.5})
     with_monitor(monkeypatch, lambda: monitor)
-    app = ClientApp(mods=[telemetry])
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        raise ZeroDivisionError("no examples")
-
     with pytest.raises(ZeroDivisionError, match="no examples"):
-        app(asked(), CONTEXT)
+        answering(ZeroDivisionError("no examples"))(asked(), CONTEXT)
     assert not monitor.open
 
 
-@pytest.mark.parametrize("fault", ["begin_window", "end_window"])
+@pytest.mark.parametrize("fault", ["begin_window", "end_window", "__init__", "import"])
 def test_a_meter_that_fails_is_named_and_the_update_kept(
     fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(self: Monitor, key: str, sync_execution: bool) -> None:
+    def broken(*args: object, **more: object) -> None:
         raise OSError("powercap went away")
 
-    monkeypatch.setattr(Monitor, fault, broken)
-    with_monitor(monkeypatch, Monitor)
+    if fault == "import":
+
+        class Broken(ModuleType):
+            __getattr__ = broken
+
+        with_zeus(monkeypatch, Broken("zeus"))
+    else:
+        monkeypatch.setattr(Monitor, fault, broken)
+        with_monitor(monkeypatch, Monitor)
     assert set(told({"num-examples": 20})) == {"num-examples", "compute_s"}
     assert "powercap went away" in caplog.text
 
 
-def test_a_zeus_that_cannot_be_loaded_is_named_and_the_update_kept(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("energies", "joules"),
+    [({"gpu_energy": {0: 10.0, 1: 5.0}, "cpu_energy": {0: 2.0}, "dram_energy": {0: 0.5, 1: None}}, 17.5), ({}, None)],
+    ids=["all", "none"],
+)
+def test_everything_with_a_meter_is_summed(
+    energies: dict[str, Any], joules: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Broken(ModuleType):
-        def __getattr__(self, name: str) -> None:
-            raise OSError("libcuda.so.1: cannot open")
-
-    monkeypatch.setitem(sys.modules, "zeus", Broken("zeus"))
-    monkeypatch.setitem(sys.modules, "zeus.monitor", Broken("zeus.monitor"))
-    assert set(told({"num-examples": 20})) == {"num-examples", "compute_s"}
-    assert "libcuda.so.1" in caplog.text
+    with_monitor(monkeypatch, lambda: Monitor(**energies))
+    with EnergyMeter() as meter:
+        assert meter.joules is None
+    assert meter.joules == joules
 
 
-# ---- what it costs -------------------------------------------------------------------------------------------------
+def test_without_the_library_the_error_says_what_to_install() -> None:
+    with pytest.raises(RunError, match=r"fedsel-flwr\[meter\]"):
+        EnergyMeter()
 
 
 def test_its_import_loads_neither_numpy_nor_flower() -> None:

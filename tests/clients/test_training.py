@@ -1,11 +1,9 @@
-"""Local training and evaluation against NumPy by hand."""
+"""Local training and evaluation against NumPy by hand; views of images; step lengths that are halved."""
 
 from __future__ import annotations
 
-import copy
 import math
-import subprocess
-import sys
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,13 +11,26 @@ import pytest
 import torch
 from torch import nn
 
-from fedsel_flwr.clients.training import _SGD, TrainingSettings, evaluate, train
+from fedsel_flwr.clients.answering import answer
+from fedsel_flwr.clients.batched import BatchedTrainer, Examples
+from fedsel_flwr.clients.objectives import get_arrays, set_arrays
+from fedsel_flwr.clients.training import PADDING, SHIFTS, VIEWS, crop_flip, draw_views, evaluate, train
+from fedsel_flwr.clients.training_settings import TrainingSettings, examples_per_round
 from fedsel_flwr.errors import ParameterError
-from tests.processes import ROOT
+from fedsel_flwr.simulations.engine import simulate
+from fedsel_flwr.simulations.scenario_files import load_scenario
+from fedsel_flwr.simulations.worlds.world import World
+from tests.clients.helpers import Recorder
+from tests.simulations import inprocess
 
 FloatArray = npt.NDArray[np.float64]
 INPUTS = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
 LABELS = np.array([0, 1, 1, 0, 2, 2, 1, 0, 2, 1, 0, 2], dtype=np.int64)
+
+
+def settings_of(**options: Any) -> TrainingSettings:
+    """Step length .5 and full batches, unless other settings are given."""
+    return TrainingSettings(**{"learning_rate": 0.5, "batch_size": 12} | options)
 
 
 def logistic_model() -> nn.Linear:
@@ -46,48 +57,21 @@ def loss_and_gradient(
     return -float(np.log(probabilities[np.arange(len(y)), y]).mean()), error.T @ x, error.sum(axis=0)
 
 
-class Recorder(nn.Module):
-    """A linear model of one input that keeps what it is shown."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(1, 2)
-        self.seen: list[list[int]] = []
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        self.seen.append([int(value) for value in inputs[:, 0]])
-        return self.layer(inputs)
-
-
-def test_one_full_batch_step_by_hand() -> None:
-    model = logistic_model()
-    weight, bias = parameters_of(model)
-    loss, weight_gradient, bias_gradient = loss_and_gradient(weight, bias, np.arange(12))
-    reported = train(
-        model, INPUTS, LABELS, TrainingSettings(learning_rate=0.5, batch_size=12), np.random.default_rng(1)
-    )
-    assert reported == pytest.approx(loss, rel=1e-6)
-    new_weight, new_bias = parameters_of(model)
-    np.testing.assert_allclose(new_weight, weight - 0.5 * weight_gradient, atol=1e-6)
-    np.testing.assert_allclose(new_bias, bias - 0.5 * bias_gradient, atol=1e-6)
-
-
 @pytest.mark.parametrize(
-    ("momentum", "weight_decay", "proximal_mu"), [(0.9, 0.0, 0.0), (0.0, 0.1, 0.0), (0.0, 0.0, 2.0), (0.5, 0.05, 0.7)]
+    "options",
+    [
+        {"batch_size": 12},
+        {"momentum": 0.9},
+        {"weight_decay": 0.1},
+        {"proximal_mu": 2.0},
+        {"momentum": 0.5, "weight_decay": 0.05, "proximal_mu": 0.7},
+    ],
 )
-def test_mini_batches_momentum_decay_and_proximal_term_by_hand(
-    momentum: float, weight_decay: float, proximal_mu: float
-) -> None:
+def test_batches_momentum_decay_and_proximal_term_by_hand(options: dict[str, float]) -> None:
+    chosen = {"batch_size": 5, "momentum": 0.0, "weight_decay": 0.0, "proximal_mu": 0.0} | options
     model = logistic_model()
     start = current = np.concatenate([part.ravel() for part in parameters_of(model)])
-    settings = TrainingSettings(
-        learning_rate=0.3,
-        batch_size=5,
-        local_epochs=2,
-        momentum=momentum,
-        weight_decay=weight_decay,
-        proximal_mu=proximal_mu,
-    )
+    settings = settings_of(learning_rate=0.3, local_epochs=2, **chosen)
     reported = train(model, INPUTS, LABELS, settings, np.random.default_rng(7))
 
     generator = np.random.default_rng(7)
@@ -95,76 +79,67 @@ def test_mini_batches_momentum_decay_and_proximal_term_by_hand(
     velocity, losses = np.zeros_like(start), []
     for _ in range(2):
         order = generator.permutation(12)
-        for rows in (order[:5], order[5:10], order[10:]):
+        for first in range(0, 12, int(chosen["batch_size"])):
+            rows = order[first : first + int(chosen["batch_size"])]
             loss, *gradients = loss_and_gradient(current[:9].reshape(3, 3), current[9:], rows)
             losses.append(loss)
             gradient = np.concatenate([part.ravel() for part in gradients])
-            gradient += proximal_mu * (current - start) + weight_decay * current  # d/dw mu/2 |w - w0|² = mu (w - w0)
-            velocity = momentum * velocity + gradient
+            # d/dw mu/2 |w - w0|² = mu (w - w0)
+            gradient += chosen["proximal_mu"] * (current - start) + chosen["weight_decay"] * current
+            velocity = chosen["momentum"] * velocity + gradient
             current = current - 0.3 * velocity
     assert reported == pytest.approx(np.mean(losses), rel=1e-5)
     np.testing.assert_allclose(np.concatenate([part.ravel() for part in parameters_of(model)]), current, atol=2e-6)
 
 
-def test_proximal_term_keeps_the_model_near_the_received_one() -> None:
-    distances = []
-    for mu in (0.0, 0.1, 1.0, 10.0):
-        model = logistic_model()
-        weight, _ = parameters_of(model)
-        settings = TrainingSettings(learning_rate=0.05, batch_size=12, local_steps=400, proximal_mu=mu)
-        train(model, INPUTS, LABELS, settings, np.random.default_rng(0))
-        distances.append(float(np.linalg.norm(parameters_of(model)[0] - weight)))
-    assert distances[0] > distances[1] > distances[2] > distances[3] > 0
+@pytest.mark.parametrize(
+    ("size", "options", "lengths"),
+    [
+        (10, {"batch_size": 4, "local_epochs": 3}, [4, 4, 2] * 3),
+        (5, {"batch_size": 2, "local_epochs": 9, "local_steps": 7}, [2, 2, 1, 2, 2, 1, 2]),  # steps override epochs
+    ],
+)
+def test_every_pass_shows_every_example_once_in_a_new_order(
+    size: int, options: dict[str, int], lengths: list[int]
+) -> None:
+    model, inputs = Recorder(), np.arange(size, dtype=np.float32)[:, np.newaxis]
+    train(model, inputs, np.zeros(size, dtype=np.int64), settings_of(**options), np.random.default_rng(0))
+    assert [len(batch) for batch in model.seen] == lengths
+    shown = np.concatenate(model.seen)[:, 0].tolist()
+    passes = [shown[start : start + size] for start in range(0, len(shown) - size + 1, size)]
+    assert all(sorted(order) == list(range(size)) for order in passes)
+    assert len({tuple(order) for order in passes}) == len(passes) > 1
 
 
-def test_epochs_show_every_example_once_per_pass_in_new_orders() -> None:
-    model, inputs = Recorder(), np.arange(10, dtype=np.float32)[:, np.newaxis]
-    settings = TrainingSettings(learning_rate=0.01, batch_size=4, local_epochs=3)
-    train(model, inputs, np.zeros(10, dtype=np.int64), settings, np.random.default_rng(0))
-    assert [len(batch) for batch in model.seen] == [4, 4, 2] * 3
-    passes = [sum(model.seen[start : start + 3], []) for start in (0, 3, 6)]  # noqa: RUF017 (three short lists)
-    assert all(sorted(order) == list(range(10)) for order in passes)
-    assert passes[0] != passes[1] != passes[2] != passes[0]
-
-
-def test_local_steps_override_epochs_and_cycle() -> None:
-    model, inputs = Recorder(), np.arange(5, dtype=np.float32)[:, np.newaxis]
-    settings = TrainingSettings(learning_rate=0.01, batch_size=2, local_epochs=9, local_steps=7)
-    train(model, inputs, np.zeros(5, dtype=np.int64), settings, np.random.default_rng(0))
-    assert [len(batch) for batch in model.seen] == [2, 2, 1, 2, 2, 1, 2]
-    assert sorted(sum(model.seen[3:6], [])) == list(range(5))  # noqa: RUF017 (three short lists)
+@pytest.mark.parametrize("size", [1, 7, 8, 20])
+@pytest.mark.parametrize("plan", [{"local_epochs": 3}, {"local_steps": 1}, {"local_steps": 6}])
+def test_examples_of_a_round_are_those_that_training_takes(size: int, plan: dict[str, int]) -> None:
+    model, settings = Recorder(), settings_of(batch_size=4, **plan)
+    train(model, np.zeros((size, 1), np.float32), np.zeros(size, np.int64), settings, np.random.default_rng(0))
+    assert examples_per_round(settings, np.array([size])).tolist() == [sum(map(len, model.seen))]
 
 
 def test_generator_decides_order_and_dropout() -> None:
+    """And no global random state matters or changes."""
     results = []
-    for seed in (3, 3, 4):
-        model = nn.Sequential(nn.Dropout(0.5), logistic_model())
-        settings = TrainingSettings(learning_rate=0.5, batch_size=12, local_steps=2)  # full batches: the order is idle
-        loss = train(model, INPUTS, LABELS, settings, np.random.default_rng(seed))
-        results.append((loss, model[1].weight.detach().clone()))
-    assert results[0][0] == results[1][0]
-    assert torch.equal(results[0][1], results[1][1])
-    assert abs(results[0][0] - results[2][0]) > 1e-3
-
-
-def test_global_random_states_neither_matter_nor_change() -> None:
-    settings = TrainingSettings(learning_rate=0.5, batch_size=4)
-    losses = []
     with torch.random.fork_rng(devices=[]):
-        for seed in (1, 2):
-            torch.default_generator.manual_seed(seed)
+        for seed, elsewhere in ((3, 1), (3, 2), (4, 2)):
+            torch.default_generator.manual_seed(elsewhere)
             model = nn.Sequential(nn.Dropout(0.5), logistic_model())
             before = torch.get_rng_state()  # building the model drew from it
-            losses.append(train(model, INPUTS, LABELS, settings, np.random.default_rng(0)))
+            loss = train(model, INPUTS, LABELS, settings_of(local_steps=2), np.random.default_rng(seed))
             assert torch.equal(torch.get_rng_state(), before)
-    assert losses[0] == losses[1]
+            results.append((loss, model[1].weight.detach().clone()))
+    assert results[0][0] == results[1][0]
+    assert torch.equal(results[0][1], results[1][1])
+    assert abs(results[0][0] - results[2][0]) > 1e-3  # full batches: the order is idle
 
 
 def test_frozen_parameters_stay() -> None:
     model = logistic_model()
     model.bias.requires_grad_(False)
     _, bias = parameters_of(model)
-    settings = TrainingSettings(learning_rate=0.5, batch_size=4, proximal_mu=1.0, weight_decay=0.1)
+    settings = settings_of(batch_size=4, proximal_mu=1.0, weight_decay=0.1)
     train(model, INPUTS, LABELS, settings, np.random.default_rng(0))
     np.testing.assert_array_equal(parameters_of(model)[1], bias)
 
@@ -173,13 +148,13 @@ def test_inputs_stay_and_may_be_read_only() -> None:
     inputs, labels = INPUTS.copy(), LABELS.copy()
     inputs.flags.writeable = labels.flags.writeable = False
     model = logistic_model()
-    train(model, inputs, labels, TrainingSettings(learning_rate=0.5, batch_size=4), np.random.default_rng(0))
+    train(model, inputs, labels, settings_of(batch_size=4), np.random.default_rng(0))
     evaluate(model, inputs, labels)  # warnings are errors
     np.testing.assert_array_equal(inputs, INPUTS)
 
 
 def test_divergence_is_a_result_not_an_exception() -> None:
-    settings = TrainingSettings(learning_rate=1e38, batch_size=4, local_epochs=3)
+    settings = settings_of(learning_rate=1e38, batch_size=4, local_epochs=3)
     assert math.isnan(train(logistic_model(), INPUTS * 100, LABELS, settings, np.random.default_rng(0)))
 
 
@@ -195,82 +170,142 @@ def test_evaluate_by_hand_whatever_the_batch_size() -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_evaluate_ignores_dropout_and_leaves_the_mode(training: bool) -> None:
+def test_dropout_is_for_training_alone_and_the_mode_stays(training: bool) -> None:
     model = nn.Sequential(nn.Dropout(0.5), logistic_model()).train(training)
-    assert evaluate(model, INPUTS, LABELS) == evaluate(logistic_model(), INPUTS, LABELS)
-    assert model.training is training
-    assert model[0].training is training
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_train_uses_dropout_and_leaves_the_mode(training: bool) -> None:
-    model = nn.Sequential(nn.Dropout(0.5), logistic_model()).train(training)
-    plain, _ = evaluate(logistic_model(), INPUTS, LABELS)
-    settings = TrainingSettings(learning_rate=0.1, batch_size=12)
-    assert abs(train(model, INPUTS, LABELS, settings, np.random.default_rng(0)) - plain) > 1e-3
-    assert model.training is training
+    plain = evaluate(logistic_model(), INPUTS, LABELS)
+    assert evaluate(model, INPUTS, LABELS) == plain
+    assert abs(train(model, INPUTS, LABELS, settings_of(), np.random.default_rng(0)) - plain[0]) > 1e-3
+    assert model.training is model[0].training is training
 
 
 @pytest.mark.parametrize(
-    ("values", "message"),
+    "values",
     [
-        ({"learning_rate": 0.0}, r"learning_rate must be a finite number above 0, got 0\.0"),
-        ({"learning_rate": math.inf}, r"learning_rate must be a finite number above 0, got inf"),
-        ({"batch_size": 0}, r"batch_size must be a whole number of at least 1, got 0"),
-        ({"batch_size": 2.5}, r"batch_size must be a whole number of at least 1, got 2\.5"),
-        ({"local_epochs": 0}, r"local_epochs must be a whole number of at least 1, got 0"),
-        ({"local_steps": 0}, r"local_steps must be a whole number of at least 1, got 0"),
-        ({"momentum": 1.0}, r"momentum must be at least 0 and below 1, got 1\.0"),
-        ({"momentum": -0.1}, r"momentum must be a finite number of at least 0, got -0\.1"),
-        ({"weight_decay": -0.1}, r"weight_decay must be a finite number of at least 0, got -0\.1"),
-        ({"proximal_mu": math.nan}, r"proximal_mu must be a finite number of at least 0, got nan"),
-        ({"augmentation": "blur"}, r"augmentation must be one of none, crop-flip, got 'blur'"),
+        {"learning_rate": 0.0}, {"learning_rate": math.inf}, {"batch_size": 0}, {"batch_size": 2.5},
+        {"local_epochs": 0}, {"local_steps": 0}, {"momentum": 1.0}, {"momentum": -0.1}, {"weight_decay": -0.1},
+        {"proximal_mu": math.nan}, {"augmentation": "blur"}, {"halved_at": (5, 3)}, {"halved_at": (3, 3)},
+        {"halved_at": (0,)}, {"halved_at": (1.5,)},
     ],
-)
-def test_wrong_settings(values: dict[str, float], message: str) -> None:
-    with pytest.raises(ParameterError, match=message):
-        TrainingSettings(**{"learning_rate": 0.1, "batch_size": 8} | values)
+)  # fmt: skip
+def test_wrong_settings(values: dict[str, Any]) -> None:
+    ((name, _),) = values.items()
+    with pytest.raises(ParameterError, match=f"^(every one of )?{name} "):
+        settings_of(**values)
 
 
 def test_whole_numbers_are_kept_as_such() -> None:
-    settings = TrainingSettings(learning_rate=1, batch_size=8.0, local_steps=np.int64(3))  # type: ignore[arg-type]
+    settings = settings_of(learning_rate=1, batch_size=8.0, local_steps=np.int64(3))
     assert (settings.batch_size, settings.local_steps) == (8, 3)
     assert type(settings.batch_size) is type(settings.local_steps) is int
 
 
 def test_no_examples_or_unequal_numbers_are_refused() -> None:
-    settings = TrainingSettings(learning_rate=0.1, batch_size=8)
     with pytest.raises(ParameterError, match="got 0 examples, 0 labels"):
-        train(logistic_model(), INPUTS[:0], LABELS[:0], settings, np.random.default_rng(0))
+        train(logistic_model(), INPUTS[:0], LABELS[:0], settings_of(), np.random.default_rng(0))
     with pytest.raises(ParameterError, match="got 12 examples, 11 labels"):
         evaluate(logistic_model(), INPUTS, LABELS[:11])
     with pytest.raises(ParameterError, match="batch_size must be a whole number of at least 1, got 0"):
         evaluate(logistic_model(), INPUTS, LABELS, batch_size=0)
 
 
-@pytest.mark.parametrize(("momentum", "weight_decay"), [(0.0, 0.0), (0.9, 0.0), (0.0, 0.01), (0.9, 0.01)])
-def test_steps_are_those_of_torchs_own_optimizer_bit_by_bit(momentum: float, weight_decay: float) -> None:
-    torch.manual_seed(1)
-    ours = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 3))
-    theirs = copy.deepcopy(ours)
-    settings = TrainingSettings(learning_rate=0.3, batch_size=4, momentum=momentum, weight_decay=weight_decay)
-    descent = _SGD(list(ours.parameters()), settings)
-    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.3, momentum=momentum, weight_decay=weight_decay)
-    for _ in range(20):
-        for model, step in ((ours, descent.step), (theirs, optimizer.step)):
-            model.zero_grad()
-            nn.functional.cross_entropy(model(torch.tensor(INPUTS)), torch.tensor(LABELS)).backward()
-            step()
-    for own, given in zip(ours.parameters(), theirs.parameters(), strict=True):
-        assert torch.equal(own, given)
+# ---- step lengths that are halved ----------------------------------------------------------------------------------
 
 
-def test_training_does_not_load_torchs_compiler() -> None:
-    """It takes longer than a client's first rounds."""
-    program = (
-        "import sys, numpy as np; from torch import nn; from fedsel_flwr.clients.training import *; "
-        "train(nn.Linear(3, 2), np.ones((4, 3), np.float32), np.zeros(4, np.int64), "
-        "TrainingSettings(learning_rate=0.1, batch_size=2), np.random.default_rng(0)); "
-        "sys.exit('torch._dynamo' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=100).returncode == 0
+@pytest.mark.parametrize(("round", "rate"), [(1, 0.4), (2, 0.4), (3, 0.2), (4, 0.2), (5, 0.1), (900, 0.1)])
+def test_the_rate_of_a_round(round: int, rate: float) -> None:
+    settings = settings_of(learning_rate=0.4, batch_size=2, halved_at=(3, 5))
+    assert (settings.at(round).learning_rate, settings.at(round).batch_size) == (rate, 2)
+
+
+def test_both_engines_halve_it_in_the_same_round() -> None:
+    def scenario(*halved_at: int) -> Any:
+        keys = {"num_clients": 12, "clients_per_round": 3, "rounds": 4, "model.name": "logistic", "selector": "random"}
+        return load_scenario("digits", keys | {"training.halved_at": list(halved_at)})
+
+    alone, together = inprocess.play(scenario(3)), simulate(scenario(3), engine="vectorized")
+    for one, other in zip(alone.arrays, together.arrays, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+    for rounds in ((), (1,)):
+        result = simulate(scenario(*rounds), engine="vectorized")
+        assert max(np.abs(a - b).max() for a, b in zip(together.arrays, result.arrays, strict=True)) > 1e-3
+
+
+# ---- views of images -----------------------------------------------------------------------------------------------
+
+IMAGES = np.random.default_rng(0).normal(size=(11, 3, 5, 6)).astype(np.float32)
+CLASSES = np.arange(11) % 4
+VIEWED = {"learning_rate": 0.1, "batch_size": 4, "local_steps": 7}
+CROP_FLIP = settings_of(**VIEWED, augmentation="crop-flip")
+
+
+def view_of(image: npt.NDArray[np.float32], view: int) -> npt.NDArray[np.float32]:
+    """The definition, with slices: pad by four, crop, mirror."""
+    row, column = divmod(view // 2, 9)
+    _, height, width = image.shape
+    cropped = np.pad(image, ((0, 0), (4, 4), (4, 4)))[:, row : row + height, column : column + width]
+    return cropped[:, :, ::-1] if view % 2 else cropped
+
+
+def test_every_view_of_an_image_by_slices() -> None:
+    assert (PADDING, SHIFTS, VIEWS) == (4, 9, 162)
+    image = torch.tensor(IMAGES[0])
+    found = crop_flip(image.expand(VIEWS, -1, -1, -1), torch.arange(VIEWS))
+    np.testing.assert_array_equal(found.numpy(), np.stack([view_of(IMAGES[0], view) for view in range(VIEWS)]))
+    assert found.is_contiguous()
+    found.fill_(7)
+    np.testing.assert_array_equal(image.numpy(), IMAGES[0])
+
+
+def test_every_view_is_as_likely() -> None:
+    counts = np.bincount(draw_views(np.random.default_rng(0), 162 * 400), minlength=162)
+    assert counts.shape == (162,)
+    assert (np.abs(counts - 400) < 5 * 20).all()  # five standard deviations
+
+
+@pytest.mark.parametrize("settings", [settings_of(**VIEWED), CROP_FLIP], ids=["plain", "crop-flip"])
+def test_training_shows_the_views_that_its_generator_draws(settings: TrainingSettings) -> None:
+    """Without augmentation nothing more is drawn."""
+    model, drawn, expected = Recorder(90, 4), np.random.default_rng(3), []
+    train(model, IMAGES, CLASSES, settings, drawn)
+    generator = np.random.default_rng(3)
+    generator.integers(2**63)  # the dropout's seed
+    for _ in range(3):
+        every = IMAGES[order := generator.permutation(11)]
+        if settings is CROP_FLIP:
+            views = generator.integers(162, size=11)
+            every = np.stack([view_of(IMAGES[i], view) for i, view in zip(order, views, strict=True)])
+        expected += [every[:4], every[4:8], every[8:]]
+    assert len(model.seen) == 7
+    for found, batch in zip(model.seen, expected, strict=False):
+        np.testing.assert_array_equal(found, batch)
+    assert drawn.integers(2**40) == generator.integers(2**40)
+
+
+def test_what_measures_a_model_sees_the_images_as_they_are() -> None:
+    model = Recorder(90, 4)
+    evaluate(model, IMAGES, CLASSES)
+    np.testing.assert_array_equal(model.seen[0], IMAGES)
+    world, plain = World(load_scenario("smoke", {"training.augmentation": "crop-flip"})), World(load_scenario("smoke"))
+    config = {"round": 1, "needs": "loss,local_accuracy"}
+    (arrays, _, said), (expected, _, told) = (one.client(0).fit(one.initial_arrays(), config) for one in (world, plain))
+    assert (said["loss"], said["local_accuracy"]) == (told["loss"], told["local_accuracy"])
+    set_arrays(plain.model, plain.initial_arrays())
+    assert said["loss"] == answer(plain.model, {"loss"}, *plain.examples(0))["loss"]
+    assert said["train_loss"] != told["train_loss"]
+    assert any(not np.array_equal(one, other) for one, other in zip(arrays, expected, strict=True))
+
+
+@pytest.mark.parametrize("backend", ["manual", "vmap", "sequential"])
+def test_what_is_no_image_is_refused(backend: Any) -> None:
+    model, vectors = nn.Sequential(nn.Linear(18, 4)), IMAGES[:, :, 0]
+    with pytest.raises(ParameterError, match="augmentation = 'crop-flip'"):
+        train(model, vectors, CLASSES, CROP_FLIP, np.random.default_rng(0))
+    with pytest.raises(ParameterError, match=r"augmentation = 'crop-flip'.* 3 axes"):
+        BatchedTrainer(model, CROP_FLIP, backend=backend).train(
+            get_arrays(model), Examples(vectors, CLASSES, [np.arange(5)]), [np.random.default_rng(0)]
+        )
+
+
+def test_a_scenario_without_images_is_refused() -> None:
+    with pytest.raises(ParameterError, match=r"data\.dataset = 'synthetic-regression'"):
+        World(load_scenario("ben-ami-linear", {"training.augmentation": "crop-flip"}))

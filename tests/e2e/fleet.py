@@ -34,22 +34,12 @@ def wait_until(done: Callable[[], object], timeout: float, what: Callable[[], st
 
 
 class Fleet:
-    """A SuperLink and SuperNodes.
-
-    Args:
-        folder: Everything is in it.
-
-    Attributes:
-        deployment: The commands.
-        superlink: The SuperLink's process.
-        nodes: Name -> process of the SuperNode that was started last under it.
-        runs: The process of each ``flwr run``.
-    """
+    """A SuperLink and SuperNodes, with everything in one folder."""
 
     def __init__(self, folder: Path) -> None:
         self.deployment = Deployment(folder, free_port())
         self.deployment.prepare()
-        self.nodes: dict[str, subprocess.Popen[bytes]] = {}
+        self.nodes: dict[str, subprocess.Popen[bytes]] = {}  # that was started last under each name
         self.runs: list[subprocess.Popen[bytes]] = []
         self.start_superlink()
 
@@ -157,15 +147,7 @@ class Fleet:
 
 
 class Run:
-    """A run of the app: ``flwr run`` in the background.
-
-    Args:
-        fleet: Where it runs.
-        name: Its log's name.
-        folder: Where its server writes.
-        config: The run config, but for the strategy's options.
-        options: These.
-    """
+    """A run of the app: ``flwr run`` in the background, its server writes to ``folder``."""
 
     def __init__(self, fleet: Fleet, name: str, folder: Path, config: dict[str, Any], options: dict[str, Any]) -> None:
         self._fleet, self._name, self._folder, self._config, self._options = fleet, name, folder, config, options

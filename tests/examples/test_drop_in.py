@@ -53,13 +53,7 @@ def module(path: Path, more: str = "") -> ModuleType:
 
 
 class AppNode:
-    """A node that runs a client app, as a SuperNode does.
-
-    Args:
-        app: The app.
-        number: Its partition, of ten.
-        ready: Seconds until its reply can be pulled.
-    """
+    """A node that runs a client app, as a SuperNode does; its reply can be pulled after ``ready`` seconds."""
 
     def __init__(self, app: ClientApp, number: int, ready: float = 0.0) -> None:
         self.app, self.ready, self.received = app, ready, list[Message]()
@@ -67,7 +61,6 @@ class AppNode:
         self.context = Context(7, number, config, RecordDict(), {"slow-client-s": 0.0})
 
     def handle(self, message: Message) -> RecordDict | Error:
-        """Its answer to a message."""
         try:
             reply = self.app(message, self.context)
         except ValueError as error:

@@ -5,18 +5,45 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 from flwr.common import ndarrays_to_parameters, parameters_to_ndarrays
 
 from tests.testing.strategies_under_test import ARRAYS, BASES
 
 CONFIGURE = {"legacy": "configure_fit", "message": "configure_train"}
 AGGREGATE = {"legacy": "aggregate_fit", "message": "aggregate_train"}
+EVALUATE = {"legacy": "configure_evaluate", "message": "configure_evaluate"}
 Break = Callable[[Any, str], None]
 """Breaks a strategy of an API."""
+BROKEN: dict[Break, str] = {}
+"""How it is broken -> the promise that is named."""
+
+
+def breaks(promise: str) -> Callable[[Break], Break]:
+    """Put a function into the table."""
+
+    def noted(broken: Break) -> Break:
+        BROKEN[broken] = promise
+        return broken
+
+    return noted
+
+
+def breaks_after(names: dict[str, str], promise: str) -> Callable[[Callable[[str, Any], Any]], Break]:
+    """Put a function into the table that changes what a method returns: ``change(api, returned)``."""
+
+    def noted(change: Callable[[str, Any], Any]) -> Break:
+        def broken(strategy: Any, api: str) -> None:
+            _after(strategy, names[api], partial(change, api))
+
+        broken.__name__ = change.__name__
+        return breaks(promise)(broken)
+
+    return noted
 
 
 def _after(owner: Any, name: str, change: Callable[[Any], Any]) -> None:
@@ -30,17 +57,13 @@ def _model(api: str, arrays: Any) -> Any:
     return ArrayRecord({str(i): Array(array) for i, array in enumerate(arrays)})
 
 
-def _changed(api: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Any], Any]:
-    """Changes the model that an aggregation returns."""
-
-    def changed(result: Any) -> Any:
-        model, metrics = result
-        if model is None:
-            return result
-        arrays = parameters_to_ndarrays(model) if api == "legacy" else model.to_numpy_ndarrays()
-        return _model(api, [change(np.array(array)) for array in arrays]), metrics
-
-    return changed
+def _changed(api: str, result: Any, change: Callable[[np.ndarray], np.ndarray]) -> Any:
+    """What an aggregation returned, with another model."""
+    model, metrics = result
+    if model is None:
+        return result
+    arrays = parameters_to_ndarrays(model) if api == "legacy" else model.to_numpy_ndarrays()
+    return _model(api, [change(np.array(array)) for array in arrays]), metrics
 
 
 def _last_rows(strategy: Any) -> list[Any]:
@@ -59,6 +82,7 @@ def _rewritten(strategy: Any, api: str, rewrite: Callable[[Any], Any]) -> None:
     _after(strategy, AGGREGATE[api], change)
 
 
+@breaks("no client breaks a round; in round 1 .*ValueError: a client failed")
 def lets_failures_out(strategy: Any, api: str) -> None:
     def change(result: Any) -> Any:
         if not all(row.completed for row in _last_rows(strategy)):
@@ -68,6 +92,7 @@ def lets_failures_out(strategy: Any, api: str) -> None:
     _after(strategy, AGGREGATE[api], change)
 
 
+@breaks("only connected clients are asked")
 def asks_the_absent(strategy: Any, api: str) -> None:
     remembered: list[Any] = []
 
@@ -81,12 +106,14 @@ def asks_the_absent(strategy: Any, api: str) -> None:
     _after(strategy, CONFIGURE[api], change)
 
 
-def asks_twice(strategy: Any, api: str) -> None:
-    _after(strategy, CONFIGURE[api], lambda out: [*out, *copy.copy(out[:1])])
+@breaks_after(CONFIGURE, "a client is asked once a round")
+def asks_twice(api: str, out: list[Any]) -> list[Any]:
+    return [*out, *copy.copy(out[:1])]
 
 
-def asks_too_few(strategy: Any, api: str) -> None:
-    _after(strategy, CONFIGURE[api], lambda out: out[:-1])
+@breaks_after(CONFIGURE, "the right number is asked; in round 1 3 of 10 available clients were, expected 4")
+def asks_too_few(api: str, out: list[Any]) -> list[Any]:
+    return out[:-1]
 
 
 def _renamed(strategy: Any, rename: Callable[[str], str]) -> None:
@@ -96,60 +123,65 @@ def _renamed(strategy: Any, rename: Callable[[str], str]) -> None:
     )
 
 
+@breaks("a second connection with a connected client's id is refused")
 def admits_impostors(strategy: Any, api: str) -> None:
     _renamed(strategy, lambda claim: "100" if claim == "0" else claim)
 
 
+@breaks("a client keeps its id when it reconnects")
 def forgets_who_reconnects(strategy: Any, api: str) -> None:
     _renamed(strategy, lambda claim: claim if claim == "0" else str(100 + len(strategy.roster.ids)))
 
 
-def loses_train_config(strategy: Any, api: str) -> None:
-    def change(out: list[Any]) -> list[Any]:
-        if api == "legacy":
-            return [(client, replace(ins, config={})) for client, ins in out]
-        for message in out:
-            message.content["config"].clear()
-        return out
-
-    _after(strategy, CONFIGURE[api], change)
+def _with_configs(api: str, out: list[Any], config: Callable[[Any], dict[str, Any]]) -> list[Any]:
+    if api == "legacy":
+        return [(client, replace(ins, config=config(ins.config))) for client, ins in out]
+    for message in out:
+        message.content["config"] = ConfigRecord(config(message.content["config"]))
+    return out
 
 
-def changes_evaluation_config(strategy: Any, api: str) -> None:
-    def change(out: list[Any]) -> list[Any]:
-        if api == "legacy":
-            return [(client, replace(ins, config={**ins.config, "more": 1})) for client, ins in out]
-        for message in out:
-            message.content["config"]["more"] = 1
-        return out
-
-    _after(strategy, "configure_evaluate", change)
+@breaks_after(CONFIGURE, "the base's train config reaches every client; in round 1 ")
+def loses_train_config(api: str, out: list[Any]) -> list[Any]:
+    return _with_configs(api, out, lambda config: {})
 
 
-def poisons_the_model(strategy: Any, api: str) -> None:
-    _after(strategy, AGGREGATE[api], _changed(api, lambda array: array * np.float32("nan")))
+@breaks_after(EVALUATE, "the base's evaluation configs pass through; in round 1 ")
+def changes_evaluation_config(api: str, out: list[Any]) -> list[Any]:
+    return _with_configs(api, out, lambda config: {**config, "more": 1})
 
 
-def flattens_the_model(strategy: Any, api: str) -> None:
-    _after(strategy, AGGREGATE[api], _changed(api, np.ravel))
+@breaks_after(AGGREGATE, "the model holds finite numbers only; after round 1 ")
+def poisons_the_model(api: str, result: Any) -> Any:
+    return _changed(api, result, lambda array: array * np.float32("nan"))
 
 
-def improves_the_model(strategy: Any, api: str) -> None:
-    _after(strategy, AGGREGATE[api], _changed(api, lambda array: array * np.float32(1.5)))
+@breaks_after(AGGREGATE, "the model keeps its shapes")
+def flattens_the_model(api: str, result: Any) -> Any:
+    return _changed(api, result, np.ravel)
 
 
+@breaks_after(AGGREGATE, "the new model is the base's; in round 1 ")
+def improves_the_model(api: str, result: Any) -> Any:
+    return _changed(api, result, lambda array: array * np.float32(1.5))
+
+
+@breaks("the history has a row for each client that was asked; round 1 asked 4, it has 3")
 def drops_rows(strategy: Any, api: str) -> None:
     _rewritten(strategy, api, lambda row: row if row.completed else None)
 
 
+@breaks("every failure is named in the history; round 1, client .* raises an exception")
 def hushes_failures_up(strategy: Any, api: str) -> None:
     _rewritten(strategy, api, lambda row: replace(row, problem=""))
 
 
+@breaks("latencies lie between 0 and max_latency = 5 s; .* inf")
 def waits_for_ever(strategy: Any, api: str) -> None:
     _rewritten(strategy, api, lambda row: row if row.completed else replace(row, latency_s=float("inf")))
 
 
+@breaks("every usable update is kept")
 def drops_survivors(strategy: Any, api: str) -> None:
     def change(outcome: Any) -> Any:
         outcome.columns["kept"] = np.arange(len(outcome.usable)) != 1
@@ -162,6 +194,7 @@ def _less(examples: int) -> int:
     return examples - 1 if 1 < examples < 1000 else examples
 
 
+@breaks("the base receives updates as they were sent; in round 1 ")
 def changes_weights(strategy: Any, api: str) -> None:
     aggregate = getattr(strategy, AGGREGATE[api])
 
@@ -179,6 +212,7 @@ def changes_weights(strategy: Any, api: str) -> None:
     vars(strategy)[AGGREGATE[api]] = changed
 
 
+@breaks("the base aggregates every round with enough updates; in round 1 it was not asked")
 def aggregates_by_itself(strategy: Any, api: str) -> None:
     aggregate, theirs = getattr(strategy, AGGREGATE[api]), strategy.base
 
@@ -192,6 +226,7 @@ def aggregates_by_itself(strategy: Any, api: str) -> None:
     vars(strategy)[AGGREGATE[api]] = changed
 
 
+@breaks("the base receives every failure; in round 1 it received 0 of 1")
 def hides_failures(strategy: Any, api: str) -> None:
     aggregate = getattr(strategy, AGGREGATE[api])
     if api == "legacy":
@@ -202,18 +237,18 @@ def hides_failures(strategy: Any, api: str) -> None:
         )
 
 
-def drifts(strategy: Any, api: str) -> None:
-    def change(result: Any) -> Any:
-        return result if result[0] is not None else (_model(api, [array + 1 for array in ARRAYS]), result[1])
-
-    _after(strategy, AGGREGATE[api], change)
+@breaks_after(AGGREGATE, "with too few usable updates the model stays; in round 24 ")
+def drifts(api: str, result: Any) -> Any:
+    return result if result[0] is not None else (_model(api, [array + 1 for array in ARRAYS]), result[1])
 
 
+@breaks("the selector observes what the history says; round 1:")
 def tells_half(strategy: Any, api: str) -> None:
     reporter = strategy.core.parts.reporter
     _after(reporter, "report", lambda report: replace(report, latency=report.latency / 2))
 
 
+@breaks("the selector observes every round once; round 24: 0 times")
 def tells_nothing_of_lost_rounds(strategy: Any, api: str) -> None:
     collect = strategy.core.collect
 
@@ -226,6 +261,7 @@ def tells_nothing_of_lost_rounds(strategy: Any, api: str) -> None:
     vars(strategy.core)["collect"] = changed
 
 
+@breaks("save, load, continue equals never stopping; the choices differ from round ")
 def forgets_what_was_learned(strategy: Any, api: str) -> None:
     load = strategy.load_state_dict
 
@@ -236,34 +272,7 @@ def forgets_what_was_learned(strategy: Any, api: str) -> None:
     vars(strategy)["load_state_dict"] = changed
 
 
+@breaks("save, load, continue equals never stopping")
 def skips_the_roster(strategy: Any, api: str) -> None:
     load, fresh = strategy.load_state_dict, strategy.state_dict()["roster"]
     vars(strategy)["load_state_dict"] = lambda state: load({**state, "roster": fresh})
-
-
-BROKEN: dict[Break, str] = {
-    lets_failures_out: "no client breaks a round; in round 1 .*ValueError: a client failed",
-    asks_the_absent: "only connected clients are asked",
-    admits_impostors: "a second connection with a connected client's id is refused",
-    asks_twice: "a client is asked once a round",
-    asks_too_few: "the right number is asked; in round 1 3 of 10 available clients were, expected 4",
-    drops_rows: "the history has a row for each client that was asked; round 1 asked 4, it has 3",
-    forgets_who_reconnects: "a client keeps its id when it reconnects",
-    loses_train_config: "the base's train config reaches every client; in round 1 ",
-    changes_evaluation_config: "the base's evaluation configs pass through; in round 1 ",
-    poisons_the_model: "the model holds finite numbers only; after round 1 ",
-    flattens_the_model: "the model keeps its shapes",
-    hushes_failures_up: "every failure is named in the history; round 1, client .* raises an exception",
-    waits_for_ever: "latencies lie between 0 and max_latency = 5 s; .* inf",
-    drops_survivors: "every usable update is kept",
-    changes_weights: "the base receives updates as they were sent; in round 1 ",
-    aggregates_by_itself: "the base aggregates every round with enough updates; in round 1 it was not asked",
-    improves_the_model: "the new model is the base's; in round 1 ",
-    hides_failures: "the base receives every failure; in round 1 it received 0 of 1",
-    drifts: "with too few usable updates the model stays; in round 24 ",
-    tells_half: "the selector observes what the history says; round 1:",
-    tells_nothing_of_lost_rounds: "the selector observes every round once; round 24: 0 times",
-    forgets_what_was_learned: "save, load, continue equals never stopping; the choices differ from round ",
-    skips_the_roster: "save, load, continue equals never stopping",
-}
-"""How it is broken -> the promise that is named."""

@@ -83,25 +83,28 @@ TRUSTING = {"legacy": partial(_legacy, "Krum"), "message": partial(_message, "Kr
 """Krum without malicious clients, for FedCA's filter, which may keep a single model."""
 
 
-def paper(api: str, name: str) -> Any:
-    """A paper's strategy over the default base."""
-    params = {"clients_per_round": 3, "seed": 1, "max_latency": MAX_LATENCY, **PAPERS[name]}
-    return getattr(APIS[api], name)(**params)
+def paper(api: str, name: str, base: str | None = None) -> Any:
+    """A paper's strategy over a base; what filters models gets a Krum that is content with one."""
+    few = base is None or base.startswith("Fed")
+    options: dict[str, Any] = {"clients_per_round": 3 if base is None else FEW if few else COHORT, "seed": 1}
+    if base is not None:
+        options["base"] = _made(api, base, filters=name in ("FedCA", "FedCM"))
+    if base == "Krum":
+        options["min_completed"] = 5
+    return getattr(APIS[api], name)(**{**options, "max_latency": MAX_LATENCY, **PAPERS[name]})
 
 
 def wrapped(api: str, selector: str, base: str, params: dict[str, Any] | None = None, **options: Any) -> Any:
     """Any selector over any base; Krum is asked for a model only where five are usable."""
-    params = {
-        "clients_per_round": FEW if base.startswith("Fed") else COHORT,
-        "seed": 1,
-        **SELECTORS[selector],
-        **(params or {}),
-    }
+    few = {"clients_per_round": FEW if base.startswith("Fed") else COHORT, "seed": 1}
     given = {"max_latency": MAX_LATENCY, "validation": VALIDATION, "learning_rate": 0.1, **options}
-    made = BASES[api][base]
     if base == "Krum":
         given |= {"min_completed": 5}
-    if selector.startswith("fedcm"):
+    if filters := selector.startswith("fedcm"):
         given |= {"filter": Filter()}
-        made = TRUSTING[api] if base == "Krum" else made
-    return APIS[api].SelectionStrategy(create(selector, **params), made(), **given)
+    chosen = create(selector, **{**few, **SELECTORS[selector], **(params or {})})
+    return APIS[api].SelectionStrategy(chosen, _made(api, base, filters), **given)
+
+
+def _made(api: str, base: str, filters: bool) -> Any:
+    return (TRUSTING[api] if filters and base == "Krum" else BASES[api][base])()

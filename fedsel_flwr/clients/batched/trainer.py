@@ -161,8 +161,7 @@ class BatchedTrainer:
         kernel, size = self._kernel, self._chunk or 1
         # a round without clients comes before any kernel: nothing is chosen for it
         if kernel is None or not len(losses):
-            into = [stack.numpy() for stack in stacks] if kernel is None else []
-            return train_sequentially(self._scratch, start, examples, self.settings, generators, self._objective, into)
+            return self._train_one_by_one(stacks, start, examples, generators)
         received = [tensor.detach().to(self._device) for tensor in self._scratch.state_dict().values()]
         data = examples.to(self._device)
         if isinstance(kernel, NumbaKernel):
@@ -181,6 +180,23 @@ class BatchedTrainer:
         self._train_chunks(range(0, len(generators), size), kernel, train_chunk)
         return losses
 
+    def _train_one_by_one(
+        self,
+        stacks: Sequence[torch.Tensor],
+        start: Arrays,
+        examples: Examples,
+        generators: Sequence[np.random.Generator],
+    ) -> FloatArray:
+        """Fill the stacks by :func:`fedsel_flwr.clients.training.train`, on the CPU; return the mean losses."""
+        losses = np.empty(len(generators))
+        for client, generator in enumerate(generators):
+            set_arrays(self._scratch, start)
+            inputs, labels = examples.of_client(client)
+            losses[client] = train(self._scratch, inputs, labels, self.settings, generator, self._objective)
+            for stack, array in zip(stacks, get_arrays(self._scratch), strict=True):
+                stack.numpy()[client] = array
+        return losses
+
     def _train_chunks(self, firsts: Sequence[int], kernel: Kernel, train_chunk: Callable[[int, Kernel], None]) -> None:
         """Train the chunks one after the other; convolutions on a CPU with several threads, a chunk on each."""
         threads = min(torch.get_num_threads(), len(firsts)) if self._device.type == "cpu" else 1
@@ -196,38 +212,6 @@ class BatchedTrainer:
             for chunk in chunks:
                 # raises what the thread raised
                 chunk.result()
-
-
-def train_sequentially(
-    model: nn.Module,
-    start: Sequence[npt.NDArray[Any]],
-    examples: Examples,
-    settings: TrainingSettings,
-    generators: Sequence[np.random.Generator],
-    objective: Objective,
-    into: Sequence[npt.NDArray[Any]],
-) -> FloatArray:
-    """Train each client by :func:`fedsel_flwr.clients.training.train`, on the CPU.
-
-    Args:
-        model: Scratch model on the CPU; its parameters are overwritten.
-        start: The received model, in the order of the model's state dictionary.
-        examples: The clients' examples.
-        settings: How to train.
-        generators: One generator for each client.
-        objective: What the steps minimise.
-        into: Filled with the trained models as stacks, shape (n_clients, …) each.
-
-    Returns:
-        The mean loss of each client, shape (n_clients,).
-    """
-    losses = np.empty(len(generators))
-    for client, generator in enumerate(generators):
-        set_arrays(model, start)
-        losses[client] = train(model, *examples.of_client(client), settings, generator, objective)
-        for stack, array in zip(into, get_arrays(model), strict=True):
-            stack[client] = array
-    return losses
 
 
 def default_chunk(model: nn.Module, inputs: torch.Tensor, batch_size: int, device: torch.device) -> int:

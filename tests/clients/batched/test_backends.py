@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,109 +13,72 @@ from torch import nn
 from torch.nn import functional
 
 from fedsel_flwr.clients.batched import BatchedTrainer, numba_kernels
-from fedsel_flwr.clients.batched.backends import Backend, Choice, RunSize, choose_backend
+from fedsel_flwr.clients.batched.backends import Choice, RunSize, choose_backend
 from fedsel_flwr.clients.batched.numba_mlp import perceptron
 from fedsel_flwr.clients.batched.steps import Unsupported
-from fedsel_flwr.clients.objectives import CLASSIFICATION, Reduction, cross_entropy, get_arrays
+from fedsel_flwr.clients.objectives import Reduction, cross_entropy, get_arrays
 from fedsel_flwr.clients.training import TrainingSettings
 from fedsel_flwr.errors import ParameterError
-from tests.clients.batched.checking import SETTINGS, check_against_loop, seeded, world
-from tests.clients.batched.kinds import Branching, Centred, Chance, Counting, Residual, normalized, shared
+from tests.clients.batched import helpers as models
+from tests.clients.batched.helpers import built, generators, seeded, world
+
+LONG = RunSize(rounds=2000, clients_per_round=25, steps=1.0, largest=10)
+BEFORE = {"numba": [], "manual": ["numba"], "vmap": ["numba", "manual"], "sequential": ["numba", "manual", "vmap"]}
+compiles = pytest.mark.skipif(bool(numba_kernels.MISSING), reason="Numba is not installed (no wheel for this platform)")
 
 
-class Transposed(nn.Module):
-    """A dropout layer whose input is a transposed view."""
+def layers(*given: nn.Module) -> Callable[[], nn.Module]:
+    return lambda: copy.deepcopy(nn.Sequential(*given))
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.dropout, self.layer = nn.Dropout(0.5), nn.Linear(8, 10)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Shapes (n, 1, 8, 8) to (n, 10)."""
-        return self.layer(self.dropout(x[:, 0].transpose(1, 2)).sum(1))  # type: ignore[no-any-return]
+def settings_of(**options: Any) -> TrainingSettings:
+    return TrainingSettings(**{"learning_rate": 0.1, "batch_size": 10} | options)
+
+
+def chosen(build: Any, loss: Any = cross_entropy, settings: dict[str, Any] | None = None, **options: Any) -> Choice:
+    inputs, labels = world(np.float32).to(torch.device("cpu"))
+    return choose_backend(seeded(build), loss, inputs, labels, settings_of(**settings or {}), **options)
+
+
+LINEAR = layers(nn.Flatten(), nn.Linear(64, 10))
+FIRST = "dense layers and the rectifiers behind them only"
 
 
 @pytest.mark.parametrize(
     ("build", "backend", "reason"),
     [
-        (Residual, "manual", "Residual at 'the top' is not among the layers"),
-        (normalized, "manual", "BatchNorm2d at '1' is not among"),
-        (lambda: nn.Sequential(nn.Flatten(2), nn.Linear(64, 4), nn.Flatten()), "manual", "Flatten at '0' keeps axes"),
-        (lambda: nn.Sequential(nn.Linear(8, 2), nn.Flatten()), "manual", "Linear at '0' reads more than one axis"),
-        (
-            lambda: nn.Sequential(nn.Conv2d(1, 2, 3, padding="same"), nn.Flatten()),
-            "manual",
-            "Conv2d at '0' has groups",
-        ),
-        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 2).requires_grad_(False)), "manual", "frozen"),
-        (lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU()), "manual", "expected outputs of shape (n, k)"),
-        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(9, 2)), "manual", "Linear at '1' cannot read its input"),
-        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 2).double()), "manual", "must share one type"),
+        (models.Residual, "manual", "Residual at 'the top' is not among the layers"),
+        (models.normalized, "manual", "BatchNorm2d at '1' is not among"),
+        (layers(nn.Flatten(2), nn.Linear(64, 4), nn.Flatten()), "manual", "Flatten at '0' keeps axes"),
+        (layers(nn.Linear(8, 2), nn.Flatten()), "manual", "Linear at '0' reads more than one axis"),
+        (layers(nn.Conv2d(1, 2, 3, padding="same"), nn.Flatten()), "manual", "Conv2d at '0' has groups"),
+        (layers(nn.Flatten(), nn.Linear(64, 2).requires_grad_(False)), "manual", "frozen"),
+        (layers(nn.Conv2d(1, 2, 3), nn.ReLU()), "manual", "expected outputs of shape (n, k)"),
+        (layers(nn.Flatten(), nn.Linear(9, 2)), "manual", "Linear at '1' cannot read its input"),
+        (layers(nn.Flatten(), nn.Linear(64, 2).double()), "manual", "must share one type"),
         (lambda: nn.Sequential(nn.Flatten(), *[nn.Linear(64, 64)] * 2), "manual", "shared"),
-        (lambda: nn.Sequential(nn.MaxPool2d(2, return_indices=True), nn.Flatten()), "manual", "MaxPool2d at '0'"),
-        (Transposed, "vmap", "neither contiguous nor channels last"),
-        (Chance, "vmap", "on chance outside nn.Dropout"),
-        (Centred, "vmap", "depend on the rest of the batch"),
-        (Counting, "vmap", "changes its buffers"),
-        (Branching, "vmap", "torch.func cannot batch it: RuntimeError: vmap"),
-        (normalized, "vmap", "BatchNorm2d at '1' reads and keeps statistics"),
-        (lambda: nn.Sequential(nn.AlphaDropout(), nn.Flatten(), nn.Linear(64, 2)), "vmap", "masks of AlphaDropout"),
+        (layers(nn.MaxPool2d(2, return_indices=True), nn.Flatten()), "manual", "MaxPool2d at '0'"),
+        (models.hooked, "manual", "has hooks"),
+        (models.Transposed, "vmap", "neither contiguous nor channels last"),
+        (models.Chance, "vmap", "on chance outside nn.Dropout"),
+        (models.Centred, "vmap", "depend on the rest of the batch"),
+        (models.Counting, "vmap", "changes its buffers"),
+        (models.Branching, "vmap", "torch.func cannot batch it: RuntimeError: vmap"),
+        (models.normalized, "vmap", "BatchNorm2d at '1' reads and keeps statistics"),
+        (layers(nn.AlphaDropout(), nn.Flatten(), nn.Linear(64, 2)), "vmap", "masks of AlphaDropout"),
+        (models.dropping, "numba", FIRST),
+        (built("cnn"), "numba", FIRST),
+        (layers(nn.Flatten(), nn.ReLU(), nn.Linear(64, 10)), "numba", FIRST),
+        (layers(nn.Flatten(), nn.Linear(64, 10), nn.ReLU()), "numba", "its last layer must"),
+        (lambda: LINEAR().double(), "numba", "must share one type"),
+        (layers(nn.Flatten(), nn.Linear(64, 10), nn.Tanh()), "numba", "Tanh at '2' is not"),
     ],
 )
 def test_why_not(build: Any, backend: Any, reason: str) -> None:
-    model, examples = seeded(build), world()
-    with pytest.raises(ParameterError) as error:
-        BatchedTrainer(model, SETTINGS, backend=backend).train(
-            get_arrays(model), examples, [np.random.default_rng(i) for i in range(3)]
-        )
+    model = seeded(build)
+    with pytest.raises(ParameterError, match=f"backend = '{backend}'") as error:
+        BatchedTrainer(model, settings_of(), backend=backend).train(get_arrays(model), world(np.float32), generators())
     assert reason in str(error.value)
-
-
-def test_the_reasons_can_be_read() -> None:
-    model = seeded(normalized)
-    trainer = BatchedTrainer(model, SETTINGS)
-    trainer.train(get_arrays(model), world(), [np.random.default_rng(i) for i in range(3)])
-    assert trainer.backend == "sequential"
-    assert [*trainer.reasons] == ["numba", "manual", "vmap"]
-    assert "'auto' leaves it out" in trainer.reasons["numba"]
-    assert "BatchNorm2d" in trainer.reasons["vmap"]
-
-
-def test_a_layer_with_a_hook_is_not_written_out() -> None:
-    model = seeded(shared).double()
-    model[1].register_forward_hook(lambda module, args, output: 2 * output)  # type: ignore[operator]
-    trainer = BatchedTrainer(model, SETTINGS)
-    check_against_loop(model, world(np.float64), trainer, CLASSIFICATION, atol=1e-12)
-    assert trainer.backend == "vmap"
-    assert "has hooks" in trainer.reasons["manual"]
-
-
-LONG = RunSize(rounds=2000, clients_per_round=25, steps=1.0, largest=10)
-PROBE = TrainingSettings(learning_rate=0.1, batch_size=10)
-BEFORE = {"numba": [], "manual": ["numba"], "vmap": ["numba", "manual"], "sequential": ["numba", "manual", "vmap"]}
-compiles = pytest.mark.skipif(bool(numba_kernels.MISSING), reason="Numba is not installed (no wheel for this platform)")
-
-
-def chosen(build: Any, loss: Any = cross_entropy, **options: Any) -> Choice:
-    inputs, labels = world().to(torch.device("cpu"))
-    return choose_backend(seeded(build), loss, inputs, labels, options.pop("settings", PROBE), **options)
-
-
-@pytest.mark.parametrize(
-    ("build", "backend"),
-    [
-        pytest.param(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), "numba", marks=compiles),
-        (shared, "manual"),
-        (Residual, "vmap"),
-        (normalized, "sequential"),
-    ],
-)
-def test_the_first_backend_that_can(build: Any, backend: str) -> None:
-    """Each backend before it in the list has its reason."""
-    choice = chosen(build, size=LONG)
-    assert choice.backend == backend
-    assert [*choice.reasons] == BEFORE[backend]
-    assert (choice.kernel is None) == (backend == "sequential")
 
 
 @pytest.mark.parametrize(
@@ -121,17 +86,14 @@ def test_the_first_backend_that_can(build: Any, backend: str) -> None:
     [
         ({"size": None}, "size of the run is not given"),
         ({"size": RunSize(24_999, 1, 1.0, 10)}, "fewer than 25,000 local steps"),
-        ({"size": LONG, "backend": "auto"}, "'auto' leaves it out"),
-        ({"size": LONG, "loss": functional.multi_margin_loss}, "cross-entropy of classes"),
-        ({"size": LONG, "settings": TrainingSettings(learning_rate=0.1, batch_size=33)}, "33 examples"),
-        (
-            {"size": LONG, "settings": TrainingSettings(learning_rate=0.1, batch_size=5, augmentation="crop-flip")},
-            "augmentation",
-        ),
+        ({"backend": "auto"}, "'auto' leaves it out"),
+        ({"loss": functional.multi_margin_loss}, "cross-entropy of classes"),
+        ({"settings": {"batch_size": 33}}, "33 examples"),
+        ({"settings": {"batch_size": 5, "augmentation": "crop-flip"}}, "augmentation"),
     ],
 )
 def test_reasons_against_numba(options: dict[str, Any], reason: str) -> None:
-    choice = chosen(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), **options)
+    choice = chosen(LINEAR, **{"size": LONG} | options)
     assert choice.backend == "manual"
     assert reason in choice.reasons["numba"]
 
@@ -143,21 +105,41 @@ def test_reasons_against_numba(options: dict[str, Any], reason: str) -> None:
 )
 def test_numba_reads_float32_or_float64_in_one_piece_on_the_cpu(inputs: torch.Tensor) -> None:
     with pytest.raises(Unsupported, match="float32 or float64 in one piece on the CPU"):
-        perceptron(nn.Sequential(nn.Linear(64, 10)), cross_entropy, inputs, torch.zeros(2, dtype=torch.int64), PROBE)
+        perceptron(
+            nn.Sequential(nn.Linear(64, 10)), cross_entropy, inputs, torch.zeros(2, dtype=torch.int64), settings_of()
+        )
+
+
+@pytest.mark.parametrize(
+    ("build", "backend"),
+    [
+        pytest.param(LINEAR, "numba", marks=compiles),
+        (models.shared, "manual"),
+        (models.Residual, "vmap"),
+        (models.normalized, "sequential"),
+    ],
+)
+def test_the_first_backend_that_can(build: Any, backend: str) -> None:
+    """Each backend before it in the list has its reason."""
+    choice = chosen(build, size=LONG)
+    assert choice.backend == backend
+    assert [*choice.reasons] == BEFORE[backend]
+    assert (choice.kernel is None) == (backend == "sequential")
 
 
 def test_without_numba_the_next_backend_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numba_kernels, "MISSING", "No module named 'numba'")
-    choice = chosen(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), size=LONG)
+    choice = chosen(LINEAR, size=LONG)
     assert choice.backend == "manual"
     assert "fedsel-flwr[sim]" in choice.reasons["numba"]
+    assert "No module named 'numba'" in choice.reasons["numba"]
 
 
 def test_a_loss_that_is_no_number_for_each_example_is_trained_one_by_one() -> None:
     def mean(outputs: torch.Tensor, targets: torch.Tensor, *, reduction: Reduction = "mean") -> torch.Tensor:
         return functional.cross_entropy(outputs, targets)
 
-    choice = chosen(Residual, loss=mean)
+    choice = chosen(models.Residual, loss=mean)
     assert choice.backend == "sequential"
     assert "one loss for each" in choice.reasons["vmap"]
 
@@ -171,24 +153,18 @@ def test_a_loss_that_is_no_number_for_each_example_is_trained_one_by_one() -> No
     ],
 )
 def test_vmap_is_refused_if_few_clients_train_together(options: dict[str, Any], reason: str) -> None:
-    choice = chosen(Residual, **options)
+    choice = chosen(models.Residual, **options)
     assert choice.backend == "sequential"
     assert reason in choice.reasons["vmap"]
-    assert chosen(Residual, backend="vmap", **options).backend == "vmap"
-    assert chosen(Residual, size=RunSize(2000, 8, 1.0, 10), chunk=lambda: 8).backend == "vmap"
+    assert chosen(models.Residual, backend="vmap", **options).backend == "vmap"
+    assert chosen(models.Residual, size=RunSize(2000, 8, 1.0, 10), chunk=lambda: 8).backend == "vmap"
 
 
 def test_the_largest_client_of_the_run_counts_not_that_of_its_first_round() -> None:
     """A resumed run begins with other clients, and must choose as before."""
-    model = seeded(Residual)
-    wide = TrainingSettings(learning_rate=0.1, batch_size=4_000)
-    trainer = BatchedTrainer(model, wide, backend=None, size=RunSize(2000, 25, 1.0, 4_000))
-    trainer.train(get_arrays(model), world(), [np.random.default_rng(i) for i in range(3)])
+    model, size = seeded(models.Residual), RunSize(2000, 25, 1.0, 4_000)
+    trainer = BatchedTrainer(model, settings_of(batch_size=4_000), backend=None, size=size)
+    trainer.train(get_arrays(model), world(np.float32), generators())
     assert trainer.backend == "sequential"
+    assert [*trainer.reasons] == BEFORE["sequential"]
     assert "fit into the caches" in trainer.reasons["vmap"]
-
-
-@pytest.mark.parametrize("backend", ["numba", "manual", "vmap"])
-def test_a_backend_that_cannot_is_refused_by_name(backend: Backend) -> None:
-    with pytest.raises(ParameterError, match=f"backend = '{backend}'"):
-        chosen(normalized, backend=backend)

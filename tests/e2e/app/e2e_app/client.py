@@ -52,11 +52,9 @@ class NumPyTrainer(NumPyClient):
         self._node = context
 
     def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Say who it is."""
         return dict(identity(self._node))
 
     def fit(self, parameters: Arrays, config: dict[str, Any]) -> tuple[Arrays, int, dict[str, Any]]:
-        """Train."""
         return trained(parameters, self._node, int(config["round"])), EXAMPLES, dict(identity(self._node))
 
 
@@ -70,7 +68,6 @@ message_app = ClientApp()
 
 @message_app.train()
 def train(message: Message, context: Context) -> Message:
-    """Train, in the Message API."""
     (config,) = message.content.config_records.values()
     arrays = trained(message.content["arrays"].to_numpy_ndarrays(), context, int(config["server-round"]))
     content = RecordDict({"arrays": ArrayRecord(arrays), "metrics": MetricRecord({"num-examples": EXAMPLES})})
@@ -81,7 +78,6 @@ def train(message: Message, context: Context) -> Message:
 
 @message_app.query()
 def who(message: Message, context: Context) -> Message:
-    """Say who it is, in the Message API."""
     return Message(RecordDict({"who": ConfigRecord(identity(context))}), reply_to=message)
 
 
@@ -93,7 +89,6 @@ class BothApis(ClientApp):
         self._apps = {"legacy": ClientApp(client_fn=client_fn), "message": message_app}
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Answer a message."""
         return self._apps[str(context.run_config["api"])](message, context)
 
 

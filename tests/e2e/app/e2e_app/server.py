@@ -49,12 +49,6 @@ def main(grid: Grid, context: Context) -> None:
 class Writer:
     """Writes a line of JSON for each finished round: its record, its clients', who is who, what the selector has
     learned, and when.
-
-    Args:
-        path: The file.
-
-    Attributes:
-        strategy: Whose rounds these are.
     """
 
     def __init__(self, path: Path) -> None:
@@ -62,7 +56,6 @@ class Writer:
         self.strategy: Any = None
 
     def __call__(self, record: RoundRecord) -> None:
-        """Write a round."""
         strategy = self.strategy
         clients = [asdict(row) for row in strategy.history.clients if row.round == record.round]
         state = {key: np.asarray(value).tolist() for key, value in strategy.state_dict()["selector"].items()}

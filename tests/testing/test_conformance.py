@@ -1,4 +1,7 @@
-"""The conformance suite catches selectors that break its promises, by the promise's words, and passes good ones."""
+"""The conformance suite catches selectors that break its promises, by the promise's words, and passes good ones.
+
+It plays any number of clients a round from 1 to 100, and refuses others.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,29 @@ import pytest
 
 from fedsel_flwr.checks import IntArray
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.selectors import Random, RoundReport
+from fedsel_flwr.selectors import Random, RoundReport, create
 from fedsel_flwr.selectors.base import Probe
 from fedsel_flwr.testing import CHECKS, check_selector, check_stateful
-from fedsel_flwr.testing.conformance import check_missing_values, check_needs
-from fedsel_flwr.testing.state_conformance import check_forget, check_save_and_load, check_warm_up
+from fedsel_flwr.testing.conformance import (
+    check_choice,
+    check_dead_client,
+    check_determinism,
+    check_empty_and_short,
+    check_input_order,
+    check_many_clients,
+    check_missing_values,
+    check_needs,
+)
+from fedsel_flwr.testing.state_conformance import (
+    check_forget,
+    check_save_and_load,
+    check_spawned_process,
+    check_warm_up,
+)
 
 
 class Greedy(Random):
-    """Breaks several promises: always the same clients, unavailable ones and global randomness included."""
+    """Always the same clients, unavailable ones included."""
 
     def _select(self, available: IntArray) -> IntArray:
         return np.array([0, 1, 2])
@@ -34,13 +51,42 @@ class GlobalState(Random):
 class Forgetful(Random):
     """Keeps state that it does not save."""
 
-    def __init__(self, *, clients_per_round: int, seed: int | None = None) -> None:
-        super().__init__(clients_per_round=clients_per_round, seed=seed)
-        self._shift = 0
+    shift = 0
 
     def _select(self, available: IntArray) -> IntArray:
-        self._shift += 1
-        return np.roll(available, self._shift)[:3]
+        self.shift += 1
+        return np.roll(available, self.shift)[:3]
+
+
+class Clinging(Random):
+    """Asks client 0 whenever it is there, dead or alive."""
+
+    def _select(self, available: IntArray) -> IntArray:
+        score = np.zeros(max(available) + 1)
+        score[0] = 1.0
+        return self._largest(score, available)
+
+
+class Stingy(Random):
+    """Chooses one client fewer than it says."""
+
+    def _select(self, available: IntArray) -> IntArray:
+        return super()._select(available)[:-1]
+
+
+class Generous(Random):
+    """Takes both of two."""
+
+    def _select(self, available: IntArray) -> IntArray:
+        return available
+
+
+class Odd(Random):
+    """Has a number of clients that is none."""
+
+    def __init__(self, *, clients_per_round: Any, seed: int | None = None) -> None:
+        super().__init__(clients_per_round=3, seed=seed)
+        self.clients_per_round = clients_per_round
 
 
 class Averaging(Random):
@@ -59,10 +105,7 @@ class Averaging(Random):
     _slow: Any
     _hash: Any
     _history: Any
-
-    def __init__(self, *, clients_per_round: int, seed: int | None = None) -> None:
-        super().__init__(clients_per_round=clients_per_round, seed=seed)
-        self._last = 0.0
+    _last: Any = 0.0
 
     def _select(self, available: IntArray) -> IntArray:
         return self._largest(self._mean + self._direction.sum(axis=1) - self._slow - self._plays, available)
@@ -164,9 +207,7 @@ class OtherType(Averaging):
 class OtherNumber(Averaging):
     """Begins with an integer and goes on with a fraction."""
 
-    def __init__(self, *, clients_per_round: int, seed: int | None = None) -> None:
-        super().__init__(clients_per_round=clients_per_round, seed=seed)
-        self._last = 0
+    _last = 0
 
 
 class Narrows(Averaging):
@@ -181,10 +222,7 @@ class Fragile(Averaging):
     """Has no answer for a round in which everybody failed, if somebody was forgotten before."""
 
     scalar_state = ("_last", "_gone")
-
-    def __init__(self, *, clients_per_round: int, seed: int | None = None) -> None:
-        super().__init__(clients_per_round=clients_per_round, seed=seed)
-        self._gone = False
+    _gone = False
 
     def forget(self, clients: IntArray) -> None:
         self._gone = self._gone or self.num_clients > 2
@@ -242,19 +280,6 @@ class Stubborn(Averaging):
         return super().select(available)[:3]
 
 
-BROKEN = [
-    (Greedy, "every chosen client is available"),
-    (GlobalState, "the order of `available` does not matter|same seed"),
-    (Forgetful, "save, load, continue"),
-]
-
-
-@pytest.mark.parametrize(("broken", "promise"), BROKEN)
-def test_the_suite_catches_broken_selectors(broken: Any, promise: str) -> None:
-    with pytest.raises(AssertionError, match=promise):
-        check_selector(partial(broken, clients_per_round=3))
-
-
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_a_good_selector_passes(check: Any) -> None:
     """State of every kind, an optional number and an optional vector."""
@@ -264,6 +289,10 @@ def test_a_good_selector_passes(check: Any) -> None:
 @pytest.mark.parametrize(
     ("check", "broken", "promise"),
     [
+        (check_choice, Greedy, "every chosen client is available"),
+        (check_input_order, GlobalState, "the order of `available` does not matter"),
+        (check_determinism, GlobalState, "the same seed gives the same choices"),
+        (check_save_and_load, Forgetful, "save, load, continue"),
         (check_needs, Unread, "columns in needs are read .* leave out energy"),
         (check_needs, Undeclared, "columns that are read are in needs: add accuracy"),
         (check_missing_values, Poisoned, "state 'mean' stays finite when columns .*gradient, loss.* are NaN"),
@@ -292,37 +321,74 @@ def test_a_check_catches_its_offender(check: Any, broken: Any, promise: str) -> 
 
 def test_the_suite_runs_every_check_of_the_package() -> None:
     assert len(CHECKS) == len({check.__name__ for check in CHECKS}) == 18
-    assert {check_needs, check_missing_values, check_forget, check_save_and_load, check_warm_up} <= set(CHECKS)
+    with pytest.raises(AssertionError, match="every chosen client is available"):
+        check_selector(partial(Greedy, clients_per_round=3))
+
+
+# ---- any number of clients a round ---------------------------------------------------------------------------------
+
+QUICK = [check for check in CHECKS if check not in (check_spawned_process, check_many_clients)]
+"""The others take a second each whatever the number is, and play it in the suite's own tests."""
+SELECTORS: dict[str, dict[str, Any]] = {
+    "active-fl": {}, "bsfl": {"min_latency": 0.1}, "cs-ucb": {"max_latency": 5.0}, "gpfl": {"total_rounds": 100},
+    "lsh": {}, "power-of-choice": {}, "tifl": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("clients_per_round", [1, 8])
+@pytest.mark.parametrize("name", SELECTORS)
+def test_our_selectors_pass_with_one_client_and_with_many(name: str, clients_per_round: int) -> None:
+    for check in QUICK:
+        check(partial(create, name, clients_per_round=clients_per_round, **SELECTORS[name]))
+
+
+@pytest.mark.parametrize("clients_per_round", [1, 3, 8, 20])
+def test_broken_promises_are_found_whatever_the_number(clients_per_round: int) -> None:
+    with pytest.raises(AssertionError, match="a dead client is not asked for ever"):
+        check_dead_client(partial(Clinging, clients_per_round=clients_per_round))
+    with pytest.raises(AssertionError, match=r"[12] clients are chosen, as expected_count says"):
+        check_empty_and_short(partial(Stingy, clients_per_round=clients_per_round))
+    if clients_per_round == 1:
+        with pytest.raises(AssertionError, match="no more clients are chosen than clients_per_round says"):
+            check_empty_and_short(partial(Generous, clients_per_round=1))
+
+
+@pytest.mark.parametrize("number", [0, 101, 2.5, "3"])
+@pytest.mark.parametrize("check", [check_selector, check_stateful])
+def test_other_numbers_are_refused(check: Any, number: Any) -> None:
+    with pytest.raises(ParameterError, match="clients_per_round must be a whole number from 1 to 100, or None"):
+        check(partial(Odd, clients_per_round=number))
+
+
+@pytest.mark.parametrize("check", [check_selector, check_stateful])
+def test_a_class_that_needs_more_than_a_seed_is_refused_with_the_way_out(check: Any) -> None:
+    with pytest.raises(ParameterError, match=r"clients_per_round.*partial\(MySelector, clients_per_round=3\)"):
+        check(Random)
 
 
 # ---- the state machine ----------------------------------------------------------------------------------------------
 
 
-def test_a_good_selector_passes_in_every_order_of_calls() -> None:
-    check_stateful(partial(Averaging, clients_per_round=3))
+@pytest.mark.parametrize("clients_per_round", [1, 3, 8])
+def test_a_good_selector_passes_in_every_order_of_calls(clients_per_round: int) -> None:
+    check_stateful(partial(Averaging, clients_per_round=clients_per_round), sequences=10)
 
 
 @pytest.mark.parametrize(
-    ("broken", "promise"),
+    ("broken", "promise", "steps"),
     [
-        (Forgetful, "a loaded selector chooses as one that never stopped"),
-        (Poisoned, "state 'mean' stays finite"),
-        (TookNaN, "state 'size' stays finite"),
-        (Clings, "forget resets '_mean'"),
-        (NeverForgets, "clients .* are registered, and no others|forget resets"),
-        (Fragile, "state 'last' stays finite"),
+        (Forgetful, "a loaded selector chooses as one that never stopped", 20),
+        (Poisoned, "state 'mean' stays finite", 10),
+        (TookNaN, "state 'size' stays finite", 10),
+        (Clings, "forget resets '_mean'", 10),
+        (NeverForgets, "clients .* are registered, and no others|forget resets", 10),
+        (Fragile, "state 'last' stays finite", 14),
     ],
 )
-def test_the_machine_catches_broken_selectors(broken: Any, promise: str) -> None:
+def test_the_machine_catches_broken_selectors(broken: Any, promise: str, steps: int) -> None:
     """And prints the calls that lead there."""
     with pytest.raises((AssertionError, ValueError), match=promise) as caught:
-        check_stateful(partial(broken, clients_per_round=3))
+        check_stateful(partial(broken, clients_per_round=3), steps=steps)
     notes = "".join(getattr(caught.value, "__notes__", []))
     assert "state = SelectorMachine" in notes
     assert notes.count("state.state_is_sound()") > 1
-
-
-def test_a_class_that_needs_more_than_a_seed_is_refused_with_the_way_out() -> None:
-    for check in (check_selector, check_stateful):
-        with pytest.raises(ParameterError, match=r"clients_per_round.*partial\(MySelector, clients_per_round=3\)"):
-            check(Random)
