@@ -16,6 +16,8 @@ import numpy as np
 import psutil
 import pytest
 
+from tests.processes import command_line
+
 ENGINES = Path(__file__).parents[2] / "benchmarks" / "engines"
 MODULES = ("cast", "environments", "floor", "machine", "networks", "page", "racing", "running", "task", "turns")
 
@@ -69,7 +71,8 @@ def test_workers_take_turns(engines: Any, tmp_path: Path) -> None:
     with np.load(fast.trained) as arrays:  # the first round and four turns
         np.testing.assert_array_equal(arrays["0000"], np.full((2, 3), 5.0))
     assert slow.trained is None
-    assert not [child for child in psutil.Process(os.getpid()).children() if "fake_worker" in " ".join(child.cmdline())]
+    children = [" ".join(command_line(child)) for child in psutil.Process(os.getpid()).children()]
+    assert not [line for line in children if "fake_worker" in line]
 
 
 def test_the_page_has_ratios_of_the_same_turn(engines: Any, tmp_path: Path) -> None:
