@@ -65,6 +65,7 @@ class Mutant:
         start: First character of the replaced text in the file.
         before: The replaced text.
         after: The text that takes its place.
+        source: The whole first line, by which the place is found again if the file has changed.
     """
 
     area: str
@@ -73,19 +74,20 @@ class Mutant:
     start: int
     before: str
     after: str
+    source: str
 
     def apply(self, root: Path) -> int:
         """Change the file below ``root``; return the line, which may have moved since the mutant was drawn.
 
         Raises:
-            LookupError: The text is not there any more, or several times.
+            LookupError: The line is not there any more, or several times.
         """
         file = root / self.path
         text, start = file.read_text(), self.start
         if text[start : start + len(self.before)] != self.before or _line(text, start) != self.line:
-            if text.count(self.before) != 1:
-                raise LookupError(f"{self.path}: {self.before!r} occurs {text.count(self.before)} times")
-            start = text.index(self.before)
+            if text.count(self.source) != 1 or self.source.count(self.before.partition("\n")[0]) != 1:
+                raise LookupError(f"{self.path}: {self.source!r} occurs {text.count(self.source)} times")
+            start = text.index(self.before, text.index(self.source))
         file.write_text(text[:start] + self.after + text[start + len(self.before) :])
         return _line(text, start)
 
@@ -115,7 +117,8 @@ def mutants_of(area: str, file: Path) -> Iterator[Mutant]:
             segment = ast.get_source_segment(text, node) or ""
             start = starts[node.lineno - 1] + len(prefix)
             after = changed if isinstance(changed, str) else f"({ast.unparse(changed)})"
-            yield Mutant(area, str(file.relative_to(ROOT)), node.lineno, start, segment, after)
+            source = text.splitlines(keepends=True)[node.lineno - 1]
+            yield Mutant(area, str(file.relative_to(ROOT)), node.lineno, start, segment, after, source)
 
 
 def _executed(tree: ast.AST) -> Iterator[ast.expr | ast.stmt]:
