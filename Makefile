@@ -1,4 +1,4 @@
-# make demo   200 virtual phones, first on Ray, then four selectors, five seeds each: a table, a picture, a verdict
+# make demo   200 virtual phones, first on Ray, then three selectors, 20 seeds each: a table, a picture, a verdict
 # make test   the tests, on two cores
 # Each makes .venv first, with the versions in constraints.txt. It needs Python 3.11 or newer and nothing else.
 
@@ -16,7 +16,7 @@ help:
 	@sed -n '/^# make/s/^# //p' Makefile
 
 demo: .venv/installed
-	$(BIN)/fedsel compare phones --selectors bsfl,cs-ucb,round-robin,random --seeds 5 --rounds-on-flower 5 --jobs 2
+	$(BIN)/fedsel compare phones --selectors bsfl,cs-ucb,random --seeds 20 --rounds-on-flower 5 --jobs 2
 
 test: .venv/installed
 	$(BIN)/python -m pytest -n 2

@@ -80,7 +80,7 @@ def _options(parser: argparse.ArgumentParser) -> list[str]:
 
 def seeds_of(args: argparse.Namespace) -> int | list[int]:
     """Return the number of seeds, or the seeds themselves."""
-    given = args.seeds or "1"
+    given = args.seeds or "10"
     try:
         numbers = [int(part) for part in given.split(",")]
     except ValueError:

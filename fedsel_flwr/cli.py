@@ -116,7 +116,7 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
     )
     compare.add_argument(
         "--seeds", metavar="N|A,B,C",
-        help="runs of each selector, counted up from the scenario's seed, or the seeds themselves (default: 1)",
+        help="runs of each selector, counted up from the scenario's seed, or the seeds themselves (default: 10)",
     )  # fmt: skip
     compare.add_argument(
         "--jobs", type=int, metavar="N",
@@ -246,6 +246,8 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
         ):
             shutdown.on_signal, shutdown.folder = progress.stop, folder
             shutdown.message = lambda: f"{INTERRUPTED}; {holds()}"
+            if args.command == "compare" and resumed is None and not (args.json or args.quiet):
+                progress.announce(plan.describe_effort())
             comparison = plan.run(
                 folder,
                 progress.start_run,
@@ -345,7 +347,12 @@ def _show(comparison: Comparison, as_json: bool) -> None:
     if as_json:
         print(json.dumps(comparison.figures(), indent=2, allow_nan=False))
         return
-    render_table(aggregate(comparison.summaries), comparison.scenario.target_accuracy)
+    verdict, scenario = comparison.verdict, comparison.scenario
+    summaries = comparison.summaries
+    render_table(
+        aggregate(summaries), scenario.target_accuracy, verdict=verdict, target_rounds=scenario.target_rounds,
+        target_window=min(summary.target_window for summary in summaries),
+    )  # fmt: skip
     for run in comparison.runs:
         if run.result.diagnosis:
             print(f"{run.selector}, seed {run.scenario.seed}: {run.result.diagnosis}")
@@ -355,7 +362,7 @@ def _show(comparison: Comparison, as_json: bool) -> None:
         print(f"left out: {run.selector}, seed {run.scenario.seed}, cut off after {len(run.history.rounds)} rounds")
     if comparison.agreement:
         print(comparison.agreement.sentence)
-    if verdict := comparison.verdict:
+    if verdict:
         print(verdict.sentence)
 
 

@@ -23,7 +23,10 @@ from fedsel_flwr.simulations.worlds.world import World
 from tests.processes import Command, environment
 from tests.simulations.inprocess import play
 
-RUN_FILES = {"regret.parquet", "run.json", "scenario.toml", "rounds.parquet", "clients.parquet", "model.safetensors"}
+RUN_FILES = {
+    "client-accuracy.parquet", "regret.parquet", "run.json", "scenario.toml", "rounds.parquet", "clients.parquet",
+    "model.safetensors",
+}  # fmt: skip
 FILES = RUN_FILES | {"plan.json", "comparison.png", "rounds.png", "runs.csv", "comparison.tex", "summary.json"}
 
 

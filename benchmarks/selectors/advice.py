@@ -70,7 +70,7 @@ def _told(one: SelectorFigures, figure: str) -> str:
     found = one.against[figure]
     if found.mean != found.mean:
         return f"{one.label}, {size} (random not on every seed)"
-    theirs = scale * found.reference_mean
+    theirs = scale * found.effect.reference_mean
     return (
         f"{one.label}, {size} (random {theirs:.{1 if scale > 1 else 0 if theirs >= 100 else 1}f}"
         f"{'' if found.differs else ', no difference that can be told from chance'})"
@@ -146,6 +146,7 @@ def _noise(worlds: Mapping[str, Figures], letters: Mapping[str, str]) -> str:
         found = own["random-again"].against
         accuracy, seconds = found["accuracy_at_s"], found["time_to_target_s"]
         said.append(
-            f"({letters[name]}) {100 * accuracy.mean:+.1f} points at equal time, {seconds.mean:+.0f} s to the target"
+            f"({letters[name]}) {100 * accuracy.mean:+.1f} points at equal time, {seconds.mean:+.0f} % of the time to "
+            "the target"
         )
     return f"- **What chance makes (random-again to random)**: {'; '.join(said)}."

@@ -13,15 +13,49 @@ import numpy as np
 from cells import Cell
 from references import CHANCE, GENIE, GROUPS
 
+from fedsel_flwr.report.paired import PairedEffect, collect, holm, paired_effects
 from fedsel_flwr.report.summary import RunSummary, moving_average, summarize
-from fedsel_flwr.report.verdict import PairedDifference, paired_differences
+from fedsel_flwr.report.verdict import LEVEL
 from fedsel_flwr.rounds.history import History
 
 REFERENCE = "random"
 KNOWING = (GENIE, GROUPS, CHANCE)
 """Rows that are no contenders."""
 COMPARED = ("accuracy_last10", "accuracy_at_s", "time_to_target_s", "energy_to_target_j")
-"""The figures whose differences to random are given."""
+"""The figures that are compared with random: times and joules as ratios, accuracies as differences."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """How much a selector differs from random in one figure.
+
+    Attributes:
+        mean: Change in percent for times and joules (-23 for a ratio of .77), difference for accuracies; NaN if a pair
+            lacks a value.
+        low: Lower end of the 95 % interval.
+        high: Upper end.
+        p: After Holm's correction over the selectors of the scenario.
+        effect: What it was made of.
+    """
+
+    mean: float
+    low: float
+    high: float
+    p: float
+    effect: PairedEffect
+
+    @classmethod
+    def of(cls, effect: PairedEffect, p: float) -> Difference:
+        """Express an effect as a change."""
+        mean, low, high = effect.estimate, effect.low, effect.high
+        if effect.is_ratio:
+            mean, low, high = (100 * (ratio - 1) for ratio in (mean, low, high))
+        return cls(mean=mean, low=low, high=high, p=p, effect=effect)
+
+    @property
+    def differs(self) -> bool:
+        """Whether the difference is significant after Holm's correction."""
+        return self.p <= LEVEL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +67,7 @@ class RunRow(RunSummary):
         rounds: How many there were.
         selections: Clients asked, in all rounds together.
         equal_s: The simulated seconds at which all runs of this seed are compared: the shortest run of a selector.
-        accuracy_at_s: Mean of the last five measured accuracies up to then.
+        accuracy_at_s: Mean of the last measured accuracies up to then, as many as count for the target.
         rounds_at_s: Rounds that were over by then.
         probe_s: Seconds a round that questions before the choice took.
         probe_j: Joules a round that they took.
@@ -67,7 +101,12 @@ def run_rows(cells: Iterable[Cell]) -> list[RunRow]:
 def _row(cell: Cell, history: History, cost: Mapping[str, float], equal_s: float) -> RunRow:
     s, rounds = cell.scenario, history.rounds
     summary = summarize(
-        history, selector=cell.label, seed=s.seed, num_clients=s.num_clients, target_accuracy=s.target_accuracy
+        history,
+        selector=cell.label,
+        seed=s.seed,
+        num_clients=s.num_clients,
+        target_accuracy=s.target_accuracy,
+        target_rounds=s.target_rounds,
     )
     until = [record for record in rounds if record.simulated_s <= equal_s]
     measured = [record.accuracy for record in until if math.isfinite(record.accuracy)]
@@ -77,7 +116,7 @@ def _row(cell: Cell, history: History, cost: Mapping[str, float], equal_s: float
         rounds=len(rounds),
         selections=len(history.clients),
         equal_s=equal_s,
-        accuracy_at_s=float(moving_average(measured)[-1]) if measured else math.nan,
+        accuracy_at_s=float(moving_average(measured, s.target_rounds)[-1]) if measured else math.nan,
         rounds_at_s=len(until),
         probe_s=float(np.mean([record.probe_s for record in rounds])),
         probe_j=float(np.mean([record.probe_j for record in rounds])),
@@ -93,12 +132,12 @@ class SelectorFigures:
     Attributes:
         label: The selector's.
         rows: One a seed.
-        against: Figure -> its paired difference to random; empty for random itself.
+        against: Figure -> its difference to random; empty for random itself.
     """
 
     label: str
     rows: Sequence[RunRow]
-    against: Mapping[str, PairedDifference]
+    against: Mapping[str, Difference]
 
     def values(self, figure: str) -> list[float]:
         """The finite values of a figure, over the seeds."""
@@ -130,14 +169,15 @@ class SelectorFigures:
 def selector_figures(rows: Sequence[RunRow]) -> dict[str, SelectorFigures]:
     """Label -> figures of one scenario; Holm's correction is over the selectors, the knowing rows stand beside."""
     labels = list(dict.fromkeys(row.selector for row in rows))
-    against: dict[str, dict[str, PairedDifference]] = {label: {} for label in labels}
+    against: dict[str, dict[str, Difference]] = {label: {} for label in labels}
     for figure in COMPARED:
         contenders = [row for row in rows if row.selector not in KNOWING]
         families = [contenders] + [[r for r in rows if r.selector in (REFERENCE, one)] for one in KNOWING]
         for family in families:
             if len({row.selector for row in family}) > 1:
-                for found in paired_differences(family, REFERENCE, figure):  # type: ignore[arg-type]
-                    against[found.selector][figure] = found
+                found = paired_effects(collect(family, figure), REFERENCE, figure)
+                for effect, p in zip(found, holm([effect.p for effect in found]), strict=True):
+                    against[effect.selector][figure] = Difference.of(effect, p)
     return {
         label: SelectorFigures(label=label, rows=[row for row in rows if row.selector == label], against=against[label])
         for label in labels
@@ -159,8 +199,8 @@ def difference_rows(scenario: str, figures: Mapping[str, SelectorFigures]) -> li
     return [
         {
             "scenario": scenario, "selector": label, "figure": figure, "difference": found.mean, "low": found.low,
-            "high": found.high, "p": found.p, "seeds": found.pairs, "seeds_with_value": found.reached,
-            "random_seeds_with_value": found.reference_reached,
+            "high": found.high, "p": found.p, "seeds": found.effect.pairs, "seeds_with_value": found.effect.reached,
+            "random_seeds_with_value": found.effect.reference_reached,
         }
         for label, own in figures.items()
         for figure, found in own.against.items()

@@ -22,13 +22,15 @@ Written by `{command}`; every run's figures stand in [{runs_csv}]({runs_csv}), e
 All runs together took {minutes:.0f} minutes of one core.
 
 Every selector runs on the same seeds: the same shares of the data, devices, channels, first model and batches. A number
-is the mean over {seeds} seeds, a difference is to `random` on the same seed, with Student's 95 % interval; **bold**
-where it differs after Holm's correction over the selectors of the world. Nothing was tuned for a selector: parameters
-are the defaults, those in the scenario files beside the command, and what the scenario says to all.
+is the mean over {seeds} seeds. A difference is to `random` on the same seed, with Student's 95 % interval: in points
+for accuracies, in percent for times and joules, from the mean of the logs of the ratios. It is **bold** where it
+differs after Holm's correction over the selectors of the world. Nothing was tuned for a selector: parameters are the
+defaults, those in the scenario files beside the command, and what the scenario says to all.
 
 Two views: after {rounds} rounds (mean accuracy of the last ten that were measured), and at equal simulated time: the
-moment at which the fastest selector of that seed had finished its rounds (mean of the five measured before). The target
-is reached when the mean of five measured rounds is; "3 of 5" says on how many seeds, and there is no difference then.
+moment at which the fastest selector of that seed had finished its rounds (mean of the {window} measured before). The
+target is reached when the mean of {window} measured rounds is; "3 of 5" says on how many seeds, and there is no
+difference then.
 
 Rows under the line are no contenders. `genie` knows every client's true mean latency and takes the fastest in every
 round; `sorted-groups` sorts the clients by it and takes groups of equals in turn, the least waiting that equal shares
@@ -66,7 +68,8 @@ def write_page(
     write_csv(differences_csv, [row for name, own in figures.items() for row in difference_rows(name, own)])
     seeds = len({cell.scenario.seed for cell in plan})
     head = HEAD.format(
-        command=command, machine=machine, seeds=seeds, rounds=worlds[0].rounds, runs_csv=runs_csv.name,
+        command=command, machine=machine, seeds=seeds, rounds=worlds[0].rounds,
+        window=worlds[0].target_rounds, runs_csv=runs_csv.name,
         differences_csv=differences_csv.name, minutes=sum(row.run_s for rows in found.values() for row in rows) / 60,
     )  # fmt: skip
     parts = [head]
@@ -168,8 +171,8 @@ def _difference(own: SelectorFigures, figure: str, scale: float) -> str:
         return ""
     if math.isnan(found.mean):
         return NOTHING
-    digits = 1 if scale > 1 else _digits(found.reference_mean)
-    told = f"{scale * found.mean:+.{digits}f}"
+    digits, unit = (0, " %") if found.effect.is_ratio else (1, "")
+    told = f"{scale * found.mean:+.{digits}f}{unit}"
     if math.isfinite(found.low):
         told += f" ({scale * found.low:+.{digits}f} … {scale * found.high:+.{digits}f})"
     return f"**{told}**" if found.differs else told

@@ -24,8 +24,8 @@ def draw(figures: Mapping[str, SelectorFigures], world: Scenario, path: Path) ->
     panels = {
         "accuracy_last10": (f"accuracy after {world.rounds} rounds", "percentage points", 100.0),
         "accuracy_at_s": ("accuracy at equal simulated time", "percentage points", 100.0),
-        "time_to_target_s": (f"simulated time to {target}", "seconds", 1.0),
-        "energy_to_target_j": (f"energy to {target}", "joules", 1.0),
+        "time_to_target_s": (f"simulated time to {target}", "percent", 1.0),
+        "energy_to_target_j": (f"energy to {target}", "percent", 1.0),
     }
 
     def key(own: SelectorFigures) -> tuple[bool, float]:

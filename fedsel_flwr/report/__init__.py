@@ -6,7 +6,8 @@ In the order in which a run passes through them:
 ``progress``    display on the terminal while runs proceed; notices while Ray starts (needs rich)
 ``run_folder``  the folder of a run: scenario, journal or Parquet files, model (pyarrow, safetensors on first use)
 ``summary``     the figures of a run (accuracy, time and energy to the target, Jain index); their spread over seeds
-``verdict``     paired differences to a reference, Student's intervals, Holm's correction; one sentence (SciPy)
+``paired``      ratios and differences to a reference on the same seeds, intervals, tests, Holm's correction (SciPy)
+``verdict``     the word for each selector: sooner, later, no difference, not settled; the profile over targets
 ``tables``      the comparison as a terminal table, data frames, LaTeX (needs rich; pandas on first use)
 ``plots``       the comparison as PNG, by simulated seconds and by rounds (matplotlib on first use)
 ==============  =====================================================================================================
@@ -21,9 +22,9 @@ from fedsel_flwr.report.summary import (
     SelectorRow,
     Spread,
     aggregate,
-    find_target_round,
+    find_target_rounds,
     jain_index,
     summarize,
 )
 
-__all__ = ["RunSummary", "SelectorRow", "Spread", "aggregate", "find_target_round", "jain_index", "summarize"]
+__all__ = ["RunSummary", "SelectorRow", "Spread", "aggregate", "find_target_rounds", "jain_index", "summarize"]

@@ -1,6 +1,6 @@
 """Pictures of a comparison, as PNG files: by simulated seconds, and by rounds.
 
-The first shows accuracy, paired differences in time to the target, and how often each client was selected. The second
+The first shows accuracy, time ratios to a reference, and how often each client was selected. The second
 shows accuracy, the number of clients selected so far, and the clients' selection fractions.
 """
 
@@ -15,8 +15,8 @@ import numpy as np
 
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report.run_folder import atomic_write, load_optional
-from fedsel_flwr.report.summary import check_target, moving_average
-from fedsel_flwr.report.verdict import PairedDifference
+from fedsel_flwr.report.summary import TARGET_ROUNDS, check_target, moving_average
+from fedsel_flwr.report.verdict import MARGIN, Verdict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,15 +45,16 @@ def plot_comparison(
     num_clients: int,
     target_accuracy: float,
     title: str = "",
-    differences: Sequence[PairedDifference] = (),
+    verdict: Verdict | None = None,
+    target_rounds: int = TARGET_ROUNDS,
 ) -> Path:
     """Draw one PNG that compares selectors by simulated seconds.
 
-    Left: test accuracy (mean of five rounds, as for the target) against simulated seconds. The line is the mean over
-    the seeds, each carried forward from its last round; the band is one standard deviation. The target is dashed.
-    Middle, if there are differences: seconds to the target, selector minus reference, a point a seed, with mean and
-    interval. Right: how often each client was selected, the most selected first, mean and band over the seeds at each
-    rank.
+    Left: test accuracy (mean of as many measured rounds as for the target) against simulated seconds. The line is the
+    mean over the seeds, each carried forward from its last round; the band is one standard deviation. The target is
+    dashed. Middle, with a verdict: the ratio of the time to the target to that of the reference, a point a seed, with
+    mean and interval; and the ratio by target, with its interval as a band. Right: how often each client was selected,
+    the most selected first, mean and band over the seeds at each rank.
 
     Args:
         runs: The histories of each selector, one per seed.
@@ -61,7 +62,8 @@ def plot_comparison(
         num_clients: Number of clients of the federation, those never selected included.
         target_accuracy: Test accuracy to mark, a fraction in (0, 1].
         title: Heading of the picture.
-        differences: Of the seconds to the target, between selectors of ``runs`` and a reference.
+        verdict: Of these runs; None draws no ratios.
+        target_rounds: Measured rounds whose mean accuracy must reach the target.
 
     Returns:
         ``path``.
@@ -73,30 +75,36 @@ def plot_comparison(
     check_target(target_accuracy)
     if not any(runs.values()):
         raise ParameterError("plot_comparison got no run. Give at least one history of one selector.")
-    wide = bool(differences)
-    figure = _new_figure(14 if wide else 10)
-    left, *middle, right = figure.subplots(1, 3 if wide else 2, width_ratios=(6, 4, 4) if wide else (3, 2))
+    figure = _new_figure(18 if verdict else 10)
+    left, *middle, right = figure.subplots(1, 4 if verdict else 2, width_ratios=(6, 4, 4, 4) if verdict else (3, 2))
     drawn = {selector: histories for selector, histories in runs.items() if histories}
     styles = {selector: line_style(index, len(drawn)) for index, selector in enumerate(drawn)}
     shapes: list[bytes] = []
     for selector, histories in drawn.items():
         style = styles[selector]
-        draw_accuracy(left, selector, histories, style)
+        draw_accuracy(left, selector, histories, style, target_rounds)
         counts = np.stack([np.sort(h.selection_counts(num_clients))[::-1] for h in histories])
         shapes.append(counts.mean(axis=0).tobytes())
         # Selectors with equal counts would hide each other (round-robin and its like): the lower lines are wider.
         wider = {"linewidth": style["linewidth"] + 2.4 * (shapes.count(shapes[-1]) - 1)}
         _draw_counts(right, counts, style | wider)
-    for axes in middle:
-        draw_differences(axes, differences, styles)
-        what = f"Time to {100 * target_accuracy:g} %, against {differences[0].reference}"
-        _label_panel(axes, what, f"difference (s) with {100 * differences[0].confidence:g} % interval", "")
-    _label_outer_panels(left, right, drawn, num_clients, target_accuracy)
+    if verdict:
+        draw_ratios(middle[0], verdict, styles)
+        draw_profile(middle[1], verdict, styles)
+        what = f"Time to {100 * target_accuracy:g} %, ratio to {verdict.reference}"
+        _label_panel(middle[0], what, "ratio with 95 % interval, a point a seed; grey: within 5 %", "")
+        _label_panel(middle[1], "The same by target", "target accuracy (%)", "time ratio")
+    _label_outer_panels(left, right, drawn, num_clients, target_accuracy, target_rounds)
     return _save_figure(figure, left, title, path, dpi=200)
 
 
 def _label_outer_panels(
-    left: Axes, right: Axes, drawn: Mapping[str, Sequence[History]], num_clients: int, target_accuracy: float
+    left: Axes,
+    right: Axes,
+    drawn: Mapping[str, Sequence[History]],
+    num_clients: int,
+    target_accuracy: float,
+    target_rounds: int,
 ) -> None:
     seeds = sorted({len(histories) for histories in drawn.values()})
     of_seeds = f"; mean ± sd of {' or '.join(map(str, seeds))} seeds" if seeds[-1] > 1 else ""
@@ -106,7 +114,7 @@ def _label_outer_panels(
     right.set_xlim(0, num_clients)
     right.set_ylim(bottom=0)
     right.yaxis.set_major_locator(load_optional("matplotlib.ticker").MaxNLocator(integer=True))
-    _label_panel(left, f"Accuracy, mean of 5 rounds{of_seeds}", "simulated time (s)", "test accuracy (%)")
+    _label_panel(left, f"Accuracy, mean of {target_rounds} rounds{of_seeds}", "simulated time (s)", "test accuracy (%)")
     _label_panel(right, "How often each client was selected", "clients, most selected first", "times selected")
 
 
@@ -118,13 +126,14 @@ def plot_rounds(
     target_accuracy: float,
     title: str = "",
     lost: Mapping[str, Sequence[ArrayLike]] | None = None,
+    target_rounds: int = TARGET_ROUNDS,
 ) -> Path:
     """Draw one PNG that compares selectors by rounds, as :func:`plot_comparison` does by seconds.
 
-    Left: test accuracy, mean of five rounds. Middle: clients selected at least once. Right: the selection fractions of
-    all clients of the first seed: the median and, for up to four selectors, the range from the least to the most
-    selected client. A fourth panel shows the waiting time lost compared with known means of the clients. All but the
-    fractions are means over the seeds, up to the last round that all seeds have.
+    Left: test accuracy, mean of ``target_rounds`` measured rounds. Middle: clients selected at least once. Right: the
+    selection fractions of all clients of the first seed: the median and, for up to four selectors, the range from the
+    least to the most selected client. A fourth panel shows the waiting time lost compared with known means of the
+    clients. All but the fractions are means over the seeds, up to the last round that all seeds have.
 
     Args:
         runs: The histories of each selector, one per seed.
@@ -134,6 +143,7 @@ def plot_rounds(
         title: Heading of the picture.
         lost: Selector -> Xia's theta of each of its runs, seconds lost a round so far, by rounds; None draws no such
             panel.
+        target_rounds: Measured rounds whose mean accuracy must reach the target.
 
     Returns:
         ``path``.
@@ -153,7 +163,7 @@ def plot_rounds(
     for index, (selector, histories) in enumerate(drawn.items()):
         style = line_style(index, len(drawn))
         rounds = np.arange(1, min(len(h.rounds) for h in histories) + 1)
-        curves = [_accuracy(h)[: len(rounds)] for h in histories]
+        curves = [_accuracy(h, target_rounds)[: len(rounds)] for h in histories]
         left.plot(rounds, 100 * np.mean(curves, axis=0), label=selector, **style)
         fractions = [selection_fractions(h, num_clients) for h in histories]
         seen = [(own > 0).sum(axis=1)[: len(rounds)] for own in fractions]
@@ -174,7 +184,7 @@ def plot_rounds(
     right.set_ylim(0, 1.1 * highest or 1.0)
     for axes in (left, middle, right, *last):
         axes.set_xlim(left=1)
-    _label_panel(left, "Accuracy, mean of 5 rounds", "round", "test accuracy (%)")
+    _label_panel(left, f"Accuracy, mean of {target_rounds} rounds", "round", "test accuracy (%)")
     _label_panel(middle, "Clients selected at least once", "round", "clients")
     spread = ": median, least to most" if banded else " of the median client"
     _label_panel(right, f"Selection fractions{spread}", "round", "share of the rounds so far")
@@ -198,15 +208,17 @@ def selection_fractions(history: History, num_clients: int) -> NDArray[np.float6
     return np.asarray(chosen.cumsum(axis=0) / np.arange(1, len(chosen) + 1)[:, np.newaxis])
 
 
-def _accuracy(history: History) -> NDArray[np.float64]:
+def _accuracy(history: History, window: int) -> NDArray[np.float64]:
     """Return the moving average of the accuracy at each round; NaN before the first measurement."""
     values = np.array([record.accuracy for record in history.rounds], dtype=np.float64)
     measured = np.flatnonzero(np.isfinite(values))
-    means = np.concatenate([[np.nan], moving_average(values[measured])])
+    means = np.concatenate([[np.nan], moving_average(values[measured], window)])
     return np.asarray(means[np.searchsorted(measured, np.arange(len(values)), side="right")])
 
 
-def draw_accuracy(axes: Axes, selector: str, histories: Sequence[History], style: Style) -> None:
+def draw_accuracy(
+    axes: Axes, selector: str, histories: Sequence[History], style: Style, window: int = TARGET_ROUNDS
+) -> None:
     """Draw smoothed accuracy against simulated seconds: mean over the seeds, and one standard deviation around it."""
     runs = [[(r.simulated_s, 100 * r.accuracy) for r in h.rounds if not np.isnan(r.accuracy)] for h in histories]
     series = [np.reshape(np.array(run, dtype=np.float64), (-1, 2)) for run in runs]
@@ -217,7 +229,7 @@ def draw_accuracy(axes: Axes, selector: str, histories: Sequence[History], style
     grid = np.unique(np.concatenate([s[:, 0] for s in series]))
     # The mean starts when every seed has a value.
     grid = grid[grid >= max(s[0, 0] for s in series)]
-    curves = np.stack([carry_forward(s[:, 0], moving_average(s[:, 1]), grid) for s in series])
+    curves = np.stack([carry_forward(s[:, 0], moving_average(s[:, 1], window), grid) for s in series])
     mean = curves.mean(axis=0)
     axes.plot(grid, mean, drawstyle="steps-post", label=selector, **style)
     # A dot marks the end of the last seed.
@@ -226,22 +238,54 @@ def draw_accuracy(axes: Axes, selector: str, histories: Sequence[History], style
     _draw_band(axes, grid, curves, style)
 
 
-def draw_differences(axes: Axes, differences: Sequence[PairedDifference], styles: Mapping[str, Style]) -> None:
-    """Draw each selector's paired differences to the reference: a point a seed, below them mean and interval."""
-    axes.axvline(0, color=GREY, linewidth=1, zorder=1)
-    for row, difference in enumerate(differences):
-        colour = styles[difference.selector]["color"]
-        known = [value for value in difference.differences if np.isfinite(value)]
+def draw_ratios(axes: Axes, verdict: Verdict, styles: Mapping[str, Style]) -> None:
+    """Draw each selector's time ratios to the reference: a point a seed, below them mean and interval."""
+    # The scale is logarithmic: half the time and twice the time lie equally far from 1.
+    _prepare_ratio_axis(axes, "x")
+    for row, one in enumerate(verdict.selectors):
+        effect, colour = one.time, styles[one.selector]["color"]
+        known = [value for value in effect.values if np.isfinite(value)]
         axes.plot(known, [row - 0.16] * len(known), "o", color=colour, alpha=0.45, markersize=5, markeredgewidth=0)
-        if np.isfinite(difference.low):
-            axes.plot([difference.low, difference.high], [row + 0.12] * 2, color=colour, linewidth=2.4)
-            axes.plot([difference.mean], [row + 0.12], "D", color=colour, markersize=7)
-        elif len(known) < difference.pairs:
+        if np.isfinite(effect.low):
+            axes.plot([effect.low, effect.high], [row + 0.12] * 2, color=colour, linewidth=2.4)
+            axes.plot([effect.estimate], [row + 0.12], "D", color=colour, markersize=7)
+        elif effect.censored:
             # Some seeds never reached the target: the mean of the others would favour this selector, so it gets counts.
-            text = f"{difference.reached} of {difference.pairs} arrived"
+            text = f"{effect.reached} of {effect.pairs} reach it"
             axes.annotate(text, (0.02, row + 0.12), xycoords=("axes fraction", "data"), color=colour, fontsize=9)
-    axes.set_yticks(range(len(differences)), [difference.selector for difference in differences])
-    axes.set_ylim(len(differences) - 0.5, -0.5)
+    axes.set_yticks(range(len(verdict.selectors)), [one.selector for one in verdict.selectors])
+    axes.set_ylim(len(verdict.selectors) - 0.5, -0.5)
+
+
+def draw_profile(axes: Axes, verdict: Verdict, styles: Mapping[str, Style]) -> None:
+    """Draw each selector's time ratio by target, its interval as a band; a target that a run never reached has none."""
+    _prepare_ratio_axis(axes, "y")
+    targets = 100 * np.array(list(verdict.profile))
+    for i, one in enumerate(verdict.selectors):
+        style = styles[one.selector]
+        effects = [found[i] for found in verdict.profile.values()]
+        low, middle, high = (np.array([getattr(e, name) for e in effects]) for name in ("low", "estimate", "high"))
+        axes.plot(targets, middle, marker="o", markersize=3.5, **style)
+        axes.fill_between(targets, low, high, color=style["color"], alpha=0.12, linewidth=0)
+    for target, effects in zip(targets, verdict.profile.values(), strict=True):
+        if any(effect.censored for effect in effects):
+            # A ratio of the seeds that reached it would favour the selector that failed on the others.
+            place: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "bottom"}
+            axes.annotate("not on\nall seeds", (target, 0.02), color=GREY, fontsize=8, **place)
+    axes.set_xticks(targets, [f"{target:g}" for target in targets])
+
+
+def _prepare_ratio_axis(axes: Axes, axis: str) -> None:
+    """Give an axis a logarithmic scale with plain numbers, a line at 1 and the margin of no difference in grey."""
+    ticker = load_optional("matplotlib.ticker")
+    vertical = axis == "x"
+    (axes.axvline if vertical else axes.axhline)(1, color=GREY, linewidth=1, zorder=1)
+    (axes.axvspan if vertical else axes.axhspan)(1 / MARGIN, MARGIN, color=GREY, alpha=0.12, linewidth=0, zorder=0)
+    own = axes.xaxis if vertical else axes.yaxis
+    axes.set(**{f"{axis}scale": "log"})
+    own.set_major_locator(ticker.LogLocator(base=10, subs=(0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.2, 1.5, 2, 3, 4)))
+    own.set_major_formatter(ticker.FormatStrFormatter("%g"))
+    own.set_minor_formatter(ticker.NullFormatter())
 
 
 def _draw_counts(axes: Axes, counts: NDArray[Any], style: Style) -> None:

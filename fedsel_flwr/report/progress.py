@@ -96,6 +96,10 @@ class Progress:
         if self._live:
             self._live.add_task(label, total=rounds, figures=f"0/{rounds}")
 
+    def announce(self, line: str) -> None:
+        """Print a line above the runs."""
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
     @property
     def is_live(self) -> bool:
         """Whether there is a live display, which must be the terminal's only one."""

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from fedsel_flwr.rounds.history import History, RoundRecord
 
-WINDOW = 5
-"""Measured rounds whose mean accuracy must reach the target."""
+TARGET_ROUNDS = 15
+"""Measured rounds whose mean accuracy must reach the target, by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +44,16 @@ class RunSummary:
         score_energy: PCZFL's dimensionless energy, the sum of 1 - score over the selected clients that reported
             one; NaN if none did.
         asked_per_round: Mean number of clients that a round asked to train; NaN if there was no round.
+        seconds_per_round: Mean simulated seconds of the rounds until the target was reached; NaN if it never was. Times
+            ``rounds_to_target`` it is ``time_to_target_s``.
+        joules_per_round: Mean joules of the same rounds, likewise.
+        megabytes_down: Megabytes (10^6 bytes) of models sent to clients until the target was reached: one model for
+            each client that was asked to train or probed; infinity if never, NaN if the size of a model is unknown.
+        megabytes_up: Megabytes of updates that arrived in time until then, likewise.
+        worst_tenth: Mean accuracy of the final model for the tenth of the clients for which it is lowest; NaN if it was
+            not measured. A client counts with its test examples, or with the test set weighted by its classes
+            (:func:`~fedsel_flwr.simulations.results.client_accuracies`).
+        target_window: Measured rounds whose mean counted for the target; fewer than asked for in a shorter run.
     """
 
     selector: str
@@ -64,6 +74,12 @@ class RunSummary:
     rounds_to_all: float = math.inf
     score_energy: float = math.nan
     asked_per_round: float = math.nan
+    seconds_per_round: float = math.nan
+    joules_per_round: float = math.nan
+    megabytes_down: float = math.nan
+    megabytes_up: float = math.nan
+    worst_tenth: float = math.nan
+    target_window: int = TARGET_ROUNDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,16 +87,20 @@ class Spread:
     """Mean and sample standard deviation of one figure over seeds.
 
     Attributes:
-        mean: Mean over the seeds that have a finite value; NaN if none has.
-        deviation: Sample standard deviation (divisor n - 1) over the same seeds; NaN for fewer than two.
+        mean: Mean over the seeds that have a finite value; NaN if none has. Also NaN if a value is infinite, as a mean
+            over the runs that reached the target would favour the selector that failed on the others.
+        deviation: Sample standard deviation (divisor n - 1) over the same seeds; NaN for fewer than two, and as the
+            mean.
         count: Number of seeds with a finite value.
         total: Number of seeds.
+        never: Number of seeds with an infinite value: the target was not reached.
     """
 
     mean: float
     deviation: float
     count: int
     total: int
+    never: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +128,7 @@ class SelectorRow:
         return self.figures[name]
 
 
-FIGURES = tuple(field.name for field in fields(RunSummary) if field.name not in ("selector", "seed"))
+FIGURES = tuple(field.name for field in fields(RunSummary) if field.name not in ("selector", "seed", "target_window"))
 """The figures of a run that are averaged over seeds."""
 
 
@@ -141,41 +161,60 @@ def jain_index(counts: ArrayLike) -> float:
     return float(x.sum()) ** 2 / (x.size * squares) if squares > 0 else math.nan
 
 
-def moving_average(accuracies: ArrayLike) -> NDArray[np.float64]:
-    """Average each measured accuracy with the four before it, or with all of them while there are fewer.
+def moving_average(accuracies: ArrayLike, window: int = TARGET_ROUNDS) -> NDArray[np.float64]:
+    """Average each measured accuracy with those before it, at most ``window`` together.
 
     Accuracy fluctuates from round to round; without the average one lucky round would count as the target reached.
 
     Args:
         accuracies: Measured accuracies in order, finite, shape (n,).
+        window: Number of accuracies that are averaged; the first ones are averaged with all before them.
 
     Returns:
         Shape (n,).
 
     Examples:
-        >>> moving_average([0.2, 0.4, 0.6, 0.6, 0.7, 0.7]).round(2).tolist()
+        >>> moving_average([0.2, 0.4, 0.6, 0.6, 0.7, 0.7], window=5).round(2).tolist()
         [0.2, 0.3, 0.4, 0.45, 0.5, 0.6]
     """
     values = np.asarray(accuracies, dtype=np.float64)
-    return np.array([values[max(0, i + 1 - WINDOW) : i + 1].mean() for i in range(len(values))])
+    return np.array([values[max(0, i + 1 - window) : i + 1].mean() for i in range(len(values))])
 
 
-def find_target_round(rounds: Sequence[RoundRecord], target_accuracy: float) -> RoundRecord | None:
-    """Find the first round whose mean of the last five measured accuracies (:func:`moving_average`) is the target.
+def find_target_rounds(
+    rounds: Sequence[RoundRecord], targets: Sequence[float], window: int = TARGET_ROUNDS
+) -> list[RoundRecord | None]:
+    """Find for each target the first round at which the mean of the last ``window`` measured accuracies reaches it.
+
+    Only full windows count. A run with fewer measured rounds is judged by the mean of all of them.
 
     Args:
         rounds: The rounds of a run, in order.
-        target_accuracy: Accuracy to be reached, a fraction in (0, 1].
+        targets: Accuracies to be reached, fractions in (0, 1].
+        window: Number of measured rounds in the mean.
 
     Returns:
-        The round; None if there is none.
+        For each target the round; None if there is none.
     """
     measured = [record for record in rounds if math.isfinite(record.accuracy)]
-    means = moving_average([record.accuracy for record in measured])
-    return next((record for record, mean in zip(measured, means, strict=True) if mean >= target_accuracy), None)
+    full = min(window, len(measured))
+    means = moving_average([record.accuracy for record in measured], full)
+    # The first full window ends at the place full - 1.
+    pairs = list(zip(measured, means, strict=True))[max(0, full - 1) :]
+    return [next((record for record, mean in pairs if mean >= target), None) for target in targets]
 
 
-def summarize(history: History, *, selector: str, seed: int, num_clients: int, target_accuracy: float) -> RunSummary:
+def summarize(
+    history: History,
+    *,
+    selector: str,
+    seed: int,
+    num_clients: int,
+    target_accuracy: float,
+    target_rounds: int = TARGET_ROUNDS,
+    model_bytes: tuple[float, float] = (math.nan, math.nan),
+    client_accuracies: ArrayLike = (),
+) -> RunSummary:
     """Summarize one run.
 
     Args:
@@ -184,6 +223,9 @@ def summarize(history: History, *, selector: str, seed: int, num_clients: int, t
         seed: Seed of the run.
         num_clients: Number of clients of the federation, those never selected included.
         target_accuracy: Test accuracy to be reached, a fraction in (0, 1].
+        target_rounds: Measured rounds whose mean accuracy must reach it (:func:`find_target_rounds`).
+        model_bytes: Bytes of a model on its way to a client, and of an update on its way back; NaN if unknown.
+        client_accuracies: Accuracy of the final model for each client, NaN if it is unknown.
 
     Returns:
         The summary; a run without rounds has no accuracy (NaN), 0 joules and 0 seconds.
@@ -194,7 +236,10 @@ def summarize(history: History, *, selector: str, seed: int, num_clients: int, t
     check_target(target_accuracy)
     measured = [r for r in history.rounds if math.isfinite(r.accuracy)]
     last = history.rounds[-1] if history.rounds else None
-    reached = find_target_round(history.rounds, target_accuracy)
+    (reached,) = find_target_rounds(history.rounds, [target_accuracy], target_rounds)
+    until = [record for record in history.rounds if reached and record.round <= reached.round]
+    asked = sum(record.num_selected + record.num_probed for record in until)
+    arrived = sum(record.num_completed for record in until)
     last10 = _last_ten(history.rounds)
     scores = np.array([row.energy_score for row in history.clients])
     return RunSummary(
@@ -216,6 +261,12 @@ def summarize(history: History, *, selector: str, seed: int, num_clients: int, t
         rounds_to_all=_rounds_to_all(history, num_clients),
         score_energy=float(np.nansum(1 - scores)) if np.isfinite(scores).any() else math.nan,
         asked_per_round=float(np.mean([r.num_selected for r in history.rounds])) if last else math.nan,
+        seconds_per_round=reached.simulated_s / reached.round if reached else math.nan,
+        joules_per_round=reached.total_energy_j / reached.round if reached else math.nan,
+        megabytes_down=asked * model_bytes[0] / 1e6 if reached else math.inf,
+        megabytes_up=arrived * model_bytes[1] / 1e6 if reached else math.inf,
+        worst_tenth=_worst_tenth(client_accuracies),
+        target_window=min(target_rounds, len(measured)),
     )
 
 
@@ -226,8 +277,7 @@ def aggregate(summaries: Iterable[RunSummary]) -> list[SelectorRow]:
         summaries: Runs in any order.
 
     Returns:
-        One row per selector, in the order in which the selectors first appear. The time to target is the mean over
-        the seeds that reached it; its ``count`` is their number.
+        One row per selector, in the order in which the selectors first appear.
     """
     runs: dict[str, list[RunSummary]] = {}
     for summary in summaries:
@@ -240,6 +290,13 @@ def aggregate(summaries: Iterable[RunSummary]) -> list[SelectorRow]:
         )
         for selector, group in runs.items()
     ]
+
+
+def _worst_tenth(accuracies: ArrayLike) -> float:
+    """Return the mean of the lowest tenth of the finite accuracies, at least of one; NaN if there is none."""
+    values = np.asarray(accuracies, dtype=np.float64)
+    known = np.sort(values[np.isfinite(values)])
+    return float(known[: math.ceil(len(known) / 10)].mean()) if known.size else math.nan
 
 
 def _last_ten(rounds: Sequence[RoundRecord]) -> NDArray[np.float64]:
@@ -280,13 +337,15 @@ def check_target(target_accuracy: float) -> None:
 
 
 def _spread(values: Sequence[float]) -> Spread:
-    """Return mean and standard deviation of the finite values; infinity is a target never reached, NaN no value."""
+    """Return mean and standard deviation; infinity is a target never reached, NaN no value."""
     finite = np.asarray([v for v in values if math.isfinite(v)], dtype=np.float64)
+    never = sum(math.isinf(v) for v in values)
     return Spread(
-        mean=float(finite.mean()) if finite.size else math.nan,
-        deviation=float(finite.std(ddof=1)) if finite.size > 1 else math.nan,
+        mean=float(finite.mean()) if finite.size and not never else math.nan,
+        deviation=float(finite.std(ddof=1)) if finite.size > 1 and not never else math.nan,
         count=int(finite.size),
         total=len(values),
+        never=never,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -13,45 +13,77 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from fedsel_flwr.report.paired import PairedEffect
 from fedsel_flwr.report.progress import PipeSafeConsole
 from fedsel_flwr.report.run_folder import load_optional
-from fedsel_flwr.report.summary import RunSummary, SelectorRow, Spread, aggregate, check_target, decimals_of
-from fedsel_flwr.report.verdict import Figure, PairedDifference, paired_differences
+from fedsel_flwr.report.summary import (
+    TARGET_ROUNDS,
+    RunSummary,
+    SelectorRow,
+    Spread,
+    aggregate,
+    check_target,
+    decimals_of,
+)
+from fedsel_flwr.report.verdict import SelectorVerdict, Verdict
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-COMPARED: tuple[Figure, ...] = ("accuracy", "time_to_target_s", "energy_to_target_j")
+FIRST_PART = 4
+"""Columns of figures that stand in the first of two tables on a narrow terminal."""
+DIFFERENCES = ("accuracy", "worst_tenth", "jain", "asked_per_round")
 """The figures whose differences to the reference :func:`summary_frame` has."""
 
 
-def render_table(rows: Sequence[SelectorRow], target_accuracy: float, console: Console | None = None) -> None:
-    """Print the comparison of selectors.
+def render_table(
+    rows: Sequence[SelectorRow],
+    target_accuracy: float,
+    console: Console | None = None,
+    *,
+    verdict: Verdict | None = None,
+    target_rounds: int = TARGET_ROUNDS,
+    target_window: int = TARGET_ROUNDS,
+) -> None:
+    """Print the comparison of selectors: the figures of each, then the ratios to the reference if there is a verdict.
 
-    A figure with several seeds reads ``mean ±sample standard deviation``. If only k of n seeds have a value, such as
-    the time to a target that was not always reached, the cell adds ``k of n``. If none has, time and energy to the
-    target read ``never`` and any other figure ``-``. The energy of whole runs is in their summaries.
+    A figure with several seeds reads ``mean ±sample standard deviation``. A target that was not always reached reads
+    ``k of n reach it``, one that no run reached ``never``, and any other figure that no run has ``-``.
 
     Args:
         rows: What ``aggregate`` returned.
         target_accuracy: The target that time and energy refer to, a fraction in (0, 1].
         console: Where to print; standard output by default. In a pipe the text is plain and no line is wrapped.
+        verdict: Ratios to a reference, and their words.
+        target_rounds: Measured rounds whose mean accuracy must reach the target.
+        target_window: The smallest number of rounds in that mean, if a run has fewer measured rounds.
 
     Raises:
         ParameterError: ``target_accuracy`` is not a fraction.
     """
     check_target(target_accuracy)
     out = console or PipeSafeConsole()
-    table = _build(rows, target_accuracy, plus_minus=_plus_minus(out.encoding), before_count=" ")
-    natural = Measurement.get(out, out.options.update(width=1000), table).maximum
+    sign = _plus_minus(out.encoding)
+
+    def build(break_before: str, parts: Sequence[slice]) -> list[Table]:
+        tables = [_figures_table(rows, target_accuracy, sign, break_before, part) for part in parts]
+        if verdict and any(math.isfinite(one.time.low) or one.time.censored for one in verdict.selectors):
+            tables.append(_ratios_table(verdict, target_accuracy, break_before))
+            tables.append(_profile_table(verdict, break_before))
+        return tables
+
+    tables = build(" ", [slice(None)])
+    natural = max(Measurement.get(out, out.options.update(width=1000), table).maximum for table in tables)
     if natural > out.width:
         # A pipe has no width; rich assumes 80 columns there and would wrap the lines that a program wants to read.
         if console is None and not out.is_terminal:
             out = PipeSafeConsole(width=natural)
         else:
-            table = _build(rows, target_accuracy, plus_minus=_plus_minus(out.encoding), before_count="\n")
-    out.print(table)
+            tables = build("\n", [slice(FIRST_PART), slice(FIRST_PART, None)])
+    for table in tables:
+        out.print(table)
+    out.print(_describe_target(target_accuracy, target_rounds, target_window), markup=False, highlight=False)
 
 
 def runs_frame(summaries: Sequence[RunSummary]) -> pd.DataFrame:
@@ -59,39 +91,53 @@ def runs_frame(summaries: Sequence[RunSummary]) -> pd.DataFrame:
     return load_optional("pandas").DataFrame([asdict(summary) for summary in summaries])
 
 
-def summary_frame(summaries: Sequence[RunSummary], reference: str | None) -> pd.DataFrame:
+def summary_frame(summaries: Sequence[RunSummary], verdict: Verdict | None) -> pd.DataFrame:
     """Return a data frame with a row a selector.
 
     Args:
         summaries: One a run.
-        reference: The selector to compare with; None: no differences.
+        verdict: Of these runs; None if there is no reference.
 
     Returns:
-        For each figure its mean over the seeds that have a value, its standard deviation (``…_sd``) and the number of
-        these seeds (``…_seeds``). The figures of :data:`COMPARED` also have the paired difference to the reference
-        (``…_difference``), the ends of its 95 % interval (``…_low``, ``…_high``) and Holm's p-value (``…_p``).
+        For each figure its mean over the seeds, its standard deviation (``…_sd``) and the number of seeds that have a
+        value (``…_seeds``). With a verdict also the ratios to the reference and the ends of their 95 % intervals
+        (``time_ratio``, ``time_ratio_low``, ``time_ratio_high``, and so on for ``seconds_per_round``, ``rounds``,
+        ``energy`` and ``joules_per_round``), Holm's p-value (``time_p``), the differences of :data:`DIFFERENCES`
+        (``accuracy_difference``, ``accuracy_low``, ``accuracy_high``, ...), the ``verdict``, and the number of seeds
+        that would settle it (``seeds_to_settle``).
     """
-    differences = _differences(summaries, reference)
+    compared = {one.selector: _flat_verdict(one) for one in (verdict.selectors if verdict else ())}
     rows = []
     for row in aggregate(summaries):
         flat: dict[str, Any] = {"selector": row.selector, "seeds": row.seeds}
         for name, spread in row.figures.items():
             flat |= {name: spread.mean, f"{name}_sd": spread.deviation, f"{name}_seeds": spread.count}
-            if found := differences.get((row.selector, name)):
-                flat |= {f"{name}_difference": found.mean, f"{name}_low": found.low, f"{name}_high": found.high}
-                flat[f"{name}_p"] = found.p
+        if verdict:
+            flat |= compared.get(row.selector, {"verdict": "reference"})
         rows.append(flat)
-    # pandas orders the columns by the first row, and the reference lacks the differences: the longest row comes first.
+    # pandas orders the columns by the first row, and the reference lacks the ratios: the longest row comes first.
     frame = load_optional("pandas").DataFrame(sorted(rows, key=len, reverse=True))
     return frame.set_index("selector").loc[[row["selector"] for row in rows]].reset_index()
 
 
-def latex_table(summaries: Sequence[RunSummary], reference: str | None, target_accuracy: float) -> str:
-    """Return a LaTeX table (package booktabs): mean and standard deviation, and the paired difference in time.
+def _flat_verdict(one: SelectorVerdict) -> dict[str, Any]:
+    """Return the verdict on a selector as columns of :func:`summary_frame`."""
+    flat: dict[str, Any] = {"verdict": one.word, "time_p": one.p, "seeds_to_settle": one.seeds}
+    for name in ("time", "seconds_per_round", "rounds", "energy", "joules_per_round"):
+        effect: PairedEffect = getattr(one, name)
+        flat |= {f"{name}_ratio": effect.estimate, f"{name}_ratio_low": effect.low, f"{name}_ratio_high": effect.high}
+    for effect in one.sides:
+        flat |= {f"{effect.figure}_difference": effect.estimate}
+        flat |= {f"{effect.figure}_low": effect.low, f"{effect.figure}_high": effect.high}
+    return flat
+
+
+def latex_table(summaries: Sequence[RunSummary], verdict: Verdict | None, target_accuracy: float) -> str:
+    """Return a LaTeX table (package booktabs): mean and standard deviation, time ratio and verdict.
 
     Args:
         summaries: One a run.
-        reference: The selector to compare with; None: no differences.
+        verdict: Of these runs; None if there is no reference.
         target_accuracy: The target that time and energy refer to.
 
     Returns:
@@ -103,16 +149,23 @@ def latex_table(summaries: Sequence[RunSummary], reference: str | None, target_a
     asked = any(row.asked_per_round.count for row in rows)
     if asked:
         heads.append("clients a round")
-    differences = _differences(summaries, reference)
-    if differences:
-        heads.append(f"time against {_escaped(str(reference))} (s)")
+    compared = {one.selector: one for one in (verdict.selectors if verdict else ())}
+    if verdict:
+        heads += [f"time / {_escaped(verdict.reference)}", "verdict"]
     lines = [rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}", r"\toprule", " & ".join(heads) + r" \\", r"\midrule"]
     for row in rows:
-        cells = [_escaped(row.selector), *map(_math, _format_figures(row))]
+        cells = [
+            _escaped(row.selector),
+            _math(format_spread(row.accuracy, scale=100, decimals=1)),
+            _math(format_spread(row.time_to_target_s, none="never")),
+            _math(format_spread(row.energy_to_target_j, none="never")),
+            _math(format_spread(row.jain, decimals=3)),
+        ]
         if asked:
             cells.append(_math(format_spread(row.asked_per_round, decimals=1)))
-        if differences:
-            cells.append(_format_difference(differences.get((row.selector, "time_to_target_s"))))
+        if verdict:
+            one = compared.get(row.selector)
+            cells += [_math(format_ratio(one.time)), one.word] if one else ["1", "reference"]
         lines.append(" & ".join(cells) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 
@@ -120,14 +173,18 @@ def latex_table(summaries: Sequence[RunSummary], reference: str | None, target_a
 def format_spread(spread: Spread, *, scale: float = 1, decimals: int | None = None, none: str = "-") -> str:
     """Format one figure: "mean ±deviation (k of n)", without deviation for one seed, without counts if all have it.
 
+    A figure that is infinite on some seeds, as the target was not reached, has no mean: "k of n reach it".
+
     Args:
         spread: The figure.
         scale: Factor, such as 100 for percent.
         decimals: Number of decimals; None leaves three significant digits.
-        none: Text for a figure that no seed has.
+        none: Text for a figure that is infinite on every seed; "-" stands for an unknown one.
     """
     if not spread.count:
-        return none
+        return none if spread.never else "-"
+    if spread.never:
+        return f"{spread.count} of {spread.total} reach it"
     mean, deviation = scale * spread.mean, scale * spread.deviation
     digits = decimals_of(mean) if decimals is None else decimals
     text = f"{mean:.{digits}f}"
@@ -136,40 +193,88 @@ def format_spread(spread: Spread, *, scale: float = 1, decimals: int | None = No
     return text if spread.count == spread.total else f"{text} ({spread.count} of {spread.total})"
 
 
-def _format_figures(row: SelectorRow) -> list[str]:
-    """Format accuracy, time and energy to the target, and Jain index."""
-    return [
-        format_spread(row.accuracy, scale=100, decimals=1),
-        format_spread(row.time_to_target_s, none="never"),
-        format_spread(row.energy_to_target_j, none="never"),
-        format_spread(row.jain, decimals=3),
+def format_ratio(effect: PairedEffect) -> str:
+    """Format a ratio with its interval: "0.77 (0.71-0.82)".
+
+    If a run never reached the target: on how many seeds the selector did, and the reference: "19 of 20 (against 18)".
+    """
+    if effect.censored:
+        return f"{effect.reached} of {effect.pairs} (against {effect.reference_reached})"
+    if math.isnan(effect.estimate):
+        return "-"
+    if math.isnan(effect.low):
+        return f"{effect.estimate:.2f}"
+    return f"{effect.estimate:.2f} ({effect.low:.2f}-{effect.high:.2f})"
+
+
+def _figures_table(
+    rows: Sequence[SelectorRow], target_accuracy: float, plus_minus: str, before_count: str, part: slice
+) -> Table:
+    """Build the table of a part of the figures; ``before_count`` is a space, or a line break on a narrow terminal."""
+    table = _empty_table(_caption(rows, plus_minus))
+    target = f"to {100 * target_accuracy:g} %"
+    columns: list[tuple[str, Callable[[SelectorRow], str]]] = [
+        ("accuracy\n%", lambda row: format_spread(row.accuracy, scale=100, decimals=1)),
+        ("worst tenth\nof clients, %", lambda row: format_spread(row.worst_tenth, scale=100, decimals=1)),
+        (f"time {target}\nsimulated s", lambda row: format_spread(row.time_to_target_s, none="never")),
+        (f"energy\n{target}, J", lambda row: format_spread(row.energy_to_target_j, none="never")),
+        ("MB down\n" + target, lambda row: format_spread(row.megabytes_down, none="never")),
+        ("MB up\n" + target, lambda row: format_spread(row.megabytes_up, none="never")),
+        ("Jain\nindex", lambda row: format_spread(row.jain, decimals=3)),
+        ("failed\nclients", lambda row: format_spread(row.failed_clients, decimals=0 if row.seeds == 1 else 1)),
+        ("asked\na round", lambda row: _format_asked(row.asked_per_round)),
     ]
+    written = [(header, [cell(row) for row in rows]) for header, cell in columns[part]]
+    # A figure that no run has, such as joules in a deployment without meters, takes no column.
+    shown = [(header, cells) for header, cells in written if set(cells) != {"-"} or header.startswith("accuracy")]
+    for header, _ in shown:
+        table.add_column(header, justify="right", overflow="fold")
+    for i, row in enumerate(rows):
+        cells = [each[i].replace(" (", f"{before_count}(").replace(" ±", f"{before_count}±") for _, each in shown]
+        table.add_row(Text(row.selector), *(Text(cell.replace("±", plus_minus)) for cell in cells))
+    return table
 
 
-def _build(rows: Sequence[SelectorRow], target_accuracy: float, plus_minus: str, before_count: str) -> Table:
-    """Build the table; ``before_count`` is a space, or a line break on a narrow terminal."""
-    caption = _caption(rows, plus_minus)
+def _ratios_table(verdict: Verdict, target_accuracy: float, before_count: str) -> Table:
+    """Build the table of ratios to the reference: time = seconds a round x rounds, joules, and the word."""
+    what = f"to {100 * target_accuracy:g} %, ratio to {verdict.reference} with 95 % interval"
+    table = _empty_table(Text(f"{what}; time = seconds a round x rounds"))
+    for header in ("time", "seconds\na round", "rounds", "energy", "verdict\non time"):
+        table.add_column(header, justify="right", overflow="fold")
+    for one in verdict.selectors:
+        effects = (one.time, one.seconds_per_round, one.rounds, one.energy)
+        cells = [format_ratio(effect).replace(" ", before_count, 1) for effect in effects]
+        table.add_row(Text(one.selector), *map(Text, cells), Text(one.word))
+    return table
+
+
+def _profile_table(verdict: Verdict, before_count: str) -> Table:
+    """Build the table of time ratios over targets."""
+    what = f"time ratio to {verdict.reference} by target accuracy, with 95 % interval"
+    if any(effect.censored for effects in verdict.profile.values() for effect in effects):
+        what += f"; k of n (against m): {verdict.reference} reaches the target on m seeds"
+    table = _empty_table(Text(what))
+    for target in verdict.profile:
+        table.add_column(f"{100 * target:g} %", justify="right", overflow="fold")
+    for i, one in enumerate(verdict.selectors):
+        cells = [format_ratio(effects[i]).replace(" ", before_count, 1) for effects in verdict.profile.values()]
+        table.add_row(Text(one.selector), *map(Text, cells))
+    return table
+
+
+def _describe_target(target_accuracy: float, target_rounds: int, target_window: int) -> str:
+    """Return what counts as the target reached."""
+    text = (
+        f"{100 * target_accuracy:g} % is reached when the mean of {target_rounds} measured rounds in a row reaches it."
+    )
+    if target_window < target_rounds:
+        text += f" A run with fewer is judged by the mean of all it has (here {target_window})."
+    return text
+
+
+def _empty_table(caption: Text) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), caption=caption, caption_justify="left")
     table.add_column("selector", overflow="fold")
-    asked = any(row.asked_per_round.count for row in rows)
-    target = f"to {100 * target_accuracy:g} %"
-    for header in (
-        "accuracy\n%",
-        f"time {target}\nsimulated s",
-        f"energy\n{target}, J",
-        "Jain\nindex",
-        "failed\nclients",
-        *(["asked\na round"] if asked else []),
-    ):
-        table.add_column(header, justify="right", overflow="fold")
-    for row in rows:
-        cells = [*_format_figures(row), format_spread(row.failed_clients, decimals=0 if row.seeds == 1 else 1)]
-        ready = [cell.replace(" (", f"{before_count}(") for cell in cells]
-        if asked:
-            # On a narrow terminal the deviations of the last two columns stand below their means.
-            ready[-2:] = [cell.replace(" ±", f"{before_count}±") for cell in ready[-2:]]
-            ready.append(_format_asked(row.asked_per_round))
-        table.add_row(Text(row.selector), *(Text(cell.replace("±", plus_minus)) for cell in ready))
     return table
 
 
@@ -196,23 +301,6 @@ def _plus_minus(encoding: str) -> str:
     except (LookupError, UnicodeEncodeError):
         return "+/-"
     return "±"
-
-
-def _differences(summaries: Sequence[RunSummary], reference: str | None) -> Mapping[tuple[str, str], PairedDifference]:
-    if reference is None:
-        return {}
-    found = [each for figure in COMPARED for each in paired_differences(summaries, reference, figure)]
-    return {(each.selector, each.figure): each for each in found}
-
-
-def _format_difference(difference: PairedDifference | None) -> str:
-    if difference is None:
-        return "reference"
-    if math.isnan(difference.mean):
-        return "--"
-    if math.isnan(difference.low):
-        return f"${difference.mean:+.4g}$"
-    return f"${difference.mean:+.4g}$ [${difference.low:+.4g}$, ${difference.high:+.4g}$]"
 
 
 def _math(text: str) -> str:

@@ -1,287 +1,351 @@
-"""Verdict of a comparison: paired differences to a reference, and one sentence on time and energy to the target.
+"""Verdict of a comparison: whether each selector reaches the target sooner than the reference, and by how much.
 
-The same seed gives every selector the same data, phones and channels. The time to a target varies more between two
-seeds than between two selectors, so that the means of two selectors say little. Their difference on one seed says more:
-with d_1 … d_n the differences to the reference, the interval is
+The primary outcome is the time to the target; everything else is secondary and not corrected. The word for a selector
+is found in this order (:func:`choose_word`):
 
-    mean(d) ± t_{n-1, (1 + confidence) / 2} · sd(d) / √n,
+1. A run of one of the two never reached the target: the exact sign test decides between *sooner*, *later* and *not
+   settled*. There is no ratio. A pair within the margin is a tie. A selector that reaches the target on fewer seeds
+   than the reference is never called sooner, nor one that reaches it on more seeds later.
+2. The whole interval of the time ratio lies within [1 / margin, margin]: *no difference*.
+3. The p-value, after Holm's correction over all selectors compared, is at most .05: *sooner* or *later*, however small
+   the difference.
+4. *Not settled*, with the number of seeds at which the expected interval would meet 2 or 3 (:func:`seeds_to_settle`).
 
-Student's, which holds for differences that are about normal. If a run never reached the target, its difference is
-unknown. Leaving it out would favour the selector that failed: there is then no interval, only the counts.
-
-Among several selectors that are compared with one reference, some look different by chance. Holm's correction keeps
-the probability of any such error below 1 - confidence. The p-values in ascending order are multiplied by n, n - 1, … 1,
-each at least as large as the one before. A selector differs if its corrected p-value is at most 1 - confidence. The
-intervals are pointwise: they are not corrected.
-
-References: Student, "The Probable Error of a Mean", Biometrika 6, 1908. S. Holm, "A Simple Sequentially Rejective
-Multiple Test Procedure", Scandinavian Journal of Statistics 6, 1979.
+The time to the target is the number of rounds to the target times the seconds a round until then. So the logs of the
+two ratios add up to that of the time, and the verdict says where a gain comes from. Joules are split likewise.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
-import numpy as np
-
-from fedsel_flwr.checks import FloatArray
-from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.report.paired import (
+    CONFIDENCE,
+    PairedEffect,
+    Values,
+    collect,
+    holm,
+    paired_effects,
+    sign_test,
+)
 from fedsel_flwr.report.run_folder import load_optional
-from fedsel_flwr.report.summary import RunSummary, Spread, aggregate, decimals_of
+from fedsel_flwr.report.summary import RunSummary, aggregate, decimals_of
 
-Figure = Literal[
-    "accuracy", "time_to_target_s", "energy_to_target_j", "energy_j", "jain", "failed_clients", "simulated_s"
-]
+Word = Literal["sooner", "later", "no difference", "not settled", "reference"]
 
-
-CONFIDENCE = 0.95
-"""Of the intervals, and of the verdict."""
+MARGIN = 1.05
+"""A ratio between 1 / MARGIN and MARGIN makes no practical difference."""
+LEVEL = 0.05
+"""Probability, at most, of any word "sooner" or "later" if no selector differs; "no difference" is not corrected."""
+MAX_SEEDS = 1000
+"""Largest number of seeds that is suggested."""
+FEW_SEEDS = 10
+"""With fewer seeds, a verdict that is not settled says how many are usual."""
+ENDS = {"time_to_target_s": "simulated_s", "energy_to_target_j": "energy_j"}
+"""Figure until the target -> the same figure at the end of the run."""
+SIDE_FIGURES = ("accuracy", "worst_tenth", "jain", "asked_per_round")
+"""Figures in which a faster selector may be worse; the verdict names those that differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairedDifference:
-    """Difference in one figure between a selector and the reference, over the seeds that both ran.
+class SelectorVerdict:
+    """Verdict on one selector.
 
     Attributes:
         selector: Name of the selector.
-        reference: Name of the reference.
-        figure: A field of ``RunSummary``.
-        mean: Mean of selector minus reference; NaN if a pair lacks a value.
-        low: Lower end of the interval; NaN if a pair lacks a value, or with fewer than two pairs.
-        high: Upper end.
-        confidence: Of the interval.
-        p: Of the paired t-test that there is no difference, after Holm's correction over the selectors compared at the
-            same time; NaN without an interval.
-        pairs: Seeds that both ran.
-        reached: Of these, the seeds on which the selector has a finite value.
-        reference_reached: Of these, the seeds on which the reference has one.
-        reference_mean: Mean of the reference over the pairs; NaN if one lacks a value.
-        differences: Selector minus reference, one per pair; NaN if one of the two has no finite value.
+        word: The verdict on the time to the target.
+        p: Of the time, after Holm's correction over all selectors compared; 1 if it cannot be computed.
+        time: Effect on the simulated seconds to the target.
+        rounds: Effect on the rounds to the target.
+        seconds_per_round: Effect on the seconds a round until the target.
+        energy: Effect on the joules to the target.
+        joules_per_round: Effect on the joules a round until the target.
+        sides: Effects on the figures of :data:`SIDE_FIGURES`.
+        seeds: If not settled: the number of seeds that would probably settle it; None if that is unknown or above
+            :data:`MAX_SEEDS`.
     """
 
     selector: str
-    reference: str
-    figure: Figure
-    mean: float
-    low: float
-    high: float
-    confidence: float
+    word: Word
     p: float
-    pairs: int
-    reached: int
-    reference_reached: int
-    reference_mean: float
-    differences: tuple[float, ...]
-
-    @property
-    def differs(self) -> bool:
-        """Whether the difference is significant at ``confidence``, after Holm's correction."""
-        return self.p <= 1 - self.confidence
+    time: PairedEffect
+    rounds: PairedEffect
+    seconds_per_round: PairedEffect
+    energy: PairedEffect
+    joules_per_round: PairedEffect
+    sides: tuple[PairedEffect, ...]
+    seeds: int | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Verdict:
     """Result of a comparison.
 
     Attributes:
-        sentence: The verdict in one sentence.
-        times: Differences of the simulated seconds to the target.
-        energies: Differences of the joules to the target.
+        sentence: The verdict in words, a line per selector.
+        reference: The selector that the others are compared with.
+        selectors: Verdict on each other selector.
+        profile: Target accuracy -> effects on the time to it, one per selector (secondary, not corrected).
     """
 
     sentence: str
-    times: list[PairedDifference]
-    energies: list[PairedDifference]
+    reference: str
+    selectors: list[SelectorVerdict]
+    profile: dict[float, list[PairedEffect]] = field(default_factory=dict)
 
 
 def verdict(
-    summaries: Sequence[RunSummary], reference: str, target_accuracy: float, shared: str = " and partitions"
+    summaries: Sequence[RunSummary],
+    reference: str,
+    target_accuracy: float,
+    shared: str = " and partitions",
+    *,
+    times: Mapping[float, Values] | None = None,
+    margin: float = MARGIN,
 ) -> Verdict:
     """Compare every selector with the reference, on the seeds that both ran.
-
-    Differences that are not significant after Holm's correction over the selectors are reported as "no difference".
 
     Args:
         summaries: Runs of at least two selectors, one of them the reference.
         reference: Name of the selector to compare with.
         target_accuracy: The target that the summaries refer to, a fraction in (0, 1].
         shared: What runs on the same seed have in common, as words that continue the sentence.
+        times: Target accuracy -> seconds until each run reached it, for the profile.
+        margin: Ratios between 1 / margin and margin count as no difference; above 1.
 
     Returns:
-        The sentence and its figures.
+        Words, figures and profile.
 
     Raises:
-        ParameterError: There is nothing to compare, or :func:`paired_differences` refuses the runs.
+        ParameterError: There is nothing to compare, or :func:`~fedsel_flwr.report.paired.paired_effects` refuses the
+            runs.
     """
-    times = paired_differences(summaries, reference, "time_to_target_s", CONFIDENCE)
-    energies = paired_differences(summaries, reference, "energy_to_target_j", CONFIDENCE)
-    (own,) = aggregate(summary for summary in summaries if summary.selector == reference)
-    seeds, goal = own.seeds, f"{100 * target_accuracy:g} % accuracy"
-    if own.time_to_target_s.count == seeds:
-        energy = f" and {_amount(own.energy_to_target_j)} J" if own.energy_to_target_j.count == seeds else ""
-        opening = f"{reference} takes {_amount(own.time_to_target_s)} s{energy} to {goal}"
-    else:
-        opening = f"{reference} reaches {goal} on {own.time_to_target_s.count} of {seeds} seeds"
-    clauses = [_clause(time, energy) for time, energy in zip(times, energies, strict=True)]
-    same = f"on the same {seeds} seeds{shared}"
-    if seeds == 1:
-        same = "on the same seed and partition (one seed gives no interval)"
-    elif any(math.isfinite(time.low) for time in times):
-        same += f", with {100 * CONFIDENCE:g} % intervals,"
-    return Verdict(f"{opening}; {same} " + ", ".join(clauses) + ".", times, energies)
 
+    def effects(figure: str) -> list[PairedEffect]:
+        ends = collect(summaries, ENDS[figure]) if figure in ENDS else None
+        return paired_effects(collect(summaries, figure), reference, figure, ends=ends, margin=margin)
 
-def paired_differences(
-    summaries: Iterable[RunSummary], reference: str, figure: Figure, confidence: float = 0.95
-) -> list[PairedDifference]:
-    """Compare every selector with a reference in one figure.
-
-    Args:
-        summaries: Runs in any order, one for each selector and seed.
-        reference: Name of the selector to compare with.
-        figure: What to compare.
-        confidence: Of the interval, in (0, 1).
-
-    Returns:
-        One difference for each other selector, in the order in which the selectors first appear.
-
-    Raises:
-        ParameterError: The reference has no run, a selector ran twice on a seed or shares none with the reference.
-        RunError: scipy is not installed.
-    """
-    values: dict[str, dict[int, float]] = {}
-    for summary in summaries:
-        own = values.setdefault(summary.selector, {})
-        if summary.seed in own:
-            raise ParameterError(
-                f"Selector {summary.selector!r} has two runs on seed {summary.seed}. Give one run per seed."
-            )
-        own[summary.seed] = float(getattr(summary, figure))
-    if reference not in values:
-        raise ParameterError(f"The reference {reference!r} has no run. Choose one of: {', '.join(values) or 'none'}.")
-    found = [
-        _difference(selector, own, reference, values[reference], figure, confidence)
-        for selector, own in values.items()
-        if selector != reference
+    primary = effects("time_to_target_s")
+    corrected = holm([effect.p for effect in primary])
+    parts = [
+        effects(name) for name in ("rounds_to_target", "seconds_per_round", "energy_to_target_j", "joules_per_round")
     ]
-    corrected = holm([difference.p for difference in found])
-    return [replace(difference, p=p) for difference, p in zip(found, corrected, strict=True)]
-
-
-def student_interval(differences: FloatArray, confidence: float = 0.95) -> tuple[float, float]:
-    """Return Student's interval of the mean of normal differences.
-
-    Args:
-        differences: Shape (n,), n at least 2.
-        confidence: Of the interval, in (0, 1).
-
-    Returns:
-        The ends.
-
-    Example:
-        >>> [round(end, 3) for end in student_interval(np.array([1.0, 2.0, 3.0]))]  # 2 ± 4.303 · 1 / √3
-        [-0.484, 4.484]
-    """
-    mean, n = float(differences.mean()), len(differences)
-    quantile = float(load_optional("scipy.stats").t.ppf((1 + confidence) / 2, n - 1))
-    half = quantile * float(differences.std(ddof=1)) / math.sqrt(n)
-    return mean - half, mean + half
-
-
-def student_p(differences: FloatArray) -> float:
-    """Return the two-sided p-value of the paired t-test; 0 for equal differences, 1 if they are all 0.
-
-    Args:
-        differences: Shape (n,), n at least 2.
-
-    Example:
-        >>> round(student_p(np.array([1.0, 2.0, 3.0])), 4)
-        0.0742
-    """
-    error = float(differences.std(ddof=1)) / math.sqrt(len(differences))
-    # Equal differences have no spread, and t would be infinite or 0/0.
-    if error == 0:
-        return float(differences[0] == 0)
-    return 2 * float(load_optional("scipy.stats").t.sf(abs(float(differences.mean())) / error, len(differences) - 1))
-
-
-def holm(p: Sequence[float]) -> list[float]:
-    """Correct p-values for multiple comparisons (Holm), in the given order; NaN is skipped and not counted.
-
-    >>> [round(value, 3) for value in holm([0.01, 0.04, 0.03, 0.005])]
-    [0.03, 0.06, 0.06, 0.02]
-    """
-    corrected = list(p)
-    order = sorted((i for i in range(len(p)) if not math.isnan(p[i])), key=lambda i: p[i])
-    least = 0.0
-    for place, i in enumerate(order):
-        least = max(least, min(1.0, (len(order) - place) * p[i]))
-        corrected[i] = least
-    return corrected
-
-
-def _difference(
-    selector: str,
-    own: dict[int, float],
-    reference: str,
-    others: dict[int, float],
-    figure: Figure,
-    confidence: float,
-) -> PairedDifference:
-    """Return the paired difference of two selectors, each given as seed -> value; ``p`` is not corrected yet."""
-    seeds = sorted(own.keys() & others.keys())
-    if not seeds:
-        raise ParameterError(f"{selector!r} and {reference!r} have no seed in common. Run both on the same seeds.")
-    mine, theirs = np.array([own[seed] for seed in seeds]), np.array([others[seed] for seed in seeds])
-    both = np.isfinite(mine) & np.isfinite(theirs)
-    # NaN first: infinity (target never reached) minus infinity would be NaN with a warning.
-    differences = np.where(both, mine, math.nan) - theirs
-    low = high = p = math.nan
-    if both.all() and len(seeds) > 1:
-        (low, high), p = student_interval(differences, confidence), student_p(differences)
-    return PairedDifference(
-        selector=selector,
+    sides = [effects(name) for name in SIDE_FIGURES]
+    found = []
+    for i, (time, p) in enumerate(zip(primary, corrected, strict=True)):
+        word = choose_word(time, p, margin)
+        # What Holm multiplied this p-value by; with p = 0 or 1 the number of selectors, which is the largest factor.
+        factor = p / time.p if time.p > 0 and p < 1 else len(primary)
+        rounds, seconds, energy, joules = (part[i] for part in parts)
+        found.append(
+            SelectorVerdict(
+                selector=time.selector,
+                word=word,
+                p=p,
+                time=time,
+                rounds=rounds,
+                seconds_per_round=seconds,
+                energy=energy,
+                joules_per_round=joules,
+                sides=tuple(side[i] for side in sides),
+                seeds=seeds_to_settle(time, factor, margin) if word == "not settled" else None,
+            )
+        )
+    lengths = collect(summaries, "simulated_s")
+    profile = {
+        target: paired_effects(values, reference, "time_to_target_s", ends=lengths, margin=margin)
+        for target, values in (times or {}).items()
+    }
+    return Verdict(
+        sentence=_describe(summaries, reference, target_accuracy, shared, found, margin),
         reference=reference,
-        figure=figure,
-        mean=float(differences.mean()),
-        low=low,
-        high=high,
-        confidence=confidence,
-        p=p,
-        pairs=len(seeds),
-        reached=int(np.isfinite(mine).sum()),
-        reference_reached=int(np.isfinite(theirs).sum()),
-        reference_mean=float(theirs.mean()) if both.all() else math.nan,
-        differences=tuple(differences.tolist()),
+        selectors=found,
+        profile=profile,
     )
 
 
-def _clause(time: PairedDifference, energy: PairedDifference) -> str:
-    """Return the part of the verdict's sentence about one selector."""
-    if math.isnan(time.mean):
-        return f"{time.selector} reaches it on {time.reached} of {time.pairs} (a difference cannot be given)"
-    parts = [_size(time, "s")]
-    if not math.isnan(energy.mean):
-        parts.append(_size(energy, "J"))
-    return f"{time.selector} takes " + " and ".join(parts)
+def choose_word(time: PairedEffect, p: float, margin: float = MARGIN) -> Word:
+    """Choose the word for a selector.
+
+    Args:
+        time: Effect on the time to the target.
+        p: Its p-value after Holm's correction.
+        margin: Ratios between 1 / margin and margin count as no difference.
+    """
+    if time.censored:
+        lead = time.reached - time.reference_reached
+        if p <= LEVEL and time.sooner > time.later and lead >= 0:
+            return "sooner"
+        return "later" if p <= LEVEL and time.sooner < time.later and lead <= 0 else "not settled"
+    if 1 / margin <= time.low and time.high <= margin:
+        return "no difference"
+    if p <= LEVEL:
+        return "sooner" if time.estimate < 1 else "later"
+    return "not settled"
 
 
-def _size(d: PairedDifference, unit: str) -> str:
-    """Return the size of a difference in words, with its interval and whether it is significant."""
-    digits = decimals_of(d.reference_mean)
-    size = f"{abs(d.mean):.{digits}f} {unit} {'less' if d.mean < 0 else 'more'}"
-    if math.isnan(d.low):
-        return size
-    ends = f"{d.low:+.{digits}f} to {d.high:+.{digits}f} {unit}"
-    if d.differs:
-        return f"{size} ({ends})"
-    if d.low <= 0 <= d.high:
-        return f"{size} ({ends}: no difference)"
-    return f"{size} ({ends}, but among so many selectors p = {d.p:.2f}: no difference)"
+def seeds_to_settle(time: PairedEffect, factor: float, margin: float = MARGIN) -> int | None:
+    """Return the smallest number of seeds at which today's estimate and spread would settle the question.
+
+    It plans a new comparison. If today's estimate were the truth, so many fresh seeds would settle it about every
+    second time. Adding seeds to a comparison until it is settled makes its p-values too small.
+
+    Args:
+        time: Effect on the time to the target.
+        factor: What Holm's correction multiplies the p-value by.
+        margin: Ratios between 1 / margin and margin count as no difference.
+
+    Returns:
+        The number; None if it is above :data:`MAX_SEEDS`, or unknown: with fewer than three pairs, or if each of the
+        two was sooner in as many pairs as the other.
+    """
+    if time.pairs < 3:
+        return None
+    if time.censored:
+        if time.sooner == time.later:
+            return None
+        wins, losses = time.sooner / time.pairs, time.later / time.pairs
+        for n in range(time.pairs + 1, MAX_SEEDS + 1):
+            if factor * sign_test(round(wins * n), round(losses * n)) <= LEVEL:
+                return n
+        return None
+    t = load_optional("scipy.stats").t
+    size = abs(math.log(time.estimate))
+    for n in range(time.pairs + 1, MAX_SEEDS + 1):
+        error = time.deviation / math.sqrt(n)
+        if size + t.ppf((1 + CONFIDENCE) / 2, n - 1) * error <= math.log(margin):
+            return n
+        if factor * 2 * t.sf(size / error, n - 1) <= LEVEL:
+            return n
+    return None
 
 
-def _amount(spread: Spread) -> str:
-    return f"{spread.mean:.{decimals_of(spread.mean)}f}"
+def _describe(
+    summaries: Sequence[RunSummary],
+    reference: str,
+    target_accuracy: float,
+    shared: str,
+    found: Sequence[SelectorVerdict],
+    margin: float,
+) -> str:
+    """Return the verdict in words, a line per selector."""
+    (own,) = aggregate(summary for summary in summaries if summary.selector == reference)
+    seeds, goal = own.seeds, f"{100 * target_accuracy:g} % accuracy"
+    reached, mean = own.time_to_target_s, own.time_to_target_s.mean
+    if reached.count == seeds:
+        opening = f"{reference} reaches {goal} after {mean:.{decimals_of(mean)}f} simulated seconds"
+        opening += " on average." if seeds > 1 else "."
+    else:
+        opening = f"{reference} reaches {goal} on {reached.count} of {seeds} seeds."
+    basis = f"on the same {seeds} seeds{shared}" if seeds > 1 else "on one seed, which gives no interval"
+    lines = [f"{opening} Compared with it, {basis}:", *(f"- {_clause(one, seeds, margin)}" for one in found)]
+    if seeds > 1:
+        over = f" after Holm's correction for {len(found)} selectors" if len(found) > 1 else ""
+        lines.append(
+            f"The verdict is the word about the time. Sooner and later: p at most {LEVEL:g}{over}, however small the "
+            f"difference. No difference: the whole interval within {100 * (margin - 1):.0f} %. All else is secondary: "
+            "its 95 % intervals are not corrected, and about one in 20 misses the truth."
+        )
+    if 1 < seeds < FEW_SEEDS and any(one.word == "not settled" for one in found):
+        lines.append(f"{seeds} seeds are few: {FEW_SEEDS} are usual (--seeds {FEW_SEEDS}).")
+    return "\n".join(lines)
+
+
+def _clause(one: SelectorVerdict, seeds: int, margin: float) -> str:
+    """Return the sentences about one selector."""
+    time, name = one.time, one.selector
+    if time.pairs < seeds:
+        name += f" (on {time.pairs} of these seeds)"
+    if time.censored:
+        others = f"{time.reference} on {time.reference_reached}"
+        counts = f"reaches the target on {time.reached} of {time.pairs} seeds, {others}"
+        if time.pairs < 2:
+            return f"{name} {counts}."
+        undecided = time.pairs - time.sooner - time.later
+        ahead = f"sooner on {time.sooner}, later on {time.later}, undecided on {undecided}"
+        return f"{name} {counts} ({ahead}; sign test, {_p(one.p)}): {one.word}{_seeds(one)}.{_sides(one)}"
+    if math.isnan(time.low):
+        return f"{name} needs {time.estimate:.2f} times the time: not settled by one seed.{_sides(one)}"
+    if one.word == "no difference":
+        head = f"{name}: no difference beyond {100 * (margin - 1):.0f} % in time ({_ratio(time)})"
+    elif one.word == "not settled":
+        head = f"{name} needs {time.estimate:.2f} times the time ({_range(time)}): not settled{_seeds(one)}"
+    elif time.estimate >= 2:
+        head = f"{name} takes {time.estimate:.1f} times as long ({_range(time)}): {one.word}"
+    else:
+        head = f"{name} reaches it {_change(time)} {one.word} ({_ends(time)})"
+    split = f"{_part(one.seconds_per_round, 'seconds a round', margin)}, {_part(one.rounds, 'rounds', margin)}"
+    energy = "" if math.isnan(one.energy.estimate) else f", {_part(one.energy, 'joules', margin)}"
+    return f"{head}: {split}{energy}.{_sides(one)}"
+
+
+def _change(effect: PairedEffect) -> str:
+    """Return the size of a ratio as a change: "23 %" for .77, "31 %" for 1.31."""
+    return f"{100 * abs(effect.estimate - 1):.0f} %"
+
+
+def _ends(effect: PairedEffect) -> str:
+    """Return the ends of a ratio's interval as changes in the direction of the estimate, the smaller first.
+
+    An end on the other side of 1 has a minus.
+    """
+    sign = 1 if effect.estimate > 1 else -1
+    first, last = sorted(100 * sign * (end - 1) for end in (effect.low, effect.high))
+    return f"{first:.0f} to {last:.0f} %"
+
+
+def _range(effect: PairedEffect) -> str:
+    return f"{effect.low:.2f} to {effect.high:.2f}"
+
+
+def _ratio(effect: PairedEffect) -> str:
+    return f"{effect.estimate:.2f}, {_range(effect)}"
+
+
+def _part(effect: PairedEffect, what: str, margin: float) -> str:
+    """Return one factor of the time: "27 % fewer seconds a round (24 to 30 %)"."""
+    if effect.low >= 1 / margin and effect.high <= margin:
+        return f"as many {what} within {100 * (margin - 1):.0f} % ({_ratio(effect)})"
+    if effect.low <= 1 <= effect.high:
+        return f"{effect.estimate:.2f} times the {what} ({_range(effect)}, could be 1)"
+    return f"{_change(effect)} {'fewer' if effect.estimate < 1 else 'more'} {what} ({_ends(effect)})"
+
+
+def _seeds(one: SelectorVerdict) -> str:
+    """Return how many seeds a new comparison needs, as words that continue the sentence."""
+    if one.seeds is None:
+        unknown = one.time.pairs < 3 or one.time.censored
+        return "" if unknown else f" (a new comparison would need more than {MAX_SEEDS} seeds)"
+    return f" (a new comparison would need about {one.seeds} seeds)"
+
+
+def _sides(one: SelectorVerdict) -> str:
+    """Return the side effects as sentences: the accuracy always, the others if their interval excludes 0."""
+    told = []
+    for effect in one.sides:
+        own, other = effect.reference_mean + effect.estimate, effect.reference_mean
+        if math.isnan(effect.estimate):
+            continue
+        if effect.figure == "accuracy":
+            told.append(f"accuracy at the end {_points(effect)} points")
+        elif effect.differs and effect.figure == "worst_tenth":
+            told.append(f"worst tenth of the clients {_points(effect)} points")
+        elif effect.differs and effect.figure == "jain" and f"{own:.2f}" != f"{other:.2f}":
+            told.append(f"Jain's index of participation {own:.2f} against {other:.2f}")
+        elif effect.differs and effect.figure == "asked_per_round" and f"{own:.1f}" != f"{other:.1f}":
+            told.append(f"clients asked a round {own:.1f} against {other:.1f}")
+    text = "; ".join(told)
+    return f" {text[0].upper()}{text[1:]}." if told else ""
+
+
+def _points(effect: PairedEffect) -> str:
+    """Return a difference in percentage points, with its interval: "-0.4 (-1.0 to +0.2)"."""
+    ends = "" if math.isnan(effect.low) else f" ({100 * effect.low:+.1f} to {100 * effect.high:+.1f})"
+    return f"{100 * effect.estimate:+.1f}{ends}"
+
+
+def _p(value: float) -> str:
+    return "p < .001" if value < 0.001 else f"p = {f'{value:.3f}'.lstrip('0')}"

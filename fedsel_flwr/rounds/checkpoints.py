@@ -35,7 +35,7 @@ JOURNAL: Final = "journal.jsonl"
 """The file of the finished rounds, in the folder of the checkpoints."""
 REFUSED: Final = ".refused"
 """Suffix of a checkpoint that was set aside."""
-SCHEMA: Final = 2
+SCHEMA: Final = 3
 """Version of the files; other versions are refused."""
 NAME = re.compile(r"round-(\d{6,})\.(?:safetensors|json)")
 """Names of checkpoints; those of schema 1 had a JSON file too."""

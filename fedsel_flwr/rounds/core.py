@@ -259,13 +259,14 @@ class SelectionCore:
         parts.newcomer_quota.note(round.rows, completed | spare)
         parts.participation.note(round.available, round.rows)
         parts.cold_starts.note(round.rows, outcome.results)
-        probe_s, probe_j = parts.probing.take_costs()
+        probe_s, probe_j, num_probed = parts.probing.take_costs()
         parts.history.append(
             round=round.number,
             num_available=round.num_available,
             round_s=outcome.round_s,
             probe_s=probe_s,
             probe_j=probe_j,
+            num_probed=num_probed,
             clients=parts.reporter.records(round, outcome),
         )
         self._round = None

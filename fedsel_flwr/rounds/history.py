@@ -94,6 +94,7 @@ class History(state_dicts.NotByClient):
         clients: list[ClientRecord],
         probe_s: float = 0.0,
         probe_j: float = 0.0,
+        num_probed: int = 0,
     ) -> RoundRecord:
         """Add a round and its clients; accumulate times and joules, those of probes included.
 
@@ -124,6 +125,7 @@ class History(state_dicts.NotByClient):
             total_energy_j=total,
             probe_s=probe_s,
             probe_j=probe_j,
+            num_probed=num_probed,
         )
         if self.journal is None:
             self._rounds.append(record)

@@ -57,6 +57,7 @@ class Probing(state_dicts.NotByClient):
         self._selector, self._roster, self._settings = selector, roster, settings
         # spent on probes since the last finished round
         self._seconds = self._joules = 0.0
+        self._asked = 0
 
     def question(self, here: ConnectedClients) -> Question | None:
         """Return what the selector asks the eligible clients in ``here``; None if nothing."""
@@ -98,6 +99,7 @@ class Probing(state_dicts.NotByClient):
             if energy is not None and 0 <= energy <= LARGEST:
                 joules, measured = joules + energy, True
         # probes go in waves through the channels, like the round itself
+        self._asked += len(latency)
         self._seconds += round_time(np.array(latency), self._settings.channels or len(latency))
         # NaN, not 0, if no client reports energy: the history must not count an unmeasured probe as free
         self._joules += joules if measured else np.nan
@@ -109,18 +111,19 @@ class Probing(state_dicts.NotByClient):
         informed = {name: column_of(name, column) for name, column in columns.items()}
         self._selector.inform(rows, **{name: column for name, column in informed.items() if column is not None})
 
-    def take_costs(self) -> tuple[float, float]:
-        """Return seconds and joules of the probes since the last call; joules are NaN if no client measured any."""
-        spent = (self._seconds, self._joules)
-        self._seconds = self._joules = 0.0
+    def take_costs(self) -> tuple[float, float, int]:
+        """Return seconds, joules and clients of the probes since the last call; joules are NaN if nobody measured."""
+        spent = (self._seconds, self._joules, self._asked)
+        self._seconds, self._joules, self._asked = 0.0, 0.0, 0
         return spent
 
     def state_dict(self) -> state_dicts.State:
         """Return what was spent on probes since the last finished round."""
-        return {"seconds": self._seconds, "joules": self._joules}
+        return {"seconds": self._seconds, "joules": self._joules, "asked": self._asked}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state; nothing changes if it does not fit."""
         state_dicts.expect_keys(state, self.state_dict())
-        loaded = [state_dicts.plain_number(key, state[key]) or 0.0 for key in ("seconds", "joules")]
-        self._seconds, self._joules = loaded
+        seconds, joules = (state_dicts.plain_number(key, state[key]) or 0.0 for key in ("seconds", "joules"))
+        asked = state_dicts.whole_number("asked", state["asked"])
+        self._seconds, self._joules, self._asked = seconds, joules, asked

@@ -107,6 +107,7 @@ class RoundRecord:
         probe_s: Seconds that probes before the choice took, part of ``round_s``.
         probe_j: Joules that probes took, part of ``energy_j``.
         num_timeouts: Clients whose answer did not come before the timeout or the round's deadline.
+        num_probed: Clients that were asked by probes before the choice, counted once for each probe.
     """
 
     round: int
@@ -123,6 +124,7 @@ class RoundRecord:
     probe_j: float = 0.0
     num_kept: int = 0
     num_timeouts: int = 0
+    num_probed: int = 0
 
 
 Record = TypeVar("Record", ClientRecord, RoundRecord)

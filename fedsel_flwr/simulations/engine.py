@@ -35,7 +35,7 @@ from fedsel_flwr.simulations.on_flower.building import make_strategy, resolve_st
 from fedsel_flwr.simulations.on_flower.driving import run_rounds, wait_for_nodes
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources, check_device
 from fedsel_flwr.simulations.on_flower.ray_session import RaySession
-from fedsel_flwr.simulations.results import RunFolder, RunResult, derived_tables, describe_runs
+from fedsel_flwr.simulations.results import RunFolder, RunResult, client_accuracies, derived_tables, describe_runs
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.vectorized import check_vectorized, run_vectorized
 from fedsel_flwr.simulations.worlds.ingredients import MakeModel, OwnParts, as_data
@@ -192,7 +192,7 @@ def simulate(
             world, strategy, on_round, selector, checkpoints.options(scenario, selector), should_stop
         )
         checkpoints.attach(made, world, prints)
-        result = replace(run(made), fingerprints=prints)
+        result = _complete(run(made), world, prints)
         rows = made.history.clients
         if strategy is not None and rows and not any(row.completed for row in rows):
             raise RunError(
@@ -220,8 +220,8 @@ def simulate(
         made = begin(replay=True)
     try:
         written.begin()
-        result = replace(run(made), fingerprints=prints)
-        written.finish(result, derived_tables(world, result.history, result.arrays))
+        result = _complete(run(made), world, prints)
+        written.finish(result, derived_tables(world, result))
         # Last: until the result is on the disk, the run can only be resumed.
         checkpoints.discard()
     except BaseException as error:
@@ -234,6 +234,11 @@ def simulate(
     finally:
         written.close()
     return result
+
+
+def _complete(result: RunResult, world: World, prints: Fingerprints) -> RunResult:
+    """Add to a run's result what is known when it is over."""
+    return replace(result, fingerprints=prints, client_accuracies=client_accuracies(world, result.arrays))
 
 
 def _run(

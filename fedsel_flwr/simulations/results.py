@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import tomli_w
 
+from fedsel_flwr.checks import FloatArray
 from fedsel_flwr.clients.device import mean_latencies
-from fedsel_flwr.clients.objectives import set_arrays
-from fedsel_flwr.clients.training import outputs
+from fedsel_flwr.clients.objectives import fraction_correct, set_arrays
+from fedsel_flwr.clients.training import outputs, read_only_tensor
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError
 from fedsel_flwr.report import run_folder
 from fedsel_flwr.report.run_folder import JOURNAL, load_optional
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 
 MAX_CLIENTS = 10_000
 """Largest fleet whose regret is computed: the table of choices has a cell for each client and round."""
+CLIENT_ACCURACY = "client-accuracy"
+"""Name of the table of the final model's accuracies on the clients' examples."""
 Columns = Mapping[str, npt.NDArray[Any]]
 
 
@@ -59,12 +62,15 @@ class RunResult:
         arrays: The final global model.
         diagnosis: One sentence if the run diverged, or no update could be used; empty if not, or of a run read back.
         fingerprints: Those of code and data (:mod:`fedsel_flwr.simulations.fingerprints`); empty if not known.
+        client_accuracies: Accuracy of the final model on each client's test examples, shape (num_clients,); NaN for a
+            client without any, empty if it was not measured.
     """
 
     history: History
     arrays: Arrays
     diagnosis: str = ""
     fingerprints: Fingerprints = field(default_factory=dict)
+    client_accuracies: FloatArray = field(default_factory=lambda: np.empty(0))
 
 
 class RunFolder:
@@ -155,7 +161,10 @@ class RunFolder:
         """
         with self._disk_errors("finished; the journal in it holds every round"):
             written = [*run_folder.write_history(self.path, result.history)]
-            for name, columns in (tables or {}).items():
+            accuracies = result.client_accuracies
+            measured = {"client": np.arange(len(accuracies)), "accuracy": accuracies}
+            own = {CLIENT_ACCURACY: measured} if accuracies.size else {}
+            for name, columns in (own | dict(tables or {})).items():
                 written.append(self.path / f"{name}.parquet")
                 run_folder.write_table(written[-1], columns)
             digests = {path.name: digest_of_file(path) for path in written}
@@ -304,28 +313,79 @@ def read_run(folder: Path) -> tuple[str, Scenario, RunResult]:
     finished = (folder / run_folder.MODEL).exists()
     check_digests(folder, finished=finished)
     arrays = run_folder.read_model(folder) if finished else []
-    return label, scenario, RunResult(run_folder.read_history(folder), arrays, fingerprints=read_fingerprints(folder))
+    accuracies, table = np.empty(0), folder / f"{CLIENT_ACCURACY}.parquet"
+    if finished and table.exists():
+        accuracies = np.asarray(run_folder.read_table(table)["accuracy"], dtype=np.float64)
+    history, prints = run_folder.read_history(folder), read_fingerprints(folder)
+    return label, scenario, RunResult(history, arrays, fingerprints=prints, client_accuracies=accuracies)
 
 
-def derived_tables(world: World, history: History, arrays: Arrays) -> dict[str, Columns]:
+def derived_tables(world: World, result: RunResult) -> dict[str, Columns]:
     """Compute the tables of a finished run: name -> columns.
 
     They need the true latencies and every client's examples, which neither a selector nor a server knows.
 
     Args:
         world: The scenario's world.
-        history: Of the run.
-        arrays: The final global model.
+        result: Of the run.
 
     Returns:
         ``regret`` if the system model gives the latencies; ``classes`` if the scenario asks for it.
     """
     tables: dict[str, Columns] = {}
     if world.scenario.clients.latency_mode == "model" and world.scenario.num_clients <= MAX_CLIENTS:
-        tables["regret"] = regret(world, history.clients, len(history.rounds))
+        tables["regret"] = regret(world, result.history.clients, len(result.history.rounds))
     if world.scenario.per_class_accuracy:
-        tables["classes"] = per_class_accuracy(world, arrays)
+        tables["classes"] = per_class_accuracy(world, result.arrays)
     return tables
+
+
+def client_accuracies(world: World, arrays: Arrays) -> FloatArray:
+    """Compute the model's accuracy for each client, on examples on which nobody trained.
+
+    A client with test examples of its own is judged by them. If the scenario sets none aside, it is judged by the test
+    set, whose classes count as often as among the client's examples.
+
+    Args:
+        world: The clients' examples and the test set.
+        arrays: The model.
+
+    Returns:
+        Shape (num_clients,); NaN for a client none of whose classes is in the test set. Shape (0,) with more than
+        :data:`MAX_CLIENTS` clients, or without test examples of the clients if the labels are no classes.
+    """
+    scenario = world.scenario
+    own = scenario.data.local_test_fraction > 0
+    if scenario.num_clients > MAX_CLIENTS or not (own or world.objective.quality is fraction_correct):
+        return np.empty(0)
+    set_arrays(world.model, list(arrays))
+    return _on_own_examples(world) if own else _on_test_set(world)
+
+
+def _on_own_examples(world: World) -> FloatArray:
+    """Return the accuracy of the world's model on each client's test examples."""
+    data, tested = world.dataset.train, [rows for _, rows in world.train_test_rows(range(world.scenario.num_clients))]
+    # Clients may share examples: each goes through the model once.
+    needed = np.unique(np.concatenate(tested))
+    found, labels = outputs(world.model, data.inputs[needed]), read_only_tensor(data.labels)
+    quality = world.objective.quality
+    return np.array([quality(found[np.searchsorted(needed, rows)], labels[rows]) for rows in tested])
+
+
+def _on_test_set(world: World) -> FloatArray:
+    """Return the accuracy of the world's model on the test set, its classes weighted as each client has them."""
+    test, classes = world.dataset.test, world.dataset.num_classes
+    labels, trained = np.asarray(test.labels), np.asarray(world.dataset.train.labels)
+    right = outputs(world.model, test.inputs).argmax(-1).numpy() == labels
+    tested = np.bincount(labels, minlength=classes)
+    held = np.array([
+        np.bincount(trained[world.train_rows(k)], minlength=classes) for k in range(world.scenario.num_clients)
+    ])  # fmt: skip
+    # A class that the test set lacks counts for nobody.
+    held[:, tested == 0] = 0
+    by_class = np.bincount(labels, weights=right, minlength=classes) / np.maximum(tested, 1)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(held @ by_class / held.sum(axis=1))
 
 
 def regret(world: World, clients: Sequence[ClientRecord], rounds: int) -> Columns:

@@ -32,7 +32,8 @@ from fedsel_flwr.simulations.scenario_tables import (
 )
 
 CHANGEABLE_ON_RESUME = frozenset({
-    "name", "description", "rounds", "simulated_s", "joules", "target_accuracy", "per_class_accuracy", "selectors",
+    "name", "description", "rounds", "simulated_s", "joules", "target_accuracy", "target_rounds", "per_class_accuracy",
+    "selectors",
     "data.data_dir", "aggregation.round_timeout_s", "aggregation.wait_timeout_s",
 })  # fmt: skip
 """Keys that may change when a run is resumed: its end, the folder of its data, timeouts, and what is only reported."""
@@ -60,7 +61,8 @@ class Clients(Table):
 class Scenario(Table):
     """Everything that defines a simulation.
 
-    The global model is evaluated every ``evaluation_every`` rounds, with ``per_class_accuracy`` at the end also on each
+    The target is reached when the mean of the last ``target_rounds`` measured accuracies is ``target_accuracy``. The
+    global model is evaluated every ``evaluation_every`` rounds, with ``per_class_accuracy`` at the end also on each
     client's examples of each class. ``simulated_s`` and ``joules`` are budgets that end the run before ``rounds`` do; 0
     is no budget.
     """
@@ -72,6 +74,7 @@ class Scenario(Table):
     num_clients: Annotated[int, Field(ge=1, le=10**7, strict=True)] = 10
     clients_per_round: Count = 3
     target_accuracy: Annotated[float, Field(gt=0, le=1, strict=True)] = 0.8
+    target_rounds: Count = 15
     selector: str = "random"
     api: Literal["legacy", "message"] = "legacy"
     engine: Literal["ray", "vectorized"] = "ray"
@@ -154,6 +157,17 @@ class Scenario(Table):
             max_latency_s=self.wireless.max_latency_s,
             **keys,
         )
+
+    def model_bytes(self, own: int) -> tuple[float, float]:
+        """Return the bytes of a model on its way to a client, and of an update on its way back.
+
+        Args:
+            own: Size of the model itself, bytes; used for phones without ``system.payload_bytes``.
+        """
+        if self.system.kind == "cell":
+            return self.wireless.payload_down_bits / 8, self.wireless.payload_up_bits / 8
+        payload = float(self.system.payload_bytes or own)
+        return payload, payload
 
     def _cell(self, factor: float) -> SystemModel:
         w, device = self.wireless, self.device.model_dump()

@@ -19,14 +19,15 @@ from fedsel_flwr.report.plots import (
     _accuracy,
     carry_forward,
     draw_accuracy,
-    draw_differences,
+    draw_profile,
+    draw_ratios,
     line_style,
     plot_comparison,
     plot_rounds,
     selection_fractions,
 )
-from fedsel_flwr.report.verdict import PairedDifference
-from tests.report.made import make_history
+from fedsel_flwr.report.verdict import Verdict, verdict
+from tests.report.made import make_history, make_run
 
 NaN = math.nan
 
@@ -46,11 +47,11 @@ def test_carry_forward_by_hand(times: Any, values: Any, grid: Any, expected: Any
 
 
 def test_fractions_and_accuracies_of_rounds_by_hand() -> None:
-    """The accuracy of a round is the last mean of five."""
+    """The accuracy of a round is the last mean of as many measured rounds as the window has."""
     fractions = selection_fractions(make_history([[0, 1], [0], [2, 0]], accuracy=[0.1] * 3), 4)
     np.testing.assert_allclose(fractions, [[1, 1, 0, 0], [1, 1 / 2, 0, 0], [1, 1 / 3, 1 / 3, 0]])
     history = make_history([[0]] * 5, accuracy=[NaN, 0.2, NaN, 0.4, 0.6])
-    np.testing.assert_allclose(_accuracy(history), [NaN, 0.2, 0.2, 0.3, 0.4])
+    np.testing.assert_allclose(_accuracy(history, 2), [NaN, 0.2, 0.2, 0.3, 0.5])
 
 
 def found(image: Any, colour: str) -> Any:
@@ -107,43 +108,51 @@ def test_more_selectors_than_colours_and_a_selector_never_measured(tmp_path: Pat
     assert min(found(image, colour).sum() for colour in COLOURS) > 500
 
 
-def difference(selector: str, *values: float) -> PairedDifference:
-    mean = float(np.mean(values))
-    low, high = (mean - 4.0, mean + 4.0) if math.isfinite(mean) else (NaN, NaN)
-    return PairedDifference(
-        selector=selector, reference="random", figure="time_to_target_s", mean=mean, low=low, high=high,
-        confidence=0.95, p=0.01, pairs=len(values), reached=int(np.isfinite(values).sum()),
-        reference_reached=len(values), reference_mean=20.0, differences=values,
-    )  # fmt: skip
+def judged(**times: tuple[float, ...]) -> Verdict:
+    """The verdict of runs with these times; random needs 10 s on each seed."""
+    runs = [make_run("random", seed, 10.0) for seed in range(2)]
+    runs += [make_run(name, seed, time) for name, own in times.items() for seed, time in enumerate(own)]
+    profile = {0.5: {name: {0: own[0], 1: own[0]} for name, own in times.items()} | {"random": {0: 10.0, 1: 10.0}}}
+    return verdict(runs, "random", 0.5, times=profile | {0.6: profile[0.5]})
 
 
-def test_the_middle_panel_shows_each_difference_left_or_right_of_the_reference() -> None:
+def test_the_ratio_panel_shows_each_ratio_left_or_right_of_the_reference() -> None:
     axes = Figure().subplots()
-    looks = {name: line_style(i, 3) for i, name in enumerate(("bsfl", "cs-ucb", "never"))}
-    shown = [difference("bsfl", -8.0, -6.0), difference("cs-ucb", 3.0, 1.0), difference("never", NaN, 2.0)]
-    draw_differences(axes, shown, looks)
+    looks = {name: line_style(i, 3) for i, name in enumerate(("bsfl", "cs", "never"))}
+    found = judged(bsfl=(8.0, 8.0), cs=(20.0, 20.0), never=(9.0, math.inf))
+    draw_ratios(axes, found, looks)
     blue, red, green = COLOURS[:3]
-    assert [(line.get_color(), line.get_xdata().tolist()) for line in axes.lines[1:]] == [
-        (blue, [-8.0, -6.0]), (blue, [-11.0, -3.0]), (blue, [-7.0]),
-        (red, [3.0, 1.0]), (red, [-2.0, 6.0]), (red, [2.0]),
-        (green, [2.0]),
+    shown = [(line.get_color(), np.round(line.get_xdata(), 6).tolist()) for line in axes.lines[1:]]
+    assert shown == [
+        (blue, [0.8, 0.8]), (blue, [0.8, 0.8]), (blue, [0.8]),
+        (red, [2.0, 2.0]), (red, [2.0, 2.0]), (red, [2.0]),
+        (green, [0.9]),
     ]  # fmt: skip
-    assert [text.get_text() for text in axes.texts] == ["1 of 2 arrived"]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["bsfl", "cs-ucb", "never"]
+    assert [text.get_text() for text in axes.texts] == ["1 of 2 reach it"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["bsfl", "cs", "never"]
+    assert axes.get_xscale() == "log"
 
 
-def test_with_differences_the_picture_has_three_panels_and_a_label_is_no_formula(tmp_path: Path) -> None:
+def test_the_profile_shows_each_target() -> None:
+    axes = Figure().subplots()
+    draw_profile(axes, judged(bsfl=(8.0, 8.0)), {"bsfl": line_style(0, 1)})
+    assert axes.lines[1].get_xdata().tolist() == [50.0, 60.0]
+    assert axes.lines[1].get_ydata() == pytest.approx([0.8, 0.8])
+
+
+def test_with_a_verdict_the_picture_has_four_panels_and_a_label_is_no_formula(tmp_path: Path) -> None:
     """Matplotlib would read what stands between dollar signs, and refuse what it cannot read."""
-    shown = [difference("$^^$", -8.0, -6.0)]
-    image = drawn(runs_of(["$^^$", "$}$"], 2), tmp_path / "3.png", differences=shown, title="$^^$")
-    assert image.shape[:2] == (920, 2800)
-    assert all(part.any() for part in np.split(found(image[:800], COLOURS[0]), [1200, 2000], axis=1))
+    options: dict[str, Any] = {"verdict": judged(**{"$^^$": (8.0, 9.0)}), "title": "$^^$"}
+    image = drawn(runs_of(["$^^$", "random"], 2), tmp_path / "3.png", **options)
+    assert image.shape[:2] == (920, 3600)
+    assert all(part.any() for part in np.split(found(image[:800], COLOURS[0]), [1150, 1950, 2750], axis=1))
 
 
-def test_the_curve_is_the_mean_of_five_rounds_with_one_standard_deviation() -> None:
+def test_the_curve_is_the_mean_of_the_window_with_one_standard_deviation() -> None:
     accuracy = np.array([[0.1, 0.2, 0.3, 0.4, 0.5, 0.6], [0.3, 0.4, 0.3, 0.6, 0.9, 1.0]])
     axes = Figure().subplots()
-    draw_accuracy(axes, "bsfl", [make_history([[0]] * 6, accuracy=own.tolist()) for own in accuracy], line_style(0, 1))
+    histories = [make_history([[0]] * 6, accuracy=own.tolist()) for own in accuracy]
+    draw_accuracy(axes, "bsfl", histories, line_style(0, 1), 5)
     means = 100 * np.array([own[1:].mean() for own in accuracy])  # of the last five, at the last round
     assert axes.lines[0].get_ydata()[-1] == pytest.approx(means.mean())
     band = axes.collections[0].get_paths()[0].vertices[:, 1]

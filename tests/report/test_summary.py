@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.report import RunSummary, aggregate, find_target_round, jain_index, summarize
+from fedsel_flwr.report import RunSummary, aggregate, find_target_rounds, jain_index, summarize
+from fedsel_flwr.rounds.history import History
 from tests.report.made import make_history, make_run
 
 
@@ -37,7 +40,7 @@ def test_summarize_by_hand() -> None:
     history = make_history(
         [[0, 1], [0, 2], [0, 1]], accuracy=[0.4, 0.7, 0.6], round_s=[2.0, 3.0, 1.5], failed=[(1, 1), (3, 0)]
     )
-    run = summarize(history, selector="bsfl", seed=4, num_clients=4, target_accuracy=0.55)
+    run = summarize(history, selector="bsfl", seed=4, num_clients=4, target_accuracy=0.55, target_rounds=2)
     # counts 3, 2, 1, 0: 36 / (4 · 14); (.4 + .7) / 2 reaches the target in round 2, after 2 + 3 s and 4 · .5 J
     # all three measured rounds: 17/30, the largest distance that of .4; 15 % of 3 rounds are 1, half of them 2
     assert run == RunSummary(
@@ -46,9 +49,10 @@ def test_summarize_by_hand() -> None:
         accuracy_last10=pytest.approx(17 / 30), deviation_last10=pytest.approx(17 / 30 - 0.4), accuracy_15=0.4,
         accuracy_50=pytest.approx(0.55), rounds_to_target=2,
         rounds_to_all=math.inf,  # client 3 never was
-        score_energy=run.score_energy, asked_per_round=2.0,
+        score_energy=run.score_energy, asked_per_round=2.0, seconds_per_round=2.5, joules_per_round=1.0,
+        megabytes_down=run.megabytes_down, megabytes_up=run.megabytes_up, worst_tenth=run.worst_tenth, target_window=2,
     )  # fmt: skip
-    assert math.isnan(run.score_energy)
+    assert np.isnan([run.score_energy, run.megabytes_down, run.megabytes_up, run.worst_tenth]).all()  # not known
 
 
 def test_the_last_ten_measured_rounds() -> None:
@@ -63,14 +67,48 @@ def test_the_last_ten_measured_rounds() -> None:
     assert (run.rounds_to_all, run.rounds_to_target) == (3, math.inf)
 
 
-def test_the_target_is_reached_by_the_mean_of_five_measured_rounds() -> None:
-    """A lucky round does not count, nor does a round without measurement, nor the sixth last."""
-    accuracy = [0.0, 0.95, 0.75, math.nan, 0.75, 0.75, 0.8]  # means: .475, .567, -, .6125, .64; the last five: .8
+def reached(history: History, target: float, window: int = 5) -> int | None:
+    (record,) = find_target_rounds(history.rounds, [target], window)
+    return None if record is None else record.round
+
+
+def test_the_target_is_reached_by_the_mean_of_a_full_window_of_measured_rounds() -> None:
+    """A lucky round does not count, nor does a window that is not full, nor a round without a measurement."""
+    accuracy = [0.0, 0.95, 0.75, math.nan, 0.75, 0.75, 0.8]  # means of five: .64 in round 6, .8 in round 7
     history = make_history([[0]] * 7, accuracy=accuracy)
-    assert find_target_round(history.rounds, 0.8).round == 7
-    assert find_target_round(history.rounds[:-1], 0.8) is None
-    assert find_target_round(history.rounds, 0.81) is None
-    assert find_target_round(history.rounds, 0.64).round == 6
+    assert [reached(history, target) for target in (0.5, 0.64, 0.65, 0.8, 0.81)] == [6, 6, 7, 7, None]
+    assert find_target_rounds(history.rounds, [0.81, 0.5], 5) == [None, history.rounds[5]]
+    # With fewer measured rounds than the window all of them count, and no earlier mean: (0 + .95) / 2 = .475.
+    assert reached(history, 0.4, window=15) == 7
+    assert reached(make_history([[0]] * 2, accuracy=accuracy[:2]), 0.4) == 2
+    assert find_target_rounds([], [0.5]) == [None]
+    run = summarize(history, selector="x", seed=1, num_clients=3, target_accuracy=0.6)
+    assert (run.rounds_to_target, run.target_window) == (7, 6)
+
+
+def test_the_factors_of_time_and_energy_and_the_megabytes_to_the_target() -> None:
+    """Two clients in each of two rounds of 2 and 4 s; one update of the first round did not arrive."""
+    history = make_history([[0, 1], [0, 2], [0, 1]], accuracy=[0.8, 0.8, 0.8], round_s=[2.0, 4.0, 9.0], failed=[(1, 1)])
+    options = {"target_accuracy": 0.8, "target_rounds": 2, "model_bytes": (3e6, 2e6)}
+    run = summarize(history, selector="x", seed=1, num_clients=3, **options)
+    assert (run.rounds_to_target, run.seconds_per_round, run.joules_per_round) == (2, 3.0, 1.0)
+    assert run.rounds_to_target * run.seconds_per_round == run.time_to_target_s
+    assert (run.megabytes_down, run.megabytes_up) == (4 * 3.0, 3 * 2.0)
+    never = summarize(history, selector="x", seed=1, num_clients=3, **options | {"target_accuracy": 0.9})
+    assert (never.megabytes_down, never.time_to_target_s) == (math.inf, math.inf)
+    assert math.isnan(never.seconds_per_round)
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "expected"),
+    [(np.linspace(0, 1, 21), 0.05), ([0.5, math.nan, 0.2], 0.2), ([math.nan], math.nan), ([], math.nan)],
+)
+def test_the_worst_tenth_of_the_clients(accuracies: Any, expected: float) -> None:
+    """Of 21 clients three: 0, .05 and .1."""
+    history = make_history([[0]], accuracy=[0.5])
+    options = {"target_accuracy": 0.5, "client_accuracies": accuracies}
+    run = summarize(history, selector="x", seed=1, num_clients=3, **options)
+    assert run.worst_tenth == pytest.approx(expected, nan_ok=True)
 
 
 @pytest.mark.parametrize(
@@ -106,9 +144,9 @@ def test_aggregate_by_hand() -> None:
     assert (random.selector, random.seeds, bsfl.selector, bsfl.seeds) == ("random", 1, "bsfl", 3)  # first appearance
     assert (bsfl.accuracy.mean, bsfl.accuracy.deviation) == pytest.approx((0.9, 0.1))  # divisor n - 1
     assert (bsfl.failed_clients.mean, bsfl.failed_clients.deviation) == pytest.approx((3.0, math.sqrt(7)))
-    time = bsfl.time_to_target_s  # of the two seeds that reached the target
-    assert (time.mean, time.count, time.total) == (12.0, 2, 3)
-    assert time.deviation == pytest.approx(math.sqrt(8))
+    time = bsfl.time_to_target_s  # no mean over the two seeds that reached the target
+    assert (time.count, time.total, time.never) == (2, 3, 1)
+    assert np.isnan([time.mean, time.deviation]).all()
     assert random.accuracy.mean == 0.5
     assert math.isnan(random.accuracy.deviation)  # one seed has no spread
     assert never.time_to_target_s.count == 0

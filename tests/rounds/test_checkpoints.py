@@ -159,7 +159,7 @@ def rewritten(path: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "wanted"),
     [
-        ({"schema": 3, "written_by": "fedsel-flwr 9.0"}, r"schema 3 \(fedsel-flwr 9\.0\), but .* reads schema 2"),
+        ({"schema": 4, "written_by": "fedsel-flwr 9.0"}, r"schema 4 \(fedsel-flwr 9\.0\), but .* reads schema 3"),
         ({"model": ...}, "it is no checkpoint"),
         ({"schema": ...}, "it is no checkpoint"),
         ({"made_for": ...}, "it is no checkpoint"),

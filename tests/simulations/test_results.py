@@ -27,7 +27,7 @@ from fedsel_flwr.rounds import journal
 from fedsel_flwr.selectors import create
 from fedsel_flwr.simulations import Comparison, Scenario, compare, load_scenario, simulate
 from fedsel_flwr.simulations.comparisons import comparison
-from fedsel_flwr.simulations.results import describe_runs
+from fedsel_flwr.simulations.results import describe_runs, read_run
 from fedsel_flwr.simulations.run_record import read_record, write_record
 from fedsel_flwr.simulations.worlds.world import World
 from tests.e2e.fleet import wait_until
@@ -42,7 +42,8 @@ from tests.simulations.cut_off_runs import cut_off, parts, smoke
 def test_a_comparison_that_is_cut_off_leaves_every_finished_round(
     end: signal.Signals, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    argv = ["compare", "smoke", "--rounds", "400", "--selectors", "bsfl,random", "--runs-dir", str(tmp_path / "runs")]
+    argv = ["compare", "smoke", "--rounds", "400", "--selectors", "bsfl,random", "--seeds", "1"]
+    argv += ["--runs-dir", str(tmp_path / "runs")]
     with Command(sys.executable, "-m", "fedsel_flwr.cli", *argv, folder=tmp_path / "said", cwd=tmp_path) as command:
         journals = "runs/*/*/journal.jsonl"
         wait_until(lambda: any(path.stat().st_size > 9000 for path in tmp_path.glob(journals)), 100, command.stderr)
@@ -76,6 +77,7 @@ def test_a_history_that_is_not_in_memory_is_that_of_a_run_without_a_folder(
     kept = simulate(smoke(), folder=tmp_path / "run", on_round=told.append)
     assert {path.name for path in (tmp_path / "run").iterdir()} == {
         "run.json", "scenario.toml", "rounds.parquet", "clients.parquet", "model.safetensors", "regret.parquet",
+        "client-accuracy.parquet",
     }  # fmt: skip
     (tmp_path / "run").rename(tmp_path / "elsewhere")
     assert parts(kept) == parts(plain)
@@ -140,7 +142,7 @@ def test_wherever_the_disk_fills_up_it_is_one_line(tmp_path: Path, capfd: pytest
     seen = set()
     for pages in (1, 4, 12, 14, 16, 20, 64, 256):
         with small_disk(tmp_path / str(pages), pages) as disk:
-            argv = ["compare", "smoke", "--rounds", "12", "--selectors", "bsfl,random", "--runs-dir"]
+            argv = ["compare", "smoke", "--rounds", "12", "--selectors", "bsfl,random", "--seeds", "1", "--runs-dir"]
             status = main([*argv, str(disk / "runs")])
             err = capfd.readouterr().err
             in_a_round = re.search(r"round \d+ cannot be written", err)
@@ -222,6 +224,28 @@ def test_accuracy_by_client_and_class(finished: Path) -> None:
         assert told[key]["accuracy"] == pytest.approx(np.mean(hits), abs=1.01 / len(hits))  # a tie of logits
 
 
+def test_the_clients_accuracies_are_on_unseen_examples(finished: Path, tmp_path: Path) -> None:
+    """Without test examples of their own: the test set, weighted by their classes. From the saved model."""
+    world, told = World(digits()), [row["accuracy"] for row in rows_of(finished, "client-accuracy")]
+    weight, bias = run_folder.read_model(finished)
+    test = world.dataset.test
+    right = [int((weight @ x.ravel() + bias).argmax()) == y for x, y in zip(test.inputs, test.labels, strict=True)]
+    by_class = [np.mean([hit for hit, y in zip(right, test.labels, strict=True) if y == c]) for c in range(10)]
+    own = [np.mean([by_class[int(world.dataset.train.labels[row])] for row in world.train_rows(k)]) for k in range(8)]
+    assert told == pytest.approx(own, abs=0.01)  # a tie of logits
+
+    local = digits(rounds=3, data__local_test_fraction=0.5)
+    result = simulate(local, folder=tmp_path / "run")
+    world, (weight, bias) = World(local), result.arrays
+    rows = [world.train_test_rows([k])[0][1] for k in range(8)]
+    data = world.dataset.train
+    hits = [[int((weight @ data.inputs[i].ravel() + bias).argmax()) == data.labels[i] for i in own] for own in rows]
+    assert result.client_accuracies == pytest.approx([np.mean(own) for own in hits], abs=0.05)
+    assert read_run(tmp_path / "run")[2].client_accuracies.tolist() == result.client_accuracies.tolist()
+    keys = {"data__dataset": "synthetic-regression", "model__name": "linear", "partition__kind": "iid"}
+    assert simulate(digits(**keys, per_class_accuracy=False, rounds=1)).client_accuracies.size == 0
+
+
 def test_the_models_that_the_filter_kept(tmp_path: Path) -> None:
     """Beside `completed`, row by row: Thompson sampling's counts follow from it; who failed is not kept."""
     selector = create("fedcm-ts", clients_per_round=4, seed=2)
@@ -256,8 +280,10 @@ def test_the_figures_of_table_and_picture_follow_from_the_files(tmp_path: Path) 
         assert line["deviation_last10"] == pytest.approx(max(abs(a - last) for a in accuracy[-10:]))
         assert line["accuracy_15"] == pytest.approx(sum(accuracy[:6]) / 6)
         assert line["accuracy_50"] == pytest.approx(sum(accuracy[10:20]) / 10)
-        means = [np.mean(accuracy[max(0, i - 4) : i + 1]) for i in range(40)]
-        assert line["rounds_to_target"] == next((i + 1 for i, mean in enumerate(means) if mean >= 0.6), math.inf)
+        means = {i + 1: np.mean(accuracy[i - 14 : i + 1]) for i in range(14, 40)}
+        assert line["rounds_to_target"] == next((i for i, mean in means.items() if mean >= 0.6), math.inf)
+        by_client = np.sort(pq.read_table(folder / "client-accuracy.parquet")["accuracy"].to_numpy())
+        assert line["worst_tenth"] == pytest.approx(by_client[0])  # one of eight clients
         assert line["score_energy"] == pytest.approx(sum(1 - row["energy_score"] for row in clients))
         seen = [{row["client_id"] for row in clients if row["round"] <= t} for t in range(1, 41)]
         assert line["rounds_to_all"] == next((t for t, ids in enumerate(seen, start=1) if len(ids) == 8), math.inf)

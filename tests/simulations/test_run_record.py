@@ -17,7 +17,10 @@ from fedsel_flwr.simulations.results import read_run
 from fedsel_flwr.simulations.run_record import write_record
 
 SMOKE = load_scenario("smoke", {"rounds": 3, "engine": "vectorized"})
-FILES = ("clients.parquet", "model.safetensors", "regret.parquet", "rounds.parquet", "run.json", "scenario.toml")
+FILES = (
+    "client-accuracy.parquet", "clients.parquet", "model.safetensors", "regret.parquet", "rounds.parquet", "run.json",
+    "scenario.toml",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

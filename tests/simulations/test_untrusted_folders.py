@@ -187,7 +187,7 @@ def test_a_partial_function_of_ones_own_is_loaded(here: Path) -> None:
 
 def test_a_comparison_of_ones_own_code_is_cut_off_and_resumed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The line that is printed, typed as it stands, leaves what an uninterrupted comparison leaves."""
-    line = ["compare", "smoke", "--rounds", "6", "--selectors", "./mine.py:Mine,random", "--quiet"]
+    line = ["compare", "smoke", "--rounds", "6", "--selectors", "./mine.py:Mine,random", "--seeds", "1", "--quiet"]
     assert main([*line, "--runs-dir", "straight"]) == 0
     (here / "unplugged").touch()
     said = refused([*line, "--runs-dir", "runs 2"], capsys)
@@ -229,7 +229,7 @@ def test_a_run_resumes_from_checkpoints_that_its_reader_names(here: Path, capsys
 
 def test_plans_that_cannot_be_read_are_skipped_and_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """They stop nobody's ``--resume``, which names no folder."""
-    line = ["compare", "smoke", "--rounds", "2", "--selectors", "random", "--quiet"]
+    line = ["compare", "smoke", "--rounds", "2", "--selectors", "random", "--seeds", "1", "--quiet"]
     assert main(line) == 0
     (mine,) = (here / "runs").iterdir()
     for name in ("garbled", "linked", "older"):

@@ -87,6 +87,7 @@ def test_time_is_that_of_the_slowest_in_each_wave_and_energy_the_sum(api: str, c
     training = 0.625 if channels > 1 else 0.5 + 0.625  # clients 0 and 1 train in 0.5 and 0.625 s
     for n, record in enumerate(history.rounds, start=1):
         assert (record.probe_s, record.probe_j) == pytest.approx((waves, 6 * 0.125))
+        assert record.num_probed == 6
         assert (record.round_s, record.energy_j) == pytest.approx((waves + training, 6 * 0.125 + 2 * 0.25))
         assert (record.simulated_s, record.total_energy_j) == pytest.approx((n * record.round_s, n * record.energy_j))
 
@@ -98,7 +99,7 @@ def test_without_anybody_to_ask_nothing_is_asked_or_charged(api: str, asks: int 
     selector = Curious(clients_per_round=2, asks=[asks]) if asks else create("random", clients_per_round=2, seed=0)
     history = _run(api, selector, proxies, 2)
     assert not any(p.probed or p.evaluations for p in proxies)
-    assert [(r.probe_s, r.probe_j) for r in history.rounds] == [(0.0, 0.0)] * 2
+    assert [(r.probe_s, r.probe_j, r.num_probed) for r in history.rounds] == [(0.0, 0.0, 0)] * 2
 
 
 @APIS

@@ -23,7 +23,7 @@ def compare(
     scenario: Scenario,
     selectors: SelectorLike | Sequence[SelectorLike] | Mapping[str, SelectorLike],
     *,
-    seeds: int | Sequence[int] = 5,
+    seeds: int | Sequence[int] = 10,
     engine: str = "vectorized",
     reference: str | None = None,
     folder: str | Path | None = None,

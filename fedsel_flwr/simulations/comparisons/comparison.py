@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from pydantic_core import from_json, to_json
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report.plots import plot_comparison, plot_rounds
 from fedsel_flwr.report.run_folder import atomic_write, read_table
-from fedsel_flwr.report.summary import RunSummary, summarize
+from fedsel_flwr.report.summary import RunSummary, find_target_rounds, summarize
 from fedsel_flwr.report.tables import latex_table, runs_frame, summary_frame
 from fedsel_flwr.report.verdict import Verdict, verdict
 from fedsel_flwr.rounds.history import History
@@ -94,6 +95,9 @@ class Comparison:
                 seed=run.scenario.seed,
                 num_clients=s.num_clients,
                 target_accuracy=s.target_accuracy,
+                target_rounds=s.target_rounds,
+                model_bytes=s.model_bytes(sum(array.nbytes for array in run.result.arrays)),
+                client_accuracies=run.result.client_accuracies,
             )
             for run in self.runs
         ]
@@ -104,21 +108,32 @@ class Comparison:
 
     @property
     def summary(self) -> pd.DataFrame:
-        """A row a selector: means, standard deviations and, against the reference, paired differences and intervals."""
-        return summary_frame(self.summaries, self.reference)
+        """A row a selector: means, standard deviations and, with a reference, ratios, intervals and the verdict."""
+        return summary_frame(self.summaries, self.verdict)
 
     @property
     def verdict(self) -> Verdict | None:
-        """One sentence on time and energy to the target; None without a reference that ran, or with one selector."""
+        """Whether each selector reaches the target sooner; None without a reference that ran, or with one selector."""
         if self.reference not in self.selectors or len(self.selectors) < 2:
             return None
         alike = describe_shared({run.scenario.seed: run.result.fingerprints for run in self.runs})
-        return verdict(self.summaries, self.reference, self.scenario.target_accuracy, alike)
+        target = self.scenario.target_accuracy
+        return verdict(self.summaries, str(self.reference), target, alike, times=self._times_by_target())
+
+    def _times_by_target(self) -> dict[float, dict[str, dict[int, float]]]:
+        """Return the seconds until each run reached each target of the profile; infinity if it never did."""
+        targets = profile_targets(self.scenario.target_accuracy)
+        times: dict[float, dict[str, dict[int, float]]] = {target: {} for target in targets}
+        for run in self.runs:
+            reached = find_target_rounds(run.history.rounds, targets, self.scenario.target_rounds)
+            for target, record in zip(targets, reached, strict=True):
+                seconds = math.inf if record is None else record.simulated_s
+                times[target].setdefault(run.selector, {})[run.scenario.seed] = seconds
+        return times
 
     def plot(self, path: str | Path) -> Path:
         """Draw the picture (:func:`~fedsel_flwr.report.plots.plot_comparison`) into a PNG file; returns its path."""
-        found = self.verdict
-        return plot_comparison(self.histories, path, differences=found.times if found else (), **self._plot_options)
+        return plot_comparison(self.histories, path, verdict=self.verdict, **self._plot_options)
 
     def plot_rounds(self, path: str | Path, folder: str | Path | None = None) -> Path:
         """Draw the course of the rounds (:func:`~fedsel_flwr.report.plots.plot_rounds`); returns its path.
@@ -145,7 +160,12 @@ class Comparison:
         """The scenario's part of every picture."""
         s = self.scenario
         title = f"{s.name}: {s.num_clients} clients, {s.clients_per_round} a round"
-        return {"num_clients": s.num_clients, "target_accuracy": s.target_accuracy, "title": title}
+        return {
+            "num_clients": s.num_clients,
+            "target_accuracy": s.target_accuracy,
+            "target_rounds": s.target_rounds,
+            "title": title,
+        }
 
     def to_csv(self, path: str | Path | None = None) -> str:
         """Return :meth:`table` as CSV, and write it to ``path`` if that is given."""
@@ -153,11 +173,13 @@ class Comparison:
 
     def to_latex(self, path: str | Path | None = None) -> str:
         """Return the comparison as a LaTeX table (package booktabs), and write it to ``path`` if that is given."""
-        return _write_text(latex_table(self.summaries, self.reference, self.scenario.target_accuracy), path)
+        return _write_text(latex_table(self.summaries, self.verdict, self.scenario.target_accuracy), path)
 
     def _repr_html_(self) -> str:
         found = self.verdict
-        return str(self.summary.to_html(index=False)) + (f"<p>{html.escape(found.sentence)}</p>" if found else "")
+        return str(self.summary.to_html(index=False)) + (
+            f"<p>{html.escape(found.sentence).replace(chr(10), '<br>')}</p>" if found else ""
+        )
 
     def save(self, folder: str | Path) -> Path:
         """Write every run and the summaries; :meth:`load` reads the runs back.
@@ -247,6 +269,16 @@ class Comparison:
         if runs:
             comparison.reference = choose_reference(reference, comparison.selectors)
         return comparison
+
+
+def profile_targets(target_accuracy: float) -> list[float]:
+    """Return the target accuracies of the profile: the declared one, two below and two above it.
+
+    >>> profile_targets(0.9)
+    [0.8, 0.85, 0.9, 0.93, 0.95]
+    """
+    shifted = [round(target_accuracy + shift, 4) for shift in (-0.1, -0.05, 0.0, 0.03, 0.05)]
+    return [target for target in shifted if 0 < target < 1]
 
 
 def run_name(label: str, seed: int) -> str:

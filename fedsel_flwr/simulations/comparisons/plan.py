@@ -6,6 +6,7 @@ import contextlib
 import copy
 import itertools
 import shlex
+import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -53,6 +54,8 @@ from fedsel_flwr.simulations.worlds.world import world_of
 
 OPTIONS = ("reference", "rounds_on_flower", "left_out", "where", "device", "jobs", "checkpoints")
 """Keys of a plan's form that have a default."""
+TRIAL_ROUNDS = 3
+"""Rounds that are timed to say how long a comparison takes."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,32 @@ class Plan:
         place = self.form.outside_checkpoints(folder)
         named = "" if place is None else f" --checkpoint-dir {shlex.quote(place)}"
         return f"--resume {shlex.quote(str(folder))}{named}{' --trust' if self.form.referenced_code() else ''}"
+
+    def describe_effort(self) -> str:
+        """Return the number of runs and rounds, and about how long they take: "30 runs of 300 rounds, about 45 s".
+
+        The time is measured in a trial of a few rounds of the first run, which is not kept. It is left out for runs on
+        Ray, whose start alone would take longer.
+        """
+        form, runs = self.form, len(self.contenders) * len(self.form.seeds)
+        counted = f"{runs} run{'' if runs == 1 else 's'} of {form.scenario.rounds} rounds"
+        if form.scenario.engine == "ray":
+            return f"{counted} on Ray"
+        first = self.contenders[0].scenario(form.scenario, form.seeds[0])
+        rounds = min(form.scenario.rounds, form.scenario.aggregation.options()["warmup_rounds"] + TRIAL_ROUNDS)
+        trial, ends = first.model_copy(update={"rounds": rounds}), []
+        simulate(
+            trial,
+            selector=self.contenders[0].selector(trial),
+            on_round=lambda record: ends.append(time.monotonic()),
+            device=form.device,
+            quiet=True,
+        )
+        if len(ends) < 2:
+            return counted
+        # The first round also compiles, and reads the data.
+        seconds = (ends[-1] - ends[0]) / (len(ends) - 1) * form.scenario.rounds * runs / form.jobs
+        return f"{counted}, about {seconds:.0f} s" if seconds < 100 else f"{counted}, about {seconds / 60:.0f} min"
 
     def run(
         self,

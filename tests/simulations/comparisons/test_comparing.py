@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import html
+import inspect
 import json
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -73,11 +75,11 @@ def test_the_same_numbers_by_class_reference_entry_point_and_command(
     (folder,) = (own / "runs").iterdir()
     assert figures(Comparison.load(folder), "Fastest") == expected
     assert cli.main(["report", str(folder), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["verdict"]["times"] == said["verdict"]["times"]
+    assert json.loads(capsys.readouterr().out)["verdict"]["selectors"] == said["verdict"]["selectors"]
 
 
 def test_parameters_of_ones_own_selector_by_its_name(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["compare", "smoke", "--rounds", "2", "--selectors", "mine.py:Fastest", "--json"]
+    argv = ["compare", "smoke", "--rounds", "2", "--selectors", "mine.py:Fastest", "--seeds", "1", "--json"]
     assert cli.main([*argv, "--set", "selectors.Fastest.patience=2.0"]) == 0
     capsys.readouterr()
     assert cli.main([*argv, "--set", "selectors.Fastest.patients=0.0"]) == 2
@@ -103,6 +105,19 @@ def test_installed_names_are_listed_and_ours_stay_ours(own: Path, capsys: pytest
     assert "their_package" not in str(load_scenario("smoke", {"selector": "bsfl"}))
 
 
+def test_ten_seeds_are_the_default_and_the_effort_comes_first(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert inspect.signature(compare).parameters["seeds"].default == 10
+    argv = ["compare", "smoke", "--rounds", "2", "--selectors", "random,round-robin", "--runs-dir", str(tmp_path)]
+    assert cli.main(argv) == 0
+    out = capsys.readouterr().out
+    assert re.match(r"20 runs of 2 rounds, about \d+ s\n", out)
+    (folder,) = tmp_path.iterdir()
+    assert len(list(folder.glob("*-seed*"))) == 20
+    assert "seeds are few" not in out
+
+
 def test_what_is_saved_can_be_loaded_and_pooled(tmp_path: Path) -> None:
     both = compare(smoke(), ["bsfl", "random"], seeds=[1, 2])
     both.save(tmp_path / "both")
@@ -110,7 +125,7 @@ def test_what_is_saved_can_be_loaded_and_pooled(tmp_path: Path) -> None:
     pooled = Comparison.load(tmp_path / "both", tmp_path / "third")
     assert len(pooled.table()) == 6
     assert pooled.reference == "random"
-    assert pooled.verdict.times[0].pairs == 3
+    assert pooled.verdict.selectors[0].time.pairs == 3
     first = next(run for run in pooled.runs if (run.selector, run.scenario.seed) == ("bsfl", 1))
     assert parts(first.result) == parts(both.runs[0].result)
     compare(smoke(training__learning_rate=0.2), ["bsfl"], seeds=[9], folder=tmp_path / "other")
@@ -132,11 +147,12 @@ def test_a_comparison_shows_itself() -> None:
     assert latex.count(r"\\") == 3
     assert latex.count("{tabular}") == 2
     assert comparison.to_csv().splitlines()[0].startswith("selector,seed,accuracy,")
-    assert html.escape(comparison.verdict.sentence, quote=False) in comparison._repr_html_()
+    assert html.escape(comparison.verdict.sentence.splitlines()[0], quote=False) in comparison._repr_html_()
     assert "<table" in comparison._repr_html_()
     row = comparison.summary.iloc[0]
-    difference = comparison.verdict.times[0]
-    assert (row["seeds"], row["time_to_target_s_high"]) == (2, pytest.approx(difference.high, nan_ok=True))
+    found = comparison.verdict.selectors[0]
+    assert (row["seeds"], row["verdict"]) == (2, found.word)
+    assert row["time_ratio_high"] == pytest.approx(found.time.high, nan_ok=True)
 
 
 @pytest.mark.parametrize(

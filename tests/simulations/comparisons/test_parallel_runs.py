@@ -88,7 +88,7 @@ def test_what_was_broken_off_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(OWN)
     (tmp_path / "broken").touch()
-    keys = ["--rounds", "5", "--set", "training.learning_rate=0.05"]
+    keys = ["--seeds", "1", "--rounds", "5", "--set", "training.learning_rate=0.05"]
     begin = ["compare", "smoke", "--selectors", "bsfl,./mine.py:Mine", "--jobs", "2", *keys]
     assert cli.main(begin) == 2
     said = capsys.readouterr().err
@@ -172,7 +172,9 @@ def test_a_process_that_is_killed_is_told_of(tmp_path: Path) -> None:
 @pytest.mark.parametrize("signum", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
 def test_a_command_that_is_ended_leaves_no_process(signum: signal.Signals, tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "fedsel_flwr.cli", "compare", "smoke", "--rounds", "100000", "--jobs", "2"]
-    with Command(*argv, "--selectors", "bsfl,random", "--quiet", folder=tmp_path, cwd=tmp_path) as command:
+    with Command(
+        *argv, "--selectors", "bsfl,random", "--seeds", "1", "--quiet", folder=tmp_path, cwd=tmp_path
+    ) as command:
         checkpoints = "runs/*/*/checkpoints/*"
         wait_until(lambda: any(tmp_path.glob(checkpoints)) and len(workers(command.pid)) == 2, 90, "nothing has begun")
         there = psutil.Process(command.pid).children(recursive=True)

@@ -157,18 +157,18 @@ def test_a_partition_may_be_a_function_of_the_seed() -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (fixed(), "2 seeds and one partition for all of them, with 95 % intervals, "),
-        (dealt(), "2 seeds and partitions,"),
-        ((examples(1), examples(0)), "2 seeds and partitions,"),
-        (pair_by_seed, "2 seeds, data sets and partitions,"),
-        (one_partition, "2 seeds and data sets, with one partition for all of them,"),
+        (fixed(), "2 seeds and one partition for all of them:"),
+        (dealt(), "2 seeds and partitions:"),
+        ((examples(1), examples(0)), "2 seeds and partitions:"),
+        (pair_by_seed, "2 seeds, data sets and partitions:"),
+        (one_partition, "2 seeds and data sets, with one partition for all of them:"),
     ],
     ids=["fixed", "dealt", "pair", "pair by seed", "one partition"],
 )
 def test_the_sentence_says_which_it_was(data: Any, said: str, tmp_path: Path, no_pictures: None) -> None:
     comparison = compare(SMOKE, ["round-robin", "random"], seeds=2, data=data, folder=tmp_path)
     assert comparison.verdict is not None
-    assert f"; on the same {said}" in comparison.verdict.sentence
+    assert f", on the same {said}" in comparison.verdict.sentence
     loaded = Comparison.load(tmp_path).verdict
     assert loaded is not None
     assert loaded.sentence == comparison.verdict.sentence
@@ -190,7 +190,7 @@ def test_on_the_command_line(name: str, said: str, tmp_path: Path, capsys: Any, 
     for key, value in (KEYS | {"data.dataset": f"{tmp_path}/mine.py:{name}"}).items():
         argv += ["--set", f"{key}={value}"]
     assert main(argv) == 0
-    assert f"; on the same {said}" in capsys.readouterr().out.replace("\n", " ")
+    assert f", on the same {said}" in capsys.readouterr().out.replace("\n", " ")
 
 
 def broken(seed):

@@ -1,0 +1,290 @@
+"""Paired effects: how much a selector differs from a reference that ran on the same seeds.
+
+The same seed gives every selector the same data, phones and channels. Times, joules and rounds multiply: a slow network
+makes every selector slower by about the same factor. They are therefore compared as ratios. With d_1 ... d_n the logs
+of the ratios to the reference, one per seed, the ratio and its interval are
+
+    exp(mean(d) ± t_{n-1, (1 + confidence) / 2} · sd(d) / √n),
+
+Student's interval, which holds for normal d. Accuracies, Jain's index and numbers of clients are compared as
+differences, with the same formula without the logs. Every spread is that of the selector's own differences. An interval
+whose spread is moderated towards those of the other selectors (as limma does) is narrower, but it covers too rarely
+for a selector that varies more than the others: docs/statistics.md has the table.
+
+A run that never reached the target has an infinite time and no ratio. Leaving its pair out would favour the selector
+that failed. The pairs are then compared by the exact sign test. A run without the target loses against a time up to its
+own end. Of a later time nothing is known: the run may have been stopped earlier because its rounds were shorter. Such a
+pair is a tie, and so are two runs without the target.
+
+References: Student, "The Probable Error of a Mean", Biometrika 6, 1908. W. J. Dixon and A. M. Mood, "The Statistical
+Sign Test", Journal of the American Statistical Association 41, 1946. S. Holm, "A Simple Sequentially Rejective Multiple
+Test Procedure", Scandinavian Journal of Statistics 6, 1979.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedsel_flwr.checks import FloatArray
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.report.run_folder import load_optional
+from fedsel_flwr.report.summary import RunSummary
+
+CONFIDENCE = 0.95
+"""Confidence of the intervals."""
+RATIOS = frozenset({
+    "time_to_target_s", "energy_to_target_j", "rounds_to_target", "seconds_per_round", "joules_per_round", "energy_j",
+    "simulated_s", "megabytes_down", "megabytes_up",
+})  # fmt: skip
+"""Figures of a run that are compared as ratios; all others are compared as differences."""
+Values = Mapping[str, Mapping[int, float]]
+"""Selector -> seed -> value of one figure; infinity if the target was never reached, NaN if the value is unknown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairedEffect:
+    """Ratio of a selector to the reference in one figure, or their difference, over the seeds that both ran.
+
+    Attributes:
+        selector: Name of the selector.
+        reference: Name of the reference.
+        figure: A field of :class:`~fedsel_flwr.report.RunSummary`.
+        is_ratio: Whether the figure is compared as a ratio.
+        estimate: Geometric mean of the ratios, or mean of the differences; NaN if a pair lacks a value.
+        low: Lower end of the interval; NaN if a pair lacks a value, or with fewer than two pairs.
+        high: Upper end.
+        deviation: Sample standard deviation of the logs of the ratios, or of the differences; NaN as ``low``.
+        p: Two-sided, not corrected: of the paired t-test, or of the sign test if a run never reached the target; NaN
+            with fewer than two pairs, or if a value is unknown.
+        pairs: Seeds that both ran.
+        reached: Of these, the seeds on which the selector has a finite value.
+        reference_reached: Of these, the seeds on which the reference has one.
+        sooner: Pairs in which the selector's value is smaller, by more than the margin.
+        later: Pairs in which it is larger.
+        reference_mean: Mean of the reference over the pairs; NaN if one lacks a value.
+        values: The ratios or differences, one per pair; NaN if one of the two has no finite value.
+    """
+
+    selector: str
+    reference: str
+    figure: str
+    is_ratio: bool
+    estimate: float
+    low: float
+    high: float
+    deviation: float
+    p: float
+    pairs: int
+    reached: int
+    reference_reached: int
+    sooner: int
+    later: int
+    reference_mean: float
+    values: tuple[float, ...]
+
+    @property
+    def censored(self) -> bool:
+        """Whether a run of one of the two never reached the target."""
+        return min(self.reached, self.reference_reached) < self.pairs
+
+    @property
+    def differs(self) -> bool:
+        """Whether the interval excludes equality."""
+        equal = 1.0 if self.is_ratio else 0.0
+        return self.low > equal or self.high < equal
+
+
+def collect(summaries: Iterable[RunSummary], figure: str) -> dict[str, dict[int, float]]:
+    """Collect one figure of all runs, by selector and seed.
+
+    Args:
+        summaries: Runs in any order, one for each selector and seed.
+        figure: A field of :class:`~fedsel_flwr.report.RunSummary`.
+
+    Raises:
+        ParameterError: A selector ran twice on a seed.
+    """
+    values: dict[str, dict[int, float]] = {}
+    for summary in summaries:
+        own = values.setdefault(summary.selector, {})
+        if summary.seed in own:
+            raise ParameterError(
+                f"Selector {summary.selector!r} has two runs on seed {summary.seed}. Give one run per seed."
+            )
+        own[summary.seed] = float(getattr(summary, figure))
+    return values
+
+
+def paired_effects(
+    values: Values,
+    reference: str,
+    figure: str,
+    *,
+    ends: Values | None = None,
+    margin: float = 1.0,
+    confidence: float = CONFIDENCE,
+) -> list[PairedEffect]:
+    """Compare every selector with a reference in one figure.
+
+    Args:
+        values: The figure of each run (:func:`collect`).
+        reference: Name of the selector to compare with.
+        figure: Its name, which says whether ratios or differences are taken (:data:`RATIOS`).
+        ends: What each run had spent when it ended, in the unit of the figure: an infinite value is larger than all up
+            to it. None: an infinite value is larger than all.
+        margin: Ratios of a pair between 1 / margin and margin count as ties in the sign test.
+        confidence: Of the interval, in (0, 1).
+
+    Returns:
+        One effect for each other selector, in the order of ``values``.
+
+    Raises:
+        ParameterError: The reference has no run, or a selector shares no seed with it.
+        RunError: SciPy is not installed.
+
+    Examples:
+        >>> times = {"bsfl": {1: 80.0, 2: 90.0, 3: 60.0}, "random": {1: 100.0, 2: 100.0, 3: 80.0}}
+        >>> (effect,) = paired_effects(times, "random", "time_to_target_s")
+        >>> print(f"{effect.estimate:.3f} ({effect.low:.3f} to {effect.high:.3f}), p = {effect.p:.3f}")
+        0.814 (0.647 to 1.025), p = 0.061
+    """
+    if reference not in values:
+        raise ParameterError(f"The reference {reference!r} has no run. Choose one of: {', '.join(values) or 'none'}.")
+    return [
+        _effect(values, selector, reference, figure, ends, margin, confidence)
+        for selector in values
+        if selector != reference
+    ]
+
+
+def student_interval(differences: FloatArray, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Return Student's interval of the mean of normal differences.
+
+    Args:
+        differences: Shape (n,), n at least 2.
+        confidence: Of the interval, in (0, 1).
+
+    Returns:
+        The ends.
+
+    Examples:
+        >>> [round(end, 3) for end in student_interval(np.array([1.0, 2.0, 3.0]))]  # 2 ± 4.303 · 1 / √3
+        [-0.484, 4.484]
+    """
+    mean, n = float(differences.mean()), len(differences)
+    quantile = float(load_optional("scipy.stats").t.ppf((1 + confidence) / 2, n - 1))
+    half = quantile * float(differences.std(ddof=1)) / math.sqrt(n)
+    return mean - half, mean + half
+
+
+def student_p(differences: FloatArray) -> float:
+    """Return the two-sided p-value of the paired t-test; 0 for equal differences, 1 if they are all 0.
+
+    Args:
+        differences: Shape (n,), n at least 2.
+
+    Examples:
+        >>> round(student_p(np.array([1.0, 2.0, 3.0])), 4)
+        0.0742
+    """
+    error = float(differences.std(ddof=1)) / math.sqrt(len(differences))
+    # Equal differences have no spread, and t would be infinite or 0/0.
+    if error == 0:
+        return float(differences[0] == 0)
+    return 2 * float(load_optional("scipy.stats").t.sf(abs(float(differences.mean())) / error, len(differences) - 1))
+
+
+def sign_test(sooner: int, later: int) -> float:
+    """Return the exact two-sided p-value of the sign test; ties are left out.
+
+    Args:
+        sooner: Pairs in which the selector's value is smaller.
+        later: Pairs in which it is larger.
+
+    Examples:
+        >>> sign_test(6, 0), sign_test(4, 1), sign_test(0, 0)
+        (0.03125, 0.375, 1.0)
+    """
+    n = sooner + later
+    tail = sum(math.comb(n, i) for i in range(min(sooner, later) + 1))
+    return min(1.0, 2 * tail / float(2**n))
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Correct p-values for multiple comparisons (Holm), in the given order.
+
+    The values in ascending order are multiplied by n, n - 1, ... 1, each at least as large as the one before. The
+    probability of any wrong rejection is then at most the level. An unknown value (NaN) counts as 1, and is counted in
+    n: a selector that cannot be judged was compared all the same.
+
+    Examples:
+        >>> [round(value, 3) for value in holm([0.01, 0.04, 0.03, 0.005])]
+        [0.03, 0.06, 0.06, 0.02]
+        >>> [round(value, 4) for value in holm([0.0298, math.nan, math.nan])]
+        [0.0894, 1.0, 1.0]
+    """
+    known = [1.0 if math.isnan(value) else value for value in p]
+    corrected, least = list(known), 0.0
+    for place, i in enumerate(sorted(range(len(known)), key=lambda i: known[i])):
+        least = max(least, min(1.0, (len(known) - place) * known[i]))
+        corrected[i] = least
+    return corrected
+
+
+def _effect(
+    values: Values,
+    selector: str,
+    reference: str,
+    figure: str,
+    ends: Values | None,
+    margin: float,
+    confidence: float,
+) -> PairedEffect:
+    """Return the paired effect of two selectors."""
+    seeds = sorted(values[selector].keys() & values[reference].keys())
+    if not seeds:
+        raise ParameterError(f"{selector!r} and {reference!r} have no seed in common. Run both on the same seeds.")
+    mine, theirs = (np.array([values[name][seed] for seed in seeds]) for name in (selector, reference))
+    own_ends, their_ends = (
+        np.array([ends[name][seed] if ends else math.inf for seed in seeds]) for name in (selector, reference)
+    )
+    is_ratio = figure in RATIOS
+    both = np.isfinite(mine) & np.isfinite(theirs)
+    if is_ratio:
+        both &= (mine > 0) & (theirs > 0)
+    # On the scale on which effects add: infinities and zeros are NaN first, as they would raise warnings.
+    effects = np.where(both, mine, np.nan), np.where(both, theirs, np.nan)
+    scaled = np.log(effects[0]) - np.log(effects[1]) if is_ratio else effects[0] - effects[1]
+    gap = margin if is_ratio else 1.0
+    # An infinite value is above the other's if that is no later than the end of the run.
+    sooner = int((np.where(np.isinf(theirs), mine <= their_ends, mine * gap < theirs) & np.isfinite(mine)).sum())
+    later = int((np.where(np.isinf(mine), theirs <= own_ends, theirs * gap < mine) & np.isfinite(theirs)).sum())
+    low = high = deviation = p = math.nan
+    if len(seeds) > 1 and both.all():
+        (low, high), p = student_interval(scaled, confidence), student_p(scaled)
+        deviation = float(scaled.std(ddof=1))
+    elif len(seeds) > 1 and not (np.isnan(mine) | np.isnan(theirs)).any():
+        p = sign_test(sooner, later)
+    back = np.exp if is_ratio else np.asarray
+    return PairedEffect(
+        selector=selector,
+        reference=reference,
+        figure=figure,
+        is_ratio=is_ratio,
+        estimate=float(back(scaled.mean())),
+        low=float(back(low)),
+        high=float(back(high)),
+        deviation=deviation,
+        p=p,
+        pairs=len(seeds),
+        reached=int(np.isfinite(mine).sum()),
+        reference_reached=int(np.isfinite(theirs).sum()),
+        sooner=sooner,
+        later=later,
+        reference_mean=float(theirs.mean()) if np.isfinite(theirs).all() else math.nan,
+        values=tuple(back(scaled).tolist()),
+    )
