@@ -271,8 +271,11 @@ def draw_profile(axes: Axes, verdict: Verdict, styles: Mapping[str, Style]) -> N
         if any(effect.censored for effect in effects):
             # A ratio of the seeds that reached it would favour the selector that failed on the others.
             place: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "bottom"}
-            axes.annotate("not on\nall seeds", (target, 0.02), color=GREY, fontsize=8, **place)
+            axes.annotate("not on all seeds", (target, 0.02), color=GREY, fontsize=8, rotation=90, **place)
     axes.set_xticks(targets, [f"{target:g}" for target in targets])
+    # Not by margins: targets without a ratio have no point.
+    edge = 0.06 * (targets.max() - targets.min()) or 1.0
+    axes.set_xlim(targets.min() - edge, targets.max() + edge)
 
 
 def _prepare_ratio_axis(axes: Axes, axis: str) -> None:
