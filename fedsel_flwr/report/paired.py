@@ -97,6 +97,10 @@ class PairedEffect:
         equal = 1.0 if self.is_ratio else 0.0
         return self.low > equal or self.high < equal
 
+    def is_within(self, margin: float) -> bool:
+        """Whether the whole interval of a ratio lies within [1 / margin, margin]."""
+        return self.low >= 1 / margin and self.high <= margin
+
 
 def collect(summaries: Iterable[RunSummary], figure: str) -> dict[str, dict[int, float]]:
     """Collect one figure of all runs, by selector and seed.

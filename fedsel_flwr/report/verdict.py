@@ -22,6 +22,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+
 from fedsel_flwr.report.paired import (
     CONFIDENCE,
     PairedEffect,
@@ -180,7 +182,7 @@ def choose_word(time: PairedEffect, p: float, margin: float = MARGIN) -> Word:
         if p <= LEVEL and time.sooner > time.later and lead >= 0:
             return "sooner"
         return "later" if p <= LEVEL and time.sooner < time.later and lead <= 0 else "not settled"
-    if 1 / margin <= time.low and time.high <= margin:
+    if time.is_within(margin):
         return "no difference"
     if p <= LEVEL:
         return "sooner" if time.estimate < 1 else "later"
@@ -213,14 +215,11 @@ def seeds_to_settle(time: PairedEffect, factor: float, margin: float = MARGIN) -
                 return n
         return None
     t = load_optional("scipy.stats").t
-    size = abs(math.log(time.estimate))
-    for n in range(time.pairs + 1, MAX_SEEDS + 1):
-        error = time.deviation / math.sqrt(n)
-        if size + t.ppf((1 + CONFIDENCE) / 2, n - 1) * error <= math.log(margin):
-            return n
-        if factor * 2 * t.sf(size / error, n - 1) <= LEVEL:
-            return n
-    return None
+    seeds, size = np.arange(time.pairs + 1, MAX_SEEDS + 1), abs(math.log(time.estimate))
+    error = time.deviation / np.sqrt(seeds)
+    within = size + t.ppf((1 + CONFIDENCE) / 2, seeds - 1) * error <= math.log(margin)
+    settled = seeds[within | (factor * 2 * t.sf(size / error, seeds - 1) <= LEVEL)]
+    return int(settled[0]) if settled.size else None
 
 
 def _describe(
@@ -307,9 +306,9 @@ def _ratio(effect: PairedEffect) -> str:
 
 def _part(effect: PairedEffect, what: str, margin: float) -> str:
     """Return one factor of the time: "27 % fewer seconds a round (24 to 30 %)"."""
-    if effect.low >= 1 / margin and effect.high <= margin:
+    if effect.is_within(margin):
         return f"as many {what} within {100 * (margin - 1):.0f} % ({_ratio(effect)})"
-    if effect.low <= 1 <= effect.high:
+    if not effect.differs:
         return f"{effect.estimate:.2f} times the {what} ({_range(effect)}, could be 1)"
     return f"{_change(effect)} {'fewer' if effect.estimate < 1 else 'more'} {what} ({_ends(effect)})"
 
