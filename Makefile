@@ -10,7 +10,7 @@ export FLWR_DISABLE_UPDATE_CHECK := 1
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help demo test slow e2e flower-matrix lint house architecture clean
+.PHONY: help demo test slow e2e flower-matrix lint house prose architecture clean
 
 help:
 	@sed -n '/^# make/s/^# //p' Makefile
@@ -42,6 +42,10 @@ flower-matrix: .venv/installed
 # make house   files, lines, floors and import arrows of each folder; AGAINST=COMMIT compares
 house: .venv/installed
 	$(BIN)/python tests/house.py $(if $(AGAINST),--against $(AGAINST))
+
+# make prose   listed words and sentences past 25 words, in pages, docstrings and messages; AGAINST=COMMIT compares
+prose: .venv/installed
+	$(BIN)/python tests/prose.py $(if $(AGAINST),--against $(AGAINST))
 
 # make architecture   write the walks, the rooms and the picture of docs/architecture.md from the code
 architecture: .venv/installed
