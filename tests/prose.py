@@ -4,8 +4,8 @@
     python tests/prose.py PATH...           each finding in these files or folders
     python tests/prose.py --against COMMIT  the counts before and after
 
-Kinds: the README, the other pages, the first lines of docstrings, the rest of the docstrings, and messages. A message is
-any other string of four words or more in the package: errors, logs, help. Code is one word in a sentence.
+Kinds: the README, the other pages, the first lines of docstrings, the rest of the docstrings, and messages. A message
+is any other string of four words or more in the package: errors, logs, help. Code is one word in a sentence.
 ``tests/test_prose.py`` holds what has been reached.
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import io
 import re
 import subprocess
 import sys
@@ -75,7 +76,7 @@ class Block:
     def findings(self) -> Iterator[tuple[str, str]]:
         """Yield what is wrong and the sentence."""
         for number, sentence in enumerate(self.sentences()):
-            words = len(re.findall(r"<code>|[^\W_][\w'’.,/%·+-]*", sentence))
+            words = len(re.findall(r"<code>|[^\W_][\w'.,/%·+-]*", sentence))
             if words > LONGEST:
                 yield f"{words} words", sentence
             if sentence.count(";") > 1:
@@ -122,21 +123,17 @@ def package(root: Path) -> Iterator[Block]:
     """Yield the blocks of the package's docstrings and messages."""
     for file in sorted((root / "fedsel_flwr").rglob("*.py")):
         path, tree = file.relative_to(root).as_posix(), ast.parse(file.read_text())
-        inside = set()  # string nodes already read
-        for node in ast.walk(tree):
-            if (
-                isinstance(node, ast.Expr)
-                and isinstance(node.value, ast.Constant)
-                and isinstance(node.value.value, str)
-            ):
-                inside.add(node.value)
-                yield from _docstring(node.value.value, path, node.lineno)
+        read = set[ast.AST]()  # strings that are part of another text
+        for node in ast.walk(tree):  # a parent comes before its children
+            if isinstance(node, ast.Expr):
+                read.add(node.value)
+                if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+                    yield from _docstring(node.value.value, path, node.lineno)
             elif isinstance(node, ast.JoinedStr):
-                inside |= set(ast.walk(node)) - {node}
+                read.update(ast.walk(node))
                 parts = [str(part.value) if isinstance(part, ast.Constant) else "`x`" for part in node.values]
                 yield from _message("".join(parts), path, node.lineno)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in inside:
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in read:
                 yield from _message(node.value, path, node.lineno)
 
 
@@ -206,9 +203,9 @@ def main() -> int:
         return 0
     if options.against:
         with tempfile.TemporaryDirectory() as folder:
-            with subprocess.Popen(["git", "archive", options.against], cwd=ROOT, stdout=subprocess.PIPE) as archive:
-                with tarfile.open(fileobj=archive.stdout, mode="r|") as tar:
-                    tar.extractall(folder, filter="data")
+            archive = subprocess.run(["git", "archive", options.against], cwd=ROOT, stdout=subprocess.PIPE, check=True)
+            with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as tar:
+                tar.extractall(folder, filter="data")
             _print(options.against[:12], counts(Path(folder)))
     _print("now", counts())
     return 0
