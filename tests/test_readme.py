@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from fedsel_flwr.selectors import names
 from tests.flwr_command import ANSI, LocalSuperLink
 from tests.pages import COMMANDS, PAGES, ROOT, Block, blocks, links
 from tests.processes import environment
 from tests.warm import Warm
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
-OTHER = ("text", "toml", "yaml")
+OTHER = ("diff", "text", "toml", "yaml")
 ELSEWHERE = {"docs/smoke-tests.md": "tests/test_pages.py"}
 PAPERS = "docs/papers/"
 CARDS = """
@@ -32,7 +33,7 @@ predict, inputs, labels = (lambda arrays, inputs: inputs @ arrays[0]), np.eye(3)
 NOT_RUN = {
     ("README.md", "python3 -m venv .venv"): "installs",
     ("README.md", "fedsel compare phones"): "over a minute",
-    ("README.md", "flwr run . --stream"): "SuperLink",
+    ("docs/your-flower-project.md", "flwr run . --stream"): "SuperLink",
     ("docs/README.md", "fedsel compare phones"): "over a minute",
     ("docs/beyond-one-machine.md", "# on the first machine"): "several machines",
     ("docs/beyond-one-machine.md", "export RAY_ADDRESS"): "cluster",
@@ -62,6 +63,7 @@ SAYS = {
     "prices.py": r"on the same 3 seeds and one partition for all of them",
     "these.py": r"^\['2', '5', '7'\]$",
     "going_on.py": r"^5 0\.\d{3}$",
+    "early.py": r"^\d+ rounds, 0\.8\d$",
     "quiet.py": r"(\d 0\.\d+ [\d.]+ s [\d.]+ J\n){5}\[\(10, 64\), \(10,\)\]",
 }
 """Program -> what its output has."""
@@ -153,11 +155,12 @@ def test_the_cards_programs_run(block: Block, warm: Warm, tmp_path: Path) -> Non
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", ["legacy", "message"])
 def test_the_wrapped_strategies_run_under_flwr_run(name: str, tmp_path: Path) -> None:
-    own = {block.file: block for block in BLOCKS if block.page == "README.md" and block.file}
-    (command,) = [block for block in BLOCKS if block.page == "README.md" and block.first.startswith("flwr run")]
+    page = [block for block in BLOCKS if block.page == "docs/your-flower-project.md"]
+    own = {block.file: block for block in page if block.file}
+    (command,) = [block for block in page if block.first.startswith("flwr run")]
     (app := tmp_path / "app").mkdir()
     (app / f"{name}.py").write_text(own[f"{name}.py"].text, encoding="utf-8")
-    (app / "pyproject.toml").write_text(own["pyproject.toml"].text.replace("legacy:", f"{name}:"), encoding="utf-8")
+    (app / "pyproject.toml").write_text(own["pyproject.toml"].text.replace("message:", f"{name}:"), encoding="utf-8")
     ((flwr, run, here, *options),) = command.commands()
     assert (flwr, run, here) == ("flwr", "run", ".")
     with LocalSuperLink(tmp_path / "home") as superlink:
@@ -176,6 +179,23 @@ def test_the_cards_commands_run_for_two_rounds(block: Block, warm: Warm, tmp_pat
             assert status == 0, said
             played += 1
     assert played
+
+
+def test_the_readme_is_one_screen() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for gone in (r"^```.*?^```$", r"<!--.*?-->", r"\]\([^)]*\)"):
+        text = re.sub(gone, "", text, flags=re.DOTALL | re.MULTILINE)
+    assert len(text.split()) < 600
+    assert text.split()[2] == str(len(names()))  # selectors
+
+
+def test_the_readmes_two_lines_are_those_of_the_example() -> None:
+    (shown,) = [block.text for block in BLOCKS if block.page == "README.md" and block.language == "diff"]
+    before, after = [(ROOT / "examples" / "drop-in" / app / "server_app.py").read_text() for app in ("before", "after")]
+    added = [line[1:] for line in shown.splitlines() if line.startswith("+")]
+    assert [line for line in added if f"{line}\n" not in after] == []
+    assert [line for line in added if f"{line}\n" in before] == []
+    assert [line[1:] for line in shown.splitlines() if line.startswith(" ") and f"{line[1:]}\n" not in before] == []
 
 
 def test_nothing_is_left_out_in_silence() -> None:

@@ -128,7 +128,9 @@ def test_the_default_makes_about_as_many_arms_as_clients_an_arm(kind: str) -> No
 
 
 def test_the_table_of_selectors_says_that_no_network_is_here() -> None:
-    (row,) = [line for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines() if "`nccb`" in line]
+    (row,) = [
+        line for line in (ROOT / "docs" / "selectors.md").read_text(encoding="utf-8").splitlines() if "`nccb`" in line
+    ]
     assert "*not* its neural bandit" in row
 
 
