@@ -25,6 +25,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -216,11 +217,22 @@ class Deployment:
                 time.sleep(0.2)
 
 
+def make_data(folder: Path, number: int) -> Path:
+    """Write a SuperNode's own examples of y = x_1 - 2 x_2 + 3 x_3 to a file, once, and return its path."""
+    path = folder / "data" / f"node-{number}.npz"
+    if not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        inputs = np.random.default_rng(number).normal(size=(100, 3))
+        np.savez(path, inputs=inputs, targets=inputs @ np.array([[1.0], [-2.0], [3.0]]))
+    return path
+
+
 def start_all(deployment: Deployment, number: int) -> None:
     """Start a SuperLink and SuperNodes, and see that they stay: one that the SuperLink refuses is started again."""
     deployment.prepare()
     deployment.start_superlink()
-    config = {f"node-{i}": f"partition-id={i} num-partitions={number}" for i in range(number)}
+    config = {f"node-{i}": f"data-path='{make_data(deployment.folder, i)}'" for i in range(number)}
+    config["node-0"] += " slow-s=6.0"  # an old machine
     for name in config:
         deployment.register(name)
     nodes = {name: deployment.start_supernode(name, config[name]) for name in config}

@@ -1,0 +1,1 @@
+"""A Flower app that compares selectors on the clients of a federation."""
