@@ -74,6 +74,7 @@ def test_a_client_reads_its_file_in_a_deployment(path: Path, tmp_path: Path) -> 
     node = AppNode(loaded["app"], 0)
     node.context.node_config = {"data-path": str(tmp_path / "mine.npz")}
     assert [array.tolist() for array in loaded["load"](node.context)] == [inputs.tolist(), labels.tolist()]
+    FakeGrid({})  # sets the identity without which Flower makes no message
     content = {"arrays": ArrayRecord([np.zeros((10, 64)), np.zeros(10)]), "config": ConfigRecord()}
     reply = node.handle(Message(RecordDict(content), dst_node_id=1, message_type="train"))  # type: ignore[arg-type]
     assert isinstance(reply, RecordDict)
