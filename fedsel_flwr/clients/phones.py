@@ -70,6 +70,8 @@ class PhoneModel:
         compute_power_w: Power while computing, W.
         radio_power_w: Power while receiving or sending, W.
         max_latency_s: Deadline of a round, s.
+        devices: Your own devices in place of the drawn ones: seconds per example, downlink and uplink in bytes/s of
+            each client, shape (num_clients, 3). None draws them from the medians above.
 
     Raises:
         ParameterError: If a value is outside its range; the message names the field.
@@ -95,6 +97,7 @@ class PhoneModel:
     compute_power_w: float = 3.0
     radio_power_w: float = 1.0
     max_latency_s: float = 60.0
+    devices: Sequence[Sequence[float]] | FloatArray | None = None
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -112,6 +115,16 @@ class PhoneModel:
                 f"{examples.shape} of {examples.dtype}. Count the examples that each client trains on in a round."
             )
         object.__setattr__(self, "examples", tuple(examples.astype(np.float64).tolist()))
+        if self.devices is not None:
+            devices = np.asarray(self.devices)
+            fits = devices.shape == (self.num_clients, 3) and devices.dtype.kind in "iuf"
+            if not fits or not (np.isfinite(devices) & (devices > 0)).all():
+                raise ParameterError(
+                    "devices must hold seconds per example, downlink and uplink in bytes/s, all above 0, for each of "
+                    f"{self.num_clients} clients, got shape {devices.shape} of {devices.dtype}. Give a row for each "
+                    "client."
+                )
+            object.__setattr__(self, "devices", tuple(map(tuple, devices.astype(np.float64).tolist())))
 
     @property
     def payload_up_bits(self) -> float:
@@ -148,11 +161,10 @@ class PhoneModel:
         """
         for partition_id in partition_ids:
             check_partition(partition_id, self.num_clients)
-        medians = streams(self.seed, "phone", partition_ids)
         factors = streams(self.seed, "phone-round", partition_ids, round)
         return [
-            self._delays(self.examples[k], own.standard_normal(3).tolist(), now.standard_normal(3).tolist())
-            for k, own, now in zip(partition_ids, medians, factors, strict=True)
+            self._delays(k, own, now.standard_normal(3).tolist())
+            for k, own, now in zip(partition_ids, self._own_draws(partition_ids), factors, strict=True)
         ]
 
     def mean_latencies(self, points: FloatArray) -> FloatArray:
@@ -171,25 +183,30 @@ class PhoneModel:
         network_sd = _log_sd(self.network_round_cv)
         # minus, as a throughput divides
         now = np.exp(ndtri(points) * [_log_sd(self.compute_round_cv), -network_sd, -network_sd])
-        own = [stream.standard_normal(3) for stream in streams(self.seed, "phone", range(self.num_clients))]
         means = np.empty(self.num_clients)
-        for k, of_phone in enumerate(own):
-            usual = self._delays(self.examples[k], of_phone.tolist(), [0.0, 0.0, 0.0])
+        for k, own in enumerate(self._own_draws(range(self.num_clients))):
+            usual = self._delays(k, own, [0.0, 0.0, 0.0])
             seconds = now @ [usual.compute_s, usual.download_s, usual.upload_s]
             means[k] = np.minimum(seconds, self.max_latency_s).mean()
         return means
 
-    def _delays(self, examples: float, own: list[float], now: list[float]) -> RoundDelays:
-        """Return the delays for standard normal draws of the client (``own``) and of the round (``now``)."""
+    def _own_draws(self, partition_ids: Sequence[int]) -> list[list[float]]:
+        """Return the standard normal draws of the clients' own medians; zeros if ``devices`` has the medians."""
+        if self.devices is not None:
+            return [[0.0, 0.0, 0.0]] * len(partition_ids)
+        return [own.standard_normal(3).tolist() for own in streams(self.seed, "phone", partition_ids)]
+
+    def _delays(self, k: int, own: list[float], now: list[float]) -> RoundDelays:
+        """Return the delays of client k for standard normal draws of the client (``own``) and the round (``now``)."""
+        medians = (self.seconds_per_example, self.download_bytes_per_s, self.upload_bytes_per_s)
+        example_s, down, up = medians if self.devices is None else self.devices[k]
         network_sd = _log_sd(self.network_round_cv)
-        seconds = self.seconds_per_example * math.exp(
-            self.compute_log_sd * own[0] + _log_sd(self.compute_round_cv) * now[0]
-        )
-        down = self.download_bytes_per_s * math.exp(self.download_log_sd * own[1] + network_sd * now[1])
-        up = self.upload_bytes_per_s * math.exp(self.upload_log_sd * own[2] + network_sd * now[2])
+        seconds = example_s * math.exp(self.compute_log_sd * own[0] + _log_sd(self.compute_round_cv) * now[0])
+        down *= math.exp(self.download_log_sd * own[1] + network_sd * now[1])
+        up *= math.exp(self.upload_log_sd * own[2] + network_sd * now[2])
         return RoundDelays(
             download_s=self.payload_bits / 8 / down,
-            compute_s=seconds * examples,
+            compute_s=seconds * self.examples[k],
             upload_s=self.payload_bits / 8 / up,
             computing_rate=1 / seconds,
         )

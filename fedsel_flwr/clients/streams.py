@@ -46,6 +46,7 @@ PURPOSES: Final[Mapping[str, int]] = MappingProxyType(
         "mini-batch": 13,
         "failure": 14,
         "crash": 15,
+        "device-kind": 16,
     }
 )
 

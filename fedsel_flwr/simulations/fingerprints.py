@@ -41,7 +41,7 @@ Fingerprints = Mapping[str, str]
 """Part of a run, one of :data:`PARTS` -> its fingerprint."""
 PARTS = ("selector", "model", "objective", "scenario", "data", "partition")
 """Parts of a run that have a fingerprint."""
-PATH_KEYS = ("model.name", "data.dataset")
+PATH_KEYS = ("model.name", "data.dataset", "system.devices")
 """Keys of a scenario that may name a file of the user's by its path."""
 OF_SEED, DRAWN = "of seed", "drawn for seed"
 """Marks in a fingerprint: a function of the user's made this for the seed; the scenario drew it for the seed."""
@@ -115,6 +115,8 @@ def fingerprints(world: World, own: OwnParts, code: Fingerprints) -> dict[str, s
     if not fixed:
         partition += f" {DRAWN} {scenario.seed}"
     found = {**code, "scenario": scenario_fingerprint(scenario), "data": data, "partition": partition}
+    if (devices := getattr(world.system, "devices", None)) is not None:  # the file may change while its name stays
+        found["scenario"] = fingerprint([found["scenario"], devices])
     if "model" in code:
         # A function that builds a model says nothing of the classes of its layers, which may lie in other files.
         parts = sorted({type(part) for part in world.model.modules()}, key=lambda cls: cls.__qualname__)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from fedsel_flwr.checks import IntArray
+from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.clients.device import System as AnySystem
 from fedsel_flwr.clients.phones import PhoneModel
 from fedsel_flwr.clients.system import SystemModel
@@ -125,7 +125,13 @@ class Scenario(Table):
             )
         return self
 
-    def system_model(self, sizes: IntArray | None = None, model_bytes: int = 0, multiplications: int = 0) -> AnySystem:
+    def system_model(
+        self,
+        sizes: IntArray | None = None,
+        model_bytes: int = 0,
+        multiplications: int = 0,
+        devices: FloatArray | None = None,
+    ) -> AnySystem:
         """Return the system model: delays and energy of the clients.
 
         Args:
@@ -133,6 +139,8 @@ class Scenario(Table):
             model_bytes: Size of the model as it is sent, bytes; read for phones if ``payload_bytes`` is 0.
             multiplications: The model's for an example, read if ``clients.reference_multiplications`` is set; 0: as
                 many as the reference.
+            devices: Seconds per example, downlink and uplink in bytes/s of each client, shape (num_clients, 3), in
+                place of drawn phones; None draws them.
 
         Raises:
             ParameterError: Phones without sizes or payload.
@@ -141,7 +149,7 @@ class Scenario(Table):
         factor = multiplications / reference if multiplications and reference else 1.0
         if self.system.kind == "cell":
             return self._cell(factor)
-        keys = self.system.model_dump(exclude={"kind", "payload_bytes"})
+        keys = self.system.model_dump(exclude={"kind", "devices", "payload_bytes"})
         keys["seconds_per_example"] *= factor
         payload = self.system.payload_bytes or model_bytes
         if sizes is None or not payload:
@@ -155,6 +163,7 @@ class Scenario(Table):
             examples=examples_per_round(self.training.settings(), sizes),
             payload_bits=8 * payload,
             max_latency_s=self.wireless.max_latency_s,
+            devices=None if devices is None else devices * [factor, 1.0, 1.0],
             **keys,
         )
 

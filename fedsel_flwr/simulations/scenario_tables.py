@@ -197,10 +197,12 @@ class System(Table):
     """The system model: Xia's cell (tables ``wireless`` and ``device``), or phones on Wi-Fi.
 
     The keys other than ``kind`` are for phones; ``payload_bytes`` = 0 means the size of the model. Of ``wireless``,
-    phones use ``max_latency_s`` and ``channels``.
+    phones use ``max_latency_s`` and ``channels``. ``devices`` is a CSV file with your own devices
+    (:mod:`fedsel_flwr.simulations.worlds.devices`); the medians and the ``..._log_sd`` keys are then unused.
     """
 
     kind: Literal["cell", "phones"] = "cell"
+    devices: str = ""
     payload_bytes: NotNegative = 0.0
     seconds_per_example: Positive = PhoneModel.seconds_per_example
     compute_log_sd: NotNegative = PhoneModel.compute_log_sd

@@ -153,7 +153,7 @@ def test_phones_take_every_number_of_system() -> None:
     phones = s.system_model(sizes, 1000)
     assert isinstance(phones, PhoneModel)
     keys = {k.removeprefix("system."): v for k, v in OTHER_VALUES.items() if k.startswith("system.")}
-    assert (keys.pop("kind"), keys.pop("payload_bytes")) == ("phones", 0.25)
+    assert (keys.pop("kind"), keys.pop("payload_bytes"), keys.pop("devices")) == ("phones", 0.25, "elsewhere")
     assert (phones.num_clients, phones.seed, phones.payload_bits) == (11, 9, 2.0)
     assert phones.max_latency_s == OTHER_VALUES["wireless.max_latency_s"]
     assert phones.examples == tuple(3.0 * sizes)

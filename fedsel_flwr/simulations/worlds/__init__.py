@@ -10,6 +10,7 @@ In the order in which a world is built:
 ``partitions``        partitions by name: i.i.d., Dirichlet, shards, and the ones above
 ``architectures``     models by name; the multiplications of a model
 ``ingredients``       examples, partition, model and objective of a scenario, or the user's own in their place
+``devices``           your own devices: a CSV file with the speeds and links of each client, or of kinds of devices
 ``world``             all of it together, with the system model; its clients; the cache of a process
 ``availability``      the clients that are there in a round: by probability, or by a trace
 ====================  ================================================================================================

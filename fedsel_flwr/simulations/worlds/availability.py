@@ -14,7 +14,7 @@ import numpy as np
 from fedsel_flwr.checks import BoolArray, real
 from fedsel_flwr.clients.streams import stream
 from fedsel_flwr.errors import ParameterError
-from fedsel_flwr.simulations.worlds.image_files import DATA_DIR_VARIABLE, find_data_folder
+from fedsel_flwr.simulations.worlds.image_files import find_file
 
 UNITS = ("round", "second")
 STATES = {"up": True, "down": False}
@@ -159,15 +159,4 @@ def find_trace(trace: str, data_dir: str | None) -> Path:
             "availability.kind = 'trace' needs availability.trace, the path of a CSV file 'second,client,state' or "
             "'round,client,state'"
         )
-    path = Path(trace).expanduser()
-    if path.is_dir():
-        raise ParameterError(f"availability.trace {trace!r} is a folder. Give the path of a CSV file.")
-    if path.is_absolute() or path.exists():
-        return path
-    folder = find_data_folder(data_dir)
-    if not (folder / path).exists():
-        raise ParameterError(
-            f"cannot read availability trace {trace!r}: it is neither in the working directory nor in the data folder "
-            f"{folder}. Name the folder that holds it with --data-dir or {DATA_DIR_VARIABLE}, or give its full path."
-        )
-    return folder / path
+    return find_file(trace, key="availability.trace", data_dir=data_dir)

@@ -121,6 +121,34 @@ def find_data_folder(data_dir: str | os.PathLike[str] | None) -> Path:
     return folder
 
 
+def find_file(path: str, *, key: str, data_dir: str | os.PathLike[str] | None) -> Path:
+    """Find a file that a scenario names: an absolute path, one from the working directory, or one in the data folder.
+
+    Args:
+        path: The path.
+        key: The scenario's key that holds it, for messages.
+        data_dir: The data folder; None: that of FEDSEL_DATA.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        ParameterError: There is no such file, it is a folder, or the named data folder does not exist.
+    """
+    named = Path(path).expanduser()
+    if named.is_dir():
+        raise ParameterError(f"{key} {path!r} is a folder. Give the path of a CSV file.")
+    if named.is_absolute() or named.exists():
+        return named
+    folder = find_data_folder(data_dir)
+    if not (folder / named).exists():
+        raise ParameterError(
+            f"cannot read {key} {path!r}: the file is neither in the working directory nor in the data folder "
+            f"{folder}. Name the folder that holds it with --data-dir or {DATA_DIR_VARIABLE}, or give its full path."
+        )
+    return folder / named
+
+
 def read_image_set(name: str, folder: Path) -> tuple[Examples, Examples]:
     """Read a torchvision set, and download it first if the folder lacks it.
 

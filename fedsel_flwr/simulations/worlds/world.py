@@ -27,6 +27,7 @@ from fedsel_flwr.selectors.columns import ON_VALIDATION
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.worlds.architectures import count_multiplications
 from fedsel_flwr.simulations.worlds.data import Split
+from fedsel_flwr.simulations.worlds.devices import devices_of
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts, data_of, model_of
 from fedsel_flwr.simulations.worlds.partitions import partition_sizes, rows_of
 
@@ -72,7 +73,8 @@ class World:
                     "times the training itself. Leave one of them out."
                 )
             counted = count_multiplications(self.model, self.dataset.train.inputs[0])
-        self.system: System = scenario.system_model(self.sizes, sum(array.nbytes for array in self._initial), counted)
+        nbytes = sum(array.nbytes for array in self._initial)
+        self.system: System = scenario.system_model(self.sizes, nbytes, counted, devices_of(scenario))
 
     def initial_arrays(self) -> Arrays:
         """Return a copy of the initial global model."""
