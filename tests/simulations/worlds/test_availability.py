@@ -172,7 +172,7 @@ def test_a_trace_is_found_here_or_in_the_data_folder(tmp_path: Path, monkeypatch
     assert find_trace("t.csv", None).resolve() == here / "t.csv"
     assert find_trace(str(data / "t.csv"), None) == data / "t.csv"
     for name, folder, said in (
-        ("u.csv", None, r"trace 'u\.csv': the file is neither in the working directory nor in the data folder .*data\. "),
+        ("u.csv", None, r"trace 'u\.csv': the file is neither in the working directory nor in .*data\. "),
         ("u.csv", str(tmp_path / "nowhere"), r"nowhere .* does not exist"),
         ("", None, r"needs availability\.trace, the path of a CSV file"),
         (str(data), None, "is a folder"),
