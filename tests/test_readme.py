@@ -61,7 +61,7 @@ SAYS = {
     "alone.py": r"^\[[\d \n]+\]$",
     "prices.py": r"on the same 3 seeds and one partition for all of them",
     "these.py": r"^\['2', '5', '7'\]$",
-    "going_on.py": r"^5 0\.\d{3}$",
+    "resuming.py": r"^5 0\.\d{3}$",
     "quiet.py": r"(\d 0\.\d+ [\d.]+ s [\d.]+ J\n){5}\[\(10, 64\), \(10,\)\]",
 }
 """Program -> what its output has."""
