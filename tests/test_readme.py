@@ -62,7 +62,7 @@ SAYS = {
     "alone.py": r"^\[[\d \n]+\]$",
     "prices.py": r"on the same 3 seeds and one partition for all of them",
     "these.py": r"^\['2', '5', '7'\]$",
-    "going_on.py": r"^5 0\.\d{3}$",
+    "resuming.py": r"^5 0\.\d{3}$",
     "fleet.py": r"on the same 3 seeds and partitions",
     "early.py": r"^\d+ rounds, 0\.8\d$",
     "quiet.py": r"(\d 0\.\d+ [\d.]+ s [\d.]+ J\n){5}\[\(10, 64\), \(10,\)\]",
