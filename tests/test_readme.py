@@ -15,7 +15,7 @@ import pytest
 
 from fedsel_flwr.selectors import names
 from tests.flwr_command import ANSI, LocalSuperLink
-from tests.pages import COMMANDS, PAGES, ROOT, Block, blocks, links
+from tests.pages import COMMANDS, PAGES, ROOT, Block, blocks, dead_anchors, links
 from tests.processes import environment
 from tests.warm import Warm
 
@@ -227,6 +227,8 @@ def test_the_selector_alone_comes_to_prefer_the_fast(warm: Warm, tmp_path: Path)
 
 def test_links_lead_somewhere_and_the_index_has_every_page() -> None:
     assert [(page.name, link) for page in PAGES for link in links(page) if not (ROOT / link).exists()] == []
+    everywhere = [*PAGES, *ROOT.glob("*.md"), *ROOT.glob("examples/**/*.md"), *ROOT.glob("benchmarks/*.md")]
+    assert [(page.name, anchor) for page in everywhere for anchor in dead_anchors(page)] == []
     listed = set(links(ROOT / "docs" / "README.md"))
     pages = {page.relative_to(ROOT).as_posix() for page in PAGES if page.parent == ROOT / "docs"}
     assert pages - {"docs/README.md"} <= listed
