@@ -60,7 +60,7 @@ def check_asked_once(harness: StrategyHarness) -> None:
 
 
 def check_impostor(harness: StrategyHarness) -> None:
-    """Check that a second connection with the claimed id of a connected client is never asked."""
+    """Check that a second connection that claims a connected client's id is never asked."""
     for seen in harness.full_run.rounds:
         admitted = any(seen.connected.get(node) == IMPOSTOR for node in seen.asked)
         promise(

@@ -76,7 +76,7 @@ def check_latencies(harness: StrategyHarness) -> None:
 
 
 def check_failures_are_named(harness: StrategyHarness) -> None:
-    """Check that a client with an unusable update has failed with a problem, and a healthy client has no problem."""
+    """Check that an unusable update is a failure with a named problem, and that a healthy client has no problem."""
     run, virtual = harness.full_run, harness.clock_is_virtual
     for seen in run.rounds:
         faults = {run.fleet.id_of(node): fault for node, fault in seen.broken.items()}
