@@ -1,4 +1,4 @@
-"""The interface of every selector: probe, select, observe, inform."""
+"""Interface of every selector: probe, select, observe, inform."""
 
 from __future__ import annotations
 
