@@ -28,7 +28,7 @@ from fedsel_flwr.selectors.round_report import RoundReport
 __all__ = ["BSFL", "maximize"]
 
 TINY = 1e-300
-"""Replaces the sum of weights that are all 0. Every target is then 0."""
+"""Replaces a sum of weights of 0, so that every target is 0."""
 SHORTEST = 1e-6
 """Smallest latency under "auto", seconds, so that 1 / tau_k is finite."""
 FAST = 0.1
@@ -70,7 +70,7 @@ class BSFL(Selector):
         * In the annealing solvers, the range of the finite bounds plus alpha times the range of g replaces Delta_max
           (14). One finite bound above all others replaces the infinite bounds.
         * (4) sums d over the registered clients, and (3) counts the same clients.
-        * With ``data_weights``, g decides the opening and not the generator. Clients without a play all have infinite
+        * With ``data_weights``, g and not the generator decides the opening. Clients without a play all have infinite
           bounds, so those with the largest weights come first. Draws decide only between equal bounds and equal g.
         * The rounds of a common warm-up are plays, in the bounds and in g. Clients that missed the warm-up come first.
         * (17) has the sum inside the minimum in the paper; it is the same number.
