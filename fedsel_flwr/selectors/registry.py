@@ -1,4 +1,4 @@
-"""Selectors by name, for scenario files and the command line: look up, create, describe."""
+"""Registry of selectors by name, for scenario files and the command line: look up, create, describe."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _CLASSES: dict[str, type[Selector]] = {
     cls.name: cls for cls in vars(catalogue).values() if isinstance(cls, type) and issubclass(cls, Selector)
 }
 ENTRY_POINTS = "fedsel.selectors"
-"""The entry-point group of installed packages' selectors: ``fastest = "my_package.my_file:Fastest"``."""
+"""Entry-point group for selectors of installed packages: ``fastest = "my_package.my_file:Fastest"``."""
 
 
 def names() -> tuple[str, ...]:
-    """Return the names that :func:`create` knows, sorted; installed packages may add some (:data:`ENTRY_POINTS`).
+    """Return the sorted names that :func:`create` knows; installed packages may add names (:data:`ENTRY_POINTS`).
 
     >>> {"bsfl", "random"} <= set(names())
     True
@@ -38,7 +38,7 @@ def selector_class(name: str) -> type[Selector]:
         A subclass of :class:`~fedsel_flwr.selectors.Selector`.
 
     Raises:
-        ParameterError: The name is unknown, or it refers to something that cannot be imported or is no such class.
+        ParameterError: The name is unknown, cannot be imported, or does not refer to a class of selectors.
     """
     if name in _CLASSES:
         return _CLASSES[name]
@@ -60,7 +60,7 @@ def selector_class(name: str) -> type[Selector]:
 
 
 def label_of(name: str) -> str:
-    """Return a selector's label in tables, folders and parameter keys: its name, or that of a reference's class.
+    """Return a selector's label in tables, folders and parameter keys: its name, or for a reference the class's name.
 
     Raises:
         ParameterError: As :func:`selector_class` does.
@@ -95,18 +95,18 @@ def create(name: str, **params: Any) -> Selector:
     except FedSelError:
         raise
     except Exception as error:
-        # A class of the user's own may raise anything.
+        # A user's class may raise any exception.
         raise ParameterError(f"selector {name!r} cannot be made: {described(error)}") from error
 
 
 def description(name: str) -> list[str]:
-    """Return what a selector does, its paper, the columns it reads and its parameters, a line each.
+    """Describe a selector in four lines: summary, paper, columns it reads, parameters.
 
     Args:
         name: As :func:`~fedsel_flwr.selectors.registry.selector_class` reads it.
 
     Returns:
-        The lines; for an installed selector that cannot be loaded one line, with the reason.
+        The lines; for an installed selector that cannot be loaded, one line with the reason.
 
     >>> for line in description("local-accuracy"):
     ...     print(line)
@@ -130,8 +130,8 @@ def description(name: str) -> list[str]:
 
 
 def _installed() -> dict[str, str]:
-    """Return the names that installed packages add, with their references; they cannot replace our own."""
-    # Read at each call: a package may be installed while a notebook runs.
+    """Return the names that installed packages add, with their references; they cannot replace our names."""
+    # Read at each call, because a package may be installed while a notebook runs.
     found = importlib.metadata.entry_points(group=ENTRY_POINTS)
     return {point.name: point.value for point in found if point.name not in _CLASSES}
 
@@ -150,7 +150,7 @@ def _checked_class(found: Any, name: str) -> type[Selector]:
 
 
 def _references(text: str) -> str:
-    """Return the section References of a docstring, on one line."""
+    """Return the section "References" of a docstring on one line."""
     _, heading, after = text.partition("\nReferences:\n")
     return " ".join(after.split("\n\n")[0].split()) if heading else "-"
 
