@@ -19,7 +19,7 @@ from typing import Any
 from fedsel_flwr.errors import ParameterError
 
 NOT_EMPTY = ("scenario", "selector", "selectors", "seeds", "reference", "runs_dir", "data_dir", "out", "resume",
-             "checkpoint_dir")  # fmt: skip
+             "checkpoint_dir", "track", "track_clients")  # fmt: skip
 """Options whose value must not be empty: an unset shell variable would count as an option that was left out."""
 
 FIXED_BY_FOLDER = (
@@ -88,6 +88,20 @@ def seeds_of(args: argparse.Namespace) -> int | list[int]:
     if "," not in given and numbers[0] < 1:
         raise ParameterError(f"--seeds must be at least 1, got {given}")
     return numbers if "," in given else numbers[0]
+
+
+def tracked_clients_of(args: argparse.Namespace) -> int | list[int] | None:
+    """Return the number of clients with per-client metrics in a tracker, or their ids; None if neither is set."""
+    given = args.track_clients
+    if given is None:
+        return None
+    if args.track is None:
+        raise ParameterError("--track-clients is for a tracker. Give --track too, or leave it out")
+    try:
+        ids = [int(part) for part in given.split(",") if part.strip()]
+    except ValueError:
+        raise ParameterError(f"--track-clients must be a number, or ids with commas, got {given!r}") from None
+    return ids if "," in given else ids[0]
 
 
 def ray_options_of(args: argparse.Namespace) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import argparse
 import importlib.util
 import json
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -17,12 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsel_flwr import __version__
-from fedsel_flwr.arguments import overrides_of, parse, ray_options_of, resumed_folder, seeds_of
+from fedsel_flwr.arguments import overrides_of, parse, ray_options_of, resumed_folder, seeds_of, tracked_clients_of
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError
 
 if TYPE_CHECKING:
+    from fedsel_flwr.callbacks.tracking import Tracking
     from fedsel_flwr.simulations.comparisons.comparison import Comparison
     from fedsel_flwr.simulations.comparisons.plan import Plan
+    from fedsel_flwr.simulations.scenario import Scenario
     from fedsel_flwr.simulations.shutdown import SignalShutdown
 
 EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
@@ -96,6 +99,15 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
     common.add_argument(
         "--no-checkpoints", action="store_true",
         help="write no checkpoints: an interrupted run cannot be resumed, only started again",
+    )  # fmt: skip
+    common.add_argument(
+        "--track", metavar="TRACKER[:ADDRESS]",
+        help="send parameters and metrics of each run to tensorboard[:LOGDIR], mlflow[:URI], wandb[:PROJECT], or a "
+        "class ./file.py:Class",
+    )  # fmt: skip
+    common.add_argument(
+        "--track-clients", metavar="N|A,B,C",
+        help="with --track: number of clients with per-client metrics, or their ids with commas (default: 50)",
     )  # fmt: skip
     run = commands.add_parser("run", allow_abbrev=False, parents=[common], help="run a scenario with one selector")
     run.add_argument("--selector", help="instead of the scenario's: a name, package.module:Class or ./file.py:Class")
@@ -214,6 +226,7 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
         )
     plan = _new_plan(args) if resumed is None else _resumed_plan(Path(resumed), args)
 
+    from fedsel_flwr.callbacks.tracked_run import incomplete_runs
     from fedsel_flwr.report.progress import Progress
     from fedsel_flwr.report.run_folder import create_run_folder, load_optional
     from fedsel_flwr.simulations.comparisons.plan_files import find_newest_run, lock_comparison
@@ -224,18 +237,23 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
 
     if resumed is None and args.resume and getattr(args, "checkpoint_dir", None) is None:
         resumed = str(find_newest_run(plan.form, Path(args.runs_dir), _print_note))
+    tracking = _tracking(args, plan.form.scenario)
     # Errors in the data come before anything is written.
     world_of(plan.contenders[0].scenario(plan.form.scenario, plan.form.seeds[0]))
     folder = (Path(resumed) if resumed else create_run_folder(plan.form.scenario.name, args.runs_dir)).resolve()
     # Before the log is opened: a refusal must not name rounds of another process.
     held = lock_comparison(folder)
+    if tracking is not None:
+        tracking = tracking.in_folder(folder)
+        if warning := tracking.prepare():
+            _print_note(warning)
     adopt_orphans()
     # Now, not when the first run ends: a signal during the import would find half a module to read the rounds with.
     load_optional("pyarrow.parquet")
 
     def holds() -> str:
         there = describe_runs(folder)
-        further = f"; fedsel {args.command} {plan.resume_options(folder)} goes on"
+        further = f"; fedsel {args.command} {plan.resume_options(folder)}{_track_options(args)} goes on"
         return f"{folder} holds {there or 'no round yet'}{further if there and not args.no_checkpoints else ''}"
 
     try:
@@ -254,19 +272,49 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
                 progress.update,
                 resume=args.resume is not None,
                 replay=args.replay,
+                track=tracking,
                 # One display at a time: the run's bar moves while Ray starts.
                 quiet=args.quiet or progress.is_live,
             )
     except RunError as error:
         raise RunError(f"{error}; {holds()}") from error
     finally:
+        if tracking is not None:
+            tracking.end_service()
         end_descendants()
         # The lock ends with this object.
         del held
     _show(comparison, args.json)
+    if tracking is not None and (lacking := incomplete_runs([folder, *sorted(folder.glob("*/"))])):
+        name, reason = next(iter(lacking.items()))
+        _print_note(
+            f"{tracking.tracker} lacks rounds of {len(lacking)} of {len(comparison.runs)} runs ({name}: {reason}). "
+            f"Send them with fedsel {args.command} {plan.resume_options(folder)}{_track_options(args)}"
+        )
     if not args.json:
         print(f"{folder}")
     return 0
+
+
+def _tracking(args: argparse.Namespace, scenario: Scenario) -> Tracking | None:
+    """Return the tracker of the command, without the folder of the runs, which is not made yet."""
+    clients = tracked_clients_of(args)
+    if args.track is None:
+        return None
+
+    from fedsel_flwr.callbacks.tracking import TRACKED_CLIENTS, Tracking
+    from fedsel_flwr.references import absolute_reference
+
+    return Tracking.of(
+        absolute_reference(args.track, Path.cwd()), scenario.name, scenario.num_clients, folder=args.runs_dir,
+        track_clients=TRACKED_CLIENTS if clients is None else clients,
+    )  # fmt: skip
+
+
+def _track_options(args: argparse.Namespace) -> str:
+    """Return the options of tracking as they were typed, for the command that resumes."""
+    named = (("--track", args.track), ("--track-clients", args.track_clients))
+    return "".join(f" {option} {shlex.quote(value)}" for option, value in named if value is not None)
 
 
 def _new_plan(args: argparse.Namespace) -> Plan:

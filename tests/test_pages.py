@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from fedsel_flwr import cli
+from fedsel_flwr.callbacks.tracked_run import STATE
 from fedsel_flwr.report import run_folder
 from fedsel_flwr.report.run_folder import JOURNAL
 from fedsel_flwr.rounds.history import ClientRecord, RoundRecord
@@ -115,7 +116,14 @@ def test_every_exit_status_file_and_column_that_is_named_is_there() -> None:
     files = set(re.findall(r"^\| `([a-z-]+\.[a-z]+)` \|", page, re.MULTILINE))
     own = {run_folder.ROUNDS, run_folder.CLIENTS, run_folder.MODEL, run_folder.SCENARIO, RUN, JOURNAL}
     made = {"flower.log", "comparison.png", "rounds.png", "runs.csv", "comparison.tex", "summary.json", "verdict.json"}
-    assert files == own | made | {"client-accuracy.parquet", "regret.parquet", "classes.parquet", PLAN}
+    assert files == own | made | {
+        "client-accuracy.parquet",
+        "regret.parquet",
+        "classes.parquet",
+        PLAN,
+        STATE,
+        "mlflow.db",
+    }
     assert {"round", "client", "client_id"} <= {field.name for field in fields(ClientRecord)}
     assert "round" in {field.name for field in fields(RoundRecord)}
 

@@ -1,8 +1,11 @@
-"""Callbacks for ``on_round`` that hand each finished round to a tracking library.
+"""Callbacks for ``on_round`` that send each finished round to a tracking library.
 
-Each library is imported when its callback is made, and is not installed with this package. A callback opens its run
-when it is made, so that a wrong address is an error there. Later errors of the library do not end the run; the first
-one is logged. All of it is in :mod:`~fedsel_flwr.callbacks.trackers`.
+The libraries are not installed with this package. A callback imports its library when you create it, and opens its run
+then. Later errors of the library do not end the run; the first one is logged.
+
+Three rooms: :mod:`~fedsel_flwr.callbacks.tracking` (the tracker that the option ``track`` names),
+:mod:`~fedsel_flwr.callbacks.tracked_run` (sends each round of a run once) and
+:mod:`~fedsel_flwr.callbacks.trackers` (a class for each library, and their base class).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Trackers: callbacks for TensorBoard, MLflow and Weights & Biases, and the recorder from which they derive.
+"""Trackers: callbacks for TensorBoard, MLflow and Weights & Biases, and their base class.
 
 A library that fails does not end the run. :func:`together` combines several callbacks into one.
 """
@@ -10,26 +10,39 @@ import importlib
 import logging
 import math
 import os
+import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType, TracebackType
 from typing import Any, Self
 
 from fedsel_flwr.errors import RunError, described
-from fedsel_flwr.rounds.records import RoundRecord
+from fedsel_flwr.rounds.records import ClientRecord, RoundRecord
 
 logger = logging.getLogger("fedsel_flwr")
 OnRound = Callable[[RoundRecord], None]
+Figures = Mapping[str, float]
+"""Name of a metric -> its value in one round."""
+CLIENT_FIGURES = ("latency_s", "download_s", "compute_s", "upload_s", "energy_j", "train_loss", "completed")
+"""Fields of a client's record that are metrics."""
+METRICS_PER_REQUEST = 1000
+"""Most metrics that MLflow takes in one request."""
+REQUEST_LIMITS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
+"""Environment variables that limit how long MLflow waits for a server. By default it retries for minutes."""
 
 
 class Recorder(ABC):
     """A callback for ``on_round``; also a context manager that closes at the end.
 
-    An exception in a round or at the end does not end the run. The first one is logged as a warning, and later rounds
-    are still handed over.
+    An exception in a round or at the end does not end the run. The first one is logged as a warning, and the callback
+    still receives later rounds.
+
+    Attributes:
+        run_id: The tracker's identifier of the run, with which a later process can append to it; None without one.
     """
 
+    run_id: str | None = None
     _failed = False
 
     def __call__(self, record: RoundRecord) -> None:
@@ -51,8 +64,13 @@ class Recorder(ABC):
             self.end(failed=failed)
 
     @abstractmethod
-    def write(self, round: int, values: Mapping[str, float]) -> None:
+    def write(self, round: int, values: Figures) -> None:
         """Write a round's figures; may raise whatever the library raises."""
+
+    def write_rounds(self, rounds: Sequence[tuple[int, Figures]]) -> None:
+        """Write the figures of several rounds; override it for a library that takes them in one request."""
+        for round, values in rounds:
+            self.write(round, values)
 
     @abstractmethod
     def end(self, *, failed: bool) -> None:
@@ -76,7 +94,7 @@ class Recorder(ABC):
         except Exception as error:
             if not self._failed:
                 logger.warning(
-                    "%s failed %s, the run goes on, further failures are not logged: %s",
+                    "%s failed %s. The run continues, and further failures are not logged: %s",
                     type(self).__name__, when, described(error),
                 )  # fmt: skip
             self._failed = True
@@ -94,6 +112,21 @@ def figures(record: RoundRecord) -> dict[str, float]:
     return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
+def client_figures(row: ClientRecord) -> dict[str, float]:
+    """Return a client's finite figures in a round, named ``client/ID/latency_s`` and so on.
+
+    Trackers allow few characters in a name: any but a letter, digit, ``_``, ``-`` or ``.`` of the id becomes ``_``.
+
+    >>> nothing = dict.fromkeys(["download_s", "compute_s", "upload_s", "energy_j", "train_loss"], float("nan"))
+    >>> client_figures(ClientRecord(round=1, client_id="a/b", client=0, completed=True, problem="", latency_s=2.5,
+    ...                             num_examples=0, **nothing))
+    {'client/a_b/latency_s': 2.5, 'client/a_b/completed': 1.0}
+    """
+    name = re.sub(r"[^\w.-]", "_", row.client_id, flags=re.ASCII)[:100]
+    values = {f"client/{name}/{field}": float(getattr(row, field)) for field in CLIENT_FIGURES}
+    return {name: value for name, value in values.items() if math.isfinite(value)}
+
+
 def import_library(module: str, package: str) -> ModuleType:
     """Import a library's module.
 
@@ -108,7 +141,7 @@ def import_library(module: str, package: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         raise RunError(
-            f"this callback needs {package}, which is not installed ({error}). Install it with pip install {package}"
+            f"this tracker needs {package}, which is not installed ({error}). Install it with pip install {package}"
         ) from error
 
 
@@ -136,7 +169,8 @@ class TensorBoard(Recorder):
 
     Args:
         folder: The log folder of the run.
-        prefix: Prefix of the tags.
+        prefix: Prefix of the tags of rounds; those of clients begin with ``client/``.
+        params: The run's parameters, for the tab HPARAMS; None: none.
 
     Raises:
         RunError: tensorboard is not installed.
@@ -147,20 +181,73 @@ class TensorBoard(Recorder):
             simulate(load_scenario("smoke"), on_round=board)
     """
 
-    def __init__(self, folder: str | os.PathLike[str], *, prefix: str = "fedsel/") -> None:
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        prefix: str = "fedsel/",
+        params: Mapping[str, object] | None = None,
+    ) -> None:
         self._prefix = prefix
         self._writer = import_library("tensorboard.summary", "tensorboard").Writer(os.fspath(folder))
+        if params:
+            self._write_params(os.fspath(folder), params)
 
-    def write(self, round: int, values: Mapping[str, float]) -> None:
+    def write(self, round: int, values: Figures) -> None:
         """Add a scalar for each figure."""
-        for name, value in values.items():
-            self._writer.add_scalar(self._prefix + name, value, round)
+        self.write_rounds([(round, values)])
+
+    def write_rounds(self, rounds: Sequence[tuple[int, Figures]]) -> None:
+        """Add a scalar for each figure of each round."""
+        for round, values in rounds:
+            for name, value in values.items():
+                tag = name if name.startswith("client/") else self._prefix + name
+                self._writer.add_scalar(tag, value, round)
         # The writer buffers: a run that is cut off would lose its last rounds.
         self._writer.flush()
 
     def end(self, *, failed: bool) -> None:
         """Close the file."""
         self._writer.close()
+
+    def _write_params(self, folder: str, params: Mapping[str, object]) -> None:
+        event = import_library("tensorboard.compat.proto.event_pb2", "tensorboard").Event
+        summary = import_library("tensorboard.plugins.hparams.summary_v2", "tensorboard").hparams_pb
+        plain = {key: one if isinstance(one, bool | int | float | str) else str(one) for key, one in params.items()}
+        # In a file of its own: TensorBoard's writer of scalars takes nothing else.
+        module = import_library("tensorboard.summary.writer.event_file_writer", "tensorboard")
+        file = module.EventFileWriter(folder, filename_suffix=".hparams")
+        file.add_event(event(wall_time=time.time(), summary=summary(plain)))
+        file.close()
+
+
+@contextlib.contextmanager
+def _request_limits(impatient: bool) -> Iterator[None]:
+    """Limit how long MLflow waits for its server. MLflow reads the limits from the environment at each request."""
+    added = {key: one for key, one in REQUEST_LIMITS.items() if impatient and key not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for key in added:
+            os.environ.pop(key, None)
+
+
+def find_or_make_experiment(client: Any, name: str) -> str:
+    """Return the id of an experiment of MLflow, made if there is none."""
+    found = client.get_experiment_by_name(name)
+    return str(found.experiment_id if found else client.create_experiment(name))
+
+
+def prepare_mlflow(experiment: str, tracking_uri: str | None) -> None:
+    """Make MLflow's database and experiment, which several processes cannot make at one time.
+
+    Args:
+        experiment: Name of the experiment.
+        tracking_uri: Address of the tracking server or store; None: as MLflow is configured.
+    """
+    with _request_limits(True):
+        find_or_make_experiment(import_library("mlflow", "mlflow").MlflowClient(tracking_uri=tracking_uri), experiment)
 
 
 class MLflow(Recorder):
@@ -176,6 +263,8 @@ class MLflow(Recorder):
             None: as MLflow is configured.
         params: The run's parameters, such as selector and seed.
         run_id: A run to append to, after a resume; None: a new one.
+        impatient: Whether to give up after ten seconds and one more try if the server does not answer, unless MLflow's
+            environment variables set other limits. By default MLflow retries for minutes, while the run waits.
 
     Attributes:
         run_id: MLflow's identifier of the run.
@@ -197,30 +286,42 @@ class MLflow(Recorder):
         tracking_uri: str | None = None,
         params: Mapping[str, object] | None = None,
         run_id: str | None = None,
+        impatient: bool = False,
     ) -> None:
         module = import_library("mlflow", "mlflow")
-        self._metric = import_library("mlflow.entities", "mlflow").Metric
-        self._client = module.MlflowClient(tracking_uri=tracking_uri)
-        if run_id is None:
-            found = self._client.get_experiment_by_name(experiment)
-            place = found.experiment_id if found else self._client.create_experiment(experiment)
-            run_id = self._client.create_run(place, run_name=run_name).info.run_id
-        else:
-            # The run was closed when the first part of it was cut off.
-            self._client.update_run(run_id, status="RUNNING")
+        entities = import_library("mlflow.entities", "mlflow")
+        self._metric, self._impatient = entities.Metric, impatient
+        with _request_limits(self._impatient):
+            self._client = module.MlflowClient(tracking_uri=tracking_uri)
+            if run_id is None:
+                place = find_or_make_experiment(self._client, experiment)
+                run_id = self._client.create_run(place, run_name=run_name).info.run_id
+                given = [entities.Param(name, str(value)) for name, value in (params or {}).items()]
+                # MLflow takes 100 parameters in one request.
+                for first in range(0, len(given), 100):
+                    self._client.log_batch(run_id, params=given[first : first + 100])
+            else:
+                # The run was closed when the first part of it was cut off.
+                self._client.update_run(run_id, status="RUNNING")
         self.run_id = str(run_id)
-        for name, value in (params or {}).items():
-            self._client.log_param(self.run_id, name, value)
 
-    def write(self, round: int, values: Mapping[str, float]) -> None:
-        """Log a metric for each figure, in one request."""
+    def write(self, round: int, values: Figures) -> None:
+        """Log a metric for each figure."""
+        self.write_rounds([(round, values)])
+
+    def write_rounds(self, rounds: Sequence[tuple[int, Figures]]) -> None:
+        """Log a metric for each figure of each round, in as few requests as MLflow allows."""
         # MLflow counts in milliseconds.
         now = int(1000 * time.time())
-        self._client.log_batch(self.run_id, metrics=[self._metric(n, v, now, round) for n, v in values.items()])
+        metrics = [self._metric(name, value, now, round) for round, values in rounds for name, value in values.items()]
+        with _request_limits(self._impatient):
+            for first in range(0, len(metrics), METRICS_PER_REQUEST):
+                self._client.log_batch(self.run_id, metrics=metrics[first : first + METRICS_PER_REQUEST])
 
     def end(self, *, failed: bool) -> None:
         """Set the run's status: finished, or failed."""
-        self._client.set_terminated(self.run_id, "FAILED" if failed else "FINISHED")
+        with _request_limits(self._impatient):
+            self._client.set_terminated(self.run_id, "FAILED" if failed else "FINISHED")
 
 
 class WandB(Recorder):
@@ -233,6 +334,7 @@ class WandB(Recorder):
 
     Attributes:
         run: wandb's object of the run.
+        run_id: W&B's identifier of the run.
 
     Raises:
         RunError: wandb is not installed.
@@ -245,8 +347,9 @@ class WandB(Recorder):
 
     def __init__(self, project: str = "fedsel", **settings: Any) -> None:
         self.run = import_library("wandb", "wandb").init(project=project, **settings)
+        self.run_id = str(self.run.id)
 
-    def write(self, round: int, values: Mapping[str, float]) -> None:
+    def write(self, round: int, values: Figures) -> None:
         """Log a round's figures, the round as their step."""
         self.run.log(dict(values), step=round)
 

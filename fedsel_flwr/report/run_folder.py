@@ -78,6 +78,11 @@ def create_run_folder(scenario_name: str, root: str | os.PathLike[str] = "runs",
             return folder
 
 
+def run_name(label: str, seed: int) -> str:
+    """Return the name of a run's folder inside that of its comparison."""
+    return f"{label}-seed{seed}"
+
+
 def write_scenario(folder: str | os.PathLike[str], text: str) -> Path:
     """Write the resolved scenario.
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,10 +14,14 @@ from flwr.server import ServerApp
 from flwr.serverapp import Grid
 
 from fedsel_flwr import flower
+from fedsel_flwr.callbacks import together
+from fedsel_flwr.callbacks.tracked_run import TrackedRun
+from fedsel_flwr.callbacks.tracking import TRACKED_CLIENTS, TrackerLike, Tracking
 from fedsel_flwr.checks import one_of
 from fedsel_flwr.clients.batched.backends import BACKENDS, Backend
 from fedsel_flwr.clients.objectives import Objective
 from fedsel_flwr.errors import ParameterError, RunError
+from fedsel_flwr.report.run_folder import run_name
 from fedsel_flwr.rounds.history import RoundRecord
 from fedsel_flwr.rounds.resumption import Resume, decide_run, replay_or_refuse
 from fedsel_flwr.rounds.run_length import ShouldStop, check_should_stop
@@ -36,6 +41,7 @@ from fedsel_flwr.simulations.on_flower.driving import run_rounds, wait_for_nodes
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources, check_device
 from fedsel_flwr.simulations.on_flower.ray_session import RaySession
 from fedsel_flwr.simulations.results import RunFolder, RunResult, client_accuracies, derived_tables, describe_runs
+from fedsel_flwr.simulations.run_record import run_parameters
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.vectorized import check_vectorized, run_vectorized
 from fedsel_flwr.simulations.worlds.ingredients import MakeModel, OwnParts, as_data
@@ -71,6 +77,8 @@ def simulate(
     keep_checkpoints: int = 3,
     resume: Resume = False,
     replay: bool = False,
+    track: TrackerLike | Tracking | None = None,
+    track_clients: int | Sequence[int] = TRACKED_CLIENTS,
     code: Fingerprints | None = None,
 ) -> RunResult:
     """Run a scenario to its end, or resume a run that was cut off; both give the same result.
@@ -122,6 +130,10 @@ def simulate(
             called with it again. A run in the ``folder`` is refused if the code of selector, model or objective, its
             data, partition or scenario has changed; the error names which.
         replay: With ``resume``: play a run again that does not fit or is damaged, in place of refusing it.
+        track: The tracker that receives parameters and metrics: "tensorboard", "mlflow" or "wandb". An address may
+            follow, as in "mlflow:http://host:5000". A class derived from :class:`~fedsel_flwr.callbacks.Recorder`, or
+            its reference, is your own tracker. If the tracker fails, the run continues. None: no tracker.
+        track_clients: Number of clients with per-client metrics, spread evenly over the ids, or a list of ids.
         code: Fingerprints of the code (:func:`~fedsel_flwr.simulations.fingerprints.code_fingerprints`), taken in
             another process that has its source; None: they are taken here.
 
@@ -130,8 +142,8 @@ def simulate(
 
     Raises:
         ParameterError: The data or a parameter cannot be used, or the strategy is not of the scenario's API or is
-            given together with ``on_round``, ``should_stop``, ``selector``, ``folder`` or checkpoints; or this backend
-            cannot train the model.
+            given together with ``on_round``, ``should_stop``, ``selector``, ``folder``, ``track`` or checkpoints; or
+            this backend cannot train the model.
         RunError: The simulation broke off, the folder cannot be written to, the address leads nowhere, no client ever
             completed a round of a strategy of your own, or no run can be resumed from the checkpoints: they are of
             another run, damaged, or of a newer version. If Ray dies, this process ends with status 2 and one line.
@@ -151,10 +163,16 @@ def simulate(
     _check_types(selector, objective, on_round)
     check_should_stop(should_stop)
     if strategy is not None:
-        for name, value in (("folder", folder), ("checkpoint_dir", checkpoint_dir), ("resume", resume or None)):
+        cures = {"folder": "Write the result yourself", "track": "Give the strategy a tracker's callback as on_round"}
+        given = {"folder": folder, "checkpoint_dir": checkpoint_dir, "resume": resume or None, "track": track}
+        for name, value in given.items():
             if value is not None:
-                cure = "Write the result yourself" if name == "folder" else "Give it to the strategy when you make it"
+                cure = cures.get(name, "Give it to the strategy when you make it")
                 raise ParameterError(f"{name} cannot be given together with a strategy of your own. {cure}")
+    if track is not None and not isinstance(track, Tracking):
+        track = Tracking.of(
+            track, scenario.name, scenario.num_clients, folder=folder, track_clients=track_clients
+        )  # fmt: skip
     checkpoints = CheckpointPlan.of(scenario, folder, checkpoint_dir, checkpoint_every, keep_checkpoints, resume)
     brought = OwnParts(model, None if data is None else as_data(data), objective)
     scenario = brought.named_in(scenario)
@@ -172,7 +190,17 @@ def simulate(
         finished, restart = decide_run(
             partial(read_fitting_run, folder, scenario, label, prints, explain=replay), replay=replay
         )
+    tracked: TrackedRun | None = None
+    if track is not None:
+        name, used = label or scenario.selector, run_parameters(scenario, label or scenario.selector, selector)
+        tracked = track.run(
+            run_name(name, scenario.seed), used, folder=folder, resume=bool(resume) and not restart
+        )  # fmt: skip
+        on_round = tracked if on_round is None else together(tracked, on_round)
     if finished is not None:
+        if tracked is not None:
+            # Rounds that the tracker lacks: it failed, or the run had none.
+            tracked.follow(finished.history).close()
         # The earlier process may have been killed between the result and this.
         checkpoints.discard()
         return finished
@@ -186,6 +214,7 @@ def simulate(
         backend=backend,
         checkpoints=checkpoints,
         folder=folder,
+        tracked=tracked,
     )
     if folder is None:
         made = resolve_strategy(
@@ -205,6 +234,8 @@ def simulate(
     def begin(*, replay: bool) -> Any:
         if replay:
             discard_progress(Path(folder))
+            if tracked is not None:
+                tracked.restart()
         plan = replace(checkpoints, resume=False) if replay else checkpoints
         made = make_strategy(world, on_round, selector, plan.options(scenario, selector), should_stop)
         # Before the strategy reads its checkpoint, which restores the history from this journal.
@@ -251,11 +282,13 @@ def _run(
     backend: Backend | None,
     checkpoints: CheckpointPlan,
     folder: str | Path | None,
+    tracked: TrackedRun | None,
 ) -> RunResult:
     """Run a scenario's world with a strategy, on the scenario's engine."""
     scenario = world.scenario
+    tracking = contextlib.nullcontext() if tracked is None else tracked.follow(strategy.history)
     if scenario.engine == "vectorized":
-        with silent(quiet):
+        with silent(quiet), tracking:
             return run_vectorized(world, strategy, device, backend, CheckpointPace(checkpoints.share))
     # Flower's run_simulation returns nothing: the server app leaves its result here.
     results: list[RunResult] = []
@@ -272,7 +305,7 @@ def _run(
         # What is on the disk: the last round of the history may not have been written yet.
         return f"; {folder} holds {describe_runs(Path(folder)) or 'no round yet'}"
 
-    with silent(quiet):
+    with silent(quiet), tracking:
         run_simulation(
             session=session,
             server_app=server_app,

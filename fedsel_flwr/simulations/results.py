@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
-import platform
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +34,7 @@ from fedsel_flwr.simulations.run_record import (
     digest_of_file,
     read_fingerprints,
     read_record,
+    versions,
     write_record,
 )
 from fedsel_flwr.simulations.scenario import Scenario
@@ -110,14 +109,11 @@ class RunFolder:
         Raises:
             RunError: That cannot be done.
         """
-        versions = {"python": platform.python_version()} | {
-            package: importlib.metadata.version(package) for package in ("fedsel-flwr", "flwr", "torch", "numpy")
-        }
         scenario = self._scenario
         record = {
             "scenario": scenario.name,
             "selector": self._label,
-            "versions": versions,
+            "versions": versions(),
             FINGERPRINTS: self._fingerprints,
         }
         with self._disk_errors("begun"):

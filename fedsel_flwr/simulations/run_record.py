@@ -7,8 +7,11 @@ itself too. Digests find damage; they do not protect against a person who writes
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
+import inspect
 import json
 import logging
+import platform
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +20,10 @@ from typing import Any
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report import run_folder
 from fedsel_flwr.report.run_folder import atomic_write
+from fedsel_flwr.selectors import Selector
+from fedsel_flwr.selectors.registry import label_of, selector_class
+from fedsel_flwr.simulations.scenario import Scenario, flat_settings
+from fedsel_flwr.simulations.scenario_files import load_scenario, scenario_names
 
 RUN = "run.json"
 """Name of the file."""
@@ -24,10 +31,54 @@ FILES, DIGEST, FINGERPRINTS = "files", "digest", "fingerprints"
 """Keys of the files' digests, of the record's own digest, and of the fingerprints of code and data."""
 NEEDED = (run_folder.SCENARIO, run_folder.ROUNDS, run_folder.CLIENTS, run_folder.MODEL)
 """Files that every finished run has."""
+NO_PARAMETERS = frozenset({"name", "description", "selector", "seed", "data.data_dir"})
+"""Keys of a scenario that are no parameters of a run, or that :func:`run_parameters` lists in any case."""
 CURE = "Play the run again with --resume and --replay (replay=True), or restore the folder from a copy"
 """The remedy for damage."""
 
 logger = logging.getLogger("fedsel_flwr")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages on which a run depends."""
+    packages = ("fedsel-flwr", "flwr", "torch", "numpy")
+    return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in packages}
+
+
+def run_parameters(scenario: Scenario, label: str, selector: Selector | None = None) -> dict[str, Any]:
+    """Return the parameters of a run, for trackers.
+
+    Args:
+        scenario: What is run.
+        label: The selector's label.
+        selector: A selector of the caller's; None: the scenario's.
+
+    Returns:
+        ``selector``, ``seed`` and ``scenario``, each parameter of the selector as ``selector.NAME``, and the version of
+        each package as ``version.NAME``. Also each key of the scenario that differs from the shipped scenario of that
+        name. If there is none, each key that differs from its default.
+
+    >>> from fedsel_flwr.simulations.scenario_files import load_scenario
+    >>> found = run_parameters(load_scenario("smoke", {"rounds": 7, "selector": "bsfl"}), "bsfl")
+    >>> found["rounds"], found["selector.alpha"]
+    (7, 1.0)
+    """
+    made = selector_class(scenario.selector) if selector is None else type(selector)
+    own = {name: one.default for name, one in inspect.signature(made).parameters.items()}
+    own = {name: one for name, one in own.items() if one is not inspect.Parameter.empty and name != "seed"}
+    own |= scenario.selectors.get(label, scenario.selectors.get(label_of(scenario.selector), {}))
+    own |= {name: one for name in own if isinstance(one := getattr(selector, name, None), bool | int | float | str)}
+    name = scenario.name
+    usual = load_scenario(name) if name in scenario_names() else Scenario(name=name)
+    here, there = flat_settings(scenario.model_copy(update={"selectors": {}})), flat_settings(usual)
+    return {
+        "selector": label,
+        "seed": scenario.seed,
+        "scenario": name,
+        **{f"selector.{key}": one for key, one in own.items() if one is not None},
+        **{key: one for key, one in here.items() if one != there.get(key) and key not in NO_PARAMETERS},
+        **{f"version.{package}": one for package, one in versions().items()},
+    }
 
 
 def digest_of(data: bytes) -> str:

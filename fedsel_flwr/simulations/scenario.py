@@ -195,14 +195,19 @@ class Scenario(Table):
         )
 
 
-def course_settings(scenario: Scenario) -> dict[str, str]:
-    """Return the settings on which the course of a run depends: dotted key -> value as text."""
+def flat_settings(scenario: Scenario) -> dict[str, Any]:
+    """Return every setting: dotted key -> value."""
     flat: dict[str, Any] = {}
     for key, value in scenario.model_dump().items():
         flat |= {f"{key}.{inner}": one for inner, one in value.items()} if isinstance(value, Mapping) else {key: value}
+    return flat
+
+
+def course_settings(scenario: Scenario) -> dict[str, str]:
+    """Return the settings on which the course of a run depends: dotted key -> value as text."""
     kept = {
         key: value
-        for key, value in flat.items()
+        for key, value in flat_settings(scenario).items()
         if key not in CHANGEABLE_ON_RESUME and not key.startswith("selectors.")
     }
     # Of the selectors' tables only that of the selector that runs.

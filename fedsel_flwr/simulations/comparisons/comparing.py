@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedsel_flwr.callbacks.tracking import TRACKED_CLIENTS, TrackerLike, Tracking
 from fedsel_flwr.clients.objectives import Objective
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.checkpoints import Resume
@@ -17,6 +19,8 @@ from fedsel_flwr.simulations.comparisons.plan_files import read_plan
 from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.worlds.ingredients import MakeModel, OwnParts, as_data
+
+logger = logging.getLogger("fedsel_flwr")
 
 
 def compare(
@@ -44,6 +48,8 @@ def compare(
     resume: Resume = False,
     replay: bool = False,
     checkpoint_every: int | None = None,
+    track: TrackerLike | None = None,
+    track_clients: int | Sequence[int] = TRACKED_CLIENTS,
 ) -> Comparison:
     """Run a scenario with several selectors on the same seeds, or resume a comparison that was cut off.
 
@@ -82,6 +88,9 @@ def compare(
         replay: With ``resume``: play the runs again that do not fit or are damaged, in place of refusing them.
         checkpoint_every: Rounds between two checkpoints, as in :func:`~fedsel_flwr.simulations.engine.simulate`; 0:
             none.
+        track: Sends every run to a tracker, as in :func:`~fedsel_flwr.simulations.engine.simulate`. With ``resume``
+            the tracker receives each round that it lacks.
+        track_clients: Number of clients with per-client metrics, or their ids, likewise.
 
     Returns:
         The comparison.
@@ -123,4 +132,11 @@ def compare(
     if resume == "must" and target is not None:
         # Only to refuse a folder without one.
         read_plan(target)
-    return plan.run(target, start_run, update, resume=bool(resume), replay=replay, **options)
+    tracking: Tracking | None = None
+    if track is not None:
+        tracking = Tracking.of(
+            track, scenario.name, scenario.num_clients, folder=folder, track_clients=track_clients
+        )  # fmt: skip
+        if warning := tracking.prepare():
+            logger.warning("%s", warning)
+    return plan.run(target, start_run, update, resume=bool(resume), replay=replay, track=tracking, **options)

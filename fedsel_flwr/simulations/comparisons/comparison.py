@@ -14,7 +14,7 @@ from pydantic_core import from_json, to_json
 
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.report.plots import plot_comparison, plot_rounds
-from fedsel_flwr.report.run_folder import atomic_write, read_table
+from fedsel_flwr.report.run_folder import atomic_write, read_table, run_name
 from fedsel_flwr.report.summary import RunSummary, find_target_rounds, summarize
 from fedsel_flwr.report.tables import latex_table, runs_frame, summary_frame
 from fedsel_flwr.report.verdict import Verdict, verdict
@@ -279,11 +279,6 @@ def profile_targets(target_accuracy: float) -> list[float]:
     """
     shifted = [round(target_accuracy + shift, 4) for shift in (-0.1, -0.05, 0.0, 0.03, 0.05)]
     return [target for target in shifted if 0 < target < 1]
-
-
-def run_name(label: str, seed: int) -> str:
-    """Return the name of a run's folder inside that of its comparison."""
-    return f"{label}-seed{seed}"
 
 
 def choose_reference(given: str | None, labels: Sequence[str]) -> str | None:

@@ -14,10 +14,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from fedsel_flwr.callbacks.tracking import Tracking
 from fedsel_flwr.checks import one_of, whole
 from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.report.run_folder import run_name
 from fedsel_flwr.rounds.history import History
-from fedsel_flwr.simulations.comparisons.comparison import Comparison, Run, choose_reference, run_name
+from fedsel_flwr.simulations.comparisons.comparison import Comparison, Run, choose_reference
 from fedsel_flwr.simulations.comparisons.contenders import Contender, SelectorLike, read_contenders
 from fedsel_flwr.simulations.comparisons.flower_agreement import compare_choices, run_on_flower
 from fedsel_flwr.simulations.comparisons.parallel_runs import (
@@ -187,6 +189,7 @@ class Plan:
         update: Update | None = None,
         resume: bool = False,
         replay: bool = False,
+        track: Tracking | None = None,
         **options: Any,
     ) -> Comparison:
         """Run everything; arguments, result and errors are those of ``compare``, options go to ``simulate``.
@@ -234,7 +237,7 @@ class Plan:
             play = self._play_in_parallel
             # Taken here: a worker process gets pickled classes, often without their source.
             runs = [replace(job, place={**job.place, "code": job.code(brought)}) for job in runs]
-        here = on_ray if form.scenario.engine == "ray" else options | {"device": form.device}
+        here = (on_ray if form.scenario.engine == "ray" else options | {"device": form.device}) | {"track": track}
         # Closed even if a run fails: the generator then ends its worker processes.
         with contextlib.closing(play(runs, here, start_run, update)) as results:
             for job, result in zip(runs, results, strict=True):

@@ -1,0 +1,272 @@
+"""Tracking: the tracker and the address that one option names, such as "mlflow:http://host:5000".
+
+Each run becomes one run of the tracker. Its parameters and rounds come from the caller, so that this part needs
+neither scenarios nor engines.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import logging
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from fedsel_flwr.callbacks.tracked_run import STATE, TrackedRun, shortened
+from fedsel_flwr.callbacks.trackers import MLflow, Recorder, TensorBoard, WandB, import_library, prepare_mlflow
+from fedsel_flwr.checks import whole
+from fedsel_flwr.errors import ParameterError, RunError
+from fedsel_flwr.references import is_reference, load_reference
+
+logger = logging.getLogger("fedsel_flwr")
+TRACKERS = ("tensorboard", "mlflow", "wandb")
+"""Names of the trackers."""
+TRACKED_CLIENTS = 50
+"""Number of clients with per-client metrics by default."""
+TrackerLike = str | type[Recorder]
+"""A tracker: a name with or without an address, a reference to a class, or the class itself."""
+
+
+@dataclass(frozen=True)
+class Tracking:
+    """A tracker for the runs of one comparison.
+
+    Attributes:
+        tracker: "tensorboard", "mlflow", "wandb", or the reference of a class.
+        address: TensorBoard's log folder, MLflow's tracking URI or W&B's project; None takes the default.
+        group: Name of the comparison, which all its runs share.
+        experiment: Name of MLflow's experiment, unless ``MLFLOW_EXPERIMENT_NAME`` is set.
+        folder: The folder of the comparison, for the default addresses; None: there is none.
+        clients: Ids of the clients with per-client metrics.
+        recorder: A class of the caller's.
+    """
+
+    tracker: str
+    address: str | None
+    group: str
+    experiment: str = "fedsel"
+    folder: Path | None = None
+    clients: Collection[str] = ()
+    recorder: type[Recorder] | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        track: TrackerLike,
+        scenario: str,
+        num_clients: int,
+        *,
+        folder: str | Path | None = None,
+        track_clients: int | Sequence[int] = TRACKED_CLIENTS,
+    ) -> Tracking:
+        """Read the option.
+
+        Args:
+            track: The tracker.
+            scenario: Name of the scenario.
+            num_clients: Number of clients, whose ids are 0 … num_clients - 1.
+            folder: Folder of the comparison; None: there is none.
+            track_clients: Number of clients with per-client metrics, or their ids.
+
+        Raises:
+            ParameterError: It names no tracker, the tracker needs an address, or there is no such client.
+            RunError: The tracker's library is not installed, or W&B has no key.
+        """
+        options: dict[str, Any] = {
+            "group": f"{scenario}-{datetime.now():%Y%m%d-%H%M%S}" if folder is None else Path(folder).resolve().name,
+            "experiment": f"fedsel-{scenario}",
+            "folder": None if folder is None else Path(folder),
+            "clients": choose_clients(track_clients, num_clients),
+        }
+        if isinstance(track, type) and issubclass(track, Recorder):
+            return cls(track.__qualname__, None, recorder=track, **options)
+        if not isinstance(track, str):
+            raise ParameterError(
+                f"track must be a text such as 'tensorboard', or a class derived from fedsel_flwr.callbacks.Recorder, "
+                f"got {type(track).__name__}"
+            )
+        name, _, address = track.partition(":")
+        if name == "tensorboard" and address:
+            # A resumed run must find its folder from any working directory.
+            address = str(Path(address).expanduser().absolute())
+        if name in TRACKERS:
+            made = cls(name, address or None, **options)
+        elif is_reference(track):
+            found = load_reference(track, "tracker")
+            if not (isinstance(found, type) and issubclass(found, Recorder)):
+                raise ParameterError(f"tracker {track!r} must be a class derived from fedsel_flwr.callbacks.Recorder")
+            made = cls(track, None, recorder=found, **options)
+        else:
+            close = difflib.get_close_matches(track, TRACKERS, n=1)
+            hint = f". Did you mean {close[0]}?" if close else ""
+            raise ParameterError(
+                f"track must be one of {', '.join(TRACKERS)}, with or without :ADDRESS, or a class such as "
+                f"./file.py:Class, got {track!r}{hint}"
+            )
+        made._check()
+        return made
+
+    def in_folder(self, folder: Path) -> Tracking:
+        """Return the same tracker for the runs of a comparison in a folder."""
+        return replace(self, folder=folder, group=folder.resolve().name)
+
+    def _check(self) -> None:
+        """Refuse a tracker that cannot be used at all: its library, its address or its key is missing."""
+        if self.tracker == "tensorboard":
+            import_library("tensorboard.summary", "tensorboard")
+        elif self.tracker == "mlflow":
+            import_library("mlflow", "mlflow")
+        elif self.tracker == "wandb":
+            library = import_library("wandb", "wandb")
+            # Here, because in a run W&B would ask for the key at the terminal, and the run would wait.
+            if library.setup().settings.mode == "online" and not _has_key(library):
+                raise RunError(
+                    "W&B has no API key on this machine. Log in with wandb login, or set WANDB_MODE=offline to write "
+                    "the runs to the disk"
+                )
+        if self.tracker in ("tensorboard", "mlflow") and self._default_address() is None:
+            example = "tensorboard:logs" if self.tracker == "tensorboard" else "mlflow:sqlite:///runs.db"
+            raise ParameterError(
+                f"track = {self.tracker!r} needs a place for its files. Give folder=, or an address as in {example!r}"
+            )
+
+    def _default_address(self) -> str | None:
+        """Return the address that was given, or the default one."""
+        if self.tracker == "mlflow" and self.address is None and "MLFLOW_TRACKING_URI" in os.environ:
+            return os.environ["MLFLOW_TRACKING_URI"]
+        if self.address is not None or self.folder is None:
+            return self.address
+        folder = self.folder.resolve()
+        return f"sqlite:///{folder / 'mlflow.db'}" if self.tracker == "mlflow" else str(folder / "tensorboard")
+
+    def prepare(self) -> str:
+        """Make MLflow's database and experiment, before several processes would make them at one time.
+
+        Returns:
+            Empty, or a warning that the tracker does not answer. The run continues all the same.
+        """
+        if self.tracker != "mlflow":
+            return ""
+        try:
+            prepare_mlflow(self._experiment, self._default_address())
+        except Exception as error:
+            return (
+                f"mlflow does not answer, and the runs continue without it: {shortened(error)}. Rounds are sent when "
+                "it answers, or with --resume (resume=True)"
+            )
+        return ""
+
+    def end_service(self) -> None:
+        """End W&B's service process. It prints a traceback if it is killed."""
+        if self.tracker == "wandb":
+            import_library("wandb", "wandb").teardown()
+
+    def run(
+        self, name: str, params: Mapping[str, object], *, folder: str | Path | None = None, resume: bool = False
+    ) -> TrackedRun:
+        """Return the callback of one run.
+
+        Args:
+            name: Of the run.
+            params: Its parameters.
+            folder: Of the run, for the state of its tracking; None keeps none.
+            resume: Whether to continue from that state.
+        """
+        return TrackedRun(
+            lambda run_id: self.open(name, params, run_id),
+            {"tracker": self.tracker, "address": self.address},
+            state=None if folder is None else Path(folder) / STATE,
+            resume=resume,
+            clients=self.clients,
+        )
+
+    def open(self, name: str, params: Mapping[str, object], run_id: str | None = None) -> Recorder:
+        """Open a run of the tracker.
+
+        Args:
+            name: Name of a new run.
+            params: Parameters of a new run.
+            run_id: The run to append to; None opens a new one.
+        """
+        params = {"comparison": self.group, **params}
+        if self.recorder is not None:
+            own = {"name": name, "params": params, "run_id": run_id, "group": self.group, "folder": self.folder}
+            return self.recorder(**_accepted(self.recorder, own))
+        if self.tracker == "tensorboard":
+            return self._tensorboard(name, params, run_id)
+        if self.tracker == "mlflow":
+            return MLflow(
+                self._experiment, run_name=name, tracking_uri=self._default_address(), params=params, run_id=run_id,
+                impatient=True,
+            )  # fmt: skip
+        # W&B makes links in its folder, and a run's folder must have none: W&B's files stay where it puts them.
+        settings = {"console": "off", "silent": True, "init_timeout": 20}
+        resumed = {} if run_id is None else {"id": run_id, "resume": "allow"}
+        return WandB(
+            self.address or os.environ.get("WANDB_PROJECT") or "fedsel",
+            name=name, group=self.group, config=params, settings=settings, **resumed,
+        )  # fmt: skip
+
+    def _tensorboard(self, name: str, params: Mapping[str, object], run_id: str | None) -> TensorBoard:
+        root = Path(str(self._default_address()))
+        # In a log folder that comparisons may share, each has its own folder.
+        root = root if self.address is None else root / self.group
+        if run_id is not None:
+            recorder = TensorBoard(root / run_id)
+        else:
+            # A run that is played again gets another folder: two runs in one folder would be one curve.
+            folder, count = root / name, 1
+            while folder.exists():
+                folder, count = root / f"{name}-{count + 1}", count + 1
+            recorder, run_id = TensorBoard(folder, params=params), folder.name
+        recorder.run_id = run_id
+        return recorder
+
+    @property
+    def _experiment(self) -> str:
+        return os.environ.get("MLFLOW_EXPERIMENT_NAME") or self.experiment
+
+
+def choose_clients(given: int | Sequence[int], num_clients: int) -> tuple[str, ...]:
+    """Return the ids of the clients with per-client metrics.
+
+    A number is spread evenly over the ids. So every run of a comparison has the same clients.
+
+    Args:
+        given: A number of clients, at least 0, or ids.
+        num_clients: Number of clients.
+
+    Raises:
+        ParameterError: There is no such client.
+
+    >>> choose_clients(3, 10), choose_clients([7, 2], 10)
+    (('0', '3', '6'), ('7', '2'))
+    """
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        ids = [whole("track_clients", one, 0) for one in given]
+        if wrong := [one for one in ids if one >= num_clients]:
+            raise ParameterError(f"track_clients has {wrong[0]}, but the clients are 0 to {num_clients - 1}")
+        return tuple(map(str, ids))
+    number = min(whole("track_clients", given, 0), num_clients)
+    return tuple(str(place * num_clients // number) for place in range(number))
+
+
+def _accepted(make: type[Recorder], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that a class takes."""
+    taken = inspect.signature(make).parameters
+    if any(one.kind is one.VAR_KEYWORD for one in taken.values()):
+        return dict(own)
+    return {key: value for key, value in own.items() if key in taken}
+
+
+def _has_key(library: Any) -> bool:
+    """Return whether W&B finds a key; a server that does not answer is no reason to refuse."""
+    try:
+        return bool(library.login(prompt=False))
+    except Exception as error:
+        logger.warning("W&B does not answer. The runs continue, and the rounds are sent later: %s", shortened(error))
+        return True

@@ -1,0 +1,465 @@
+"""Tracking: each round reaches the tracker once, whatever fails or is resumed; and which tracker an option names."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fedsel_flwr.callbacks import MLflow, Recorder, tracked_run
+from fedsel_flwr.callbacks.tracked_run import STATE, TrackedRun, batches, incomplete_runs, read_state
+from fedsel_flwr.callbacks.tracking import Tracking
+from fedsel_flwr.errors import ParameterError, RunError
+from fedsel_flwr.rounds.history import ClientRecord, History, RoundRecord
+
+NAN = float("nan")
+HERE = {"tracker": "fake", "address": None}
+
+
+class Fake:
+    """A tracker's server: its runs, with the rounds of each in the order in which they came."""
+
+    def __init__(self) -> None:
+        self.runs: dict[str, list[tuple[int, Mapping[str, float]]]] = {}
+        self.ended: dict[str, bool] = {}
+        self.opened: list[str | None] = []
+        self.away = False
+
+    def open(self, run_id: str | None) -> Recorder:
+        self.opened.append(run_id)
+        if self.away:
+            raise ConnectionError("away")
+        return FakeRun(self, run_id or f"run{len(self.runs)}")
+
+    def rounds(self, run_id: str = "run0") -> list[int]:
+        return [round for round, _ in self.runs[run_id]]
+
+
+class FakeRun(Recorder):
+    def __init__(self, server: Fake, run_id: str) -> None:
+        self.run_id, self.server = run_id, server
+        server.runs.setdefault(run_id, [])
+
+    def write(self, round: int, values: Mapping[str, float]) -> None:
+        if self.server.away:
+            raise ConnectionError("away")
+        self.server.runs[str(self.run_id)].append((round, values))
+
+    def end(self, *, failed: bool) -> None:
+        if self.server.away:
+            raise ConnectionError("away")
+        self.server.ended[str(self.run_id)] = failed
+
+
+def add_round(history: History, accuracy: float = 0.5, clients: int = 2) -> RoundRecord:
+    """A round in which clients 0 and 1 took part, or as many as there are."""
+    number = len(history.rounds) + 1
+    rows = [
+        ClientRecord(
+            round=number, client_id=str(k), client=k, completed=k != 1, problem="", latency_s=number + k / 10,
+            energy_j=NAN, download_s=0.1, compute_s=0.2, upload_s=0.3, train_loss=1.5, num_examples=7,
+        )
+        for k in range(clients)
+    ]  # fmt: skip
+    history.append(round=number, num_available=9, round_s=1.0, clients=rows)
+    history.record_evaluation(number, loss=NAN, accuracy=accuracy)
+    return history.rounds[-1]
+
+
+def play(tracked: TrackedRun, history: History, rounds: int) -> None:
+    for _ in range(rounds):
+        tracked(add_round(history))
+
+
+@pytest.fixture(autouse=True)
+def each_round_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracked_run, "PAUSE_S", 0.0)
+    monkeypatch.setattr(tracked_run, "SHARE", 1e9)
+
+
+# ---- each round once -----------------------------------------------------------------------------------------------
+
+
+def test_each_round_comes_at_once_and_once() -> None:
+    server, history = Fake(), History()
+    with TrackedRun(server.open, HERE).follow(history) as tracked:
+        play(tracked, history, 3)
+        assert server.rounds() == [1, 2, 3]
+    assert server.ended == {"run0": False}
+    assert server.opened == [None]
+    assert server.runs["run0"][1][1]["accuracy"] == 0.5
+
+
+def test_between_two_transfers_there_is_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracked_run, "PAUSE_S", 1000.0)
+    server, history = Fake(), History()
+    with TrackedRun(server.open, HERE).follow(history) as tracked:
+        play(tracked, history, 5)
+        assert server.rounds() == [1]
+    assert server.rounds() == [1, 2, 3, 4, 5]
+
+
+def test_rounds_of_a_time_without_server_come_later(caplog: pytest.LogCaptureFixture) -> None:
+    server, history = Fake(), History()
+    with caplog.at_level(logging.WARNING, "fedsel_flwr"), TrackedRun(server.open, HERE).follow(history) as tracked:
+        server.away = True
+        play(tracked, history, 2)
+        server.away = False
+        play(tracked, history, 2)
+        server.away = True
+        play(tracked, history, 3)
+        server.away = False
+    assert server.rounds() == [1, 2, 3, 4, 5, 6, 7]
+    [said] = caplog.messages
+    assert said.startswith("fake failed. The run continues, and the rounds are sent later: ConnectionError: away (")
+
+
+def test_a_server_that_stays_away_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    server, history = Fake(), History()
+    server.away = True
+    state = tmp_path / "run" / STATE
+    with TrackedRun(server.open, HERE, state=state).follow(history) as tracked:
+        play(tracked, history, 3)
+    assert caplog.messages[-1].startswith("fake has 0 of 3 rounds of this run. Resume the run")
+    assert incomplete_runs([tmp_path, state.parent]).keys() == {"run"}
+    server.away = False
+    with TrackedRun(server.open, HERE, state=state, resume=True).follow(history):
+        pass
+    assert server.rounds() == [1, 2, 3]
+    assert incomplete_runs([state.parent]) == {}
+
+
+def test_a_resumed_run_sends_what_the_tracker_lacks(tmp_path: Path) -> None:
+    server, history, state = Fake(), History(), tmp_path / STATE
+    play(TrackedRun(server.open, HERE, state=state).follow(history), history, 5)  # killed in round 6
+    resumed = History.from_records(history.rounds[:3], history.clients[:6])  # its checkpoint is of round 3
+    with TrackedRun(server.open, HERE, state=state, resume=True).follow(resumed) as tracked:
+        tracked(resumed.rounds[-1])
+        play(tracked, resumed, 4)
+    assert server.rounds() == [1, 2, 3, 4, 5, 6, 7]
+    assert server.opened == [None, "run0"]
+    assert json.loads(state.read_text()) == HERE | {"run": "run0", "rounds": 7, "ended": True, "error": ""}
+    with TrackedRun(server.open, HERE, state=state, resume=True).follow(resumed):
+        pass
+    assert server.opened == [None, "run0"]  # nothing was left to send
+
+
+@pytest.mark.parametrize("change", ["no resume", "another place", "played again"])
+def test_another_run_is_another_run_of_the_tracker(change: str, tmp_path: Path) -> None:
+    server, history, state = Fake(), History(), tmp_path / STATE
+    with TrackedRun(server.open, HERE, state=state).follow(history) as tracked:
+        play(tracked, history, 2)
+    place = HERE | ({"address": "elsewhere"} if change == "another place" else {})
+    again = TrackedRun(server.open, place, state=state, resume=change != "no resume").follow(history)
+    if change == "played again":
+        again.restart()
+    again.close()
+    assert server.rounds("run1") == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "{", "[]", '{"run": "../../etc", "rounds": 1}', '{"run": "a", "rounds": -1}', '{"run": 3, "rounds": 1}',
+        '{"run": "..", "rounds": 1}', '{"run": "a", "rounds": true}', '{"run": "a"}', "[" * 10_000,
+    ],
+)  # fmt: skip
+def test_a_damaged_state_is_none(text: str, tmp_path: Path) -> None:
+    (tmp_path / STATE).write_text(text)
+    assert read_state(tmp_path / STATE) == {}
+    assert incomplete_runs([tmp_path]) == {}
+
+
+def test_a_round_waits_for_its_evaluation() -> None:
+    server, history = Fake(), History()
+    with TrackedRun(server.open, HERE).follow(history) as tracked:
+        tracked(add_round(history, NAN))
+        assert server.runs == {}
+        tracked(add_round(history, NAN))
+        assert server.rounds() == [1]
+        history.record_evaluation(2, loss=1.0, accuracy=0.75)
+        tracked(history.rounds[-1])
+    assert [values.get("accuracy") for _, values in server.runs["run0"]] == [None, 0.75]
+
+
+def test_clients_have_figures_of_their_own() -> None:
+    server, history = Fake(), History()
+    with TrackedRun(server.open, HERE, clients=("1", "8")).follow(history) as tracked:
+        add_round(history)
+        tracked(add_round(history))
+    names = [f"client/1/{name}" for name in ("latency_s", "download_s", "compute_s", "upload_s", "train_loss")]
+    for number, values in server.runs["run0"]:
+        own = {name: value for name, value in values.items() if name.startswith("client/")}
+        assert own == dict(zip(names, (number + 0.1, 0.1, 0.2, 0.3, 1.5), strict=True)) | {"client/1/completed": 0.0}
+
+
+def test_requests_are_of_a_bounded_size() -> None:
+    rounds = [(number, dict.fromkeys(map(str, range(300)), 0.0)) for number in range(1, 8)]
+    rounds.append((8, dict.fromkeys(map(str, range(2000)), 0.0)))
+    assert [[number for number, _ in batch] for batch in batches(iter(rounds))] == [[1, 2, 3], [4, 5, 6], [7], [8]]
+
+
+def test_a_run_that_an_error_ends_has_failed(tmp_path: Path) -> None:
+    server, history = Fake(), History()
+    tracked = TrackedRun(server.open, HERE, state=tmp_path / STATE).follow(history)
+    play(tracked, history, 1)
+    with pytest.raises(KeyboardInterrupt), tracked:
+        raise KeyboardInterrupt
+    assert server.ended == {"run0": True}
+    assert read_state(tmp_path / STATE)["ended"] is False
+    server.away, tried = True, len(server.opened)
+    away = TrackedRun(server.open, HERE).follow(history)
+    play(away, history, 1)
+    with pytest.raises(KeyboardInterrupt), away:
+        raise KeyboardInterrupt
+    assert len(server.opened) == tried + 1  # Ctrl-C does not wait for a server a second time
+
+
+# ---- the option ----------------------------------------------------------------------------------------------------
+
+
+class Own(Recorder):
+    """A tracker of the user's."""
+
+    def __init__(self, *, name: str, params: Mapping[str, object]) -> None:
+        self.name, self.params = name, params
+
+    def write(self, round: int, values: Mapping[str, float]) -> None: ...
+
+    def end(self, *, failed: bool) -> None: ...
+
+
+class Greedy(Own):
+    def __init__(self, **given: Any) -> None:
+        self.given = given
+
+
+def test_a_class_of_ones_own_gets_what_it_takes(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from fedsel_flwr.callbacks import Recorder\nclass Mine(Recorder):\n    def write(self, round, values): pass\n"
+        "    def __init__(self, name): self.name = name\n    def end(self, failed): pass\n"
+    )
+    mine = Tracking.of(f"{tmp_path / 'mine.py'}:Mine", "smoke", 10).open("bsfl-seed1", {"seed": 1})
+    assert mine.name == "bsfl-seed1"  # type: ignore[attr-defined]
+    own = Tracking.of(Own, "smoke", 10, folder=tmp_path).open("bsfl-seed1", {"seed": 1})
+    assert (own.name, own.params) == ("bsfl-seed1", {"comparison": tmp_path.name, "seed": 1})  # type: ignore[attr-defined]
+    greedy = Tracking.of(Greedy, "smoke", 10).open("a", {}, "run3")
+    assert greedy.given.keys() == {"name", "params", "run_id", "group", "folder"}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("track", "message"),
+    [
+        ("tensorbord", r"track must be one of tensorboard, mlflow, wandb, .* Did you mean tensorboard\?"),
+        ("", "track must be one of"),
+        (3, "track must be a text such as 'tensorboard', or a class .* got int"),
+        (dict, "got type"),
+        ("fedsel_flwr.selectors:Random", "must be a class derived from fedsel_flwr.callbacks.Recorder"),
+        ("./nothing.py:Mine", "there is no file"),
+    ],
+)
+def test_what_names_no_tracker_is_refused(track: Any, message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        Tracking.of(track, "smoke", 10)
+
+
+@pytest.mark.parametrize(
+    ("given", "chosen"),
+    [(50, [str(k) for k in range(10)]), (5, ["0", "2", "4", "6", "8"]), (0, []), ([3, 1], ["3", "1"])],
+)
+def test_clients_are_spread_or_named(given: Any, chosen: list[str]) -> None:
+    assert list(Tracking.of(Own, "smoke", 10, track_clients=given).clients) == chosen
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [(-1, "at least 0"), ([10], "track_clients has 10, but the clients are 0 to 9"), ("5", "track_clients must be")],
+)
+def test_clients_that_are_not_there_are_refused(given: Any, message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        Tracking.of(Own, "smoke", 10, track_clients=given)
+
+
+# ---- the libraries, replaced ---------------------------------------------------------------------------------------
+
+
+def put(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None:
+    module = ModuleType(name)
+    vars(module).update(members)
+    monkeypatch.setitem(sys.modules, name, module)
+
+
+@pytest.fixture
+def mlflow(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
+    """MLflow's client, which notes its calls, and fails if the address says so."""
+    calls: dict[str, list[Any]] = {}
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_HTTP_REQUEST_TIMEOUT"):
+        monkeypatch.delenv(name, raising=False)
+
+    class Client:
+        def __init__(self, tracking_uri: str | None) -> None:
+            self.uri = tracking_uri
+
+        def __getattr__(self, name: str) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                if self.uri == "http://away":
+                    raise ConnectionError("x" * 500)
+                limit = os.environ.get("MLFLOW_HTTP_REQUEST_TIMEOUT")
+                calls.setdefault(name, []).append((self.uri, *args, kwargs, limit))
+                known = {"get_experiment_by_name": None, "create_experiment": "7"}
+                return known.get(name, SimpleNamespace(info=SimpleNamespace(run_id="abc")))
+
+            return call
+
+    put(monkeypatch, "mlflow", MlflowClient=Client)
+    entities: dict[str, Any] = {"Metric": lambda *given: given, "Param": lambda *given: given}
+    put(monkeypatch, "mlflow.entities", **entities)
+    return calls
+
+
+def test_mlflow_gets_bounded_requests_and_gives_up_soon(mlflow: dict[str, list[Any]], tmp_path: Path) -> None:
+    tracking = Tracking.of("mlflow", "smoke", 10, folder=tmp_path)
+    assert tracking.prepare() == ""
+    recorder = tracking.open("bsfl-seed1", dict.fromkeys(map(str, range(150)), 0))
+    recorder.write_rounds([(number, dict.fromkeys(map(str, range(600)), 0.0)) for number in (1, 2)])
+    recorder.end(failed=False)
+    sizes = [len(call[2].get("params", call[2].get("metrics"))) for call in mlflow["log_batch"]]
+    assert sizes == [100, 51, 1000, 200]
+    assert {call[-1] for calls in mlflow.values() for call in calls} == {"10"}
+    assert "MLFLOW_HTTP_REQUEST_TIMEOUT" not in os.environ
+    assert mlflow["create_experiment"][0][:2] == (f"sqlite:///{tmp_path / 'mlflow.db'}", "fedsel-smoke")
+    assert mlflow["set_terminated"][0][1:3] == ("abc", "FINISHED")
+
+
+def test_mlflow_as_the_user_has_set_it(
+    mlflow: dict[str, list[Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, value in (("TRACKING_URI", "http://mine"), ("EXPERIMENT_NAME", "ours"), ("HTTP_REQUEST_TIMEOUT", "77")):
+        monkeypatch.setenv(f"MLFLOW_{name}", value)
+    Tracking.of("mlflow", "smoke", 10).open("a", {}, "run7")
+    assert mlflow["update_run"] == [("http://mine", "run7", {"status": "RUNNING"}, "77")]
+    Tracking.of("mlflow:http://yours", "smoke", 10, folder=tmp_path).open("a", {})
+    assert mlflow["create_experiment"] == [("http://yours", "ours", {}, "77")]
+    MLflow("other", tracking_uri="http://mine")
+    assert mlflow["create_experiment"][1][:2] == ("http://mine", "other")
+
+
+def test_mlflow_that_does_not_answer_is_a_warning(mlflow: dict[str, list[Any]]) -> None:
+    warning = Tracking.of("mlflow:http://away", "smoke", 10).prepare()
+    assert warning.startswith("mlflow does not answer, and the runs continue without it: ConnectionError: xxx")
+    assert len(warning) < 350
+    with pytest.raises(ParameterError, match=r"track = 'mlflow' needs a place for its files\. Give folder="):
+        Tracking.of("mlflow", "smoke", 10)
+
+
+@pytest.fixture
+def wandb(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """W&B: its mode, the answer of its login, and the arguments of each run."""
+    state = SimpleNamespace(mode="online", key=True, runs=[], torn_down=0)
+
+    def login(prompt: bool) -> bool:
+        assert prompt is False
+        if isinstance(state.key, Exception):
+            raise state.key
+        return bool(state.key)
+
+    def init(**given: Any) -> Any:
+        state.runs.append(given)
+        return SimpleNamespace(id=given.get("id", "new"), log=print, finish=print)
+
+    def teardown() -> None:
+        state.torn_down += 1
+
+    setup = lambda: SimpleNamespace(settings=SimpleNamespace(mode=state.mode))  # noqa: E731
+    put(monkeypatch, "wandb", setup=setup, login=login, init=init, teardown=teardown)
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    return state
+
+
+def test_wandb_has_a_group_and_can_be_resumed(
+    wandb: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tracking = Tracking.of("wandb", "smoke", 10, folder=tmp_path)
+    assert tracking.open("bsfl-seed1", {"seed": 1}).run_id == "new"
+    assert tracking.open("bsfl-seed1", {"seed": 1}, "x1").run_id == "x1"
+    monkeypatch.setenv("WANDB_PROJECT", "ours")
+    tracking.open("a", {})
+    Tracking.of("wandb:mine", "smoke", 10).open("a", {})
+    assert [run["project"] for run in wandb.runs] == ["fedsel", "fedsel", "ours", "mine"]
+    assert [run.get("resume") for run in wandb.runs] == [None, "allow", None, None]
+    assert (wandb.runs[0]["name"], wandb.runs[0]["group"]) == ("bsfl-seed1", tmp_path.name)
+    assert wandb.runs[0]["config"] == {"comparison": tmp_path.name, "seed": 1}
+    assert wandb.runs[0]["settings"]["console"] == "off"
+    tracking.end_service()
+    Tracking.of(Own, "smoke", 10).end_service()
+    assert wandb.torn_down == 1
+
+
+def test_wandb_never_asks_at_the_terminal(wandb: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
+    wandb.key = False
+    with pytest.raises(
+        RunError, match=r"W&B has no API key on this machine\. Log in with wandb login, or set WANDB_MODE"
+    ):
+        Tracking.of("wandb", "smoke", 10)
+    wandb.mode = "offline"
+    Tracking.of("wandb", "smoke", 10)
+    assert caplog.messages == []
+    wandb.mode, wandb.key = "online", TimeoutError("no answer")
+    Tracking.of("wandb", "smoke", 10)
+    assert "W&B does not answer. The runs continue" in caplog.messages[0]
+
+
+def test_tensorboard_has_a_folder_for_each_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    written: list[str] = []
+
+    class Writer:
+        def __init__(self, folder: str) -> None:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            written.append(str(Path(folder).relative_to(tmp_path)))
+
+        def add_scalar(self, tag: str, value: float, step: int) -> None:
+            written.append(f"{tag} {value} {step}")
+
+        def flush(self) -> None: ...
+
+    class Events:
+        def __init__(self, folder: str, filename_suffix: str) -> None:
+            assert filename_suffix == ".hparams"
+
+        def add_event(self, event: Any) -> None:
+            written.append(str(event["summary"]))
+
+        def close(self) -> None: ...
+
+    put(monkeypatch, "tensorboard")
+    put(monkeypatch, "tensorboard.summary", Writer=Writer)
+    put(monkeypatch, "tensorboard.compat.proto.event_pb2", Event=dict)
+    put(monkeypatch, "tensorboard.plugins.hparams.summary_v2", hparams_pb=lambda params: params)
+    put(monkeypatch, "tensorboard.summary.writer.event_file_writer", EventFileWriter=Events)
+    tracking = Tracking.of("tensorboard", "smoke", 10, folder=tmp_path / "study")
+    run = tracking.open("bsfl-seed1", {"alpha": [1]})
+    run.write(3, {"accuracy": 0.5, "client/1/latency_s": 2.0})
+    again = tracking.open("bsfl-seed1", {})
+    tracking.open("bsfl-seed1", {}, again.run_id)
+    assert (run.run_id, again.run_id) == ("bsfl-seed1", "bsfl-seed1-2")
+    assert written[:5] == [
+        "study/tensorboard/bsfl-seed1", "{'comparison': 'study', 'alpha': '[1]'}", "fedsel/accuracy 0.5 3",
+        "client/1/latency_s 2.0 3", "study/tensorboard/bsfl-seed1-2",
+    ]  # fmt: skip
+    assert written[-1] == "study/tensorboard/bsfl-seed1-2"
+    monkeypatch.chdir(tmp_path)
+    shared = Tracking.of("tensorboard:logs", "smoke", 10, folder=tmp_path / "study")
+    shared.open("bsfl-seed1", {})
+    assert "logs/study/bsfl-seed1" in written
+    replace(shared.in_folder(tmp_path / "other")).open("bsfl-seed1", {})
+    assert "logs/other/bsfl-seed1" in written
+    with pytest.raises(ParameterError, match="or an address as in 'tensorboard:logs'"):
+        Tracking.of("tensorboard", "smoke", 10)

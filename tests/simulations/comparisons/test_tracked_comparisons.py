@@ -1,0 +1,221 @@
+"""Comparisons with a tracker: every run is one of its runs, in any process, resumed or not, and whatever it raises."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsel_flwr import cli
+from fedsel_flwr.callbacks import Recorder
+from fedsel_flwr.errors import ParameterError
+from fedsel_flwr.rounds.history import RoundRecord
+from fedsel_flwr.selectors import BSFL, Random
+from fedsel_flwr.simulations import compare, load_scenario, simulate
+from fedsel_flwr.simulations.run_record import run_parameters
+from fedsel_flwr.strategies import SelectionStrategy
+from tests.simulations.cut_off_runs import Stop, parts, smoke
+
+pytestmark = [pytest.mark.usefixtures("no_pictures"), pytest.mark.timeout(240)]
+
+LINES = '''
+import json
+from pathlib import Path
+from fedsel_flwr.callbacks import Recorder
+
+
+class Lines(Recorder):
+    """A file a run: its parameters, then a line for each round; away as long as there is a file "away"."""
+
+    def __init__(self, *, name, params, run_id=None):
+        self.run_id = run_id or name
+        while run_id is None and Path(f"{self.run_id}.lines").exists():
+            self.run_id += "+"
+        self._path = Path(f"{self.run_id}.lines")
+        if run_id is None:
+            self._add({"params": params})
+
+    def _add(self, line):
+        if Path("away").exists():
+            raise ConnectionError("the server is away")
+        with self._path.open("a") as file:
+            file.write(json.dumps(line) + "\\n")
+
+    def write(self, round, values):
+        self._add({"round": round, **values})
+
+    def end(self, *, failed):
+        self._add({"failed": failed})
+'''
+TRACK = "./lines.py:Lines"
+RUNS = ["bsfl-seed1", "random-seed1", "bsfl-seed2", "random-seed2"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lines.py").write_text(LINES)
+    return tmp_path
+
+
+def lines(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(f"{name}.lines").read_text().splitlines()]
+
+
+def rounds(name: str) -> list[int]:
+    return [line["round"] for line in lines(name) if "round" in line]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_every_run_is_a_run_of_the_tracker(jobs: int) -> None:
+    """In other processes too, and with the same result as without a tracker."""
+    plain = compare(smoke(5), ["bsfl", "random"], seeds=2)
+    tracked = compare(
+        smoke(5), ["bsfl", "random"], seeds=2, jobs=jobs, folder="study", track=TRACK, track_clients=[0, 3]
+    )
+    for run, other in zip(tracked.runs, plain.runs, strict=True):
+        assert parts(run.result) == parts(other.result)
+        name = f"{run.selector}-seed{run.scenario.seed}"
+        first, *middle, last = lines(name)
+        params = first["params"]
+        assert (params["selector"], params["seed"], params["scenario"]) == (run.selector, run.scenario.seed, "smoke")
+        assert (params["rounds"], params["engine"], params["comparison"]) == (5, "vectorized", "study")
+        assert "version.flwr" in params
+        assert params.get("selector.alpha") == (1.0 if run.selector == "bsfl" else None)
+        assert [line["round"] for line in middle] == [1, 2, 3, 4, 5]
+        assert [line["accuracy"] for line in middle] == [record.accuracy for record in run.history.rounds]
+        for line in middle:
+            own = {key: value for key, value in line.items() if key.startswith("client/")}
+            chosen = [row for row in run.history.clients if row.round == line["round"] and row.client_id in "03"]
+            wanted = {f"client/{row.client_id}/{key}" for row in chosen for key in ("upload_s", "completed")}
+            assert wanted <= own.keys()
+            assert {key.split("/")[1] for key in own} == {row.client_id for row in chosen}
+            for row in chosen:
+                assert own[f"client/{row.client_id}/latency_s"] == row.latency_s
+        assert last == {"failed": False}
+
+
+def test_a_resumed_comparison_has_no_round_twice(here: Path) -> None:
+    count = 0
+
+    def stop(record: RoundRecord, failed: int) -> None:
+        nonlocal count
+        if (count := count + 1) == 9:
+            raise Stop
+
+    options: dict[str, Any] = {"seeds": 2, "folder": "study", "track": TRACK}
+    with pytest.raises(Stop):
+        compare(smoke(6), ["bsfl", "random"], update=stop, checkpoint_every=2, **options)
+    assert rounds("bsfl-seed1") == [1, 2, 3, 4, 5, 6]
+    assert rounds("random-seed1") == [1, 2, 3]
+    assert lines("random-seed1")[-1] == {"failed": True}
+    compare(smoke(6), ["bsfl", "random"], resume=True, **options)
+    for name in RUNS:
+        assert rounds(name) == [1, 2, 3, 4, 5, 6]
+        assert lines(name)[-1] == {"failed": False}
+    before = {name: lines(name) for name in RUNS}
+    compare(smoke(6), ["bsfl", "random"], resume=True, jobs=2, **options)
+    assert {name: lines(name) for name in RUNS} == before
+
+
+def test_finished_runs_can_be_sent_later_and_replayed_ones_are_others(here: Path) -> None:
+    compare(smoke(4), "bsfl", seeds=1, folder="study")
+    compare(smoke(4), "bsfl", seeds=1, folder="study", resume=True, track=TRACK)
+    assert rounds("bsfl-seed1") == [1, 2, 3, 4]
+    clients = here / "study" / "clients.parquet"
+    clients.write_bytes(clients.read_bytes()[:-1] + b"x")
+    compare(smoke(4), "bsfl", seeds=1, folder="study", resume=True, replay=True, track=TRACK)
+    assert rounds("bsfl-seed1") == rounds("bsfl-seed1+") == [1, 2, 3, 4]
+
+
+class Broken(Recorder):
+    def write(self, round: int, values: Mapping[str, float]) -> None:
+        raise OSError("gone")
+
+    def end(self, *, failed: bool) -> None: ...
+
+
+def test_a_tracker_that_fails_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "fedsel_flwr"):
+        tracked = compare(smoke(4), "bsfl", seeds=1, track=Broken)
+    assert parts(tracked.runs[0].result) == parts(compare(smoke(4), "bsfl", seeds=1).runs[0].result)
+    failed, lacks = caplog.messages
+    assert "Broken failed. The run continues, and the rounds are sent later: OSError: gone" in failed
+    assert "has 0 of 4 rounds" in lacks
+
+
+def test_one_run_in_python(here: Path) -> None:
+    seen: list[int] = []
+    simulate(smoke(3), on_round=lambda record: seen.append(record.round), track=TRACK, track_clients=0)
+    assert rounds("bsfl-seed1") == seen == [1, 2, 3]
+    assert not any(key.startswith("client/") for line in lines("bsfl-seed1") for key in line)
+    own = SelectionStrategy(Random(clients_per_round=3))
+    with pytest.raises(ParameterError, match="track cannot be given together with a strategy of your own"):
+        simulate(smoke(3), strategy=own, track=TRACK)
+
+
+def test_the_evaluation_of_the_round_that_ends_a_run_is_sent() -> None:
+    """Evaluated because ``should_stop`` ends the run there: ``on_round`` comes twice for it."""
+    result = simulate(smoke(9, evaluation_every=4), should_stop=lambda number, history: number == 5, track=TRACK)
+    found = {line["round"]: line.get("accuracy") for line in lines("bsfl-seed1") if "round" in line}
+    assert found.keys() == {1, 2, 3, 4, 5}
+    assert [number for number, accuracy in found.items() if accuracy is not None] == [4, 5]
+    assert found[5] == result.history.rounds[-1].accuracy
+
+
+def test_the_command_sends_what_was_lacking_when_it_is_resumed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "away").touch()
+    argv = ["compare", "smoke", "--rounds", "4", "--selectors", "bsfl,random", "--seeds", "1", "--quiet"]
+    assert cli.main([*argv, "--track", "lines.py:Lines", "--track-clients", "0,"]) == 0
+    _, said = capsys.readouterr()
+    assert "lacks rounds of 2 of 2 runs (bsfl-seed1: ConnectionError: the server is away" in said
+    resume = re.search(
+        r"Send them with fedsel (compare --resume \S+ --track lines.py:Lines --track-clients 0,)\n", said
+    )
+    assert resume
+    (here / "away").unlink()
+    assert cli.main([*resume[1].split(), "--quiet"]) == 0
+    assert "lacks" not in capsys.readouterr().err
+    for name in ("bsfl-seed1", "random-seed1"):
+        assert rounds(name) == [1, 2, 3, 4]
+        assert {key.split("/")[1] for line in lines(name) for key in line if key.startswith("client/")} == {"0"}
+    assert cli.main(["run", "smoke", "--rounds", "2", "--engine", "vectorized", "--quiet", "--track", TRACK]) == 0
+    assert rounds("bsfl-seed1+") == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--track", "tensorbord"], "Did you mean tensorboard?"),
+        (["--track", ""], "--track must not be empty"),
+        (["--track-clients", "3"], "--track-clients is for a tracker. Give --track too"),
+        (["--track", TRACK, "--track-clients", "many"], "--track-clients must be a number, or ids with commas"),
+        (["--track", TRACK, "--track-clients", "5,99"], "track_clients has 99, but the clients are 0 to 9"),
+        (["--track", "mlflow"], "this tracker needs mlflow, which is not installed"),
+    ],
+)
+def test_what_cannot_be_tracked_is_refused_before_anything_is_written(
+    options: list[str], message: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if options[1] == "mlflow" and importlib.util.find_spec("mlflow"):
+        pytest.skip("mlflow is installed")
+    assert cli.main(["compare", "smoke", *options]) == 2
+    assert message in capsys.readouterr().err
+    assert not (here / "runs").exists()
+
+
+def test_parameters_of_a_run() -> None:
+    scenario = load_scenario("smoke", {"rounds": 7, "training.learning_rate": 0.3, "selectors.bsfl.alpha": 2.0})
+    found = run_parameters(scenario.model_copy(update={"selector": "bsfl"}), "bsfl")
+    assert (found["selector.alpha"], found["rounds"], found["training.learning_rate"]) == (2.0, 7, 0.3)
+    assert "target_accuracy" not in found  # as in the shipped scenario
+    own = run_parameters(scenario, "mine", BSFL(clients_per_round=3, min_latency=0.25, alpha=5.0))
+    assert (own["selector"], own["selector.alpha"]) == ("mine", 5.0)
+    renamed = run_parameters(scenario.model_copy(update={"name": "study", "selector": "bsfl"}), "bsfl")
+    assert renamed["target_accuracy"] == 0.5  # a scenario of one's own: each key that differs from its default
