@@ -3,9 +3,11 @@
 The libraries are not installed with this package. A callback imports its library when you create it, and opens its run
 then. Later errors of the library do not end the run; the first one is logged.
 
-Three rooms: :mod:`~fedsel_flwr.callbacks.tracking` (the tracker that the option ``track`` names),
-:mod:`~fedsel_flwr.callbacks.tracked_run` (sends each round of a run once) and
-:mod:`~fedsel_flwr.callbacks.trackers` (a class for each library, and their base class).
+===============  ==================================================================================================
+``tracking``     the tracker that the option ``track`` names, and its address
+``tracked_run``  sends each round of a run once, whatever fails or is resumed
+``trackers``     a class for each library, and their base class
+===============  ==================================================================================================
 """
 
 from __future__ import annotations

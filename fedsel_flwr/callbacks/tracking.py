@@ -205,10 +205,12 @@ class Tracking:
             )  # fmt: skip
         # W&B makes links in its folder, and a run's folder must have none: W&B's files stay where it puts them.
         settings = {"console": "off", "silent": True, "init_timeout": 20}
+        # W&B keeps the working directory of its first run in this process.
+        place = os.environ.get("WANDB_DIR") or str(Path.cwd())
         resumed = {} if run_id is None else {"id": run_id, "resume": "allow"}
         return WandB(
             self.address or os.environ.get("WANDB_PROJECT") or "fedsel",
-            name=name, group=self.group, config=params, settings=settings, **resumed,
+            name=name, group=self.group, config=params, settings=settings, dir=place, **resumed,
         )  # fmt: skip
 
     def _tensorboard(self, name: str, params: Mapping[str, object], run_id: str | None) -> TensorBoard:

@@ -1,6 +1,6 @@
 """Callbacks: what they hand over, what happens when the library fails, and each library itself where it is installed.
 
-``pip install tensorboard``, ``wandb`` or ``mlflow`` beside the other requirements runs the tests of that library.
+The tests of a library run if it is installed: ``pip install tensorboard``, ``wandb`` or ``mlflow``.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ import numpy as np
 import pytest
 
 from fedsel_flwr.callbacks import MLflow, Recorder, TensorBoard, WandB, figures, together
+from fedsel_flwr.callbacks.tracked_run import STATE, read_state
+from fedsel_flwr.callbacks.trackers import client_figures
 from fedsel_flwr.errors import RunError
 from fedsel_flwr.rounds.records import RoundRecord
 from fedsel_flwr.selectors import Random
 from fedsel_flwr.simulations import load_scenario, simulate
 from fedsel_flwr.strategies import SelectionStrategy
+from tests.simulations.cut_off_runs import cut_off, smoke
 from tests.strategies.helpers import Federation, fedavg, fleet
 
 ROUNDS = 4
@@ -116,17 +119,25 @@ def of_tensorboard(folder: Path) -> dict[str, list[tuple[int, float]]]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder)).Reload()
-    tags = events.Tags()["tensors"]
-    assert all(tag.startswith("fedsel/") for tag in tags)
-    return {tag[7:]: [(e.step, e.tensor_proto.float_val[0]) for e in events.Tensors(tag)] for tag in tags}
+    tags = [tag for tag in events.Tags()["tensors"] if "_hparams_" not in tag]
+    assert all(tag.startswith(("fedsel/", "client/")) for tag in tags)
+    return {
+        tag.removeprefix("fedsel/"): [(e.step, e.tensor_proto.float_val[0]) for e in events.Tensors(tag)]
+        for tag in tags
+    }
 
 
 def of_wandb(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """What an offline run's file holds: records of protobuf in the frames of a LevelDB log."""
+    """What an offline run's file holds."""
+    (path,) = folder.glob("wandb/offline-run-*/*.wandb")
+    return of_wandb_file(path)
+
+
+def of_wandb_file(path: Path) -> dict[str, list[tuple[int, float]]]:
+    """What a file of W&B holds: records of protobuf in the frames of a LevelDB log."""
     from wandb.proto import wandb_internal_pb2
 
     def records() -> Iterator[Any]:
-        (path,) = folder.glob("wandb/offline-run-*/*.wandb")
         data, place, whole = path.read_bytes(), 7, b""
         while place + 7 <= len(data):
             if (left := 2**15 - place % 2**15) < 7:
@@ -154,10 +165,10 @@ def of_wandb(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {name: values for name, values in columns.items() if not name.startswith("_")}
 
 
-def of_mlflow(folder: Path, run_id: str) -> dict[str, list[tuple[int, float]]]:
+def of_mlflow(folder: Path, run_id: str, file: str = "runs.db") -> dict[str, list[tuple[int, float]]]:
     import mlflow
 
-    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{folder / 'runs.db'}")
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{folder / file}")
     found = {name: client.get_metric_history(run_id, name) for name in client.get_run(run_id).data.metrics}
     return {name: sorted((one.step, one.value) for one in values) for name, values in found.items()}
 
@@ -192,6 +203,37 @@ def test_each_library_has_every_figure_of_a_run(package: str, tmp_path: Path, mo
         assert package != "tensorboard" or read().keys() == wanted.keys()
         assert package != "wandb" or callback.run.config["selector"] == "random"
     assert in_single(read()) == wanted
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "package", [pytest.param(name, marks=needs(name)) for name in ("tensorboard", "wandb", "mlflow")]
+)
+def test_each_library_by_the_option(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every round once, though the run is cut off and resumed, and the clients' figures."""
+    for name, value in {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.chdir(tmp_path)
+    options = {"folder": tmp_path / "study", "track": package, "track_clients": [2, 5]}
+    cut_off(smoke(6), after=4, checkpoint_every=2, **options)
+    result = simulate(smoke(6), resume=True, **options)
+    state = read_state(tmp_path / "study" / STATE)
+    assert (state["rounds"], state["ended"]) == (6, True)
+    wanted = expected(list(result.history.rounds))
+    for row in result.history.clients:
+        for name, value in client_figures(row).items() if row.client_id in "25" else ():
+            wanted.setdefault(name, []).append((row.round, value))
+    if package == "wandb":
+        # Offline, W&B makes a folder for each part, with one id; the first part has rounds 1 to 4.
+        parts = [of_wandb_file(path) for path in sorted(tmp_path.glob(f"wandb/offline-run-*-{state['run']}*/*.wandb"))]
+        found = {name: [one for part in parts for one in part.get(name, [])] for name in {*parts[0], *parts[1]}}
+    elif package == "mlflow":
+        found = of_mlflow(tmp_path / "study", state["run"], "mlflow.db")
+    else:
+        found = of_tensorboard(tmp_path / "study" / "tensorboard" / state["run"])
+    assert in_single(found) == in_single(wanted)
 
 
 @needs("mlflow")

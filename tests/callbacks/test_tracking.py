@@ -380,7 +380,8 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
     setup = lambda: SimpleNamespace(settings=SimpleNamespace(mode=state.mode))  # noqa: E731
     put(monkeypatch, "wandb", setup=setup, login=login, init=init, teardown=teardown)
-    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    for name in ("WANDB_PROJECT", "WANDB_DIR"):
+        monkeypatch.delenv(name, raising=False)
     return state
 
 
@@ -398,6 +399,7 @@ def test_wandb_has_a_group_and_can_be_resumed(
     assert (wandb.runs[0]["name"], wandb.runs[0]["group"]) == ("bsfl-seed1", tmp_path.name)
     assert wandb.runs[0]["config"] == {"comparison": tmp_path.name, "seed": 1}
     assert wandb.runs[0]["settings"]["console"] == "off"
+    assert wandb.runs[0]["dir"] == str(Path.cwd())
     tracking.end_service()
     Tracking.of(Own, "smoke", 10).end_service()
     assert wandb.torn_down == 1
