@@ -42,6 +42,7 @@ class Selector(SavedState, ABC):
 
     Attributes:
         name: Its name in files and on the command line; the class's own name, unless a subclass sets one.
+        citations: BibTeX entries of its papers, which ``fedsel cite`` prints.
         needs: The report columns it reads, of :data:`~fedsel_flwr.selectors.columns.REPORTED`.
         requires: Columns among ``needs`` that clients report and the selector cannot do without.
         asks: The columns that its probes ask for, of :data:`~fedsel_flwr.selectors.columns.PROBED`; information only.
@@ -68,6 +69,7 @@ class Selector(SavedState, ABC):
     """
 
     name: ClassVar[str]
+    citations: ClassVar[tuple[str, ...]] = ()
     needs: ClassVar[frozenset[str]] = frozenset()
     requires: ClassVar[frozenset[str]] = frozenset()
     asks: ClassVar[frozenset[str]] = frozenset()
