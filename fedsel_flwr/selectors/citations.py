@@ -11,16 +11,18 @@ from __future__ import annotations
 from fedsel_flwr import __version__
 
 MCMAHAN = r"""@inproceedings{mcmahan2017communication,
-  author    = {McMahan, Brendan and Moore, Eider and Ramage, Daniel and Hampson, Seth and
-               Ag{\"u}era y Arcas, Blaise},
-  title     = {Communication-Efficient Learning of Deep Networks from Decentralized Data},
-  booktitle = {Proceedings of the 20th International Conference on Artificial Intelligence and Statistics},
-  series    = {Proceedings of Machine Learning Research},
-  volume    = {54},
-  pages     = {1273--1282},
-  publisher = {PMLR},
-  year      = {2017},
-  url       = {https://proceedings.mlr.press/v54/mcmahan17a.html},
+  author        = {McMahan, Brendan and Moore, Eider and Ramage, Daniel and Hampson, Seth and
+                   Ag{\"u}era y Arcas, Blaise},
+  title         = {Communication-Efficient Learning of Deep Networks from Decentralized Data},
+  booktitle     = {Proceedings of the 20th International Conference on Artificial Intelligence and Statistics},
+  series        = {Proceedings of Machine Learning Research},
+  volume        = {54},
+  pages         = {1273--1282},
+  publisher     = {PMLR},
+  year          = {2017},
+  url           = {https://proceedings.mlr.press/v54/mcmahan17a.html},
+  eprint        = {1602.05629},
+  archiveprefix = {arXiv},
 }"""
 
 LI = """@inproceedings{li2020federated,
@@ -106,44 +108,52 @@ GOETZ = """@misc{goetz2019active,
 }"""
 
 LAI = """@inproceedings{lai2021oort,
-  author    = {Lai, Fan and Zhu, Xiangfeng and Madhyastha, Harsha V. and Chowdhury, Mosharaf},
-  title     = {{Oort}: Efficient Federated Learning via Guided Participant Selection},
-  booktitle = {15th USENIX Symposium on Operating Systems Design and Implementation (OSDI 21)},
-  pages     = {19--35},
-  publisher = {USENIX Association},
-  year      = {2021},
-  url       = {https://www.usenix.org/conference/osdi21/presentation/lai},
+  author        = {Lai, Fan and Zhu, Xiangfeng and Madhyastha, Harsha V. and Chowdhury, Mosharaf},
+  title         = {{Oort}: Efficient Federated Learning via Guided Participant Selection},
+  booktitle     = {15th USENIX Symposium on Operating Systems Design and Implementation (OSDI 21)},
+  pages         = {19--35},
+  publisher     = {USENIX Association},
+  year          = {2021},
+  url           = {https://www.usenix.org/conference/osdi21/presentation/lai},
+  eprint        = {2010.06081},
+  archiveprefix = {arXiv},
 }"""
 
 NISHIO = """@inproceedings{nishio2019client,
-  author    = {Nishio, Takayuki and Yonetani, Ryo},
-  title     = {Client Selection for Federated Learning with Heterogeneous Resources in Mobile Edge},
-  booktitle = {2019 IEEE International Conference on Communications (ICC)},
-  pages     = {1--7},
-  year      = {2019},
-  doi       = {10.1109/ICC.2019.8761315},
+  author        = {Nishio, Takayuki and Yonetani, Ryo},
+  title         = {Client Selection for Federated Learning with Heterogeneous Resources in Mobile Edge},
+  booktitle     = {2019 IEEE International Conference on Communications (ICC)},
+  pages         = {1--7},
+  year          = {2019},
+  doi           = {10.1109/ICC.2019.8761315},
+  eprint        = {1804.08333},
+  archiveprefix = {arXiv},
 }"""
 
 CHAI = """@inproceedings{chai2020tifl,
-  author    = {Chai, Zheng and Ali, Ahsan and Zawad, Syed and Truex, Stacey and Anwar, Ali and
-               Baracaldo, Nathalie and Zhou, Yi and Ludwig, Heiko and Yan, Feng and Cheng, Yue},
-  title     = {{TiFL}: A Tier-based Federated Learning System},
-  booktitle = {Proceedings of the 29th International Symposium on High-Performance Parallel and Distributed
-               Computing},
-  pages     = {125--136},
-  publisher = {Association for Computing Machinery},
-  year      = {2020},
-  doi       = {10.1145/3369583.3392686},
+  author        = {Chai, Zheng and Ali, Ahsan and Zawad, Syed and Truex, Stacey and Anwar, Ali and
+                   Baracaldo, Nathalie and Zhou, Yi and Ludwig, Heiko and Yan, Feng and Cheng, Yue},
+  title         = {{TiFL}: A Tier-based Federated Learning System},
+  booktitle     = {Proceedings of the 29th International Symposium on High-Performance Parallel and Distributed
+                   Computing},
+  pages         = {125--136},
+  publisher     = {Association for Computing Machinery},
+  year          = {2020},
+  doi           = {10.1145/3369583.3392686},
+  eprint        = {2001.09249},
+  archiveprefix = {arXiv},
 }"""
 
 TANG = """@inproceedings{tang2022fedcor,
-  author    = {Tang, Minxue and Ning, Xuefei and Wang, Yitu and Sun, Jingwei and Wang, Yu and Li, Hai and
-               Chen, Yiran},
-  title     = {{FedCor}: Correlation-Based Active Client Selection Strategy for Heterogeneous Federated Learning},
-  booktitle = {Proceedings of the IEEE/CVF Conference on Computer Vision and Pattern Recognition (CVPR)},
-  pages     = {10102--10111},
-  year      = {2022},
-  doi       = {10.1109/CVPR52688.2022.00986},
+  author        = {Tang, Minxue and Ning, Xuefei and Wang, Yitu and Sun, Jingwei and Wang, Yu and Li, Hai and
+                   Chen, Yiran},
+  title         = {{FedCor}: Correlation-Based Active Client Selection Strategy for Heterogeneous Federated Learning},
+  booktitle     = {Proceedings of the IEEE/CVF Conference on Computer Vision and Pattern Recognition (CVPR)},
+  pages         = {10102--10111},
+  year          = {2022},
+  doi           = {10.1109/CVPR52688.2022.00986},
+  eprint        = {2103.13822},
+  archiveprefix = {arXiv},
 }"""
 
 BALAKRISHNAN = """@inproceedings{balakrishnan2022diverse,
