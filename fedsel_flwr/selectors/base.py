@@ -42,7 +42,6 @@ class Selector(SavedState, ABC):
 
     Attributes:
         name: Its name in files and on the command line; the class's own name, unless a subclass sets one.
-        citations: BibTeX entries of its papers, which ``fedsel cite`` prints.
         needs: The report columns it reads, of :data:`~fedsel_flwr.selectors.columns.REPORTED`.
         requires: Columns among ``needs`` that clients report and the selector cannot do without.
         asks: The columns that its probes ask for, of :data:`~fedsel_flwr.selectors.columns.PROBED`; information only.
@@ -69,7 +68,6 @@ class Selector(SavedState, ABC):
     """
 
     name: ClassVar[str]
-    citations: ClassVar[tuple[str, ...]] = ()
     needs: ClassVar[frozenset[str]] = frozenset()
     requires: ClassVar[frozenset[str]] = frozenset()
     asks: ClassVar[frozenset[str]] = frozenset()
@@ -78,6 +76,8 @@ class Selector(SavedState, ABC):
     asks_failed_for_ever: ClassVar[bool] = False
     may_exceed_clients_per_round: ClassVar[bool] = False
     paper_options: ClassVar[Mapping[str, str]] = {}
+    citations: ClassVar[tuple[str, ...]] = ()
+    """BibTeX entries of its papers, which ``fedsel cite`` prints."""
     over_selection: float = 0.0
     common_warmup: int = 0
     max_clients: int | None = None

@@ -8,8 +8,6 @@ docstrings, and the entry of this package with ``CITATION.cff``.
 
 from __future__ import annotations
 
-from fedsel_flwr import __version__
-
 MCMAHAN = r"""@inproceedings{mcmahan2017communication,
   author        = {McMahan, Brendan and Moore, Eider and Ramage, Daniel and Hampson, Seth and
                    Ag{\"u}era y Arcas, Blaise},
@@ -176,9 +174,17 @@ PAN = """@article{pan2024contextual,
   doi     = {10.1109/TMC.2023.3323645},
 }"""
 
-FEDSEL_FLWR = f"""@software{{fedsel_flwr,
+
+def package_entry() -> str:
+    """Return the entry of this package.
+
+    >>> print(package_entry().splitlines()[1])
+      author  = {{The fedsel-flwr authors}},
+    """
+    from fedsel_flwr import __version__
+
+    return f"""@software{{fedsel_flwr,
   author  = {{{{The fedsel-flwr authors}}}},
   title   = {{fedsel-flwr: client selection for federated learning as {{Flower}} strategies}},
   version = {{{__version__}}},
 }}"""
-"""The entry of this package."""

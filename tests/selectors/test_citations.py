@@ -14,8 +14,8 @@ from fedsel_flwr.selectors.registry import citations as citations_of
 from fedsel_flwr.selectors.registry import describe, selector_class
 from tests.processes import ROOT
 
-ENTRIES = {name: entry for name, entry in vars(citations).items() if name.isupper()}
-PAPERS = {name: entry for name, entry in ENTRIES.items() if name != "FEDSEL_FLWR"}
+PAPERS = {name: entry for name, entry in vars(citations).items() if name.isupper()}
+ENTRIES = {**PAPERS, "this package": citations.package_entry()}
 NEEDED = {
     "article": {"author", "title", "journal", "volume", "year"},
     "inproceedings": {"author", "title", "booktitle", "year"},
@@ -91,7 +91,7 @@ def test_a_docstring_and_its_entries_name_the_same_authors(name: str) -> None:
 def test_the_entry_of_this_package_has_the_facts_of_citation_cff() -> None:
     yaml = pytest.importorskip("yaml", reason="comes with Flower")
     facts = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
-    fields = fields_of(citations.FEDSEL_FLWR)
+    fields = fields_of(citations.package_entry())
     assert plain(fields["title"]) == plain(facts["title"])
     assert fields["author"] == " and ".join(
         f"{{{one['name']}}}" if "name" in one else f"{one['family-names']}, {one['given-names']}"
