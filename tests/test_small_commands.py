@@ -220,8 +220,12 @@ def test_doctor_ends_with_1_and_the_command_that_mends(
 def test_data_sets_are_found_by_their_files(tmp_path: Path) -> None:
     (raw := tmp_path / "MNIST" / "raw").mkdir(parents=True)
     (raw / "train-images-idx3-ubyte").touch()
-    (finding,) = doctor.check_data(str(tmp_path))
-    assert f"{tmp_path} (--data-dir) holds mnist; a run that needs fashion-mnist or emnist or cifar-10" in finding.text
+    sets, trace = doctor.check_data(str(tmp_path))
+    assert f"{tmp_path} (--data-dir) holds mnist; a run that needs fashion-mnist or emnist or cifar-10" in sets.text
+    assert (trace.status, "phones-704 needs the availability trace phones/" in trace.text) == ("note", True)
+    (tmp_path / "phones").mkdir()
+    (tmp_path / "phones" / "availability.csv").touch()
+    assert [finding.status for finding in doctor.check_data(str(tmp_path))] == ["ok"]
 
 
 def without(monkeypatch: pytest.MonkeyPatch, *missing: str, versions: dict[str, str] | None = None) -> None:

@@ -11,13 +11,14 @@ import os
 import shutil
 import subprocess
 import time
+import tomllib
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import fedsel_flwr
 from fedsel_flwr.errors import FedSelError
-from fedsel_flwr.simulations.listing import wrapped
+from fedsel_flwr.simulations.listing import packaged_text, scenario_names, wrapped
 from fedsel_flwr.simulations.on_flower.ray_resources import VARIABLE, cluster_address, start_hint, try_connect
 from fedsel_flwr.simulations.package_checks import (
     PROJECT,
@@ -184,6 +185,11 @@ def check_data(data_dir: str | None) -> Iterator[Finding]:
     if named and lacking and not os.access(folder, os.W_OK):
         text = f"{folder} cannot be written to, so {' and '.join(lacking)} cannot be downloaded into it"
         yield Finding("data", "note", text)
+    for name in scenario_names():
+        trace = tomllib.loads(packaged_text(name)).get("availability", {}).get("trace", "")
+        if trace and not (folder / trace).is_file() and not Path(trace).is_file():
+            text = f"the scenario {name} needs the availability trace {trace}, which is not in {folder}"
+            yield Finding("data", "note", text)
 
 
 def check_space(runs_dir: Path) -> Iterator[Finding]:
