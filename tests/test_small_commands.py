@@ -246,7 +246,7 @@ def without(monkeypatch: pytest.MonkeyPatch, *missing: str, versions: dict[str, 
 def test_a_missing_or_old_package_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     without(monkeypatch, "filelock", versions={"flwr": "1.20.0"})
     problems = [finding for finding in package_checks.check_packages() if finding.status == "problem"]
-    assert "filelock is missing" in texts(problems, "problem")
+    assert "missing: filelock" in texts(problems, "problem")
     (old,) = [one for one in problems if one.text.startswith("flwr 1.20.0 is installed, ")]
     assert old.cure.startswith("pip install 'flwr")
 
@@ -259,18 +259,40 @@ def test_the_extra_sim_may_be_absent_but_not_in_part(monkeypatch: pytest.MonkeyP
     assert sim().status == "ok"
     with monkeypatch.context() as patch:
         without(patch, "torch", "ray", "flwr-datasets")
-        assert sim().status == "note"
-        assert "ray is missing" in sim().text  # by the extra of flwr
-        assert sim().cure == "pip install 'fedsel-flwr[sim]'"
-    without(monkeypatch, "pyarrow")
-    assert (sim().status, sim().text) == ("problem", "incomplete: pyarrow is missing")
+        assert (sim().status, sim().text) == ("note", "not installed; missing: flwr-datasets, ray, torch")
+        assert sim().cure == package_checks.install_command("sim")
+    without(monkeypatch, "pyarrow", versions={"torch": "2.1.0"})
+    assert sim().status == "problem"
+    assert sim().text.startswith("incomplete; missing: pyarrow; torch 2.1.0 is installed, >=")
+
+
+@pytest.mark.parametrize(
+    ("origin", "command"),
+    [
+        (None, "pip install 'fedsel-flwr[sim]'"),
+        ({"url": "file:///nowhere/at/all", "dir_info": {}}, "pip install 'fedsel-flwr[sim]'"),
+        ({"url": "file://FOLDER", "dir_info": {}}, "pip install 'FOLDER[sim]'"),
+        ({"url": "file://FOLDER", "dir_info": {"editable": True}}, "pip install -e 'FOLDER[sim]'"),
+        (
+            {"url": "https://example.org/x.git", "vcs_info": {"vcs": "git"}},
+            "pip install 'fedsel-flwr[sim] @ git+https://example.org/x.git'",
+        ),
+    ],
+)
+def test_the_command_installs_from_where_the_package_came(
+    origin: dict[str, Any] | None, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = json.dumps(origin).replace("FOLDER", str(tmp_path)) if origin else None
+    fake = SimpleNamespace(read_text=lambda name: text)
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: fake)
+    assert package_checks.install_command("sim") == command.replace("FOLDER", str(tmp_path))
 
 
 def test_a_package_that_runs_without_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     without(monkeypatch, "fedsel-flwr")
     (finding,) = package_checks.check_packages()
     assert finding.status == "note"
-    assert finding.cure.startswith("pip install -e ")
+    assert finding.cure.startswith("pip install -e '")
 
 
 def test_a_selector_that_cannot_be_loaded_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,5 +389,5 @@ def test_list_cite_and_doctor_work_in_a_core_installation(tmp_path: Path) -> Non
         [sys.executable, "-c", CORE], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stdout[-3000:]
-    assert "note     extra sim: not installed: " in done.stdout
+    assert "note     extra sim: not installed; missing: " in done.stdout
     assert "No problem found" in done.stdout

@@ -21,11 +21,11 @@ from fedsel_flwr.errors import FedSelError
 from fedsel_flwr.simulations.listing import packaged_text, scenario_names, wrapped
 from fedsel_flwr.simulations.on_flower.ray_resources import VARIABLE, cluster_address, start_hint, try_connect
 from fedsel_flwr.simulations.package_checks import (
-    PROJECT,
     Finding,
     check_packages,
     check_python,
     check_selectors,
+    install_command,
     version_of,
 )
 from fedsel_flwr.simulations.worlds.image_files import DATA_DIR_VARIABLE, IMAGE_SETS, find_data_folder
@@ -133,7 +133,7 @@ def check_ray(start: bool) -> Iterator[Finding]:
     if not (version := version_of("ray")):
         if start:
             text = "Ray is not installed, so it cannot be started"
-            yield Finding("Ray", "problem", text, f"pip install '{PROJECT}[sim]'")
+            yield Finding("Ray", "problem", text, install_command("sim"))
         return
     if not start:
         yield Finding("Ray", "ok", f"{version}; not started, fedsel doctor --start-ray tries it")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import json
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import fedsel_flwr
 from fedsel_flwr.selectors.registry import ENTRY_POINTS, describe
@@ -20,8 +23,8 @@ if TYPE_CHECKING:
 PROJECT = "fedsel-flwr"
 EXTRAS_BEGUN_BY = {"sim": ("ray", "flwr-datasets")}
 """Extra -> packages that hardly anything else installs: with one of them the whole extra is expected."""
-EXTRAS_OF_AUTHORS = ("dev",)
-"""Extras for work on this package itself, which are not reported."""
+EXTRAS_UNREPORTED = ("dev", "fast")
+"""Extras that no user needs: for work on this package itself, and a part of ``sim``."""
 
 Status = Literal["ok", "note", "problem"]
 
@@ -51,7 +54,7 @@ def check_python() -> Iterator[Finding]:
 
         needed = importlib.metadata.metadata(PROJECT)["Requires-Python"]
         if not SpecifierSet(needed).contains(platform.python_version(), prereleases=True):
-            cure = "python3.13 -m venv .venv && . .venv/bin/activate && pip install fedsel-flwr"
+            cure = f"python3.13 -m venv .venv && . .venv/bin/activate && {install_command()}"
             yield Finding("Python", "problem", f"{text}; {PROJECT} needs {needed}", cure)
             return
     if platform.system() == "Linux":
@@ -68,7 +71,7 @@ def check_packages() -> Iterator[Finding]:
         distribution = importlib.metadata.distribution(PROJECT)
     except importlib.metadata.PackageNotFoundError:
         text = f"{PROJECT} runs from {Path(fedsel_flwr.__file__).parent} without an installation; no version is checked"
-        yield Finding("packages", "note", text, f"pip install -e {Path(fedsel_flwr.__file__).parent.parent}")
+        yield Finding("packages", "note", text, install_command())
         return
     except ImportError:
         yield Finding("packages", "problem", "packaging, which Flower needs, is not installed", "pip install packaging")
@@ -79,12 +82,12 @@ def check_packages() -> Iterator[Finding]:
         if _applies(one, ""):
             faults = list(_faults(one))
             if faults:
-                yield Finding("packages", "problem", "; ".join(faults), f"pip install '{_plain(one)}'")
+                yield Finding("packages", "problem", _summary(faults), f"pip install '{_plain(one)}'")
             else:
                 version = importlib.metadata.version(one.name)
                 yield Finding("packages", "ok", f"{one.name} {version} (needs {_range(one) or 'any version'})")
     for extra in distribution.metadata.get_all("Provides-Extra") or ():
-        if extra not in EXTRAS_OF_AUTHORS:
+        if extra not in EXTRAS_UNREPORTED:
             yield _extra(extra, [one for one in requirements if _applies(one, extra) and not _applies(one, "")])
 
 
@@ -96,11 +99,29 @@ def _extra(extra: str, requirements: list[Requirement]) -> Finding:
             return Finding(f"extra {extra}", "note", "needs nothing on this platform")
         versions = (f"{one.name} {importlib.metadata.version(one.name)}" for one in requirements)
         return Finding(f"extra {extra}", "ok", ", ".join(sorted(versions)))
-    begun = any(version_of(name) for name in EXTRAS_BEGUN_BY.get(extra, ()))
-    cure = f"pip install '{PROJECT}[{extra}]'"
-    if begun:
-        return Finding(f"extra {extra}", "problem", f"incomplete: {'; '.join(faults)}", cure)
-    return Finding(f"extra {extra}", "note", f"not installed: {'; '.join(faults)}", cure)
+    if any(version_of(name) for name in EXTRAS_BEGUN_BY.get(extra, ())):
+        return Finding(f"extra {extra}", "problem", f"incomplete; {_summary(faults)}", install_command(extra))
+    return Finding(f"extra {extra}", "note", f"not installed; {_summary(faults)}", install_command(extra))
+
+
+def install_command(extra: str = "") -> str:
+    """Return the command that installs this package again from where it came from, with an extra.
+
+    Args:
+        extra: The extra; empty for none.
+    """
+    wanted = f"[{extra}]" if extra else ""
+    try:
+        # Written by pip for all that does not come from an index.
+        origin = json.loads(importlib.metadata.distribution(PROJECT).read_text("direct_url.json") or "{}")
+    except importlib.metadata.PackageNotFoundError:
+        return f"pip install -e '{Path(fedsel_flwr.__file__).parent.parent}{wanted}'"
+    url = str(origin.get("url", ""))
+    if "dir_info" in origin and (folder := Path(url2pathname(urlsplit(url).path))).is_dir():
+        return f"pip install {'-e ' if origin['dir_info'].get('editable') else ''}'{folder}{wanted}'"
+    if "vcs_info" in origin:
+        return f"pip install '{PROJECT}{wanted} @ {origin['vcs_info']['vcs']}+{url}'"
+    return f"pip install '{PROJECT}{wanted}'"
 
 
 def version_of(name: str) -> str:
@@ -127,16 +148,22 @@ def _range(requirement: Requirement) -> str:
     return ",".join(sorted(map(str, requirement.specifier), reverse=True))
 
 
-def _faults(requirement: Requirement) -> Iterator[str]:
-    """Yield what an installed package lacks for a requirement, its own extras included."""
+def _summary(faults: Sequence[tuple[str, str]]) -> str:
+    """Return faults in one line: the missing packages, then those of a wrong version."""
+    missing = [name for name, wrong in faults if not wrong]
+    return "; ".join(filter(None, (f"missing: {', '.join(missing)}" if missing else "", *(one[1] for one in faults))))
+
+
+def _faults(requirement: Requirement) -> Iterator[tuple[str, str]]:
+    """Yield the packages that a requirement lacks, its own extras included: name, and the fault of its version."""
     from packaging.requirements import Requirement
 
     version = version_of(requirement.name)
     if not version:
-        yield f"{requirement.name} is missing"
+        yield requirement.name, ""
         return
     if not requirement.specifier.contains(version, prereleases=True):
-        yield f"{requirement.name} {version} is installed, {_range(requirement)} is needed"
+        yield requirement.name, f"{requirement.name} {version} is installed, {_range(requirement)} is needed"
     for line in importlib.metadata.requires(requirement.name) or () if requirement.extras else ():
         inner = Requirement(line)
         if not _applies(inner, "") and any(_applies(inner, extra) for extra in requirement.extras):
