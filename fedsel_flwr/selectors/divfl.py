@@ -13,6 +13,7 @@ from fedsel_flwr.checks import FloatArray, IntArray, real, whole
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors._vectors import VectorSelector, projected
 from fedsel_flwr.selectors.base import Probe
+from fedsel_flwr.selectors.citations import BALAKRISHNAN
 from fedsel_flwr.selectors.round_report import RoundReport
 
 CHUNK = 256
@@ -87,6 +88,7 @@ class DivFL(VectorSelector):
     """
 
     name: ClassVar[str] = "divfl"
+    citations: ClassVar[tuple[str, ...]] = (BALAKRISHNAN,)
     needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
     asks: ClassVar[frozenset[str]] = frozenset({"gradient"})
     asks_failed_for_ever: ClassVar[bool] = True

@@ -12,6 +12,7 @@ from fedsel_flwr.checks import FloatArray, IntArray, whole
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors._draws import draw, imputed_sizes
 from fedsel_flwr.selectors.base import Probe, Selector
+from fedsel_flwr.selectors.citations import CHO
 from fedsel_flwr.selectors.round_report import RoundReport, repeated_failures
 
 
@@ -101,6 +102,7 @@ class PowerOfChoice(Candidates):
     """
 
     name: ClassVar[str] = "power-of-choice"
+    citations: ClassVar[tuple[str, ...]] = (CHO,)
     asks: ClassVar[frozenset[str]] = frozenset({"loss"})
     client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {
         **Candidates.client_state, "_loss": -np.inf, "_asked_in": 0,
@@ -227,6 +229,7 @@ class RPowD(Candidates):
     """
 
     name: ClassVar[str] = "rpow-d"
+    citations: ClassVar[tuple[str, ...]] = (CHO,)
     needs: ClassVar[frozenset[str]] = frozenset({"train_loss", "spare"})
     requires: ClassVar[frozenset[str]] = frozenset({"train_loss"})
     client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {
