@@ -9,7 +9,8 @@ In the order in which a run passes through them:
 ``paired``      ratios and differences to a reference on the same seeds, intervals, tests, Holm's correction (SciPy)
 ``verdict``     the word for each selector: sooner, later, no difference, not settled; the profile over targets
 ``tables``      the comparison as a terminal table, data frames, LaTeX (needs rich; pandas on first use)
-``plots``       the comparison as PNG, by simulated seconds and by rounds (matplotlib on first use)
+``panels``      the panels of the pictures: accuracy, ratios, targets, selections (matplotlib on first use)
+``plots``       the pictures as PNG, PDF or SVG: by simulated seconds, and by rounds
 ==============  =====================================================================================================
 
 Importing this package loads NumPy only; import the rooms by name.

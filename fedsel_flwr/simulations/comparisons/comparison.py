@@ -131,9 +131,20 @@ class Comparison:
                 times[target].setdefault(run.selector, {})[run.scenario.seed] = seconds
         return times
 
-    def plot(self, path: str | Path) -> Path:
-        """Draw the picture (:func:`~fedsel_flwr.report.plots.plot_comparison`) into a PNG file; returns its path."""
-        return plot_comparison(self.histories, path, verdict=self.verdict, **self._plot_options)
+    def plot(self, path: str | Path, panel: str | None = None) -> Path:
+        """Draw the picture (:func:`~fedsel_flwr.report.plots.plot_comparison`).
+
+        Args:
+            path: The file to write; its suffix is the format: .png, .pdf or .svg.
+            panel: Draw "accuracy", "ratios", "targets" or "selections" alone; None draws all of them.
+
+        Returns:
+            ``path``.
+
+        Raises:
+            ParameterError: The suffix or the panel is unknown, or the panel needs a reference.
+        """
+        return plot_comparison(self.histories, path, verdict=self.verdict, panel=panel, **self._plot_options)
 
     def plot_rounds(self, path: str | Path, folder: str | Path | None = None) -> Path:
         """Draw the course of the rounds (:func:`~fedsel_flwr.report.plots.plot_rounds`); returns its path.
@@ -248,9 +259,9 @@ class Comparison:
             The comparison.
 
         Raises:
-            ParameterError: A folder holds no run, a damaged one or a link, the runs are of different scenarios, two are
-                of the same selector and seed, or a selector, the model, or the data or partition of a seed are not
-                the same in all of them; names the difference.
+            ParameterError: A folder holds no run, a damaged run or a link. Or two runs are of the same selector and
+                seed. Or runs differ in their scenario, a selector's code, the model, or the data or partition of a
+                seed. The error names the difference.
         """
         found = [place for folder in folders for place in _run_folders(Path(folder))]
         if not found:
