@@ -24,6 +24,7 @@ def compare(
     selectors: SelectorLike | Sequence[SelectorLike] | Mapping[str, SelectorLike],
     *,
     seeds: int | Sequence[int] = 10,
+    sweep: Mapping[str, Sequence[Any]] | None = None,
     engine: str = "vectorized",
     reference: str | None = None,
     folder: str | Path | None = None,
@@ -49,16 +50,19 @@ def compare(
 
     Args:
         scenario: The scenario; its selector is ignored, and its seed is the first one.
-        selectors: Names, references, classes, or callables that make a selector; with your own labels as a mapping
-            (:func:`~fedsel_flwr.simulations.comparisons.contenders.read_contenders`). "all": each that can run there;
-            the result's ``left_out`` has the reasons against the others.
+        selectors: Names, references, classes, or callables that make a selector. To set the labels, give a mapping
+            (:func:`~fedsel_flwr.simulations.comparisons.contenders.read_contenders`). "all" compares each selector
+            that can run there; the result's ``left_out`` says why the others cannot.
         seeds: The number of seeds, counted up from the scenario's, or the seeds themselves.
+        sweep: Values of selectors' parameters to try, as in ``{"selectors.bsfl.alpha": [0.3, 1, 3]}``. Each value is a
+            separate row, such as "bsfl alpha=0.3". Several parameters of a selector give every combination.
         engine: "vectorized" or "ray", as in :func:`~fedsel_flwr.simulations.engine.simulate`.
         reference: The selector that the others are compared with, by its label; None takes "random" if it runs.
         folder: Folder to which each run is written as it ends, and at last the summaries; None: none.
         rounds_on_flower: Rounds of the first run that are played first with Flower on Ray, to check that both engines
             choose the same clients; 0: none.
-        start_run: Called with the label and the rounds of each run.
+        start_run: Called with the label and the rounds of each run. This and ``update`` take the place of the progress
+            on standard error.
         update: Called with each round and the number of failed clients so far.
         device: Device on which the vectorized engine trains.
         jobs: Number of runs at a time on the CPU, in processes that share the cores. Each reads the data itself, and is
@@ -107,6 +111,7 @@ def compare(
         selectors,
         seeds=seeds,
         engine=engine,
+        sweep=sweep,
         reference=reference,
         rounds_on_flower=rounds_on_flower,
         jobs=jobs,
