@@ -359,9 +359,8 @@ def _show(comparison: Comparison, as_json: bool) -> None:
         aggregate(summaries), scenario.target_accuracy, verdict=verdict, target_rounds=scenario.target_rounds,
         target_window=min(summary.target_window for summary in summaries),
     )  # fmt: skip
-    for run in comparison.runs:
-        if run.result.diagnosis:
-            print(f"{run.selector}, seed {run.scenario.seed}: {run.result.diagnosis}")
+    for line in comparison.remarks():
+        print(line)
     for name, reason in comparison.left_out.items():
         print(f"left out: {name}: {reason}")
     for run in comparison.cut_off:

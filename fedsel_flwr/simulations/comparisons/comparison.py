@@ -20,6 +20,7 @@ from fedsel_flwr.report.tables import latex_table, runs_frame, summary_frame
 from fedsel_flwr.report.verdict import Verdict, verdict
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.simulations.comparisons.flower_agreement import Agreement
+from fedsel_flwr.simulations.divergence import MANY_LATE, late_share
 from fedsel_flwr.simulations.fingerprints import check_poolable, describe_shared
 from fedsel_flwr.simulations.results import RunResult, read_run, write_run
 from fedsel_flwr.simulations.scenario import Scenario
@@ -52,6 +53,11 @@ class Run:
     def history(self) -> History:
         """Round by round and client by client."""
         return self.result.history
+
+    @property
+    def name(self) -> str:
+        """The run's name in messages: "bsfl, seed 1"."""
+        return f"{self.selector}, seed {self.scenario.seed}"
 
 
 @dataclass
@@ -101,6 +107,21 @@ class Comparison:
             )
             for run in self.runs
         ]
+
+    def remarks(self) -> list[str]:
+        """Return what is probably wrong with runs, a line each: those that diverged, and many late clients."""
+        lines = [f"{run.name}: {run.result.diagnosis}" for run in self.runs if run.result.diagnosis]
+        for selector in self.selectors:
+            own = [run for run in self.runs if run.selector == selector]
+            share, number = max((late_share(run.scenario, run.history), -i) for i, run in enumerate(own))
+            if share >= MANY_LATE:
+                worst, of_seeds = own[-number], f", the most of {len(own)} seeds" if len(own) > 1 else ""
+                longest = worst.scenario.wireless.max_latency_s
+                lines.append(
+                    f"{worst.name}: {100 * share:.0f} % of selections were late{of_seeds}. Raise "
+                    f"wireless.max_latency_s = {longest:g}?"
+                )
+        return lines
 
     def table(self) -> pd.DataFrame:
         """Return the figures of :class:`~fedsel_flwr.report.RunSummary`, a row a run."""

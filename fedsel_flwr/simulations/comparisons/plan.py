@@ -166,13 +166,11 @@ class Plan:
         The time is measured in a trial of a few rounds of the first run, which is not kept. It is left out for runs on
         Ray, whose start alone would take longer.
         """
-        form, runs = self.form, len(self.contenders) * len(self.form.seeds)
-        counted = f"{runs} run{'' if runs == 1 else 's'} of {form.scenario.rounds} rounds"
+        form, counted = self.form, self.count_rounds()
         if form.scenario.engine == "ray":
-            return f"{counted} on Ray"
+            return counted
         first = self.contenders[0].scenario(form.scenario, form.seeds[0])
-        rounds = min(form.scenario.rounds, form.scenario.aggregation.options()["warmup_rounds"] + TRIAL_ROUNDS)
-        trial, ends = first.model_copy(update={"rounds": rounds}), []
+        trial, ends = first.model_copy(update={"rounds": self.trial_rounds}), []
         simulate(
             trial,
             selector=self.contenders[0].selector(trial),
@@ -180,11 +178,26 @@ class Plan:
             device=form.device,
             quiet=True,
         )
-        if len(ends) < 2:
-            return counted
+        return f"{counted}, {self.describe_time(ends)}" if len(ends) > 1 else counted
+
+    @property
+    def trial_rounds(self) -> int:
+        """The number of rounds that are timed to say how long a comparison takes."""
+        scenario = self.form.scenario
+        return min(scenario.rounds, int(scenario.aggregation.options()["warmup_rounds"]) + TRIAL_ROUNDS)
+
+    def count_rounds(self) -> str:
+        """Return the number of runs and rounds: "30 runs of 300 rounds"."""
+        runs = len(self.contenders) * len(self.form.seeds)
+        counted = f"{runs} run{'' if runs == 1 else 's'} of {self.form.scenario.rounds} rounds"
+        return f"{counted} on Ray" if self.form.scenario.engine == "ray" else counted
+
+    def describe_time(self, ends: Sequence[float]) -> str:
+        """Return about how long all runs take, from the times at which the first rounds ended: "about 45 s"."""
         # The first round also compiles, and reads the data.
-        seconds = (ends[-1] - ends[0]) / (len(ends) - 1) * form.scenario.rounds * runs / form.jobs
-        return f"{counted}, about {seconds:.0f} s" if seconds < 100 else f"{counted}, about {seconds / 60:.0f} min"
+        seconds = (ends[-1] - ends[0]) / (len(ends) - 1)
+        seconds *= self.form.scenario.rounds * len(self.contenders) * len(self.form.seeds) / self.form.jobs
+        return f"about {seconds:.0f} s" if seconds < 100 else f"about {seconds / 60:.0f} min"
 
     def run(
         self,
