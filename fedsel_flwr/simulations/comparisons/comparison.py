@@ -115,11 +115,11 @@ class Comparison:
             own = [run for run in self.runs if run.selector == selector]
             share, number = max((late_share(run.scenario, run.history), -i) for i, run in enumerate(own))
             if share >= MANY_LATE:
-                worst, of_seeds = own[-number], f", the most of {len(own)} seeds" if len(own) > 1 else ""
+                worst, of_seeds = own[-number], f" (the largest share of {len(own)} seeds)" if len(own) > 1 else ""
                 longest = worst.scenario.wireless.max_latency_s
                 lines.append(
                     f"{worst.name}: {100 * share:.0f} % of selections were late{of_seeds}. Raise "
-                    f"wireless.max_latency_s = {longest:g}?"
+                    f"wireless.max_latency_s (now {longest:g} s)?"
                 )
         return lines
 

@@ -152,8 +152,8 @@ def test_a_wait_that_is_too_short_is_remarked(tmp_path: Path, capsys: pytest.Cap
     assert [line.partition(",")[0] for line in remarks] == ["round-robin", "random"]
     for line in remarks:
         selector, seed, share = re.fullmatch(
-            r"(.*), seed (\d): (\d+) % of selections were late, the most of 2 seeds. Raise wireless.max_latency_s = "
-            r"0.15\?", line,
+            r"(.*), seed (\d): (\d+) % of selections were late \(the largest share of 2 seeds\)\. "
+            r"Raise wireless\.max_latency_s \(now 0\.15 s\)\?", line,
         ).groups()  # fmt: skip
         late = {
             run.scenario.seed: np.mean(["late: " in row.problem for row in run.history.clients])

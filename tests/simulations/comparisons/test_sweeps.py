@@ -16,7 +16,7 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.report.sweeps import settings_tried, value_texts
 from fedsel_flwr.selectors import BSFL, PowerOfChoice
 from fedsel_flwr.simulations import Comparison, compare
-from tests.simulations.cut_off_runs import Stop, content, parts, smoke
+from tests.simulations.cut_off_runs import FASTEST, Stop, content, parts, smoke
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 ALPHAS = {"selectors.bsfl.alpha": [0.0, 30]}
@@ -118,6 +118,22 @@ def test_a_sweep_is_resumed_by_its_plan_and_values_may_be_added(
     more = compare(smoke(), ["bsfl", "random"], seeds=2, sweep={"selectors.bsfl.alpha": [0.0, 1, 30]}, folder=whole,
                    resume=True)  # fmt: skip
     assert more.selectors == ["bsfl alpha=0", "bsfl alpha=1", "bsfl alpha=30", "random"]
+
+
+def test_a_selector_of_the_users_file_is_swept_by_the_name_of_its_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(FASTEST)
+    argv = ["compare", "smoke", "--rounds", "2", "--selectors", "./mine.py:Fastest,random", "--seeds", "1", "--quiet"]
+    assert cli.main([*argv, "--sweep", "selectors.Fastest.patience=1.0,2.5"]) == 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    rows = ["Fastest patience=1", "Fastest patience=2.5", "random"]
+    assert Comparison.load(folder).selectors == rows
+    assert cli.main(["compare", "--resume", str(folder), "--quiet"]) == 2
+    assert cli.main(["compare", "--resume", str(folder), "--quiet", "--trust"]) == 0
+    assert cli.main([*argv, "--sweep", "selectors.Fastest.patience=1.0,2.5", "--resume"]) == 0
+    assert list((tmp_path / "runs").iterdir()) == [folder]
 
 
 @pytest.mark.parametrize(
