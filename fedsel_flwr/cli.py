@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsel_flwr import __version__
-from fedsel_flwr.arguments import overrides_of, parse, ray_options_of, resumed_folder, seeds_of
+from fedsel_flwr.arguments import overrides_of, parse, ray_options_of, read_sweep, resumed_folder, seeds_of
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError
 
 if TYPE_CHECKING:
@@ -121,6 +121,11 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
     compare.add_argument(
         "--seeds", metavar="N|A,B,C",
         help="runs of each selector, counted up from the scenario's seed, or the seeds themselves (default: 10)",
+    )  # fmt: skip
+    compare.add_argument(
+        "--sweep", action="append", default=[], metavar="KEY=A,B,C",
+        help="try several values of a selector's parameter, each as a separate row, for example "
+        "selectors.bsfl.alpha=0.3,1,3 (may be repeated: every combination)",
     )  # fmt: skip
     compare.add_argument(
         "--jobs", type=int, metavar="N",
@@ -373,6 +378,7 @@ def _new_plan(args: argparse.Namespace) -> Plan:
         named, left_out = runnable_selectors(scenario)
     return Plan.of(
         scenario, named, seeds=seeds, engine=scenario.engine, reference=getattr(args, "reference", None),
+        sweep=read_sweep(getattr(args, "sweep", [])),
         rounds_on_flower=getattr(args, "rounds_on_flower", 0), where=RayResources(**ray_options_of(args)),
         device=args.device or "cpu", left_out=left_out, checkpoints=checkpoints,
         jobs=1 if (jobs := getattr(args, "jobs", None)) is None else jobs,
@@ -427,9 +433,8 @@ def _show(comparison: Comparison, as_json: bool) -> None:
         aggregate(summaries), scenario.target_accuracy, verdict=verdict, target_rounds=scenario.target_rounds,
         target_window=min(summary.target_window for summary in summaries),
     )  # fmt: skip
-    for run in comparison.runs:
-        if run.result.diagnosis:
-            print(f"{run.selector}, seed {run.scenario.seed}: {run.result.diagnosis}")
+    for line in comparison.remarks():
+        print(line)
     for name, reason in comparison.left_out.items():
         print(f"left out: {name}: {reason}")
     for run in comparison.cut_off:

@@ -25,6 +25,7 @@ from fedsel_flwr.report.summary import (
     check_target,
     decimals_of,
 )
+from fedsel_flwr.report.sweeps import describe_settings
 from fedsel_flwr.report.verdict import SelectorVerdict, Verdict
 
 if TYPE_CHECKING:
@@ -83,7 +84,10 @@ def render_table(
             tables = build("\n", [slice(FIRST_PART), slice(FIRST_PART, None)])
     for table in tables:
         out.print(table)
-    out.print(_describe_target(target_accuracy, target_rounds, target_window), markup=False, highlight=False)
+    notes = [_describe_target(target_accuracy, target_rounds, target_window)]
+    notes.append(describe_settings(row.selector for row in rows))
+    for note in filter(None, notes):
+        out.print(note, markup=False, highlight=False)
 
 
 def runs_frame(summaries: Sequence[RunSummary]) -> pd.DataFrame:
@@ -100,11 +104,12 @@ def summary_frame(summaries: Sequence[RunSummary], verdict: Verdict | None) -> p
 
     Returns:
         For each figure its mean over the seeds, its standard deviation (``…_sd``) and the number of seeds that have a
-        value (``…_seeds``). With a verdict also the ratios to the reference and the ends of their 95 % intervals
-        (``time_ratio``, ``time_ratio_low``, ``time_ratio_high``, and so on for ``seconds_per_round``, ``rounds``,
-        ``energy`` and ``joules_per_round``), Holm's p-value (``time_p``), the differences of :data:`DIFFERENCES`
-        (``accuracy_difference``, ``accuracy_low``, ``accuracy_high``, ...), the ``verdict``, and the number of seeds
-        that would settle it (``seeds_to_settle``).
+        value (``…_seeds``). A verdict adds these columns:
+
+        - Ratios to the reference with the ends of their 95 % intervals: ``time_ratio``, ``time_ratio_low``,
+          ``time_ratio_high``. The same for ``seconds_per_round``, ``rounds``, ``energy`` and ``joules_per_round``.
+        - Differences of :data:`DIFFERENCES`: ``accuracy_difference``, ``accuracy_low``, ``accuracy_high``, ...
+        - ``verdict``, Holm's p-value ``time_p``, and ``seeds_to_settle``, the number of seeds that would settle it.
     """
     compared = {one.selector: _flat_verdict(one) for one in (verdict.selectors if verdict else ())}
     rows = []

@@ -83,7 +83,7 @@ def load_scenario(
                 absolute_reference(value, Path.cwd()) if key in REFERENCE_KEYS and isinstance(value, str) else value,
             )
     scenario = _validated(source, {"name": name} | tables)
-    _check_selectors(source, scenario, selectors)
+    check_selector_tables(source, scenario, selectors)
     return scenario
 
 
@@ -209,8 +209,17 @@ def _explain(error: ValidationError) -> str:
     return "; ".join(lines)
 
 
-def _check_selectors(source: str, scenario: Scenario, selectors: Sequence[str]) -> None:
-    """Refuse an unknown selector, and parameters that a selector does not take."""
+def check_selector_tables(source: str, scenario: Scenario, selectors: Sequence[str]) -> None:
+    """Refuse an unknown selector, and parameters that a selector does not take.
+
+    Args:
+        source: Name of the scenario, for errors.
+        scenario: The scenario.
+        selectors: References of other selectors whose parameters it may hold.
+
+    Raises:
+        ParameterError: Names the selector or the key.
+    """
     own = {label_of(name): selector_class(name) for name in (scenario.selector, *selectors) if is_reference(name)}
     selector_class(scenario.selector)
     for name, params in scenario.selectors.items():
