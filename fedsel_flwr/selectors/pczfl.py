@@ -65,8 +65,8 @@ class PCZFL(Selector):
         ParameterError: A parameter is out of range.
 
     References:
-        Optimizing federated learning client selection via multi-objective contextual bandits (under review): (2) to
-        (5), Definitions 1 and 2, Algorithm 1.
+        Optimizing federated learning client selection via multi-objective contextual bandits (OpenReview, 2025): (2)
+        to (5), Definitions 1 and 2, Algorithm 1.
 
     >>> import numpy as np
     >>> selector = PCZFL(seed=0)
