@@ -68,6 +68,7 @@ SAYS = {
     "early.py": r"^\d+ rounds, 0\.8\d$",
     "oort_loop.py": r"^rounds of a fast client: 20\.5, of a slow client: 5\.5$",
     "traces.py": r"^devices\.csv: 60 rows\navailability\.csv: 780 rows$",
+    "plan.py": r"^Wait.+ 855 s\n(.|\n)*^Percent.+ \[4, .+ 419 s\n(.|\n)*^Cut.+ \[3, .+ 360 s$",
     "quiet.py": r"(\d 0\.\d+ [\d.]+ s [\d.]+ J\n){5}\[\(10, 64\), \(10,\)\]",
 }
 """Program -> what its output has."""
