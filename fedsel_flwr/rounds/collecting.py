@@ -192,8 +192,8 @@ def end_round(
             earlier. None waits for all clients.
 
     Returns:
-        The results, in which stragglers are not completed and have the latency max_latency. And the seconds of the
-        round: until the last answer that it waits for, at most until the deadline.
+        The results, in which stragglers are not completed and have the latency max_latency. And the duration
+        of the round in seconds: until the last answer that it waits for, at most until the deadline.
     """
     latency = np.array([result.latency_s for result in results.values()], dtype=np.float64)
     channels, deadline = settings.channels or max(1, len(latency)), settings.round_deadline_s or math.inf

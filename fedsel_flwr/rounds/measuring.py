@@ -1,8 +1,9 @@
 """Measuring the models of a round on the server: validation, and projection on the global model's direction.
 
 A column is measured only if the selector or FedCA's filter reads it. This happens before the base strategy may
-overwrite the replies. All computations use plain NumPy. The model enters through one function, ``predict(arrays,
-inputs) -> logits``. GPFL projects each client's gradient on the direction in which the global model moves:
+overwrite the replies. All computations use plain NumPy. The model enters through one function,
+``predict(arrays, inputs) -> logits``. GPFL projects each client's gradient on the direction in which the global model
+moves:
 
 ===========  ==========================  =================================================================
 paper        here                        meaning
