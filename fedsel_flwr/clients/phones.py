@@ -43,7 +43,7 @@ _NOT_NEGATIVE = (
 
 @dataclass(frozen=True, kw_only=True)
 class PhoneModel:
-    """Phones that differ in processor and Wi-Fi, and a little from round to round.
+    """A fleet of phones that differ in processor and Wi-Fi, and slightly from round to round.
 
     Each client has its own median of the seconds per example and of its two throughputs, drawn once. In each round,
     each of these is multiplied by a factor with the median 1. The three medians and the three factors are log-normal
@@ -238,5 +238,5 @@ class PhoneModel:
 
 
 def _log_sd(variation: float) -> float:
-    """Return the standard deviation of the logarithm of a log-normal law with this coefficient of variation."""
+    """Return the standard deviation of the logarithm of a log-normal variable with this coefficient of variation."""
     return math.sqrt(math.log1p(variation**2))

@@ -201,13 +201,13 @@ def _pool(seed: int, purpose: int) -> tuple[int, ...]:
 
 
 def _hashed(value: Any, before: Any, after: Any) -> Any:
-    """NumPy's hashmix."""
+    """Return NumPy's hashmix of a value."""
     value = (value ^ before) * after & MASK
     return value ^ value >> SHIFT
 
 
 def _mixed(left: Any, right: Any) -> Any:
-    """NumPy's mix."""
+    """Return NumPy's mix of two values."""
     value = LEFT * left - RIGHT * right & MASK
     return value ^ value >> SHIFT
 

@@ -1,4 +1,4 @@
-"""Reading a reply: which updates are usable, and which numbers are believed.
+"""Reading a reply: find out whether the update is usable, and which reported numbers count.
 
 After a fault in the arrays the client counts as failed. After a fault in our own metrics the value is replaced, the
 fault is recorded, and the update is kept. Metrics of other strategies are not read. The vectors of one column must have

@@ -86,7 +86,7 @@ class ReLU:
     trains = False
 
     def forward(self, x: torch.Tensor, context: ForwardContext) -> tuple[torch.Tensor, Any]:
-        """Any shape."""
+        """Keep the shape."""
         y = x.relu_()
         return y, y
 
@@ -103,7 +103,7 @@ class Dropout:
     trains = False
 
     def forward(self, x: torch.Tensor, context: ForwardContext) -> tuple[torch.Tensor, Any]:
-        """Any shape."""
+        """Keep the shape."""
         mask = next(context.masks)
         # Masks are drawn client by client, but groups have the batch as the first axis.
         if self.grouped:
@@ -117,7 +117,7 @@ class Dropout:
 
 @dataclass(frozen=True)
 class Flatten:
-    """From (a, n, …) to (a, n, features)."""
+    """Flatten layer: (a, n, …) becomes (a, n, features)."""
 
     trains = False
 
@@ -153,7 +153,7 @@ class Conv2d:
         return _channels_last(y), x
 
     def backward(self, g: torch.Tensor, kept: Any, sgd: StackedSGD, wanted: bool) -> torch.Tensor | None:
-        """The gradients of a grouped convolution with respect to its input, weight and bias."""
+        """Compute the gradients of a grouped convolution with respect to its input, weight and bias."""
         shape = sgd.stack[self.weight].shape[1:]
         active = g.shape[1] // shape[0]
         g = _channels_last(g)
@@ -197,7 +197,7 @@ class MaxPool2d:
         return y, (x, places)
 
     def backward(self, g: torch.Tensor, kept: Any, sgd: StackedSGD, wanted: bool) -> torch.Tensor | None:
-        """The gradient goes to the place of each maximum."""
+        """Return the gradient at the place of each maximum, and 0 elsewhere."""
         # Only the shape and layout of x are read, because a rectifier may have changed x in place.
         x, places = kept
         windows = (self.kernel, self.stride, self.padding, self.dilation, self.ceil_mode)
@@ -206,17 +206,17 @@ class MaxPool2d:
 
 @dataclass(frozen=True)
 class FlattenGroups:
-    """From the groups of a convolution, (n, a * channels, h, w), to dense layers, (a, n, channels * h * w)."""
+    """Flatten layer after convolutions: groups (n, a * channels, h, w) become (a, n, channels * h * w)."""
 
     trains = False
 
     def forward(self, x: torch.Tensor, context: ForwardContext) -> tuple[torch.Tensor, Any]:
-        """Features in the order (channel, row, column), as in torch's Flatten."""
+        """Return the features in the order (channel, row, column), as torch's Flatten does."""
         groups = x.view(len(x), context.active, -1, *x.shape[2:])
         return groups.transpose(0, 1).reshape(context.active, len(x), -1), groups.shape
 
     def backward(self, g: torch.Tensor, kept: Any, sgd: StackedSGD, wanted: bool) -> torch.Tensor | None:
-        """From features to groups."""
+        """Return the gradient in the layout of groups."""
         n, active, channels, height, width = kept
         shape = (n, active * channels, height, width)
         by_input = torch.empty(shape, dtype=g.dtype, device=g.device, memory_format=torch.channels_last)

@@ -1,4 +1,4 @@
-"""Backend "numba": perceptrons in small batches, each client from its first step to its last, several on threads.
+"""Backend "numba": trains perceptrons in small batches, one client at a time on each thread.
 
 :func:`perceptron` reads a model's layers, or gives the reason why the compiled loops cannot train it.
 :class:`NumbaKernel` trains the clients.

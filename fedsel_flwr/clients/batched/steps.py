@@ -153,7 +153,7 @@ class StackedSGD:
         return self._first
 
     def step(self, i: int, gradient: torch.Tensor) -> None:
-        """Move the first models along the gradient of parameter ``i``, shape (n_active, …), which may be changed."""
+        """Move the first models along the gradient of parameter ``i``, shape (n_active, …), and may overwrite it."""
         w = self.first(gradient.shape[0])[i]
         if self._momentum:
             v = self._velocity[i][: gradient.shape[0]]

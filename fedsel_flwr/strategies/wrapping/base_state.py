@@ -153,7 +153,7 @@ def _has_state_dict(layer: object) -> bool:
 
 
 def _to_plain(value: object) -> Any:
-    """Convert a value of Flower's into plain types."""
+    """Convert a Flower value into plain types."""
     if isinstance(value, Parameters):
         return {"flower": "Parameters", "tensor_type": value.tensor_type, "tensors": list(value.tensors)}
     if isinstance(value, ArrayRecord):

@@ -216,7 +216,7 @@ def run_fingerprint(core: SelectionCore, base: object) -> dict[str, str]:
     for name in ("max_latency", "averaging", "clock", "identity", "learning_rate", "momentum", "over_selection"):
         fingerprint[name] = _as_text(getattr(settings, name))
     fingerprint["filter"] = _as_text(settings.filter and settings.filter.score)
-    # A user's subclass is in the user's module, so the nearest class of Flower's decides which API it is.
+    # A user's subclass is in the user's module, so the nearest Flower class decides which API it is.
     flowers = (cls.__module__ for cls in type(base).__mro__ if cls.__module__.startswith("flwr."))
     # flwr.server of the legacy API, or flwr.serverapp of the Message API: their classes have the same names.
     api = ".".join(next(flowers, "").split(".")[:2])

@@ -131,7 +131,7 @@ class RoundEnd:
         self._end_round(server_round)
 
     def _begin_run(self, initial: Mapping[str, Any] | None, should_stop: ShouldStop | None = None) -> Checkpoint | None:
-        """Begin a run of Flower's, which counts from 1; a strategy's first run resumes if there is a checkpoint.
+        """Begin a Flower run, which counts rounds from 1; a strategy's first run resumes if there is a checkpoint.
 
         A second run of the same strategy continues from its own state, because the checkpoint is older.
         """
