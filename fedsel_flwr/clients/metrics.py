@@ -1,4 +1,4 @@
-"""Metrics of a simulated client with its update: identity, times, energy, training loss.
+"""Metrics that a simulated client sends with its update: identity, times, energy, training loss.
 
 The system model is the only source of the energy. A meter would count all processes on the machine, and so all clients
 together.

@@ -133,7 +133,7 @@ class Busy(state_dicts.NotByClient):
         return np.array([node not in self for node in nodes], dtype=np.bool_)
 
     def release(self, connected: Collection[str]) -> None:
-        """Free disconnected connections, because a client that reconnects has restarted."""
+        """Free connections that have ended, because a client that reconnects has restarted."""
         for node in self._until.keys() - connected if self._until else ():
             # A late answer may free the same connection from another thread in the meantime.
             self._until.pop(node, None)

@@ -269,7 +269,7 @@ class IdentityResolver:
         return self.rule == "claim"
 
     def settle(self, transport: object) -> None:
-        """Decide the rule; if none is set, clients' claims count in a simulation only."""
+        """Decide the identity rule; if none is set, clients' claims count in a simulation only."""
         if self._given is None:
             simulation = self._clock == "virtual" or (isinstance(transport, Registry) and transport.simulated)
             self.rule = "claim" if simulation else "name"

@@ -91,7 +91,7 @@ class RollCall(state_dicts.NotByClient):
     def call(
         self, strangers: Iterable[str], round: int, introduce: Introduce, *, one_first: bool = False
     ) -> dict[str, Properties]:
-        """Ask the connections that are due; repeat the question once after an error.
+        """Ask the due connections for their identity; repeat the question once after an error.
 
         Args:
             strangers: Connections that are not in the roster.

@@ -102,7 +102,7 @@ class Roster:
         )
 
     def release(self, connected: Collection[str], round: int = 0) -> None:
-        """Forget the bindings and refusals of disconnected connections; ids and rows stay.
+        """Forget the bindings and refusals of connections that have ended; ids and rows stay.
 
         A refusal because the id was connected, or the roster full, ends as soon as the reason no longer holds.
         """

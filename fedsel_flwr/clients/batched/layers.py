@@ -122,11 +122,11 @@ class Flatten:
     trains = False
 
     def forward(self, x: torch.Tensor, context: ForwardContext) -> tuple[torch.Tensor, Any]:
-        """Return a view."""
+        """Return a view of the input with one axis of features."""
         return x.flatten(2), x.shape
 
     def backward(self, g: torch.Tensor, kept: Any, sgd: StackedSGD, wanted: bool) -> torch.Tensor | None:
-        """Return the reverse view."""
+        """Return a view of the gradient with the axes of the input."""
         return g.view(kept)
 
 

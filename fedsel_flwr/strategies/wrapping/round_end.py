@@ -66,7 +66,7 @@ class RoundEnd:
         return self._keeper.model
 
     def saving_on_error(self) -> AbstractContextManager[None]:
-        """Return a block whose errors name the place of the last model, and which writes a missing checkpoint."""
+        """Return a context in which an error names the place of the last model and writes its missing checkpoint."""
         return self._keeper.saving_on_error()
 
     def model_after(self, number: int, model: Arrays) -> None:
