@@ -220,7 +220,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     beginning = _BEGINNING.match(content)
     if beginning is None or _digest(content, beginning.start(1)) != beginning[1]:
         raise StateError(f"it is damaged: its {len(content)} bytes are not those that were written")
-    # The digest detects damage. It does not protect against a file that a person made by hand.
+    # The digest protects from damage, not from a file that somebody made by hand.
     try:
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         said = json.loads(header["__metadata__"]["checkpoint"])

@@ -219,7 +219,7 @@ def end_round(
 
 
 def _straggler(result: ClientResult, done: float, end: float, settings: Settings, spare: bool) -> ClientResult:
-    """Return the result of a client that answered after the end of the round."""
+    """Return a result that came after the end of the round."""
     why = "enough others were there" if spare else f"round_deadline_s = {settings.round_deadline_s:g} s"
     return replace(
         result,

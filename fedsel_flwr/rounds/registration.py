@@ -323,6 +323,6 @@ class IdentityResolver:
             rest = f"; {lacking} of {len(known)} have none and are known by their node ids"
         elif lacking:
             rest = "; the server does not tell it, and clients are known by their node ids"
-            # A warning only if the user set another rule.
+            # a warning only if the user asked for something else
             level = logging.INFO if self._given is None else logging.WARNING
         logger.log(level, 'identity "%s": a client is known by %s%s', self.rule, IDENTITY_PHRASES[self.rule], rest)

@@ -225,7 +225,7 @@ def read_reply(
 
 
 def _fault_in_metrics(metrics: Mapping[str, object]) -> str:
-    """Return the fault in the number of metrics; empty if there is none."""
+    """Return what is wrong with the number of metrics; empty if nothing."""
     return "" if len(metrics) <= MAX_METRICS else f"metrics: {len(metrics)} of them, more than {MAX_METRICS}"
 
 
@@ -282,7 +282,7 @@ def _on_virtual_clock(reported: object, max_latency: float) -> Latency:
         return Latency(max_latency, "max_latency", "latency: not reported, max_latency taken")
     if seconds is None or math.isnan(seconds) or seconds < 0:
         return Latency(max_latency, "max_latency", f"latency: {shown(reported)} cannot be used, max_latency taken")
-    # An infinite report is a late client, not a fault.
+    # an infinite report is a late client, not a fault
     if seconds >= max_latency:
         problem = f"late: {seconds:.6g} s reach max_latency = {max_latency:g} s"
         return Latency(max_latency, "max_latency", problem, late=True)
