@@ -78,8 +78,7 @@ print("patient conforms")
 COMPARE = """
 from fedsel_flwr.simulations import compare, load_scenario
 
-comparison = compare(load_scenario("smoke"), ["patient", "random"], seeds=2)
-print("compared", sorted(set(comparison.table()["selector"])))
+compare(load_scenario("smoke"), ["patient", "random"], seeds=2)
 """
 METER = """
 from fedsel_flwr.clients.telemetry import EnergyMeter
@@ -162,15 +161,14 @@ STEPS = (
             Check(
                 ("fedsel", "compare", "smoke", "--selectors", "patient,random", "--seeds", "2"), r"(?s)patient.*smoke-"
             ),
-            program(COMPARE, r"compared \['patient', 'random'\]"),
             NO_METER,
         ),
         ("zeus",),
     ),
     Step(
         "apps",
-        ("{root}", "{root}/examples/drop-in/after", "{root}/examples/deployment/app"),
-        (Check(("pip", "show", "digits-after", "deployed"), "(?s)fedsel-flwr.*fedsel-flwr"),),
+        ("{root}", "{root}/examples/drop-in/after"),
+        (Check(("pip", "show", "digits-after"), "^Requires: fedsel-flwr"),),
     ),
     Step("fast", ("fedsel-flwr[fast]",), (program("import numba; print(numba.__version__)", r"^\d+\.\d+"),)),
     Step("meter", ("fedsel-flwr[meter]",), (program(METER, r"metered (None|[\d.]+)"),)),

@@ -4,8 +4,9 @@
     python -m tests.resolving --write   write it into docs/installing.md
 
 uv, which Flower brings, resolves the requirements of the wheel and of each extra for every Python that the classifiers
-name. Nothing is installed, and no Python but this one is needed. A cell has the versions of Flower, Ray and torch that
-uv found. Otherwise it has the first package without a wheel or without a version that fits.
+name. Nothing is installed, and no other Python is needed. A cell has the versions that uv found of an extra's main
+packages, with a dash for a package that is not required there. If nothing fits, the cell has "no" and the first package
+in uv's error.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ PLATFORMS = {
     "macOS arm64": "aarch64-apple-darwin",
     "Windows x86_64": "x86_64-pc-windows-msvc",
 }
-SHOWN = ("flwr", "ray", "torch")
-"""Packages whose versions a cell names."""
+SHOWN = {"": ("flwr",), "sim": ("ray", "torch"), "meter": ("zeus",), "fast": ("numba",)}
+"""Extra -> the packages whose versions a cell names."""
 LONGEST_S = 300.0
 """Seconds for one resolution."""
 BLOCK = re.compile(r"(?<=<!-- make resolve -->\n).*?(?=<!-- end -->)", re.DOTALL)
@@ -80,7 +81,7 @@ def resolve(wheel: Path, extra: str, python: str, platform: str) -> str:
     if done.returncode:
         return f"no: {reason(done.stderr)}"
     versions = dict(re.findall(r"^([\w.-]+)==(\S+)", done.stdout, re.MULTILINE))
-    return ", ".join(f"{name} {versions[name]}" for name in SHOWN if name in versions)
+    return ", ".join(f"{name} {versions.get(name, '-')}" for name in SHOWN.get(extra, ())) or "yes"
 
 
 def reason(error: str) -> str:
