@@ -25,9 +25,7 @@ from tests.strategies.helpers import FakeProxy, all_in, chosen, fleet
 from tests.strategies.message.helpers import FakeGrid, FakeNode
 
 pytestmark = pytest.mark.timeout(30)
-NO_QUERY = (
-    "roll call: the clients' app has no query function, which Flower reports as an error; that is no fault"
-)  # fmt: skip
+NO_QUERY = "roll call: the ClientApp has no query function. Flower reports this as an error, but it is harmless"
 
 
 def fair() -> CSUCBQ:

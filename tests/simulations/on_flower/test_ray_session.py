@@ -403,7 +403,7 @@ def test_a_world_that_cannot_be_pickled_is_built_by_each_actor(
     with caplog.at_level(logging.WARNING, logger="fedsel_flwr"):
         assert [share_world() for _ in range(3)] == [None] * 3
     assert [record.getMessage() for record in caplog.records] == [
-        "each actor builds the data by itself, as they cannot be pickled: cannot pickle 'generator' object"
+        "each actor builds its own copy of the data, which cannot be pickled: cannot pickle 'generator' object"
     ]
 
 
