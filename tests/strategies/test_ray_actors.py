@@ -117,7 +117,7 @@ def test_a_dead_actor_that_gets_another_message_ends_the_run_and_nothing_is_lost
         play(api, lost, checkpoint_dir=tmp_path)
     message = str(ended.value)
     assert message.startswith("a Ray actor has died")
-    assert f"{messages} of round 3 " in message
+    assert f"Messages lost in round 3: {messages}. " in message
     assert f"resume = true: it then continues after round 2 from {str(tmp_path)!r}" in message
     if messages > 1:
         resumed, model = play(api, lambda round, k: None, checkpoint_dir=tmp_path, resume="must")

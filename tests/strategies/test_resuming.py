@@ -346,7 +346,7 @@ def test_a_state_that_does_not_fit_changes_neither_base_nor_selector(part: str, 
 def test_a_model_of_other_shapes_is_refused(api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cut(run := Run(api, "FedAvg", rounds=ALL), tmp_path)
     monkeypatch.setattr(world, "initial", lambda: np.zeros(7))
-    with pytest.raises(RunError, match=r"arrays of the shapes \w+ \(12,\), the initial model \w+ \(7,\)"):
+    with pytest.raises(RunError, match=r"arrays of the shapes \w+ \(12,\), but the initial model has \w+ \(7,\)"):
         run.play(tmp_path)
 
 
@@ -357,7 +357,9 @@ def test_the_initial_model_of_a_wrapped_base_is_compared_as_well(tmp_path: Path)
         return strategy_of(base, tmp_path, resume=True)
 
     drive(strategy((12,)), 2)
-    with pytest.raises(RunError, match=r"its model has arrays of the shapes 0 \(12,\), the initial model 0 \(5,\)"):
+    with pytest.raises(
+        RunError, match=r"its model has arrays of the shapes 0 \(12,\), but the initial model has 0 \(5,\)"
+    ):
         strategy((5,)).initialize_parameters(None)
 
 

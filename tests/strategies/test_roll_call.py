@@ -56,7 +56,7 @@ def test_of_nodes_whose_app_knows_no_query_one_is_asked(options: dict[str, Any],
     world = Deployment("message", selector(), nodes("message"), **options).play(2)
     assert sum(world.asked("query")) == 1
     (line,) = lines(caplog, "roll call")
-    assert line.startswith(f"{NO_QUERY}, ")
+    assert line.startswith(f"{NO_QUERY}. ")
     assert [len(chosen) for chosen in world.chosen()] == [20, 20]
     assert not [record for record in caplog.records if record.name == "fedsel_flwr" and "errors" in record.getMessage()]
     world.come(7, Node("message", {"name": "late"}))  # newcomers with that app are not asked either

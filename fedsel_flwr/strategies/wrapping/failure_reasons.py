@@ -158,7 +158,7 @@ class DeadActors:
         if any(self._lost[actor] > 1 for actor in found):
             raise RunError(
                 "a Ray actor has died (was it killed, or did memory run out?), but Flower's simulation still sends "
-                f"it messages. It has lost {len(found)} of round {round}, and would lose most of each later round. "
+                f"it messages. Messages lost in round {round}: {len(found)}. Later rounds would lose most of theirs. "
                 f"Round {round} does not count. {resume_hint}. If memory ran out, let fewer clients train at one time"
             )
 
