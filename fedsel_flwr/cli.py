@@ -244,7 +244,7 @@ def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
 
     def holds() -> str:
         there = describe_runs(folder)
-        further = f"; resume with: fedsel {args.command} {plan.resume_options(folder)}"
+        further = f". Resume with: fedsel {args.command} {plan.resume_options(folder)}"
         return f"{folder} holds {there or 'no round yet'}{further if there and not args.no_checkpoints else ''}"
 
     try:

@@ -27,6 +27,9 @@ SHORTER = (
     (re.escape(", ".join(scenario_names())), "(every scenario)"),
     (re.escape(", ".join(names())), "(every selector)"),
     (r"'list', 'run', [^)]*", "every command"),
+    (r"it has Bare, .* x, y$", "it has (every name in the file)"),
+    (r"Allowed are name, .*\[aggregation\]", "Allowed are (every key)"),
+    (r"; data is 1293 examples.*(?=\. Resume with)", "; …"),
     (r"smoke-\d{8}-\d{6}(-\d+)?", "smoke-20260102-030405"),
     (r"test_wrong_inputs_in_python\.py, line \d+", "own.py, line 3"),
 )

@@ -292,7 +292,7 @@ def test_ctrl_c_ends_everything_at_once(tmp_path: Path) -> None:
         command.kill()
     (said,) = command.stderr.splitlines()
     told = re.fullmatch(
-        r"fedsel: interrupted; (\S+) holds \S+: (\d+) rounds?; resume with: fedsel run --resume \1", said
+        r"fedsel: interrupted; (\S+) holds \S+: (\d+) rounds?\. Resume with: fedsel run --resume \1", said
     )
     assert told, said
     assert len(read_history(told[1]).rounds) == int(told[2]) > 0

@@ -333,7 +333,7 @@ def test_the_command_says_so_and_names_no_rounds(tmp_path: Path, capsys: pytest.
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("fedsel: error: another process writes to ")
     assert "rounds" not in line
-    assert "resume with" not in line
+    assert "Resume with" not in line
     assert main(["compare", "--resume", str(folder)]) == 0
 
 

@@ -192,7 +192,7 @@ def test_a_comparison_of_ones_own_code_is_cut_off_and_resumed(here: Path, capsys
     (here / "unplugged").touch()
     said = refused([*line, "--runs-dir", "runs 2"], capsys)
     (here / "unplugged").unlink()
-    told = re.search(r"mine-seed1: 3 rounds; resume with: (fedsel compare --resume .+)$", said)
+    told = re.search(r"mine-seed1: 3 rounds\. Resume with: (fedsel compare --resume .+)$", said)
     assert told, said
     command = shlex.split(told[1])[1:]
     assert command[-1] == "--trust"
