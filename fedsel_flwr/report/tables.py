@@ -244,7 +244,7 @@ def _ratios_table(verdict: Verdict, target_accuracy: float, before_count: str) -
     """Build the table of ratios to the reference: time = seconds a round x rounds, joules, and the word."""
     what = f"to {100 * target_accuracy:g} %, ratio to {verdict.reference} with 95 % interval"
     table = _empty_table(Text(f"{what}; time = seconds a round x rounds"))
-    for header in ("time", "seconds\na round", "rounds", "energy", "verdict\non time"):
+    for header in ("time", "seconds\na round", "rounds", "energy", "verdict\n(time)"):
         table.add_column(header, justify="right", overflow="fold")
     for one in verdict.selectors:
         effects = (one.time, one.seconds_per_round, one.rounds, one.energy)

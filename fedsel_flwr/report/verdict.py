@@ -245,9 +245,9 @@ def _describe(
     if seeds > 1:
         over = f" after Holm's correction for {len(found)} selectors" if len(found) > 1 else ""
         lines.append(
-            f"The verdict is the word about the time. Sooner and later: p at most {LEVEL:g}{over}, however small the "
-            f"difference. No difference: the whole interval within {100 * (margin - 1):.0f} %. All else is secondary: "
-            "its 95 % intervals are not corrected, and about one in 20 misses the truth."
+            f'The verdict is about the time only. "Sooner" or "later": p at most {LEVEL:g}{over}, even if the '
+            f'difference is small. "No difference": the whole interval is within {100 * (margin - 1):.0f} %. All other '
+            "numbers are secondary: their 95 % intervals are not corrected, and about one in 20 misses the truth."
         )
     if caution := describe_optimism([reference, *(one.selector for one in found)]):
         lines.append(caution)
@@ -312,7 +312,7 @@ def _part(effect: PairedEffect, what: str, margin: float) -> str:
     if effect.is_within(margin):
         return f"as many {what} within {100 * (margin - 1):.0f} % ({_ratio(effect)})"
     if not effect.differs:
-        return f"{effect.estimate:.2f} times the {what} ({_range(effect)}, could be 1)"
+        return f"{effect.estimate:.2f} times the {what} ({_range(effect)}, no clear change)"
     return f"{_change(effect)} {'fewer' if effect.estimate < 1 else 'more'} {what} ({_ends(effect)})"
 
 
