@@ -1,4 +1,4 @@
-"""Compare selectors: run each on every seed of one scenario, and write each run as it ends."""
+"""Comparison of selectors: run each selector on every seed of one scenario, and write each run when it ends."""
 
 from __future__ import annotations
 
@@ -45,50 +45,53 @@ def compare(
     replay: bool = False,
     checkpoint_every: int | None = None,
 ) -> Comparison:
-    """Run a scenario with several selectors on the same seeds, or resume a comparison that was cut off.
+    """Run a scenario with several selectors on the same seeds, or resume an interrupted comparison.
 
     Args:
-        scenario: The scenario; its selector is ignored, and its seed is the first one.
-        selectors: Names, references, classes, or callables that make a selector; with your own labels as a mapping
-            (:func:`~fedsel_flwr.simulations.comparisons.contenders.read_contenders`). "all": each that can run there;
-            the result's ``left_out`` has the reasons against the others.
-        seeds: The number of seeds, counted up from the scenario's, or the seeds themselves.
+        scenario: The scenario. Its selector is ignored, and its seed is the first seed.
+        selectors: Names, references, classes, or callables that make a selector. Use a mapping to set labels
+            (:func:`~fedsel_flwr.simulations.comparisons.contenders.read_contenders`). With "all", every selector that
+            can run in the scenario; the result's ``left_out`` has the reasons against the others.
+        seeds: The number of seeds, counted up from the scenario's seed, or a list of seeds.
         engine: "vectorized" or "ray", as in :func:`~fedsel_flwr.simulations.engine.simulate`.
-        reference: The selector that the others are compared with, by its label; None takes "random" if it runs.
-        folder: Folder to which each run is written as it ends, and at last the summaries; None: none.
-        rounds_on_flower: Rounds of the first run that are played first with Flower on Ray, to check that both engines
-            choose the same clients; 0: none.
-        start_run: Called with the label and the rounds of each run.
-        update: Called with each round and the number of failed clients so far.
+        reference: Label of the selector that the others are compared with. If None, "random" if it runs.
+        folder: Folder in which each run is written when it ends, and the summaries at the end. If None, nothing is
+            written.
+        rounds_on_flower: Rounds of the first run that also run on Flower and Ray before the comparison. They check
+            that both engines choose the same clients. 0 runs none.
+        start_run: Function called with the label and the number of rounds of each run.
+        update: Function called with each round and the number of failed clients so far.
         device: Device on which the vectorized engine trains.
-        jobs: Number of runs at a time on the CPU, in processes that share the cores. Each reads the data itself, and is
-            reported when it and all before it have ended. The runs are the same up to rounding, if several threads
-            share an operation. 1: one after the other, in this process.
-        num_cpus: Cores that Ray gets, as in :func:`~fedsel_flwr.simulations.engine.simulate`; this and the next four
-            are for the runs on Ray, and refused if there are none.
-        num_gpus: GPUs that Ray gets.
-        client_cpus: Cores that a client takes.
-        client_gpus: GPUs that a client takes.
-        ray_address: The Ray cluster to join; None takes RAY_ADDRESS.
-        quiet: Keep Flower's log, this package's, and "Starting Ray" from standard error.
-        model: Makes a torch module of your own, as in :func:`~fedsel_flwr.simulations.engine.simulate`.
-        data: Examples of your own, likewise.
-        objective: Loss and quality of your own, likewise.
-        resume: True reads finished runs of the ``folder`` back, resumes the one that was cut off, and runs the rest;
-            selectors and seeds may be added. If the folder holds nothing, a new comparison begins, which "must"
-            refuses. False refuses to overwrite what was cut off. Code that the folder names is never loaded:
-            selectors, model and data are those of this call. A run is refused if the code of its selector, model or
-            objective, its data, partition or scenario has changed; the error names which.
-        replay: With ``resume``: play the runs again that do not fit or are damaged, in place of refusing them.
-        checkpoint_every: Rounds between two checkpoints, as in :func:`~fedsel_flwr.simulations.engine.simulate`; 0:
-            none.
+        jobs: Number of parallel runs on the CPU, in processes that share the cores. Each process reads the data itself.
+            A run is reported when it and all earlier runs have ended. Results can differ by rounding from those of
+            ``jobs=1``, if several threads share an operation. 1 runs one after the other in this process.
+        num_cpus: Cores for Ray, as in :func:`~fedsel_flwr.simulations.engine.simulate`. This argument and the next four
+            are for runs on Ray, and are refused if there are none.
+        num_gpus: GPUs for Ray.
+        client_cpus: Cores per client.
+        client_gpus: GPUs per client.
+        ray_address: The Ray cluster to join. If None, the environment variable RAY_ADDRESS.
+        quiet: Whether to keep the logs of Flower and of this package, and "Starting Ray", off standard error.
+        model: Function that makes your torch module, as in :func:`~fedsel_flwr.simulations.engine.simulate`.
+        data: Your examples, as in :func:`~fedsel_flwr.simulations.engine.simulate`.
+        objective: Your loss and quality, as in :func:`~fedsel_flwr.simulations.engine.simulate`.
+        resume: True reads the finished runs in ``folder``, resumes the interrupted run, and runs the rest. You may add
+            selectors and seeds. If the folder holds nothing, True begins a new comparison, and "must" raises an error.
+            False refuses to overwrite an interrupted comparison. Code that the folder names is never loaded, because
+            this call passes selectors, model and data. A run is refused if the code of its selector, model or
+            objective, or its data, partition or scenario has changed. The error names what has changed.
+        replay: Whether ``resume`` runs damaged runs, and those that do not fit, again from the start. If False, such
+            runs are refused.
+        checkpoint_every: Rounds between two checkpoints, as in :func:`~fedsel_flwr.simulations.engine.simulate`. 0
+            writes none.
 
     Returns:
         The comparison.
 
     Raises:
-        ParameterError: A selector, a seed, the data or a parameter cannot be used, or the folder holds something else.
-        RunError: A simulation broke off, or a run in the folder is another one; names the key that differs.
+        ParameterError: A selector, a seed, the data or a parameter cannot be used, or the folder holds other runs.
+        RunError: A simulation broke off, or a run in the folder has other settings. The error names the key that
+            differs.
 
     Example::
 
@@ -97,7 +100,7 @@ def compare(
     """
     options: dict[str, Any] = {"quiet": quiet, "model": model, "objective": objective}
     if data is not None:
-        # One object for all runs, which reads the data once for each seed.
+        # All runs share one object, which reads the data once per seed.
         options["data"] = as_data(data)
     left_out: dict[str, str] = {}
     if isinstance(selectors, str) and selectors == ALL:
@@ -121,6 +124,6 @@ def compare(
     if replay and not resume:
         raise ParameterError("replay = True plays runs of a folder again that do not fit. Give resume = True too")
     if resume == "must" and target is not None:
-        # Only to refuse a folder without one.
+        # Only to refuse a folder without a plan.
         read_plan(target)
     return plan.run(target, start_run, update, resume=bool(resume), replay=replay, **options)

@@ -1,4 +1,4 @@
-"""Contenders of a comparison: selectors given by name, reference, class or callable, or all that can run."""
+"""Contenders of a comparison: selectors by name, reference, class or callable, or all selectors that can run."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 from fedsel_flwr.simulations.worlds.world import world_of
 
 ALL = "all"
-"""Stands for every selector that can run, on the command line and in ``compare``."""
+"""Keyword for every selector that can run, on the command line and in ``compare``."""
 SelectorLike = str | type[Selector] | Callable[..., Selector]
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A selector to compare.
+    """Selector in a comparison.
 
     Args:
-        label: Its name in tables, pictures and folders.
-        name: Its name in a scenario; None for a selector that only Python code can make.
-        make: Makes it if ``name`` is None.
+        label: Name of the selector in tables, pictures and folders.
+        name: Name of the selector in a scenario; None for a selector that only Python code can make.
+        make: Function that makes the selector if ``name`` is None.
     """
 
     label: str
@@ -39,14 +39,14 @@ class Contender:
     make: Callable[..., Selector] | None = None
 
     def scenario(self, scenario: Scenario, seed: int) -> Scenario:
-        """Return the scenario of its run on a seed; ``selector`` is the label if no file can name the selector."""
+        """Return the scenario of a run on a seed; its ``selector`` is the label if no file can name the selector."""
         return scenario.model_copy(update={"selector": self.name or self.label, "seed": seed})
 
     def selector(self, scenario: Scenario) -> Selector | None:
-        """Return a new selector for a scenario; None if the scenario itself names it.
+        """Return a new selector for a scenario; None if the scenario names the selector.
 
         Raises:
-            ParameterError: It cannot be made, or is no selector.
+            ParameterError: The selector cannot be made, or the object is not a selector.
         """
         if self.make is None:
             return None
@@ -55,7 +55,7 @@ class Contender:
         except FedSelError:
             raise
         except Exception as error:
-            # Whatever the user's code raises.
+            # The user's code may raise any error.
             raise ParameterError(f"selector {self.label!r} cannot be made: {described(error)}") from error
         if not isinstance(made, Selector):
             raise ParameterError(
@@ -68,18 +68,18 @@ class Contender:
 def read_contenders(
     selectors: SelectorLike | Sequence[SelectorLike] | Mapping[str, SelectorLike],
 ) -> list[Contender]:
-    """Read the selectors that are to be compared.
+    """Read the selectors of a comparison.
 
     Args:
-        selectors: Names, references ("./mine.py:Fastest"), classes, or callables that make a selector; with your own
-            labels as a mapping, label -> selector. A class or callable gets those of ``clients_per_round``, ``seed``,
-            ``max_latency``, ``total_rounds`` and ``channels`` that it takes.
+        selectors: Names, references ("./mine.py:Fastest"), classes, or callables that make a selector. To set labels,
+            use a mapping, label -> selector. A class or callable receives the parameters that it accepts among
+            ``clients_per_round``, ``seed``, ``max_latency``, ``total_rounds`` and ``channels``.
 
     Returns:
-        At least one, each with another label.
+        At least one contender. All labels are different.
 
     Raises:
-        ParameterError: There is none, two have one label, or something is no selector.
+        ParameterError: There is no selector, two selectors have the same label, or an entry is not a selector.
 
     Example:
         >>> [one.label for one in read_contenders(["bsfl", "random"])]
@@ -110,7 +110,7 @@ def read_contenders(
 
 def _contender(given: SelectorLike, label: str | None = None) -> Contender:
     if isinstance(given, str):
-        # Refuses an unknown name.
+        # Called to refuse an unknown name.
         selector_class(given)
         return Contender(label or label_of(given), name=given)
     if isinstance(given, Selector):
@@ -124,7 +124,7 @@ def _contender(given: SelectorLike, label: str | None = None) -> Contender:
         )
     if isinstance(given, type) and not issubclass(given, Selector):
         raise ParameterError(f"the class {given.__qualname__} must be a subclass of fedsel_flwr.selectors.Selector")
-    # A functools.partial has no name; its function has.
+    # A functools.partial has no name, but its function has one.
     made = getattr(given, "func", given)
     own = getattr(made, "name", None) or getattr(made, "__name__", None)
     if label is None and (own is None or own == "<lambda>"):
@@ -137,10 +137,10 @@ def runnable_selectors(scenario: Scenario, own: OwnParts = OwnParts()) -> tuple[
 
     Args:
         scenario: The scenario.
-        own: Model, data and objective of the caller's.
+        own: The caller's model, data and objective.
 
     Returns:
-        Their names, and for each of the others the reason why it cannot.
+        Names of the selectors that can run, and a table of the others: name -> reason.
     """
     world = world_of(own.named_in(scenario), own)
     able, left_out = [], {}
@@ -157,8 +157,8 @@ def runnable_selectors(scenario: Scenario, own: OwnParts = OwnParts()) -> tuple[
 
 
 def _check_limits(scenario: Scenario, name: str) -> None:
-    """Refuse a fleet too large for the selector, and over-selection if the selector chooses the size of its cohort."""
-    # By making it: both limits belong to the object, and its class may refuse the scenario's parameters.
+    """Refuse too many clients for a selector, and over-selection if the selector chooses the size of its cohort."""
+    # The selector is made, because both limits belong to the object, and its class may refuse the parameters.
     sizes = dict.fromkeys(range(scenario.num_clients), 1)
     selector = create(name, **selector_params(scenario.model_copy(update={"selector": name}), sizes))
     resolve_settings(selector, **scenario.aggregation.options())
