@@ -1,7 +1,7 @@
 """Pictures of a comparison, as PNG files: by simulated seconds, and by rounds.
 
-The first shows accuracy, time ratios to a reference, and how often each client was selected. The second
-shows accuracy, the number of clients selected so far, and the clients' selection fractions.
+The picture by seconds shows accuracy, time ratios to a reference, and the clients' selection counts. The picture by
+rounds shows accuracy, the number of clients selected so far, and the clients' selection fractions.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     FloatArray = NDArray[np.float64]
     Style = Mapping[str, Any]
 
-# Okabe and Ito's palette, which people with colour-vision deficiency can tell apart. Yellow is left out: on white it is
-# too faint.
+# Okabe and Ito's palette, which people with colour-vision deficiency can distinguish. Yellow is left out, because it is
+# too faint on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-# The first seven selectors are solid lines, the next seven dashed, then dotted.
+# The first seven selectors have solid lines, the next seven dashed lines, and the rest dotted lines.
 DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)))
 GREY = "#595959"
 MOST_BANDS = 4
-"""Selectors up to which the range of the fractions is drawn; more bands would hide each other."""
+"""Largest number of selectors for which the range of the fractions is drawn. More bands would hide each other."""
 
 
 def plot_comparison(
@@ -50,20 +50,23 @@ def plot_comparison(
 ) -> Path:
     """Draw one PNG that compares selectors by simulated seconds.
 
-    Left: test accuracy (mean of as many measured rounds as for the target) against simulated seconds. The line is the
-    mean over the seeds, each carried forward from its last round; the band is one standard deviation. The target is
-    dashed. Middle, with a verdict: the ratio of the time to the target to that of the reference, a point a seed, with
-    mean and interval; and the ratio by target, with its interval as a band. Right: how often each client was selected,
-    the most selected first, mean and band over the seeds at each rank.
+    Left: test accuracy against simulated seconds, smoothed over ``target_rounds`` measured rounds. The line is the mean
+    over the seeds, and each seed keeps its last value after its end. The band is one standard deviation, and the dashed
+    line is the target.
+
+    Middle, if there is a verdict: the ratio of the time to the target, compared with the reference. There is one point
+    per seed, with mean and interval. Below it, the ratio by target, with its interval as a band.
+
+    Right: the selection counts of the clients, in descending order, with mean and band over the seeds at each rank.
 
     Args:
         runs: The histories of each selector, one per seed.
-        path: The file to write, replaced if it exists.
-        num_clients: Number of clients of the federation, those never selected included.
+        path: Path of the file, which is replaced if it exists.
+        num_clients: Number of clients of the federation, including clients that were never selected.
         target_accuracy: Test accuracy to mark, a fraction in (0, 1].
         title: Heading of the picture.
-        verdict: Of these runs; None draws no ratios.
-        target_rounds: Measured rounds whose mean accuracy must reach the target.
+        verdict: Verdict on these runs. If None, no ratios are drawn.
+        target_rounds: Number of measured rounds whose mean accuracy must reach the target.
 
     Returns:
         ``path``.
@@ -85,7 +88,7 @@ def plot_comparison(
         draw_accuracy(left, selector, histories, style, target_rounds)
         counts = np.stack([np.sort(h.selection_counts(num_clients))[::-1] for h in histories])
         shapes.append(counts.mean(axis=0).tobytes())
-        # Selectors with equal counts would hide each other (round-robin and its like): the lower lines are wider.
+        # Selectors with equal counts, such as round-robin, would hide each other, so the lower lines are wider.
         wider = {"linewidth": style["linewidth"] + 2.4 * (shapes.count(shapes[-1]) - 1)}
         _draw_counts(right, counts, style | wider)
     if verdict:
@@ -130,20 +133,22 @@ def plot_rounds(
 ) -> Path:
     """Draw one PNG that compares selectors by rounds, as :func:`plot_comparison` does by seconds.
 
-    Left: test accuracy, mean of ``target_rounds`` measured rounds. Middle: clients selected at least once. Right: the
-    selection fractions of all clients of the first seed: the median and, for up to four selectors, the range from the
-    least to the most selected client. A fourth panel shows the waiting time lost compared with known means of the
-    clients. All but the fractions are means over the seeds, up to the last round that all seeds have.
+    Left: test accuracy, the mean of ``target_rounds`` measured rounds. Middle: the number of clients selected at least
+    once. Right: the selection fractions of the clients on the first seed. The line is the median. For up to four
+    selectors, a band shows the range from the least to the most selected client.
+
+    A fourth panel shows the waiting time lost, compared with known mean latencies of the clients. All panels except the
+    fractions show means over the seeds, up to the last round that all seeds have.
 
     Args:
         runs: The histories of each selector, one per seed.
-        path: The file to write, replaced if it exists.
-        num_clients: Number of clients of the federation, those never selected included.
+        path: Path of the file, which is replaced if it exists.
+        num_clients: Number of clients of the federation, including clients that were never selected.
         target_accuracy: Test accuracy to mark, a fraction in (0, 1].
         title: Heading of the picture.
-        lost: Selector -> Xia's theta of each of its runs, seconds lost a round so far, by rounds; None draws no such
-            panel.
-        target_rounds: Measured rounds whose mean accuracy must reach the target.
+        lost: Selector -> Xia's theta of each of its runs, that is, the seconds lost per round so far, by rounds. If
+            None, there is no fourth panel.
+        target_rounds: Number of measured rounds whose mean accuracy must reach the target.
 
     Returns:
         ``path``.
@@ -158,7 +163,7 @@ def plot_rounds(
     figure = _new_figure(18 if lost else 14)
     left, middle, right, *last = figure.subplots(1, 4 if lost else 3)
     banded = len(drawn) <= MOST_BANDS
-    # The axis of the fractions leaves out the first fifth of the rounds, in which they are near 1.
+    # The axis of the fractions ignores the first fifth of the rounds, in which fractions are near 1.
     highest = 0.0
     for index, (selector, histories) in enumerate(drawn.items()):
         style = line_style(index, len(drawn))
@@ -192,14 +197,14 @@ def plot_rounds(
 
 
 def selection_fractions(history: History, num_clients: int) -> NDArray[np.float64]:
-    """Return the share of the rounds so far in which each client was selected.
+    """Return, for each client, the share of the rounds so far in which it was selected.
 
     Args:
-        history: The run.
-        num_clients: Number of clients of the federation, those never selected included.
+        history: History of the run.
+        num_clients: Number of clients of the federation, including clients that were never selected.
 
     Returns:
-        Shape (rounds, num_clients); a row a round, by the clients' rows.
+        Shares of shape (rounds, num_clients): one row per round, with the clients in the order of their rows.
     """
     chosen = np.zeros((len(history.rounds), num_clients))
     place = {record.round: i for i, record in enumerate(history.rounds)}
@@ -219,10 +224,10 @@ def _accuracy(history: History, window: int) -> NDArray[np.float64]:
 def draw_accuracy(
     axes: Axes, selector: str, histories: Sequence[History], style: Style, window: int = TARGET_ROUNDS
 ) -> None:
-    """Draw smoothed accuracy against simulated seconds: mean over the seeds, and one standard deviation around it."""
+    """Draw smoothed accuracy against simulated seconds: the mean over the seeds, with one standard deviation."""
     runs = [[(r.simulated_s, 100 * r.accuracy) for r in h.rounds if not np.isnan(r.accuracy)] for h in histories]
     series = [np.reshape(np.array(run, dtype=np.float64), (-1, 2)) for run in runs]
-    # With a seed that was never measured there is no mean over all seeds: only the legend shows the selector.
+    # If one seed was never measured, there is no mean over all seeds, and only the legend shows the selector.
     if not all(len(s) for s in series):
         axes.plot([], [], label=selector, **style)
         return
@@ -239,8 +244,8 @@ def draw_accuracy(
 
 
 def draw_ratios(axes: Axes, verdict: Verdict, styles: Mapping[str, Style]) -> None:
-    """Draw each selector's time ratios to the reference: a point a seed, below them mean and interval."""
-    # The scale is logarithmic: half the time and twice the time lie equally far from 1.
+    """Draw each selector's time ratios to the reference: one point per seed, and below them mean and interval."""
+    # The scale is logarithmic, so half the time and twice the time have the same distance from 1.
     _prepare_ratio_axis(axes, "x")
     for row, one in enumerate(verdict.selectors):
         effect, colour = one.time, styles[one.selector]["color"]
@@ -250,7 +255,8 @@ def draw_ratios(axes: Axes, verdict: Verdict, styles: Mapping[str, Style]) -> No
             axes.plot([effect.low, effect.high], [row + 0.12] * 2, color=colour, linewidth=2.4)
             axes.plot([effect.estimate], [row + 0.12], "D", color=colour, markersize=7)
         elif effect.censored:
-            # Some seeds never reached the target: the mean of the others would favour this selector, so it gets counts.
+            # On some seeds the target was never reached. The mean of the others would favour this selector, so show
+            # counts.
             text = f"{effect.reached} of {effect.pairs} reach it"
             axes.annotate(text, (0.02, row + 0.12), xycoords=("axes fraction", "data"), color=colour, fontsize=9)
     axes.set_yticks(range(len(verdict.selectors)), [one.selector for one in verdict.selectors])
@@ -258,7 +264,7 @@ def draw_ratios(axes: Axes, verdict: Verdict, styles: Mapping[str, Style]) -> No
 
 
 def draw_profile(axes: Axes, verdict: Verdict, styles: Mapping[str, Style]) -> None:
-    """Draw each selector's time ratio by target, its interval as a band; a target that a run never reached has none."""
+    """Draw each selector's time ratio by target, with its interval; a target that a run never reached has no ratio."""
     _prepare_ratio_axis(axes, "y")
     targets = 100 * np.array(list(verdict.profile))
     for i, one in enumerate(verdict.selectors):
@@ -269,17 +275,17 @@ def draw_profile(axes: Axes, verdict: Verdict, styles: Mapping[str, Style]) -> N
         axes.fill_between(targets, low, high, color=style["color"], alpha=0.12, linewidth=0)
     for target, effects in zip(targets, verdict.profile.values(), strict=True):
         if any(effect.censored for effect in effects):
-            # A ratio of the seeds that reached it would favour the selector that failed on the others.
+            # A ratio over the seeds that reached the target would favour a selector that failed on the others.
             place: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "ha": "center", "va": "bottom"}
             axes.annotate("not on all seeds", (target, 0.02), color=GREY, fontsize=8, rotation=90, **place)
     axes.set_xticks(targets, [f"{target:g}" for target in targets])
-    # Not by margins: targets without a ratio have no point.
+    # Limits are set here, because margins would ignore targets without a ratio, which have no point.
     edge = 0.06 * (targets.max() - targets.min()) or 1.0
     axes.set_xlim(targets.min() - edge, targets.max() + edge)
 
 
 def _prepare_ratio_axis(axes: Axes, axis: str) -> None:
-    """Give an axis a logarithmic scale with plain numbers, a line at 1 and the margin of no difference in grey."""
+    """Give an axis a logarithmic scale with plain numbers, a line at 1, and the margin of no difference in grey."""
     ticker = load_optional("matplotlib.ticker")
     vertical = axis == "x"
     (axes.axvline if vertical else axes.axhline)(1, color=GREY, linewidth=1, zorder=1)
@@ -292,15 +298,15 @@ def _prepare_ratio_axis(axes: Axes, axis: str) -> None:
 
 
 def _draw_counts(axes: Axes, counts: NDArray[Any], style: Style) -> None:
-    """Draw how often clients were selected, the most selected first: mean and band over the seeds."""
+    """Draw the clients' selection counts in descending order: mean and band over the seeds."""
     edges = np.arange(counts.shape[1] + 1)
     axes.stairs(counts.mean(axis=0), edges, baseline=None, **style)
-    # fill_between has a value at each edge, stairs between them: the last count stands twice.
+    # fill_between needs a value at each edge, stairs a value between edges, so the last count is repeated.
     _draw_band(axes, edges, np.append(counts, counts[:, -1:], axis=1), style)
 
 
 def _draw_band(axes: Axes, x: NDArray[Any], curves: NDArray[Any], style: Style) -> None:
-    """Draw a band of one standard deviation around the mean of the curves, if there are several."""
+    """Draw a band of one standard deviation around the mean of the curves, if there are several curves."""
     if len(curves) > 1:
         mean, deviation = curves.mean(axis=0), curves.std(axis=0, ddof=1)
         edges = (mean - deviation, mean + deviation)
@@ -308,15 +314,15 @@ def _draw_band(axes: Axes, x: NDArray[Any], curves: NDArray[Any], style: Style) 
 
 
 def carry_forward(times: ArrayLike, values: ArrayLike, grid: ArrayLike) -> FloatArray:
-    """Resample a series of measurements: at each time the last value measured so far.
+    """Resample a series of measurements: each time gets the last value measured so far.
 
     Args:
-        times: When the values were measured, ascending, shape (n,), in seconds.
-        values: The measurements, shape (n,); NaN where nothing was measured.
-        grid: Times at which to read, shape (m,), in seconds.
+        times: Times of the measurements, ascending, shape (n,), in seconds.
+        values: The measurements, shape (n,); NaN for a missing measurement.
+        grid: Times of the result, shape (m,), in seconds.
 
     Returns:
-        Shape (m,): at each time of ``grid`` the last value measured at or before it; NaN before the first.
+        For each time in ``grid``, the last value measured at or before it, shape (m,); NaN before the first one.
 
     Examples:
         >>> carry_forward([1.0, 3.0], [0.5, 0.7], [0.0, 1.0, 2.9, 3.0, 9.0]).tolist()
@@ -335,7 +341,7 @@ def line_style(index: int, total: int) -> dict[str, Any]:
         "color": COLOURS[index % len(COLOURS)],
         "linestyle": DASHES[index // len(COLOURS) % len(DASHES)],
         "linewidth": 1.6 if total <= len(COLOURS) else 1.2,
-        # The first selector lies on top.
+        # The first selector is drawn on top.
         "zorder": 3 - index / total,
     }
 
@@ -345,7 +351,7 @@ def _new_figure(width: float) -> Figure:
     figure: Figure = load_optional("matplotlib.figure").Figure(
         figsize=(width, 4.6), layout="constrained", facecolor="white"
     )
-    # Not through pyplot: it would keep every figure in global state, and might look for a screen.
+    # Not with pyplot, because it would keep every figure in global state, and might look for a screen.
     load_optional("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
     return figure
 
@@ -361,12 +367,12 @@ def _label_panel(axes: Axes, title: str, x_label: str, y_label: str) -> None:
 
 
 def _save_figure(figure: Figure, named: Axes, title: str, path: str | os.PathLike[str], dpi: int) -> Path:
-    """Add the title and, below the panels, the legend of the panel ``named``; write the PNG and return its path."""
+    """Add the title, and below the panels the legend of the panel ``named``; write the PNG and return its path."""
     handles, labels = named.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(6, len(labels)), frameon=False, fontsize=10)
     if title:
         figure.suptitle(title, fontsize=13)
-    # A dollar sign in a selector's label is no formula, and matplotlib raises on a wrong formula.
+    # A dollar sign in a selector's label does not start a formula, and matplotlib raises an error for a wrong formula.
     for text in figure.findobj(load_optional("matplotlib.text").Text):
         text.set_parse_math(False)
     with atomic_write(path) as temporary:
