@@ -112,9 +112,9 @@ def simulate(
         label: The selector's label in the folder. If None, the scenario's, or the name of your selector.
         checkpoint_dir: Folder of the checkpoints, which are kept after the run. If None, a run with a ``folder`` has
             its checkpoints there, in ``checkpoints``, until it has finished. Other runs have no checkpoints.
-        checkpoint_every: Rounds between two checkpoints. If None, 1; but on the vectorized engine with a ``folder``,
-            checkpoints are spaced so that they take at most 2 % of the run's time. 0 writes no checkpoints, and is
-            allowed only without ``checkpoint_dir``.
+        checkpoint_every: Rounds between two checkpoints. If None, each round writes a checkpoint. On the vectorized
+            engine with a ``folder``, None writes them less often, so that they take at most 2 % of the run's time. 0
+            writes no checkpoints, and is allowed only without ``checkpoint_dir``.
         keep_checkpoints: Number of checkpoints that are kept.
         resume: False begins a new run, and refuses to overwrite checkpoints. True resumes from the newest usable
             checkpoint, and begins a new run if there is none. "must" raises an error if there is none. A finished run

@@ -89,7 +89,7 @@ CountOrZero = Annotated[int, Field(ge=0, le=2**53, strict=True)]
 Counts = tuple[Count, ...]
 
 PYTHON_PREFIX = "python "
-"""Prefix of the name of a model or of data that was passed in Python, and that no scenario file can name."""
+"""Prefix of the name of a model or of data from Python code. Scenario files cannot refer to such names."""
 
 
 def name_or_reference(*names: str) -> AfterValidator:

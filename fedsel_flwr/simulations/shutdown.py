@@ -127,7 +127,7 @@ class SignalShutdown:
             return
         self._seen = True
         self._shut_down()
-        # The listener is already shutting down. Until then, returning would let the program continue.
+        # The listener is already shutting down. This thread waits, because returning would let the program continue.
         while True:
             time.sleep(1.0)
 

@@ -154,7 +154,7 @@ class InProcessClients:
         self.model: Arrays = []
 
     def introduce(self, nodes: list[str]) -> tuple[dict[str, dict[str, object]], list[str]]:
-        """Return the answer of each client to its registration, and an empty list of failures."""
+        """Return the properties that each client reports at its registration, and an empty list of failures."""
         world, ids = self._world, [int(node) for node in nodes]
         facts = zip(nodes, ids, world.sizes[ids].tolist(), world.energy_scores(ids), strict=True)
         return {

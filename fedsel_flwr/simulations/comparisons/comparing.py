@@ -63,8 +63,8 @@ def compare(
         update: Function called with each round and the number of failed clients so far.
         device: Device on which the vectorized engine trains.
         jobs: Number of parallel runs on the CPU, in processes that share the cores. Each process reads the data itself.
-            A run is reported when it and all earlier runs have ended. Results can differ by rounding from those of
-            ``jobs=1``, if several threads share an operation. 1 runs one after the other in this process.
+            A run is reported when it and all earlier runs have ended. If 1, the runs follow one another in this
+            process. Results can depend on ``jobs`` by rounding, if several threads share an operation.
         num_cpus: Cores for Ray, as in :func:`~fedsel_flwr.simulations.engine.simulate`. This argument and the next four
             are for runs on Ray, and are refused if there are none.
         num_gpus: GPUs for Ray.

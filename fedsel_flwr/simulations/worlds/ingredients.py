@@ -229,7 +229,10 @@ def as_data(given: Any) -> OwnData | SeededData:
 
 @lru_cache(maxsize=2)
 def _load_data_reference(name: str) -> OwnData | SeededData:
-    """Import data by a reference ``package.module:name``, to data or to a function of a seed or of nothing."""
+    """Import data by the reference ``package.module:name`` to the data, or to a function that makes them.
+
+    The function may have the parameter ``seed``.
+    """
     found = load_reference(name, "data set")
     if not callable(found):
         return as_own_data(found)
