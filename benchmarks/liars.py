@@ -208,7 +208,7 @@ def _ranks(values: FloatArray) -> FloatArray:
 
 
 def main() -> None:
-    """Print both tables, as docs/security.md has them."""
+    """Print both tables, as benchmarks/liars.md has them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     seeds = parser.parse_args().seeds

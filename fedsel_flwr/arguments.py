@@ -19,12 +19,12 @@ from typing import Any
 from fedsel_flwr.errors import ParameterError
 
 NOT_EMPTY = ("scenario", "selector", "selectors", "seeds", "reference", "runs_dir", "data_dir", "out", "resume",
-             "checkpoint_dir")  # fmt: skip
+             "checkpoint_dir", "sweep")  # fmt: skip
 """Options whose value must not be empty. Otherwise an unset shell variable would look like a missing option."""
 
 FIXED_BY_FOLDER = (
     "scenario", "overrides", "engine", "selector", "selectors", "seed", "seeds", "reference", "rounds_on_flower",
-    "no_checkpoints",
+    "no_checkpoints", "sweep",
 )  # fmt: skip
 """Arguments that a run's folder already fixes. They are refused with ``--resume FOLDER``."""
 
@@ -132,6 +132,29 @@ def read_assignments(text: str, option: str) -> dict[str, Any]:
             raise ParameterError(f"{option} {one} lacks a value. Give one, or leave it out to keep the scenario's")
         assignments[key.strip()] = _toml_value(value.strip())
     return assignments
+
+
+def read_sweep(texts: Sequence[str]) -> dict[str, list[Any]]:
+    """Read the values that a sweep tries, "KEY=A,B,C" each.
+
+    Returns:
+        Dotted key -> its values.
+
+    Raises:
+        ParameterError: A text lacks its key or its values, or a key comes twice.
+
+    >>> read_sweep(["selectors.bsfl.alpha=0.3,1,3", "selectors.bsfl.solver=exact,alsa"])
+    {'selectors.bsfl.alpha': [0.3, 1, 3], 'selectors.bsfl.solver': ['exact', 'alsa']}
+    """
+    sweep: dict[str, list[Any]] = {}
+    for text in texts:
+        for key, value in read_assignments(text, "--sweep").items():
+            if key in sweep:
+                raise ParameterError(f"--sweep has {key} twice. List all its values once, as in {key}=1,2,3")
+            # TOML has no texts without quotes: what it cannot read as a list is split here.
+            values = [_toml_value(one.strip()) for one in value.split(",")] if isinstance(value, str) else value
+            sweep[key] = values if isinstance(values, list) else [values]
+    return sweep
 
 
 def _toml_value(text: str) -> Any:

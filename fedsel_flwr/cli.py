@@ -1,7 +1,6 @@
-"""Command line of ``fedsel``: the commands list, run, compare and report, and their options.
+"""Command line of ``fedsel``: its commands and their options.
 
-Each command imports the modules that it needs when it runs, so that ``fedsel --help`` and errors in the arguments
-appear at once.
+What a command needs is imported when it runs, so that ``fedsel --help`` and errors in the arguments come at once.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import argparse
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsel_flwr import __version__
-from fedsel_flwr.arguments import overrides_of, parse, ray_options_of, resumed_folder, seeds_of
+from fedsel_flwr.arguments import overrides_of, parse, ray_options_of, read_sweep, resumed_folder, seeds_of
 from fedsel_flwr.errors import FedSelError, ParameterError, RunError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fedsel_flwr.simulations.comparisons.plan import Plan
     from fedsel_flwr.simulations.shutdown import SignalShutdown
 
-EXIT_ERROR, EXIT_INTERRUPTED = 2, 130
+EXIT_UNHEALTHY, EXIT_ERROR, EXIT_INTERRUPTED = 1, 2, 130
 INTERRUPTED = "fedsel: interrupted"
 DEFAULT_SCENARIO = "digits"
 """Scenario that runs by default."""
@@ -55,6 +55,8 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
         help="ray: Flower, each client by itself; vectorized: in this process, a round's clients together "
         "(default: the scenario's for run, vectorized for compare)",
     )  # fmt: skip
+    # What describes the scenario, without the options of the machine.
+    described, common = common, argparse.ArgumentParser(add_help=False, parents=[common])
     common.add_argument(
         "--num-cpus", type=int, metavar="N", help="cores that Ray gets (default: all; refused on a cluster)"
     )
@@ -109,6 +111,7 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
     compare = commands.add_parser(
         "compare", allow_abbrev=False, parents=[common], help="run a scenario with several selectors"
     )
+    _add_small_commands(commands, described)
     compare.add_argument(
         "--selectors",
         action="append",
@@ -118,6 +121,11 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
     compare.add_argument(
         "--seeds", metavar="N|A,B,C",
         help="runs of each selector, counted up from the scenario's seed, or the seeds themselves (default: 10)",
+    )  # fmt: skip
+    compare.add_argument(
+        "--sweep", action="append", default=[], metavar="KEY=A,B,C",
+        help="try several values of a selector's parameter, each as a separate row, for example "
+        "selectors.bsfl.alpha=0.3,1,3 (may be repeated: every combination)",
     )  # fmt: skip
     compare.add_argument(
         "--jobs", type=int, metavar="N",
@@ -140,8 +148,42 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
     return parser, commands.choices
 
 
+def _add_small_commands(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], described: argparse.ArgumentParser
+) -> None:
+    """Add the commands that run nothing: show, cite, doctor; and the option of list.
+
+    Args:
+        commands: The commands so far.
+        described: The arguments that describe a scenario.
+    """
+    show = commands.add_parser(
+        "show", allow_abbrev=False, parents=[described], help="print a scenario with all keys, units and defaults"
+    )
+    cite = commands.add_parser("cite", allow_abbrev=False, help="print the BibTeX entries of selectors' papers")
+    cite.add_argument(
+        "cited", nargs="*", metavar="SELECTOR",
+        help="cite the paper of a name, package.module:Class or ./file.py:Class (default: cite this package)",
+    )  # fmt: skip
+    doctor = commands.add_parser("doctor", allow_abbrev=False, help="check the installation and this machine")
+    doctor.add_argument("--data-dir", metavar="DIR", help="look for data sets in DIR (default: $FEDSEL_DATA)")
+    doctor.add_argument(
+        "--runs-dir",
+        default="runs",
+        metavar="DIR",
+        help="measure the free space for run folders in DIR (default: ./runs)",
+    )
+    doctor.add_argument("--start-ray", action="store_true", help="start Ray for a moment, which takes some seconds")
+    for each in (commands.choices["list"], show, doctor):
+        each.add_argument("--json", action="store_true", help="print JSON, and nothing else")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line, and return the exit status (0, 2 after an error, 130 after Ctrl-C)."""
+    """Run the command line.
+
+    Returns:
+        The exit status: 0, 1 if ``fedsel doctor`` finds a problem, 2 after an error, 130 after Ctrl-C.
+    """
     parser, commands = build_parser()
     owns_process = argv is None and threading.current_thread() is threading.main_thread()
     # Until shutdown_on_signal handles signals, SIGTERM interrupts in the same way as Ctrl-C.
@@ -176,9 +218,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_command(args: argparse.Namespace) -> int:
-    if args.command == "list":
-        _require("pydantic")
-        return _list()
+    if args.command in ("list", "show", "cite", "doctor"):
+        return {"list": _list, "show": _show_scenario, "cite": _cite, "doctor": _doctor}[args.command](args)
     _require("pydantic", "torch", "ray", "flwr_datasets")
     _set_environment()
     if args.command == "report":
@@ -190,20 +231,57 @@ def _run_command(args: argparse.Namespace) -> int:
         return _compare(args, shutdown)
 
 
-def _list() -> int:
-    from fedsel_flwr.selectors.registry import description, names
-    from fedsel_flwr.simulations.scenario_files import load_scenario, scenario_names
+def _list(args: argparse.Namespace) -> int:
+    from fedsel_flwr.simulations.listing import list_facts, list_lines
 
-    print("scenarios")
-    for name in scenario_names():
-        print(f"  {name:<16}{load_scenario(name).description}")
-    print("selectors")
-    for name in names():
-        first, *more = description(name)
-        print(f"  {name:<16}{first}")
-        for line in more:
-            print(f"      {line}")
+    if args.json:
+        _print_json(list_facts())
+        return 0
+    for line in list_lines(shutil.get_terminal_size().columns):
+        print(line)
     return 0
+
+
+def _show_scenario(args: argparse.Namespace) -> int:
+    """Print a scenario with all its keys."""
+    _require("pydantic", "tomli_w")
+    from fedsel_flwr.simulations.scenario_files import load_scenario
+    from fedsel_flwr.simulations.scenario_text import scenario_facts, scenario_lines
+
+    overrides = {key: value for key, value in overrides_of(args).items() if value is not None}
+    scenario = load_scenario(args.scenario or DEFAULT_SCENARIO, overrides)
+    if args.json:
+        _print_json(scenario_facts(scenario))
+        return 0
+    for line in scenario_lines(scenario, overrides):
+        print(line)
+    return 0
+
+
+def _cite(args: argparse.Namespace) -> int:
+    """Print BibTeX entries, each once."""
+    from fedsel_flwr.selectors.citations import package_entry
+    from fedsel_flwr.selectors.registry import citations
+
+    found = [entry for name in args.cited for entry in citations(name)]
+    print("\n\n".join(dict.fromkeys(found)) or package_entry())
+    return 0
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    """Check the installation; the exit status is 1 if there is a problem."""
+    from dataclasses import asdict
+
+    from fedsel_flwr.simulations.doctor import examine, report_lines
+
+    _set_environment()
+    findings = list(examine(args.data_dir, args.runs_dir, args.start_ray))
+    healthy = all(finding.status != "problem" for finding in findings)
+    if args.json:
+        _print_json({"healthy": healthy, "findings": [asdict(finding) for finding in findings]})
+    else:
+        print("\n".join(report_lines(findings, shutil.get_terminal_size().columns)))
+    return 0 if healthy else EXIT_UNHEALTHY
 
 
 def _compare(args: argparse.Namespace, shutdown: SignalShutdown) -> int:
@@ -300,6 +378,7 @@ def _new_plan(args: argparse.Namespace) -> Plan:
         named, left_out = runnable_selectors(scenario)
     return Plan.of(
         scenario, named, seeds=seeds, engine=scenario.engine, reference=getattr(args, "reference", None),
+        sweep=read_sweep(getattr(args, "sweep", [])),
         rounds_on_flower=getattr(args, "rounds_on_flower", 0), where=RayResources(**ray_options_of(args)),
         device=args.device or "cpu", left_out=left_out, checkpoints=checkpoints,
         jobs=1 if (jobs := getattr(args, "jobs", None)) is None else jobs,
@@ -354,9 +433,8 @@ def _show(comparison: Comparison, as_json: bool) -> None:
         aggregate(summaries), scenario.target_accuracy, verdict=verdict, target_rounds=scenario.target_rounds,
         target_window=min(summary.target_window for summary in summaries),
     )  # fmt: skip
-    for run in comparison.runs:
-        if run.result.diagnosis:
-            print(f"{run.selector}, seed {run.scenario.seed}: {run.result.diagnosis}")
+    for line in comparison.remarks():
+        print(line)
     for name, reason in comparison.left_out.items():
         print(f"left out: {name}: {reason}")
     for run in comparison.cut_off:
@@ -365,6 +443,10 @@ def _show(comparison: Comparison, as_json: bool) -> None:
         print(comparison.agreement.sentence)
     if verdict:
         print(verdict.sentence)
+
+
+def _print_json(facts: object) -> None:
+    print(json.dumps(facts, indent=2, allow_nan=False, default=repr))
 
 
 def _print_note(line: str) -> None:

@@ -73,3 +73,17 @@ def links(page: Path) -> list[str]:
     """The files of the repository that a page links to, as paths in it."""
     found = re.findall(r"\]\((?!https?://|#)([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
     return [((page.parent / target).resolve()).relative_to(ROOT).as_posix() for target in found]
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    titles = [re.sub(r"[^\w\- ]", "", title.lower()).strip() for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
+    return {title.replace(" ", "-") for title in titles}
+
+
+def dead_anchors(page: Path) -> list[str]:
+    """The links of a page to headings that are not there."""
+    found = re.findall(r"\]\((?!https?://)([^)#]*)#([^)]+)\)", page.read_text(encoding="utf-8"))
+    targets = [((page.parent / file) if file else page, anchor) for file, anchor in found]
+    return [f"{file.name}#{anchor}" for file, anchor in targets if file.suffix == ".md" and anchor not in anchors(file)]

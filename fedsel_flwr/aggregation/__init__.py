@@ -1,7 +1,7 @@
 """Aggregation of updates by Kim et al.: the model filter and the averaging schemes. NumPy only.
 
 ===========  =====================================================================
-``filter``   FedCA's combinatorial filter: the models that are averaged
+``filter``   FedCA's combinatorial filter, which selects the models to average
 ``schemes``  averaging schemes: the weights of the kept models and of the old one
 ===========  =====================================================================
 """

@@ -19,19 +19,19 @@ SCORES = ("loss", "accuracy")
 Subset = tuple[tuple[int, ...], float]
 """A subset's members, ascending, and its score."""
 MAX_EXACT = 20
-"""Up to this many models, every subset is searched."""
+"""Largest number of models for a search of every subset."""
 TIE = 1e-12
-"""Scores no further apart than this are equal; for scores above 1 in size, than this share of them."""
+"""Largest difference of equal scores; for scores above 1 in size, as a share of the score."""
 
 
 def best_subset(logits: FloatArray, labels: IntArray, score: Score = "loss") -> tuple[BoolArray, float]:
     """Find the non-empty subset of models whose averaged logits score best on the validation set.
 
-    Up to 20 models all 2^n - 1 subsets are searched: each model's logits come in once, and walking the subsets depth
-    first costs one addition of logits for each. Above that the search is greedy: from the best single model, the model
-    whose addition scores best is added while that does not lower the score.
+    Up to 20 models, the search covers all 2^n - 1 subsets. A depth-first walk adds the logits of one model per subset.
+    Above 20 models the search is greedy. It starts with the best single model, and adds the best further model while
+    the score does not fall.
 
-    Ties: the larger subset, then the lowest indices.
+    Of equal scores the larger subset wins, then the lowest indices.
 
     Args:
         logits: Outputs of the models, shape (n_models, n_examples, n_classes).
@@ -39,14 +39,14 @@ def best_subset(logits: FloatArray, labels: IntArray, score: Score = "loss") -> 
         score: "loss" for minus the cross-entropy of the averaged logits, "accuracy" for the fraction correct.
 
     Returns:
-        Which models are kept, shape (n_models,), and their score: minus the mean cross-entropy in nats, or the
-        fraction correct.
+        Whether each model is kept, shape (n_models,), and the score of the kept models: minus the mean cross-entropy in
+        nats, or the fraction correct.
 
     Raises:
         ParameterError: A shape, a label or the score's name is wrong, or a logit is not finite.
 
     References:
-        T. Kim et al., equation (4); the scores below it. The paper calls the accuracy "Dirac delta function".
+        T. Kim et al., equation (4), and the scores below it. The paper calls the accuracy "Dirac delta function".
 
     >>> logits = np.array([[[2.0, 0.0], [0.0, 1.0]], [[0.0, 3.0], [0.0, 2.0]]])  # model 1 is wrong on example 0
     >>> kept, value = best_subset(logits, np.array([0, 1]))
@@ -56,7 +56,7 @@ def best_subset(logits: FloatArray, labels: IntArray, score: Score = "loss") -> 
     stack, right = _checked(logits, labels, score)
     cells = (right, np.arange(right.size))
     scorer = partial(_loss, cells=cells) if score == "loss" else partial(_accuracy, right=right)
-    # Sums of huge logits overflow: such subsets score worst, without a warning.
+    # Sums of huge logits overflow. Such subsets get the worst score, without a warning.
     with np.errstate(all="ignore"):
         members, value = _exact(stack, scorer) if len(stack) <= MAX_EXACT else _greedy(stack, scorer)
     kept = np.zeros(len(stack), dtype=np.bool_)
@@ -65,7 +65,7 @@ def best_subset(logits: FloatArray, labels: IntArray, score: Score = "loss") -> 
 
 
 def _loss(total: FloatArray, size: int, cells: tuple[IntArray, IntArray]) -> float:
-    """Return minus the mean cross-entropy of summed logits / size; ``cells`` index the right class of each example."""
+    """Return minus the mean cross-entropy of summed logits / size; ``cells`` index each example's right class."""
     mean = total * (1.0 / size)  # g-tilde (4)
     chosen = mean[cells]
     top = mean.max(axis=0)
@@ -80,14 +80,14 @@ def _accuracy(total: FloatArray, size: int, right: IntArray) -> float:
 
 
 def _exact(stack: FloatArray, scorer: Any) -> Subset:
-    """Search every subset: one walk for each choice among the first three models, a thread for each processor."""
-    # Eight walks of equal length; NumPy releases the interpreter lock in them.
+    """Search every subset: one walk for each subset of the first three models, one thread per processor."""
+    # Eight walks of equal length, in which NumPy releases the interpreter lock.
     n = len(stack)
     fixed = min(n - 1, 3)
     parts = [tuple(k for k in range(fixed) if prefix >> k & 1) for prefix in range(1 << fixed)]
 
     def walk(part: tuple[int, ...]) -> Subset:
-        # NumPy's error state is each thread's own.
+        # NumPy's error state is separate in each thread.
         with np.errstate(all="ignore"):
             return _walk(stack, scorer, part, range(fixed, n))
 
@@ -96,8 +96,8 @@ def _exact(stack: FloatArray, scorer: Any) -> Subset:
 
 
 def _walk(stack: FloatArray, scorer: Any, fixed: tuple[int, ...], free: range) -> Subset:
-    """Return the best non-empty subset that holds ``fixed`` and any of ``free``, depth first."""
-    # A sum for each depth, so that nothing is subtracted: the rounding error of huge logits would remain in the sum.
+    """Return the best non-empty subset that holds ``fixed`` and any of ``free``, by a depth-first walk."""
+    # One sum per depth, because after a subtraction the rounding error of huge logits would remain in the sum.
     sums = np.empty((len(free) + 1, *stack.shape[1:]))
     sums[0] = stack[list(fixed)].sum(axis=0)
     best = _candidate(fixed, scorer(sums[0], len(fixed))) if fixed else ((), -np.inf)
@@ -115,7 +115,7 @@ def _walk(stack: FloatArray, scorer: Any, fixed: tuple[int, ...], free: range) -
 
 
 def _greedy(stack: FloatArray, scorer: Any) -> Subset:
-    """Return the best single model, extended by the best addition as long as the score does not fall."""
+    """Return the best single model, extended by the best further model while the score does not fall."""
     best = _best([_candidate((k,), scorer(stack[k], 1)) for k in range(len(stack))])
     while len(best[0]) < len(stack):
         total, members = stack[list(best[0])].sum(axis=0), best[0]
@@ -130,7 +130,7 @@ def _greedy(stack: FloatArray, scorer: Any) -> Subset:
 
 
 def _candidate(members: tuple[int, ...], value: float) -> Subset:
-    """Return a subset with its score; NaN, from sums that overflowed, becomes the worst score."""
+    """Return a subset with its score; NaN, from overflowed sums, becomes the worst score."""
     return members, -np.inf if np.isnan(value) else value
 
 
@@ -140,7 +140,7 @@ def _reaches(value: float, top: float) -> bool:
 
 
 def _best(found: list[Subset]) -> Subset:
-    """Return the subset with the best score; among equals the larger one, then the lowest indices."""
+    """Return the subset with the best score; of equal scores the larger subset, then the lowest indices."""
     top = max(value for _, value in found)
     return min((one for one in found if _reaches(one[1], top)), key=lambda one: (-len(one[0]), one[0]))
 
@@ -159,7 +159,7 @@ def _checked(logits: FloatArray, labels: IntArray, score: str) -> tuple[FloatArr
         raise ParameterError(f"labels must lie in 0..{stack.shape[2] - 1}, got {right.min()}..{right.max()}")
     if not np.isfinite(stack).all():
         raise ParameterError("logits must be finite. Drop the models that give NaN or infinities first")
-    # Classes first: maxima and sums over classes then run over contiguous examples.
+    # Classes come first, so that maxima and sums over classes run over contiguous examples.
     return np.ascontiguousarray(stack.transpose(0, 2, 1)), right.astype(np.int64)
 
 
@@ -178,32 +178,32 @@ class Filter:
         one_of("score", self.score, SCORES)
 
     def kept(self, logits: Sequence[FloatArray], labels: IntArray) -> BoolArray:
-        """Choose among the models whose logits are finite.
+        """Return the models to keep, of those with finite logits.
 
         Args:
-            logits: Of each model, shape (n_examples, n_classes).
+            logits: Logits of each model, shape (n_examples, n_classes).
             labels: Right classes, shape (n_examples,).
 
         Returns:
-            Which models are kept, shape (n_models,).
+            Whether each model is kept, shape (n_models,).
         """
         return self.copies(logits, labels, np.ones(len(logits), dtype=np.int64)) > 0
 
     def copies(self, logits: Sequence[FloatArray], labels: IntArray, draws: IntArray) -> IntArray:
-        """Choose from a multiset of models, as FedProx draws it: (4) averages and searches the copies.
+        """Return the copies to keep of a multiset of models, as FedProx draws it: (4) searches and averages the copies.
 
         Args:
-            logits: Of each model, shape (n_examples, n_classes).
+            logits: Logits of each model, shape (n_examples, n_classes).
             labels: Right classes, shape (n_examples,).
-            draws: How often each model's client was drawn, shape (n_models,).
+            draws: Number of draws of each model's client, shape (n_models,).
 
         Returns:
-            How many copies of each model are kept, shape (n_models,).
+            Number of kept copies of each model, shape (n_models,).
 
-        >>> logits = np.array([[[1.0, 0.0]], [[0.0, 2.0]]])  # right by 1, wrong by 2
+        >>> logits = np.array([[[1.0, 0.0]], [[0.0, 2.0]]])  # margins: right by 1, wrong by 2
         >>> Filter(score="accuracy").kept(logits, np.array([0]))
         array([ True, False])
-        >>> Filter(score="accuracy").copies(logits, np.array([0]), np.array([3, 1]))  # together right by 1 / 4
+        >>> Filter(score="accuracy").copies(logits, np.array([0]), np.array([3, 1]))  # the mean is right by 1 / 4
         array([3, 1])
         """
         copies = [i for i, one in enumerate(logits) if np.isfinite(one).all() for _ in range(int(draws[i]))]

@@ -1,6 +1,6 @@
-"""Averaging schemes of Kim et al., Table 1, as weights of the round's models and of the old global one.
+"""Averaging schemes of Kim et al., Table 1, as weights of the round's models and of the old global model.
 
-A scheme gives each model's weight in the base strategy's mean, then mixes that mean with the old model:
+A scheme sets each model's weight in the mean of the base strategy, then mixes that mean with the old model:
 ``w^t = old * w^{t-1} + new * mean``.
 """
 
@@ -42,7 +42,7 @@ class Averaging:
         return not (self.old == 0.0 and self.new == 1.0)
 
     def mix(self, before: Sequence[npt.NDArray[Any]], mean: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
-        """Return the new model, made of the old one and the mean of the round's models."""
+        """Return the new model: a mix of the old model and the mean of the round's models."""
         if not self.mixes:
             return list(mean)
         pairs = zip(before, mean, strict=True)
@@ -61,28 +61,28 @@ def averaging(
     ====================  ================  ==================================================
     scheme                Table 1           new model
     ====================  ================  ==================================================
-    ``"fedpdp"``          FedPdp            mean weighted by p_k, weights made to sum to 1
+    ``"fedpdp"``          FedPdp            mean weighted by p_k, with weights that sum to 1
     ``"fedpdp-exact"``    FedPdp            sum over S^t of p_k |S| / |S^t| w_k, as printed
     ``"fedavg-absent"``   FedAvg            clients not in S^t keep the old model, p_k w^{t-1}
-    ``"mean"``            FedProx           plain mean over the multiset of the clients drawn
+    ``"mean"``            FedProx           plain mean over the multiset of drawn clients
     ====================  ================  ==================================================
 
-    The printed FedPdp's weights sum to 1 only on average, so the model grows and shrinks from round to round; hence
-    the normalized default. FedProx samples by p_k with replacement
-    (:class:`~fedsel_flwr.selectors.RandomBySize`); a client drawn c times counts c times in its mean.
+    The printed weights of FedPdp sum to 1 only on average, so the model grows and shrinks from round to round. The
+    default is therefore normalized. FedProx samples by p_k with replacement
+    (:class:`~fedsel_flwr.selectors.RandomBySize`). A client drawn c times counts c times in its mean.
 
     Args:
         scheme: One of the names above.
-        num_examples: Examples behind each model of the round, shape (n,).
-        total_examples: Examples of all clients, absent ones included.
-        num_clients: How many clients there are, |S|.
-        draws: How often the client behind each model was drawn, shape (n,), whole numbers of at least 1; None for once.
+        num_examples: Number of examples behind each model of the round, shape (n,).
+        total_examples: Number of examples of all clients, absent ones included.
+        num_clients: Number of clients, |S|.
+        draws: Number of draws of the client behind each model, shape (n,), whole numbers of at least 1; None for once.
 
     Returns:
         The weights and the mix.
 
     Raises:
-        ParameterError: An unknown scheme, or numbers that are not positive.
+        ParameterError: The scheme is unknown, or a number is not positive.
 
     >>> averaging("fedavg-absent", np.array([10.0, 30.0]), 100.0, 5)
     Averaging(weights=array([10., 30.]), old=0.6, new=0.4)

@@ -167,4 +167,5 @@ class PipeSafeConsole(Console):
     def on_broken_pipe(self) -> None:
         """Stop printing and let the run continue."""
         self.quiet = True
-        discard_stdout()
+        if not self.stderr:
+            discard_stdout()

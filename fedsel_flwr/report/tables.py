@@ -25,6 +25,7 @@ from fedsel_flwr.report.summary import (
     check_target,
     decimals_of,
 )
+from fedsel_flwr.report.sweeps import describe_settings
 from fedsel_flwr.report.verdict import SelectorVerdict, Verdict
 
 if TYPE_CHECKING:
@@ -84,7 +85,10 @@ def render_table(
             tables = build("\n", [slice(FIRST_PART), slice(FIRST_PART, None)])
     for table in tables:
         out.print(table)
-    out.print(_describe_target(target_accuracy, target_rounds, target_window), markup=False, highlight=False)
+    notes = [_describe_target(target_accuracy, target_rounds, target_window)]
+    notes.append(describe_settings(row.selector for row in rows))
+    for note in filter(None, notes):
+        out.print(note, markup=False, highlight=False)
 
 
 def runs_frame(summaries: Sequence[RunSummary]) -> pd.DataFrame:
@@ -93,23 +97,20 @@ def runs_frame(summaries: Sequence[RunSummary]) -> pd.DataFrame:
 
 
 def summary_frame(summaries: Sequence[RunSummary], verdict: Verdict | None) -> pd.DataFrame:
-    """Return a data frame with a row per selector.
-
-    Each figure has three columns: its mean over the seeds, its standard deviation (``…_sd``) and the number of seeds
-    with a value (``…_seeds``). A verdict adds these columns:
-
-    * Ratios to the reference and the ends of their 95 % intervals: ``time_ratio``, ``time_ratio_low``,
-      ``time_ratio_high``. The same for ``seconds_per_round``, ``rounds``, ``energy`` and ``joules_per_round``.
-    * The p-value after Holm's correction: ``time_p``.
-    * The differences of :data:`DIFFERENCES`: ``accuracy_difference``, ``accuracy_low``, ``accuracy_high``, ...
-    * The ``verdict``, and the number of seeds that would settle it: ``seeds_to_settle``.
+    """Return a data frame with a row a selector.
 
     Args:
-        summaries: The summary of each run.
-        verdict: Verdict on these runs; None if there is no reference.
+        summaries: One a run.
+        verdict: Of these runs; None if there is no reference.
 
     Returns:
-        The data frame.
+        For each figure its mean over the seeds, its standard deviation (``…_sd``) and the number of seeds that have a
+        value (``…_seeds``). A verdict adds these columns:
+
+        - Ratios to the reference with the ends of their 95 % intervals: ``time_ratio``, ``time_ratio_low``,
+          ``time_ratio_high``. The same for ``seconds_per_round``, ``rounds``, ``energy`` and ``joules_per_round``.
+        - Differences of :data:`DIFFERENCES`: ``accuracy_difference``, ``accuracy_low``, ``accuracy_high``, ...
+        - ``verdict``, Holm's p-value ``time_p``, and ``seeds_to_settle``, the number of seeds that would settle it.
     """
     compared = {one.selector: _flat_verdict(one) for one in (verdict.selectors if verdict else ())}
     rows = []

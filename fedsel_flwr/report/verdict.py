@@ -37,6 +37,7 @@ from fedsel_flwr.report.paired import (
 )
 from fedsel_flwr.report.run_folder import load_optional
 from fedsel_flwr.report.summary import RunSummary, aggregate, decimals_of
+from fedsel_flwr.report.sweeps import describe_optimism
 
 Word = Literal["sooner", "later", "no difference", "not settled", "reference"]
 
@@ -195,20 +196,19 @@ def choose_word(time: PairedEffect, p: float, margin: float = MARGIN) -> Word:
 
 
 def seeds_to_settle(time: PairedEffect, factor: float, margin: float = MARGIN) -> int | None:
-    """Return the smallest number of seeds that would settle the question with the current estimate and spread.
+    """Return the smallest number of seeds at which today's estimate and spread would settle the question.
 
-    Use this number to plan a new comparison. If the current estimate were the truth, this number of new seeds would
-    settle the question about half of the time. Do not add seeds to a comparison until it is settled, because that makes
-    its p-values too small.
+    It plans a new comparison. If today's estimate were the truth, this number of new seeds would settle it about
+    every second time. Adding seeds to a comparison until it is settled makes its p-values too small.
 
     Args:
         time: Effect on the time to the target.
-        factor: Factor by which Holm's correction multiplies the p-value.
+        factor: What Holm's correction multiplies the p-value by.
         margin: Ratios between 1 / margin and margin count as no difference.
 
     Returns:
-        The number of seeds; None if it is above :data:`MAX_SEEDS` or unknown. It is unknown with fewer than three
-        pairs, or if both selectors were sooner equally often.
+        The number; None if it is above :data:`MAX_SEEDS` or unknown. It is unknown with fewer than three pairs, or if
+        each of the two was sooner in as many pairs as the other.
     """
     if time.pairs < 3:
         return None
@@ -254,6 +254,8 @@ def _describe(
             f"difference. No difference: the whole interval within {100 * (margin - 1):.0f} %. All else is secondary: "
             "its 95 % intervals are not corrected, and about one in 20 misses the truth."
         )
+    if caution := describe_optimism([reference, *(one.selector for one in found)]):
+        lines.append(caution)
     if 1 < seeds < FEW_SEEDS and any(one.word == "not settled" for one in found):
         lines.append(f"{seeds} seeds are few: {FEW_SEEDS} are usual (--seeds {FEW_SEEDS}).")
     return "\n".join(lines)

@@ -7,21 +7,22 @@ A selector is an ask/tell object over dense client indices ``0..K-1``. It never 
 >>> selector = create("cs-ucb", clients_per_round=2, max_latency=5.0, seed=1)
 >>> chosen = selector.select(np.arange(4))
 >>> selector.observe(RoundReport(clients=chosen, completed=[True, True], latency=[0.5, 1.0]))
->>> len(np.intersect1d(chosen, selector.select(np.arange(4))))  # the two clients not seen yet come next
+>>> len(np.intersect1d(chosen, selector.select(np.arange(4))))  # next come the two clients without a play
 0
 
 ===================  ==========================================================================================
 room                 contents
 ===================  ==========================================================================================
-``catalogue``        our selectors, a line each
+``catalogue``        the list of our selectors
 ``registry``         selectors by name: look up, create, describe
+``citations``        BibTeX entries of the papers
 ``base``             the interface: probe, select, observe, inform
 ``selector_state``   declared state: grow, forget, save, load
 ``_contract``        checks of an author's declarations, reports and choices
 ``columns``          the table of columns: names, sources, ranges
 ``round_report``     the report of a round, the probe, failures in a row
 ``_draws``           top scores, weighted draws, numbers of examples
-``_vectors``         a vector for each client, random projections
+``_vectors``         vectors by client, random projections
 ``baselines``        random, random-by-size, round-robin, local-accuracy
 ``cs_ucb``           Xia et al.: CS-UCB, and the rewards that it shares with CS-UCB-Q
 ``cs_ucb_q``         Xia et al.: CS-UCB-Q

@@ -1,6 +1,7 @@
-"""The contract between the base class and an author's class: declarations, reports, choices, undeclared state.
+"""Checks of the contract between the base class and an author's class.
 
-Each error names the class, the method or attribute, and the cure.
+They cover declarations, reports, selections and undeclared state. Each error names the class, the method or attribute,
+and the cure.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ def check_declarations(cls: Any, base: type) -> None:
     """Check the declarations of a new selector class.
 
     Args:
-        cls: The class, whose ``needs`` and ``requires`` become frozen sets.
-        base: The base class, whose attributes are known.
+        cls: The class. Its ``needs`` and ``requires`` become frozen sets.
+        base: The base class, which has all known attributes.
 
     Raises:
         ParameterError: A name is misspelt, or a value does not fit its declaration.
@@ -46,7 +47,7 @@ def check_declarations(cls: Any, base: type) -> None:
                 f"{owner}.{attribute} looks like {close[0]!r}, but does not set it. Write {close[0]} = ..., or give "
                 f"{attribute!r} another name"
             )
-    # A property follows from the instance's parameters; observe checks it.
+    # A property depends on the parameters of an instance, so observe checks it.
     if not isinstance(cls.needs, property) and not isinstance(cls.requires, property):
         cls.needs, cls.requires = checked_needs(owner, cls.needs, cls.requires)
     check_columns(owner, "remembers", frozenset(cls.remembers), INFORMED)
@@ -75,7 +76,7 @@ def check_declarations(cls: Any, base: type) -> None:
 
 
 def checked_needs(owner: str, needs: object, requires: object) -> tuple[frozenset[str], frozenset[str]]:
-    """Return both as sets of columns; raise :class:`ParameterError` if they are no columns."""
+    """Return both as sets of columns; raise :class:`ParameterError` for names that are not columns."""
     checked = check_columns(owner, "needs", needs, REPORTED)
     required = check_columns(owner, "requires", requires, REPORTED)
     for name in sorted(required):
@@ -105,21 +106,22 @@ def check_report(name: str, report: RoundReport, needs: frozenset[str], requires
 
 
 def checked_choice(owner: str, chosen: Any, available: IntArray, most: int | None = None) -> IntArray:
-    """Return the choice of an author's ``_select`` as ascending indices.
+    """Return the result of an author's ``_select`` as ascending indices.
 
     Args:
         owner: The selector's class.
         chosen: An array, list or tuple.
         available: The available clients, ascending, shape (n,), n at least 1.
-        most: Largest number of chosen clients; None for no limit.
+        most: Largest number of selected clients; None for no limit.
 
     Raises:
-        RunError: It is no array of indices, or has an unavailable client, a client twice, or too many clients.
+        RunError: ``chosen`` is not an array of indices, or it has an unavailable client, a client twice, or too many
+            clients.
     """
     method = f"{owner}._select"
     try:
         array = np.asarray(chosen)
-    # Lists of different lengths.
+    # Nested lists of different lengths.
     except ValueError:
         array = np.array(chosen, dtype=object)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
@@ -142,7 +144,7 @@ def checked_choice(owner: str, chosen: Any, available: IntArray, most: int | Non
 
 
 def _choice_faults(ordered: IntArray, available: IntArray) -> str:
-    """Return what is wrong with a choice, in a few words."""
+    """Describe the faults of a selection in a few words."""
     values, counts = np.unique(ordered, return_counts=True)
     absent = values[~np.isin(values, available)]
     faults = [f"{value} is not available" for value in absent[:3].tolist()]
@@ -152,14 +154,14 @@ def _choice_faults(ordered: IntArray, available: IntArray) -> str:
 
 def _all_in(chosen: IntArray, available: IntArray) -> bool:
     """Return whether all of ``chosen`` are in ``available``, which is ascending."""
-    # np.isin would sort both; this runs in every round.
+    # np.isin would sort both arrays, and this function runs in every round.
     places = np.minimum(np.searchsorted(available, chosen), available.size - 1)
     return bool((available[places] == chosen).all())
 
 
 @contextmanager
 def explaining_undeclared_state(selector: Any, method: str) -> Iterator[None]:
-    """Turn an error over undeclared state in an author's method into one that names what to declare.
+    """Replace an error caused by undeclared state in an author's method by one that names the missing declaration.
 
     Raises:
         RunError: An attribute was never set, or does not grow with the fleet.
@@ -169,7 +171,7 @@ def explaining_undeclared_state(selector: Any, method: str) -> Iterator[None]:
     except FedSelError:
         raise
     except AttributeError as error:
-        # Only the selector's own attributes: another object's is a plain bug, whose traceback says more.
+        # Only attributes of the selector: for those of another object, the original traceback is better.
         if error.obj is not selector or error.name is None:
             raise
         raise RunError(_undeclared(selector, method, error, error.name, "which nothing sets")) from error
@@ -192,7 +194,7 @@ def _undeclared(selector: Any, method: str, error: Exception, attribute: str, re
 
 
 def _not_growing(selector: Any) -> str:
-    """Return an undeclared attribute that is shorter than the fleet; "" if there is none."""
+    """Return the name of an undeclared attribute that is shorter than the fleet; "" if there is none."""
     declared = {*selector.client_state, *selector.free_state, *selector.scalar_state, "_registered"}
     attributes: dict[str, Any] = vars(selector)
     for attribute, value in attributes.items():

@@ -1,4 +1,4 @@
-"""Draws and numbers that several selectors need: top scores, weighted draws, and numbers of examples by client."""
+"""Draws and numbers that several selectors need: top scores, weighted draws, numbers of examples by client."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from fedsel_flwr.checks import BoolArray, FloatArray, IntArray
 
 
 def top(score: FloatArray, count: int | None) -> IntArray:
-    """Return the positions of the ``count`` largest scores, largest first, equal ones in their order.
+    """Return the positions of the ``count`` largest scores, the largest first; equal scores keep their order.
 
-    The answer is ``np.argsort(-score, kind="stable")[:count]``, in O(K + count log count).
+    The result equals ``np.argsort(-score, kind="stable")[:count]``, in O(K + count log count).
 
     Args:
         score: Scores, shape (K,); NaN ranks last.
-        count: Number of positions, at least 1; None, or K and more, for all.
+        count: Number of positions, at least 1; None or K and more return all.
 
     Returns:
         Positions, shape (min(count, K),).
@@ -28,11 +28,11 @@ def top(score: FloatArray, count: int | None) -> IntArray:
     if count is None or count >= rank.size:
         return np.argsort(rank, kind="stable")
     best = np.flatnonzero(rank == rank.min())
-    # A short way for bandits: at first most clients have an infinite bound.
+    # A shortcut for bandits: in the first rounds most clients have an infinite bound.
     if best.size >= count:
         return best[:count]
     last = np.partition(rank, count - 1)[count - 1]
-    # NaN equals nothing, so that the comparison below would drop such clients.
+    # NaN equals nothing, so the comparison below would drop clients with NaN.
     if np.isnan(last):
         return np.argsort(rank, kind="stable")[:count]
     above = np.flatnonzero(rank < last)
@@ -41,19 +41,19 @@ def top(score: FloatArray, count: int | None) -> IntArray:
 
 
 def draw(generator: np.random.Generator, clients: IntArray, log_weight: FloatArray, count: int) -> IntArray:
-    """Draw clients without replacement, one after the other, each in proportion to its weight among those left.
+    """Draw clients one after the other without replacement, with probabilities in proportion to their weights.
 
-    These are the largest of ln(weight) + Gumbel noise (W. Kool et al., Stochastic beams and where to find them, ICML
-    2019). Clients of weight 0 come after all others, in random order.
+    The draws are the largest values of ln(weight) + Gumbel noise (W. Kool et al., Stochastic beams and where to find
+    them, ICML 2019). Clients of weight 0 come after all others, in random order.
 
     Args:
         generator: Generator of the draws.
         clients: Clients to draw from, shape (n,).
-        log_weight: Logarithm of each client's weight, any scale, -inf for weight 0, shape (n,).
+        log_weight: Logarithm of each client's weight (any scale), -inf for weight 0, shape (n,).
         count: Number of draws, at least 0; n and more draw every client.
 
     Returns:
-        Clients, shape (min(count, n),), in the order drawn.
+        Clients in the order of the draws, shape (min(count, n),).
 
     >>> import numpy as np
     >>> generator = np.random.default_rng(0)
@@ -63,14 +63,14 @@ def draw(generator: np.random.Generator, clients: IntArray, log_weight: FloatArr
     """
     if count < 1 or not clients.size:
         return clients[:0]
-    # The order decides among clients of weight 0, whose scores all are -inf.
+    # The random order breaks ties between clients of weight 0, whose scores are all -inf.
     order = generator.permutation(clients.size)
     noise = generator.gumbel(size=clients.size)
     return clients[order[top(log_weight[order] + noise, count)]]
 
 
 def tolerant_floor(number: float) -> int:
-    """Return floor(number); a number that rounding put just below a whole number counts as that number.
+    """Return floor(number), but treat a number that rounding put just below a whole number as that whole number.
 
     >>> tolerant_floor(10 * (1 - 0.9)), tolerant_floor(0.75 * 7)
     (1, 5)
@@ -79,7 +79,7 @@ def tolerant_floor(number: float) -> int:
 
 
 def imputed_sizes(size: FloatArray, registered: BoolArray) -> FloatArray:
-    """Return ``size`` with unknown entries (-1) replaced by the mean of registered clients' known ones, or by 1."""
+    """Replace unknown sizes (-1) by the mean of the known sizes of registered clients, or by 1 if none is known."""
     known = registered & (size >= 0)
     mean = float(size[known].mean()) if known.any() else 1.0
     return np.where(size >= 0, size, mean)

@@ -1,4 +1,4 @@
-"""A vector for each client, whose length the first answer decides, and random projections of long vectors."""
+"""Vectors by client, with the length of the first answer, and random projections of long vectors."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from fedsel_flwr.checks import BoolArray, FloatArray, IntArray
 from fedsel_flwr.selectors.base import Selector
 
 ATTEMPTS = 3
-"""Times that a client without a vector is asked for it."""
+"""Number of requests to a client without a vector."""
 CHUNK = 1 << 22
-"""Random signs in memory at a time, 16 MB with temporaries."""
+"""Number of random signs in memory at a time; 16 MB with temporaries."""
 
 
 class VectorSelector(Selector):
     """A selector that keeps the latest vector of each client.
 
-    A subclass extends :attr:`client_state`, :attr:`free_state` and :attr:`scalar_state`. Vectors of another length than
-    the stored ones, and vectors with NaN or infinities, are ignored.
+    A subclass extends :attr:`client_state`, :attr:`free_state` and :attr:`scalar_state`. The selector ignores vectors
+    whose length differs from the stored ones, and vectors with NaN or infinities.
     """
 
     client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {"_known": False, "_asked": 0}
@@ -31,21 +31,21 @@ class VectorSelector(Selector):
 
     _known: BoolArray
     _asked: IntArray
-    # One flat array of all rows: the shape of a row must be declared, and the vectors' length is not known then.
+    # One flat array of all rows, because a row's shape must be declared before the vectors' length is known.
     _numbers: FloatArray
     _length: int = 0
 
     @property
     def vectors(self) -> FloatArray:
-        """The vectors by client, shape (K, length), zeros if unknown; a view."""
+        """Vectors by client, shape (K, length), zeros if unknown; a view."""
         return self._numbers.reshape(len(self._known), self._length)
 
     def _store_vectors(self, clients: IntArray, given: FloatArray) -> IntArray:
-        """Store the usable rows of ``given``, shape (n, d), and return the clients they belong to."""
+        """Store the usable rows of ``given``, shape (n, d), and return their clients."""
         usable = np.isfinite(given).all(axis=1) & (given.shape[1] > 0)
         if not usable.any():
             return np.zeros(0, dtype=np.int64)
-        # The first vector stored decides the length.
+        # The first stored vector sets the length.
         if not self._known.any() and given.shape[1] != self._length:
             self._length = int(given.shape[1])
             self._numbers = np.zeros(len(self._known) * self._length)
@@ -57,7 +57,7 @@ class VectorSelector(Selector):
         return kept
 
     def _ask_unknown(self, available: IntArray) -> IntArray:
-        """Return the clients to ask for their vectors, and count the request: at most :data:`ATTEMPTS` each."""
+        """Return the clients to ask for their vectors, at most :data:`ATTEMPTS` times each, and count the request."""
         asked: IntArray = available[~self._known[available] & (self._asked[available] < ATTEMPTS)]
         self._asked[asked] += 1
         return asked
@@ -75,7 +75,7 @@ class VectorSelector(Selector):
 def projected(vectors: FloatArray, size: int, seed: int) -> FloatArray:
     """Project vectors on ``size`` random sign vectors, divided by sqrt(size).
 
-    The expected square of a distance stays. The same seed gives the same signs.
+    The projection keeps the expected square of a distance. The same seed gives the same signs.
 
     Args:
         vectors: Shape (n, d).
@@ -89,7 +89,7 @@ def projected(vectors: FloatArray, size: int, seed: int) -> FloatArray:
     >>> short.shape, round(float(np.linalg.norm(short[0] - short[1])), 2)
     ((2, 256), 1.45)
     """
-    # Not the selector's generator: vectors of later rounds must meet the same signs.
+    # A separate generator, because vectors of later rounds need the same signs.
     generator = np.random.Generator(np.random.PCG64(seed))
     short = np.zeros((len(vectors), size))
     step = max(1, CHUNK // size)

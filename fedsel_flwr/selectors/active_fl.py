@@ -1,4 +1,4 @@
-"""Active federated learning: clients drawn by the model's loss on their data (Goetz et al.)."""
+"""Active federated learning: draw clients by the model's loss on their data (Goetz et al.)."""
 
 from __future__ import annotations
 
@@ -9,37 +9,38 @@ import numpy as np
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, fraction, real
 from fedsel_flwr.selectors._draws import draw, imputed_sizes, tolerant_floor, top
 from fedsel_flwr.selectors.base import Probe, Selector
+from fedsel_flwr.selectors.citations import GOETZ
 from fedsel_flwr.selectors.round_report import RoundReport, repeated_failures
 
 
 class ActiveFL(Selector):
-    """Draws most clients of a round by a softmax of their valuations, the others uniformly.
+    """Draws most clients of a round by a softmax of their valuations, and the others uniformly.
 
     ============  ======================  ==================================================================
     paper         here                    meaning
     ============  ======================  ==================================================================
     v_k           ``_valuations``         sqrt(n_k) times the model's mean loss on client k's data
     n_k           ``_size``               number of training examples
-    alpha_1       ``dropped``             share of the clients, those of the lowest valuations, that is not drawn
+    alpha_1       ``dropped``             share of clients left out of the softmax, with the lowest valuations
     alpha_2       ``temperature``         factor of the valuation in the softmax
     alpha_3       ``uniform``             share of the round that is drawn uniformly
-    K, m          ``available``, m        clients there are, clients a round
+    K, m          ``available``, m        number of available clients, clients per round
     ============  ======================  ==================================================================
 
     Deviations:
-        * The first valuations are a probe: each client is asked for its loss once, when it is first available. Time
-          and energy are charged. Later a client's valuation follows from the loss it reports when it is chosen, of the
-          model it received, before training.
-        * In a common warm-up of all selectors every client reports the loss with the update, and none is asked before.
+        * The first valuations come by a probe. It asks each client for its loss once, when the client is first
+          available. Time and energy are charged. Later the valuation follows from the loss that a chosen client
+          reports. This is the loss of the received model, before training.
+        * In a common warm-up of all selectors every client reports the loss with the update, and no probe asks for it.
         * K is the number of available clients, and the lowest valuations are taken among them.
         * A client that did not answer the probe has no valuation and counts among the lowest. It can be drawn
           uniformly.
         * The paper has no failures. Here the first failure keeps the valuation. The second in a row removes it until
           the client reports a loss again. Otherwise a client that never answers would be drawn for ever.
         * A spare keeps its valuation, and gets a new one if it reports a loss.
-        * Models are averaged without weights, as in the one public code found (FedCor's authors', commit d941083); the
+        * Models are averaged without weights, as in the only public code found (FedCor's authors', commit d941083). The
           strategy's ``averaging="fedpdp"`` weighs them by their examples.
-        * Sizes come by ``inform(clients, num_examples=...)``; a client of unknown size counts as one of average size.
+        * Sizes come by ``inform(clients, num_examples=...)``. A client of unknown size counts as one of average size.
         * If fewer clients are left than floor((1 - alpha_3) m), all are taken and the uniform part is larger.
 
     Args:
@@ -66,6 +67,7 @@ class ActiveFL(Selector):
     """
 
     name: ClassVar[str] = "active-fl"
+    citations: ClassVar[tuple[str, ...]] = (GOETZ,)
     needs: ClassVar[frozenset[str]] = frozenset({"loss", "spare"})
     asks: ClassVar[frozenset[str]] = frozenset({"loss"})
     remembers: ClassVar[dict[str, str]] = {"num_examples": "_size", "loss": "_loss"}
@@ -77,7 +79,7 @@ class ActiveFL(Selector):
     _size: FloatArray
     _loss: FloatArray
     _asked: BoolArray
-    # In a row.
+    # Failures in a row.
     _failures: IntArray
 
     def __init__(
@@ -103,7 +105,7 @@ class ActiveFL(Selector):
         count = min(self.asked_per_round, available.size)
         value = self._valuations()
         left = available.size - tolerant_floor(self.dropped * available.size)  # Algorithm 1, alpha_1
-        # Permuted, so that ties among equal valuations are broken at random.
+        # Permuted, so that ties between valuations are broken at random.
         shuffled = self._generator.permutation(available)
         kept = shuffled[top(value[shuffled], left)] if left else shuffled[:0]
         kept = kept[np.isfinite(value[kept])]
@@ -122,7 +124,7 @@ class ActiveFL(Selector):
         self._asked[k] = True
 
     def _valuations(self) -> FloatArray:
-        """Return v_k of all clients; -inf if unknown."""
+        """Return v_k of all clients, -inf if unknown."""
         known = np.isfinite(self._loss)
         size = imputed_sizes(self._size, self._registered)
         return np.where(known, np.sqrt(size) * np.where(known, self._loss, 0.0), -np.inf)  # v_k

@@ -1,4 +1,4 @@
-"""The interface of every selector: probe, select, observe, inform."""
+"""Interface of every selector: probe, select, observe, inform."""
 
 from __future__ import annotations
 
@@ -28,39 +28,38 @@ __all__ = ["Probe", "Selector"]
 
 
 class Selector(SavedState, ABC):
-    """Chooses the clients of each round and learns from what they report.
+    """Selects the clients of each round and learns from their reports.
 
     A subclass implements :meth:`_select` and :meth:`_observe`. It names the report columns it reads in :attr:`needs`,
     and its state in :attr:`client_state`, :attr:`scalar_state` and :attr:`free_state`
-    (:class:`~fedsel_flwr.selectors.selector_state.SavedState`). Checks, growth, round numbers and saving come with
-    this class.
-    :func:`fedsel_flwr.testing.check_selector` tests a new one.
+    (:class:`~fedsel_flwr.selectors.selector_state.SavedState`). This class adds checks, growth, round numbers and
+    saving. :func:`fedsel_flwr.testing.check_selector` tests a subclass.
 
     Every completed client has the columns that the server measures. A column that clients report (source ``"reply"``
-    in :data:`~fedsel_flwr.selectors.columns.COLUMNS`) is NaN for clients that did not report it, and the selector must
-    bear that. If :attr:`requires` names the column, such a client counts as failed for the selector.
+    in :data:`~fedsel_flwr.selectors.columns.COLUMNS`) is NaN for clients that did not report it. The selector must
+    handle these NaN. If :attr:`requires` names the column, such a client counts as failed for the selector.
 
     Attributes:
-        name: Its name in files and on the command line; the class's own name, unless a subclass sets one.
-        needs: The report columns it reads, of :data:`~fedsel_flwr.selectors.columns.REPORTED`.
-        requires: Columns among ``needs`` that clients report and the selector cannot do without.
-        asks: The columns that its probes ask for, of :data:`~fedsel_flwr.selectors.columns.PROBED`; information only.
-        remembers: Column of :meth:`inform` -> attribute in :attr:`client_state` that holds each client's latest finite
-            value of it, as in ``{"num_examples": "_size"}``.
+        name: Name in files and on the command line. The default is the name of the class.
+        needs: Report columns that the selector reads, of :data:`~fedsel_flwr.selectors.columns.REPORTED`.
+        requires: Columns among ``needs`` that clients report and that the selector cannot work without.
+        asks: Columns that its probes ask for, of :data:`~fedsel_flwr.selectors.columns.PROBED`. For documentation only.
+        remembers: Maps a column of :meth:`inform` to the attribute in :attr:`client_state` that holds each client's
+            latest finite value, as in ``{"num_examples": "_size"}``.
         by_client: Parameters that hold a number per client, by index.
-        asks_failed_for_ever: Whether a client that never answers may be chosen in every round. Strategies then exclude
-            failing clients for a while by default (``cooldown="auto"``).
-        may_exceed_clients_per_round: Whether a choice may hold more clients than ``clients_per_round``, or that
-            number may be None. A class without it is refused if it chooses more: in a comparison it would win by the
-            number alone.
+        asks_failed_for_ever: Whether a client that never answers may be selected in every round. Strategies then
+            exclude failing clients for a while by default (``cooldown="auto"``).
+        may_exceed_clients_per_round: Whether a cohort may hold more clients than ``clients_per_round``, or that number
+            may be None. Other classes raise an error if they select more, because a larger cohort alone could win a
+            comparison.
         paper_options: Options of the strategy whose default the paper sets, such as ``{"averaging": "mean"}``.
-        over_selection: The share by which a round asks more clients than it keeps (:meth:`plan_rounds`).
+        over_selection: Share by which a round asks more clients than it keeps (:meth:`plan_rounds`).
         max_clients: Largest number of clients, for a method whose cost grows faster than the fleet; None for no limit.
-        common_warmup: Number of first rounds in which all available clients are chosen, the same for every selector
+        common_warmup: Number of first rounds in which all available clients are selected, the same for every selector
             (:meth:`plan_rounds`). They count as rounds, and the selector learns from them.
 
     Args:
-        clients_per_round: How many clients to choose each round.
+        clients_per_round: Number of clients to select each round.
         seed: Seed of the selector's own generator; None draws one from the operating system.
 
     Raises:
@@ -76,6 +75,8 @@ class Selector(SavedState, ABC):
     asks_failed_for_ever: ClassVar[bool] = False
     may_exceed_clients_per_round: ClassVar[bool] = False
     paper_options: ClassVar[Mapping[str, str]] = {}
+    citations: ClassVar[tuple[str, ...]] = ()
+    """BibTeX entries of its papers, which ``fedsel cite`` prints."""
     over_selection: float = 0.0
     common_warmup: int = 0
     max_clients: int | None = None
@@ -111,65 +112,65 @@ class Selector(SavedState, ABC):
 
     @property
     def round(self) -> int:
-        """The 1-based number of the round chosen last; 0 before the first."""
+        """Number of the latest round, from 1; 0 before the first."""
         return self._round
 
     @property
     def num_clients(self) -> int:
-        """Number of registered clients: those informed about, or seen in ``available``."""
+        """Number of registered clients: those passed to :meth:`inform`, or seen in ``available``."""
         return int(np.count_nonzero(self._registered))
 
     @property
     def asked_per_round(self) -> Any:
-        """Number of clients in a choice: ``clients_per_round``, and more if the strategy over-selects.
+        """Number of clients to ask each round: ``clients_per_round``, and more if the strategy over-selects.
 
-        Constants of the algorithm use ``clients_per_round``; only the size of the choice grows.
+        Constants of the algorithm use ``clients_per_round``. Over-selection changes only the size of the cohort.
         """
         m = self.clients_per_round
         return None if m is None else over_selected(m, self.over_selection)
 
     @property
     def warming_up(self) -> bool:
-        """Whether the round chosen last belongs to the common warm-up."""
+        """Whether the latest round belongs to the common warm-up."""
         return 1 <= self._round <= self.common_warmup
 
     @property
     def own_round(self) -> int:
-        """Number of the round chosen last, counted from the end of the common warm-up: 1 for the first after it."""
+        """Number of the latest round, counted from the end of the common warm-up: 1 for the first round after it."""
         return self._round - self.common_warmup
 
     @property
     def keeps_model(self) -> bool:
-        """Whether the round chosen last only measures clients, so that the global model must stay as it is."""
+        """Whether the latest round only measures clients, so that the global model must not change."""
         return False
 
     @property
     def takes_information(self) -> bool:
-        """Whether the selector uses what :meth:`inform` brings."""
+        """Whether the selector uses the columns of :meth:`inform`."""
         return bool(self.remembers) or type(self)._inform is not Selector._inform
 
     @property
     def done(self) -> bool:
-        """Whether the run may end, as there is nothing left to choose; False unless a subclass overrides it."""
+        """Whether the run may end because no client is left to select; False unless a subclass overrides it."""
         return False
 
     def plan_rounds(self, *, over_selection: float = 0.0, warmup_rounds: int = 0) -> None:
-        """Take in how the strategy's rounds go; called once, before the first.
+        """Set the over-selection and the common warm-up of the strategy; called once, before the first round.
 
         Args:
-            over_selection: The share by which a round asks more clients than it keeps.
-            warmup_rounds: Number of first rounds in which all available clients are chosen, whatever the selector.
+            over_selection: Share by which a round asks more clients than it keeps.
+            warmup_rounds: Number of first rounds in which all available clients are selected, with every selector.
         """
         self.over_selection, self.common_warmup = over_selection, warmup_rounds
 
     def expected_count(self, num_available: int) -> int | None:
-        """Return how many clients the next :meth:`select` chooses; None if only the algorithm knows."""
+        """Return the number of clients that the next :meth:`select` returns; None if only the algorithm knows."""
         if self.clients_per_round is None or self._round < self.common_warmup:
             return num_available
         return min(int(self.asked_per_round), num_available)
 
     def draws(self, clients: IntArray) -> IntArray:
-        """Return how often each of ``clients`` was drawn in the round chosen last, shape (n,): once, by default."""
+        """Return how often each of ``clients`` was drawn in the latest round, shape (n,): once, by default."""
         return np.ones(len(clients), dtype=np.int64)
 
     def probe(self, available: IntArray) -> Probe | None:
@@ -179,8 +180,8 @@ class Selector(SavedState, ABC):
             available: Indices of the clients that can take part, shape (n,).
 
         Returns:
-            The clients and columns, or None. Probes cost simulated time and energy. None in the common warm-up, in
-            which there is nothing to choose.
+            The clients and columns, or None. Probes cost simulated time and energy. The common warm-up has no probes,
+            because it selects all clients.
 
         Raises:
             ParameterError: ``available`` is not an array of unique indices.
@@ -193,22 +194,22 @@ class Selector(SavedState, ABC):
             return self._probe(available)
 
     def select(self, available: IntArray) -> IntArray:
-        """Choose the clients of the next round.
+        """Select the clients of the next round.
 
         Args:
             available: Indices of the clients that can take part, shape (n,), any order.
 
         Returns:
-            The chosen indices, ascending: min(asked_per_round, n) of ``available``; in the common warm-up all of them.
+            The selected indices, ascending: min(asked_per_round, n) of ``available``, or all in the common warm-up.
 
         Raises:
             ParameterError: ``available`` is not an array of unique indices.
-            RunError: The algorithm chose an unavailable client, or a client twice, or more clients than
-                ``asked_per_round`` without :attr:`may_exceed_clients_per_round`, or it uses undeclared state.
+            RunError: The algorithm selected an unavailable client, or a client twice. Or it selected more clients than
+                ``asked_per_round`` without :attr:`may_exceed_clients_per_round`, or used undeclared state.
         """
         available = ascending("available", available)
         self._register(available)
-        # A round without available clients counts too: the selector's rounds stay those of the run.
+        # A round without available clients counts too, so that the selector's round is that of the run.
         self._round += 1
         with explaining_undeclared_state(self, "_advance"):
             self._advance()
@@ -224,14 +225,15 @@ class Selector(SavedState, ABC):
         return checked_choice(type(self).__name__, chosen, available, most)
 
     def observe(self, report: RoundReport) -> None:
-        """Learn from a round.
+        """Learn from the report of a round.
 
         Args:
-            report: A row for each client that was selected, failed or not.
+            report: A row for each selected client, failed ones included.
 
         Raises:
-            ParameterError: A column named in :attr:`needs` is missing, or infinite for a completed client, or NaN for
-                one although the server measures it or :attr:`requires` names it; or a client was never seen.
+            ParameterError: A column named in :attr:`needs` is missing, or infinite for a completed client. Or it is
+                NaN for a completed client, although the server measures it or :attr:`requires` names it. Or the report
+                names a client that was never seen.
         """
         known = report.clients < self._registered.size
         known[known] = self._registered[report.clients[known]]
@@ -243,14 +245,14 @@ class Selector(SavedState, ABC):
             )
         if not report.clients.size:
             return
-        # The class was checked when it was made, but an instance may set its own needs.
+        # The class was checked at its definition, but an instance may set other needs.
         needs, requires = checked_needs(type(self).__name__, self.needs, self.requires)
         check_report(self.name, report, needs, requires)
         with explaining_undeclared_state(self, "_observe"):
             self._observe(report)
 
     def inform(self, clients: IntArray, **columns: FloatArray) -> None:
-        """Take in side information about clients; ``inform(clients)`` alone registers the clients.
+        """Store side information about clients; ``inform(clients)`` alone registers the clients.
 
         Args:
             clients: Client indices, shape (n,).
@@ -258,7 +260,7 @@ class Selector(SavedState, ABC):
                 sketch) of shape (n, d); NaN if unknown. Columns that the selector does not use are checked and ignored.
 
         Raises:
-            ParameterError: An unknown column, or a column of the wrong shape or out of its range.
+            ParameterError: A column is unknown, has the wrong shape, or is out of its range.
         """
         clients = indices("clients", clients)
         unknown = sorted(columns.keys() - INFORMED)
@@ -270,7 +272,7 @@ class Selector(SavedState, ABC):
             self._inform(clients, checked)
 
     def forget(self, clients: IntArray) -> None:
-        """Reset the rows of ``clients``, whose indices may then be given to newcomers.
+        """Reset the rows of ``clients``, so that new clients can take their indices.
 
         Args:
             clients: Client indices, shape (n,); unknown ones are ignored.
@@ -282,33 +284,33 @@ class Selector(SavedState, ABC):
         self._reset_rows(clients[clients < self._registered.size])
 
     def _probe(self, available: IntArray) -> Probe | None:
-        """Return the columns to ask of ``available`` (ascending, not empty) before the next choice."""
+        """Return the probe of ``available`` (ascending, not empty) before the next selection."""
         return None
 
     def _advance(self) -> None:
-        """Begin the round; called in rounds without available clients too."""
+        """Begin a round; called in rounds without available clients too."""
 
     @abstractmethod
     def _select(self, available: IntArray) -> IntArray:
-        """Choose from ``available``: ascending, unique, registered and not empty."""
+        """Select from ``available``, whose indices are ascending, unique, registered and not empty."""
 
     def _join(self, available: IntArray) -> None:
-        """Note that all of ``available`` (as in :meth:`_select`) were chosen, in a round of the common warm-up."""
+        """Note that a round of the common warm-up selected all of ``available`` (as in :meth:`_select`)."""
 
     def _observe(self, report: RoundReport) -> None:
         """Learn from a report that was checked and has at least one row."""
 
     def _inform(self, clients: IntArray, columns: Mapping[str, FloatArray]) -> None:
-        """Take in columns that were checked; here the latest finite values of those in :attr:`remembers`."""
+        """Store checked columns; this method keeps the latest finite values of those in :attr:`remembers`."""
         for name in self.remembers.keys() & columns.keys():
             known = np.isfinite(columns[name])
             getattr(self, self.remembers[name])[clients[known]] = columns[name][known]
 
     def _admit(self, clients: IntArray) -> None:
-        """Prepare the rows of clients that were just registered; raise to refuse them."""
+        """Prepare the rows of newly registered clients; raise an error to refuse them."""
 
     def _cost_of(self, count: int) -> str:
-        """Return what ``count`` clients cost, for the refusal of more than ``max_clients``; empty if that is little."""
+        """Return the cost of ``count`` clients, for the error about ``max_clients``; empty if the cost is small."""
         return ""
 
     def _register(self, clients: IntArray) -> None:
@@ -331,7 +333,7 @@ class Selector(SavedState, ABC):
 
     def _largest(self, score: FloatArray, available: IntArray) -> IntArray:
         """Return the ``asked_per_round`` available clients of the largest score (by client index); ties at random."""
-        # Equal scores keep the order in which they stand, so the permutation decides among them.
+        # top keeps the order of equal scores, so the permutation breaks the ties.
         shuffled = self._generator.permutation(available)
         return np.asarray(shuffled[top(score[shuffled], self.asked_per_round)])  # Xia (8), (10)
 
@@ -342,7 +344,7 @@ def over_selected(clients_per_round: int, over_selection: float) -> int:
     >>> over_selected(10, 0.1), over_selected(10, 0.11)
     (11, 12)
     """
-    # Rounded first: 0.07 * 100 is a little above 7, whose ceiling would be 8.
+    # Rounded first: 0.07 * 100 is slightly above 7, and its ceiling would be 8.
     return clients_per_round + math.ceil(round(over_selection * clients_per_round, 9))
 
 

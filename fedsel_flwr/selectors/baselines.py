@@ -1,7 +1,7 @@
 """Baselines of the papers: uniform and size-weighted draws, round robin, and the lowest local accuracy.
 
-McMahan et al. (FedAvg) draw uniformly, Ben Ami et al. and FedProx in proportion to data sizes. Xia et al. compare with
-round robin and with the clients on whose data the model does worst.
+McMahan et al. (FedAvg) draw uniformly. Ben Ami et al. and FedProx draw in proportion to data sizes. Xia et al. compare
+with round robin, and with the clients on which the model has the lowest accuracy.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors._draws import imputed_sizes
 from fedsel_flwr.selectors.base import Probe, Selector
+from fedsel_flwr.selectors.citations import BEN_AMI, LI, MCMAHAN, XIA
 
 
 class Random(Selector):
-    """Chooses uniformly at random without replacement, as FedAvg does.
+    """Selects clients uniformly at random without replacement, as FedAvg does.
 
     Deviations: none.
 
     Args:
-        clients_per_round: How many clients to choose each round (m).
+        clients_per_round: Number of clients to select each round (m).
         seed: Seed of the selector's generator.
 
     References:
@@ -36,6 +37,7 @@ class Random(Selector):
     """
 
     name: ClassVar[str] = "random"
+    citations: ClassVar[tuple[str, ...]] = (MCMAHAN,)
 
     def _select(self, available: IntArray) -> IntArray:
         return self._generator.permutation(available)[: self.asked_per_round]
@@ -44,16 +46,17 @@ class Random(Selector):
 class RandomBySize(Selector):
     """Draws clients one after the other, each in proportion to its number of examples, p_k.
 
-    Without replacement the draws are the m largest of ln(p_k) + Gumbel noise, which has the same distribution. With
-    replacement a client may be drawn c times. It is asked once, and :meth:`draws` returns c, its weight in the plain
-    mean over the multiset (averaging scheme ``"mean"``). Both together are FedProx in Table 1 of Kim et al. Fewer than
-    m different clients may be chosen. FedCA's filter averages and searches the c copies.
+    Without replacement, the draws are the m largest values of ln(p_k) + Gumbel noise, which have the same distribution.
 
-    Deviations: none. Sizes come by ``inform(clients, num_examples=...)``; a client of unknown (or NaN)
-    size counts as one of average size. The p_k are normalized over the available clients.
+    With replacement, a client may be drawn c times, and fewer than m different clients may be selected. The client
+    trains once. :meth:`draws` returns c, its weight in the plain mean over the multiset (averaging scheme ``"mean"``).
+    This sampling with this mean is FedProx in Table 1 of Kim et al. FedCA's filter averages and searches the c copies.
+
+    Deviations: none. Sizes come by ``inform(clients, num_examples=...)``. A client of unknown (or NaN) size counts as a
+    client of average size. The p_k are normalized over the available clients.
 
     Args:
-        clients_per_round: How many clients to draw each round (m).
+        clients_per_round: Number of clients to draw each round (m).
         replacement: Whether a client may be drawn again.
         seed: Seed of the selector's generator.
 
@@ -73,6 +76,7 @@ class RandomBySize(Selector):
     """
 
     name: ClassVar[str] = "random-by-size"
+    citations: ClassVar[tuple[str, ...]] = (BEN_AMI, LI)
     remembers: ClassVar[dict[str, str]] = {"num_examples": "_size"}
     # A size of -1 is unknown.
     client_state: ClassVar[dict[str, float | int]] = {"_size": -1.0, "_draws": 0}
@@ -87,12 +91,12 @@ class RandomBySize(Selector):
         self.replacement = replacement
 
     def expected_count(self, num_available: int) -> int | None:
-        """Return how many clients are chosen; None with replacement, as only the draws decide."""
+        """Return the number of clients in the next cohort; None with replacement, because only the draws decide."""
         warmup = self.round < self.common_warmup
         return None if self.replacement and num_available and not warmup else super().expected_count(num_available)
 
     def draws(self, clients: IntArray) -> IntArray:
-        """Return how often each of ``clients`` was drawn in the round chosen last."""
+        """Return how often each of ``clients`` was drawn in the latest round."""
         return self._draws[clients]
 
     def _advance(self) -> None:
@@ -111,7 +115,7 @@ class RandomBySize(Selector):
             return chosen
         with np.errstate(divide="ignore"):
             score = np.log(size)
-        # Only available clients draw noise: the draws do not depend on how many others are registered.
+        # Only available clients draw noise, so the draws do not depend on the number of other registered clients.
         noise = np.full(score.shape, -np.inf)
         noise[available] = self._generator.gumbel(size=available.size)
         chosen = self._largest(score + noise, available)
@@ -120,15 +124,15 @@ class RandomBySize(Selector):
 
 
 class RoundRobin(Selector):
-    """Takes the clients in turn, by index; a client that is offline at its turn waits for the next cycle.
+    """Selects the clients in turn, by index; a client that is offline at its turn waits for the next cycle.
 
-    Deviations: the paper's groups of N follow the index here. If m does not divide K, as in its Fig. 6 (K = 10, N = 4),
-    on which the paper is silent, a round continues with the next cycle. A client that is offline is skipped. The first
-    cycle begins after a common warm-up.
+    Deviations: the paper's groups of N follow the index here. If m does not divide K, the last group continues with the
+    next cycle. The paper has such a case (Fig. 6: K = 10, N = 4), but no rule for it. A client that is offline is
+    skipped. The first cycle begins after a common warm-up.
 
     Args:
-        clients_per_round: How many clients to choose each round (m).
-        seed: Accepted for uniformity; nothing is drawn.
+        clients_per_round: Number of clients to select each round (m).
+        seed: Accepted as in all selectors; this selector draws nothing.
 
     References:
         Xia et al., Multi-armed bandit-based client scheduling for federated learning, IEEE TWC 2020, section V-B.
@@ -140,11 +144,12 @@ class RoundRobin(Selector):
     """
 
     name: ClassVar[str] = "round-robin"
+    citations: ClassVar[tuple[str, ...]] = (XIA,)
     scalar_state: ClassVar[tuple[str, ...]] = ("_next",)
 
     def __init__(self, *, clients_per_round: int, seed: int | None = None) -> None:
         super().__init__(clients_per_round=clients_per_round, seed=seed)
-        # The index whose turn it is.
+        # The next index in the cycle.
         self._next = 0
 
     def _select(self, available: IntArray) -> IntArray:
@@ -157,12 +162,12 @@ class RoundRobin(Selector):
 class LocalAccuracy(Selector):
     """Asks every available client for the current model's accuracy on its test data and takes the lowest m.
 
-    Deviations: the paper does not say how the server learns the accuracies. Here they are a probe before each round,
-    whose time and energy are charged. Clients that answer NaN come last; a client that does not answer keeps its former
-    accuracy. In a common warm-up of all selectors no client is asked.
+    Deviations: the paper does not say how the server learns the accuracies. Here a probe before each round asks for
+    them, and its time and energy are charged. Clients that answer NaN come last. A client that does not answer keeps
+    its earlier accuracy. A common warm-up has no probes.
 
     Args:
-        clients_per_round: How many clients to choose each round (m).
+        clients_per_round: Number of clients to select each round (m).
         seed: Seed of the generator that breaks ties.
 
     References:
@@ -179,6 +184,7 @@ class LocalAccuracy(Selector):
     """
 
     name: ClassVar[str] = "local-accuracy"
+    citations: ClassVar[tuple[str, ...]] = (XIA,)
     asks: ClassVar[frozenset[str]] = frozenset({"local_accuracy"})
     # An unknown accuracy is 2, above every other.
     client_state: ClassVar[dict[str, float | int]] = {"_accuracy": 2.0}

@@ -1,4 +1,4 @@
-"""BSFL: fast clients, each as often as its data deserve (Ben Ami et al.)."""
+"""BSFL: selects fast clients, but each as often as its data deserve (Ben Ami et al.)."""
 
 from __future__ import annotations
 
@@ -23,20 +23,24 @@ from fedsel_flwr.checks import (
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors.base import Selector
 from fedsel_flwr.selectors.bsfl_solvers import anneal, maximize
+from fedsel_flwr.selectors.citations import BEN_AMI
 from fedsel_flwr.selectors.round_report import RoundReport
 
 __all__ = ["BSFL", "maximize"]
 
 TINY = 1e-300
-"""Replaces a sum of weights that are all zero; then no client's target is above 0."""
+"""Replaces a sum of weights of 0, so that every target is 0."""
 SHORTEST = 1e-6
-"""Least latency under "auto", seconds, so that 1 / tau_k stays finite."""
+"""Smallest latency under "auto", seconds, so that 1 / tau_k is finite."""
 FAST = 0.1
-"""Share of the clients whose mean latency may lie below tau_min, under "auto"."""
+"""Share of the clients whose mean latency may be below tau_min, under "auto"."""
 
 
 class BSFL(Selector):
-    """Maximizes the slowest member's optimistic speed plus the set's mean generalization value.
+    """Selects fast clients, but each as often as its data deserve.
+
+    The selected set maximizes the optimistic speed of its slowest member plus alpha times its mean generalization
+    value (13). The generalization value of a client is positive while its share is below its target, else negative.
 
     ===============  =====================  ==========================================================
     paper            here                   meaning
@@ -46,46 +50,46 @@ class BSFL(Selector):
     mu-bar_k         ``_mean``, ``_speeds`` mean observed speed tau_min / tau_k
     c_k              ``_plays``             rounds in which client k was selected and observed
     d_k              ``data_weights``       quality times number of examples
-    g_k              ``_generalization``    how far client k's share lies below its target
+    g_k              ``_generalization``    distance of client k's share below its target
     ===============  =====================  ==========================================================
 
-    ``docs/papers/ben-ami.md`` has the idea and every equation; :class:`fedsel_flwr.strategies.BSFL` is the strategy.
+    ``docs/papers/ben-ami.md`` explains every equation. :class:`fedsel_flwr.strategies.BSFL` is the strategy.
 
     Deviations:
-        * (13) is called exponential and annealed in the paper. The default,
-          :func:`~fedsel_flwr.selectors.bsfl_solvers.maximize`, solves it exactly in O(K log K); the paper's two
-          solvers are in the same file.
-        * A selected client that fails counts as a play at the speed of its reported latency, tau_max.
-        * Speeds are cut at 1, as measured latencies may undercut ``min_latency``.
-        * ``min_latency="auto"`` takes for tau_min the lower tenth percentile of the clients' mean latencies, over the
-          plays that completed. It contains the training of fast clients and the server's polling. A play counts as at
-          least the tau_min of its round. The fastest play of a client counts as at least the present tau_min, so that
-          one implausibly fast play does not count for ever. The mean is that of 1 / tau_k. It is multiplied by the
-          present tau_min at each choice.
-        * ``exploration`` scales the radius of (12); the print has 1. With m = 25 of 500 clients the radius is 4.5 after
-          six plays of every client, while speeds lie below 1: a smaller factor leaves exploration earlier.
-        * The annealing solvers take the range of the finite bounds plus alpha times that of g for Delta_max (14), and a
-          finite bound above all others for an infinite one.
-        * (4) sums d over the registered clients, as (3) counts them.
-        * With ``data_weights`` the opening is decided by g, not by the generator: among clients never observed, whose
-          bounds are all infinite, those of the largest weights go first. Only clients equal in bound and g are drawn.
-        * The rounds of a common warm-up are plays, in the bounds and in g. Clients that missed them come first.
-        * (17) prints the sum inside the minimum; it is the same number.
+        * The paper calls (13) exponential and uses annealing. The default,
+          :func:`~fedsel_flwr.selectors.bsfl_solvers.maximize`, solves it exactly in O(K log K). The same file has the
+          paper's two solvers.
+        * A failed client counts as a play at the speed of its reported latency, tau_max.
+        * Speeds are cut at 1, because measured latencies may be below ``min_latency``.
+        * ``min_latency="auto"`` sets tau_min to the lower tenth percentile of the clients' mean latencies, over the
+          completed plays. It includes the training of fast clients and the server's polling. The mean of 1 / tau_k is
+          stored, and multiplied by the current tau_min at each selection.
+        * Under "auto" a play counts as at least the tau_min of its round. The fastest play of a client counts as at
+          least the current tau_min, so that one implausibly fast play does not count permanently.
+        * ``exploration`` is a factor of the radius in (12); the paper's is 1. With m = 25 of 500 clients the radius is
+          4.5 after six plays of every client, and speeds are below 1. A smaller factor ends exploration earlier.
+        * In the annealing solvers, the range of the finite bounds plus alpha times the range of g replaces Delta_max
+          (14). One finite bound above all others replaces the infinite bounds.
+        * (4) sums d over the registered clients, and (3) counts the same clients.
+        * With ``data_weights``, g and not the generator decides the opening. Clients without a play all have infinite
+          bounds, so those with the largest weights come first. Draws decide only between equal bounds and equal g.
+        * The rounds of a common warm-up are plays, in the bounds and in g. Clients that missed the warm-up come first.
+        * (17) has the sum inside the minimum in the paper; it is the same number.
 
     Args:
         clients_per_round: m.
-        min_latency: tau_min, seconds; "auto" takes what fast clients need, :attr:`min_latency_now`.
-        alpha: Weight of the generalization term; 0 looks at speed alone.
+        min_latency: tau_min, seconds; "auto" uses the latency of fast clients, :attr:`min_latency_now`.
+        alpha: Weight of the generalization term; 0 uses the speed alone.
         beta: Exponent of g_k, a natural number.
-        data_weights: d_k of (4) by client index, an array or a mapping of any positive scale (a mapping may grow with
-            the fleet); None for the i.i.d. balanced target m/K of (3).
+        data_weights: d_k of (4) by client index, an array or a mapping of any positive scale. A mapping may grow with
+            the fleet. None uses the target m/K of (3), for balanced i.i.d. data.
         solver: "exact", or the paper's "alsa" or "annealing".
         solver_steps: Steps of the annealing solvers in each round.
-        exploration: Factor of the confidence radius, at least 0; 1 is the print, 0 takes the mean speeds.
+        exploration: Factor of the confidence radius, at least 0; 1 is the paper's, 0 uses the mean speeds alone.
         seed: Seed of the generator that breaks ties and anneals.
 
     Raises:
-        ParameterError: A parameter out of range, or a client that ``data_weights`` does not cover.
+        ParameterError: A parameter is out of range, or ``data_weights`` does not cover a client.
 
     References:
         D. Ben Ami, K. Cohen, Q. Zhao, Client selection for generalization in accelerated federated learning: a
@@ -101,6 +105,7 @@ class BSFL(Selector):
     """
 
     name: ClassVar[str] = "bsfl"
+    citations: ClassVar[tuple[str, ...]] = (BEN_AMI,)
     needs: ClassVar[frozenset[str]] = frozenset({"latency"})
     by_client: ClassVar[frozenset[str]] = frozenset({"data_weights"})
     client_state: ClassVar[dict[str, float | int]] = {
@@ -109,10 +114,10 @@ class BSFL(Selector):
 
     _plays: IntArray
     _mean: FloatArray
-    # The fastest play that completed, as it counted; 0 without one.
+    # Latency of the fastest completed play, as it counted; 0 without one.
     _fastest: FloatArray
     _completed: IntArray
-    # Mean over the plays that completed.
+    # Mean latency over the completed plays.
     _latency: FloatArray
     _weight: FloatArray
 
@@ -142,7 +147,7 @@ class BSFL(Selector):
     def min_latency_now(self) -> float:
         """tau_min, seconds: ``min_latency``, or under "auto" the lower tenth percentile of the clients' mean latencies.
 
-        Only completed plays of clients that were not forgotten count; infinite before the first.
+        Only completed plays of clients that were not forgotten count. The value is infinite before the first play.
         """
         if not isinstance(self.min_latency, str):
             return self.min_latency
@@ -150,7 +155,7 @@ class BSFL(Selector):
         return max(SHORTEST, float(np.quantile(latency, FAST, method="lower"))) if latency.size else np.inf
 
     def _select(self, available: IntArray) -> IntArray:
-        # The exact solver is deterministic: the permutation breaks ties among clients equal in bound and g.
+        # The exact solver is deterministic, so the permutation breaks ties between clients with equal bound and g.
         shuffled = self._generator.permutation(available)
         ucb, g, m = self._bounds()[shuffled], self._generalization()[shuffled], self.asked_per_round
         if self.solver == "exact":
@@ -166,7 +171,7 @@ class BSFL(Selector):
         self._completed[k] += done
         change = (report.latency[done] - self._latency[k[done]]) / self._completed[k[done]]
         self._latency[k[done]] += change
-        # After this round's latencies: the first completed play already sets tau_min.
+        # Computed after this round's latencies, so that the first completed play already sets tau_min.
         shortest = self.min_latency_now
         latency = np.maximum(report.latency, shortest if np.isfinite(shortest) else SHORTEST)
         unit = 1.0 if isinstance(self.min_latency, str) else self.min_latency
@@ -177,18 +182,18 @@ class BSFL(Selector):
         self._fastest[k[faster]] = latency[faster]
 
     def _speeds(self, played: BoolArray) -> FloatArray:
-        """Return mu-bar of the clients that were observed."""
+        """Return mu-bar of the clients with a play."""
         if self.min_latency != AUTO:
             return self._mean[played]
         shortest, fastest = self.min_latency_now, self._fastest[played]
-        # The mean is corrected as if the fastest play had taken tau_min: a play far too fast must not count for ever.
+        # Corrects the mean as if the fastest play had taken tau_min: an implausible play must not count permanently.
         with np.errstate(divide="ignore"):
             excess = np.where(fastest > 0.0, np.maximum(1.0 / fastest - 1.0 / shortest, 0.0), 0.0)
         mean = self._mean[played] - excess / self._plays[played]
         return np.asarray(np.minimum(shortest * mean, 1.0))  # (11), at the present tau_min
 
     def _bounds(self) -> FloatArray:
-        """Return ucb(k, t - 1), infinite for clients never observed."""
+        """Return ucb(k, t - 1), infinite for clients without a play."""
         t = max(self.round - 1, 1)
         played = self._plays > 0
         bound = np.full(played.shape, np.inf)

@@ -16,27 +16,28 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors._draws import top
 
 KINDS = ("alsa", "annealing")
-"""The paper's two methods, which differ in the neighbours of a set."""
+"""The paper's two methods; they differ in the neighbours of a set."""
 SLICE = 4096
-"""Clients that the sweep takes in at a time."""
+"""Number of clients that the sweep processes at a time."""
 
 
 def maximize(ucb: FloatArray, generalization: FloatArray, clients_per_round: int, alpha: float) -> IntArray:
     """Solve (13) exactly: the set S of m clients with the largest min ucb + (alpha / m) sum of g over S.
 
-    With the clients sorted by falling ucb, the best set whose slowest member is the i-th consists of the m largest g
-    among the first i. One sweep with a heap of m visits every i in O(K log K). Deterministic: among equal sets, the
-    one with the larger smallest ucb, then members of larger ucb, then the order of the input. Among sets of infinite
-    value the one of larger g.
+    Sort the clients by falling ucb. The best set whose slowest member is client i holds the m largest g among the first
+    i clients. One sweep with a heap of size m visits every i, in O(K log K).
+
+    The result is deterministic. Among equal sets, the one with the larger smallest ucb wins, then the one whose members
+    have larger ucb, then the order of the input. Among sets of infinite value, the one with the larger sum of g wins.
 
     Args:
-        ucb: Optimistic speeds, shape (K,); +inf for clients never observed.
+        ucb: Optimistic speeds, shape (K,); +inf for clients without a play.
         generalization: g_k, shape (K,), finite.
-        clients_per_round: m; with m >= K the answer is all K clients.
+        clients_per_round: m; for m >= K the result is all K clients.
         alpha: Weight of the generalization term, at least 0.
 
     Returns:
-        Indices of the chosen clients, ascending, shape (min(m, K),).
+        Indices of the selected clients, ascending, shape (min(m, K),).
 
     Raises:
         ParameterError: Shapes differ, ``ucb`` holds NaN or -inf, ``generalization`` is not finite, m < 1, alpha < 0.
@@ -56,7 +57,7 @@ def maximize(ucb: FloatArray, generalization: FloatArray, clients_per_round: int
     ucb, _ = finite_bounds(ucb, g, alpha)
     sweep = _Sweep(ucb, g, m, alpha / m)
     end, length = m, max(4 * m, SLICE)
-    # The sweep mostly ends early, and sorting all K clients would take longer than everything else.
+    # The sweep usually ends early, and sorting all K clients would take longer than the rest.
     order = top(ucb, length)
     sweep.start(order)
     while end < len(ucb) and not sweep.finished(float(ucb[order[end - 1]])):
@@ -70,7 +71,7 @@ def maximize(ucb: FloatArray, generalization: FloatArray, clients_per_round: int
 
 
 class _Sweep:
-    """The best set among the fastest i clients, for growing i.
+    """Sweep that finds the best set among the fastest i clients, for growing i.
 
     Args:
         ucb: Bounds, finite.
@@ -79,7 +80,7 @@ class _Sweep:
         scale: alpha / m.
 
     Attributes:
-        best_end: The i of the best set so far.
+        best_end: The value of i of the best set so far.
     """
 
     def __init__(self, ucb: FloatArray, g: FloatArray, m: int, scale: float) -> None:
@@ -87,14 +88,14 @@ class _Sweep:
         largest, fastest = float(np.abs(g).max()), float(np.abs(ucb).max())
         # No set has a larger sum of g.
         self._most: float = sum(np.partition(g, len(g) - m)[len(g) - m :].tolist())
-        # A bound on the rounding error of a value: the running sum of g adds 2 K + m numbers at most. Without it the
-        # sweep might end before the best set.
+        # Bound on the rounding error of a value: the running sum of g adds at most 2 K + m numbers. Without this bound
+        # the sweep might end before the best set.
         additions = 2.0 * len(g) + m
         self._rounding = 2.0**-50 * (scale * additions * (m + 2.0) * largest + fastest)
 
     def start(self, order: IntArray) -> None:
-        """Take in the m fastest clients; ``order`` holds indices from fast to slow, at least m of them."""
-        # The m largest g so far, the smallest on top.
+        """Process the m fastest clients; ``order`` holds at least m indices, from fast to slow."""
+        # The m largest g so far, with the smallest on top.
         self._heap: list[float] = self._g[order[: self._m]].tolist()
         self._total: float = sum(self._heap)
         heapify(self._heap)
@@ -102,13 +103,13 @@ class _Sweep:
         self.best_end = self._m
 
     def finished(self, speed: float) -> bool:
-        """Return whether no set with a client as slow as ``speed`` can beat the best so far."""
+        """Return whether no set with a client as slow as ``speed`` can exceed the best set so far."""
         return speed + self._scale * self._most + self._rounding <= self._best  # (13)
 
     def advance(self, order: IntArray, start: int, end: int) -> None:
-        """Take in the clients from ``start`` to ``end`` of ``order``."""
+        """Process the clients from ``start`` to ``end`` of ``order``."""
         values = self._g[order[start:end]]
-        # Only these can enter the heap, whose smallest value never falls.
+        # Only these can enter the heap, because its smallest value never falls.
         better = np.flatnonzero(values > self._heap[0])
         for i, value, speed in zip(
             better.tolist(), values[better].tolist(), self._ucb[order[start + better]].tolist(), strict=True
@@ -130,10 +131,10 @@ def anneal(
     steps: int,
     generator: np.random.Generator,
 ) -> tuple[IntArray, FloatArray]:
-    """Search for a set of large energy (17), from a random set on.
+    """Search for a set of large energy (17) by simulated annealing, from a random set.
 
     Args:
-        ucb: Optimistic speeds, shape (K,); +inf for clients never observed.
+        ucb: Optimistic speeds, shape (K,); +inf for clients without a play.
         generalization: g_k, shape (K,), finite.
         clients_per_round: m.
         alpha: Weight of the generalization term.
@@ -142,23 +143,23 @@ def anneal(
         generator: Generator of the first state, the neighbours and the acceptances.
 
     Deviations:
-        * The range of the finite bounds plus alpha times that of g stands in for Delta_max (14), and a finite bound
-          above all others for an infinite one. While a bound is infinite, Theorem 2's condition is not guaranteed.
-        * (17) prints the sum inside the minimum; it is the same number.
+        * The range of the finite bounds plus alpha times the range of g replaces Delta_max (14). One finite bound above
+          all others replaces the infinite bounds. While a bound is infinite, Theorem 2's condition is not guaranteed.
+        * (17) has the sum inside the minimum in the paper; it is the same number.
 
     Returns:
-        The last state, ascending, shape (min(m, K),), and the energy after each step, shape (steps + 1,), the first
-        state's at index 0.
+        The last state, ascending, shape (min(m, K),), and the energies, shape (steps + 1,). Index 0 holds the energy of
+        the first state, index i that after step i.
 
     Raises:
-        ParameterError: A parameter is out of its range, or an array of the wrong shape.
+        ParameterError: A parameter is out of range, or an array has the wrong shape.
 
     References:
         Ben Ami et al., section V-A, equations (16) to (18), and V-B, equation (19).
 
     >>> speeds, values = np.array([0.9, 0.8, 0.1, 0.5]), np.array([0.0, -0.1, 0.9, 0.2])
     >>> _, energies = anneal(speeds, values, 2, 1.0, kind="alsa", steps=50, generator=np.random.default_rng(0))
-    >>> round(float(energies.max()), 2)  # of the set {0, 1}: 0.8 + (0.0 - 0.1) / 2
+    >>> round(float(energies.max()), 2)  # set {0, 1}: 0.8 + (0.0 - 0.1) / 2
     0.75
     """
     m, alpha = whole("clients_per_round", clients_per_round, 1), real("alpha", alpha, at_least=0.0)
@@ -189,13 +190,13 @@ def anneal(
 
 
 class _Swaps(NamedTuple):
-    """The neighbours of a state as two products: ``free`` x ``outside`` and ``staying`` x ``entering``.
+    """Neighbours of a state as two products: ``free`` x ``outside`` and ``staying`` x ``entering``.
 
     Attributes:
-        free: Members that may leave for any client outside.
-        staying: The other members, which leave for a client of ``entering`` only.
+        free: Members that any client outside may replace.
+        staying: The other members, which only a client of ``entering`` may replace.
         outside: Clients outside the state.
-        entering: Clients outside for which any member may leave.
+        entering: Clients outside that may replace any member.
     """
 
     free: IntArray
@@ -205,7 +206,7 @@ class _Swaps(NamedTuple):
 
 
 def _swaps(member: BoolArray, ucb: FloatArray, g: FloatArray, kind: str) -> _Swaps:
-    """Return the neighbours of the state whose members are marked."""
+    """Return the neighbours of the state with the marked members."""
     inside, outside = np.flatnonzero(member), np.flatnonzero(~member)
     if kind == "annealing":
         return _Swaps(inside, inside[:0], outside, outside[:0])  # (18)
@@ -216,8 +217,8 @@ def _swaps(member: BoolArray, ucb: FloatArray, g: FloatArray, kind: str) -> _Swa
 
 
 def _draw_neighbour(swaps: _Swaps, generator: np.random.Generator) -> tuple[int, int]:
-    """Return a neighbour, drawn uniformly: the member that leaves and the client that enters."""
-    # One number selects among all pairs, so that the products need not be listed.
+    """Draw a neighbour uniformly, and return the member that leaves and the client that enters."""
+    # One number selects one of all pairs, so that the products need no list.
     first = swaps.free.size * swaps.outside.size
     choice = int(generator.integers(first + swaps.staying.size * swaps.entering.size))
     if choice < first:
@@ -228,7 +229,7 @@ def _draw_neighbour(swaps: _Swaps, generator: np.random.Generator) -> tuple[int,
 
 
 def _energy(ucb: FloatArray, g: FloatArray, m: int, alpha: float) -> float:
-    """Return the energy (17) of the set with these bounds and values; m may exceed its size."""
+    """Return the energy (17) of the set with these bounds and values; m may exceed the size of the set."""
     return float(ucb.min() + alpha / m * g.sum())  # (17)
 
 
@@ -244,16 +245,17 @@ def _checked_instance(ucb: FloatArray, generalization: FloatArray) -> tuple[Floa
 
 
 def finite_bounds(ucb: FloatArray, g: FloatArray, alpha: float) -> tuple[FloatArray, float]:
-    """Replace infinite bounds by one finite bound, so large that the order of any two sets stays.
+    """Replace infinite bounds by one finite bound that is large enough to keep the order of any two sets.
 
     Args:
-        ucb: Bounds, shape (K,), K >= 1, some perhaps +inf.
+        ucb: Bounds, shape (K,), K >= 1; may hold +inf.
         g: Generalization values, shape (K,).
         alpha: Weight of the generalization term.
 
     Returns:
-        The bounds; and the range of the finite bounds + alpha times the range of ``g``, in place of Delta_max (14),
-        which needs the true means. No two sets of finite bounds differ by more; sets with a replaced bound may.
+        The bounds, and the range of the finite bounds + alpha times the range of ``g``. This number replaces Delta_max
+        (14), which needs the true means. No two sets of finite bounds differ by more, but sets with a replaced bound
+        may.
     """
     finite = ucb[np.isfinite(ucb)]
     spread = float((np.ptp(finite) if finite.size else 0.0) + alpha * np.ptp(g))  # stands in for Delta_max (14)

@@ -1,9 +1,9 @@
-"""Our own selectors, a line each: with its file and its line here a new one runs (CONTRIBUTING.md has the other steps).
+"""List of our selectors: a new selector needs a file and a line here (CONTRIBUTING.md has the other steps).
 
-Names, parameters, the exports of :mod:`fedsel_flwr.selectors` and the tests' lists follow from these lines.
+The names, the parameters, the exports of :mod:`fedsel_flwr.selectors` and the lists of the tests follow from this file.
 """
 
-# "as" exports a class for type checkers too.
+# With "as", type checkers see the class as exported.
 from fedsel_flwr.selectors.active_fl import ActiveFL as ActiveFL
 from fedsel_flwr.selectors.baselines import LocalAccuracy as LocalAccuracy
 from fedsel_flwr.selectors.baselines import Random as Random

@@ -1,9 +1,9 @@
-"""The table of columns: the numbers that selectors may read, their sources and their ranges.
+"""Table of columns: the numbers that selectors may read, with their sources and ranges.
 
-Selectors, reports, probes, strategies and clients share a column's name. To add one, add a row to :data:`COLUMNS`.
-A ``"reply"`` column then travels from the client's metrics, or from its answer to a probe, to the selector. A recorded
-one is also read of every reply and entered into the history, with its files. The classes that hold columns derive from
-the table (:func:`with_fields`).
+Selectors, reports, probes, strategies and clients share a column's name. To add a column, add a row to :data:`COLUMNS`.
+A ``"reply"`` column then reaches the selector from the client's metrics, or from its answer to a probe. A recorded
+column is also read from every reply and written to the history and its files. The classes that hold columns derive
+from the table (:func:`with_fields`).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ FedCA's filter."""
 Shape = Literal["number", "flag", "vector", "scalar"]
 """A number, a boolean or a vector per client, or one number per round."""
 ROUNDING = 1e-9
-"""Tolerance of a range: a mean of fractions may come out as 1.0000000000000002."""
+"""Tolerance of a range, because a mean of fractions may be 1.0000000000000002."""
 LARGEST = 1e30
 """Largest magnitude of a reported number, so that products and sums over a run stay finite."""
 MOST_EXAMPLES = 2.0**53
-"""Largest number of examples: above it a float is no longer exact."""
+"""Largest number of examples; above it a float is not exact."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,19 +37,19 @@ class Column:
     """A row of the table.
 
     Attributes:
-        name: The column's name in ``needs``, reports and ``inform``.
-        source: Its source.
-        meaning: Its meaning, with the unit.
-        key: Its name in the client's metrics and in the history; empty: the column's name.
+        name: Name in ``needs``, reports and ``inform``.
+        source: Source of the values.
+        meaning: Meaning, with the unit.
+        key: Name in the client's metrics and in the history; empty for the column's name.
         shape: Number, boolean or vector per client, or one number per round.
-        low: Least value.
+        low: Smallest value.
         high: Largest value.
         reported: Whether :class:`~fedsel_flwr.selectors.round_report.RoundReport` carries it after a round.
         informed: Whether ``Selector.inform`` takes it before a choice.
         probed: Whether a probe may ask clients for it at the current global model.
         validated: Whether the server needs a validation set to measure it.
         per_update: Whether it is computed from the clients' individual updates.
-        recorded: Whether it is read of every reply, needed or not, and the history records it; for numbers alone.
+        recorded: Whether it is read from every reply, needed or not, and recorded in the history; only for numbers.
     """
 
     name: str
@@ -72,13 +72,14 @@ class Column:
         object.__setattr__(self, "key", self.key or self.name)
 
     def admits(self, values: FloatArray | float) -> bool:
-        """Return whether all ``values`` lie in the column's range, within rounding.
+        """Return whether all ``values`` are in the column's range, up to rounding.
 
-        NaN (missing) passes. An infinity passes if the range limits only the magnitude: its meaning is the reader's.
+        NaN (missing) passes. An infinity passes if the range limits only the magnitude; the selector decides its
+        meaning.
         """
         low = -math.inf if self.low <= -LARGEST else self.low - ROUNDING
         high = math.inf if self.high >= MOST_EXAMPLES else self.high + ROUNDING
-        # One client's number: NumPy's calls would take longer than all else that is read of a reply.
+        # For the number of one client, NumPy's calls would take longer than the rest of reading a reply.
         if isinstance(values, float):
             return not (values < low or values > high or (math.isfinite(values) and self._too_large(values)))
         if bool(np.any(np.less(values, low) | np.greater(values, high))):
@@ -150,7 +151,7 @@ def columns_where(test: Callable[[Column], bool]) -> frozenset[str]:
 
 
 REPORTED = columns_where(lambda column: column.reported)
-"""Columns of a report, which a selector may need."""
+"""Columns of a report, which a selector may name in ``needs``."""
 INFORMED = columns_where(lambda column: column.informed)
 """Columns that ``inform`` takes."""
 PROBED = columns_where(lambda column: column.probed)
@@ -175,13 +176,14 @@ HolderType = TypeVar("HolderType", bound=type[Any])
 
 
 def with_fields(kind: str, defaults: Mapping[str, object]) -> Callable[[HolderType], HolderType]:
-    """Return a decorator that gives a frozen dataclass the fields of a table which it does not write out itself.
+    """Return a decorator that adds the missing fields of a table to a frozen dataclass.
 
-    So a class can declare today's columns with their types, and has those that are added to the table as well.
+    A class can thus declare the present columns with their types, and also has columns that are added to the table
+    later.
 
     Args:
-        kind: The type of these fields, as an annotation.
-        defaults: Name -> default value, of all fields that the class must have.
+        kind: Type of the added fields, as an annotation.
+        defaults: Default values, by name, of all fields that the class must have.
 
     >>> @with_fields("float", {"energy": 0.0, "battery": 1.0})
     ... @dataclass(frozen=True, kw_only=True)
@@ -200,7 +202,7 @@ def with_fields(kind: str, defaults: Mapping[str, object]) -> Callable[[HolderTy
         made: Any = make_dataclass(
             cls.__name__, lacking, bases=(cls,), frozen=True, kw_only=True, eq=cls.__dataclass_params__.eq
         )
-        # Under the name of the class it replaces: pickle looks it up there.
+        # Keeps the name of the replaced class, because pickle looks it up by name.
         for name, value in same.items():
             setattr(made, name, value)
         return made  # type: ignore[no-any-return]
@@ -209,16 +211,17 @@ def with_fields(kind: str, defaults: Mapping[str, object]) -> Callable[[HolderTy
 
 
 def check_columns(owner: str, what: str, names: object, allowed: frozenset[str]) -> frozenset[str]:
-    """Return names of columns as a set; refuse those that are not ``allowed``.
+    """Return names of columns as a set; refuse names that are not in ``allowed``.
 
     Args:
-        owner: Class that declares them, for the message.
-        what: Attribute that declares them, such as "needs".
+        owner: Class that declares the names, for the message.
+        what: Attribute that declares the names, such as "needs".
         names: A set, list or tuple of names.
         allowed: The known names.
 
     Raises:
-        ParameterError: ``names`` is no collection of names, or one of them is not allowed; names the nearest one.
+        ParameterError: ``names`` is not a collection of names, or holds an unknown name. The message has the nearest
+            known name.
 
     >>> sorted(check_columns("Mine", "needs", ["loss", "latency"], REPORTED))
     ['latency', 'loss']
@@ -242,11 +245,11 @@ def column_values(name: str, value: Any, num_rows: int) -> FloatArray:
 
     Args:
         name: A column of numbers or vectors.
-        value: Its values, shape (num_rows,), for vectors (num_rows, d); NaN if missing.
+        value: Values of shape (num_rows,), or (num_rows, d) for vectors; NaN if missing.
         num_rows: Number of clients.
 
     Raises:
-        ParameterError: The shape is wrong, or a number lies outside the column's range.
+        ParameterError: The shape is wrong, or a number is outside the column's range.
 
     >>> column_values("energy_score", [0.5, 2.5], 2)
     Traceback (most recent call last):

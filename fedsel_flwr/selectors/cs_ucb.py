@@ -1,4 +1,4 @@
-"""CS-UCB: the fastest clients, learned by an upper confidence bound (Xia et al.).
+"""CS-UCB: selects the fastest clients, learned by upper confidence bounds (Xia et al.).
 
 :class:`LatencyRewards` has the rewards of CS-UCB and CS-UCB-Q.
 
@@ -17,11 +17,12 @@ import numpy.typing as npt
 
 from fedsel_flwr.checks import FloatArray, IntArray, Seconds, real, seconds
 from fedsel_flwr.selectors.base import Selector
+from fedsel_flwr.selectors.citations import XIA
 from fedsel_flwr.selectors.round_report import RoundReport
 
 
 def latency_reward(report: RoundReport, max_latency: float) -> FloatArray:
-    """Return r_k, shape (n,): from 1 at latency 0 down to 0 at ``max_latency``; 0 if the client failed."""
+    """Return r_k, shape (n,): 1 at latency 0, falling to 0 at ``max_latency``; 0 if the client failed."""
     reward = 1.0 - np.minimum(report.latency, max_latency) / max_latency  # r_k, below (12)
     return np.where(report.completed, reward, 0.0)
 
@@ -29,15 +30,15 @@ def latency_reward(report: RoundReport, max_latency: float) -> FloatArray:
 class LatencyRewards(Selector):
     """Keeps the mean reward of each client.
 
-    The reward is affine in the latency. Under "auto" the state holds the mean latencies, a failed play as 0 s, and the
-    numbers of failed plays, from which the mean rewards follow at any tau_max. A failed play is then worth -1, as the
-    slowest play that completed is worth 0.
+    The reward is affine in the latency. Under "auto" the state holds each client's mean latency, with 0 s for a failed
+    play, and its number of failed plays. These two give the mean reward at any tau_max. A failed play then has reward
+    -1, because the slowest completed play has reward 0.
 
     Args:
-        clients_per_round: How many clients to choose each round.
-        max_latency: tau_max, seconds; "auto" takes :attr:`max_latency_now`.
-        exploration: Factor of the confidence radius, at least 0; the print has 1.
-        seed: Seed of the selector's own generator.
+        clients_per_round: Number of clients to select each round.
+        max_latency: tau_max, seconds; "auto" uses :attr:`max_latency_now`.
+        exploration: Factor of the confidence radius, at least 0; the paper's is 1.
+        seed: Seed of the selector's generator.
 
     Raises:
         ParameterError: ``clients_per_round`` < 1, ``exploration`` < 0, or ``max_latency`` neither above 0 nor "auto".
@@ -60,12 +61,12 @@ class LatencyRewards(Selector):
 
     @property
     def max_latency_now(self) -> float:
-        """tau_max, seconds: ``max_latency``, or under "auto" just above the slowest play that completed so far.
+        """tau_max, seconds: ``max_latency``, or under "auto" the next float above the slowest completed play.
 
-        Plays of forgotten clients do not count; nearly 0 before a client has completed.
+        Plays of forgotten clients do not count. The value is nearly 0 before the first completed play.
         """
         if isinstance(self.max_latency, str):
-            # The next float, so that the slowest play has a reward above 0 and nothing is divided by 0.
+            # The next float, so that the slowest play has a reward above 0 and no division is by 0.
             return float(np.nextafter(self._slowest.max(initial=0.0), np.inf))
         return self.max_latency
 
@@ -78,7 +79,7 @@ class LatencyRewards(Selector):
         self._slowest[k] = np.maximum(self._slowest[k], latency)
 
     def _rewards(self) -> FloatArray:
-        """Return y_k by index; 0 for clients never observed."""
+        """Return y_k by index; 0 for clients without a play."""
         if not isinstance(self.max_latency, str):
             return self._mean
         failed = self._failed / np.maximum(self._plays, 1)
@@ -87,10 +88,10 @@ class LatencyRewards(Selector):
 
 
 class CSUCB(LatencyRewards):
-    """Chooses the clients whose mean reward plus confidence radius is largest.
+    """Selects the fastest clients: those with the largest mean reward plus confidence radius.
 
     The reward of a client falls from 1 to 0 as its latency rises from 0 to ``max_latency``. The objective (18) is a
-    sum over the set, so the m largest bounds are its exact maximizer.
+    sum over the set, so the m clients with the largest bounds are its exact maximizer.
 
     ===========  ======================  ====================================================
     paper        here                    meaning
@@ -103,24 +104,24 @@ class CSUCB(LatencyRewards):
     ===========  ======================  ====================================================
 
     Deviations:
-        * (16) prints r_k(t - 1); the reward of round t itself enters the mean.
-        * A selected client that fails counts as a play with reward 0 (a failed client of section V-B has latency
-          tau_max), so that a dead client is not chosen for ever.
-        * ``max_latency="auto"`` takes for tau_max the float above the slowest completed play so far. Every reward, old
-          ones too, is at the present tau_max. A play that the strategy's longest wait cut off counts as that wait. A
-          failure is worth -1: at 0 it would equal the slowest play, which is only a slow client.
-        * ``exploration`` scales the radius of (18); the print has 1. With m = 25 of 500 clients the radius is 4.5 after
-          six plays of every client, while rewards lie below 1: a smaller factor leaves exploration earlier.
-        * Partial availability and newcomers ("modified CS-UCB" of section V-C): unplayed available clients first,
-          then (18). The random top-up of the last opening round holds while every registered client has been
-          available in every round.
-        * A common warm-up of all selectors takes the place of the opening rounds: its observations are plays, and
-          clients that were offline come first.
+        * (16) has r_k(t - 1) in the paper; here the reward of round t enters the mean.
+        * A failed client counts as a play with reward 0, because a failed client of section V-B has latency tau_max.
+          Otherwise a dead client would be selected in every round.
+        * ``max_latency="auto"`` sets tau_max to the next float above the slowest completed play so far. All rewards,
+          old ones included, use the current tau_max. A play that exceeds the strategy's longest wait counts as that
+          wait. A failure has reward -1: with 0 it would equal the slowest play, and that client is only slow.
+        * ``exploration`` is a factor of the radius in (18); the paper's is 1. With m = 25 of 500 clients the radius is
+          4.5 after six plays of every client, and rewards are below 1. A smaller factor ends exploration earlier.
+        * If clients are absent or new ("modified CS-UCB" of section V-C), available clients without a play come first,
+          then (18). The last opening round is filled up at random only if every registered client has been available
+          in every round.
+        * A common warm-up replaces the opening rounds. Its observations are plays, and clients that were offline come
+          first.
 
     Args:
         clients_per_round: m, the paper's N.
-        max_latency: tau_max, seconds; "auto" takes the slowest play seen, :attr:`max_latency_now`.
-        exploration: Factor of the confidence radius, at least 0; 1 is the print, 0 takes the best means.
+        max_latency: tau_max, seconds; "auto" uses the slowest completed play, :attr:`max_latency_now`.
+        exploration: Factor of the confidence radius, at least 0; 1 is the paper's, 0 compares the mean rewards alone.
         seed: Seed of the generator that breaks ties and orders the opening rounds.
 
     Raises:
@@ -141,6 +142,7 @@ class CSUCB(LatencyRewards):
     """
 
     name: ClassVar[str] = "cs-ucb"
+    citations: ClassVar[tuple[str, ...]] = (XIA,)
     scalar_state: ClassVar[tuple[str, ...]] = ("_ideal_fleet",)
 
     def __init__(
@@ -149,11 +151,11 @@ class CSUCB(LatencyRewards):
         super().__init__(
             clients_per_round=clients_per_round, max_latency=max_latency, exploration=exploration, seed=seed
         )
-        # K while all K clients were available in every round, 0 once one was not, -1 before the first round.
+        # K while all K clients were available in every round, 0 after the first absence, -1 before the first round.
         self._ideal_fleet = -1
 
     def _join(self, available: IntArray) -> None:
-        # The warm-up stands for the opening rounds.
+        # The warm-up replaces the opening rounds.
         self._ideal_fleet = 0
 
     def _select(self, available: IntArray) -> IntArray:

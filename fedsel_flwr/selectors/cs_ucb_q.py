@@ -1,4 +1,4 @@
-"""CS-UCB-Q: fast clients under a fairness constraint, kept by virtual queues (Xia et al.)."""
+"""CS-UCB-Q: selects fast clients under a fairness constraint, with virtual queues (Xia et al.)."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ import numpy.typing as npt
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, Seconds, by_client, lookup, real
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors._draws import imputed_sizes
+from fedsel_flwr.selectors.citations import XIA
 from fedsel_flwr.selectors.cs_ucb import LatencyRewards
 from fedsel_flwr.selectors.round_report import RoundReport
 
 BELOW_ONE = float(np.nextafter(1.0, 0.0))
-"""Cap of the fairness from data sizes, whose range is [0, 1)."""
+"""Upper limit of the fairness from data sizes, whose range is [0, 1)."""
 
 
 class CSUCBQ(LatencyRewards):
-    """Chooses by a mix of optimistic reward and the client's deficit against its fair share.
+    """Selects fast clients under a fairness constraint: by optimistic reward plus deficit against the fair share.
 
     ===========  ======================  ==============================================================
     paper        here                    meaning
     ===========  ======================  ==============================================================
     N            ``clients_per_round``   clients per round (wireless channels)
     tau_max      ``max_latency``         longest wait for a client, seconds
-    c_k          ``fairness``            least fraction of the rounds in which client k takes part
+    c_k          ``fairness``            smallest fraction of the rounds for client k
     beta         ``queue_weight``        weight of the queues against the rewards
     y_k          ``_rewards``            mean observed reward of client k
     z_k          ``_plays``              rounds in which client k was selected and observed
@@ -35,26 +36,26 @@ class CSUCBQ(LatencyRewards):
     ===========  ======================  ==============================================================
 
     Deviations:
-        * (16) prints r_k(t - 1); the reward of round t itself enters the mean.
-        * Selected clients that fail count as a play with reward 0, and as served (b_k = 1).
+        * (16) has r_k(t - 1) in the paper; here the reward of round t enters the mean.
+        * A failed client counts as a play with reward 0, and as served (b_k = 1).
         * ``max_latency="auto"``: as in :class:`~fedsel_flwr.selectors.CSUCB`.
-        * ``exploration`` scales the radius of (26); the print has 1.
-        * A newcomer's queue starts at 0 in its first round. A choice that is never observed serves no client.
-        * The fairness from data sizes, phi m s_k / sum(s) (section II-C with c_min at its lower limit; V-C), is capped
-          below 1.
-        * If new data sizes change c_k, (27) takes the value at the beginning of the round.
-        * c_k = 1 and phi = 1 are allowed; the print has [0, 1).
-        * The rounds of a common warm-up serve every client asked (b_k = 1), and are plays.
+        * ``exploration`` is a factor of the radius in (26); the paper's is 1.
+        * The queue of a new client starts at 0 in its first round. A selection that is never observed serves no client.
+        * The fairness from data sizes is phi m s_k / sum(s), capped below 1 (section II-C with c_min at its lower
+          limit, and V-C).
+        * If new data sizes change c_k, (27) uses the value at the beginning of the round.
+        * c_k = 1 and phi = 1 are allowed; the paper has [0, 1).
+        * In a common warm-up every round is a play of all selected clients, and serves them (b_k = 1).
 
     Args:
         clients_per_round: m, the paper's N.
-        max_latency: tau_max, seconds; "auto" takes the slowest play seen, :attr:`max_latency_now`.
-        fairness: c by client index, each in [0, 1], an array or a mapping (which may grow with the fleet); None takes
-            it from the data sizes that ``inform(clients, num_examples=...)`` brings (a client of unknown size counts as
-            one of average size).
+        max_latency: tau_max, seconds; "auto" uses the slowest completed play, :attr:`max_latency_now`.
+        fairness: c by client index, each in [0, 1], as an array or a mapping. A mapping may grow with the fleet. None
+            computes c from the data sizes of ``inform(clients, num_examples=...)``. A client of unknown size then
+            counts as a client of average size.
         fairness_scale: phi, in [0, 1], used only if ``fairness`` is None.
         queue_weight: beta, in [0, 1]; the regret is sub-linear for beta of at most 1 / sqrt(T).
-        exploration: Factor of the confidence radius, at least 0; 1 is the print, 0 takes the means as they are.
+        exploration: Factor of the confidence radius, at least 0; 1 is the paper's, 0 uses the mean rewards alone.
         seed: Seed of the generator that breaks ties.
 
     Raises:
@@ -69,11 +70,12 @@ class CSUCBQ(LatencyRewards):
     >>> for _ in range(100):
     ...     chosen = selector.select(np.arange(2))
     ...     selector.observe(RoundReport(clients=chosen, completed=[True], latency=0.5 + 4.0 * chosen))
-    >>> selector.state_dict()["plays"].tolist()  # client 1 is slow, but gets its 40 % and more
+    >>> selector.state_dict()["plays"].tolist()  # client 1 is slow, but gets more than its 40 %
     [54, 46]
     """
 
     name: ClassVar[str] = "cs-ucb-q"
+    citations: ClassVar[tuple[str, ...]] = (XIA,)
     remembers: ClassVar[dict[str, str]] = {"num_examples": "_size"}
     by_client: ClassVar[frozenset[str]] = frozenset({"fairness"})
     client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {
@@ -118,7 +120,7 @@ class CSUCBQ(LatencyRewards):
         behind = np.maximum(self._queue + share - self._served, 0.0)  # (27)
         self._queue = np.where(self._registered & ~self._new, behind, 0.0)
         self._new[self._registered] = False
-        # Unless the round is observed, its choice serves no client.
+        # A selection serves its clients only when the round is observed.
         self._served[:] = False
 
     def _select(self, available: IntArray) -> IntArray:
@@ -139,10 +141,10 @@ class CSUCBQ(LatencyRewards):
             self._share[clients] = shares
 
     def _check_shares(self, shares: list[float]) -> None:
-        """Refuse a fairness that no sequence of choices can meet."""
+        """Refuse a fairness that no sequence of selections can meet."""
         if max(shares, default=0.0) > 1.0:
             raise ParameterError(f"every one of fairness must be at most 1, got {max(shares)}. Lower it")
-        # Shares such as 1/3 add up to a little more than they should.
+        # Rounding makes the sum of shares such as 1/3 slightly too large.
         if sum(shares) > self.clients_per_round * (1 + 1e-9):
             raise ParameterError(
                 f"fairness cannot be met: its sum is {sum(shares):.6g}, but only m = {self.clients_per_round} clients "
@@ -150,7 +152,7 @@ class CSUCBQ(LatencyRewards):
             )
 
     def _fairness(self) -> FloatArray:
-        """Return c, by index."""
+        """Return c by index."""
         if self.fairness is not None:
             return self._share
         size = np.where(self._registered, imputed_sizes(self._size, self._registered), 0.0)

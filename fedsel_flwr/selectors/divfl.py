@@ -1,4 +1,4 @@
-"""DivFL: clients whose gradients represent those of all clients, by facility location (Balakrishnan et al.)."""
+"""DivFL: select clients whose gradients represent those of all clients, by facility location (Balakrishnan et al.)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from fedsel_flwr.checks import FloatArray, IntArray, real, whole
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors._vectors import VectorSelector, projected
 from fedsel_flwr.selectors.base import Probe
+from fedsel_flwr.selectors.citations import BALAKRISHNAN
 from fedsel_flwr.selectors.round_report import RoundReport
 
 CHUNK = 256
-"""Numbers of each gradient that are compared at a time, so that they stay in the cache."""
+"""Numbers of each gradient that are compared at a time. They stay in the processor's cache."""
 BLOCK = 256
 """Clients whose distances to all others are computed at a time, which bounds the memory."""
 TIE = 1e-6
-"""Relative difference of sums that count as equal: mutually nearest clients often leave the same sum."""
+"""Relative difference of sums that count as equal, because mutually nearest clients often leave the same sum."""
 BATCH = 32
 """Candidates whose sums are computed at a time."""
 SLACK = 1e-9
@@ -28,7 +29,7 @@ SLACK = 1e-9
 
 
 class DivFL(VectorSelector):
-    """Chooses the clients whose gradients are near to those of all others, one after the other.
+    """Chooses clients one after the other, so that every client's gradient is close to a chosen one.
 
     ===================  ===================  ===================================================================
     paper                here                 meaning
@@ -39,37 +40,37 @@ class DivFL(VectorSelector):
     G(S)                 ``uncovered``        sum over all i of min over j in S of ||g_i - g_j||, (4)
     ===================  ===================  ===================================================================
 
-    Before the first choice every client is asked for its gradient; after that a gradient is as old as the client's last
+    Before the first choice a probe asks every client for its gradient. Later a gradient is as old as the client's last
     round, as in the paper's experiments. The greedy set has at least 1 - 1/e of the largest reduction of G. The search
-    is lazy: a candidate whose bound is too high is not summed again, and the choices are those of the plain greedy.
+    is lazy: a candidate whose bound is too high is not summed again. The choices are those of the plain greedy search.
 
-    With ``sketch_size`` s the server keeps s numbers of each gradient. Among n clients the squares of all distances are
-    within (1 - e, 1 + e) of the true ones with probability 0.95, where n (n - 1) exp(-s (e^2 / 4 - e^3 / 6)) = 0.05;
-    e is .24 for 100 clients and s = 1,024.
+    With ``sketch_size`` s the server keeps s numbers of each gradient. With probability 0.95, the squares of all
+    distances among n clients are within (1 - e, 1 + e) of the true ones. Here e solves
+    n (n - 1) exp(-s (e^2 / 4 - e^3 / 6)) = 0.05. It is .24 for 100 clients and s = 1,024.
 
     Deviations:
-        * Gradients are those of the whole local data at the received model, in place of the updates' differences.
-        * The first gradients come by a probe (one upload of the model's size, charged), in place of a round in which
-          all clients train. Newcomers are asked when they are first available. A client that sends none is asked three
-          times, and is chosen only if the others do not suffice.
-        * In a common warm-up of all selectors clients send the gradient with the update, and are not asked before.
+        * Gradients are those of the whole local data at the received model, instead of the updates' differences.
+        * The first gradients come by a probe, which is charged one upload of the model's size. In the paper they come
+          from a round in which all clients train. New clients are asked when they are first available. A client that
+          sends no gradient is asked three times, and is chosen only if the others do not suffice.
+        * In a common warm-up of all selectors clients send the gradient with the update, and no probe asks for it.
         * The sum is over all registered clients with a known gradient, available or not.
         * Ties among sums, to one in a million, are broken at random.
-        * A failed client keeps its gradient, so the same choice would repeat, with a dead client for ever. Strategies
-          exclude failing clients for a while (``cooldown="auto"``), which the paper does not.
+        * A failed client keeps its gradient. The selector alone would then repeat the same choice, and choose a dead
+          client for ever. Strategies exclude failing clients for some rounds (``cooldown="auto"``). The paper does not.
         * ``sketch_size`` and ``max_clients`` are ours: the distances take 8 clients^2 bytes.
 
     Args:
         clients_per_round: m.
-        epsilon: None compares all candidates in each step; a number in (0, 1) compares K/m ln(1/epsilon) random ones,
-            which costs ``epsilon`` of the guarantee in expectation (stochastic greedy).
-        sketch_size: Length of the stored projections; None stores whole gradients.
+        epsilon: None compares all candidates in each step. A number in (0, 1) compares K/m ln(1/epsilon) random ones.
+            This costs ``epsilon`` of the guarantee in expectation (stochastic greedy).
+        sketch_size: Length of the stored projections. None stores whole gradients.
         max_clients: Largest number of clients.
         seed: Seed of the generator of ties, candidates and signs.
 
     Raises:
-        ParameterError: A parameter is out of range; later, there are too many clients, or their distances do not fit
-            into the machine's memory.
+        ParameterError: A parameter is out of range. Later: there are more than ``max_clients`` clients, or their
+            distances do not fit into the machine's memory.
 
     References:
         R. Balakrishnan, T. Li, T. Zhou, N. Himayat, V. Smith, J. Bilmes, Diverse client selection for federated
@@ -87,6 +88,7 @@ class DivFL(VectorSelector):
     """
 
     name: ClassVar[str] = "divfl"
+    citations: ClassVar[tuple[str, ...]] = (BALAKRISHNAN,)
     needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
     asks: ClassVar[frozenset[str]] = frozenset({"gradient"})
     asks_failed_for_ever: ClassVar[bool] = True
@@ -108,7 +110,7 @@ class DivFL(VectorSelector):
         self.max_clients = whole("max_clients", max_clients, 1)
         # Seed of the random signs.
         self._signs = int(self._generator.integers(1 << 62))
-        # A cache of distances as of the last choice, which is not saved: it follows from the vectors.
+        # A cache of distances at the last choice. It is not saved, because it follows from the vectors.
         self._between: FloatArray = np.zeros((0, 0))
         # Clients whose gradient is newer than the cache.
         self._changed: set[int] = set()
@@ -126,7 +128,7 @@ class DivFL(VectorSelector):
         return np.concatenate([chosen, without_gradient])[: self.asked_per_round]
 
     def _greedy(self, candidates: IntArray) -> IntArray:
-        """Return up to m of the candidates, the greedy set."""
+        """Return the greedy set, up to m of the candidates."""
         covered = np.flatnonzero(self._known & self._registered)
         coverage = _Coverage(self._distances(), candidates, covered)
         left = np.ones(candidates.size, dtype=np.bool_)
@@ -145,7 +147,7 @@ class DivFL(VectorSelector):
         return np.sort(self._generator.permutation(left)[: max(1, size)])
 
     def _distances(self) -> FloatArray:
-        """Return ||g_i - g_j|| of all pairs, shape (K, K), not squared; only those of new gradients are computed."""
+        """Return ||g_i - g_j|| of all pairs, shape (K, K), not squared. Only those of new gradients are computed."""
         count, old = len(self._known), len(self._between)
         if old != count:
             kept = min(old, count)
@@ -192,7 +194,7 @@ class DivFL(VectorSelector):
     def _add_rows(self, clients: IntArray) -> None:
         rows = max(len(self._known), int(clients.max(initial=-1)) + 1)
         if rows > len(self._between):
-            # Refuses early: an allocation costs nothing until it is written to.
+            # Refuse early. An allocation costs nothing until it is written to.
             _distance_matrix(rows)
         super()._add_rows(clients)
 
@@ -201,7 +203,7 @@ class DivFL(VectorSelector):
         self._changed.difference_update(clients.tolist())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state; nothing changes if it does not fit."""
+        """Load a state. Nothing changes if the state does not fit."""
         super().load_state_dict(state)
         # The cache may hold distances of other vectors.
         self._changed = set(np.flatnonzero(self._known).tolist())
@@ -211,11 +213,11 @@ class _Coverage:
     """The uncovered distance of a growing set of clients, and the candidate that reduces it most.
 
     The reduction by a candidate falls as the set grows (submodularity). So its last computed reduction bounds the
-    present one, and candidates whose bound is too small are not summed again (lazy greedy).
+    present one. Candidates whose bound is too small are not summed again (lazy greedy).
 
     Args:
         distances: Distances of all pairs, shape (K, K).
-        candidates: Clients that may be chosen, shape (n,); earlier ones win ties.
+        candidates: Clients that may be chosen, shape (n,). Earlier ones win ties.
         covered: Clients that the sum covers.
     """
 
@@ -227,7 +229,7 @@ class _Coverage:
         self._most = np.full(candidates.size, np.inf)
 
     def best(self, places: IntArray) -> int:
-        """Return the first of ``places`` whose candidate leaves the least sum, within the tie tolerance."""
+        """Return the first of ``places`` whose candidate leaves the smallest sum, within the tie tolerance."""
         least = self._least(places)
         order = np.argsort(least)
         sums, smallest = np.full(places.size, np.inf), math.inf
@@ -252,7 +254,7 @@ class _Coverage:
         return np.where(looked_at, self._uncovered - np.where(looked_at, most, 0.0), -np.inf)
 
     def _sums_with(self, places: IntArray) -> FloatArray:
-        """Return the sum that each candidate at ``places`` leaves, with the clients chosen already."""
+        """Return the sum that each candidate at ``places`` leaves together with the clients already chosen."""
         rows = self._distances[np.ix_(self._candidates[places], self._covered)]
         sums: FloatArray = np.minimum(self._nearest, rows, out=rows).sum(axis=1)  # (4)
         if math.isfinite(self._uncovered):

@@ -1,4 +1,4 @@
-"""FedCM: clients whose models FedCA's filter keeps, by UCB or Thompson sampling (Kim et al.)."""
+"""FedCM: selects clients whose models FedCA's filter keeps, by UCB or Thompson sampling (Kim et al.)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import numpy as np
 
 from fedsel_flwr.checks import FloatArray, IntArray
 from fedsel_flwr.selectors.base import Selector
+from fedsel_flwr.selectors.citations import KIM
 from fedsel_flwr.selectors.round_report import RoundReport
 
 
 class FedCMUCB(Selector):
-    """Chooses the largest upper confidence bound of the probability that FedCA keeps a client's model.
+    """Selects the clients whose models FedCA most probably keeps, by upper confidence bounds.
 
     ============  ======================  ================================================
     paper         here                    meaning
@@ -23,19 +24,19 @@ class FedCMUCB(Selector):
     ============  ======================  ================================================
 
     Deviations:
-        * Algorithm 2 prints the refresh of the bound only for last round's clients; all are refreshed.
-        * Rounds are counted from 1. The print's t counts from 0 (Algorithm 1), so that its second sampling has
-          ln 1 = 0 in the bound, and its first ln 0; here they have ln 2 and ln 1.
-        * Line 4 as printed leaves out all clients that tie at the limit (in round 1 perhaps all); here
-          exactly m of the available clients are chosen, ties at random.
-        * "The random binomial distribution" of the first means (Appendix C) is taken as a fair coin.
+        * Algorithm 2 refreshes the bound only for the clients of the last round; here all bounds are refreshed.
+        * Rounds count from 1, so the first bound has ln 1 and the second ln 2. In Algorithm 1 t counts from 0, so the
+          first bound has ln 0 and the second ln 1 = 0.
+        * Line 4 leaves out all clients that tie at the limit, possibly all clients in round 1. Here exactly m available
+          clients are selected, with random ties.
+        * "The random binomial distribution" of the first means (Appendix C) is a fair coin here.
         * A failed client is not in S_opt, so its reward is 0.
-        * The rounds of a common warm-up are plays, as every model goes through the filter.
-        * The paper samples a ratio of the clients; here ``clients_per_round`` says how many.
+        * The rounds of a common warm-up are plays, because every model goes through the filter.
+        * The paper samples a ratio of the clients; here ``clients_per_round`` sets their number.
 
     Args:
         clients_per_round: m, the paper's SamplingRatio times |S|.
-        seed: Seed of the generator of initial means and ties.
+        seed: Seed of the generator of first means and ties.
 
     References:
         T. Kim et al., Accurate and fast federated learning via combinatorial multi-armed bandits, 2020, Algorithm 2.
@@ -50,6 +51,7 @@ class FedCMUCB(Selector):
     """
 
     name: ClassVar[str] = "fedcm-ucb"
+    citations: ClassVar[tuple[str, ...]] = (KIM,)
     needs: ClassVar[frozenset[str]] = frozenset({"kept"})
     paper_options: ClassVar[dict[str, str]] = {"filter": "loss", "averaging": "fedpdp"}  # (5)
     client_state: ClassVar[dict[str, float | int]] = {"_plays": 1, "_mean": 0.0}  # Appendix C
@@ -69,23 +71,23 @@ class FedCMUCB(Selector):
         self._plays[k] += 1  # Algorithm 2, line 2
 
     def _admit(self, clients: IntArray) -> None:
-        # Drawn when a client is registered, so that the draws do not depend on later choices.
+        # Drawn at the registration of a client, so that the draws do not depend on later selections.
         self._mean[clients] = self._generator.integers(0, 2, clients.size)  # Bernoulli(1/2), Appendix C
 
 
 class FedCMTS(Selector):
-    """Chooses the largest draws from Beta posteriors of the probability that FedCA keeps a client's model.
+    """Selects the clients whose models FedCA most probably keeps, by draws from Beta posteriors.
 
     ============  ======================  ================================================
     paper         here                    meaning
     ============  ======================  ================================================
     alpha_k       ``_successes``          1 + rounds in which client k's model was kept
-    beta_k        ``_failures``           1 + rounds in which it was not
+    beta_k        ``_failures``           1 + rounds in which it was not kept
     theta-hat_k   ``draw``                one draw per client and round
     ============  ======================  ================================================
 
-    Deviations: as :class:`FedCMUCB`; Algorithm 3 prints the draw only for last round's clients, all draw.
-    Its line 4 lacks the division by |S|.
+    Deviations: as for :class:`FedCMUCB`. Algorithm 3 draws only for the clients of the last round; here all
+    available clients draw. Line 4 of Algorithm 3 lacks the division by |S|.
 
     Args:
         clients_per_round: m.
@@ -104,6 +106,7 @@ class FedCMTS(Selector):
     """
 
     name: ClassVar[str] = "fedcm-ts"
+    citations: ClassVar[tuple[str, ...]] = (KIM,)
     needs: ClassVar[frozenset[str]] = frozenset({"kept"})
     paper_options: ClassVar[dict[str, str]] = {"filter": "loss", "averaging": "fedpdp"}  # (5)
     client_state: ClassVar[dict[str, float | int]] = {"_successes": 1, "_failures": 1}  # Beta(1, 1), Appendix C
@@ -114,7 +117,7 @@ class FedCMTS(Selector):
     def _select(self, available: IntArray) -> IntArray:
         draw = np.zeros(self._successes.shape)
         alpha, beta = self._successes[available], self._failures[available]
-        # Only available clients draw: the draws do not depend on how many others are registered.
+        # Only available clients draw, so the draws do not depend on the number of other registered clients.
         draw[available] = self._generator.beta(alpha, beta)  # Algorithm 3, line 3
         return self._largest(draw, available)  # Algorithm 3, line 4
 

@@ -1,7 +1,7 @@
-"""FedCor: clients whose training is expected to lower all clients' losses, by a Gaussian process (Tang et al.).
+"""FedCor: select clients whose training is expected to lower all losses, by a Gaussian process (Tang et al.).
 
-The covariance of the process is s^2 I + X^T X, which is never written out: X has D rows and a column for each of n
-clients. A fit costs O(T n D^2) time for T samples, a choice O(n D) for each client chosen; memory is O((T + D) n).
+The covariance of the process is s^2 I + X^T X. It is never written out. X has D rows and a column for each of n
+clients. A fit to T samples takes O(T n D^2) time, and a choice O(n D) for each chosen client. Memory is O((T + D) n).
 :class:`Evidence` is the likelihood of X, :class:`Posterior` the covariance during a choice.
 
 ============  =============  ====================================================
@@ -25,13 +25,14 @@ import numpy.typing as npt
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, one_of, real, whole
 from fedsel_flwr.selectors._draws import imputed_sizes
 from fedsel_flwr.selectors.base import Probe, Selector
+from fedsel_flwr.selectors.citations import TANG
 
 DIMENSION = 15
 """Numbers in a client's embedding."""
 NOISE = 0.01
 """Standard deviation of the noise of a loss change, nats."""
 WARMUP_STEPS, STEPS = 150, 100
-"""Steps of Adam in a round of the warm-up and after."""
+"""Steps of Adam in a round of the warm-up, and in a later round."""
 KEPT = 32
 """Largest number of stored samples of loss changes."""
 FITS = ("closed-form", "adam")
@@ -41,72 +42,73 @@ FIRST, SECOND, TINY = 0.9, 0.999, 1e-8
 EM_STEPS = 10
 """Steps of expectation-maximization, for samples with gaps."""
 RIDGE = 1e-12
-"""Share of a matrix's mean diagonal that is added to it, so that rounding never makes it singular."""
+"""Share of a matrix's mean diagonal that is added to the matrix, so that rounding never makes it singular."""
 EM_BLOCK = 4096
 """Clients per batched solve."""
 TINIEST = 1e-300
-"""Avoids a division by an empty sum."""
+"""Added to a sum that may be 0 and is a divisor."""
 LOG_2_PI = math.log(2.0 * math.pi)
 
 
 class FedCor(Selector):
-    """Learns how the clients' losses change together, and chooses those that lower the others' losses most.
+    """Learns how the clients' losses change together, and chooses clients that lower the others' losses most.
 
     ===============  =====================  ======================================================================
     paper            here                   meaning
     ===============  =====================  ======================================================================
     X                ``_embedding``         column k: client k's 15 numbers
-    Sigma            (nothing)              X^T X + 0.01^2 I, the prior covariance of loss changes; never written out
-    Delta l          ``_changes``           loss changes over a round of random clients, a sample each
+    Sigma            (nothing)              X^T X + 0.01^2 I, the prior covariance of loss changes, never written out
+    Delta l          ``_changes``           samples: loss changes over a round of random clients
     p_i              ``_size``              client i's share of the examples
     alpha_k, beta    ``_discount``, beta    discount of a client that was chosen, by beta each time
     gamma            ``gamma``              weight of a sample, to the power of its age in rounds
     Delta t          ``interval``           rounds between new samples
     ===============  =====================  ======================================================================
 
-    The warm-up and every ``interval``-th round after it choose at random; before such a round and before the next one
-    every available client is asked for its loss, and the difference is a sample.
+    The warm-up and every ``interval``-th round after it choose at random. Before such a round, and before the next one,
+    a probe asks every available client for its loss. The difference of the two losses is a sample.
 
-    The embeddings are those of the largest likelihood of all samples, each weighted by its age. For samples that hold
-    every client they have a closed form, so that a difference in the losses' last bits changes no choice.
+    The embeddings maximize the likelihood of all samples, each weighted by its age. For samples that hold every client,
+    they have a closed form. A difference in the last bits of the losses then changes no choice.
 
     Deviations:
-        * After the warm-up the paper takes a new sample by training random clients on a copy of the model, which is
-          thrown away; here that round itself is random and counts.
-        * A sample holds the clients that reported their loss before and after; its likelihood leaves the others out.
-          Then ten steps of expectation-maximization follow the closed form, in which gaps count as 0.
+        * After the warm-up the paper takes a new sample by training random clients on a copy of the model, and discards
+          the copy. Here that round itself is random and counts.
+        * A sample holds the clients that reported their loss before and after. Its likelihood leaves the others out. If
+          samples have gaps, ten steps of expectation-maximization follow the closed form, in which gaps count as 0.
         * A client without a sample is independent of all others (X_k = 0).
         * Covariances include all registered clients that are not chosen yet, available or not.
         * A client of unknown size counts as one of average size.
-        * The warm-up's samples need random clients. So it begins after a common warm-up of all selectors, in which no
-          client is asked for a loss and nothing is learned.
-        * Models are averaged without weights, as in the authors' code (commit d941083, ``average_weights``); the
+        * The samples of the warm-up need random clients. So the warm-up begins after a common warm-up of all selectors.
+          In the common warm-up no client is asked for a loss, and nothing is learned.
+        * Models are averaged without weights, as in the authors' code (commit d941083, ``average_weights``). The
           strategy's ``averaging="fedpdp"`` weighs them by their examples.
-        * Equal scores are decided at random. ``max_clients`` is ours: a client takes 425 bytes.
+        * Ties between scores are broken at random. ``max_clients`` is ours: a client takes 425 bytes.
         * The authors' code (``GPR.py``, ``federated_main.py``, commit d941083) climbs the likelihood by Adam at a rate
-          of 1e-2, 150 steps in the warm-up and 100 after it, from the embeddings of the fit before. ``fit="adam"`` does
-          that; a new client then draws its embedding from N(0, 1/15). Those steps are as long as the noise's standard
-          deviation, and the fit never settles. After a few fits a difference in the losses' last bits changes choices.
+          of 1e-2. It takes 150 steps in the warm-up and 100 after it, from the embeddings of the last fit. The steps
+          are as long as the noise's standard deviation, and the fit never settles. After a few fits a difference in the
+          last bits of the losses changes choices. ``fit="adam"`` does the same. A new client then draws its embedding
+          from N(0, 1/15).
         * That code drops samples older than ``group_size`` rounds: 10 by default, 100 and 500 in its commands. Here the
           32 latest samples are stored.
-        * Its commands since February 2023 take ``--update_mean``. The mean of the process is then that of the samples,
-          and one fit of 1,000 steps ends the warm-up, in place of one in each round. Here the mean is 0.
-        * Its warm-up takes ``warmup`` + 1 rounds, here it takes ``warmup_rounds``. It counts ``interval`` from the
+        * Its commands since February 2023 take ``--update_mean``. The mean of the process is then that of the samples.
+          One fit of 1,000 steps ends the warm-up and replaces the fits in each round. Here the mean is 0.
+        * Its warm-up takes ``warmup`` + 1 rounds. Here it takes ``warmup_rounds``. It counts ``interval`` from the
           run's first round, here from the warm-up's last.
 
     Args:
         clients_per_round: m.
-        warmup_rounds: Random rounds at the beginning; 15 for Fashion-MNIST, 20 for CIFAR-10 in the paper.
-        interval: Rounds between new samples; 10, 50.
-        gamma: Weight of a sample a round later, in (0, 1]; .95, .99.
-        beta: Factor of the score of a client each time it is chosen, until the next sample, in (0, 1]; .95, .9.
-        fit: "closed-form", or "adam", as the authors' code does it.
-        learning_rate: Of Adam; the closed form has none.
+        warmup_rounds: Random rounds at the beginning. The paper has 15 for Fashion-MNIST, 20 for CIFAR-10.
+        interval: Rounds between new samples. The paper has 10 for Fashion-MNIST, 50 for CIFAR-10.
+        gamma: Weight of a sample a round later, in (0, 1]. The paper has .95 and .99.
+        beta: Factor of a client's score after each choice, until the next sample, in (0, 1]. The paper has .95 and .9.
+        fit: "closed-form", or "adam" as in the authors' code.
+        learning_rate: Learning rate of Adam. The closed form has none.
         max_clients: Largest number of clients.
         seed: Seed of the generator of random rounds, Adam's first embeddings and ties.
 
     Raises:
-        ParameterError: A parameter is out of range; later, there are too many clients.
+        ParameterError: A parameter is out of range, or there are more than ``max_clients`` clients later.
 
     References:
         M. Tang, X. Ning, Y. Wang, J. Sun, Y. Wang, H. Li, Y. Chen, FedCor: correlation-based active client selection
@@ -126,6 +128,7 @@ class FedCor(Selector):
     """
 
     name: ClassVar[str] = "fedcor"
+    citations: ClassVar[tuple[str, ...]] = (TANG,)
     asks: ClassVar[frozenset[str]] = frozenset({"loss"})
     remembers: ClassVar[dict[str, str]] = {"num_examples": "_size"}
     paper_options: ClassVar[dict[str, str]] = {"averaging": "mean"}
@@ -170,7 +173,7 @@ class FedCor(Selector):
         self.max_clients = whole("max_clients", max_clients, 1)
 
     def _is_sample(self, number: int) -> bool:
-        """Return whether a round chooses at random, so that its loss changes are a sample."""
+        """Return whether a round chooses at random. Its loss changes are then a sample."""
         number -= self.common_warmup
         after = number - self.warmup_rounds
         return number >= 1 and (after <= 0 or after % self.interval == 0)
@@ -192,7 +195,7 @@ class FedCor(Selector):
         return self._greedy(order)
 
     def _greedy(self, candidates: IntArray) -> IntArray:
-        """Return the m candidates of the largest expected reduction of the total loss, one after the other."""
+        """Return the m candidates with the largest expected reduction of the total loss, chosen one after the other."""
         share = np.where(self._registered, imputed_sizes(self._size, self._registered), 0.0)
         share /= max(1e-300, float(share.sum()))  # p_i
         posterior = Posterior(self._embedding.T, NOISE, share, candidates)
@@ -228,7 +231,7 @@ class FedCor(Selector):
             self._embedding[rows] = likeliest(samples, weights, NOISE, DIMENSION).T
 
     def _fit_by_adam(self, rows: IntArray, samples: FloatArray, weights: FloatArray, first: BoolArray) -> None:
-        """Fit as the authors do: steps of Adam from the last embeddings; ``first`` marks clients that draw theirs."""
+        """Fit by Adam from the last embeddings, as the authors do. Clients in ``first`` draw new embeddings."""
         self._embedding[first] = self._generator.normal(0.0, DIMENSION**-0.5, (int(first.sum()), DIMENSION))
         steps = WARMUP_STEPS if self.own_round - 1 <= self.warmup_rounds else STEPS
         fitted = adam(self._embedding[rows].T, samples, weights, NOISE, steps=steps, rate=self.learning_rate)
@@ -286,10 +289,10 @@ class Evidence:
         return value, spread - (solved * weights[:, None]).T @ alpha  # X Sigma^-1 - (X alpha) alpha^T
 
     def improved(self, x: FloatArray) -> FloatArray:
-        """Return embeddings of shape (D, n) after a step of expectation-maximization; the cost does not rise.
+        """Return embeddings of shape (D, n) after a step of expectation-maximization. The cost does not rise.
 
-        A sample is y = X^T z + noise over its clients, with z standard normal: z is expected first, then each client's
-        embedding is the regression of its loss changes on z.
+        A sample is y = X^T z + noise over its clients, with z standard normal. The step first computes the expectation
+        of z. Each client's embedding is then the regression of its loss changes on z.
         """
         mean, square = self._expected(x)
         better = np.zeros_like(x)
@@ -304,7 +307,7 @@ class Evidence:
         return better
 
     def _expected(self, x: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return E z and E z z^T given each sample; shapes (T, D) and (T, D, D)."""
+        """Return E z and E z z^T given each sample, of shapes (T, D) and (T, D, D)."""
         variance, inverse = self._noise**2, np.zeros((len(self._masks), len(x), len(x)))
         for mask, one in zip(self._masks, inverse, strict=True):
             # By eigenvalues: rounding may leave some just below 0.
@@ -317,9 +320,10 @@ class Evidence:
 def closed_form(samples: FloatArray, weights: FloatArray, noise: float, size: int) -> FloatArray:
     """Return the embeddings of the least :meth:`Evidence.cost` for complete samples, shape (size, n).
 
-    This is probabilistic principal component analysis with known noise: of S = sum_t w_t y_t y_t^T / sum_t w_t the
-    ``size`` largest eigenvalues less s^2, and their eigenvectors. They come from the T x T Gram matrix of the samples.
-    The embeddings are determined up to a common rotation, on which no choice depends. Gaps count as 0.
+    This is probabilistic principal component analysis with known noise. Let S = sum_t w_t y_t y_t^T / sum_t w_t. The
+    embeddings follow from the ``size`` largest eigenvalues of S, minus s^2, and their eigenvectors. These come from the
+    T x T Gram matrix of the samples. A common rotation of the embeddings stays free, but no choice depends on it. Gaps
+    count as 0.
 
     Args:
         samples: Shape (T, n), as :class:`Evidence` takes them.
@@ -344,7 +348,7 @@ def closed_form(samples: FloatArray, weights: FloatArray, noise: float, size: in
 
 
 def likeliest(samples: FloatArray, weights: FloatArray, noise: float, size: int) -> FloatArray:
-    """Return :func:`closed_form`, for samples with gaps after :data:`EM_STEPS` steps of :meth:`Evidence.improved`."""
+    """Return :func:`closed_form`, after :data:`EM_STEPS` steps of :meth:`Evidence.improved` if samples have gaps."""
     x = closed_form(samples, weights, noise, size)
     if np.isnan(samples).any():
         evidence = Evidence(samples, weights, noise)
@@ -356,14 +360,14 @@ def likeliest(samples: FloatArray, weights: FloatArray, noise: float, size: int)
 def adam(
     x: FloatArray, samples: FloatArray, weights: FloatArray, noise: float, *, steps: int, rate: float
 ) -> FloatArray:
-    """Return ``x``, shape (D, n), after ``steps`` steps of Adam down :meth:`Evidence.cost`; ``x`` itself stays.
+    """Return ``x``, shape (D, n), after ``steps`` steps of Adam down :meth:`Evidence.cost`, without changing ``x``.
 
     Args:
         x: Initial embeddings.
         samples: Shape (T, n), as :class:`Evidence` takes them.
         weights: Shape (T,).
         noise: s.
-        steps: Number of steps; the moments begin at 0.
+        steps: Number of steps. The moments begin at 0.
         rate: Learning rate.
     """
     evidence = Evidence(samples, weights, noise)
@@ -385,7 +389,7 @@ def adam(
 
 
 class Posterior:
-    """The covariance S = s^2 I + X^T M X of the clients not conditioned on yet, as far as a choice reads it.
+    """The entries of the covariance S = s^2 I + X^T M X that a choice reads, for clients not conditioned on yet.
 
     Args:
         x: Embeddings, shape (D, n).
@@ -395,7 +399,7 @@ class Posterior:
 
     Attributes:
         variance: S_kk of ``clients``, shape (k,).
-        toward: Sum over i of p_i S_ik for each k of ``clients``, i being every client that is not conditioned on.
+        toward: Sum over i of p_i S_ik for each k of ``clients``, over all clients i that are not conditioned on.
 
     >>> posterior = Posterior(np.array([[2.0, 1.0]]), 1.0, np.array([0.5, 0.5]), np.arange(2))
     >>> posterior.variance, posterior.toward  # S = (5 2; 2 2)
@@ -412,14 +416,14 @@ class Posterior:
         self.toward: FloatArray = self._floor * weights[clients] + (x @ weights) @ self._x
 
     def condition(self, place: int) -> None:
-        """Condition on the client at ``place``: S - S_c S_c^T / S_cc; its own entry is never read again.
+        """Condition on the client at ``place``, by S - S_c S_c^T / S_cc. The entry of this client is never read again.
 
-        The sum toward k loses p_c S_ck too: the row of c is 0 after that, whatever its weight.
+        The sum toward k loses p_c S_ck too, because the row of c is 0 afterwards.
         """
         column = self._inner @ self._x[:, place]
         variance = self.variance[place]
         shared = column @ self._x
-        # S_cc holds the noise too.
+        # S_cc includes the noise.
         shared[place] = variance
         self._inner -= np.outer(column, column) / variance
         self.toward -= shared * (self.toward[place] / variance)  # v_k - S_kc v_c / S_cc

@@ -1,4 +1,4 @@
-"""FedCS: as many clients as finish before a deadline (Nishio and Yonetani)."""
+"""FedCS: select as many clients as finish before a deadline (Nishio and Yonetani)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import numpy as np
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, real, whole
 from fedsel_flwr.selectors.base import Selector
+from fedsel_flwr.selectors.citations import NISHIO
 from fedsel_flwr.selectors.round_report import RoundReport, repeated_failures
 
 ROUNDING = 1e-9
-"""Seconds by which rounding may take a sum of latencies past the deadline."""
+"""Tolerance of the deadline in seconds, because sums of latencies are rounded."""
 
 
 class FedCS(Selector):
-    """Adds the client that lengthens the round least, until the next one would pass the deadline.
+    """Adds the client that lengthens the round least, until the next client would exceed the deadline.
 
     ==============  ====================  ===========================================================
     paper           here                  meaning
@@ -26,31 +27,31 @@ class FedCS(Selector):
     S               the choice            as many clients as fit
     ==============  ====================  ===========================================================
 
-    A round's time is the strategies': clients go in waves of ``channels``, a wave takes as long as its slowest client,
-    and the waves follow one another. The selector does not decide which clients share a wave. So the time of a set is
-    the largest over all partitions into waves: w waves take at most the sum of its w largest latencies. With a channel
-    for each client it is the largest latency, and all clients within the deadline are chosen.
+    The time of a round is computed as in the strategies. Clients go in waves of ``channels``, one wave after the other.
+    A wave takes as long as its slowest client. The selector does not decide which clients share a wave. So the time of
+    a set is the largest over all partitions into waves: w waves take at most the sum of the set's w largest latencies.
+    With a channel for each client, this is the largest latency, and all clients within the deadline are chosen.
 
     Deviations:
-        * In the print uploads follow one another while other clients train. Here each client has a channel, as in
+        * In the paper uploads follow one another while other clients train. Here each client has a channel, as in
           the strategies' round time, and transfers and training are one number.
-        * An estimate is the mean of the client's measured latencies; the print asks a random part of the clients for
+        * An estimate is the mean of the client's measured latencies. The paper asks a random part of the clients for
           their resources in each round.
-        * The print has no failures. Here the first failure keeps the estimate. From the second in a row on,
+        * The paper has no failures. Here the first failure keeps the estimate. From the second in a row on,
           a failure is a measurement of the latency reported for it.
         * A spare that answered is measured. If it has not answered, its estimate is at least the time that the server
           waited.
         * A client that was never measured, or not for ``refresh_rounds`` rounds, counts as taking no time, and its
           mean restarts. So the first rounds measure all clients in turn, one wave a round (``channels`` or
-          ``clients_per_round``, else all). Such a round may pass the deadline.
-        * A common warm-up of all selectors measures all clients; its rounds may pass the deadline.
+          ``clients_per_round``, else all). Such a round may exceed the deadline.
+        * A common warm-up of all selectors measures all clients. Its rounds may exceed the deadline.
         * If no client fits, the fastest one is chosen.
 
     Args:
         deadline: T_round, seconds.
-        clients_per_round: Optional largest number of clients; None for no limit.
-        channels: Clients served at the same time, as in the strategy; None for as many as are chosen.
-        refresh_rounds: Rounds for which an estimate holds, from the last measurement on.
+        clients_per_round: Optional largest number of clients. None sets no limit.
+        channels: Clients served at the same time, as in the strategy. None serves all chosen clients at once.
+        refresh_rounds: Rounds for which an estimate holds after the last measurement.
         seed: Seed of the generator of ties and of the order in which clients are measured.
 
     Raises:
@@ -70,8 +71,9 @@ class FedCS(Selector):
     """
 
     name: ClassVar[str] = "fedcs"
+    citations: ClassVar[tuple[str, ...]] = (NISHIO,)
     needs: ClassVar[frozenset[str]] = frozenset({"latency", "spare"})
-    # The deadline alone decides how many.
+    # The deadline alone decides the number of clients.
     may_exceed_clients_per_round: ClassVar[bool] = True
     client_state: ClassVar[dict[str, float | int]] = {
         "_latency": 0.0, "_measurements": 0, "_measured_in": 0, "_failures": 0,
@@ -80,7 +82,7 @@ class FedCS(Selector):
     _latency: FloatArray
     _measurements: IntArray
     _measured_in: IntArray
-    # In a row.
+    # Failures in a row.
     _failures: IntArray
 
     def __init__(
@@ -98,7 +100,7 @@ class FedCS(Selector):
         self.refresh_rounds = whole("refresh_rounds", refresh_rounds, 1)
 
     def expected_count(self, num_available: int) -> int | None:
-        """Return None, as only the latencies decide how many fit; in a warm-up all."""
+        """Return None, because the latencies decide how many clients fit; in a warm-up, return all."""
         return None if num_available and self.round >= self.common_warmup else num_available
 
     def _select(self, available: IntArray) -> IntArray:
@@ -106,7 +108,7 @@ class FedCS(Selector):
         estimated = self._has_estimate(shuffled)
         known = shuffled[estimated]
         known = known[np.argsort(self._latency[known], kind="stable")]
-        # Each unmeasured client counts as 0 s: without a limit all would be chosen at once.
+        # Each unmeasured client counts as 0 s. Without a limit all of them would be chosen at once.
         limits = [limit for limit in (self.channels, self.asked_per_round) if limit is not None]
         unmeasured = shuffled[~estimated][: min(limits, default=available.size)]
         order = np.concatenate([unmeasured, known])  # Algorithm 3: the least additional time first
@@ -134,7 +136,7 @@ class FedCS(Selector):
         return (measured_in > 0) & (self.round - measured_in <= self.refresh_rounds)
 
     def _round_time(self, seconds: FloatArray) -> FloatArray:
-        """Return Theta of the first s clients, for s = 1 ... n; ``seconds`` ascends, and so does Theta."""
+        """Return Theta of the first s clients, for s = 1 ... n. ``seconds`` ascends, and so does Theta."""
         count = np.arange(1, seconds.size + 1)
         waves = -(-count // (self.channels or seconds.size))
         total = np.concatenate([[0.0], np.cumsum(seconds)])

@@ -1,4 +1,4 @@
-"""GPFL: clients whose gradients point the global model's way (gradient projection and a bandit)."""
+"""GPFL: select clients whose gradients point in the global model's direction (gradient projection and a bandit)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, one_of, real, whole
 from fedsel_flwr.selectors.base import Selector
+from fedsel_flwr.selectors.citations import NA
 from fedsel_flwr.selectors.round_report import RoundReport
 
 CLIP = 50.0
@@ -15,14 +16,14 @@ CLIP = 50.0
 
 
 class GPFL(Selector):
-    """Chooses by mean reward, from the projection of each client's gradient, plus an exploration term that grows.
+    """Chooses the clients with the largest mean reward from gradient projections, plus an exploration term.
 
     ============  ======================  ==================================================================
     paper         here                    meaning
     ============  ======================  ==================================================================
-    c_k           ``report.projection``   <d_k, G> / |G|, of client k's gradient on the server's direction (3)
+    c_k           ``report.projection``   <d_k, G> / |G|, client k's gradient on the server's direction (3)
     C             ``_projection``         each client's latest c_k
-    mu_k          ``reward``              softmax of C (5), for the clients just selected times (8)
+    mu_k          ``reward``              softmax of C (5), times (8) for the clients just selected
     n_k           ``_plays``              rounds in which client k was selected and observed
     A, F          ``_accuracy, _loss``    the global model's accuracy and loss on the validation set
     T             ``total_rounds``        length of the run
@@ -31,33 +32,34 @@ class GPFL(Selector):
     ============  ======================  ==================================================================
 
     Deviations:
-        * The loss branch of (8) is printed exp(F^t - F^{t-1}), which would reward a rising loss, against the text
-          ("if the model's accuracy improves ... we amplify the reward value"); the default is the corrected sign,
-          ``loss_sign="paper"`` keeps the print.
-        * Round 1 is the initialization: every available client computes a gradient, the model stays, A and F are the
-          initial model's and there is no factor. (In this numbering the paper's mean in (6) is over t - 2 rounds,
-          ours over t - 1, and its (7) has (t - 2) / T for our t / T.)
-        * A common warm-up of all selectors counts as the initialization: its first round gives every client a c_k, on
-          the mean of the gradients, and the model moves. Its rounds count in T and are plays, rewarded by (5) and (8)
-          for all clients.
-        * Rewards (5) are given to every observed client in every round (Algorithm 1 recomputes the selected only).
-        * Selection is by the score (6); Algorithm 1 sorts C.
-        * In (3) d_k = (w^{t-1} - w_k) / eta, the sum over the local steps with the nominal eta, stands for the printed
-          gradient of F at w_k^t, and G^t = gamma G^{t-1} + (w^{t-1} - w^t) / eta, with the G of the round before, for
-          that at w^{t-1}; if |G| = 0, c_k = 0.
+        * The loss branch of (8) is exp(F^{t-1} - F^t). The printed sign would reward a rising loss, against the text:
+          "if the model's accuracy improves ... we amplify the reward value". ``loss_sign="paper"`` takes the sign as
+          printed.
+        * Round 1 is the initialization. Every available client computes a gradient, and the model stays. A and F are
+          those of the initial model, and there is no factor (8).
+        * We count the initialization as round 1. Our mean in (6) is then over t - 1 rounds, and our (7) has t / T. In
+          the same numbering the paper has t - 2 rounds and (t - 2) / T.
+        * A common warm-up of all selectors counts as the initialization. Its first round gives every client a c_k, on
+          the mean of the gradients, and the model moves. Its rounds count in T. They are plays, and (5) and (8) reward
+          all clients.
+        * Every observed client gets its reward (5) in every round. Algorithm 1 recomputes only those of the selected.
+        * Selection is by the score (6). Algorithm 1 sorts C.
+        * In (3) the client gradient is d_k = (w^{t-1} - w_k) / eta, the sum over the local steps with the nominal eta.
+          The server's direction is G^t = gamma G^{t-1} + (w^{t-1} - w^t) / eta. A projection uses the G of the round
+          before, and c_k = 0 if |G| = 0. The paper prints the gradients of F at w_k^t and at w^{t-1}.
         * A round without an observation gives every client its current reward (5) again, without a factor.
-        * The softmax (5) is over the clients with an observed c_k, exponents of (8) are cut at 50 in size, A and F are
-          taken on a validation set.
-        * A client first seen later has an infinite score and no reward for the rounds before.
-        * A client's momentum (1) starts at 0 in every round: clients keep no state.
-        * A failed client counts as a play, keeps its c_k and gets no factor; before its first c_k its reward is 0.
+        * The softmax (5) is over the clients with an observed c_k. Exponents of (8) are clipped to -50 to 50. A and F
+          are measured on a validation set.
+        * A client first seen later has an infinite score and no reward for earlier rounds.
+        * A client's momentum (1) starts at 0 in every round, because clients keep no state.
+        * A failed client counts as a play, keeps its c_k and gets no factor. Before its first c_k its reward is 0.
 
     Args:
         clients_per_round: m.
         total_rounds: T, the planned number of rounds, the initialization included.
         rho: Weight of the exploration term.
-        exploration: A fixed alpha of (6) in place of (7), as in Fig. 7a; None: (7).
-        loss_sign: "corrected" or "paper".
+        exploration: A fixed alpha of (6) in place of (7), as in Fig. 7a. None takes (7).
+        loss_sign: Sign in the loss branch of (8): "corrected", or "paper" as printed.
         seed: Seed of the generator that breaks ties.
 
     Raises:
@@ -69,7 +71,7 @@ class GPFL(Selector):
 
     >>> import numpy as np
     >>> selector = GPFL(clients_per_round=1, total_rounds=10, seed=0)
-    >>> selector.select(np.arange(3))  # the initialization asks everyone
+    >>> selector.select(np.arange(3))  # the initialization asks all clients
     array([0, 1, 2])
     >>> selector.observe(RoundReport(clients=np.arange(3), completed=np.ones(3, bool), latency=np.ones(3),
     ...                              projection=[0.0, 2.0, 1.0], global_accuracy=0.1, global_loss=2.3))
@@ -78,6 +80,7 @@ class GPFL(Selector):
     """
 
     name: ClassVar[str] = "gpfl"
+    citations: ClassVar[tuple[str, ...]] = (NA,)
     needs: ClassVar[frozenset[str]] = frozenset({"projection", "global_accuracy", "global_loss"})
     # Round 1 asks all clients.
     may_exceed_clients_per_round: ClassVar[bool] = True
@@ -115,11 +118,11 @@ class GPFL(Selector):
 
     @property
     def keeps_model(self) -> bool:
-        """Whether the model stays: round 1 only measures, unless a common warm-up trains the model."""
+        """Whether the model stays. Round 1 only measures, unless a common warm-up trains the model."""
         return self.round == 1 and not self.warming_up
 
     def expected_count(self, num_available: int) -> int | None:
-        """Return how many clients the next round takes: all in round 1."""
+        """Return the size of the next cohort: all available clients in round 1."""
         return num_available if self.round == 0 else super().expected_count(num_available)
 
     def _advance(self) -> None:
@@ -154,11 +157,11 @@ class GPFL(Selector):
         self._accuracy, self._loss, self._measured = accuracy, loss, 1
 
     def _softmax(self) -> FloatArray:
-        """Return the rewards (5); 0 for clients without a c_k."""
+        """Return the rewards (5), which are 0 for clients without a c_k."""
         reward = np.zeros(self._projection.shape)
         if self._observed.any():
             values = self._projection[self._observed]  # C
-            # Less the largest value, which changes no share and avoids overflow.
+            # Subtracting the largest value changes no share and avoids overflow.
             powers = np.exp(values - values.max())  # (5)
             reward[self._observed] = powers / powers.sum()  # (5)
         return reward

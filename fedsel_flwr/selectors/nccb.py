@@ -1,4 +1,4 @@
-"""NCCB, without its neural network, and LSH: bandits over groups of clients with similar data (Pan et al.)."""
+"""NCCB without its neural network, and LSH: bandits over groups of clients with similar data (Pan et al.)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ import numpy.typing as npt
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, fraction, real, whole
 from fedsel_flwr.selectors._vectors import VectorSelector
 from fedsel_flwr.selectors.base import Probe
+from fedsel_flwr.selectors.citations import PAN
 from fedsel_flwr.selectors.round_report import RoundReport
 
 MOST_STEPS = 100
-"""Largest number of steps of k-means, which settles in a few."""
+"""Largest number of steps of k-means. Usually a few suffice."""
 
 
 class GroupBandit(VectorSelector):
-    """Chooses the clients of the groups with the largest upper confidence bound; a group sums its members' plays."""
+    """Chooses clients of the groups with the largest upper confidence bounds.
+
+    A group has the plays and the utilities of all its clients together.
+    """
 
     needs: ClassVar[frozenset[str]] = frozenset({"accuracy", "energy_score"})
     asks: ClassVar[frozenset[str]] = frozenset({"sketch"})
@@ -50,7 +54,7 @@ class GroupBandit(VectorSelector):
 
     @abstractmethod
     def _groups(self) -> IntArray:
-        """Return the group of each client with a known hash, counted from 0; shape (number of known hashes,)."""
+        """Return the group of each client with a known hash, counted from 0, shape (number of known hashes,)."""
 
     def _probe(self, available: IntArray) -> Probe | None:
         asked = self._ask_unknown(available)
@@ -60,8 +64,8 @@ class GroupBandit(VectorSelector):
         return self._largest(self._bounds(), available)
 
     def _bounds(self) -> FloatArray:
-        """Return each client's bound, which is its group's, shape (K,)."""
-        # Numbers below K are groups of a single client without a hash; the groups of hashes follow.
+        """Return the bound of each client's group, shape (K,)."""
+        # Numbers below K are groups of a single client without a hash. The groups of hashes follow.
         known, count = np.flatnonzero(self._known), len(self._known)
         group = np.arange(count)
         group[known] = count + self._groups()
@@ -93,30 +97,31 @@ class NCCB(GroupBandit):
     context         ``hashes``              SimHash of client k's data, computed on the client
     cluster         ``_cluster``            k-means over the contexts with the Hamming distance
     utility         ``_reward_sum``         weight * accuracy + (1 - weight) * energy score, by client
-    n               ``_plays``              how often the client was chosen and observed
+    n               ``_plays``              rounds in which the client was chosen and observed
     ==============  ======================  ==================================================================
 
-    The bound of a cluster is its mean utility + sqrt(exploration * ln(all plays) / its plays), infinite before its
-    first play; sums and plays are those of its clients together. The m clients of the largest bounds are chosen.
+    The bound of a cluster is its mean utility + sqrt(exploration * ln(all plays) / its plays). It is infinite before
+    the first play. Utilities and plays are those of all its clients together. The m clients with the largest bounds are
+    chosen.
 
     Deviations:
-        * The paper's NCCB is a neural contextual combinatorial bandit: a network predicts the reward of a context. No
-          network is here. This is a UCB bandit over clusters of SimHash contexts, which keeps the paper's name.
-        * The comparison that has this baseline gives neither its utility's weights, nor the number of clusters, nor its
-          bound: equal weights, five clusters and UCB1's bound are ours.
-        * Hashes come by a probe when a client is first seen, whose cost is charged; all are then clustered
-          again, and the clients' own sums move with them. A client that sends none is asked three times and is a
-          separate cluster.
-        * A centre is the majority of its hashes, bit by bit, which is nearest to them in the sum; centres start at
-          hashes that are far apart.
-        * The rounds of a common warm-up of all selectors are plays; hashes are asked for after it.
-        * A failed client counts as a play of utility 0. Ties, as within a cluster, are broken at random.
+        * The paper's NCCB is a neural contextual combinatorial bandit: a network predicts the reward of a context. This
+          class has no network. It is a UCB bandit over clusters of SimHash contexts and keeps the paper's name.
+        * The comparison in the PCZFL paper has this baseline. It states neither the weights of the utility, nor the
+          number of clusters, nor the bound. Equal weights, five clusters and UCB1's bound are ours.
+        * Hashes come by a probe when a client is first seen. Its cost is charged. Then all hashes are clustered again,
+          and each client takes its sums along. A client that sends no hash is asked three times and is a separate
+          cluster.
+        * A centre is the majority of its hashes, bit by bit. No other centre has a smaller sum of distances. The first
+          centres are hashes that are far apart.
+        * The rounds of a common warm-up of all selectors are plays. Probes ask for hashes after it.
+        * A failed client counts as a play with utility 0. Ties, as within a cluster, are broken at random.
         * The accuracy is that of the client's new model on the server's validation set.
 
     Args:
         clients_per_round: m.
         clusters: Largest number of clusters.
-        accuracy_weight: Weight of the accuracy in the utility, in [0, 1]; the energy score has the rest.
+        accuracy_weight: Weight of the accuracy in the utility, in [0, 1]. The energy score has the rest.
         exploration: Factor in the bound, at least 0.
         seed: Seed of the generator of ties and of the first centre.
 
@@ -125,7 +130,7 @@ class NCCB(GroupBandit):
 
     References:
         Q. Pan, H. Cao, Y. Zhu, J. Liu, B. Li, Contextual client selection for efficient federated learning over edge
-        devices, IEEE TMC 2023, as a baseline of PCZFL. SimHash: M. Charikar, Similarity estimation techniques from
+        devices, IEEE TMC 2024, as a baseline of PCZFL. SimHash: M. Charikar, Similarity estimation techniques from
         rounding algorithms, STOC 2002.
 
     >>> selector = NCCB(clients_per_round=1, clusters=2, seed=0)
@@ -133,11 +138,12 @@ class NCCB(GroupBandit):
     >>> chosen = selector.select(np.array([1]))
     >>> selector.observe(RoundReport(clients=chosen, completed=[True], latency=[1.0], accuracy=[0.9],
     ...                              energy_score=[0.9]))
-    >>> selector.select(np.arange(3))  # 2 is of the cluster that was played
+    >>> selector.select(np.arange(3))  # 2 is in the cluster that was played
     array([0])
     """
 
     name: ClassVar[str] = "nccb"
+    citations: ClassVar[tuple[str, ...]] = (PAN,)
     client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {**GroupBandit.client_state, "_cluster": -1}
     scalar_state: ClassVar[tuple[str, ...]] = (*GroupBandit.scalar_state, "_regroup")
 
@@ -181,30 +187,32 @@ class LSH(GroupBandit):
     hash length     ``bits``                how many bits of a context count
     arm             ``_groups``             clients whose contexts are equal in these bits
     utility         ``_reward_sum``         weight * accuracy + (1 - weight) * energy score, by client
-    n               ``_plays``              how often the client was chosen and observed
+    n               ``_plays``              rounds in which the client was chosen and observed
     ==============  ======================  ==================================================================
 
-    The bound of an arm is its mean utility + sqrt(exploration * ln(all plays) / its plays), infinite before its first
-    play; sums and plays are those of its clients together. The m clients of the largest bounds are chosen.
+    The bound of an arm is its mean utility + sqrt(exploration * ln(all plays) / its plays). It is infinite before the
+    first play. Utilities and plays are those of all its clients together. The m clients with the largest bounds are
+    chosen.
 
     Deviations:
-        * The comparison that has this baseline gives neither its utility's weights nor its bound: equal weights and
-          UCB1's bound are ours.
-        * The number of bits is ours: the comparison gives none. Simulated clients send 64 bits, with which nearly every
-          client is a separate arm. The first ``bits`` of a hash count, as its planes are drawn alike. The default of
-          8 makes about sqrt(K) arms of 100 clients that share scikit-learn's digits: 10.1 with two shards each, 9.2
-          with a Dirichlet partition (``docs/papers/diversity.md`` has the table).
-        * Hashes come by a probe when a client is first seen, whose cost is charged. A client that sends none is asked
+        * The comparison in the PCZFL paper has this baseline. It states neither the weights of the utility nor the
+          bound. Equal weights and UCB1's bound are ours.
+        * The number of bits is ours, because the comparison states none. Simulated clients send 64 bits, with which
+          nearly every client is a separate arm. The first ``bits`` of a hash count. Any other bits would do, because
+          all planes are drawn in the same way.
+        * The default of 8 bits makes about sqrt(K) arms of 100 clients that share scikit-learn's digits. These are 10.1
+          arms with two shards each and 9.2 with a Dirichlet partition (table in ``docs/papers/diversity.md``).
+        * Hashes come by a probe when a client is first seen. Its cost is charged. A client that sends no hash is asked
           three times and is a separate arm.
-        * The rounds of a common warm-up of all selectors are plays; hashes are asked for after it.
-        * A failed client counts as a play of utility 0. Ties, as among the clients of an arm, are broken at random.
+        * The rounds of a common warm-up of all selectors are plays. Probes ask for hashes after it.
+        * A failed client counts as a play with utility 0. Ties, as among the clients of an arm, are broken at random.
         * The accuracy is that of the client's new model on the server's validation set.
 
     Args:
         clients_per_round: m.
-        accuracy_weight: Weight of the accuracy in the utility, in [0, 1]; the energy score has the rest.
+        accuracy_weight: Weight of the accuracy in the utility, in [0, 1]. The energy score has the rest.
         exploration: Factor in the bound, at least 0.
-        bits: How many bits of a hash count, at least 1; all of them if the hash has fewer.
+        bits: Number of bits of a hash that count, at least 1. All bits count if the hash has fewer.
         seed: Seed of the generator that breaks ties.
 
     Raises:
@@ -212,7 +220,7 @@ class LSH(GroupBandit):
 
     References:
         Q. Pan, H. Cao, Y. Zhu, J. Liu, B. Li, Contextual client selection for efficient federated learning over edge
-        devices, IEEE TMC 2023, without its clustering, as a baseline of PCZFL. SimHash: M. Charikar, Similarity
+        devices, IEEE TMC 2024, without its clustering, as a baseline of PCZFL. SimHash: M. Charikar, Similarity
         estimation techniques from rounding algorithms, STOC 2002.
 
     >>> selector = LSH(clients_per_round=1, seed=0)
@@ -225,6 +233,7 @@ class LSH(GroupBandit):
     """
 
     name: ClassVar[str] = "lsh"
+    citations: ClassVar[tuple[str, ...]] = (PAN,)
 
     def __init__(
         self,
@@ -254,13 +263,13 @@ def distances(bits: BoolArray, centres: BoolArray) -> IntArray:
     [[1, 3]]
     """
     one, other = bits.astype(np.float64), centres.astype(np.float64)
-    # |a - b| = a + b - 2ab for bits: one matrix product, in floats, since NumPy has BLAS for floats only.
+    # |a - b| = a + b - 2ab for bits, which is one matrix product. In floats, because NumPy has BLAS for floats only.
     apart = one.sum(axis=1)[:, None] + other.sum(axis=1) - 2.0 * one @ other.T
     return np.asarray(np.rint(apart), dtype=np.int64)
 
 
 def majority(bits: BoolArray) -> BoolArray:
-    """Return the centre of hashes, the majority of each bit, ties as 0: no other has a smaller sum of distances.
+    """Return the centre of hashes: the majority of each bit, with ties as 0. It has the least sum of distances.
 
     >>> majority(np.array([[True, True], [True, False], [False, True], [False, True]])).tolist()
     [False, True]
@@ -271,9 +280,9 @@ def majority(bits: BoolArray) -> BoolArray:
 def cluster(bits: BoolArray, count: int, generator: np.random.Generator) -> IntArray:
     """Cluster hashes into at most ``count`` groups, by k-means with the Hamming distance.
 
-    The first centre is a hash drawn at random, each further one a hash that is farthest from all centres so far; then
-    each hash goes to its nearest centre (the first of equals) and each centre to the majority of its hashes, until
-    nothing changes.
+    The first centre is a hash drawn at random. Each further centre is a hash that is farthest from all centres so far.
+    Then two steps repeat until nothing changes: each hash goes to its nearest centre (the first of equals), and each
+    centre becomes the majority of its hashes.
 
     Args:
         bits: Hashes, shape (n, bits), n at least 1.
@@ -281,7 +290,7 @@ def cluster(bits: BoolArray, count: int, generator: np.random.Generator) -> IntA
         generator: Generator of the first centre.
 
     Returns:
-        The cluster of each hash, shape (n,); with fewer different hashes there are fewer clusters.
+        The cluster of each hash, shape (n,). With fewer different hashes there are fewer clusters.
 
     >>> cluster(np.eye(3, dtype=bool)[[0, 0, 1]], 2, np.random.default_rng(0)).tolist()
     [1, 1, 0]

@@ -1,4 +1,4 @@
-"""Oort: clients of high statistical utility that are fast enough (Lai et al.)."""
+"""Oort: select clients with high statistical utility that are fast enough (Lai et al.)."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ import numpy as np
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, fraction, one_of, real, whole
 from fedsel_flwr.selectors._draws import draw, imputed_sizes, tolerant_floor
 from fedsel_flwr.selectors.base import Selector
+from fedsel_flwr.selectors.citations import LAI
 from fedsel_flwr.selectors.round_report import RoundReport, repeated_failures
 
 FLAT, SHARP = 0.1, 5.0
-"""The pacer raises the duration threshold if the utility changed by at most the first share of itself, and lowers it if
-it changed by at least the second."""
+"""The pacer's two shares of the utility. A change up to the first raises the preferred duration. A change from the
+second on lowers it."""
 CLIPS_FROM = 3
-"""Number of utilities from which on at least the largest is clipped: of two, either may be the outlier."""
+"""Least number of utilities of which the largest is always clipped. Of two, either may be the outlier."""
 
 
 class Oort(Selector):
-    """Exploits tried clients of high utility, with a discount for slow ones, and explores clients never tried.
+    """Exploits tried clients with high utility, discounts slow ones, and explores clients never tried.
 
     ============  ==============================  ==========================================================
     paper         here                            meaning
     ============  ==============================  ==========================================================
     U(i)          ``_utility``                    statistical utility: examples times the root mean squared loss
-    L(i)          ``_last_round``                 round in which client i was tried last; 0 for never
-    t_i           ``_duration``                   its latency then
+    L(i)          ``_last_round``                 last round in which client i was tried; 0 if never tried
+    t_i           ``_duration``                   its latency in that round
     T             ``_preferred_duration``         duration from which clients are slow
     epsilon       ``_exploration_share``          share of a round for clients never tried
     alpha         ``penalty``                     exponent of the discount of the slow
@@ -34,46 +35,54 @@ class Oort(Selector):
     W, Delta      ``pacer_step``, ``pacer_delta`` rounds between two updates of T, and their step
     ============  ==============================  ==========================================================
 
-    Origin of the constants: all defaults are those of the authors' code, github.com/SymbioticLab/Oort,
-    ``training/argParser.py`` at 25c8853; an earlier state (11494b8) has a decay of .98, a clip of .95, a pacer of 10
-    percent and no limit at first, its successor FedScale (``fedscale/cloud/config_parser.py`` at 0f1a07e) .98, a least
-    epsilon of .3, a clip of .9, a cut-off of .05 and 30 percent at first. The bonus's .1, the tenth and the five-fold
-    are in ``oort/oort.py`` at f5fccf3. What the paper itself set could not be compared.
+    All defaults are those of the authors' code, github.com/SymbioticLab/Oort, ``training/argParser.py`` at 25c8853.
+    Two other versions differ:
+
+    * An earlier state (11494b8) has a decay of .98, a clip of .95, a pacer of 10 percent and no limit at first.
+    * Its successor FedScale (``fedscale/cloud/config_parser.py`` at 0f1a07e) has a decay of .98 and a least epsilon of
+      .3. It has a clip of .9, a cut-off of .05 and a first percentile of 30.
+
+    The bonus's .1, and the pacer's tenth and five-fold, are in ``oort/oort.py`` at f5fccf3. The settings of the paper
+    itself could not be compared. Below, "the code" is the authors' code.
 
     Deviations:
-        * The pacer is that of the authors' code: T is a percentile of the tried clients' durations, which rises if
-          the exploited utility of the last W rounds is within a tenth of that of the W before, and falls if it
-          differs five-fold; the print raises T if the utility fell. Here 2 W whole rounds come before the first
-          update; the code's is a round earlier, with a zero for the round before the first.
-        * Round 1 has epsilon as given; the code multiplies before its first use.
-        * The losses are those of the received model on all training examples, not those met during training, and not
-          those of the last mini-batch.
-        * Clients never tried are explored uniformly, as their speed is unknown. If there are too few of them, more
-          clients are exploited. Newcomers are explored at any time.
-        * The least exploited score is that of rank floor(m (1 - epsilon)); the code takes the next rank.
-        * The range of the utilities ends at the clipped utility, and of three clients or more at least the largest is
-          clipped (``score_range="clipped"``). In the authors' code the range ends at the largest one, and of fewer than
-          50 clients none is clipped: one client that reports a huge loss lowers the scores of all others to 0.
-          ``score_range="paper"`` is the code's way. The rank correlation of honest clients' rounds with their utility
-          (200 clients, 10 a round, 100 rounds, ``benchmarks/liars.py``) is .51 in both ways if all are honest. With one
-          ``rms_loss`` of 20 it is .25 in the code's way and .47 here, with one of 1e30 .04 and .47.
-        * Lowest, largest and clipped utility are those of clients that are available and have a utility above 0, as in
-          ``oort/oort.py`` at 05a3aa1, lines 279 to 286, with .999 of the lowest and a range of at least 1e-4 (lines 394
-          to 403). The code also counts the sizes of clients never tried among them. The statistical part of a client
-          of utility 0 is 0 here, below 0 there.
-        * The temporal uncertainty is the print's; the code counts choices, one fewer than rounds: ln(t - 1)/(L(i) + 1).
-        * The code ignores a client that fails (``training/param_server.py`` at 05a3aa1, lines 104 to 110), so one that
-          never answers is chosen for ever. Here the first failure changes nothing either. From the second in a row
-          on, the client counts as tried, with utility 0 and the latency reported for it. A client that completes
-          without a loss keeps its utility.
-        * A spare gets the mean utility of the clients that were used, and its own latency, as a straggler does there
-          (lines 348 to 353). If it has not answered yet, its duration is at least the time that the server waited. If
-          no used client reported a loss, the spare keeps its utility.
-        * Sizes come by ``inform(clients, num_examples=...)``; a client of unknown size counts as one of average size.
-          A size counts up to ``trained_examples``, as there (lines 258 and 259).
-        * After a common warm-up of all selectors every client was tried. Epsilon and the pacer begin there, the
+        * The pacer is that of the code. T is a percentile of the tried clients' durations. The pacer compares the
+          exploited utility of the last W rounds with that of the W rounds before. The percentile rises if they differ
+          by at most a tenth, and falls if they differ five-fold. The paper raises T if the utility fell.
+        * Here 2 W whole rounds come before the first update. The code updates a round earlier, with a zero for the
+          round before the first.
+        * Round 1 has the epsilon that is set. The code multiplies epsilon before its first use.
+        * The losses are those of the received model on all training examples. They are not the losses seen during
+          training, nor those of the last mini-batch.
+        * Clients never tried are explored uniformly, because their speed is unknown. If there are too few of them, more
+          clients are exploited. New clients are explored at any time.
+        * The least exploited score is that of rank floor(m (1 - epsilon)). The code takes the next rank.
+        * The range of the utilities ends at the clipped utility (``score_range="clipped"``). Of three or more clients
+          at least the largest is clipped. In the code the range ends at the largest utility, and of fewer than 50
+          clients none is clipped. There, one client that reports a huge loss lowers the scores of all others to 0.
+          ``score_range="paper"`` follows the code.
+        * ``benchmarks/liars.py`` measures the rank correlation of honest clients' rounds with their utility (200
+          clients, 10 a round, 100 rounds). It is .51 with both ranges if all clients are honest. With one ``rms_loss``
+          of 20 it is .25 as in the code and .47 here. With one of 1e30 it is .04 as in the code and .47 here.
+        * The lowest, the largest and the clipped utility are those of available clients with a utility above 0. The
+          code does the same (``oort/oort.py`` at 05a3aa1, lines 279 to 286). It takes .999 of the lowest and a range of
+          at least 1e-4 (lines 394 to 403), and so do we. The code also counts the sizes of clients never tried among
+          them. The statistical part of a client of utility 0 is 0 here. In the code it is below 0.
+        * The temporal uncertainty is that of the paper. The code counts choices, one fewer than rounds:
+          ln(t - 1)/(L(i) + 1).
+        * The code ignores a client that fails (``training/param_server.py`` at 05a3aa1, lines 104 to 110). A client
+          that never answers is then chosen for ever. Here the first failure changes nothing either. From the second in
+          a row on, the client counts as tried, with utility 0 and the latency reported for it.
+        * A client that completes without a loss keeps its utility.
+        * A spare gets the mean utility of the used clients and its own latency, as a straggler does in the code (lines
+          348 to 353). If it has not answered yet, its duration is at least the time that the server waited. If no used
+          client reported a loss, the spare keeps its utility.
+        * Sizes come by ``inform(clients, num_examples=...)``. A client of unknown size counts as one of average size. A
+          size counts up to ``trained_examples``, as in the code (lines 258 and 259).
+        * After a common warm-up of all selectors every client was tried. Epsilon and the pacer begin after it. The
           temporal uncertainty counts all rounds.
-        * No blacklist (off in the code, 10 rounds in its runs with outliers), no noise on utilities, no fairness knob.
+        * There is no blacklist (off in the code, 10 rounds in its runs with outliers), no noise on utilities and no
+          fairness parameter.
 
     Args:
         clients_per_round: m.
@@ -85,10 +94,10 @@ class Oort(Selector):
         cut_off: c, in [0, 1].
         pacer_step: W, rounds.
         pacer_delta: Delta, percent.
-        first_percentile: First value of T, as a percentile of the tried clients' durations; 100 for no limit.
-        score_range: End of the range of the utilities: "clipped", the clipped one, or "paper", the largest.
-        trained_examples: Examples that a client trains on in a round, steps times batch size; None for all it has.
-            Scenarios with ``local_steps`` set it.
+        first_percentile: First value of T, as a percentile of the tried clients' durations. 100 sets no limit.
+        score_range: End of the range of the utilities: "clipped" (the clipped utility) or "paper" (the largest).
+        trained_examples: Examples that a client trains on in a round, steps times batch size. None takes all examples
+            of the client. Scenarios with ``local_steps`` set it.
         seed: Seed of the generator of the draws.
 
     Raises:
@@ -108,6 +117,7 @@ class Oort(Selector):
     """
 
     name: ClassVar[str] = "oort"
+    citations: ClassVar[tuple[str, ...]] = (LAI,)
     remembers: ClassVar[dict[str, str]] = {"num_examples": "_size"}
     needs: ClassVar[frozenset[str]] = frozenset({"latency", "rms_loss", "spare"})
     client_state: ClassVar[dict[str, float | int | bool]] = {
@@ -121,9 +131,9 @@ class Oort(Selector):
     _duration: FloatArray
     _last_round: IntArray
     _exploited: BoolArray
-    # In a row.
+    # Failures in a row.
     _failures: IntArray
-    # Of the last 2 W rounds.
+    # Utility gained in each of the last 2 W rounds.
     _gains: FloatArray
 
     def __init__(
@@ -194,17 +204,17 @@ class Oort(Selector):
         if reported.any():
             size = np.maximum(self._examples()[k[spare]], 1.0)
             self._rms_loss[k[spare]] = self._utility(k[reported]).mean() / size  # the code's exploredPendingWorkers
-        # Exploited clients only: newcomers' utilities say nothing about the threshold.
+        # Only exploited clients count, because utilities of new clients do not depend on the preferred duration.
         gained = k[(report.used | (spare & reported.any())) & self._exploited[k]]
         self._gain = float(self._utility(gained).mean()) if gained.size else 0.0  # Algorithm 1, pacer
 
     def _exploration_share(self) -> float:
-        """Return epsilon of the round chosen last."""
+        """Return epsilon of the current round."""
         share = self.exploration * self.exploration_decay ** (self.own_round - 1)  # section 4.4
         return max(self.exploration_min, share)  # section 4.4
 
     def _draw_exploited(self, tried: IntArray, count: int) -> IntArray:
-        """Draw ``count`` clients by score, among those within the cut-off of the score of rank ``count``."""
+        """Draw ``count`` clients in proportion to their scores, among those above the cut-off."""
         if count < 1:
             return tried[:0]
         score = self._score(tried)
@@ -241,7 +251,7 @@ class Oort(Selector):
         return self._examples()[clients] * self._rms_loss[clients]  # U(i), section 4.2
 
     def _examples(self) -> FloatArray:
-        """Return |B_i| of all clients: the examples that a client trains on in a round."""
+        """Return |B_i| of all clients, the number of examples that a client trains on in a round."""
         size = imputed_sizes(self._size, self._registered)
         return size if self.trained_examples is None else np.minimum(size, self.trained_examples)
 

@@ -1,4 +1,4 @@
-"""PCZFL: clients on the Pareto front of accuracy and energy, by contextual zooming."""
+"""PCZFL: select clients on the Pareto front of accuracy and energy, by contextual zooming."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import numpy as np
 
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, real, whole
 from fedsel_flwr.selectors.base import Selector
+from fedsel_flwr.selectors.citations import ANONYMOUS_PCZFL
 from fedsel_flwr.selectors.round_report import RoundReport
 
 INSIDE = 1e-12
-"""Tolerance of a ball's surface: balls are closed."""
+"""Tolerance at the surface of a ball. Balls are closed."""
 TIE = 1e-9
 """Largest difference of distances to the mean context that counts as equal."""
 CHUNK = 1 << 17
-"""Distances of clients to balls in memory at a time, about 4 MB with temporaries."""
+"""Number of client-ball distances in memory at a time, about 4 MB with temporaries."""
 
 
 class PCZFL(Selector):
@@ -33,37 +34,39 @@ class PCZFL(Selector):
     g_B              ``_significance``                     significance score (5)
     ===============  ====================================  =====================================================
 
-    The context of a client is (accuracy of its last model on the server's interview set, energy score); before its
-    first model, the initial model's accuracy. A client that is not selected keeps its context.
+    The context of a client is the accuracy of its last model on the server's interview set, and its energy score.
+    Before its first model, the context has the accuracy of the initial model. A client that is not selected keeps its
+    context.
 
     Deviations:
-        * The second coordinate of (3), printed as consumption, is the energy score of section 5.5.1. Two objectives, as
-          in the experiments, each in [0, 1].
+        * The second coordinate of (3) is the energy score of section 5.5.1. The paper prints the consumption in (3).
+          There are two objectives, each in [0, 1], as in the experiments.
         * The first ball has centre (0.5, 0.5) and radius 1. Balls are closed, with a tolerance of 1e-12.
-        * During ``warmup_rounds`` all available clients train and every relevant ball is chosen and updated as usual;
-          the paper leaves open what its balls learn then. A common warm-up of all selectors, as in section 5, does the
-          same. If both are given, both begin with round 1, and the longer one counts.
-        * A ball's reward is the mean over its selected completed clients; line 17 has one reward. If all clients of a
-          chosen ball failed, nothing changes, so a dead client alone in its ball would be chosen for ever. Strategies
-          exclude failing clients for a while (``cooldown="auto"``), which the paper does not.
-        * The new ball stands on the context, as at selection, of the client nearest to the mean of these clients'
-          contexts; within 1e-9 the lowest client index wins. Line 13 has one context per ball.
-        * The zoom test uses the counts before the round; one new ball per chosen ball at most (Algorithm 1; section
-          4.3 says one per round).
-        * ``uncertainty`` is free, as in the experiments; ``clients_per_round``, a cap met at random, is ours.
+        * During ``warmup_rounds`` all available clients train, and every relevant ball is chosen and updated as usual.
+          The paper does not describe these updates. A common warm-up of all selectors, as in section 5, does the same.
+          If both are set, both begin with round 1, and the longer one counts.
+        * A ball's reward is the mean over its selected clients that completed the round. Line 17 has one reward.
+        * If all clients of a chosen ball failed, the ball does not change. The selector alone would then choose a dead
+          client that is alone in its ball in every round. Strategies exclude failing clients for some rounds
+          (``cooldown="auto"``). The paper does not.
+        * The centre of a new ball is the context, at selection, of one of these clients: the one nearest to the mean
+          of their contexts. Within 1e-9 the lowest client index wins. Line 13 has one context per ball.
+        * The zoom test uses the counts from before the round.
+        * A round adds at most one new ball per chosen ball, as in Algorithm 1. Section 4.3 has one per round.
+        * ``uncertainty`` is free, as in the experiments. The cap ``clients_per_round`` is ours.
 
     Args:
-        uncertainty: A; the theory's value, about 25, never zooms usefully.
+        uncertainty: A. With the theory's value, about 25, zooming never helps.
         warmup_rounds: Rounds in which all available clients train.
-        clients_per_round: Optional cap, met by dropping clients at random; None for no cap.
+        clients_per_round: Optional cap. Clients are dropped at random to meet it. None for no cap.
         seed: Seed of the generator that drops clients.
 
     Raises:
         ParameterError: A parameter is out of range.
 
     References:
-        Optimizing federated learning client selection via multi-objective contextual bandits (under review): (2) to
-        (5), Definitions 1 and 2, Algorithm 1.
+        Optimizing federated learning client selection via multi-objective contextual bandits (OpenReview, 2025): (2)
+        to (5), Definitions 1 and 2, Algorithm 1.
 
     >>> import numpy as np
     >>> selector = PCZFL(seed=0)
@@ -73,6 +76,7 @@ class PCZFL(Selector):
     """
 
     name: ClassVar[str] = "pczfl"
+    citations: ClassVar[tuple[str, ...]] = (ANONYMOUS_PCZFL,)
     needs: ClassVar[frozenset[str]] = frozenset({"accuracy", "energy_score"})
     requires: ClassVar[frozenset[str]] = frozenset({"energy_score"})
     remembers: ClassVar[dict[str, str]] = {"accuracy": "_accuracy", "energy_score": "_energy_score"}
@@ -106,12 +110,12 @@ class PCZFL(Selector):
         self._ball_mean: FloatArray = np.zeros((1, 2))  # Algorithm 1, line 3
 
     def expected_count(self, num_available: int) -> int | None:
-        """Return how many clients the next round takes: all in the warm-up; then None, as the front decides."""
+        """Return the size of the next cohort: all clients in the warm-up, then None, because the front decides."""
         return num_available if self.round < self._warmup else None
 
     @property
     def _warmup(self) -> int:
-        """Rounds in which all clients train: the selector's own and the common ones both begin with round 1."""
+        """Rounds in which all clients train. The selector's own warm-up and the common one both begin with round 1."""
         return max(self.warmup_rounds, self.common_warmup)
 
     def _join(self, available: IntArray) -> None:
@@ -132,7 +136,7 @@ class PCZFL(Selector):
 
     def _observe(self, report: RoundReport) -> None:
         rewards = np.column_stack([np.asarray(report.accuracy), np.asarray(report.energy_score)])
-        # In the order of the clients, so that sums do not depend on who answers first.
+        # In the order of the clients, so that sums do not depend on the order of the answers.
         rows = np.argsort(report.clients)
         rows = rows[report.completed[rows]]
         self._update_balls(report.clients[rows], rewards[rows])
@@ -140,7 +144,7 @@ class PCZFL(Selector):
         self._chosen_balls = self._chosen_balls[:0]
 
     def _update_balls(self, done: IntArray, rewards: FloatArray) -> None:
-        """Zoom into and update each chosen ball, then move the clients' contexts."""
+        """Zoom into each chosen ball, update its mean, then move the clients' contexts."""
         member, contexts, spread = self._domains(done), self._contexts(done), self._spread()
         centres, radii = [], []
         for ball in self._chosen_balls:
@@ -149,7 +153,7 @@ class PCZFL(Selector):
                 continue
             if spread[ball] <= self._radius[ball]:  # Algorithm 1, line 12
                 distance = np.linalg.norm(contexts[mine] - contexts[mine].mean(axis=0), axis=1)
-                # The lowest index among equals, as clients ascend.
+                # argmax takes the lowest index among equals, because clients ascend.
                 nearest = np.argmax(distance <= distance.min() + TIE)
                 centres.append(contexts[mine][nearest])  # Algorithm 1, line 13
                 radii.append(self._radius[ball] / 2.0)  # Algorithm 1, line 13
@@ -168,10 +172,10 @@ class PCZFL(Selector):
         return np.column_stack([self._accuracy[clients], self._energy_score[clients]])  # (3)
 
     def _domains(self, clients: IntArray) -> BoolArray:
-        """Return whether each client lies in each ball's domain (Definition 2), shape (n, balls)."""
+        """Return whether each client lies in the domain of each ball (Definition 2), shape (n, balls)."""
         x, y = self._contexts(clients).T.copy()
         member = np.zeros((self._radius.size, clients.size), dtype=np.bool_)
-        # A domain excludes all smaller balls: from the smallest radius on, clients outside every ball so far remain.
+        # A domain excludes all smaller balls. So start at the smallest radius, and continue with the clients outside.
         outside = np.arange(clients.size)
         for radius in np.unique(self._radius):
             balls = np.flatnonzero(self._radius == radius)
@@ -198,7 +202,7 @@ class PCZFL(Selector):
         return np.asarray(self._radius[balls][:, None] + nearest)  # (5)
 
     def _undominated(self, balls: IntArray) -> BoolArray:
-        """Return which of ``balls`` no other dominates: at least as good in both objectives and better in one."""
+        """Return which of ``balls`` no other one dominates, by being at least as good in both and better in one."""
         g = self._significance(balls)
         at_least = np.all(g[None, :, :] >= g[:, None, :], axis=2)  # Definition 1
         better = np.any(g[None, :, :] > g[:, None, :], axis=2)  # Definition 1

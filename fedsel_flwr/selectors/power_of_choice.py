@@ -1,4 +1,4 @@
-"""Power-of-Choice: the candidates on whose data the model does worst; pow-d, cpow-d, rpow-d (Cho et al.)."""
+"""Power-of-Choice: select the candidates with the largest losses, by pow-d, cpow-d or rpow-d (Cho et al.)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from fedsel_flwr.checks import FloatArray, IntArray, whole
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors._draws import draw, imputed_sizes
 from fedsel_flwr.selectors.base import Probe, Selector
+from fedsel_flwr.selectors.citations import CHO
 from fedsel_flwr.selectors.round_report import RoundReport, repeated_failures
 
 
 class Candidates(Selector):
-    """Draws d candidates by data size, as all three variants do.
+    """Draws d candidates by data size, for all three variants.
 
     Args:
         clients_per_round: m.
@@ -43,7 +44,7 @@ class Candidates(Selector):
             )
 
     def _num_candidates(self) -> int:
-        """Return d, or the number that the strategy asks if it is larger."""
+        """Return d, or the number of clients that the strategy asks if that is larger."""
         return max(self.candidates, int(self.asked_per_round))
 
     def _draw_candidates(self, clients: IntArray, count: int) -> IntArray:
@@ -54,28 +55,28 @@ class Candidates(Selector):
 
 
 class PowerOfChoice(Candidates):
-    """Draws d candidates by data size, asks each for its loss, and takes the m of the largest loss.
+    """Draws d candidates by data size, asks each for its loss, and chooses the m with the largest losses.
 
     ============  ======================  ==========================================================
     paper         here                    meaning
     ============  ======================  ==========================================================
     d             ``candidates``          candidates in a round, m <= d <= K
-    A             ``_asked_in``           the candidates: those asked in the round about to be chosen
+    A             ``_asked_in``           the candidates: clients asked before the upcoming choice
     p_k           ``_size``               client k's share of all examples
     F_k(w)        ``_loss``               loss of the current global model on client k's data
     ============  ======================  ==========================================================
 
     Deviations:
-        * The candidates' losses are a probe before each round, whose time and energy are charged. The paper's variants
-          are :class:`CPowD`, with a mini-batch, and :class:`RPowD`, with former losses.
-        * Models are averaged without weights, as in the paper; the strategy's ``averaging="fedpdp"`` weighs them by
+        * The candidates' losses come by a probe before each round. Its time and energy are charged. The paper's
+          variants are :class:`CPowD`, with a mini-batch, and :class:`RPowD`, with former losses.
+        * Models are averaged without weights, as in the paper. The strategy's ``averaging="fedpdp"`` weighs them by
           their examples.
         * In a common warm-up of all selectors no client is asked for a loss.
-        * Sizes come by ``inform(clients, num_examples=...)``; a client of unknown size counts as one of average size.
-        * A candidate whose answer is NaN comes last; one that does not answer keeps its former loss. With
-          fewer than d clients available all are candidates.
-        * Candidates that leave between probe and choice, or were never asked, are replaced by draws of the same kind,
-          if fewer than m are left.
+        * Sizes come by ``inform(clients, num_examples=...)``. A client of unknown size counts as one of average size.
+        * A candidate whose answer is NaN comes last. A candidate that does not answer keeps its former loss.
+        * If fewer than d clients are available, all are candidates.
+        * If fewer than m candidates are left at the choice, further candidates are drawn in the same way. This happens
+          if candidates leave after the probe, or if no probe was sent.
 
     Args:
         clients_per_round: m.
@@ -86,9 +87,9 @@ class PowerOfChoice(Candidates):
         ParameterError: A parameter is out of range, or ``candidates`` below ``clients_per_round``.
 
     References:
-        Y. J. Cho, J. Wang, G. Joshi, Towards understanding biased client selection in federated learning, AISTATS 2022
-        (arXiv:2010.01243, Client selection in federated learning: convergence analysis and power-of-choice selection
-        strategies), the three steps of strategy pow-d.
+        Y. J. Cho, J. Wang, G. Joshi, Towards understanding biased client selection in federated learning, AISTATS 2022.
+        Earlier: Client selection in federated learning: convergence analysis and power-of-choice selection strategies,
+        arXiv:2010.01243. The three steps of strategy pow-d.
 
     >>> import numpy as np
     >>> selector = PowerOfChoice(clients_per_round=1, candidates=3, seed=0)
@@ -101,6 +102,7 @@ class PowerOfChoice(Candidates):
     """
 
     name: ClassVar[str] = "power-of-choice"
+    citations: ClassVar[tuple[str, ...]] = (CHO,)
     asks: ClassVar[frozenset[str]] = frozenset({"loss"})
     client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {
         **Candidates.client_state, "_loss": -np.inf, "_asked_in": 0,
@@ -132,19 +134,20 @@ class PowerOfChoice(Candidates):
 
 
 class CPowD(PowerOfChoice):
-    """Power-of-Choice whose candidates estimate their loss on one mini-batch: the probe computes less.
+    """Chooses as Power-of-Choice, with candidates that estimate their loss on one mini-batch.
 
     ===============  ======================  =======================================================
     paper            here                    meaning
     ===============  ======================  =======================================================
     xi-hat_k         column ``batch_loss``   mini-batch of b examples, drawn again for each probe
-    b                (the client's)          examples in it: the batch size that the client trains with
+    b                (the client's)          examples in the mini-batch: the batch size of the client's training
     F_k(w)           ``_loss``               mean loss of the current global model on the mini-batch
     ===============  ======================  =======================================================
 
     Deviations:
-        * The client itself knows b: the batch size of its training, as in the authors' code (``args.bs``), and all of
-          its examples if it has fewer. A probe is charged for that share of a pass; the model's download stays.
+        * The client knows b. It is the batch size of its training, as in the authors' code (``args.bs``). A client with
+          fewer examples takes all of them. A probe is charged for this share of a pass, and for the whole download of
+          the model.
         * Everything else is as in :class:`PowerOfChoice`.
 
     Args:
@@ -172,11 +175,11 @@ class CPowD(PowerOfChoice):
 
 
 MOST_DOUBLINGS = 30
-"""Failures in a row after which the rounds out grow no further: a billion of them is for ever."""
+"""Failures in a row from which on the 2^n rounds grow no further. A billion rounds are enough."""
 
 
 class RPowD(Candidates):
-    """Power-of-Choice without a probe: candidates are ranked by the loss of their last training.
+    """Chooses as Power-of-Choice without a probe, by the loss of each candidate's last training.
 
     =====================  ==================  =====================================================================
     paper                  here                meaning
@@ -188,18 +191,20 @@ class RPowD(Candidates):
     =====================  ==================  =====================================================================
 
     Deviations:
-        * The loss is the column ``train_loss``, which clients report anyway: the mean over the local steps of the
+        * The loss is the column ``train_loss``, which clients report anyway. It is the mean over the local steps of the
           mini-batch's loss before the step. The column ``loss``, of the received model, would cost a forward pass.
-        * The paper has no failures. The first one keeps the loss, which is infinite for a client never chosen. After
-          n >= 2 of them in a row the client comes last among the candidates for 2^n rounds, or until it completes a
-          round. So a dead client is asked ever less often, and no client is lost to two bad rounds. A client that
-          completes a round without a loss counts as failed. A spare keeps its loss, unless it reports a new one.
-        * Models are averaged without weights, as in the paper; the strategy's ``averaging="fedpdp"`` weighs them by
+        * The paper has no failures. Here the first failure keeps the loss, which is infinite for a client never chosen.
+          After n >= 2 failures in a row the client comes last among the candidates for 2^n rounds, or until it
+          completes a round. A dead client is then asked less and less often, and two bad rounds exclude no client
+          permanently.
+        * A client that completes a round without a loss counts as failed.
+        * A spare keeps its loss, unless it reports a new one.
+        * Models are averaged without weights, as in the paper. The strategy's ``averaging="fedpdp"`` weighs them by
           their examples.
-        * In a common warm-up of all selectors losses are reported too.
-        * Sizes come by ``inform(clients, num_examples=...)``; a client of unknown size counts as one of average size.
-        * Ties, as among clients never chosen, are broken at random. With fewer than d clients available
-          all are candidates.
+        * In a common warm-up of all selectors clients report losses too.
+        * Sizes come by ``inform(clients, num_examples=...)``. A client of unknown size counts as one of average size.
+        * Ties, as among clients never chosen, are broken at random. If fewer than d clients are available, all are
+          candidates.
 
     Args:
         clients_per_round: m.
@@ -216,7 +221,7 @@ class RPowD(Candidates):
     >>> import numpy as np
     >>> selector = RPowD(clients_per_round=1, candidates=3, seed=0)
     >>> for loss in (0.3, 2.1, 0.9):
-    ...     chosen = selector.select(np.arange(3))  # three times a client not seen yet
+    ...     chosen = selector.select(np.arange(3))  # each time a client not seen yet
     ...     selector.observe(RoundReport(clients=chosen, completed=[True], latency=[1.0], train_loss=[loss]))
     >>> losses = selector.state_dict()["loss"]
     >>> losses[selector.select(np.arange(3))]
@@ -224,6 +229,7 @@ class RPowD(Candidates):
     """
 
     name: ClassVar[str] = "rpow-d"
+    citations: ClassVar[tuple[str, ...]] = (CHO,)
     needs: ClassVar[frozenset[str]] = frozenset({"train_loss", "spare"})
     requires: ClassVar[frozenset[str]] = frozenset({"train_loss"})
     client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {

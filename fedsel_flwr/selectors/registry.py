@@ -1,4 +1,4 @@
-"""Selectors by name, for scenario files and the command line: look up, create, describe."""
+"""Registry of selectors by name, for scenario files and the command line: look up, create, describe."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _CLASSES: dict[str, type[Selector]] = {
     cls.name: cls for cls in vars(catalogue).values() if isinstance(cls, type) and issubclass(cls, Selector)
 }
 ENTRY_POINTS = "fedsel.selectors"
-"""The entry-point group of installed packages' selectors: ``fastest = "my_package.my_file:Fastest"``."""
+"""Entry-point group for selectors of installed packages: ``fastest = "my_package.my_file:Fastest"``."""
 
 
 def names() -> tuple[str, ...]:
-    """Return the names that :func:`create` knows, sorted; installed packages may add some (:data:`ENTRY_POINTS`).
+    """Return the sorted names that :func:`create` knows; installed packages may add names (:data:`ENTRY_POINTS`).
 
     >>> {"bsfl", "random"} <= set(names())
     True
@@ -38,7 +38,7 @@ def selector_class(name: str) -> type[Selector]:
         A subclass of :class:`~fedsel_flwr.selectors.Selector`.
 
     Raises:
-        ParameterError: The name is unknown, or it refers to something that cannot be imported or is no such class.
+        ParameterError: The name is unknown, cannot be imported, or does not refer to a class of selectors.
     """
     if name in _CLASSES:
         return _CLASSES[name]
@@ -60,7 +60,7 @@ def selector_class(name: str) -> type[Selector]:
 
 
 def label_of(name: str) -> str:
-    """Return a selector's label in tables, folders and parameter keys: its name, or that of a reference's class.
+    """Return a selector's label in tables, folders and parameter keys: its name, or for a reference the class's name.
 
     Raises:
         ParameterError: As :func:`selector_class` does.
@@ -95,18 +95,18 @@ def create(name: str, **params: Any) -> Selector:
     except FedSelError:
         raise
     except Exception as error:
-        # A class of the user's own may raise anything.
+        # A user's class may raise any exception.
         raise ParameterError(f"selector {name!r} cannot be made: {described(error)}") from error
 
 
 def description(name: str) -> list[str]:
-    """Return what a selector does, its paper, the columns it reads and its parameters, a line each.
+    """Describe a selector in four lines: summary, paper, columns it reads, parameters.
 
     Args:
         name: As :func:`~fedsel_flwr.selectors.registry.selector_class` reads it.
 
     Returns:
-        The lines; for an installed selector that cannot be loaded one line, with the reason.
+        The lines; for an installed selector that cannot be loaded, one line with the reason.
 
     >>> for line in description("local-accuracy"):
     ...     print(line)
@@ -116,22 +116,84 @@ def description(name: str) -> list[str]:
     reads: local_accuracy (by a probe)
     parameters: clients_per_round, seed=None
     """
-    try:
-        cls = selector_class(name)
-    except ParameterError as error:
-        return [f"cannot be loaded: {error}"]
-    text = inspect.cleandoc(cls.__doc__ or "-")
+    facts = describe(name)
+    if "problem" in facts:
+        return [f"cannot be loaded: {facts['problem']}"]
+    columns = [*facts["reads"], *(f"{column} (by a probe)" for column in facts["probes"])]
+    parameters = [
+        one["name"] if one["required"] else f"{one['name']}={one['default']!r}" for one in facts["parameters"]
+    ]
     return [
-        text.splitlines()[0],
-        f"paper: {_references(text)}",
-        f"reads: {_columns(cls)}",
-        f"parameters: {', '.join(map(_parameter, inspect.signature(cls).parameters.values()))}",
+        facts["summary"],
+        f"paper: {facts['paper']}",
+        f"reads: {', '.join(columns) or 'nothing'}",
+        f"parameters: {', '.join(parameters)}",
     ]
 
 
+def describe(name: str) -> dict[str, Any]:
+    """Return the facts about a selector, by name.
+
+    Args:
+        name: As :func:`~fedsel_flwr.selectors.registry.selector_class` reads it.
+
+    Returns:
+        ``name``, ``summary``, ``paper``, ``reads`` and ``probes`` (names of columns), and ``parameters``: a list with
+        ``name``, ``required`` and, if there is one, ``default``. For an installed selector that cannot be loaded only
+        ``name`` and ``problem``.
+
+    >>> describe("round-robin")["parameters"]
+    [{'name': 'clients_per_round', 'required': True}, {'name': 'seed', 'required': False, 'default': None}]
+    """
+    try:
+        cls = selector_class(name)
+    except ParameterError as error:
+        return {"name": name, "problem": str(error)}
+    text = inspect.cleandoc(cls.__doc__ or "-")
+    parameters: list[dict[str, Any]] = []
+    for parameter in inspect.signature(cls).parameters.values():
+        required = parameter.default is parameter.empty
+        parameters.append({"name": parameter.name, "required": required})
+        if not required:
+            parameters[-1]["default"] = parameter.default
+    return {
+        "name": name,
+        "summary": text.splitlines()[0],
+        "paper": _references(text),
+        # An instance decides if it is a property.
+        "reads": [] if isinstance(cls.needs, property) else sorted(cls.needs),
+        "probes": sorted(cls.asks),
+        "parameters": parameters,
+    }
+
+
+def citations(name: str) -> tuple[str, ...]:
+    """Return the BibTeX entries of a selector's papers.
+
+    Args:
+        name: As :func:`~fedsel_flwr.selectors.registry.selector_class` reads it.
+
+    Returns:
+        The entries, at least one.
+
+    Raises:
+        ParameterError: The selector is unknown, or its class names no paper.
+
+    >>> print(citations("active-fl")[0].splitlines()[2])
+      title         = {Active Federated Learning},
+    """
+    cls = selector_class(name)
+    if not cls.citations:
+        raise ParameterError(
+            f"selector {name!r} names no paper. Set {cls.__name__}.citations to a tuple of BibTeX entries"
+        )
+    # A text would otherwise be taken for a tuple of letters.
+    return (cls.citations,) if isinstance(cls.citations, str) else tuple(cls.citations)
+
+
 def _installed() -> dict[str, str]:
-    """Return the names that installed packages add, with their references; they cannot replace our own."""
-    # Read at each call: a package may be installed while a notebook runs.
+    """Return the names that installed packages add, with their references; they cannot replace our names."""
+    # Read at each call, because a package may be installed while a notebook runs.
     found = importlib.metadata.entry_points(group=ENTRY_POINTS)
     return {point.name: point.value for point in found if point.name not in _CLASSES}
 
@@ -150,15 +212,6 @@ def _checked_class(found: Any, name: str) -> type[Selector]:
 
 
 def _references(text: str) -> str:
-    """Return the section References of a docstring, on one line."""
+    """Return the section "References" of a docstring on one line."""
     _, heading, after = text.partition("\nReferences:\n")
     return " ".join(after.split("\n\n")[0].split()) if heading else "-"
-
-
-def _columns(cls: type[Selector]) -> str:
-    needs = [] if isinstance(cls.needs, property) else sorted(cls.needs)
-    return ", ".join([*needs, *(f"{name} (by a probe)" for name in sorted(cls.asks))]) or "nothing"
-
-
-def _parameter(parameter: inspect.Parameter) -> str:
-    return parameter.name if parameter.default is parameter.empty else f"{parameter.name}={parameter.default!r}"

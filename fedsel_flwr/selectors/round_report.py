@@ -1,4 +1,4 @@
-"""The report of a round, the probe before a choice, and failures in a row."""
+"""Report of a round, probe before a selection, and failures in a row."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from fedsel_flwr.selectors.columns import FLAGS, REPORTED, SCALARS, column_value
 @with_fields("FloatArray | None", dict.fromkeys(sorted(REPORTED)))
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RoundReport:
-    """The outcome of a round: a row for each selected client, failed ones included.
+    """Outcome of a round: a row for each selected client, failed ones included.
 
-    Every report has ``clients``, ``completed``, ``latency``, ``spare`` and ``first``; :attr:`Selector.needs` names the
+    Every report has ``clients``, ``completed``, ``latency``, ``spare`` and ``first``. :attr:`Selector.needs` names the
     optional columns that a selector reads. A missing value is NaN, as in the rows of failed clients. A completed client
     may lack a column that clients report (source "reply" in :mod:`~fedsel_flwr.selectors.columns`). If the selector
-    names that column in :attr:`Selector.requires`, such a client counts as failed. Reported numbers lie in the table's
-    ranges. Arrays are copied and read-only. A column that is added to the table is a field as well.
+    names that column in :attr:`Selector.requires`, such a client counts as failed. Reported numbers are within the
+    ranges of the table. Arrays are copied and read-only. A new column of the table is also a field of this class.
 
-    With over-selection a round asks more clients than it needs, and those that it did not need are spares. A selector
-    that does not name "spare" in its ``needs`` sees them as failed. A spare's row is ``completed`` if the client
-    answered, and ``latency`` is then its own. Otherwise ``latency`` is the time that the server waited. The server
-    measures nothing on spares, so any optional column may be NaN.
+    With over-selection a round asks more clients than it needs. The clients that it did not need are spares. A selector
+    that does not name "spare" in its ``needs`` sees them as failed. If a spare answered, its row is ``completed`` and
+    has the client's latency. Otherwise ``latency`` is the time that the server waited. The server measures nothing on
+    spares, so any optional column may be NaN.
 
     Args:
         clients: Indices of the selected clients, shape (n,), unique.
         completed: Whether the client's update arrived in time and could be used, shape (n,).
         latency: Seconds from sending the model to holding the update, shape (n,); ``max_latency`` for failed clients.
         spare: Whether the client was asked as a spare and was not needed, shape (n,); None if no client was.
-        first: Whether ``latency`` stands in place of the first time that the server measured of the client, which
-            contains the start of its process, shape (n,); None if in no row.
+        first: Whether ``latency`` replaces the first time that the server measured for the client, shape (n,); None if
+            no row does. The first time contains the start of the client's process.
         energy: Joules spent by the client, shape (n,).
         energy_score: The client's energy score in [0, 1] (PCZFL), shape (n,).
         num_examples: Training examples behind the update, shape (n,).
@@ -51,7 +51,7 @@ class RoundReport:
         global_loss: Loss of the new global model on the server's validation set.
 
     Raises:
-        ParameterError: A column has the wrong shape or holds a value that cannot be (NaN latency, an accuracy of 2).
+        ParameterError: A column has the wrong shape or an impossible value (a NaN latency, an accuracy of 2).
     """
 
     clients: IntArray
@@ -91,7 +91,7 @@ class RoundReport:
             if field.name == "clients" or value is None:
                 continue
             if field.name in SCALARS:
-                # No range: the server measures it, so that only NaN and infinities can be wrong.
+                # The server measures scalars, so only NaN and infinities can be wrong.
                 columns[field.name] = real(field.name, value)
             elif field.name == "completed" or field.name in FLAGS:
                 columns[field.name] = _flags(field.name, value, len(clients))
@@ -120,7 +120,7 @@ class RoundReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """A request for columns before the choice; clients' answers come by :meth:`Selector.inform`.
+    """Request for columns before a selection; :meth:`Selector.inform` brings the answers of the clients.
 
     Args:
         clients: Clients to ask, shape (n,).
@@ -132,15 +132,15 @@ class Probe:
 
 
 FAILURES_THAT_COUNT = 2
-"""Failures in a row that count: a client that fails once may only have been unlucky."""
+"""Number of failures in a row from which they count; a single failure may be chance."""
 
 
 def repeated_failures(in_a_row: IntArray, report: RoundReport) -> BoolArray:
     """Count failures in a row, and return the clients that failed repeatedly.
 
     Args:
-        in_a_row: Failures in a row by client index, shape (K,); updated in place. A completed round sets a client's
-            to 0; a spare that has not answered keeps its number.
+        in_a_row: Failures in a row by client index, shape (K,); updated in place. A completed round resets the number
+            of a client to 0. A spare without an answer keeps its number.
         report: The report of a round.
 
     Returns:

@@ -1,4 +1,4 @@
-"""A selector's state: rows by client that grow with the fleet, free arrays, numbers and the random generator.
+"""State of a selector: rows by client that grow with the fleet, free arrays, numbers and the random generator.
 
 An author declares the attributes. Growing, forgetting, saving and loading follow from the declarations.
 """
@@ -15,11 +15,11 @@ from fedsel_flwr.checks import BoolArray, IntArray, whole
 from fedsel_flwr.errors import StateError
 
 KINDS = "biuf"
-"""NumPy kinds that a state may hold: booleans, integers, floats."""
+"""NumPy kinds that a state may hold: booleans, integers and floats."""
 RESERVED = ("round", "registered", "generator")
 """Keys that every selector's state has."""
 LOW = (1 << 64) - 1
-"""Mask of a 64-bit word: PCG64 has 128 bits of state, which no NumPy integer holds."""
+"""Mask of a 64-bit word: PCG64 has 128 bits of state, and no NumPy integer is as long."""
 
 
 def state_key(attribute: str) -> str:
@@ -34,15 +34,15 @@ def state_key(attribute: str) -> str:
 class SavedState:
     """State that grows with the fleet and can be saved; the base of :class:`~fedsel_flwr.selectors.Selector`.
 
-    A subclass declares its attributes; each is saved under its name without the leading underscore.
+    A subclass declares its attributes. Each is saved under its name without the leading underscore.
 
     Attributes:
-        client_state: Attribute -> a newcomer's value: a number, a boolean or an array. The attribute holds a row for
-            each client: ``{"_plays": 0, "_context": np.zeros(2)}`` makes ``_plays`` of shape (K,) and ``_context``
-            of shape (K, 2), each with the type of its value.
-        scalar_state: Attributes that hold one number each. ``__init__`` sets them, and their types stay.
-        free_state: Attribute -> (type, shape of one row) of arrays whose length the selector itself decides:
-            ``{"_centre": (float, (2,))}`` makes ``_centre``, of shape (0, 2) at first. Their numbers are finite.
+        client_state: Maps an attribute to the value of a new client: a number, a boolean or an array. The attribute
+            holds a row for each client. ``{"_plays": 0, "_context": np.zeros(2)}`` makes ``_plays`` of shape (K,) and
+            ``_context`` of shape (K, 2), each with the type of its value.
+        scalar_state: Attributes that hold one number each. ``__init__`` sets them, and their types never change.
+        free_state: Maps an attribute to (type, shape of one row), for arrays whose length the selector decides.
+            ``{"_centre": (float, (2,))}`` makes ``_centre``, of shape (0, 2) at first. All numbers are finite.
     """
 
     client_state: ClassVar[Mapping[str, npt.ArrayLike]] = {}
@@ -70,15 +70,15 @@ class SavedState:
         return state | {state_key(attribute): getattr(self, attribute) for attribute in self.scalar_state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state of :meth:`state_dict`; nothing changes if it does not fit.
+        """Load a state of :meth:`state_dict`; nothing changes if the state does not fit.
 
         Args:
-            state: What :meth:`state_dict` of a selector with the same parameters returned; arrays may be lists.
+            state: The result of :meth:`state_dict` of a selector with the same parameters; arrays may be lists.
 
         Raises:
             StateError: A key, shape, type or value does not fit this selector.
         """
-        # Not from the declarations: a subclass may add keys in state_dict.
+        # Not from the declarations, because a subclass may add keys in state_dict.
         own = self.state_dict().keys()
         if own != state.keys():
             raise StateError(
@@ -100,18 +100,18 @@ class SavedState:
             loaded[attribute] = exact_array(key, state[key], np.dtype(dtype), (None, *row))
         for attribute in self.scalar_state:
             key, mine = state_key(attribute), getattr(self, attribute)
-            # A Python number stays one: an np.int64 would be saved and compared differently.
+            # Keeps Python numbers, because an np.int64 would be saved and compared differently.
             loaded[attribute] = type(mine)(exact_array(key, state[key], np.asarray(mine).dtype, ()))
         if loaded["_round"] < 0:
             raise StateError(f"state 'round' must be at least 0, got {loaded['_round']}")
-        # Everything is checked before the first attribute changes.
+        # All checks come before the first change of an attribute.
         generator = unpack_generator("generator", state["generator"])
         self._generator.bit_generator.state = generator
         for attribute, checked in loaded.items():
             setattr(self, attribute, checked)
 
     def _add_rows(self, clients: IntArray) -> None:
-        """Add rows until each of ``clients`` has one."""
+        """Add rows until each of ``clients`` has a row."""
         missing = int(clients.max(initial=-1)) + 1 - self._registered.size
         if missing > 0:
             self._registered = np.pad(self._registered, (0, missing))
@@ -119,14 +119,14 @@ class SavedState:
                 setattr(self, attribute, np.concatenate([getattr(self, attribute), _newcomer_rows(value, missing)]))
 
     def _reset_rows(self, clients: IntArray) -> None:
-        """Reset the rows of ``clients`` to a newcomer's values."""
+        """Reset the rows of ``clients`` to the values of a new client."""
         self._registered[clients] = False
         for attribute, value in self.client_state.items():
             getattr(self, attribute)[clients] = value
 
 
 def _newcomer_rows(value: npt.ArrayLike, count: int) -> npt.NDArray[Any]:
-    """Return ``count`` rows of a newcomer's value."""
+    """Return ``count`` rows with the value of a new client."""
     array = np.asarray(value)
     return np.full((count, *array.shape), array)
 
@@ -137,14 +137,14 @@ def exact_array(
     """Return the state ``value`` as a new array of ``dtype`` and ``shape``, without changing a number.
 
     Args:
-        key: The state's key, for the message.
-        value: An array, a number or lists of numbers; an empty one fits any type.
-        dtype: The type to return; integers may come in another width, and as floats never.
-        shape: The shape; None stands for any length.
+        key: Key of the state, for the message.
+        value: An array, a number or lists of numbers; an empty array fits any type.
+        dtype: Type to return. Integers may have another width, but floats never become integers.
+        shape: Expected shape; None means any length.
         finite: Whether to refuse NaN and infinities.
 
     Raises:
-        StateError: It does not fit.
+        StateError: The value does not fit.
 
     >>> exact_array("plays", [1, 2], np.dtype(np.uint64), (None,)).dtype
     dtype('uint64')
@@ -152,7 +152,7 @@ def exact_array(
     try:
         array = _whole_numbers(value, dtype) if dtype.kind in "iu" else np.array(value)
     except (ValueError, TypeError, OverflowError):
-        # Lists of different lengths, for example.
+        # For example, nested lists of different lengths.
         raise _refusal(key, value, dtype, finite) from None
     if array.size:
         converted = _converted(array, dtype)
@@ -168,15 +168,15 @@ def exact_array(
 
 
 def _refusal(key: str, value: Any, dtype: np.dtype[Any], finite: bool) -> StateError:
-    """Return the error; made only when needed, as printing a large array takes longer than all checks."""
+    """Return the error. It is made only when needed, because printing a large array takes longer than all checks."""
     numbers = f"finite {dtype} numbers" if finite and dtype.kind != "b" else f"{dtype} values"
     return StateError(f"state {key!r} must hold {numbers}, got {value!r}")
 
 
 def _whole_numbers(value: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return ``value`` as an array, lists of large integers as integers."""
+    """Return ``value`` as an array; lists of large integers remain integers."""
     array = np.array(value)
-    # NumPy makes floats of a list with integers on both sides of 2^63, and objects of larger ones.
+    # NumPy converts a list with integers on both sides of 2^63 to floats, and larger integers to objects.
     if isinstance(value, list) and array.dtype.kind in "fO":
         numbers, info = np.array(value, dtype=object), np.iinfo(dtype)
         if all(type(one) is int and info.min <= one <= info.max for one in numbers.flat):
@@ -185,13 +185,13 @@ def _whole_numbers(value: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 def _converted(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
-    """Return ``array`` as ``dtype``; None if a number would change, or a fraction become an integer."""
+    """Return ``array`` as ``dtype``; None if a number would change, or a float would become an integer."""
     order = {"b": 0, "i": 1, "u": 1, "f": 2}
     if array.dtype.kind not in order or order[array.dtype.kind] > order[dtype.kind]:
         return None
     with np.errstate(all="ignore"):
         converted = array.astype(dtype)
-        # The way back shows overflow and lost digits, which the comparison of the two types may round away.
+        # The conversion back shows overflow and lost digits that a comparison of the two types may round away.
         there_and_back = converted.astype(array.dtype)
     nan = array.dtype.kind == "f"
     same = np.array_equal(converted, array, equal_nan=nan) and np.array_equal(there_and_back, array, equal_nan=nan)
@@ -207,7 +207,7 @@ def pack_generator(generator: np.random.Generator) -> npt.NDArray[np.uint64]:
 
 
 def unpack_generator(key: str, value: Any) -> dict[str, Any]:
-    """Return what ``bit_generator.state`` of a PCG64 generator takes; raise :class:`StateError` if it is none."""
+    """Return the value for ``bit_generator.state`` of a PCG64 generator; raise :class:`StateError` if it is invalid."""
     words = [int(part) for part in exact_array(key, value, np.dtype(np.uint64), (6,))]
     if words[4] > 1 or words[5] >= 1 << 32:
         raise StateError(f"state {key!r} must be the state of a PCG64 generator, got {words}")

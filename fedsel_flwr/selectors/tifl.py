@@ -1,4 +1,4 @@
-"""TiFL: a tier of equally fast clients each round, more often a tier with low accuracy (Chai et al.)."""
+"""TiFL: select a tier of equally fast clients in each round, more often a tier with low accuracy (Chai et al.)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import numpy as np
 from fedsel_flwr.checks import BoolArray, FloatArray, IntArray, whole
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.selectors.base import Probe, Selector
+from fedsel_flwr.selectors.citations import CHAI
 from fedsel_flwr.selectors.round_report import RoundReport
 
 ATTEMPTS = 5
-"""Attempts to profile a client, after which it counts as one that does not answer."""
+"""Number of attempts to profile a client. After them it counts as a client that does not answer."""
 
 
 class TiFL(Selector):
@@ -22,9 +23,9 @@ class TiFL(Selector):
     ============  ======================  ============================================================
     paper         here                    meaning
     ============  ======================  ============================================================
-    RT_i          ``_profile``            client i's latency in its profiling round; -1 if unknown
-    T             ``tiers``               number of tiers, the fastest is the first
-    Credits_t     ``_credits``            rounds that tier t may still be drawn
+    RT_i          ``_profile``            client i's latency in its profiling round, -1 if unknown
+    T             ``tiers``               number of tiers, the fastest first
+    Credits_t     ``_credits``            rounds for which tier t may still be drawn
     NewProbs      ``_weight``             the tiers' chances, not normalized
     A_t^r         ``_means``              the global model's accuracy on the data of tier t
     I             ``interval``            rounds between two changes of the chances
@@ -32,24 +33,25 @@ class TiFL(Selector):
     ============  ======================  ============================================================
 
     Deviations:
-        * Profiling is the training of the opening rounds: available clients without a profile are
-          taken first, at random, and others fill the round. The paper profiles before it trains. A newcomer is profiled
-          the same way, and the tiers are formed again.
-        * A common warm-up of all selectors profiles all clients at once, without a tier and a credit. The rounds of
-          the interval count from its end, and the first accuracies are asked for then.
+        * Profiling is the training of the opening rounds. Available clients without a profile are chosen first, at
+          random, and others fill the round. The paper profiles before it trains. A new client is profiled the same way,
+          and the tiers are formed again.
+        * A common warm-up of all selectors profiles all clients at once, without a tier or a credit. The rounds of the
+          interval count from its end, and the first accuracies are asked for at its end.
         * A client that fails its profiling round is profiled again, up to five attempts. After the fifth it is in no
-          tier and comes last, if a round cannot be filled otherwise. If it completes then, it has its profile.
-        * On the server's clock a client's first time contains the start of its process. So it is no profile, and the
-          client is profiled in one more round.
-        * A spare is profiled as any other client if it answered. If it has not, its profile is at least the time that
-          the server waited.
-        * The tiers are parts of equal number, by latency; the paper cuts a histogram.
-        * A_t is the mean over the tier's clients of their accuracies on their test data, a probe of all clients every
-          I rounds, whose time and energy are charged. Its change is taken over the clients that answered both times.
-        * The new chance of a tier is in proportion to 1 - A_t; the paper leaves its function open. A tier without
-          an answer counts as an average one.
+          tier and is chosen only if the round cannot be filled otherwise. If it then completes, it has its profile.
+        * On the server's clock the first time of a client contains the start of its process. This time is no profile,
+          and the client is profiled in one more round.
+        * A spare that answered is profiled as any other client. If it has not answered, its profile is at least the
+          time that the server waited.
+        * The tiers have equal numbers of clients, by latency. The paper cuts a histogram.
+        * A_t is the mean accuracy of the tier's clients on their test data. It comes from a probe of all clients every
+          I rounds, whose time and energy are charged. The change of A_t is taken over the clients that answered both
+          times.
+        * The new chance of a tier is proportional to 1 - A_t. The paper leaves this function open. A tier without an
+          answer counts as an average one.
         * A tier without available clients is not drawn. If a tier has fewer than m of them, random clients of the other
-          tiers fill the round; the paper's tiers are large enough.
+          tiers fill the round. The paper's tiers are large enough.
         * If no tier with credits is left, every tier gets its credits again. A credit is spent when the round is
           observed. Without ``credits`` there is no limit.
 
@@ -57,11 +59,11 @@ class TiFL(Selector):
         clients_per_round: m.
         tiers: T.
         interval: I, rounds.
-        credits: Credits of each tier, a number for all or one for each, the fastest first; None for no limit.
+        credits: Credits of each tier: one number for all tiers, or one for each, the fastest first. None sets no limit.
         seed: Seed of the generator of tiers and clients.
 
     Raises:
-        ParameterError: A parameter is out of range, or ``credits`` has not one number for each tier.
+        ParameterError: A parameter is out of range, or the length of ``credits`` is not the number of tiers.
 
     References:
         Z. Chai et al., TiFL: a tier-based federated learning system, HPDC 2020, section 4, Algorithm 2.
@@ -76,6 +78,7 @@ class TiFL(Selector):
     """
 
     name: ClassVar[str] = "tifl"
+    citations: ClassVar[tuple[str, ...]] = (CHAI,)
     needs: ClassVar[frozenset[str]] = frozenset({"latency", "spare", "first"})
     asks: ClassVar[frozenset[str]] = frozenset({"local_accuracy"})
     remembers: ClassVar[dict[str, str]] = {"local_accuracy": "_accuracy"}
@@ -88,7 +91,7 @@ class TiFL(Selector):
     _profile: FloatArray
     # Failed attempts to profile a client.
     _attempts: IntArray
-    # Of the last interval and of the one before; -1 if unknown.
+    # Accuracies of the last interval and of the one before; -1 if unknown.
     _accuracy: FloatArray
     _before: FloatArray
 
@@ -106,9 +109,9 @@ class TiFL(Selector):
         self.credits = None if credits is None else _by_tier(credits, self.tiers)
         self._weight: FloatArray = np.ones(self.tiers)  # Algorithm 2, equal at first
         self._credits: IntArray = np.array(self.credits or [0] * self.tiers, dtype=np.int64)  # Algorithm 2
-        # The tier of the round chosen last; -1 if the round was for profiling.
+        # The tier of the current round; -1 if the round is for profiling.
         self._tier = -1
-        # The round before which accuracies were asked for last.
+        # The round before which the last probe asked for accuracies.
         self._asked_in = 0
 
     def _probe(self, available: IntArray) -> Probe | None:
@@ -131,7 +134,7 @@ class TiFL(Selector):
             self._tier = self._draw_tier(np.bincount(tier[tier >= 0], minlength=self.tiers) > 0)
         else:
             self._tier = -1
-        # Clients to profile first, then the tier, then other tiers, then clients without a profile.
+        # Clients to profile come first, then the tier, then other tiers, then clients without a profile.
         rank = np.select([~profiled[shuffled], tier < 0, tier == self._tier], [0, 3, 1], default=2)
         return shuffled[np.argsort(rank, kind="stable")][: self.asked_per_round]  # Algorithm 2, |C| of the tier
 
@@ -150,7 +153,7 @@ class TiFL(Selector):
         return (self._profile >= 0) | (self._attempts >= ATTEMPTS)
 
     def _tiers(self) -> IntArray:
-        """Return the tier of every client, shape (K,); -1 without a profile."""
+        """Return the tier of every client, shape (K,), -1 without a profile."""
         profiled = np.flatnonzero(self._profile >= 0)
         order = profiled[np.argsort(self._profile[profiled], kind="stable")]
         tier = np.full(self._profile.size, -1, dtype=np.int64)
@@ -159,7 +162,7 @@ class TiFL(Selector):
         return tier
 
     def _draw_tier(self, here: BoolArray) -> int:
-        """Draw a tier among those with available clients (``here``, shape (tiers,)); -1 if there is none."""
+        """Draw a tier among those with available clients (``here``, shape (tiers,)), or return -1 if there is none."""
         if not here.any():
             return -1
         if self.credits is not None and not (here & (self._credits > 0)).any():
@@ -171,7 +174,7 @@ class TiFL(Selector):
         return int(self._generator.choice(self.tiers, p=chance / chance.sum()))  # Algorithm 2, NewProbs
 
     def _change_chances(self, tier_of: IntArray) -> None:
-        """Prefer the tiers of low accuracy, unless the accuracy of the current tier has risen."""
+        """Prefer tiers with low accuracy, unless the accuracy of the current tier has risen."""
         both = (tier_of == self._tier) & (self._accuracy >= 0) & (self._before >= 0)
         if not both.any() or self._accuracy[both].mean() > self._before[both].mean():  # Algorithm 2, A^r and A^(r - I)
             return
@@ -181,7 +184,7 @@ class TiFL(Selector):
         self._weight = weight if weight.any() else np.ones(self.tiers)
 
     def _means(self, tier_of: IntArray) -> FloatArray:
-        """Return A_t of each tier, shape (tiers,), NaN if unknown; at least one is known."""
+        """Return A_t of each tier, shape (tiers,), NaN if unknown. At least one must be known."""
         known = (tier_of >= 0) & (self._accuracy >= 0)
         count = np.bincount(tier_of[known], minlength=self.tiers)
         total = np.bincount(tier_of[known], weights=self._accuracy[known], minlength=self.tiers)

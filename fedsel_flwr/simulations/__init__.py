@@ -8,8 +8,10 @@ Modules, in the order in which a run uses them:
 
 ======================  ============================================================================================
 ``scenario_tables``     the tables of a scenario that describe its world, and synthetic data
-``scenario``            everything that defines a simulation
-``scenario_files``      TOML files, overrides of single keys, errors that name the key
+``scenario``            the scenario: everything that defines a simulation
+``listing``             the scenarios and selectors by name: ``fedsel list``
+``scenario_files``      reading TOML, overriding keys, errors that name the key
+``scenario_text``       a scenario with its units and defaults: ``fedsel show``
 ``worlds``              data, partition, model and availability of a scenario
 ``engine``              :func:`simulate`: checks, engine, folder and checkpoints of a run
 ``fingerprints``        digests of a run's code and data, to notice when they change
@@ -22,6 +24,8 @@ Modules, in the order in which a run uses them:
 ``run_record``          ``run.json``: the settings of a run, and a digest of each file
 ``comparisons``         several selectors on the same seeds
 ``untrusted_folders``   checks of folders that another person may have made
+``package_checks``      checks of the installed packages
+``doctor``              checks of the installation and of this machine: ``fedsel doctor``
 ``logs``                log records during a run
 ``shutdown``            Ctrl-C and SIGTERM
 ======================  ============================================================================================

@@ -1,7 +1,6 @@
-"""Diagnosis of a finished run: it has diverged, or no client delivered an update.
+"""Diagnose a finished run: it has diverged, or no client delivered an update.
 
-A run has diverged in three cases: its loss is not finite, its clients send no finite models, or its model is no better
-than guessing.
+A run has diverged if its loss is not finite, its clients send no finite model, or it is no better than guessing.
 """
 
 from __future__ import annotations
@@ -14,14 +13,17 @@ from collections import Counter
 import numpy as np
 
 from fedsel_flwr.clients.objectives import OBJECTIVES
-from fedsel_flwr.rounds.history import History
+from fedsel_flwr.rounds.history import LATE, History
+from fedsel_flwr.simulations.scenario import Scenario
 from fedsel_flwr.simulations.worlds.world import World
 
 logger = logging.getLogger("fedsel_flwr")
 WINDOW = 5
-"""Consecutive rounds with the same fault before a run counts as diverged."""
+"""Rounds in a row that must agree before a run counts as diverged."""
+MANY_LATE = 0.1
+"""Share of late selections from which the longest wait is probably too short."""
 CURE = "Lower training.learning_rate"
-"""Usual cure for divergence."""
+"""The usual remedy for divergence."""
 
 
 def diagnose(world: World, history: History) -> str:
@@ -44,6 +46,23 @@ def diagnose(world: World, history: History) -> str:
     if found:
         logger.warning("%s", found)
     return found
+
+
+def late_share(scenario: Scenario, history: History) -> float:
+    """Return the share of a run's selections whose clients reached the longest wait, ``wireless.max_latency_s``.
+
+    Args:
+        scenario: Of the run.
+        history: The run's.
+
+    Returns:
+        The share; 0 if rounds end earlier by over-selection or a deadline, which makes clients late by design.
+    """
+    options = scenario.aggregation.options()
+    asked = sum(record.num_selected for record in history.rounds)
+    if not asked or options["over_selection"] or options["round_deadline_s"] is not None:
+        return 0.0
+    return history.problem_counts()[LATE] / asked
 
 
 def chance_level(world: World) -> float:

@@ -8,7 +8,6 @@ import inspect
 import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.references import absolute_reference, is_reference
 from fedsel_flwr.selectors import Selector
 from fedsel_flwr.selectors.registry import label_of, selector_class
+from fedsel_flwr.simulations.listing import packaged_text, scenario_names
 from fedsel_flwr.simulations.scenario import Scenario
 
 REFERENCE_KEYS = ("selector", "model.name", "data.dataset")
@@ -36,12 +36,6 @@ EXPECTED = {
     "tuple_type": "expected a list of numbers, such as 3, 4, 5",
 }
 """Replacements for pydantic's messages about Python types: type of the error -> what the TOML file should hold."""
-
-
-def scenario_names() -> tuple[str, ...]:
-    """Return the sorted names of the scenarios inside the package."""
-    folder = resources.files("fedsel_flwr.simulations") / "scenarios"
-    return tuple(sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml")))
 
 
 def load_scenario(
@@ -89,7 +83,7 @@ def load_scenario(
                 absolute_reference(value, Path.cwd()) if key in REFERENCE_KEYS and isinstance(value, str) else value,
             )
     scenario = _validated(source, {"name": name} | tables)
-    _check_selectors(source, scenario, selectors)
+    check_selector_tables(source, scenario, selectors)
     return scenario
 
 
@@ -133,7 +127,7 @@ def chooses_cohort_size(parameters: Mapping[str, inspect.Parameter]) -> bool:
 
 def _read(source: str) -> tuple[str, str]:
     if source in scenario_names():
-        return source, (resources.files("fedsel_flwr.simulations") / "scenarios" / f"{source}.toml").read_text("utf-8")
+        return source, packaged_text(source)
     path = Path(source).expanduser()
     if not source.strip():
         raise ParameterError(f"scenario must be a name or the path of a TOML file, got {source!r}")
@@ -215,8 +209,17 @@ def _explain(error: ValidationError) -> str:
     return "; ".join(lines)
 
 
-def _check_selectors(source: str, scenario: Scenario, selectors: Sequence[str]) -> None:
-    """Refuse unknown selectors, and parameters that a selector does not accept."""
+def check_selector_tables(source: str, scenario: Scenario, selectors: Sequence[str]) -> None:
+    """Refuse an unknown selector, and parameters that a selector does not take.
+
+    Args:
+        source: Name of the scenario, for errors.
+        scenario: The scenario.
+        selectors: References of other selectors whose parameters it may hold.
+
+    Raises:
+        ParameterError: Names the selector or the key.
+    """
     own = {label_of(name): selector_class(name) for name in (scenario.selector, *selectors) if is_reference(name)}
     selector_class(scenario.selector)
     for name, params in scenario.selectors.items():

@@ -1,4 +1,4 @@
-"""BSFL (Ben Ami et al.) as a Flower strategy: fast clients, each as often as its data deserve."""
+"""BSFL (Ben Ami et al.) as a Flower strategy: trains fast clients, but each as often as its data deserve."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from fedsel_flwr.strategies.wrapping.paper import PaperStrategy
 
 
 class BSFL(PaperStrategy, SelectionStrategy):
-    """Trades speed against even participation.
+    """Trains fast clients, but each as often as its data deserve.
 
-    A set of clients is worth the speed of its slowest member plus ``alpha`` times the mean generalization value of all.
-    That value is positive while a client has trained less often than its data deserve, else negative (3), (4).
+    The value of a set of clients is the speed of its slowest member plus ``alpha`` times the mean generalization value
+    of all members. The generalization value is positive while a client has trained less often than its data deserve,
+    else negative (3), (4).
 
     The paper asks for:
-        * Selector: :class:`fedsel_flwr.selectors.BSFL`, with all of its parameters. The formulas stand there.
+        * Selector: :class:`fedsel_flwr.selectors.BSFL`, with all of its parameters. Its docstring has the symbols.
         * Averaging: that of ``base``. Filter and validation set: none.
 
-    This class refuses a client that ``data_weights`` does not cover, and on the virtual clock a missing
-    ``min_latency``. On the server's clock ``min_latency`` may be left out: "auto" then takes the lower tenth percentile
-    of the clients' mean latencies. ``max_latency`` is what a client counts as that fails or needs longer.
+    On the virtual clock ``min_latency`` is required. On the server's clock its default is "auto", the lower tenth
+    percentile of the clients' mean latencies. A client that fails, or needs longer than ``max_latency``, counts as
+    ``max_latency``. This class refuses a client that ``data_weights`` does not cover.
 
     A round:
-        1. ``configure_fit`` waits a bounded time for clients, and asks newcomers for their ids.
-        2. The selector bounds each client's speed from above (12). Of all sets of m clients it takes the one that is
-           worth most by these bounds (13).
-        3. ``base`` configures the instructions; exactly the chosen clients get them and train.
+        1. ``configure_fit`` waits a bounded time for clients, and asks new clients for their ids.
+        2. The selector computes an upper confidence bound of each client's speed (12). It takes the set of m clients
+           with the largest value under these bounds (13).
+        3. ``base`` configures the instructions. Exactly the selected clients get them and train.
         4. ``aggregate_fit`` drops unusable updates and lets ``base`` average the others.
-        5. The selector counts a play of each chosen client (10). The speed of a play is ``min_latency`` divided by the
-           latency, and enters the client's mean speed (11). A client that failed counts as one that needed
+        5. The selector counts a play of each selected client (10). The speed of a play is ``min_latency`` divided by
+           the latency, and enters the client's mean speed (11). A failed client counts as a client that needed
            ``max_latency``.
 
     References:
@@ -47,7 +48,7 @@ class BSFL(PaperStrategy, SelectionStrategy):
     >>> model = [np.zeros(2)]
     >>> for number in (1, 2, 3):
     ...     model = play_round(strategy, clients, model, number)
-    >>> [row.client_id for row in strategy.history.clients]  # everybody once, then the two fastest
+    >>> [row.client_id for row in strategy.history.clients]  # every client once, then the two fastest
     ['0', '1', '2', '3', '0', '1']
     >>> BSFL(clients_per_round=5, clock="server").selector.min_latency
     'auto'

@@ -1,4 +1,4 @@
-"""CS-UCB (Xia et al.) as a Flower strategy: the clients that answer fastest."""
+"""CS-UCB (Xia et al.) as a Flower strategy: trains the clients that answer fastest."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from fedsel_flwr.strategies.wrapping.paper import PaperStrategy
 
 
 class CSUCB(PaperStrategy, SelectionStrategy):
-    """Trains the clients with the largest upper confidence bound on speed.
+    """Trains the clients that answer fastest, by an upper confidence bound on their reward.
 
     The paper asks for:
         * Selector: :class:`fedsel_flwr.selectors.CSUCB`, with all of its parameters.
         * Averaging: that of ``base``. Filter and validation set: none.
 
-    This class refuses a missing ``max_latency`` on the virtual clock.
+    On the virtual clock ``max_latency`` is required.
 
-    On the server's clock ``max_latency`` may be left out: "auto" takes the slowest time seen for the rewards, and
-    ``longest_wait`` (60 s) is how long a client may take. A number given as ``max_latency`` is both.
+    On the server's clock ``max_latency`` is optional. Its default "auto" scales the rewards by the slowest completed
+    play, and ``longest_wait`` (60 s) limits the wait for a client. A number as ``max_latency`` sets both.
 
     A round:
-        1. ``configure_fit`` waits a bounded time for clients, and asks newcomers for their ids.
-        2. The selector takes the m clients with the largest mean reward plus confidence radius (18). Until every
-           client has been asked once, clients without a play come first.
-        3. ``base`` configures the instructions; exactly the chosen clients get them and train.
+        1. ``configure_fit`` waits a bounded time for clients, and asks new clients for their ids.
+        2. The selector takes the m clients with the largest mean reward plus confidence radius (18). Clients without a
+           play come first.
+        3. ``base`` configures the instructions. Exactly the selected clients get them and train.
         4. ``aggregate_fit`` drops unusable updates and lets ``base`` average the others.
-        5. The selector takes the reward 1 - latency / ``max_latency`` of each chosen client into its mean (16), (17).
-           A client that failed counts as one that needed ``max_latency``.
+        5. The selector adds the reward 1 - latency / ``max_latency`` of each selected client to its mean (16), (17).
+           A failed client counts as a client that needed ``max_latency``.
 
     >>> import numpy as np
     >>> from fedsel_flwr.strategies import CSUCB
@@ -40,7 +40,7 @@ class CSUCB(PaperStrategy, SelectionStrategy):
     >>> model = [np.zeros(2)]
     >>> for number in (1, 2, 3):
     ...     model = play_round(strategy, clients, model, number)
-    >>> [row.client_id for row in strategy.history.clients]  # everybody once, then the two fastest
+    >>> [row.client_id for row in strategy.history.clients]  # every client once, then the two fastest
     ['0', '1', '2', '3', '0', '1']
     >>> strategy = CSUCB(clients_per_round=5, longest_wait=30.0, clock="server")
     >>> strategy.selector.max_latency, strategy.core.settings.max_latency

@@ -1,4 +1,4 @@
-"""CS-UCB-Q (Xia et al.) as a Flower strategy: fast clients, each in its share of the rounds at least."""
+"""CS-UCB-Q (Xia et al.) as a Flower strategy: trains fast clients, and each in at least its share of the rounds."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from fedsel_flwr.strategies.wrapping.paper import PaperStrategy
 
 
 class CSUCBQ(PaperStrategy, SelectionStrategy):
-    """Trains fast clients under a fairness constraint.
+    """Trains fast clients under a fairness constraint: each client gets at least its share of the rounds.
 
     The paper asks for:
         * Selector: :class:`fedsel_flwr.selectors.CSUCBQ`, with all of its parameters.
         * Averaging: that of ``base``. Filter and validation set: none.
 
-    This class refuses a missing ``max_latency`` on the virtual clock, ``fairness`` that does not cover a client or
-    adds up to more than m, and a share above ``max_participation``.
+    On the virtual clock ``max_latency`` is required. This class refuses a ``fairness`` that does not cover a client or
+    that has a sum above m, and a share above ``max_participation``.
 
-    On the server's clock ``max_latency`` may be left out: "auto" takes the slowest time seen for the rewards, and
-    ``longest_wait`` (60 s) is how long a client may take. A number given as ``max_latency`` is both.
+    On the server's clock ``max_latency`` is optional. Its default "auto" scales the rewards by the slowest completed
+    play, and ``longest_wait`` (60 s) limits the wait for a client. A number as ``max_latency`` sets both.
 
-    Without ``fairness`` the shares follow the numbers of examples that clients report in the roll call.
+    Without ``fairness``, the shares follow the numbers of examples that clients report in the roll call.
 
     A round:
-        1. ``configure_fit`` waits a bounded time for clients, and asks newcomers for their ids and data sizes.
-        2. Each client's virtual queue grows by its share, and falls by 1 if it was chosen in the round before (27).
-           The selector takes the m clients with the largest mix of optimistic reward (26) and queue (28).
-        3. ``base`` configures the instructions; exactly the chosen clients get them and train.
+        1. ``configure_fit`` waits a bounded time for clients, and asks new clients for their ids and data sizes.
+        2. Each client's virtual queue grows by its share, and falls by 1 if the last round selected the client (27).
+           The selector takes the m clients with the largest weighted sum of optimistic reward (26) and queue (28).
+        3. ``base`` configures the instructions. Exactly the selected clients get them and train.
         4. ``aggregate_fit`` drops unusable updates and lets ``base`` average the others.
-        5. The selector takes the reward 1 - latency / ``max_latency`` of each chosen client into its mean (16), (17).
-           A client that failed counts as one that needed ``max_latency``, and as served.
+        5. The selector adds the reward 1 - latency / ``max_latency`` of each selected client to its mean (16), (17).
+           A failed client counts as a client that needed ``max_latency``, and as served.
 
     >>> import numpy as np
     >>> from fedsel_flwr.strategies import CSUCBQ

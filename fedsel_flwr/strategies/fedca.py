@@ -1,4 +1,4 @@
-"""FedCA (Kim et al.) as a Flower strategy: of the round's models the best-scoring combination is averaged."""
+"""FedCA (Kim et al.) as a Flower strategy: averages the best-scoring combination of the round's models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedsel_flwr.strategies.wrapping.adapter import Adapter
 
 
 class CombinatorialAveraging(Adapter):
-    """FedCA's selector, filter and averaging, the same in both of Flower's APIs."""
+    """FedCA's selector, filter and averaging, shared by both of Flower's APIs."""
 
     def __init__(
         self,
@@ -41,46 +41,47 @@ class CombinatorialAveraging(Adapter):
 
 
 class FedCA(CombinatorialAveraging, SelectionStrategy):
-    """Averages the combination of the round's models that scores best on the server's examples.
+    """Averages the combination of the round's models that scores best on the server's validation set.
 
     The paper asks for:
-        * Selector: any; uniform sampling of ``clients_per_round`` clients if none is given.
+        * Selector: any; the default is uniform sampling of ``clients_per_round`` clients.
         * Filter: :class:`fedsel_flwr.aggregation.filter.Filter`, which keeps the best combination (4).
         * Averaging: FedPdp of the kept models (5).
         * Validation set: required, for the filter.
 
-    This class refuses a missing ``validation``, a base that needs several models, updates that the server sees in
-    sum only (secure aggregation).
+    This class refuses a missing ``validation``, a base that needs several models, and updates that the server sees
+    only as a sum (secure aggregation).
 
     A round:
-        1. ``configure_fit`` waits a bounded time for clients, and asks newcomers for their ids and data sizes.
-        2. The selector chooses, here m clients uniformly.
-        3. ``base`` configures the instructions; exactly the chosen clients get them and train.
-        4. ``aggregate_fit`` drops unusable updates. The filter averages the logits of every combination of the others
-           on ``validation`` and keeps the combination of the best score (4).
-        5. ``base`` averages the kept models with FedPdp's weights (5). The selector observes which were kept.
+        1. ``configure_fit`` waits a bounded time for clients, and asks new clients for their ids and data sizes.
+        2. The selector selects m clients, by default uniformly.
+        3. ``base`` configures the instructions. Exactly the selected clients get them and train.
+        4. ``aggregate_fit`` drops unusable updates. The filter averages the logits of every combination of the other
+           models on ``validation``, and keeps the combination with the best score (4).
+        5. ``base`` averages the kept models with FedPdp's weights (5). The selector learns which models were kept.
 
     Deviations:
         * FedPdp's weights are normalized; ``averaging="fedpdp-exact"`` is (5) as printed.
-        * The loss score is minus the cross-entropy of the softmax of the averaged logits; the print takes the logarithm
+        * The loss score is minus the cross-entropy of the softmax of the averaged logits. The paper takes the logarithm
           of a logit, and its sign would keep the worst combination.
-        * Above 20 models the search is greedy. Ties: the larger subset, then the lowest indices. Never the empty one.
-        * A model whose logits are not finite is never kept.
-        * A client of unknown size counts in p_k as an average one.
+        * Above 20 models the search is greedy. Of equal scores the larger subset wins, then the lowest indices. The
+          empty subset is never kept.
+        * A model with infinite or NaN logits is never kept.
+        * A client of unknown size counts in p_k as a client of average size.
 
     Args:
         base: Any Flower strategy of the same API; FedAvg without federated evaluation if None.
-        validation: Examples on the server and how to run the model on them.
-        selector: Chooses the clients; None draws ``clients_per_round`` uniformly.
-        clients_per_round: m, if no selector is given.
-        seed: Seed of the uniform draws, if no selector is given.
+        validation: Examples on the server, and a function that runs the model on them.
+        selector: Selects the clients; None draws ``clients_per_round`` uniformly.
+        clients_per_round: m, only without ``selector``.
+        seed: Seed of the uniform draws, only without ``selector``.
         score: "loss" or "accuracy" (the paper's Dirac delta), of the averaged logits.
-        averaging: The averaging scheme of the kept models, (5): "fedpdp" normalized, or "fedpdp-exact" as printed.
-        **options: Those of :class:`fedsel_flwr.rounds.settings.Options`.
+        averaging: Averaging scheme of the kept models, (5): "fedpdp", normalized, or "fedpdp-exact", as printed.
+        **options: The options of :class:`fedsel_flwr.rounds.settings.Options`.
 
     Raises:
-        ParameterError: There is no validation set, neither or both of ``selector`` and ``clients_per_round`` are
-            given, or a value is out of range.
+        ParameterError: There is no validation set, or a value is out of range. Or neither or both of ``selector`` and
+            ``clients_per_round`` are set.
 
     References:
         T. Kim et al., Accurate and fast federated learning via combinatorial multi-armed bandits, 2020, section 3.
@@ -93,6 +94,6 @@ class FedCA(CombinatorialAveraging, SelectionStrategy):
     >>> strategy = FedCA(clients_per_round=3, validation=held_out, seed=1)
     >>> play_round(strategy, clients, [np.zeros(2)])
     [array([2., 2.])]
-    >>> [(row.client_id, row.kept) for row in strategy.history.clients]  # the larger the model, the smaller the loss
+    >>> [(row.client_id, row.kept) for row in strategy.history.clients]  # the larger model has the smaller loss
     [('0', False), ('1', False), ('2', True)]
     """

@@ -1,4 +1,4 @@
-"""FedCM (Kim et al.) as a Flower strategy: FedCA, with clients sampled by how often the filter kept their models."""
+"""FedCM (Kim et al.) as a Flower strategy: FedCA, and a bandit that selects clients whose models the filter keeps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedsel_flwr.strategies.selection_strategy import SelectionStrategy
 
 
 class CombinatorialBandit(CombinatorialAveraging):
-    """FedCA over one of FedCM's two samplings, the same in both of Flower's APIs."""
+    """FedCA with one of FedCM's two samplers, shared by both of Flower's APIs."""
 
     def __init__(
         self,
@@ -39,35 +39,35 @@ class CombinatorialBandit(CombinatorialAveraging):
 
 
 class FedCM(CombinatorialBandit, SelectionStrategy):
-    """Samples clients by how often FedCA's filter kept their models.
+    """Trains the clients whose models FedCA's filter most probably keeps.
 
     The paper asks for:
         * Selector: :class:`~fedsel_flwr.selectors.FedCMUCB`, or :class:`~fedsel_flwr.selectors.FedCMTS`.
-        * Filter, averaging and validation set: those of :class:`~fedsel_flwr.strategies.fedca.FedCA`.
+        * Filter, averaging and validation set: as in :class:`~fedsel_flwr.strategies.fedca.FedCA`.
 
-    This class refuses what FedCA refuses, and an unknown ``sampler``.
+    This class refuses an unknown ``sampler``, and the same cases as FedCA.
 
     A round:
-        1. ``configure_fit`` waits a bounded time for clients, and asks newcomers for their ids and data sizes.
+        1. ``configure_fit`` waits a bounded time for clients, and asks new clients for their ids and data sizes.
         2. The selector takes the m clients whose models are most likely to be kept: by upper confidence bound
            (Algorithm 2), or by a draw from each client's Beta posterior (Algorithm 3).
-        3. ``base`` configures the instructions; exactly the chosen clients get them and train.
-        4. ``aggregate_fit`` drops unusable updates. FedCA's filter keeps the best-scoring combination of the others
-           (4), and ``base`` averages it with FedPdp's weights (5).
-        5. A chosen client's reward is 1 if its model was kept, else 0; a client that failed counts as not kept.
+        3. ``base`` configures the instructions. Exactly the selected clients get them and train.
+        4. ``aggregate_fit`` drops unusable updates. FedCA's filter keeps the best-scoring combination of the other
+           models (4), and ``base`` averages it with FedPdp's weights (5).
+        5. The reward of a selected client is 1 if its model was kept, else 0. A failed client has reward 0.
 
-    Deviations: as :class:`~fedsel_flwr.strategies.fedca.FedCA`; of the sampling, see
+    Deviations: as for :class:`~fedsel_flwr.strategies.fedca.FedCA`. For the sampling, see
     :class:`~fedsel_flwr.selectors.FedCMUCB`.
 
     Args:
         base: Any Flower strategy of the same API; FedAvg without federated evaluation if None.
-        validation: Examples on the server and how to run the model on them.
+        validation: Examples on the server, and a function that runs the model on them.
         clients_per_round: m, the paper's SamplingRatio times the number of clients.
         sampler: "ucb" (Algorithm 2) or "ts" (Algorithm 3, Thompson sampling).
         seed: Seed of the selector.
         score: "loss" or "accuracy", of the averaged logits.
-        averaging: The averaging scheme of the kept models.
-        **options: Those of :class:`fedsel_flwr.rounds.settings.Options`.
+        averaging: Averaging scheme of the kept models.
+        **options: The options of :class:`fedsel_flwr.rounds.settings.Options`.
 
     Raises:
         ParameterError: There is no validation set, or a value is out of range.
@@ -85,6 +85,6 @@ class FedCM(CombinatorialBandit, SelectionStrategy):
     >>> for number in range(1, 11):
     ...     model = play_round(strategy, clients, model, number)
     >>> asked = [row.client_id for row in strategy.history.clients]
-    >>> [asked.count(str(number)) for number in range(4)]  # client 3 takes the largest steps: its models are kept
+    >>> [asked.count(str(number)) for number in range(4)]  # client 3 takes the largest steps, and its models are kept
     [2, 4, 4, 10]
     """

@@ -1,7 +1,7 @@
-"""Conformance suites: the promises of every selector, and of every strategy that wraps one, as checks.
+"""Conformance suites: checks of the promises of every selector, and of every strategy that wraps a selector.
 
-Authors of selectors and strategies run them too. :func:`check_strategy` needs Flower, :func:`check_stateful` needs
-Hypothesis; each imports it when it is called.
+Run them on your own selectors and strategies too. :func:`check_strategy` needs Flower, and :func:`check_stateful` needs
+Hypothesis. Each imports its library when it is called.
 
 >>> from functools import partial
 >>> from fedsel_flwr.selectors import create
@@ -10,17 +10,17 @@ Hypothesis; each imports it when it is called.
 ==============================  =====================================================================================
 room                            contents
 ==============================  =====================================================================================
-``random_rounds``               rounds for a selector: availability, failures and reports, drawn at random
-``conformance``                 ``check_selector``: choices, columns, growth, failures; ``check_stateful``
-``state_conformance``           a selector's state: save, load, forget, common warm-up, another process
-``stateful``                    the state machine of ``check_stateful``: calls in random order, by Hypothesis
+``random_rounds``               random rounds for a selector: availability, failures and reports
+``conformance``                 ``check_selector``: choices, columns, growth and failures; ``check_stateful``
+``state_conformance``           checks of a selector's state: save, load, forget, common warm-up, another process
+``stateful``                    the state machine of ``check_stateful``: calls in random order, from Hypothesis
 ``fleet``                       simulated clients in plain types: connections, replies and faults
-``in_process``                  clients as proxies and grid of Flower's APIs; one round with functions for clients
+``in_process``                  clients in this process, behind Flower's APIs; one round with functions as clients
 ``observed_run``                the record of a run: cohorts, replies, configs, models and reports by round
-``flower_rounds``               rounds of the fleet: Flower's loop in either API
+``flower_rounds``               rounds with the fleet: Flower's loop in either API
 ``harness``                     runs of one strategy: in full, a second time, interrupted and resumed
 ``strategy_conformance``        ``check_strategy``: cohorts, configs, updates and models
-``strategy_state_conformance``  a strategy's state: identities, history, the selector's reports, resumption
+``strategy_state_conformance``  checks of a strategy's state: identities, history, the selector's reports, resuming
 ==============================  =====================================================================================
 """
 

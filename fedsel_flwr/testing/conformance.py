@@ -1,9 +1,8 @@
-"""The promises of every selector, whatever its paper: one check per promise.
+"""Checks of the promises of every selector, one check per promise.
 
-A check takes a factory, ``make(seed=...) -> Selector``, and raises :class:`AssertionError` with the promise that was
-broken. The number of clients grows with ``clients_per_round``, so that some clients are always left out. The checks of
-saved states, of other processes and of the common warm-up are in
-:mod:`~fedsel_flwr.testing.state_conformance`.
+A check takes a factory, ``make(seed=...) -> Selector``. It raises :class:`AssertionError` with the broken promise. The
+number of clients grows with ``clients_per_round``, so that every round leaves some clients out. The checks of saved
+states, of other processes and of the common warm-up are in :mod:`~fedsel_flwr.testing.state_conformance`.
 """
 
 from __future__ import annotations
@@ -40,24 +39,24 @@ from fedsel_flwr.testing.state_conformance import (
 )
 
 MANY = 100_000
-"""Clients that any selector without a smaller ``max_clients`` accepts."""
+"""Number of clients that a selector must accept, unless its ``max_clients`` is smaller."""
 
 
 def check_choice(make: SelectorFactory) -> None:
-    """Chosen clients are available, unique and as many as asked for; the input stays as it was."""
+    """Check that chosen clients are available, unique and of the right number, and that the input is unchanged."""
     selector = make(seed=1)
     play(selector, range(40), num_clients=fleet_size(selector, 9), availability=0.6, shuffled=True)
 
 
 def check_input_order(make: SelectorFactory) -> None:
-    """The choice does not depend on the order of ``available``."""
+    """Check that the choice does not depend on the order of ``available``."""
     shuffled = play(make(seed=2), range(15), shuffled=True)
     promise(shuffled == play(make(seed=2), range(15)), "the order of `available` does not matter")
 
 
 def check_determinism(make: SelectorFactory) -> None:
-    """The same seed gives the same choices, whatever the state of NumPy's global generator."""
-    # A selector that draws from the global generator shows up: its two plays start from different states.
+    """Check that the same seed gives the same choices, for any state of NumPy's global generator."""
+    # The two plays start from different global states, so a selector that draws from them is detected.
     np.random.seed(0)  # noqa: NPY002
     first = play(make(seed=4), range(40))
     np.random.seed(1)  # noqa: NPY002
@@ -65,7 +64,7 @@ def check_determinism(make: SelectorFactory) -> None:
 
 
 def check_growth(make: SelectorFactory) -> None:
-    """Clients may appear at any time, by ``available`` or by ``inform``."""
+    """Check that clients may appear at any time, by ``available`` or by ``inform``."""
     selector = make(seed=3)
     few, many = fleet_size(selector, 4), fleet_size(selector, 12)
     play(selector, range(10), num_clients=few)
@@ -76,7 +75,7 @@ def check_growth(make: SelectorFactory) -> None:
 
 
 def check_empty_and_short(make: SelectorFactory) -> None:
-    """Without available clients the choice is empty and the round counts; with two, ``expected_count`` holds."""
+    """Check the choice without available clients, and ``expected_count`` with two."""
     selector = make(seed=5)
     promise(play(selector, [0], availability=0.0) == [[]], "no available client gives an empty choice")
     promise(selector.round == 1, "a round without clients counts")
@@ -86,7 +85,7 @@ def check_empty_and_short(make: SelectorFactory) -> None:
 
 
 def check_all_failed(make: SelectorFactory) -> None:
-    """Rounds in which every client fails leave the state finite and the selector working."""
+    """Check that the state stays finite and the selector works after rounds in which every client fails."""
     selector = make(seed=5)
     num_clients = fleet_size(selector, 8)
     play(selector, range(30), num_clients=num_clients, availability=1.0, completing=0.0)
@@ -95,7 +94,7 @@ def check_all_failed(make: SelectorFactory) -> None:
 
 
 def check_dead_client(make: SelectorFactory) -> None:
-    """A client that never answers is not chosen in every round, unless ``asks_failed_for_ever`` is set."""
+    """Check that a dead client is not chosen in every round, unless ``asks_failed_for_ever`` is set."""
     selector = make(seed=5)
     if selector.asks_failed_for_ever:
         return
@@ -105,7 +104,7 @@ def check_dead_client(make: SelectorFactory) -> None:
 
 
 def check_select_without_observe(make: SelectorFactory) -> None:
-    """``select`` can be called again without an ``observe`` in between."""
+    """Check that ``select`` can be called again without an ``observe`` in between."""
     selector = make(seed=5)
     for number in range(5):
         choose(selector, np.arange(fleet_size(selector, 8)))
@@ -113,7 +112,7 @@ def check_select_without_observe(make: SelectorFactory) -> None:
 
 
 def check_bad_input(make: SelectorFactory) -> None:
-    """An ``available`` that is no array of unique indices raises :class:`ParameterError` and changes nothing."""
+    """Check that an ``available`` without unique indices raises :class:`ParameterError` and changes nothing."""
     selector = make(seed=5)
     for bad in (np.array([1, 1]), np.array([-1, 2]), np.array([0.5]), np.array([[1, 2]]), np.array([True, False])):
         promise_refused(ParameterError, partial(selector.select, bad), f"available = {bad.tolist()} is")
@@ -121,7 +120,7 @@ def check_bad_input(make: SelectorFactory) -> None:
 
 
 def check_many_clients(make: SelectorFactory) -> None:
-    """A hundred thousand clients are accepted, or ``max_clients`` if that is less; one more is refused."""
+    """Check that 100,000 clients are accepted, or ``max_clients`` and not one more."""
     selector = make(seed=5)
     most = MANY if selector.max_clients is None else selector.max_clients
     if most < MANY:
@@ -134,11 +133,11 @@ def check_many_clients(make: SelectorFactory) -> None:
 
 
 UNDECLARED_COLUMNS = frozenset({"clients", "completed", "latency"})
-"""Columns of every report, which ``needs`` need not name."""
+"""Columns of every report. ``needs`` does not have to name them."""
 
 
 class RecordingReport(RoundReport):
-    """A report that records in ``reads``, if it has that attribute, which of its columns are read."""
+    """A report that records in its attribute ``reads``, if set, which columns are read."""
 
     def __getattribute__(self, name: str) -> Any:
         reads = object.__getattribute__(self, "__dict__").get("reads")
@@ -148,11 +147,11 @@ class RecordingReport(RoundReport):
 
 
 def check_needs(make: SelectorFactory) -> None:
-    """The columns that a selector reads are those in ``needs``."""
+    """Check that a selector reads exactly the columns in ``needs``."""
     selector, read = make(seed=5), set[str]()
     observe: Callable[[RoundReport], None] = selector._observe
 
-    # In place of _observe: the checks of Selector.observe read columns too.
+    # Replaces _observe, not observe, because the checks in Selector.observe read columns too.
     def recorded(given: RoundReport) -> None:
         report = RecordingReport(**{field.name: getattr(given, field.name) for field in fields(given)})
         object.__setattr__(report, "reads", read)
@@ -167,7 +166,7 @@ def check_needs(make: SelectorFactory) -> None:
 
 
 def check_missing_values(make: SelectorFactory) -> None:
-    """Missing values, in reports and in side information, leave the state finite."""
+    """Check that missing values in reports and side information leave the state finite."""
     selector = make(seed=5)
     num_clients = fleet_size(selector, 8)
     for number in range(40):
@@ -205,15 +204,16 @@ CHECKS: tuple[Callable[[SelectorFactory], None], ...] = (
 def check_selector(make: SelectorFactory) -> None:
     """Run all checks on a selector.
 
-    It may be called from a module, a script, a session or a notebook. The check in another process is left out with a
-    warning if the factory cannot be sent there. :func:`fedsel_flwr.testing.check_stateful` goes further.
+    You can call it from a module, a script, a session or a notebook. If the factory cannot be sent to another process,
+    the check there is left out with a warning. :func:`fedsel_flwr.testing.check_stateful` tests further sequences of
+    calls.
 
     Args:
-        make: Called as ``make(seed=...)``; returns a selector whose ``clients_per_round`` is 1 to 100 or None.
+        make: Called as ``make(seed=...)``. Returns a selector with ``clients_per_round`` from 1 to 100, or None.
 
     Raises:
-        AssertionError: A promise is broken; the message names it.
-        ParameterError: ``make`` cannot be called so, or builds a selector with an unsuitable ``clients_per_round``.
+        AssertionError: A promise is broken. The message names it.
+        ParameterError: ``make`` does not accept this call, or returns another ``clients_per_round``.
 
     >>> from functools import partial
     >>> from fedsel_flwr.selectors import RoundRobin
@@ -227,17 +227,17 @@ def check_selector(make: SelectorFactory) -> None:
 def check_stateful(make: SelectorFactory, *, sequences: int = 100, steps: int = 20) -> None:
     """Call a selector in random order: inform, probe, select, observe, forget, save, load, with a growing fleet.
 
-    A twin that is saved and loaded in between gets the same calls, and both must agree. A sequence that breaks a
+    A second selector gets the same calls, and is saved and loaded in between. Both must agree. A sequence that breaks a
     promise is shortened as far as possible and printed. The sequences are the same in every run.
 
     Args:
-        make: Called as ``make(seed=...)``; returns a selector whose ``clients_per_round`` is 1 to 100 or None.
+        make: Called as ``make(seed=...)``. Returns a selector with ``clients_per_round`` from 1 to 100, or None.
         sequences: Number of sequences.
         steps: Largest number of calls in a sequence.
 
     Raises:
-        AssertionError: A promise is broken; the message names it.
-        ParameterError: ``make`` cannot be called so, or builds a selector with an unsuitable ``clients_per_round``.
+        AssertionError: A promise is broken. The message names it.
+        ParameterError: ``make`` does not accept this call, or returns another ``clients_per_round``.
         RunError: Hypothesis is not installed.
 
     >>> from functools import partial

@@ -1,4 +1,4 @@
-"""A fleet of simulated clients in plain types: connections, replies, and the faults that replies may have."""
+"""A fleet of simulated clients in plain types: connections, replies, and faults of replies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Model = list[np.ndarray[Any, Any]]
 
 
 class NoReply(Exception):
-    """Raised in place of a reply by a client that never answers."""
+    """Raised instead of a reply, for a client that never answers."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Reply:
         arrays: The client's model, or bytes that cannot be decoded.
         num_examples: Training examples behind the model.
         metrics: The reported metrics: numbers, texts, and arrays for vectors.
-        refused: The client's reason for not training; empty if it trained.
+        refused: The client's reason for not training. Empty if the client trained.
     """
 
     arrays: Model | bytes
@@ -42,7 +42,7 @@ class Fault:
 
     Attributes:
         name: The fault in words, for messages.
-        change: Returns the changed reply, or raises.
+        change: Returns the changed reply, or raises an exception.
         loses: When the update is lost: always, never, or on the virtual clock, which believes reported latencies.
         named: Whether the history must name the problem although the update is not lost.
     """
@@ -56,10 +56,17 @@ class Fault:
 IMPOSTOR = -1
 """Number of the connection that claims the id of client 0, which is always connected."""
 STRAGGLER, INTERMITTENT, RECONNECTING, FAILS_TO_INTRODUCE, NEWCOMER = 1, 2, 3, 4, 5
-"""Clients that are slow, offline in every third round, reconnect in every second, fail their first properties request,
-and join in round 3."""
+"""Numbers of five clients.
+
+The first is slow. The second is offline in every third round. The third reconnects in every second round. The fourth
+fails its first properties request. The fifth joins in round 3.
+"""
 LAST_ROUNDS = 6
-"""Rounds after those with one fault each: all raise, all send NaN, all but one fail, and three without a fault."""
+"""Number of rounds after those with one fault each.
+
+In the first all clients raise, in the second all send NaN, and in the third all except one fail. Three rounds without a
+fault follow.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,31 +89,31 @@ class FleetPlan:
 
     @property
     def faults(self) -> tuple[Fault, ...]:
-        """Every fault, in the order in which the rounds take them."""
+        """Every fault, in the order of the rounds."""
         return all_faults(self.keys.of, self.max_latency)
 
     @property
     def num_rounds(self) -> int:
-        """Rounds that a full run takes."""
+        """Number of rounds of a full run."""
         return len(self.faults) + LAST_ROUNDS
 
 
 @dataclass
 class Fleet:
-    """The clients and their connections; each client's behaviour follows from its number and the round.
+    """The clients and their connections. A client's behaviour follows from its number and the round.
 
     Args:
         plan: The settings of the fleet.
-        seed: Seed of the node ids and of the order of replies; no choice may depend on it.
+        seed: Seed of the node ids and of the order of replies. No choice may depend on it.
 
     Attributes:
         round: The absolute round.
-        connected: Node id -> number of the client, of the nodes that are connected.
-        numbers: Node id -> number of the client, of all nodes so far.
-        broken: Node id -> its fault in this round, as everything below.
+        connected: Node id -> number of the client, for the connected nodes.
+        numbers: Node id -> number of the client, for all nodes so far.
+        broken: Node id -> its fault in this round. The entries below are of this round too.
         sent: Node id -> its reply.
         configs: Node id -> the train config it received.
-        evaluated: Node id -> the evaluation config it received; probes are left out.
+        evaluated: Node id -> the evaluation config it received, without probes.
     """
 
     plan: FleetPlan
@@ -133,7 +140,7 @@ class Fleet:
         again = {self.round % self.plan.num_clients} | ({RECONNECTING} if self.round % 2 == 0 else set())
         impostor = {IMPOSTOR} if self.round > 1 else set[int]()
         wanted = ({*range(self.plan.num_clients)} | impostor) - gone
-        # Client 0 never reconnects: the impostor claims its id, and only a connected client's claim has to be refused.
+        # Client 0 never reconnects. The impostor claims its id, and only the id of a connected client must be refused.
         stay = {node: k for node, k in self.connected.items() if k in wanted and (k not in again or k == 0)}
         new = {self._new_node_id(k): k for k in sorted(wanted - {*stay.values()})}
         here = list((stay | new).items())
@@ -146,19 +153,19 @@ class Fleet:
         return str(max(0, self.numbers[node]))
 
     def nodes(self) -> list[SimpleNamespace]:
-        """Return the server's view of the connections: a SuperNode is registered under its client's id.
+        """Return the server's view of the connections, in which a SuperNode is registered under its client's id.
 
-        The impostor's is registered under client 0's, as an operator may use a name twice.
+        The impostor is registered under client 0's id, because an operator may use a name twice.
         """
         return [SimpleNamespace(node_id=int(node), name=self.id_of(node)) for node in self.connected]
 
     def in_arrival_order(self, items: Sequence[Any]) -> list[Any]:
-        """Return the items in the order in which they arrive in this round."""
+        """Return the items in the order of their arrival in this round."""
         return [items[i] for i in np.random.default_rng([self.seed, self.round, 1]).permutation(len(items))]
 
     def assign_faults(self, nodes: Sequence[str]) -> Mapping[str, Fault]:
-        """Assign the faults of this round to nodes that were asked to train; return node id -> fault."""
-        # Sorted by client: neither node ids nor the order of the messages may decide who fails.
+        """Assign the faults of this round to nodes that were asked to train, and return node id -> fault."""
+        # Sorted by client, because neither node ids nor the order of messages may decide which client fails.
         asked = sorted(nodes, key=lambda node: (self.numbers.get(node, IMPOSTOR), node))
         faults, late = self.plan.faults, self.round - len(self.plan.faults)
         if not asked or late > 3:
@@ -171,7 +178,7 @@ class Fleet:
         return self.broken
 
     def properties_of(self, node: str) -> dict[str, Any]:
-        """Return the properties of the client behind a node; one client's first request fails."""
+        """Return the properties of the client behind a node. The first request to one client fails."""
         k, keys = self.numbers[node], self.plan.keys
         if k == FAILS_TO_INTRODUCE and node not in self._introduced:
             self._introduced.add(node)
@@ -179,12 +186,12 @@ class Fleet:
         return {keys.client_id: max(0, k), keys.num_examples: self.num_examples(k)}
 
     def training_reply(self, node: str, model: Model, config: Mapping[str, Any]) -> Reply:
-        """Return the reply of a client after training, with the fault assigned to it.
+        """Return the reply of a client after training, changed by its fault.
 
         Args:
             node: The node id.
             model: The model it received.
-            config: The train config; ``needs`` names the columns to report.
+            config: The train config. ``needs`` names the columns to report.
 
         Raises:
             NoReply: The client never answers.
@@ -192,7 +199,7 @@ class Fleet:
         """
         self.configs[node] = dict(config)
         k, of = self.numbers[node], self.plan.keys.of
-        # Seeded by client and round alone: neither node ids nor the order of messages may change a reply.
+        # Seeded by client and round only, because neither node ids nor the order of messages may change a reply.
         draws = np.random.default_rng([max(0, k), self.round])
         arrays = [
             a + np.asarray(draws.normal(0.0, 0.1, a.shape), dtype=a.dtype) if a.dtype.kind == "f" else a for a in model
@@ -206,7 +213,7 @@ class Fleet:
         return reply
 
     def evaluation_reply(self, node: str, config: Mapping[str, Any]) -> tuple[float, int, dict[str, Any]]:
-        """Return loss, number of examples and metrics of an evaluation; in every fourth round one client fails."""
+        """Return loss, number of examples and metrics of an evaluation. In every fourth round one client fails."""
         if "probe" not in config:
             self.evaluated[node] = dict(config)
         k = self.numbers[node]
@@ -240,12 +247,12 @@ class Fleet:
         }
 
     def _new_node_id(self, k: int) -> str:
-        """Return a node id for a client's next connection: a random number of 62 bits, as Flower's are."""
+        """Return a node id for a client's next connection, a random number of 62 bits as in Flower."""
         return str(int(np.random.default_rng([self.seed, k + 1, self.round]).integers(2, 2**62)))
 
 
 def all_faults(of: Callable[[str], str], max_latency: float) -> tuple[Fault, ...]:
-    """Return every fault, for the metrics' names (``of("latency")``) and the longest latency, seconds."""
+    """Return every fault, with metrics named by ``of("latency")`` and so on, and the longest latency in seconds."""
     return (
         Fault("raises an exception", _raises),
         Fault("never answers", _never_answers),

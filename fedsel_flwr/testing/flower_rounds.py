@@ -1,4 +1,4 @@
-"""Rounds of the fleet in either of Flower's APIs: Flower's loop, and what its instructions, replies and models say."""
+"""Rounds with the fleet in either of Flower's APIs: Flower's loop, and readers of instructions, replies and models."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fedsel_flwr.testing.in_process import (
 from fedsel_flwr.testing.observed_run import ObservedRun, ReceivedUpdate, watch
 
 TIMEOUT_S = 0.3
-"""Seconds that the strategy waits for clients that never answer, if it times clients itself."""
+"""Seconds that the strategy waits for clients that never answer, if the strategy times clients."""
 
 
 class LegacyRounds:
@@ -33,7 +33,7 @@ class LegacyRounds:
 
     Attributes:
         configure: Name of the strategy's method that configures training.
-        aggregate: Name of the method that aggregates its replies.
+        aggregate: Name of the method that aggregates the replies.
     """
 
     configure, aggregate = "configure_fit", "aggregate_fit"
@@ -49,7 +49,7 @@ class LegacyRounds:
         return received, len(failures)
 
     def model(self, aggregated: Parameters) -> Model:
-        """Return the arrays of what ``aggregate`` returned."""
+        """Return the arrays of the model that ``aggregate`` returned."""
         try:
             return parameters_to_ndarrays(aggregated)
         except Exception:
@@ -57,7 +57,7 @@ class LegacyRounds:
             return []
 
     def play(self, run: ObservedRun, rounds: int) -> None:
-        """Play rounds as Flower does; the run's strategy is watched already."""
+        """Play rounds as Flower does. The run's strategy must already be watched."""
         strategy, fleet = run.strategy, run.fleet
         parameters = ndarrays_to_parameters(run.model)
         for number in range(1, rounds + 1):
@@ -82,7 +82,7 @@ class LegacyRounds:
 
 
 class MessageRounds:
-    """The Message API, with Flower's own loop of rounds; attributes and methods as in :class:`LegacyRounds`."""
+    """The Message API, with Flower's own loop of rounds. Attributes and methods are those of :class:`LegacyRounds`."""
 
     configure, aggregate = "configure_train", "aggregate_train"
 
@@ -97,13 +97,13 @@ class MessageRounds:
         return [self._update(message) for message in good], len(messages) - len(good)
 
     def model(self, aggregated: ArrayRecord) -> Model:
-        """Return the arrays of what ``aggregate`` returned."""
+        """Return the arrays of the model that ``aggregate`` returned."""
         return arrays_of(aggregated)
 
     def play(self, run: ObservedRun, rounds: int) -> None:
-        """Play rounds as Flower does; the run's strategy is watched already."""
+        """Play rounds as Flower does. The run's strategy must already be watched."""
         watch(run.strategy, self.configure, before=lambda *_: run.begin_round())
-        # Outside of a run Flower refuses to construct messages.
+        # Flower refuses to construct messages outside of a run.
         with task_identity(RUN, TASK, SERVER):
             run.strategy.start(
                 InProcessGrid(run.fleet),

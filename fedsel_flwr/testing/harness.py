@@ -1,6 +1,6 @@
 """A test harness for strategies: runs of one strategy with a fleet of simulated clients, in either of Flower's APIs.
 
-The arguments of :func:`fedsel_flwr.testing.check_strategy` are checked here, before the first round.
+This module also checks the arguments of :func:`fedsel_flwr.testing.check_strategy`, before the first round.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from fedsel_flwr.testing.flower_rounds import FlowerRounds
 
 StrategyFactory = Callable[[], Any]
-"""Builds the strategy under test, a new one at each call."""
+"""Builds the strategy under test. Each call returns a new strategy."""
 SPARE_CLIENTS = 4
-"""Clients in excess of those that the strategy waits for: so many may be offline."""
+"""Number of clients beyond those that the strategy waits for. This many may be offline."""
 
 
 class StrategyHarness:
-    """Runs one strategy with a fleet: a full run, a second one, and one that is interrupted and resumed.
+    """Runs one strategy with a fleet: a full run, a second run, and a run that is interrupted and resumed.
 
     Args:
         make: Builds the strategy.
         arrays: The initial model.
-        num_clients: Clients of the fleet; None takes 12, or four more than the strategy waits for.
+        num_clients: Clients of the fleet. None takes 12, or four more than the strategy waits for.
         metrics: Further metrics that every client reports.
 
     Attributes:
@@ -42,7 +42,7 @@ class StrategyHarness:
         legacy: Whether the strategy belongs to Flower's legacy API.
 
     Raises:
-        ParameterError: ``make`` or ``arrays`` cannot be used, or there are too few clients.
+        ParameterError: ``make`` or ``arrays`` is unusable, or there are too few clients.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class StrategyHarness:
                 f"make_strategy sets identity={settings.identity!r}, under which a client that reconnects gets another "
                 "row, and the fleet's clients do reconnect. Set identity to None, 'name' or 'claim'"
             )
-        # Flower's strategies hold the numbers of clients that they wait for in min_available_nodes and its like.
+        # Flower's strategies keep the numbers of clients that they wait for in min_available_nodes and similar names.
         base = [vars(one).items() for one in wrapped_strategies(first.base)]
         waited_for = [int(value) for items in base for name, value in items if name.startswith("min_")]
         wanted = (8, *waited_for, int(first.min_available), first.selector.clients_per_round or 1)
@@ -93,30 +93,30 @@ class StrategyHarness:
 
     @cached_property
     def _api(self) -> FlowerRounds:
-        # Flower is imported here, since `import fedsel_flwr.testing` must work without it.
+        # Flower is imported here, because `import fedsel_flwr.testing` must work without Flower.
         from fedsel_flwr.testing.flower_rounds import LegacyRounds, MessageRounds
 
         return LegacyRounds() if self.legacy else MessageRounds()
 
     @cached_property
     def full_run(self) -> ObservedRun:
-        """The run of the first strategy, from the first round to the last."""
+        """The run of the first strategy, from the first to the last round."""
         run = ObservedRun(self.build(), Fleet(self.plan), self.plan.arrays)
         run.watch_parts(self._api)
         return self._play(run, self.plan.num_rounds)
 
     @property
     def clock_is_virtual(self) -> bool:
-        """Whether latencies are reported by clients, so that no choice depends on the machine's speed."""
+        """Whether clients report latencies. Then no choice depends on the machine's speed."""
         return bool(self.full_run.strategy.core.settings.clock == "virtual")
 
     def second_run(self) -> ObservedRun:
         """Return the run of a second strategy, with other node ids and another order of replies.
 
-        Python's and NumPy's global generators are in another state as well, unless the base draws its noise from them.
+        Python's and NumPy's global generators have another state too, unless the base draws its noise from them.
         """
         strategy = self.build()
-        # Flower's differential privacy draws from NumPy's global generator: other noise would mean another model.
+        # Flower's differential privacy draws from NumPy's global generator. Other noise would mean another model.
         names = [type(one).__name__ for one in wrapped_strategies(strategy.base)]
         noisy = any(name.startswith(("DifferentialPrivacy", "DPFedAvg")) for name in names)
         run = ObservedRun(strategy, Fleet(self.plan, seed=1), self.plan.arrays, global_seed=0 if noisy else 1)
@@ -127,10 +127,10 @@ class StrategyHarness:
         return self._play(ObservedRun(self.build(), Fleet(self.plan), self.plan.arrays), rounds)
 
     def resumed_run(self, interrupted: ObservedRun, state: Mapping[str, Any]) -> ObservedRun:
-        """Return the rest of a run, by a new strategy with the state and a copy of the base."""
+        """Return the rest of a run, played by a new strategy with the state and a copy of the base."""
         strategy = self.build()
         strategy.load_state_dict(state)
-        # The copy brings along the base's own state, such as the moments of FedAdam.
+        # The copy contains the base's state, such as the moments of FedAdam.
         strategy.base = copy.deepcopy(interrupted.strategy.base)
         run = ObservedRun(strategy, interrupted.fleet, interrupted.model)
         return self._play(run, self.plan.num_rounds - run.fleet.round)
@@ -141,8 +141,8 @@ class StrategyHarness:
             try:
                 self._api.play(run, rounds)
             except Exception as error:
-                # Whatever leaves the strategy is a broken promise, which the first check reports. Wrong parameters are
-                # the caller's mistake and show in round 1.
+                # Any exception from the strategy is a broken promise, which the first check reports. Wrong parameters
+                # are the caller's mistake and show in round 1.
                 if isinstance(error, ParameterError) and run.fleet.round <= 1:
                     raise
                 run.error = error
@@ -154,7 +154,7 @@ def _isolated() -> Iterator[None]:
     """Silence the logs, and restore Python's and NumPy's global generators afterwards."""
     loggers = [logging.getLogger(name) for name in ("flwr", "fedsel_flwr")]
     levels = [logger.level for logger in loggers]
-    # Flower's client managers and noise draw from the global generators, which belong to the caller.
+    # Flower's client managers and noise draw from the global generators. Their states belong to the caller.
     states = random.getstate(), np.random.get_state()  # noqa: NPY002
     for logger in loggers:
         logger.setLevel(logging.CRITICAL + 1)
@@ -172,7 +172,7 @@ REQUIRED_ATTRIBUTES = ("selector", "base", "history", "roster", "core", "state_d
 
 
 def build_strategy(make: StrategyFactory) -> Any:
-    """Return ``make()``; raise :class:`ParameterError` if it cannot be called so, or returns something else."""
+    """Return ``make()``; raise :class:`ParameterError` if the call fails or returns no strategy of ours."""
     try:
         strategy = make()
     except TypeError as error:
@@ -189,7 +189,7 @@ def build_strategy(make: StrategyFactory) -> Any:
 
 
 def checked_model(arrays: Sequence[Any]) -> Model:
-    """Return the initial model as a list of arrays; raise :class:`ParameterError` if it is none."""
+    """Return the initial model as a list of arrays; raise :class:`ParameterError` if ``arrays`` is no model."""
     model = [np.asarray(array) for array in arrays]
     if not model or not all(array.dtype.kind in "fiu" and np.isfinite(array).all() for array in model):
         raise ParameterError(
@@ -200,7 +200,7 @@ def checked_model(arrays: Sequence[Any]) -> Model:
 
 
 def wrapped_strategies(base: Any) -> Iterator[Any]:
-    """Yield a base strategy and every strategy that it wraps."""
+    """Yield a base strategy, and every strategy that it wraps."""
     while base is not None:
         yield base
         base = getattr(base, "strategy", None)

@@ -1,7 +1,7 @@
 """Clients in this process, in either of Flower's APIs: a client proxy, a grid, and one round played with functions.
 
-The clients themselves are plain: functions for examples and unit tests (:func:`play_round`), or the fleet with which
-:func:`fedsel_flwr.testing.check_strategy` plays whole runs.
+The clients are plain functions in examples and unit tests (:func:`play_round`). In whole runs they are the fleet of
+:func:`fedsel_flwr.testing.check_strategy`.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ RUN, TASK, SERVER = 7, 1, 1
 """Flower's numbers of the run, of its task and of the server's node."""
 OK = Status(Code.OK, "")
 NO_ANSWER = "Expected one Message but got: 0"
-"""Message of the error that Flower's own proxy raises if no reply came."""
+"""Message of the error that Flower's own proxy raises without a reply."""
 NO_TEXT = [1.0, 2.0]
-"""Stands for a text, which a MetricRecord cannot hold: a list in place of a number."""
+"""A list instead of a number. It stands for a text, which a MetricRecord cannot hold."""
 
 
 def play_round(strategy: Any, clients: Sequence[Fit], model: Sequence[npt.ArrayLike], server_round: int = 1) -> Model:
     """Play one round of a strategy of either API.
 
     Args:
-        strategy: One of :mod:`fedsel_flwr.strategies` or of :mod:`fedsel_flwr.strategies.message`.
-        clients: The connected clients; the position of a client is its ``client_id``. One that raises has failed.
+        strategy: A strategy of :mod:`fedsel_flwr.strategies` or of :mod:`fedsel_flwr.strategies.message`.
+        clients: The connected clients. The position of a client is its ``client_id``. A client that raises has failed.
         model: The global model before the round.
         server_round: Flower's number of the round.
 
     Returns:
-        The global model after the round; the one before it if the strategy returned none.
+        The global model after the round, or the model before the round if the strategy returned none.
 
     >>> from fedsel_flwr.selectors import RoundRobin
     >>> from fedsel_flwr.strategies import SelectionStrategy
@@ -67,7 +67,7 @@ def play_round(strategy: Any, clients: Sequence[Fit], model: Sequence[npt.ArrayL
     after: Any
     if hasattr(strategy, "configure_train"):
         grid, arrays = InProcessGrid(fleet), record_of(fleet.arrays)
-        # Flower makes no message outside of a run.
+        # Flower refuses to construct messages outside of a run.
         with task_identity(RUN, TASK, SERVER):
             messages = strategy.configure_train(server_round, arrays, ConfigRecord(), grid)
             after, _ = strategy.aggregate_train(server_round, grid.send_and_receive(messages))
@@ -79,25 +79,25 @@ def play_round(strategy: Any, clients: Sequence[Fit], model: Sequence[npt.ArrayL
 
 
 class Functions:
-    """Clients that are functions and always connected; the methods are those of the fleet.
+    """Clients that are functions and always connected. The methods are those of the fleet.
 
     Args:
         clients: The functions.
-        arrays: The model that the round begins with.
+        arrays: The model at the beginning of the round.
     """
 
     def __init__(self, clients: Sequence[Fit], arrays: Model) -> None:
         self.arrays = arrays
-        # Flower keeps the node ids 0 and 1 for itself.
+        # Flower reserves the node ids 0 and 1.
         self.connected = {str(number + 2): number for number in range(len(clients))}
         self._clients = clients
 
     def nodes(self) -> list[SimpleNamespace]:
-        """Return the server's view of the connections, none of which has a name."""
+        """Return the server's view of the connections, which have no names."""
         return [SimpleNamespace(node_id=int(node), name="") for node in self.connected]
 
     def in_arrival_order(self, items: Sequence[Any]) -> list[Any]:
-        """Return the items as they are."""
+        """Return the items in their order."""
         return list(items)
 
     def properties_of(self, node: str) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class Functions:
         return Reply(*self._clients[self.connected[node]](model, config))
 
     def evaluation_reply(self, node: str, config: dict[str, Any]) -> tuple[float, int, dict[str, Any]]:
-        """Refuse: a function only trains."""
+        """Raise, because a function only trains."""
         raise NotImplementedError("these clients only train")
 
 
@@ -142,13 +142,13 @@ class InProcessProxy(ClientProxy):
         return GetParametersRes(OK, ndarrays_to_parameters(self._clients.arrays))
 
     def fit(self, ins: FitIns, timeout: float | None, group_id: int | None) -> FitRes:
-        """Return the client's update, or whatever its fault makes of it."""
+        """Return the client's update, changed by its fault."""
         try:
             reply = self._clients.training_reply(self.cid, parameters_to_ndarrays(ins.parameters), dict(ins.config))
         except NoReply:
             raise ValueError(NO_ANSWER) from None
         if isinstance(reply.arrays, bytes):
-            # Flower's encoder refuses what is no array, so bytes go into Parameters as they are.
+            # Flower's encoder refuses bytes, so they go into Parameters without it.
             parameters = Parameters([reply.arrays], "numpy.ndarray")
         else:
             parameters = ndarrays_to_parameters(reply.arrays)
@@ -161,25 +161,25 @@ class InProcessProxy(ClientProxy):
         return EvaluateRes(OK, loss, examples, _scalars(metrics))
 
     def reconnect(self, ins: Any, timeout: float | None, group_id: int | None) -> DisconnectRes:
-        """Return at once: the clients decide who is connected."""
+        """Return at once, because the clients decide which of them are connected."""
         return DisconnectRes("")
 
 
 def manager_of(clients: Clients) -> SimpleClientManager:
-    """Return Flower's client manager with the clients that are connected."""
+    """Return Flower's client manager with the connected clients."""
     manager = SimpleClientManager()
     manager.clients = {node: InProcessProxy(node, clients) for node in clients.connected}
     return manager
 
 
 def legacy_replies(clients: Clients, instructions: Any, call: str, server_round: int) -> tuple[list[Any], list[Any]]:
-    """Ask proxies by ``fit`` or ``evaluate``; return results and failures as Flower's server does, as they arrive."""
+    """Ask proxies by ``fit`` or ``evaluate``; return results and failures in arrival order, as Flower's server does."""
     results, failures = list[Any](), list[Any]()
     for client, ins in clients.in_arrival_order(instructions):
         try:
             result = getattr(client, call)(ins, None, server_round)
         except Exception as error:
-            # Flower's server too counts any exception of a proxy as a failure.
+            # Flower's server counts any exception of a proxy as a failure too.
             failures.append(error)
             continue
         (results if result.status.code == Code.OK else failures).append((client, result))
@@ -194,7 +194,7 @@ def _scalars(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class InProcessGrid(Grid):
-    """The Message API's grid over the clients; replies are ready as soon as a message is pushed.
+    """The Message API's grid over the clients. Replies are ready as soon as a message is pushed.
 
     Args:
         clients: The clients.
@@ -204,15 +204,15 @@ class InProcessGrid(Grid):
         self._clients, self._replies, self._number = clients, dict[str, Message](), 0
 
     def set_run(self, *args: Any, **kwargs: Any) -> None:
-        """Ignore the call: there is one run."""
+        """Ignore the call, because there is only one run."""
 
     @property
     def run(self) -> Any:
-        """The run, by its id."""
+        """The run, with its id."""
         return SimpleNamespace(run_id=RUN)
 
     def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        """Refuse, as Flower does."""
+        """Raise, as Flower does."""
         raise NotImplementedError("Grid.create_message is deprecated. Construct the Message itself")
 
     def get_node_ids(self) -> list[int]:
@@ -220,7 +220,7 @@ class InProcessGrid(Grid):
         return [int(node) for node in self._clients.connected]
 
     def get_nodes(self) -> list[Any]:
-        """Return the connected nodes with the names under which they are registered."""
+        """Return the connected nodes with their registered names."""
         return self._clients.nodes()
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
@@ -228,7 +228,7 @@ class InProcessGrid(Grid):
         ids = []
         for message in messages:
             self._number += 1
-            # Flower's grid sets the id in the same private field: the metadata has no setter.
+            # Flower's grid sets the id in the same private field, because the metadata has no setter.
             vars(message.metadata)["_message_id"] = f"message-{self._number}"
             ids.append(message.metadata.message_id)
             if (content := self._reply_to(message)) is not None:
@@ -236,7 +236,7 @@ class InProcessGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return the replies that exist to these messages, in the order in which they arrive."""
+        """Return the existing replies to these messages, in the order of their arrival."""
         here = sorted(one for one in message_ids if one in self._replies)
         return self._clients.in_arrival_order([self._replies.pop(one) for one in here])
 
@@ -260,7 +260,7 @@ class InProcessGrid(Grid):
         except NoReply:
             return None
         except Exception as error:
-            # Flower's ClientApp too turns any exception into an error reply.
+            # Flower's ClientApp turns any exception into an error reply too.
             return Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error).__name__}: {error}")
         if reply.refused:
             return Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reply.refused)
@@ -275,7 +275,7 @@ def config_of(message: Message) -> dict[str, Any]:
 
 
 def record_of(arrays: Model) -> ArrayRecord:
-    """Return a model as a record, its arrays named by their numbers."""
+    """Return a model as a record, with numbers as names of the arrays."""
     return ArrayRecord({str(i): Array(array) for i, array in enumerate(arrays)})
 
 
@@ -285,7 +285,7 @@ def arrays_of(record: ArrayRecord) -> Model:
 
 
 def _content(metrics: dict[str, Any]) -> RecordDict:
-    """Return metrics as records: each vector in an ArrayRecord, everything else in one MetricRecord."""
+    """Return metrics as records: each vector in an ArrayRecord, all other metrics in one MetricRecord."""
     vectors = {key: ArrayRecord({"0": Array(v)}) for key, v in metrics.items() if isinstance(v, np.ndarray)}
     numbers = {k: NO_TEXT if isinstance(v, str) else v for k, v in metrics.items() if k not in vectors}
     return RecordDict({**vectors, "metrics": MetricRecord(numbers)})

@@ -1,4 +1,4 @@
-"""The record of a run: the clients asked, the updates that the base received, and the model's changes."""
+"""The record of a run: the clients asked, the updates that the base received, and the changes of the model."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ class ObservedRound:
     Attributes:
         number: The absolute round.
         connected: Node id -> number of the client.
-        expected: Number of available clients -> number that the selector will choose; None if only it knows.
+        expected: Number of available clients -> number that the selector will choose, None if not known before.
         ended: Whether the strategy had ended the run before this round.
-        asked: Node ids that were asked to train; an id that was asked twice stands here twice.
+        asked: Node ids that were asked to train, an id twice if it was asked twice.
         keeps_model: Whether the selector only measures in this round and the model stays.
         broken: Node id -> its fault.
         sent: Node id -> its reply.
         configs: Node id -> the train config it received.
         before: The global model before the round.
         after: The global model after the round.
-        base_config: The base's train config; None if the base was not asked.
-        given: The updates that the base received; None if the base was not called.
+        base_config: The base's train config, None if the base was not asked.
+        given: The updates that the base received, None if the base was not called.
         failures: Number of failures that the base received.
-        base_model: The model that the base returned; None if it returned none.
+        base_model: The model that the base returned, None if it returned none.
         evaluated: Node id -> the evaluation config it received.
         base_evaluated: Node id -> the evaluation config that the base sent.
         reports: The reports that the selector observed.
@@ -76,7 +76,7 @@ class ObservedRun:
         fleet: The clients.
         rounds: The rounds so far.
         model: The global model.
-        error: The exception that ended the run early; None if the run was completed.
+        error: The exception that ended the run early, None if the run was completed.
         global_seed: Seed of Python's and NumPy's global generators, from which bases may draw.
     """
 
@@ -93,10 +93,10 @@ class ObservedRun:
         return self.rounds[-1]
 
     def begin_round(self) -> None:
-        """Let clients connect and disconnect, and begin the record of the next round."""
+        """Let clients connect and disconnect, and start the record of the next round."""
         fleet, selector = self.fleet, self.strategy.selector
         fleet.begin_round()
-        # A resumed run must find the generators where the interrupted one had them: seeds follow from the round.
+        # Seeds follow from the round, so a resumed run finds the generators in the state of the interrupted run.
         random.seed(1000 * self.global_seed + fleet.round)
         np.random.seed(1000 * self.global_seed + fleet.round)  # noqa: NPY002
         self.rounds.append(
@@ -114,7 +114,7 @@ class ObservedRun:
         )
 
     def watch_strategy(self, api: Any) -> None:
-        """Record whom the strategy asks, and the models that it returns.
+        """Record the clients that the strategy asks, and the models that it returns.
 
         Args:
             api: The strategy's API, a :class:`~fedsel_flwr.testing.flower_rounds.FlowerRounds`.
@@ -143,7 +143,7 @@ class ObservedRun:
         def configured(instructions: Any) -> None:
             self.now.base_config = next((config for _, config in api.configs(instructions)), {})
 
-        # Before the base aggregates: it may do so in place.
+        # Read before the base aggregates, because it may aggregate in place.
         def given(server_round: int, *replies: Any) -> None:
             self.now.given, self.now.failures = api.updates(*replies)
 
@@ -171,7 +171,7 @@ class ObservedRun:
 def watch(
     owner: Any, method: str, *, before: Callable[..., None] | None = None, after: Callable[[Any], None] | None = None
 ) -> None:
-    """Have functions called with the arguments of each call of an object's method, and with its result."""
+    """Call ``before`` with the arguments of each call of a method, and ``after`` with its result."""
     original = getattr(owner, method)
 
     def watched(*args: Any, **kwargs: Any) -> Any:
@@ -179,7 +179,7 @@ def watch(
             before(*args)
         result = original(*args, **kwargs)
         if isinstance(result, Iterator):
-            # A base's generator of messages can be read once.
+            # A generator of messages can be read only once.
             result = list(result)
         if after is not None:
             after(result)

@@ -1,4 +1,4 @@
-"""Random rounds for a selector: who is available, who completes, and which values clients report."""
+"""Random rounds for a selector: availability, completions, and reported values."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fedsel_flwr.selectors.columns import COLUMNS, FLAGS, SCALARS, VECTORS
 from fedsel_flwr.selectors.round_report import RoundReport
 
 MOST_PER_ROUND = 100
-"""Largest ``clients_per_round`` that the suites take, since the fleets grow with it."""
+"""Largest ``clients_per_round`` that the suites accept, because the fleets grow with it."""
 MAX_LATENCY = 5.0
 """Seconds reported for failed clients."""
 
 
 class SelectorFactory(Protocol):
-    """Builds the selector under test, with ``clients_per_round`` from 1 to 100; 3 is the quickest."""
+    """Builds the selector under test, with ``clients_per_round`` from 1 to 100. 3 is the fastest."""
 
     def __call__(self, *, seed: int | None = None) -> Selector:
         """Return a new selector that draws from ``seed``."""
@@ -38,14 +38,14 @@ def play(
     shuffled: bool = False,
     **report: Any,
 ) -> list[list[int]]:
-    """Play random rounds, check what holds of every choice, and return the choices.
+    """Play random rounds, check the promises of every choice, and return the choices.
 
-    A round's generator depends on the round's number alone, so two selectors can be played the same rounds.
+    The generator of a round depends only on the round's number, so two selectors can play the same rounds.
 
     Args:
         selector: The selector.
         rounds: Numbers of the rounds.
-        num_clients: Number of clients; None takes ten for up to three clients a round, in proportion for more.
+        num_clients: Number of clients. None takes ten for up to three clients a round, and proportionally more above.
         availability: Chance that a client is available.
         completing: Chance that a chosen client completes.
         dead: Clients that never complete.
@@ -63,7 +63,7 @@ def play(
         request = selector.probe(available)
         if request is not None:
             selector.inform(request.clients, **side_information(request.columns, request.clients.size, rng))
-        # From a generator of its own: the round's values must not depend on the order.
+        # From a separate generator, because the round's values must not depend on the order.
         given = np.random.default_rng([5, number]).permutation(available) if shuffled else available
         chosen = choose(selector, given)
         completed = (rng.uniform(size=chosen.size) < completing) & ~np.isin(chosen, dead)
@@ -76,14 +76,14 @@ def choose(selector: Selector, available: IntArray) -> IntArray:
     """Let a selector choose and return the choice.
 
     Raises:
-        AssertionError: The choice is not what every selector promises: available clients, each once, as many as
-            ``expected_count`` says, and ``available`` as it was.
+        AssertionError: The choice breaks a promise. Every selector must choose available clients, each once, as many
+            as ``expected_count`` returns, and must leave ``available`` unchanged.
     """
     before, expected = available.copy(), selector.expected_count(available.size)
     try:
         chosen = selector.select(available)
     except RunError as error:
-        # Selector.select itself refuses a wrong choice; here that is a broken promise.
+        # Selector.select refuses a wrong choice. In a test, such a choice is a broken promise.
         what = "every chosen client is available, and chosen once"
         if "may_exceed_clients_per_round" in str(error):
             what = "no more clients are chosen than clients_per_round says"
@@ -113,7 +113,7 @@ def report_for(
         chosen: The clients, shape (n,).
         completed: Whether each client completed, shape (n,).
         rng: Generator of the values.
-        columns: The columns, in place of ``needs``.
+        columns: The columns, instead of ``needs``.
         missing: Chance that a completed client lacks a column that it may lack.
         spares: Chance that a client is a spare, for selectors that read "spare".
     """
@@ -134,7 +134,7 @@ def report_for(
             values[name] = value
     if "spare" in wanted and spares:
         spare = rng.uniform(size=chosen.size) < spares
-        # A spare that has not answered yet holds the time that the server waited, below the longest latency.
+        # The latency of a spare without an answer is the time that the server waited, below the longest latency.
         latency[spare & ~completed] = MAX_LATENCY / 2
         values["spare"] = spare
     return RoundReport(clients=chosen, completed=completed, latency=latency, **values)
@@ -143,7 +143,7 @@ def report_for(
 def side_information(
     names: Iterable[str], num_rows: int, rng: np.random.Generator, *, missing: float = 0.0
 ) -> dict[str, FloatArray]:
-    """Return random values of some columns, as ``Selector.inform`` takes them; each NaN with the chance ``missing``."""
+    """Return random values of columns for ``Selector.inform``, each NaN with the chance ``missing``."""
     values = {name: values_for(name, num_rows, rng) for name in names}
     for column in values.values() if missing else ():
         column[rng.uniform(size=num_rows) < missing] = np.nan
@@ -151,25 +151,25 @@ def side_information(
 
 
 def values_for(name: str, num_rows: int, rng: np.random.Generator) -> FloatArray:
-    """Return values in [0, 1) of a column: numbers of shape (n,), vectors of shape (n, 4)."""
+    """Return values of a column in [0, 1): numbers of shape (n,), or vectors of shape (n, 4)."""
     return rng.uniform(size=(num_rows, 4) if name in VECTORS else (num_rows,))
 
 
 def optional_columns(selector: Selector) -> frozenset[str]:
-    """Return the columns that a completed client may lack: reported by clients, needed, not required."""
+    """Return the columns that a completed client may lack: needed and reported by clients, but not required."""
     return frozenset(name for name in selector.needs - selector.requires if COLUMNS[name].source == "reply")
 
 
 def fleet_size(selector: Selector, num_clients: int) -> int:
-    """Return the number of clients: ``num_clients`` for up to three a round, in proportion for more.
+    """Return the number of clients: ``num_clients`` for up to three clients a round, and proportionally more above.
 
-    So some clients are left out in every round.
+    Every round then leaves some clients out.
     """
     return num_clients * max(1, math.ceil((selector.clients_per_round or 1) / 3))
 
 
 def build_selector(make: SelectorFactory) -> Selector:
-    """Return ``make(seed=1)``; raise :class:`ParameterError` if the suites cannot test what the factory builds."""
+    """Return ``make(seed=1)``; raise :class:`ParameterError` if the suites cannot test its result."""
     try:
         selector = make(seed=1)
     except TypeError as error:
@@ -187,13 +187,13 @@ def build_selector(make: SelectorFactory) -> Selector:
 
 
 def promise(kept: bool | np.bool_, words: str) -> None:
-    """Raise :class:`AssertionError` with the promise's words if it was broken."""
+    """Raise :class:`AssertionError` with the words of the promise if it is broken."""
     if not kept:
         raise AssertionError(f"broken promise: {words}")
 
 
 def promise_finite(selector: Selector, when: str, state: dict[str, Any] | None = None) -> None:
-    """Raise :class:`AssertionError` if the state holds NaN or an infinity, with a hint at rows of failed clients."""
+    """Raise :class:`AssertionError` if the state contains NaN or infinity, with a hint about rows of failed clients."""
     if key := nonfinite_key(selector, state):
         columns = sorted(selector.needs - {"latency", "spare"})
         hint = f"; in rows of failed clients the columns ({', '.join(columns)}) are NaN: read them at report.completed"
@@ -201,7 +201,7 @@ def promise_finite(selector: Selector, when: str, state: dict[str, Any] | None =
 
 
 def nonfinite_key(selector: Selector, state: dict[str, Any] | None = None) -> str:
-    """Return the first key of the state that holds NaN or an infinity although a newcomer's has none; "" if none."""
+    """Return the first key of the state with NaN or infinity where a new client has neither, "" if there is none."""
     for key, value in (selector.state_dict() if state is None else state).items():
         if not np.isfinite(value).all():
             newcomer = {name.lstrip("_"): new for name, new in selector.client_state.items()}
@@ -211,7 +211,7 @@ def nonfinite_key(selector: Selector, state: dict[str, Any] | None = None) -> st
 
 
 def loaded(make: SelectorFactory, state: dict[str, Any], *, seed: int) -> Selector:
-    """Return a new selector that has loaded the state; raise :class:`AssertionError` if it refuses it."""
+    """Return a new selector that has loaded the state; raise :class:`AssertionError` if it refuses the state."""
     selector = make(seed=seed)
     try:
         selector.load_state_dict(state)
@@ -224,7 +224,7 @@ def loaded(make: SelectorFactory, state: dict[str, Any], *, seed: int) -> Select
 
 
 def promise_refused(refusal: type[Exception], call: Callable[[], object], words: str) -> str:
-    """Return the message with which a call is refused; raise :class:`AssertionError` if it is not."""
+    """Return the message of a refused call; raise :class:`AssertionError` if the call is not refused."""
     try:
         call()
     except refusal as error:
@@ -240,7 +240,7 @@ def promise_as_new(rows: Any, value: Any, words: str) -> None:
 
 
 def differing_key(state: dict[str, Any], other: dict[str, Any]) -> str:
-    """Return a key at which two saved states differ in any bit, in shape or type; "" if they are the same."""
+    """Return a key at which two saved states differ in any bit, shape or type, "" if they are the same."""
     if state.keys() != other.keys():
         return min(state.keys() ^ other.keys())
     for key, value in state.items():

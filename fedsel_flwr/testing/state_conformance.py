@@ -1,4 +1,4 @@
-"""The promises of every selector's state: saving, loading, forgetting, a common warm-up, and another process."""
+"""Checks of every selector's state: saving, loading, forgetting, a common warm-up, and another process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fedsel_flwr.testing.random_rounds import (
 
 
 def check_save_and_load(make: SelectorFactory) -> None:
-    """A selector that is saved, loaded and continued makes the choices of one that never stopped."""
+    """Check that a selector, saved, loaded and continued, makes the choices of one that never stopped."""
     straight = make(seed=6)
     play(straight, range(17))
     promise_finite(straight, "when clients fail")
@@ -48,7 +48,7 @@ def check_save_and_load(make: SelectorFactory) -> None:
 
 
 def check_state_is_a_copy(make: SelectorFactory) -> None:
-    """A saved state does not change in later rounds."""
+    """Check that a saved state does not change in later rounds."""
     selector = make(seed=6)
     play(selector, range(5))
     state = selector.state_dict()
@@ -58,7 +58,7 @@ def check_state_is_a_copy(make: SelectorFactory) -> None:
 
 
 def check_foreign_state(make: SelectorFactory) -> None:
-    """A state that does not fit raises :class:`StateError` and changes nothing."""
+    """Check that an unsuitable state raises :class:`StateError` and changes nothing."""
     selector, twin = make(seed=8), make(seed=8)
     play(selector, range(5))
     play(twin, range(5))
@@ -70,7 +70,7 @@ def check_foreign_state(make: SelectorFactory) -> None:
 
 
 def check_forget(make: SelectorFactory) -> None:
-    """A row given to a newcomer holds nothing of the client that had it."""
+    """Check that a row reused for a new client contains nothing of the former client."""
     selector, gone = make(seed=7), np.array([1, 4])
     num_clients = fleet_size(selector, 6)
     play(selector, range(25), num_clients=num_clients)
@@ -80,12 +80,12 @@ def check_forget(make: SelectorFactory) -> None:
     state = selector.state_dict()
     for attribute, value in selector.client_state.items():
         promise_as_new(state[state_key(attribute)][gone], value, f"forget resets {attribute!r} of a client")
-    # These load the declared state only, so they know nothing else of the forgotten clients.
+    # These load only the declared state, so they know nothing else about the forgotten clients.
     reloaded, again, fresh = (loaded(make, state, seed=8) for _ in range(3))
     newcomers = np.array([num_clients, num_clients + 1])
     again.inform(gone)
     fresh.inform(newcomers)
-    # Parameters by client make the rows of two newcomers differ by index.
+    # With parameters by client, the rows of two new clients differ by index.
     if not any(getattr(selector, name, None) is not None for name in selector.by_client):
         for key in map(state_key, selector.client_state):
             old, new = again.state_dict()[key], fresh.state_dict()[key]
@@ -102,7 +102,7 @@ WARMUP_ROUNDS = 4
 
 
 def check_warm_up(make: SelectorFactory) -> None:
-    """In a common warm-up every available client is chosen, without probes, and the selector learns."""
+    """Check that a common warm-up chooses every available client without probes, and that the selector learns."""
     selector, blind = before_warmup(make, seed=6), before_warmup(make, seed=6)
     everyone = np.arange(fleet_size(selector, 9))
     for number in range(WARMUP_ROUNDS):
@@ -126,7 +126,7 @@ def check_warm_up(make: SelectorFactory) -> None:
         "_observe reads of a choice",
     )
     promise_finite(selector, "after the warm-up")
-    # With newcomers, whom no warm-up has shown.
+    # With new clients, which were not in the warm-up.
     rounds, num_clients = range(WARMUP_ROUNDS, 30), fleet_size(selector, 12)
     promise(
         play(selector, rounds, num_clients=num_clients) == play(resumed, rounds, num_clients=num_clients),
@@ -137,7 +137,7 @@ def check_warm_up(make: SelectorFactory) -> None:
 
 
 def before_warmup(make: SelectorFactory, *, seed: int | None = None, rounds: int = WARMUP_ROUNDS) -> Selector:
-    """Return a selector with a common warm-up ahead."""
+    """Return a selector before a common warm-up."""
     selector = make(seed=seed)
     selector.plan_rounds(warmup_rounds=rounds)
     return selector
@@ -145,14 +145,14 @@ def before_warmup(make: SelectorFactory, *, seed: int | None = None, rounds: int
 
 SEED, SPAWNED_ROUNDS = 4, 30
 CHILD = "FEDSEL_TESTING_CHILD"
-"""Set in the child's environment: a module that calls the suite when it is imported must not start another child."""
+"""Variable of the child's environment. If an imported module calls the suite there, no further child starts."""
 
 
 def check_spawned_process(make: SelectorFactory) -> None:
-    """The same seed gives the same choices in a fresh process, in which sets have another order.
+    """Check that the same seed gives the same choices in a new process, where sets have another order.
 
-    The factory is pickled. The check is left out with a warning if the factory is a lambda, or is defined in a
-    notebook, in a session or in the script that is run, which the other process cannot import.
+    The factory is pickled. The check is left out with a warning if the other process cannot import the factory. This
+    holds for a lambda, and for a factory defined in a notebook, in a session or in the script that is run.
     """
     if CHILD in os.environ:
         return
@@ -162,7 +162,7 @@ def check_spawned_process(make: SelectorFactory) -> None:
         return _left_out(f"the factory cannot be pickled ({error}); give a class or a functools.partial of one")
     if b"__main__" in factory:
         return _left_out("the selector is defined in a session or in the script that is run. Move it into a module")
-    # Another PYTHONHASHSEED, so that sets have another order there, which multiprocessing cannot set.
+    # With another PYTHONHASHSEED sets have another order. multiprocessing cannot set it.
     done = subprocess.run(
         [sys.executable, "-c", "from fedsel_flwr.testing.state_conformance import play_in_child; play_in_child()"],
         input=pickle.dumps((sys.path, factory)),
@@ -185,7 +185,7 @@ def check_spawned_process(make: SelectorFactory) -> None:
 
 
 def play_in_child() -> None:
-    """Play the factory pickled on standard input, and print the choices and an error as JSON; runs in the child."""
+    """Play the factory pickled on standard input in the child, and print the choices and an error as JSON."""
     sys.path[:], factory = pickle.load(sys.stdin.buffer)
     choices, cause = list[list[int]](), ""
     try:
@@ -194,7 +194,7 @@ def play_in_child() -> None:
         cause = str(error) or type(error).__name__
     else:
         choices = play(make(seed=SEED), range(SPAWNED_ROUNDS))
-    # On the last line: the author's code may print too.
+    # On the last line, because the author's code may print too.
     print("\n" + json.dumps([choices, cause]))
 
 

@@ -1,4 +1,4 @@
-"""A selector under random sequences of calls, by Hypothesis: the state machine behind ``check_stateful``.
+"""The state machine of ``check_stateful``: a selector under random sequences of calls from Hypothesis.
 
 Only this module imports Hypothesis, and only :func:`fedsel_flwr.testing.check_stateful` imports this module.
 """
@@ -31,20 +31,20 @@ from fedsel_flwr.testing.random_rounds import (
 )
 
 FEWEST, MOST = 6, 10
-"""Clients at first and at most, for three a round: few enough that rows are reused."""
+"""Smallest and largest number of clients, for three a round. They are so small that rows are reused."""
 MASKS = st.integers(0, 2**MOST - 1)
 NUMBERS = st.integers(0, 99)
 
 
 def run_sequences(make: SelectorFactory, *, sequences: int, steps: int) -> None:
-    """Run ``sequences`` sequences of up to ``steps`` calls, the same ones each time."""
+    """Run ``sequences`` sequences of up to ``steps`` calls, the same ones in every run."""
     chosen = settings(
         max_examples=sequences,
         stateful_step_count=steps,
         deadline=None,
         # Without Phase.explain, for which Hypothesis traces every line of a failing sequence.
         phases=(Phase.generate, Phase.shrink),
-        # The same sequences in every run, and no folder of examples in the author's project.
+        # The same sequences in every run, without a folder of examples in the author's project.
         derandomize=True,
         database=None,
         report_multiple_bugs=False,
@@ -56,8 +56,8 @@ def run_sequences(make: SelectorFactory, *, sequences: int, steps: int) -> None:
 class SelectorMachine(RuleBasedStateMachine):
     """A selector and its twin, which is saved and loaded in between; both must agree.
 
-    Hypothesis draws two numbers for a call. The bits of one name the clients; with more than three clients a round a
-    bit names several. The other is the seed of the values.
+    Hypothesis draws two numbers for a call. The bits of the first name the clients. With more than three clients a
+    round, a bit names several. The second is the seed of the values.
 
     Args:
         make: The selector's factory.
@@ -69,7 +69,7 @@ class SelectorMachine(RuleBasedStateMachine):
         self.selector, self.twin = make(seed=3), make(seed=3)
         self.size, self.most, self.round = fleet_size(self.selector, FEWEST), fleet_size(self.selector, MOST), 0
         self.registered: frozenset[int] = frozenset()
-        # The choice that waits for its report.
+        # The choice that is not reported yet.
         self.chosen: IntArray | None = None
         self.saved: tuple[Any, ...] | None = None
 
@@ -80,7 +80,7 @@ class SelectorMachine(RuleBasedStateMachine):
 
     @rule(clients=MASKS, columns=MASKS, seed=NUMBERS)
     def inform(self, clients: int, columns: int, seed: int) -> None:
-        """Inform about some columns of some clients; some values are NaN."""
+        """Inform about some columns of some clients, with some NaN values."""
         informed = self._clients_of(clients)
         names = [name for bit, name in enumerate(sorted(INFORMED)) if columns >> bit & 1]
         self._inform(informed, names, seed)
@@ -88,7 +88,7 @@ class SelectorMachine(RuleBasedStateMachine):
 
     @rule(clients=MASKS, answered=st.booleans(), seed=NUMBERS)
     def probe(self, clients: int, answered: bool, seed: int) -> None:
-        """Take the selector's probe, and answer it or not."""
+        """Take the selector's probe, with or without an answer."""
         available = self._clients_of(clients, seed)
         request: Probe | None = self.selector.probe(available.copy())
         other = self.twin.probe(available.copy())
@@ -115,14 +115,14 @@ class SelectorMachine(RuleBasedStateMachine):
 
     @rule(clients=MASKS, completed=MASKS, seed=NUMBERS)
     def play(self, clients: int, completed: int, seed: int) -> None:
-        """Play a whole round: left to chance, few choices would ever be reported."""
+        """Play a whole round, because random calls alone would report few choices."""
         self.select(clients, seed)
         self.observe(completed, seed)
 
     @precondition(lambda self: self.chosen is not None)
     @rule(completed=MASKS, seed=NUMBERS)
     def observe(self, completed: int, seed: int) -> None:
-        """Report the round, without clients forgotten since; some clients lack columns that they may lack."""
+        """Report the round without clients forgotten since. Some clients lack optional columns."""
         rng = np.random.default_rng(seed)
         clients = rng.permutation(np.asarray(self.chosen, dtype=np.int64))
         done = np.array([completed >> int(k) % MOST & 1 for k in clients], dtype=np.bool_)
@@ -132,8 +132,8 @@ class SelectorMachine(RuleBasedStateMachine):
 
     @rule(clients=MASKS)
     def forget(self, clients: int) -> None:
-        """Forget some clients; their rows may be given to newcomers."""
-        # An index beyond the fleet, which the selector must ignore.
+        """Forget some clients. New clients may get their rows."""
+        # The selector must ignore an index beyond the fleet.
         gone = np.append(self._clients_of(clients), self.most + 5)
         self._both(lambda selector: selector.forget(gone))
         self.registered -= set(gone.tolist())
@@ -151,7 +151,7 @@ class SelectorMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.saved is not None)
     @rule()
     def load(self) -> None:
-        """Return to the saved state: the selector as it is, its twin as a new selector."""
+        """Load the saved state into the selector itself and into a new twin."""
         assert self.saved is not None
         state, self.registered, self.round, self.chosen = self.saved
         self.twin = self.make(seed=7)
@@ -164,7 +164,7 @@ class SelectorMachine(RuleBasedStateMachine):
 
     @invariant()
     def state_is_sound(self) -> None:
-        """Check that the state is finite, counts rounds and clients rightly, and equals the twin's."""
+        """Check that the state is finite, counts rounds and clients correctly, and equals the twin's."""
         state = self.selector.state_dict()
         promise_finite(self.selector, "whatever happens", state)
         known = self.selector.num_clients == len(self.registered)
@@ -174,7 +174,7 @@ class SelectorMachine(RuleBasedStateMachine):
         promise(not key, f"state {key!r} is the same after save, load, continue as without a stop")
 
     def _clients_of(self, mask: int, seed: int | None = None) -> IntArray:
-        """Return the clients of a mask: ascending, or in random order with a seed."""
+        """Return the clients of a mask, ascending, or in random order with a seed."""
         clients = np.array([k for k in range(self.size) if mask >> k % MOST & 1], dtype=np.int64)
         return clients if seed is None else np.random.default_rng(seed).permutation(clients)
 

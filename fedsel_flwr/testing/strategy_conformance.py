@@ -1,9 +1,9 @@
-"""The promises of every strategy that wraps a selector, in either of Flower's APIs: one check per promise.
+"""Checks of the promises of every strategy that wraps a selector, in either of Flower's APIs, one check per promise.
 
-The strategy plays against a fleet in this process, through Flower's own types. Clients are healthy, slow or offline,
-raise, send NaN, other shapes or other types, misreport their latency, and reconnect under new node ids. A check takes a
-:class:`~fedsel_flwr.testing.harness.StrategyHarness` and raises :class:`AssertionError` with the promise that was
-broken. The checks of the history, of identities and of resumption are in
+The strategy runs with a fleet in this process, through Flower's own types. Clients are healthy, slow or offline. They
+raise exceptions, send NaN, other shapes or other types, misreport their latency, and reconnect under new node ids. A
+check takes a :class:`~fedsel_flwr.testing.harness.StrategyHarness`. It raises :class:`AssertionError` with the broken
+promise. The checks of the history, of identities and of resuming are in
 :mod:`~fedsel_flwr.testing.strategy_state_conformance`.
 """
 
@@ -33,7 +33,7 @@ PLAIN = (None, "fedpdp", "mean")
 
 
 def check_no_client_breaks_a_round(harness: StrategyHarness) -> None:
-    """No exception leaves the strategy, whatever a client sends or does not send."""
+    """Check that no client causes an exception of the strategy, whatever it sends or does not send."""
     run = harness.full_run
     if run.error is not None:
         seen = run.rounds[-1] if run.rounds else None
@@ -46,21 +46,21 @@ def check_no_client_breaks_a_round(harness: StrategyHarness) -> None:
 
 
 def check_only_connected_are_asked(harness: StrategyHarness) -> None:
-    """Only clients that are connected are asked to train."""
+    """Check that only connected clients are asked to train."""
     for seen in harness.full_run.rounds:
         absent = sorted(set(seen.asked) - seen.connected.keys())
         promise(not absent, f"only connected clients are asked; in round {seen.number} nodes {absent} were not")
 
 
 def check_asked_once(harness: StrategyHarness) -> None:
-    """No client is asked to train twice in a round, however many connections it has."""
+    """Check that no client is asked to train twice in a round, even with several connections."""
     for number, choice in enumerate(harness.full_run.choices(), 1):
         twice = sorted({one for one in choice if choice.count(one) > 1})
         promise(not twice, f"a client is asked once a round; in round {number} clients {twice} were asked more often")
 
 
 def check_impostor(harness: StrategyHarness) -> None:
-    """A second connection that claims the id of a connected client is never asked."""
+    """Check that a second connection that claims a connected client's id is never asked."""
     for seen in harness.full_run.rounds:
         admitted = any(seen.connected.get(node) == IMPOSTOR for node in seen.asked)
         promise(
@@ -70,15 +70,15 @@ def check_impostor(harness: StrategyHarness) -> None:
 
 
 def check_cohort_size(harness: StrategyHarness) -> None:
-    """The cohort is as large as the selector's ``expected_count`` says for the available clients."""
+    """Check that the cohort size is the selector's ``expected_count`` for the available clients."""
     run = harness.full_run
     for seen in run.rounds:
         for record in [one for one in run.strategy.history.rounds if one.round == seen.number]:
             available, here = record.num_available, len(set(seen.connected.values()) - {IMPOSTOR})
             promise(available <= here, f"no more clients are available than are connected, {here}, not {available}")
             warmup = seen.number <= run.strategy.core.settings.warmup_rounds
-            # Counts from before the round, for every number of available clients: which of them a cool-down or the
-            # availability excludes shows only afterwards, in the history.
+            # Counts from before the round, for every number of available clients. Only the history shows afterwards
+            # which clients a cool-down or the availability excluded.
             expected = available if warmup else seen.expected[available]
             promise(
                 expected in (None, len(seen.asked)),
@@ -91,7 +91,7 @@ def check_cohort_size(harness: StrategyHarness) -> None:
 
 
 def check_train_configs(harness: StrategyHarness) -> None:
-    """The base's train config reaches every client that is asked."""
+    """Check that the base's train config reaches every client that is asked."""
     for seen in harness.full_run.rounds:
         promise(not seen.asked or seen.base_config is not None, "the base configures every round")
         for node in seen.asked:
@@ -101,7 +101,7 @@ def check_train_configs(harness: StrategyHarness) -> None:
 
 
 def check_evaluation_configs(harness: StrategyHarness) -> None:
-    """The base's evaluation configs reach exactly the clients that the base names, unchanged."""
+    """Check that the base's evaluation configs reach exactly the clients that the base names, unchanged."""
     for seen in harness.full_run.rounds:
         promise(
             seen.evaluated == seen.base_evaluated,
@@ -111,7 +111,7 @@ def check_evaluation_configs(harness: StrategyHarness) -> None:
 
 
 def check_model_is_finite(harness: StrategyHarness) -> None:
-    """The model keeps the initial model's shapes and holds finite numbers only."""
+    """Check that the model keeps the initial model's shapes and contains only finite numbers."""
     shapes = [array.shape for array in harness.plan.arrays]
     for seen in harness.full_run.rounds:
         now = [array.shape for array in seen.after]
@@ -121,7 +121,7 @@ def check_model_is_finite(harness: StrategyHarness) -> None:
 
 
 def check_base_gets_kept_updates(harness: StrategyHarness) -> None:
-    """The base receives the updates that the history calls kept, and no others, as the clients sent them.
+    """Check that the base receives exactly the kept updates of the history, as the clients sent them.
 
     Without FedCA's filter every usable update is kept.
     """
@@ -156,7 +156,7 @@ def check_base_gets_kept_updates(harness: StrategyHarness) -> None:
 
 
 def check_base_aggregates(harness: StrategyHarness) -> None:
-    """With enough usable updates, the new model is the one that the base returns."""
+    """Check that the new model is the base's model if there are enough usable updates."""
     run = harness.full_run
     for seen in run.rounds:
         if not _enough(run, seen):
@@ -169,7 +169,7 @@ def check_base_aggregates(harness: StrategyHarness) -> None:
 
 
 def check_model_stays(harness: StrategyHarness) -> None:
-    """The model stays with fewer usable updates than ``min_completed``, or if the selector only measures."""
+    """Check that the model stays with too few usable updates, or if the selector only measures."""
     run = harness.full_run
     for seen in run.rounds:
         if not _enough(run, seen):
@@ -178,9 +178,9 @@ def check_model_stays(harness: StrategyHarness) -> None:
 
 
 def check_base_gets_failures(harness: StrategyHarness) -> None:
-    """A base that aggregates receives a failure for every lost update.
+    """Check that a base that aggregates receives a failure for every lost update.
 
-    In the Message API this leaves out clients that never answer, of which Flower itself reports nothing.
+    In the Message API this excludes clients that never answer, because Flower reports nothing about them.
     """
     run = harness.full_run
     for seen in run.rounds:
@@ -197,7 +197,7 @@ def check_base_gets_failures(harness: StrategyHarness) -> None:
 
 
 def _enough(run: ObservedRun, seen: ObservedRound) -> bool:
-    """Return whether the base must aggregate: enough clients completed, one was kept, and the round trains."""
+    """Return whether the base must aggregate: enough clients completed, an update was kept, and the round trains."""
     rows = run.rows(seen.number)
     least = int(run.strategy.core.settings.min_completed)
     return not seen.keeps_model and sum(row.completed for row in rows) >= least and any(row.kept for row in rows)
@@ -234,7 +234,7 @@ STRATEGY_CHECKS: tuple[Callable[[StrategyHarness], None], ...] = (
     check_same_seed,
     check_save_and_load,
 )
-"""All checks, in the order in which they run: later ones rely on earlier ones."""
+"""All checks in the order of running. Later checks rely on earlier ones."""
 
 
 def check_strategy(
@@ -246,21 +246,21 @@ def check_strategy(
 ) -> None:
     """Run a strategy with a fleet of simulated clients, and run all checks on it.
 
-    It needs Flower, but neither Ray nor torch. It takes a second or two, and five with fifty clients a round, so choose
-    few. Clients have the ids 0, 1, 2, ... and train by adding random numbers to the model that they receive. On the
-    server's clock the two checks that compare choices are left out with a warning.
+    It needs Flower, but neither Ray nor torch. It takes a second or two, and five with fifty clients a round. So set a
+    small ``clients_per_round``. Clients have the ids 0, 1, 2, ... and train by adding random numbers to the received
+    model. On the server's clock the two checks that compare choices are left out with a warning.
 
     Args:
-        make_strategy: Returns a new strategy at each call, with a seed, in either of Flower's APIs: a
+        make_strategy: Returns a new strategy at each call, with a seed, in either of Flower's APIs. This is a
             :class:`~fedsel_flwr.strategies.SelectionStrategy` around your selector and base, or a paper's strategy.
-        arrays: The initial model, a list of NumPy arrays; small ones will do. If the base holds initial
-            parameters, they must be these.
-        num_clients: Clients of the fleet, for parameters that are given by client; None takes 12 or more.
+        arrays: The initial model, a list of NumPy arrays, which may be small. If the base has initial parameters, they
+            must be the same.
+        num_clients: Clients of the fleet, for parameters that are set by client. None takes 12 or more.
         metrics: Further metrics that every client reports, for a base that reads them.
 
     Raises:
-        AssertionError: A promise is broken; the message names it.
-        ParameterError: An argument cannot be used.
+        AssertionError: A promise is broken. The message names it.
+        ParameterError: An argument is unusable.
 
     >>> import numpy as np
     >>> from fedsel_flwr.strategies import CSUCB

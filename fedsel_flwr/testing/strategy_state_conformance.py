@@ -1,4 +1,4 @@
-"""The promises of every strategy's state: identities, the history, what the selector observes, and resumption."""
+"""Checks of every strategy's state: identities, the history, the selector's reports, and resuming."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedsel_flwr.testing.random_rounds import promise
 
 
 def check_identity(harness: StrategyHarness) -> None:
-    """A client that reconnects under a new node id keeps its id and its row."""
+    """Check that a client that reconnects under a new node id keeps its id and its row."""
     run, rows = harness.full_run, dict[str, set[int]]()
     for seen, choice in zip(run.rounds, run.choices(), strict=True):
         recorded = sorted((row.client_id for row in run.rows(seen.number)), key=lambda one: (len(one), one))
@@ -22,14 +22,14 @@ def check_identity(harness: StrategyHarness) -> None:
         )
         for row in run.rows(seen.number):
             rows.setdefault(row.client_id, set()).add(row.client)
-    # A strategy that evicts absent clients may give a returning one another row.
+    # A strategy that evicts absent clients may give a returning client another row.
     if run.strategy.roster.evict_after is None:
         moved = {one: sorted(had) for one, had in rows.items() if len(had) > 1}
         promise(not moved, f"a client keeps its row when it reconnects; rows by id: {moved}")
 
 
 def check_history(harness: StrategyHarness) -> None:
-    """The history has each round once, and one row for each client that was asked."""
+    """Check that the history has each round once, and one row for each client that was asked."""
     run = harness.full_run
     records = run.strategy.history.rounds
     played = [seen.number for seen in run.rounds if not seen.ended]
@@ -55,7 +55,10 @@ def check_history(harness: StrategyHarness) -> None:
 
 
 def check_latencies(harness: StrategyHarness) -> None:
-    """Latencies lie between 0 and ``max_latency``, which failed clients hold; the simulated time never falls."""
+    """Check that latencies lie between 0 and ``max_latency``, and that the simulated time never falls.
+
+    A failed client has the latency ``max_latency``.
+    """
     run, longest, before = harness.full_run, harness.plan.max_latency, 0.0
     for row in run.strategy.history.clients:
         where = f"client {row.client_id} in round {row.round}: {row.latency_s}"
@@ -73,7 +76,7 @@ def check_latencies(harness: StrategyHarness) -> None:
 
 
 def check_failures_are_named(harness: StrategyHarness) -> None:
-    """A client whose update is unusable has not completed and its row names the problem; a healthy client has none."""
+    """Check that an unusable update is a failure with a named problem, and that a healthy client has no problem."""
     run, virtual = harness.full_run, harness.clock_is_virtual
     for seen in run.rounds:
         faults = {run.fleet.id_of(node): fault for node, fault in seen.broken.items()}
@@ -89,9 +92,9 @@ def check_failures_are_named(harness: StrategyHarness) -> None:
 
 
 def check_selector_observes(harness: StrategyHarness) -> None:
-    """The selector observes every round once: a row for each client that was asked, as in the history.
+    """Check that the selector observes every round once, with the history's row for each client that was asked.
 
-    A broken client that lacks what the selector requires has failed for the selector, whatever its update is worth.
+    A broken client that lacks a required column has failed for the selector, even if its update is usable.
     """
     run = harness.full_run
     required, longest = bool(run.strategy.selector.requires), harness.plan.max_latency
@@ -120,7 +123,7 @@ def check_selector_observes(harness: StrategyHarness) -> None:
 
 
 def check_same_seed(harness: StrategyHarness) -> None:
-    """Two strategies with the same seed make the same choices, whatever the node ids and the order of replies."""
+    """Check that the same seed gives the same choices, for any node ids and any order of replies."""
     if not harness.clock_is_virtual:
         _left_out("check_same_seed")
         return
@@ -134,11 +137,11 @@ def check_same_seed(harness: StrategyHarness) -> None:
 
 
 def check_save_and_load(harness: StrategyHarness) -> None:
-    """A strategy that is saved, loaded and continued makes the choices of one that never stopped."""
+    """Check that a strategy, saved, loaded and continued, makes the choices of one that never stopped."""
     if not harness.clock_is_virtual:
         _left_out("check_save_and_load")
         return
-    # After a third of the rounds, so that faults come before the save and after it.
+    # After a third of the rounds, so that there are faults before and after the save.
     interrupted = harness.interrupted_run(harness.plan.num_rounds // 3)
     played = interrupted.fleet.round
     try:

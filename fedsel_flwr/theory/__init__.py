@@ -1,10 +1,10 @@
-"""Theory: each paper's genie, regret and bounds, and the fair optimum, to judge selectors against their papers.
+"""Theory: each paper's genie, regret and bounds, and the fair optimum, to check selectors against their papers.
 
-No run needs this part. NumPy only, except :func:`~fedsel_flwr.theory.program.fair_optimum`, which imports SciPy when it
-is called. The rooms:
+No run needs this package. It uses only NumPy, except :func:`~fedsel_flwr.theory.program.fair_optimum`, which imports
+SciPy at its call. The rooms:
 
 ===========  ===========================================================================================
-``regret``   each paper's genie, which knows every client's mean, and what a run lost against it
+``regret``   each paper's genie, which knows every client's mean, and the regret of a run against it
 ``program``  the fair optimum: the best policy under fairness and availability, by linear programming
 ``bounds``   the papers' upper bounds on the expected regret
 ===========  ===========================================================================================
@@ -14,7 +14,7 @@ is called. The rooms:
 >>> mean_reward = np.array([0.9, 0.5, 0.7])
 >>> xia_genie(mean_reward, 2)
 (array([0, 2]), 0.7)
->>> xia_regret(mean_reward, [[0, 1], [0, 2], [1, 2]], 2).round(6).tolist()  # 0.2 is lost whenever client 1 is in
+>>> xia_regret(mean_reward, [[0, 1], [0, 2], [1, 2]], 2).round(6).tolist()  # each round with client 1 loses 0.2
 [0.2, 0.2, 0.4]
 """
 

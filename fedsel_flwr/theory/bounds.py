@@ -9,13 +9,13 @@ References:
 ==================  ======================  ===========================================================
 paper               here                    meaning
 ==================  ======================  ===========================================================
-T [1], n [2]        ``rounds``              rounds played
+T [1], n [2]        ``rounds``              number of rounds
 K                   ``num_clients``         clients
 N [1], m [2]        ``clients_per_round``   clients per round
 Delta_S [1]                                 sum of the m largest means minus the sum of the means of S
-Delta_min           ``smallest_loss``       smallest loss of a set that loses anything
+Delta_min           ``smallest_loss``       smallest loss of a set with a loss
 Delta_max           ``largest_loss``        largest loss of a set
-c, beta [1]         ``fairness``,           least shares of the rounds, weight of the queues
+c, beta [1]         ``fairness``,           smallest shares of the rounds, weight of the queues
                     ``queue_weight``
 ==================  ======================  ===========================================================
 """
@@ -32,19 +32,19 @@ from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.theory.regret import finite_means, xia_genie
 
 ROUNDING = 1e-12
-"""Means no further apart than this share of the largest one are equal."""
+"""Largest difference of equal means, as a share of the largest mean."""
 
 
 def cs_ucb_gaps(mean_reward: npt.ArrayLike, clients_per_round: int) -> tuple[float, float]:
-    """Return Delta_min and Delta_max of (19), exactly and without enumerating the sets.
+    """Return Delta_min and Delta_max of (19), exactly and without an enumeration of the sets.
 
-    Any set differs from the genie's by swaps, each of which loses the difference of two means, never less than 0. So
-    the smallest loss is one swap's, and the largest leaves the m smallest means.
+    Swaps turn the genie's set into any other set. Each swap loses the difference of two means, which is at least 0. So
+    the smallest loss is that of one swap. The set with the largest loss holds the m smallest means.
 
     Deviations:
-        (19) takes the minimum over all S with r(S) <= r(S*), which holds for S* itself and would make it 0. The proof
-        counts the sets that are not optimal, so that sets that lose nothing are left out here. Means that differ by
-        no more than 1e-12 of the largest in size are one mean: .1 + .2 and .3 are no gap.
+        (19) takes the minimum over all S with r(S) <= r(S*). S* itself is one of them, so the minimum would be 0. The
+        proof counts only sets that are not optimal, and sets without a loss are left out here too. Means that differ
+        by at most 1e-12 of the largest mean in size are equal: .1 + .2 and .3 have no gap.
 
     Args:
         mean_reward: mu_k, each client's mean reward, shape (K,).
@@ -54,8 +54,8 @@ def cs_ucb_gaps(mean_reward: npt.ArrayLike, clients_per_round: int) -> tuple[flo
         ``(smallest_loss, largest_loss)``, in the sum of the means, not in their minimum.
 
     Raises:
-        ParameterError: Every set of m clients is optimal (m >= K, or all means are equal), so that Delta_min is
-            undefined; or an argument is out of range.
+        ParameterError: Delta_min is undefined because every set of m clients is optimal (m >= K, or all means are
+            equal). Or an argument is out of range.
 
     References:
         [1], below (19).
@@ -106,15 +106,15 @@ def cs_ucb_regret_bound(mean_reward: npt.ArrayLike, clients_per_round: int, roun
 def cs_ucb_q_regret_bound(fairness: npt.ArrayLike, clients_per_round: int, queue_weight: float, rounds: int) -> float:
     """Return the bound on CS-UCB-Q's regret (25), sub-linear if queue_weight <= 1 / sqrt(rounds).
 
-    As printed. Two steps of its proof do not hold in general:
+    This is the bound as printed. Two steps of its proof do not hold in general:
 
-    * (63) goes from the regret (25), in smallest means, to sums of means. That needs a best policy which chooses the
-      fastest clients. If fairness forbids it, the regret can be linear and exceed this bound
-      (``tests/theory/test_cs_ucb_q.py`` has a case with K = 6); in sums of means, or for m = 1, the theorem stands.
-    * (62) drops the factor 1 - beta of Upsilon_1: summing (61) gives this bound divided by 1 - beta.
+    * (63) goes from the regret (25), in smallest means, to sums of means. That needs a best policy that selects the
+      fastest clients. If the fairness forbids such a policy, the regret can be linear and exceed this bound
+      (``tests/theory/test_cs_ucb_q.py`` has a case with K = 6). In sums of means, or for m = 1, the theorem holds.
+    * (62) drops the factor 1 - beta of Upsilon_1. The sum over (61) is this bound divided by 1 - beta.
 
     Args:
-        fairness: c_k, the least fraction of the rounds for each client, shape (K,), in [0, 1].
+        fairness: c_k, the smallest fraction of the rounds for each client, shape (K,), in [0, 1].
         clients_per_round: m, the paper's N.
         queue_weight: beta, in [0, 1].
         rounds: T, at least 1.
@@ -144,9 +144,9 @@ def cs_ucb_q_regret_bound(fairness: npt.ArrayLike, clients_per_round: int, queue
 def bsfl_largest_loss(mean_speed: npt.ArrayLike, alpha: float) -> float:
     """Return the paper's bound on Delta_max: 2 alpha + mu_max - mu_min.
 
-    It holds for g_k in [-1, 1], as the paper defines it. With beta > 1 a target m d_k / sum(d) above 1 takes g_k of (4)
-    out of that range, and a loss may be larger: for K = 6, m = 5, d = (100, 1, 1, 1, 1, 1), beta = 3 and equal means a
-    first round without client 0 loses 21.6 alpha.
+    The bound holds for g_k in [-1, 1], as the paper defines g_k. With beta > 1, a target m d_k / sum(d) above 1 moves
+    g_k of (4) out of that range, and a loss may be larger. An example is K = 6, m = 5, d = (100, 1, 1, 1, 1, 1), beta
+    = 3 and equal means. A first round without client 0 then loses 21.6 alpha.
 
     Args:
         mean_speed: mu_k, each client's mean of tau_min / tau_k, shape (K,).
@@ -176,8 +176,8 @@ def bsfl_regret_bound(
         num_clients: K.
         clients_per_round: m.
         rounds: n, at least 1.
-        smallest_loss: Delta_min, the smallest difference of two rewards. The paper assumes quantized rewards; the proof
-            needs no more than the smallest loss above 0 of any choice the policy makes.
+        smallest_loss: Delta_min, the smallest difference of two rewards. The paper assumes quantized rewards. The proof
+            needs only the smallest loss above 0 of any selection that the policy makes.
         largest_loss: Delta_max (14); if every g_k is in [-1, 1], at most :func:`bsfl_largest_loss`.
 
     Returns:

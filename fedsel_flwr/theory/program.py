@@ -1,4 +1,4 @@
-"""The fair optimum: the best stationary policy under fairness and availability, by linear programming.
+"""Fair optimum: the best stationary policy under fairness and availability, by linear programming.
 
 References:
     W. Xia et al., Multi-armed bandit-based client scheduling for federated learning, IEEE Transactions on Wireless
@@ -8,17 +8,17 @@ References:
 paper            here                    meaning
 ===============  ======================  =====================================================================
 N                ``clients_per_round``   clients per round (wireless channels)
-mu_k             ``mean_reward``         mean reward of client k; mu(S) is the smallest of its members'
+mu_k             ``mean_reward``         mean reward of client k; mu(S) is the smallest mean in S
 P_A(e)           ``availability``        probability that e is the set of available clients
-c_k              ``fairness``            least fraction of the rounds in which client k takes part
-q_S(e)           ``policy[e][S]``        probability of choosing S when e is available
+c_k              ``fairness``            smallest fraction of the rounds for client k
+q_S(e)           ``policy[e][S]``        probability of selecting S when e is available
 r*               ``best_reward``         mean reward of the best policy that meets the fairness
 ===============  ======================  =====================================================================
 
 Deviations:
-    * (23) prints the sum of q_S(e) over e; for each e it is the sum over S that is 1, as in the text before (21).
-    * Q(e) holds the sets of exactly min(N, |e|) clients, (10), not all smaller ones, (5): smaller sets have larger
-      minima, so that without fairness a single client would win. mu of the empty set is 0.
+    * (23) prints the sum of q_S(e) over e. Here the sum over S is 1 for each e, as in the text before (21).
+    * Q(e) holds only sets of exactly min(N, |e|) clients, (10), and no smaller sets, (5). Smaller sets have larger
+      minima, so without fairness a single client would win. mu of the empty set is 0.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fedsel_flwr.theory.regret import finite_means
 
 Clients = tuple[int, ...]
 MAX_VARIABLES = 20_000
-"""Most variables of the program: about 10 clients that come and go, or m = 5 of 20 that are always available."""
+"""Largest number of variables: about 10 clients that come and go, or m = 5 of 20 that are always available."""
 
 
 def fair_optimum(
@@ -45,27 +45,27 @@ def fair_optimum(
     fairness: npt.ArrayLike,
     clients_per_round: int,
 ) -> tuple[float, dict[Clients, dict[Clients, float]]]:
-    """Return the largest mean reward of a policy that knows only the available clients, and that policy.
+    """Return the largest mean reward of any policy that knows only the available clients, and that policy.
 
     Args:
         mean_reward: mu_k, each client's mean reward, shape (K,).
-        availability: Each client's probability of being available, independent of the others', shape (K,) or one
+        availability: Each client's probability of being available, independent of other clients, shape (K,) or one
             number for all.
-        fairness: c_k, the least fraction of the rounds for each client, shape (K,) or one number for all, in [0, 1].
+        fairness: c_k, the smallest fraction of the rounds for each client, shape (K,) or one number for all, in [0, 1].
         clients_per_round: m, the paper's N.
 
     Returns:
-        ``(best_reward, policy)``: r*, and for each available set the probability of each choice above 0.
+        ``(best_reward, policy)``: r*, and for each available set the selections with a probability above 0.
 
     Raises:
         ParameterError: An argument is out of range, no policy meets the fairness, or the program is too large.
-        RunError: SciPy is missing, or its solver did not finish.
+        RunError: SciPy is not installed, or its solver did not finish.
 
     References:
         Xia et al., equations (23) and (24).
 
     >>> best_reward, policy = fair_optimum([0.4, 0.7, 0.9], 1.0, [0.6, 0.5, 0.4], 2)
-    >>> round(best_reward, 6)  # client 0, the slow one, in 60 % of the rounds and in no more
+    >>> round(best_reward, 6)  # the slow client 0 takes part in exactly 60 % of the rounds
     0.52
     >>> round(policy[0, 1, 2][1, 2], 6)
     0.4
@@ -129,7 +129,7 @@ def _available_sets(availability: npt.ArrayLike, num_clients: int, m: int) -> di
     always, sometimes = chance_of.count(1.0), sum(0.0 < p < 1.0 for p in chance_of)
     sizes = ((math.comb(sometimes, n), always + n) for n in range(sometimes + 1))
     _check_size(sum(ways * math.comb(size, min(m, size)) for ways, size in sizes))
-    # Clients that are always available get one state, not two: the product would double for each of them.
+    # Clients that are always available get one state, because a second state would double the product.
     states = [[(k, 1.0)] if p == 1.0 else [(-1, 1.0 - p), (k, p)] for k, p in enumerate(chance_of) if p > 0.0]
     return {
         tuple(k for k, _ in outcome if k >= 0): math.prod(p for _, p in outcome) for outcome in sorted(product(*states))
@@ -146,7 +146,7 @@ def _check_size(num_variables: int) -> None:
 
 
 def _probabilities(name: str, values: Any, num_clients: int) -> FloatArray:
-    """Return one probability for each client; a single number holds for all."""
+    """Return one probability for each client; a single number applies to all clients."""
     array = np.full(num_clients, real(name, values)) if np.ndim(values) == 0 else finite_means(name, values)
     if array.shape != (num_clients,) or array.min() < 0.0 or array.max() > 1.0:
         raise ParameterError(f"{name} must be {num_clients} numbers in [0, 1], one per client, got {values!r}")

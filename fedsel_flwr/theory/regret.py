@@ -1,4 +1,4 @@
-"""Regret: what a run of choices lost against each paper's genie, which knows every client's mean.
+"""Regret: the loss of a run's selections against each paper's genie, which knows every client's mean.
 
 References:
     [1] W. Xia et al., Multi-armed bandit-based client scheduling for federated learning, IEEE Transactions on
@@ -6,12 +6,12 @@ References:
     [2] D. Ben Ami, K. Cohen, Q. Zhao, Client selection for generalization in accelerated federated learning: a
         multi-armed bandit approach, IEEE Access 13, 2025, equations (3)-(7).
 
-A set's mean reward is the minimum of its members' *means*. The mean of the minimum, which a realized round shows, is
-smaller: against it even a genie would lose something every round.
+The mean reward of a set is the minimum of its members' *means*. The mean of the minimum, which a realized round shows,
+is smaller. With that number even a genie would lose in every round.
 
-Deviations: (14), (25) and (7) print the expectation of the realized reward r(S(t)), a minimum of random numbers, but
-the genie's term is a minimum of means. As E[min] < min E, even the genie's own regret would then grow linearly, and
-no bound could hold. Both terms are means here (the pseudo-regret), as in the proofs (37), (63) and (21).
+Deviations: (14), (25) and (7) print the expectation of the realized reward r(S(t)), a minimum of random numbers. The
+genie's term is a minimum of means. Because E[min] < min E, even the genie's own regret would then grow linearly, and no
+bound could hold. Both terms are means here (the pseudo-regret), as in the proofs (37), (63) and (21).
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def xia_genie(mean_reward: npt.ArrayLike, clients_per_round: int) -> tuple[IntAr
 
     Args:
         mean_reward: mu_k, each client's mean reward, shape (K,).
-        clients_per_round: m, the paper's N; all K clients are returned when m >= K.
+        clients_per_round: m, the paper's N; for m >= K the result is all K clients.
 
     Returns:
-        Indices of the set, ascending (the lower index if means are equal), and its mean reward, the smallest of
-        its members' means.
+        Indices of the set, ascending, and its mean reward, the smallest of its members' means. Of equal means the lower
+        index wins.
 
     Raises:
         ParameterError: ``mean_reward`` is empty or not finite, or ``clients_per_round`` < 1.
@@ -56,17 +56,17 @@ def xia_genie(mean_reward: npt.ArrayLike, clients_per_round: int) -> tuple[IntAr
 
 
 def sorted_groups(mean_latency: npt.ArrayLike, clients_per_round: int) -> list[IntArray]:
-    """Return the groups with the shortest rounds if every client is chosen equally often.
+    """Return the groups with the shortest rounds if every client is selected equally often.
 
-    Clients are sorted by mean latency and taken m at a time. A round lasts as long as its slowest client, so clients of
-    similar latency belong together: no other partition into groups of m has a smaller sum of largest means.
+    The groups are m clients at a time, sorted by mean latency. A round lasts as long as its slowest client, so clients
+    of similar latency belong together. No other partition into groups of m has a smaller sum of largest means.
 
     Args:
         mean_latency: Each client's mean latency, s, shape (K,).
-        clients_per_round: m; if it does not divide K, the fastest group is the small one.
+        clients_per_round: m; if it does not divide K, the fastest group is smaller.
 
     Returns:
-        The groups in turn, each of indices ascending.
+        The groups, from fast to slow, each with ascending indices.
 
     Raises:
         ParameterError: ``mean_latency`` is empty or not finite, or ``clients_per_round`` < 1.
@@ -77,7 +77,7 @@ def sorted_groups(mean_latency: npt.ArrayLike, clients_per_round: int) -> list[I
     mean = finite_means("mean_latency", mean_latency)
     m = whole("clients_per_round", clients_per_round, 1)
     order = np.argsort(mean, kind="stable")
-    # The remainder goes to the fastest clients: a small group costs least there.
+    # The fastest clients form the small group, because it costs least there.
     first = mean.size % m
     cuts = range(first, mean.size, m) if first else range(m, mean.size, m)
     return [np.sort(group) for group in np.split(order, list(cuts))]
@@ -86,12 +86,12 @@ def sorted_groups(mean_latency: npt.ArrayLike, clients_per_round: int) -> list[I
 def bsfl_genie(
     mean_speed: npt.ArrayLike, generalization: npt.ArrayLike, clients_per_round: int, alpha: float
 ) -> tuple[IntArray, float]:
-    """Return the set with the largest mean reward of one round, given the history that is in ``generalization``.
+    """Return the set with the largest mean reward of one round, for the history behind ``generalization``.
 
     Args:
         mean_speed: mu_k, each client's mean of tau_min / tau_k, shape (K,).
         generalization: g_k at the beginning of the round, shape (K,).
-        clients_per_round: m; all K clients are returned when m >= K.
+        clients_per_round: m; for m >= K the result is all K clients.
         alpha: Weight of the generalization term, at least 0.
 
     Returns:
@@ -129,15 +129,15 @@ def xia_regret(mean_reward: npt.ArrayLike, choices: Choices, clients_per_round: 
 
     Args:
         mean_reward: mu_k, each client's mean reward, shape (K,).
-        choices: The chosen clients: a boolean array of shape (rounds, K), or a sequence with one array of indices per
-            round. A round without chosen clients has reward 0.
+        choices: The selected clients: a boolean array of shape (rounds, K), or a sequence with one array of indices per
+            round. A round without selected clients has reward 0.
         clients_per_round: m of the genie, the paper's N.
 
     Returns:
-        Regret after rounds 1, 2, …, shape (rounds,). It falls only in rounds that chose fewer than m clients.
+        Regret after rounds 1, 2, …, shape (rounds,). It falls only in rounds with fewer than m clients.
 
     Raises:
-        ParameterError: An argument has the wrong shape, or a round chose an unknown client or more than m.
+        ParameterError: An argument has the wrong shape, or a round has an unknown client or more than m clients.
 
     References:
         [1], equation (14).
@@ -152,20 +152,20 @@ def xia_regret(mean_reward: npt.ArrayLike, choices: Choices, clients_per_round: 
 def fair_regret(
     mean_reward: npt.ArrayLike, choices: Choices, best_reward: float, clients_per_round: int | None = None
 ) -> FloatArray:
-    """Return the cumulative regret against a benchmark that earns ``best_reward`` on average in every round.
+    """Return the cumulative regret against a policy that earns ``best_reward`` on average in every round.
 
     Args:
         mean_reward: mu_k, each client's mean reward, shape (K,).
-        choices: The chosen clients, as in :func:`xia_regret`.
+        choices: The selected clients, as in :func:`xia_regret`.
         best_reward: r*, from :func:`~fedsel_flwr.theory.program.fair_optimum`.
-        clients_per_round: m; None does not check how many were chosen.
+        clients_per_round: m; None skips the check of the number of selected clients.
 
     Returns:
-        Regret after rounds 1, 2, …, shape (rounds,). It is negative for a policy that ignores the fairness, or has
+        Regret after rounds 1, 2, …, shape (rounds,). It is negative for a policy that ignores the fairness, or that has
         not met it yet.
 
     Raises:
-        ParameterError: An argument has the wrong shape, or a round chose an unknown client or more than m.
+        ParameterError: An argument has the wrong shape, or a round has an unknown client or more than m clients.
 
     References:
         [1], equation (25).
@@ -188,22 +188,23 @@ def bsfl_regret(
 ) -> FloatArray:
     """Return the cumulative regret of BSFL's reward along the policy's own history.
 
-    In each round the genie chooses for that round alone, from the history the policy made. Every client is available.
+    In each round the genie selects the best set for that round alone, with the history of the policy. Every client is
+    available.
 
     Args:
         mean_speed: mu_k, each client's mean of tau_min / tau_k, shape (K,).
-        choices: The chosen clients, as in :func:`xia_regret`.
+        choices: The selected clients, as in :func:`xia_regret`.
         clients_per_round: m.
         alpha: Weight of the generalization term, at least 0.
         beta: Exponent of g_k, a natural number.
         data_weights: d_k of (4), shape (K,), any positive scale; None for the i.i.d. balanced target m/K of (3).
 
     Returns:
-        Regret after rounds 1, 2, …, shape (rounds,); it never falls if every round chose m clients.
+        Regret after rounds 1, 2, …, shape (rounds,). It never falls if every round has m clients.
 
     Raises:
-        ParameterError: An argument has the wrong shape or is out of range, or a round chose an unknown client or more
-            than m.
+        ParameterError: An argument has the wrong shape or is out of range, or a round has an unknown client or more
+            than m clients.
 
     References:
         [2], equations (3)-(7).
@@ -228,7 +229,7 @@ def bsfl_regret(
 
 
 def _smallest_mean(mean: FloatArray, chosen: BoolArray) -> FloatArray:
-    """Return mu(S), the smallest mean among the chosen clients of each round; 0 for an empty round."""
+    """Return mu(S), the smallest mean of the selected clients of each round; 0 for an empty round."""
     smallest = np.where(chosen, mean, np.inf).min(axis=1)  # mu(S), below (14)
     return np.asarray(np.where(np.isfinite(smallest), smallest, 0.0))
 

@@ -1,8 +1,8 @@
-"""The wireless cell of Xia et al.: distances and fading, an OFDMA channel, and the time of a round. NumPy only.
+"""Wireless cell of Xia et al.: distances and fading, an OFDMA channel, and the time of a round. NumPy only.
 
 ===========  ======================================================================================
 ``channel``  an OFDMA channel: path loss, rate, transfer time, energy; distances and fading, drawn
-``waves``    the time of a round, in waves if there are more clients than channels
+``waves``    the time of a round, with waves if there are more clients than channels
 ===========  ======================================================================================
 """
 

@@ -1,21 +1,23 @@
-"""A channel of an OFDMA cell (path loss, rate, transfer time, radio energy), and the cell's random draws.
+"""Channel of an OFDMA cell (path loss, rate, transfer time, radio energy), and the cell's random draws.
 
-The draws are the clients' distances to the access point and the fading of their channels.
+The cell draws the clients' distances to the access point and the fading of their channels.
 
 References:
     W. Xia, T. Q. S. Quek, K. Guo, W. Wen, H. H. Yang and H. Zhu, "Multi-armed bandit-based client scheduling for
     federated learning", IEEE Transactions on Wireless Communications, 2020, section V.
 
-| paper | here |
-| --- | --- |
-| B | `bandwidth_hz` |
-| p, p^D, p^U | `transmit_power_dbm` |
-| sigma^2 | `noise_power_dbm`, the total over one channel, not a density: it does not grow with the bandwidth |
-| abs(h)^2 | path gain x `fading_power` |
-| PL(d) | `path_loss_db` |
-| m_0, m_k | `bits` |
-| R | `rate` |
-| tau^D, tau^U | `transfer_time` |
+============  ========================================================================================
+paper         here
+============  ========================================================================================
+B             ``bandwidth_hz``
+p, p^D, p^U   ``transmit_power_dbm``
+sigma^2       ``noise_power_dbm``, the total over one channel: it does not grow with the bandwidth
+abs(h)^2      path gain x ``fading_power``
+PL(d)         ``path_loss_db``
+m_0, m_k      ``bits``
+R             ``rate``
+tau^D, tau^U  ``transfer_time``
+============  ========================================================================================
 """
 
 from __future__ import annotations
@@ -35,20 +37,20 @@ _NOT_NEGATIVE = frozenset({"path_loss_slope_db"})
 
 @dataclass(frozen=True, kw_only=True)
 class OFDMAChannel:
-    """One channel between a client and its access point; the defaults are Xia's, except `min_distance_km`.
+    """Channel between a client and its access point; the defaults are Xia's, except `min_distance_km`.
 
-    Every method takes scalars or arrays, which broadcast against each other, and returns an array of the common shape
-    (a NumPy float if all inputs are scalars). Array calls give exactly the numbers of single calls.
+    Every method takes scalars or arrays that broadcast against each other. It returns an array of the common shape, or
+    a NumPy float if all inputs are scalars. Array calls return exactly the numbers of single calls.
 
-    Deviations: distances below `min_distance_km` count as it; the print has no limit at 0.
+    Deviations: a distance below `min_distance_km` counts as `min_distance_km`; the paper's path loss has no limit at 0.
 
     Args:
         bandwidth_hz: Bandwidth of the channel, Hz.
         transmit_power_dbm: Power of the sender, dBm.
         noise_power_dbm: Total noise power in the channel, dBm.
         path_loss_at_1km_db: Path loss at a distance of 1 km, dB.
-        path_loss_slope_db: Path loss added by every tenfold distance, dB.
-        min_distance_km: Shorter distances count as this one, km.
+        path_loss_slope_db: Increase of the path loss with every tenfold distance, dB.
+        min_distance_km: Smallest distance, km; shorter distances count as this distance.
 
     Raises:
         ParameterError: If a value is not a finite number or outside its range; the message names the field.
@@ -155,7 +157,7 @@ class OFDMAChannel:
         return np.where(size > 0, seconds, 0.0)[()]
 
     def transmit_energy(self, airtime_s: ArrayLike) -> FloatArray:
-        """Return the energy of the sender's radio; ours, as no paper defines joules.
+        """Return the energy of the sender's radio. The formula is ours, because no paper defines joules.
 
         Args:
             airtime_s: Time spent sending, s, at least 0.
@@ -171,7 +173,7 @@ class OFDMAChannel:
 
 def _ratio(decibels: FloatArray) -> FloatArray:
     """Return decibels as a ratio."""
-    # Number by number: NumPy's power of an array may round differently from that of a single number.
+    # Number by number, because NumPy's power of an array may round differently from that of a single number.
     exponents = np.asarray(decibels / 10.0)
     powers = [10.0**exponent for exponent in exponents.ravel()]
     return np.array(powers, dtype=np.float64).reshape(exponents.shape)[()]
@@ -179,7 +181,7 @@ def _ratio(decibels: FloatArray) -> FloatArray:
 
 def _not_negative(name: str, value: ArrayLike) -> FloatArray:
     """Return numbers of at least 0 as a float array."""
-    # The common case, without the cost of an array: a client computes its own times.
+    # Common case without the cost of an array: a client computes its own times.
     if type(value) is float and value >= 0.0:
         return np.float64(value)
     try:
@@ -198,14 +200,14 @@ def uniform_disc(
     min_distance_km: float = 0.001,
     size: int | tuple[int, ...] | None = None,
 ) -> FloatArray:
-    """Draw the distance to the centre of points that are uniform over a disc.
+    """Draw the distances from the centre for points that are uniform over a disc.
 
     A point is within d of the centre with probability (d / radius)^2, so the distance is radius x sqrt(U[0, 1)).
 
     Args:
         generator: Source of randomness; it advances.
         radius_km: Radius of the disc, km.
-        min_distance_km: Points nearer than this are moved out to it, km, at most `radius_km`.
+        min_distance_km: Smallest distance, km, at most `radius_km`; nearer points move out to it.
         size: Shape of the draws; None draws one number.
 
     Returns:
@@ -244,7 +246,7 @@ def rayleigh_power(generator: np.random.Generator, size: int | tuple[int, ...] |
 
     References:
         Xia et al., section V-A: "Rayleigh distribution with uniform variance". The square of a Rayleigh amplitude is
-        exponential; with unit mean it leaves the average gain to the path loss.
+        exponential. With a mean of 1, the path loss alone sets the average gain.
 
     Example:
         >>> draws = rayleigh_power(np.random.default_rng(1), 100_000)

@@ -1,4 +1,4 @@
-"""Waves: the time of a round whose clients share a number of channels."""
+"""Waves: time of a round whose clients share a limited number of channels."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fedsel_flwr.errors import ParameterError
 def round_time(latency_s: ArrayLike, channels: int) -> float:
     """Return the time of one round.
 
-    A round waits for its slowest client. Xia selects as many clients as there are channels; a larger cohort (ours) is
-    served in waves of `channels` clients, in the order given, each starting when the one before has ended.
+    A round waits for its slowest client. Xia selects as many clients as there are channels. A larger cohort (ours) runs
+    in waves of `channels` clients, in the order of the array. A wave starts when the previous wave has ended.
 
     Args:
         latency_s: Seconds of each client of the cohort, shape (n,), already capped at the deadline.
-        channels: Clients that can be served at the same time, at least 1.
+        channels: Number of clients that can transmit at the same time, at least 1.
 
     Returns:
         Seconds: the sum of the waves' maxima; 0 for an empty cohort.
@@ -43,13 +43,14 @@ def finish_times(latency_s: ArrayLike, channels: int) -> FloatArray:
 
     Args:
         latency_s: Seconds of each client of the cohort, shape (n,), already capped at the deadline.
-        channels: Clients that can be served at the same time, at least 1.
+        channels: Number of clients that can transmit at the same time, at least 1.
 
     Returns:
-        Seconds from the start of the round, shape (n,): the waves before, and the client's own latency.
+        Seconds from the start of the round, shape (n,): the time of the earlier waves plus the client's latency. The
+        latest of these times is the result of :func:`round_time`.
 
     Raises:
-        ParameterError: As for :func:`round_time`, whose result is the latest of these times.
+        ParameterError: As for :func:`round_time`.
 
     Example:
         >>> finish_times([1.0, 3.0, 2.0], 2).tolist()

@@ -87,14 +87,14 @@ def test_dead_clients_are_dropped(name: str, params: dict[str, Any]) -> None:
     assert dead[np.concatenate(played.chosen[50:])].mean() < 0.05
 
 
-# ---- what one liar gains: liars.py, as docs/security.md prints it --------------------------------------------------
+# ---- what one liar gains: liars.py, as benchmarks/liars.md prints it -----------------------------------------------
 
 LIARS, SEEDS = load("liars"), 3
 
 
 def rows(first: str) -> dict[str, list[str]]:
     """The cells of the page's table whose head begins so, by the first cell."""
-    lines = iter((ROOT / "docs" / "security.md").read_text(encoding="utf-8").splitlines())
+    lines = iter((ROOT / "benchmarks" / "liars.md").read_text(encoding="utf-8").splitlines())
     assert any(line.startswith(f"| {first} |") for line in lines)
     next(lines)
     found = {}
@@ -127,6 +127,9 @@ def test_the_page_has_every_selector_and_the_guards_hold() -> None:
     assert max(share[1] for name, share in shares.items() if name in ("bsfl", "cs-ucb", "tifl")) < 0.4
     assert max(share[4] for share in shares.values()) < 0.56  # the cap of a half, and a round of twenty
     assert {cells[0] for cells in table.values()} >= {"low accuracy", "odd gradient", "odd sketch", "huge loss"}
+    page = " ".join((ROOT / "docs" / "security.md").read_text(encoding="utf-8").split())
+    assert f"{len(taken)} of the {len(table)} selectors chose the liar in at least 90 %" in page
+    assert f"no selector chose it in more than {100 * max(share[4] for share in shares.values()):.0f} %" in page
 
 
 def test_the_range_after_clipping_keeps_oorts_ranking() -> None:

@@ -20,6 +20,7 @@ from fedsel_flwr.report.tables import latex_table, runs_frame, summary_frame
 from fedsel_flwr.report.verdict import Verdict, verdict
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.simulations.comparisons.flower_agreement import Agreement
+from fedsel_flwr.simulations.divergence import MANY_LATE, late_share
 from fedsel_flwr.simulations.fingerprints import check_poolable, describe_shared
 from fedsel_flwr.simulations.results import RunResult, read_run, write_run
 from fedsel_flwr.simulations.scenario import Scenario
@@ -52,6 +53,11 @@ class Run:
     def history(self) -> History:
         """History of the run: records of each round and each client."""
         return self.result.history
+
+    @property
+    def name(self) -> str:
+        """The run's name in messages: "bsfl, seed 1"."""
+        return f"{self.selector}, seed {self.scenario.seed}"
 
 
 @dataclass
@@ -102,6 +108,21 @@ class Comparison:
             for run in self.runs
         ]
 
+    def remarks(self) -> list[str]:
+        """Return what is probably wrong with runs, a line each: those that diverged, and many late clients."""
+        lines = [f"{run.name}: {run.result.diagnosis}" for run in self.runs if run.result.diagnosis]
+        for selector in self.selectors:
+            own = [run for run in self.runs if run.selector == selector]
+            share, number = max((late_share(run.scenario, run.history), -i) for i, run in enumerate(own))
+            if share >= MANY_LATE:
+                worst, of_seeds = own[-number], f" (the largest share of {len(own)} seeds)" if len(own) > 1 else ""
+                longest = worst.scenario.wireless.max_latency_s
+                lines.append(
+                    f"{worst.name}: {100 * share:.0f} % of selections were late{of_seeds}. Raise "
+                    f"wireless.max_latency_s (now {longest:g} s)?"
+                )
+        return lines
+
     def table(self) -> pd.DataFrame:
         """Return the figures of :class:`~fedsel_flwr.report.RunSummary`, one row per run."""
         return runs_frame(self.summaries)
@@ -131,9 +152,20 @@ class Comparison:
                 times[target].setdefault(run.selector, {})[run.scenario.seed] = seconds
         return times
 
-    def plot(self, path: str | Path) -> Path:
-        """Draw the picture (:func:`~fedsel_flwr.report.plots.plot_comparison`) into a PNG file; return its path."""
-        return plot_comparison(self.histories, path, verdict=self.verdict, **self._plot_options)
+    def plot(self, path: str | Path, panel: str | None = None) -> Path:
+        """Draw the picture (:func:`~fedsel_flwr.report.plots.plot_comparison`).
+
+        Args:
+            path: The file to write; its suffix is the format: .png, .pdf or .svg.
+            panel: Draw "accuracy", "ratios", "targets" or "selections" alone; None draws all of them.
+
+        Returns:
+            ``path``.
+
+        Raises:
+            ParameterError: The suffix or the panel is unknown, or the panel needs a reference.
+        """
+        return plot_comparison(self.histories, path, verdict=self.verdict, panel=panel, **self._plot_options)
 
     def plot_rounds(self, path: str | Path, folder: str | Path | None = None) -> Path:
         """Draw the course of the rounds (:func:`~fedsel_flwr.report.plots.plot_rounds`); return the file's path.
@@ -238,20 +270,19 @@ class Comparison:
 
     @classmethod
     def load(cls, *folders: str | Path, reference: str | None = None) -> Comparison:
-        """Read runs from folders and pool them.
+        """Read runs back and pool them.
 
         Args:
             folders: Folders of comparisons or of single runs.
-            reference: Label of the selector that the others are compared with. If None, "random" if it ran.
+            reference: The selector that the others are compared with; None takes "random" if it ran.
 
         Returns:
             The comparison.
 
         Raises:
-            ParameterError: A folder holds no run, a damaged run or a link. Also raised if the runs cannot be pooled.
-                Their scenarios differ, two runs have the same selector and seed, or the code of a selector or the
-                model differs. Or runs of the same seed have different data or partitions. The error names the
-                difference.
+            ParameterError: A folder holds no run, a damaged run or a link. Or two runs are of the same selector and
+                seed. Or runs differ in their scenario, a selector's code, the model, or the data or partition of a
+                seed. The error names the difference.
         """
         found = [place for folder in folders for place in _run_folders(Path(folder))]
         if not found:

@@ -18,7 +18,12 @@ from fedsel_flwr.checks import one_of, whole
 from fedsel_flwr.errors import ParameterError
 from fedsel_flwr.rounds.history import History
 from fedsel_flwr.simulations.comparisons.comparison import Comparison, Run, choose_reference, run_name
-from fedsel_flwr.simulations.comparisons.contenders import Contender, SelectorLike, read_contenders
+from fedsel_flwr.simulations.comparisons.contenders import (
+    Contender,
+    SelectorLike,
+    read_contenders,
+    sweep_contenders,
+)
 from fedsel_flwr.simulations.comparisons.flower_agreement import compare_choices, run_on_flower
 from fedsel_flwr.simulations.comparisons.parallel_runs import (
     Job,
@@ -47,7 +52,7 @@ from fedsel_flwr.simulations.on_flower.ray_resources import RayResources
 from fedsel_flwr.simulations.parallelism import check_jobs
 from fedsel_flwr.simulations.results import RunResult
 from fedsel_flwr.simulations.scenario import Scenario
-from fedsel_flwr.simulations.scenario_files import replace_keys
+from fedsel_flwr.simulations.scenario_files import check_selector_tables, replace_keys
 from fedsel_flwr.simulations.untrusted_folders import check_links, describe_faults
 from fedsel_flwr.simulations.worlds.ingredients import OwnParts
 from fedsel_flwr.simulations.worlds.world import world_of
@@ -74,10 +79,11 @@ class Plan:
     def of(
         cls,
         scenario: Scenario,
-        selectors: SelectorLike | Sequence[SelectorLike] | Mapping[str, SelectorLike],
+        selectors: SelectorLike | Sequence[SelectorLike | Contender] | Mapping[str, SelectorLike],
         *,
         seeds: int | Sequence[int],
         engine: str,
+        sweep: Mapping[str, Sequence[Any]] | None = None,
         **options: Any,
     ) -> Plan:
         """Make a plan. Arguments and errors are those of ``compare``; options are the other keys of the form."""
@@ -91,14 +97,14 @@ class Plan:
         check_engine(scenario, where, device, rounds)
         jobs = check_jobs(scenario, options.get("jobs", 1), device)
         make_availability(scenario)
-        contenders = read_contenders(selectors)
-        check_selectors(scenario, [one.name for one in contenders if one.name])
+        contenders = sweep_contenders(read_contenders(selectors), {} if sweep is None else sweep, scenario)
+        _check_parameters(scenario, contenders)
         if rounds and engine == "ray":
             raise ParameterError(
                 "rounds_on_flower must be 0 if the engine of all runs is 'ray'. Leave it out, or use 'vectorized'"
             )
         reference = choose_reference(options.get("reference"), [one.label for one in contenders])
-        entries = [SelectorEntry(label=one.label, name=one.name) for one in contenders]
+        entries = [SelectorEntry(label=one.label, name=one.name, params=dict(one.params)) for one in contenders]
         fixed = {"rounds_on_flower": rounds, "jobs": jobs, "reference": reference}
         try:
             form = PlanForm(
@@ -144,7 +150,7 @@ class Plan:
         check_trusted(folder, form, trust, f"{command} --trust")
         check_checkpoints(folder, form, checkpoint_dir, command)
         changed = replace_keys(form.scenario.model_dump(), scenario or {})
-        named = {one.label: str(one.name) for one in form.selectors}
+        named = [Contender(one.label, one.name, params=one.params) for one in form.selectors]
         options = {key: getattr(form, key) for key in OPTIONS}
         return cls.of(changed, named, seeds=form.seeds, engine=changed.engine, **options)
 
@@ -160,13 +166,11 @@ class Plan:
         The time comes from a trial of a few rounds of the first run, which is not kept. Runs on Ray have no trial,
         because the start of Ray alone would take longer.
         """
-        form, runs = self.form, len(self.contenders) * len(self.form.seeds)
-        counted = f"{runs} run{'' if runs == 1 else 's'} of {form.scenario.rounds} rounds"
+        form, counted = self.form, self.count_rounds()
         if form.scenario.engine == "ray":
-            return f"{counted} on Ray"
+            return counted
         first = self.contenders[0].scenario(form.scenario, form.seeds[0])
-        rounds = min(form.scenario.rounds, form.scenario.aggregation.options()["warmup_rounds"] + TRIAL_ROUNDS)
-        trial, ends = first.model_copy(update={"rounds": rounds}), []
+        trial, ends = first.model_copy(update={"rounds": self.trial_rounds}), []
         simulate(
             trial,
             selector=self.contenders[0].selector(trial),
@@ -174,11 +178,26 @@ class Plan:
             device=form.device,
             quiet=True,
         )
-        if len(ends) < 2:
-            return counted
+        return f"{counted}, {self.describe_time(ends)}" if len(ends) > 1 else counted
+
+    @property
+    def trial_rounds(self) -> int:
+        """The number of rounds that are timed to say how long a comparison takes."""
+        scenario = self.form.scenario
+        return min(scenario.rounds, int(scenario.aggregation.options()["warmup_rounds"]) + TRIAL_ROUNDS)
+
+    def count_rounds(self) -> str:
+        """Return the number of runs and rounds: "30 runs of 300 rounds"."""
+        runs = len(self.contenders) * len(self.form.seeds)
+        counted = f"{runs} run{'' if runs == 1 else 's'} of {self.form.scenario.rounds} rounds"
+        return f"{counted} on Ray" if self.form.scenario.engine == "ray" else counted
+
+    def describe_time(self, ends: Sequence[float]) -> str:
+        """Return about how long all runs take, from the times at which the first rounds ended: "about 45 s"."""
         # The first round is not timed, because it also compiles code and reads the data.
-        seconds = (ends[-1] - ends[0]) / (len(ends) - 1) * form.scenario.rounds * runs / form.jobs
-        return f"{counted}, about {seconds:.0f} s" if seconds < 100 else f"{counted}, about {seconds / 60:.0f} min"
+        seconds = (ends[-1] - ends[0]) / (len(ends) - 1)
+        seconds *= self.form.scenario.rounds * len(self.contenders) * len(self.form.seeds) / self.form.jobs
+        return f"about {seconds:.0f} s" if seconds < 100 else f"about {seconds / 60:.0f} min"
 
     def run(
         self,
@@ -289,6 +308,18 @@ class Plan:
                 if update:
                     report_last_round(result.history, update)
                 yield result
+
+
+def _check_parameters(scenario: Scenario, contenders: Sequence[Contender]) -> None:
+    """Refuse parameters of the named selectors that are unknown, missing or out of range."""
+    for one in contenders:
+        if one.name:
+            own = one.scenario(scenario, scenario.seed)
+            if one.params:
+                # The scenario's tables were checked when it was read.
+                swept = own.model_copy(update={"selectors": {one.table: dict(one.params)}})
+                check_selector_tables(scenario.name, swept, [one.name])
+            check_selectors(own, [one.name])
 
 
 def _check_worlds(jobs: Sequence[Job], brought: OwnParts) -> None:

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Annotated, Any, cast
 
 import tomli_w
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationError
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 
 from fedsel_flwr.errors import ParameterError, RunError
 from fedsel_flwr.references import is_reference
@@ -66,10 +74,16 @@ Where = Annotated[
 
 
 class SelectorEntry(Table):
-    """Selector of a plan; ``name`` is None if the selector came from Python code."""
+    """A selector of a plan; ``name`` is None for one that was given in Python, ``params`` are those of a sweep."""
 
     label: Label
     name: Annotated[str, Field(min_length=1)] | None
+    params: dict[str, Any] = Field(default_factory=dict)
+
+    @model_serializer(mode="wrap")
+    def _without_empty(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Earlier versions can then resume a plan without a sweep.
+        return {key: value for key, value in dump(self).items() if key != "params" or value}
 
 
 class CheckpointOptions(Table):
@@ -232,6 +246,8 @@ def read_plan(folder: Path) -> PlanForm:
         form = PlanForm.model_validate(plan)
         # Selectors' parameters may have any value, such as null in JSON, which the file of a run cannot hold.
         tomli_w.dumps(form.scenario.model_dump(exclude={"name"}))
+        for one in form.selectors:
+            tomli_w.dumps(one.params)
     except (ValidationError, ParameterError, TypeError) as error:
         raise ParameterError(f"{str(path)!r} is no plan: {describe_faults(error)}") from None
     return form
