@@ -135,13 +135,13 @@ def read_assignments(text: str, option: str) -> dict[str, Any]:
 
 
 def read_sweep(texts: Sequence[str]) -> dict[str, list[Any]]:
-    """Read the values that a sweep tries, "KEY=A,B,C" each.
+    """Read the values of a sweep from texts "KEY=A,B,C".
 
     Returns:
         Dotted key -> its values.
 
     Raises:
-        ParameterError: A text lacks its key or its values, or a key comes twice.
+        ParameterError: A text has no key or no values, or a key occurs twice.
 
     >>> read_sweep(["selectors.bsfl.alpha=0.3,1,3", "selectors.bsfl.solver=exact,alsa"])
     {'selectors.bsfl.alpha': [0.3, 1, 3], 'selectors.bsfl.solver': ['exact', 'alsa']}
@@ -151,7 +151,7 @@ def read_sweep(texts: Sequence[str]) -> dict[str, list[Any]]:
         for key, value in read_assignments(text, "--sweep").items():
             if key in sweep:
                 raise ParameterError(f"--sweep has {key} twice. List all its values once, as in {key}=1,2,3")
-            # TOML has no texts without quotes: what it cannot read as a list is split here.
+            # TOML needs quotes around texts, so a list of texts without quotes is split here.
             values = [_toml_value(one.strip()) for one in value.split(",")] if isinstance(value, str) else value
             sweep[key] = values if isinstance(values, list) else [values]
     return sweep

@@ -1,6 +1,7 @@
 """Command line of ``fedsel``: its commands and their options.
 
-What a command needs is imported when it runs, so that ``fedsel --help`` and errors in the arguments come at once.
+Each command imports the modules that it needs when it runs, so that ``fedsel --help`` and errors in the arguments
+appear at once.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
         help="ray: Flower, each client by itself; vectorized: in this process, a round's clients together "
         "(default: the scenario's for run, vectorized for compare)",
     )  # fmt: skip
-    # What describes the scenario, without the options of the machine.
+    # Arguments that describe the scenario, without the options for the machine.
     described, common = common, argparse.ArgumentParser(add_help=False, parents=[common])
     common.add_argument(
         "--num-cpus", type=int, metavar="N", help="cores that Ray gets (default: all; refused on a cluster)"
@@ -151,10 +152,10 @@ def build_parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.Argum
 def _add_small_commands(
     commands: argparse._SubParsersAction[argparse.ArgumentParser], described: argparse.ArgumentParser
 ) -> None:
-    """Add the commands that run nothing: show, cite, doctor; and the option of list.
+    """Add the commands that start no run (show, cite and doctor), and the option of list.
 
     Args:
-        commands: The commands so far.
+        commands: The existing commands.
         described: The arguments that describe a scenario.
     """
     show = commands.add_parser(
@@ -269,7 +270,7 @@ def _cite(args: argparse.Namespace) -> int:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    """Check the installation; the exit status is 1 if there is a problem."""
+    """Check the installation; return the exit status 1 if there is a problem."""
     from dataclasses import asdict
 
     from fedsel_flwr.simulations.doctor import examine, report_lines

@@ -97,20 +97,23 @@ def runs_frame(summaries: Sequence[RunSummary]) -> pd.DataFrame:
 
 
 def summary_frame(summaries: Sequence[RunSummary], verdict: Verdict | None) -> pd.DataFrame:
-    """Return a data frame with a row a selector.
+    """Return a data frame with a row per selector.
+
+    Each figure has three columns: its mean over the seeds, its standard deviation (``…_sd``) and the number of seeds
+    with a value (``…_seeds``). A verdict adds these columns:
+
+    - Ratios to the reference with the ends of their 95 % intervals: ``time_ratio``, ``time_ratio_low``,
+      ``time_ratio_high``. The same for ``seconds_per_round``, ``rounds``, ``energy`` and ``joules_per_round``.
+    - Differences of :data:`DIFFERENCES`: ``accuracy_difference``, ``accuracy_low``, ``accuracy_high``, ...
+    - ``verdict``, the p-value ``time_p`` after Holm's correction, and ``seeds_to_settle``, the number of seeds that
+      would settle the question.
 
     Args:
-        summaries: One a run.
-        verdict: Of these runs; None if there is no reference.
+        summaries: The summary of each run.
+        verdict: Verdict on these runs; None if there is no reference.
 
     Returns:
-        For each figure its mean over the seeds, its standard deviation (``…_sd``) and the number of seeds that have a
-        value (``…_seeds``). A verdict adds these columns:
-
-        - Ratios to the reference with the ends of their 95 % intervals: ``time_ratio``, ``time_ratio_low``,
-          ``time_ratio_high``. The same for ``seconds_per_round``, ``rounds``, ``energy`` and ``joules_per_round``.
-        - Differences of :data:`DIFFERENCES`: ``accuracy_difference``, ``accuracy_low``, ``accuracy_high``, ...
-        - ``verdict``, Holm's p-value ``time_p``, and ``seeds_to_settle``, the number of seeds that would settle it.
+        The data frame.
     """
     compared = {one.selector: _flat_verdict(one) for one in (verdict.selectors if verdict else ())}
     rows = []

@@ -196,19 +196,20 @@ def choose_word(time: PairedEffect, p: float, margin: float = MARGIN) -> Word:
 
 
 def seeds_to_settle(time: PairedEffect, factor: float, margin: float = MARGIN) -> int | None:
-    """Return the smallest number of seeds at which today's estimate and spread would settle the question.
+    """Return the smallest number of seeds that would settle the question with the current estimate and spread.
 
-    It plans a new comparison. If today's estimate were the truth, this number of new seeds would settle it about
-    every second time. Adding seeds to a comparison until it is settled makes its p-values too small.
+    Use this number to plan a new comparison. If the current estimate were the truth, this number of new seeds would
+    settle the question about half of the time. Do not add seeds to a comparison until it is settled, because that makes
+    its p-values too small.
 
     Args:
         time: Effect on the time to the target.
-        factor: What Holm's correction multiplies the p-value by.
+        factor: Factor by which Holm's correction multiplies the p-value.
         margin: Ratios between 1 / margin and margin count as no difference.
 
     Returns:
-        The number; None if it is above :data:`MAX_SEEDS` or unknown. It is unknown with fewer than three pairs, or if
-        each of the two was sooner in as many pairs as the other.
+        The number of seeds; None if it is above :data:`MAX_SEEDS` or unknown. It is unknown with fewer than three
+        pairs, or if both selectors were sooner equally often.
     """
     if time.pairs < 3:
         return None

@@ -8,9 +8,9 @@ Modules, in the order in which a run uses them:
 
 ======================  ============================================================================================
 ``scenario_tables``     the tables of a scenario that describe its world, and synthetic data
-``scenario``            the scenario: everything that defines a simulation
-``listing``             the scenarios and selectors by name: ``fedsel list``
-``scenario_files``      reading TOML, overriding keys, errors that name the key
+``scenario``            everything that defines a simulation
+``listing``             names of scenarios and selectors: ``fedsel list``
+``scenario_files``      TOML files, overrides of single keys, errors that name the key
 ``scenario_text``       a scenario with its units and defaults: ``fedsel show``
 ``worlds``              data, partition, model and availability of a scenario
 ``engine``              :func:`simulate`: checks, engine, folder and checkpoints of a run

@@ -1,6 +1,7 @@
-"""Diagnose a finished run: it has diverged, or no client delivered an update.
+"""Diagnosis of a finished run: it has diverged, no client delivered an update, or many clients were late.
 
-A run has diverged if its loss is not finite, its clients send no finite model, or it is no better than guessing.
+A run has diverged if its loss is not finite, its clients send no finite models, or its model is no better than
+guessing.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from fedsel_flwr.simulations.worlds.world import World
 
 logger = logging.getLogger("fedsel_flwr")
 WINDOW = 5
-"""Rounds in a row that must agree before a run counts as diverged."""
+"""Consecutive rounds with the same fault before a run counts as diverged."""
 MANY_LATE = 0.1
-"""Share of late selections from which the longest wait is probably too short."""
+"""Share of late selections above which the longest wait is probably too short."""
 CURE = "Lower training.learning_rate"
-"""The usual remedy for divergence."""
+"""Usual cure for divergence."""
 
 
 def diagnose(world: World, history: History) -> str:
@@ -49,14 +50,14 @@ def diagnose(world: World, history: History) -> str:
 
 
 def late_share(scenario: Scenario, history: History) -> float:
-    """Return the share of a run's selections whose clients reached the longest wait, ``wireless.max_latency_s``.
+    """Return the share of a run's selections in which the client reached the longest wait, ``wireless.max_latency_s``.
 
     Args:
-        scenario: Of the run.
-        history: The run's.
+        scenario: Scenario of the run.
+        history: History of the run.
 
     Returns:
-        The share; 0 if rounds end earlier by over-selection or a deadline, which makes clients late by design.
+        The share. 0 if over-selection or a deadline ends rounds earlier, because clients are then late by design.
     """
     options = scenario.aggregation.options()
     asked = sum(record.num_selected for record in history.rounds)

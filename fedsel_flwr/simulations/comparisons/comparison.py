@@ -56,7 +56,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The run's name in messages: "bsfl, seed 1"."""
+        """Name of the run in messages, for example "bsfl, seed 1"."""
         return f"{self.selector}, seed {self.scenario.seed}"
 
 
@@ -109,7 +109,7 @@ class Comparison:
         ]
 
     def remarks(self) -> list[str]:
-        """Return what is probably wrong with runs, a line each: those that diverged, and many late clients."""
+        """Return remarks on probable problems, one line each: runs that diverged, and runs with many late clients."""
         lines = [f"{run.name}: {run.result.diagnosis}" for run in self.runs if run.result.diagnosis]
         for selector in self.selectors:
             own = [run for run in self.runs if run.selector == selector]
@@ -156,8 +156,8 @@ class Comparison:
         """Draw the picture (:func:`~fedsel_flwr.report.plots.plot_comparison`).
 
         Args:
-            path: The file to write; its suffix is the format: .png, .pdf or .svg.
-            panel: Draw "accuracy", "ratios", "targets" or "selections" alone; None draws all of them.
+            path: Path of the file. Its suffix sets the format: .png, .pdf or .svg.
+            panel: The only panel to draw: "accuracy", "ratios", "targets" or "selections". If None, all panels.
 
         Returns:
             ``path``.
@@ -270,19 +270,19 @@ class Comparison:
 
     @classmethod
     def load(cls, *folders: str | Path, reference: str | None = None) -> Comparison:
-        """Read runs back and pool them.
+        """Read runs from folders and pool them.
 
         Args:
             folders: Folders of comparisons or of single runs.
-            reference: The selector that the others are compared with; None takes "random" if it ran.
+            reference: Label of the selector that the others are compared with. If None, "random" if it ran.
 
         Returns:
             The comparison.
 
         Raises:
-            ParameterError: A folder holds no run, a damaged run or a link. Or two runs are of the same selector and
-                seed. Or runs differ in their scenario, a selector's code, the model, or the data or partition of a
-                seed. The error names the difference.
+            ParameterError: A folder holds no run, a damaged run or a link. Also raised if two runs have the same
+                selector and seed. Also raised if runs differ in their scenario, a selector's code, the model, or the
+                data or partition of a seed. The error names the difference.
         """
         found = [place for folder in folders for place in _run_folders(Path(folder))]
         if not found:

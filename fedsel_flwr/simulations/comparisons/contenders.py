@@ -1,6 +1,6 @@
-"""Contenders of a comparison: selectors given by name, reference, class or callable, or all that can run.
+"""Contenders of a comparison: selectors by name, reference, class or callable, or all selectors that can run.
 
-A sweep makes several contenders of one: the same selector with different values of its parameters.
+A sweep replaces a contender with several: the same selector with different values of its parameters.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ SelectorLike = str | type[Selector] | Callable[..., Selector]
 
 @dataclass(frozen=True)
 class Contender:
-    """A selector to compare.
+    """Selector in a comparison.
 
     Args:
-        label: Its name in tables, pictures and folders.
-        name: Its name in a scenario; None for a selector that only Python code can make.
-        make: Makes it if ``name`` is None.
+        label: Name of the selector in tables, pictures and folders.
+        name: Name of the selector in a scenario; None for a selector that only Python code can make.
+        make: Function that makes the selector if ``name`` is None.
         params: Parameters that replace those of the scenario.
     """
 
@@ -50,7 +50,7 @@ class Contender:
 
     @property
     def table(self) -> str:
-        """The name of its table of parameters in a scenario."""
+        """Name of the selector's table of parameters in a scenario."""
         return label_of(self.name) if self.name else self.label
 
     def scenario(self, scenario: Scenario, seed: int) -> Scenario:
@@ -87,18 +87,19 @@ class Contender:
 def read_contenders(
     selectors: SelectorLike | Sequence[SelectorLike | Contender] | Mapping[str, SelectorLike],
 ) -> list[Contender]:
-    """Read the selectors that are to be compared.
+    """Read the selectors of a comparison.
 
     Args:
-        selectors: Names, references ("./mine.py:Fastest"), classes, or callables that make a selector; with your own
-            labels as a mapping, label -> selector. A class or callable gets those of ``clients_per_round``, ``seed``,
-            ``max_latency``, ``total_rounds`` and ``channels`` that it takes. Contenders stay as they are.
+        selectors: Names, references ("./mine.py:Fastest"), classes, or callables that make a selector. To set labels,
+            use a mapping, label -> selector. A class or callable receives the parameters that it accepts among
+            ``clients_per_round``, ``seed``, ``max_latency``, ``total_rounds`` and ``channels``. Contenders are returned
+            unchanged.
 
     Returns:
-        At least one, each with another label.
+        At least one contender. All labels are different.
 
     Raises:
-        ParameterError: There is none, two have one label, or something is no selector.
+        ParameterError: There is no selector, two selectors have the same label, or an entry is not a selector.
 
     Example:
         >>> [one.label for one in read_contenders(["bsfl", "random"])]
@@ -130,7 +131,7 @@ def read_contenders(
 def _contender(given: SelectorLike | Contender, label: str | None = None) -> Contender:
     if isinstance(given, Contender):
         if given.name is not None:
-            # Refuses an unknown name, as below.
+            # Called to refuse an unknown name, as below.
             selector_class(given.name)
         return given
     if isinstance(given, str):
@@ -159,19 +160,19 @@ def _contender(given: SelectorLike | Contender, label: str | None = None) -> Con
 def sweep_contenders(
     contenders: Sequence[Contender], sweep: Mapping[str, Sequence[Any]], scenario: Scenario
 ) -> list[Contender]:
-    """Replace each contender that a sweep names by one contender for each setting.
+    """Replace each contender that a sweep names with one contender per setting.
 
     Args:
         contenders: The selectors that are compared.
-        sweep: "selectors.NAME.PARAMETER" -> the values to try; several parameters of a selector: every combination.
-        scenario: The scenario, which may have other parameters of the selectors.
+        sweep: "selectors.NAME.PARAMETER" -> the values to try. Several parameters of a selector give every combination.
+        scenario: The scenario, which may set other parameters of the selectors.
 
     Returns:
-        The contenders in their order; the label of a setting is the selector's label with the values.
+        The contenders in the same order. The label of a setting is the selector's label and the values.
 
     Raises:
-        ParameterError: A key names no parameter of a compared selector, or values are missing, repeated, or cannot be
-            written to a file.
+        ParameterError: A key does not name a parameter of a compared selector. Also raised if values are missing or
+            repeated, or cannot be written to a file.
 
     Example:
         >>> from fedsel_flwr.simulations import load_scenario
@@ -196,7 +197,7 @@ def sweep_contenders(
         if parameters is None:
             swept.append(one)
             continue
-        # Without a name its table in the scenario has this label, which the settings do not keep.
+        # If the selector has no name, its table in the scenario has its label, which the settings do not keep.
         common = {**one.params} if one.name else scenario.selectors.get(one.table, {})
         for setting in itertools.product(*parameters.values()):
             params = {name: value for name, (value, _) in zip(parameters, setting, strict=True)}
@@ -223,7 +224,7 @@ def _swept_parameter(key: str, known: Collection[str]) -> tuple[str, str]:
 
 
 def _swept_values(key: str, given: Any) -> list[Any]:
-    """Return the values of a sweep's key as a file can hold them."""
+    """Return the values of a sweep's key in types that a file can hold."""
     values = given.tolist() if isinstance(given, np.ndarray) else given
     if isinstance(values, str) or not isinstance(values, Sequence) or not values:
         raise ParameterError(f"sweep[{key!r}] must be a list of at least one value, got {given!r}. List the values")
@@ -242,7 +243,7 @@ def _swept_values(key: str, given: Any) -> list[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return NumPy's numbers and arrays, and tuples, as Python's numbers and lists."""
+    """Convert NumPy's numbers and arrays, and tuples, to Python's numbers and lists."""
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
     return [_plain(one) for one in value] if isinstance(value, list | tuple) else value

@@ -182,18 +182,18 @@ class Plan:
 
     @property
     def trial_rounds(self) -> int:
-        """The number of rounds that are timed to say how long a comparison takes."""
+        """Number of rounds that are timed to estimate the duration of a comparison."""
         scenario = self.form.scenario
         return min(scenario.rounds, int(scenario.aggregation.options()["warmup_rounds"]) + TRIAL_ROUNDS)
 
     def count_rounds(self) -> str:
-        """Return the number of runs and rounds: "30 runs of 300 rounds"."""
+        """Describe the number of runs and rounds, for example "30 runs of 300 rounds"."""
         runs = len(self.contenders) * len(self.form.seeds)
         counted = f"{runs} run{'' if runs == 1 else 's'} of {self.form.scenario.rounds} rounds"
         return f"{counted} on Ray" if self.form.scenario.engine == "ray" else counted
 
     def describe_time(self, ends: Sequence[float]) -> str:
-        """Return about how long all runs take, from the times at which the first rounds ended: "about 45 s"."""
+        """Estimate the duration of all runs from the times at which rounds ended, for example "about 45 s"."""
         # The first round is not timed, because it also compiles code and reads the data.
         seconds = (ends[-1] - ends[0]) / (len(ends) - 1)
         seconds *= self.form.scenario.rounds * len(self.contenders) * len(self.form.seeds) / self.form.jobs
@@ -316,7 +316,7 @@ def _check_parameters(scenario: Scenario, contenders: Sequence[Contender]) -> No
         if one.name:
             own = one.scenario(scenario, scenario.seed)
             if one.params:
-                # The scenario's tables were checked when it was read.
+                # Only the parameters of the sweep are checked, because reading the scenario checked its tables.
                 swept = own.model_copy(update={"selectors": {one.table: dict(one.params)}})
                 check_selector_tables(scenario.name, swept, [one.name])
             check_selectors(own, [one.name])

@@ -82,7 +82,7 @@ class SelectorEntry(Table):
 
     @model_serializer(mode="wrap")
     def _without_empty(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Earlier versions can then resume a plan without a sweep.
+        # Left out if empty, so that earlier versions can resume a plan without a sweep.
         return {key: value for key, value in dump(self).items() if key != "params" or value}
 
 
